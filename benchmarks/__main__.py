@@ -16,8 +16,11 @@ from benchmarks.away import away
 from benchmarks.catalogue import BENCHMARKS, Benchmark
 from benchmarks.connections import connections
 from benchmarks.contest import measure, missing
+from benchmarks.delay import delay
 from benchmarks.growth import growth
 from benchmarks.hostile import hostile
+from benchmarks.killed import killed
+from benchmarks.snapshots import snapshots
 from benchmarks.sweep import RECORD, sweep
 from benchmarks.table import table, today
 
@@ -32,8 +35,11 @@ def main() -> None:
         "all": everything,
         "away": away,
         "connections": connections,
+        "delay": delay,
         "growth": growth,
         "hostile": hostile,
+        "killed": killed,
+        "snapshots": snapshots,
         "sweep": sweep,
         "table": table,
     }
@@ -45,7 +51,7 @@ def everything() -> None:
     # What is measured is the commit: a file of it that changes meanwhile would say otherwise.
     collected = recording.FOLDER / "results.jsonl"
     runs = [["-m", "benchmarks", each.name] for each in BENCHMARKS]
-    runs += [["-m", "benchmarks", "connections"], ["-m", "benchmarks", "growth"]]
+    runs += [["-m", "benchmarks", "connections"], ["-m", "benchmarks", "growth"], ["-m", "benchmarks", "delay"]]
     runs.append(["-m", "benchmarks.training_loop", "--rounds", "2", "--seconds", "45"])
     failed = []
     with collected.open("w") as lines:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.growth import AXES
-from innet_drl.bench import pictures
+from innet_drl.analysis import pictures
 
 GREY = "#768390"
 OURS = "#2f81f7"

@@ -17,6 +17,7 @@ import innet_drl
 from benchmarks.catalogue import Benchmark, Goal
 from benchmarks.contest import Measured
 from benchmarks.tasks import Round
+from innet_drl.train.machine import processor
 
 RESULTS = ("README.md", "benchmarks/README.md", "benchmarks/sweep.json", "docs/reports")
 """Files that the benchmarks write."""
@@ -62,17 +63,9 @@ def commit(root: Path) -> str:
 @functools.cache
 def machine() -> dict[str, Any]:
     """Commit, processor and versions."""
-    processor = next(
-        (
-            line.partition(":")[2].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if line.startswith("model name")
-        ),
-        platform.processor(),
-    )
     return {
         "commit": commit(Path(__file__).parent.parent),
-        "processor": processor,
+        "processor": processor(),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         "numpy": np.__version__,

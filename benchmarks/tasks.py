@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import subprocess
 import time
 from collections.abc import Callable
 from types import ModuleType
@@ -20,7 +21,7 @@ from benchmarks import recording
 from benchmarks.clients import PUSH, Clients
 from benchmarks.processes import cpu_seconds, own_cpu_seconds, resident_bytes
 from benchmarks.proxy import CountingProxy
-from benchmarks.systems import Service
+from benchmarks.systems import Address, Service
 
 PARAMETERS = 3_292_837
 """Float32 parameters of the paper's network for four actions: 13.17 MB."""
@@ -167,7 +168,11 @@ class Sample(_OnServer):
         writer.push(items)
         writer.flush()
         writer.close()
-        self.reader = system.READERS[reader](self.service.address, batch, **settings)
+        self.reader = system.READERS[reader](self.address(), batch, **settings)
+
+    def address(self) -> Address:
+        """Where the reader reaches the server."""
+        return self.service.address
 
     def check(self) -> None:
         recording.load().check(self.reader.sample(), self.batch)
@@ -179,6 +184,26 @@ class Sample(_OnServer):
     def close(self) -> None:
         self.reader.close()
         super().close()
+
+
+class SampleOverLink(Sample):
+    """A batch from a server at the other end of an emulated link."""
+
+    def __init__(self, system: ModuleType, relay: list[str], **settings: Any) -> None:
+        self._command = relay
+        super().__init__(system, **settings)
+
+    def address(self) -> Address:
+        host, port = self.service.address
+        self._relay = subprocess.Popen([*self._command, f"{host}:{port}"], stdout=subprocess.PIPE, text=True)
+        assert self._relay.stdout is not None
+        near_host, near_port = self._relay.stdout.readline().split(":")
+        return near_host, int(near_port)
+
+    def close(self) -> None:
+        super().close()
+        self._relay.terminate()
+        self._relay.wait()
 
 
 class SampleInProcess:
@@ -383,7 +408,7 @@ class Limit:
         pass
 
 
-_ALL = (Push, Sample, SampleInProcess, Tree, Parameters, Wire, Memory, Connections, Windows, Limit)
+_ALL = (Push, Sample, SampleOverLink, SampleInProcess, Tree, Parameters, Wire, Memory, Connections, Windows, Limit)
 TASKS: dict[str, Callable[..., Task]] = {each.__name__: each for each in _ALL}
 
 

@@ -53,6 +53,10 @@ class Server:
     def kill(self) -> None:
         """Ends it at once."""
         self._process.kill()
+        self.wait()
+
+    def wait(self) -> None:
+        """Returns when its process has ended."""
         self._process.wait()
         assert self._process.stdout is not None
         self._process.stdout.close()

@@ -182,12 +182,37 @@ def test_usual_mistakes_with_priorities_are_named(make_replay: MakeReplay, log: 
         replay.update_priorities("t", ids, np.ones((8, 1)))
     with pytest.raises(errors.ConfigError, match=r"got float64\[4, 2\]$"):
         replay.update_priorities("t", ids, np.ones((4, 2)))
+    with pytest.raises(errors.ConfigError, match=r"one dimension of numbers, got float64\[\]: give an array or a list"):
+        replay.update_priorities("t", ids, 1.0)
     replay.empty_table("t")
     assert replay.update_priorities("t", ids, np.ones(8)).stale == 8
     for _ in range(2):
         assert replay.update_priorities("t", np.arange(8), np.ones(8)).stale == 8
     (line,) = (line for line in log.lines if "update_priorities" in line)
     assert line.endswith("its 8 ids look like positions in a buffer; use batch.ids")
+
+
+def test_ids_of_another_table_are_named_once(make_replay: MakeReplay, log: Lines) -> None:
+    replay = make_replay([table(), table("other")])
+    fill(replay, 20)
+    ids = replay.sample("t", 8, VIEW, timeout=10).ids
+    for _ in range(2):
+        assert replay.update_priorities("other", ids, np.ones(8)).stale == 8
+    assert replay.update_priorities("t", ids, np.ones(8)).applied == 8
+    assert [line for line in log.lines if "update_priorities" in line] == [
+        'update_priorities of table "other" changed nothing: its 8 ids are of table "t"'
+    ]
+
+
+def test_a_batch_names_the_attribute_in_place_of_an_item(make_replay: MakeReplay) -> None:
+    replay = make_replay([table()])
+    fill(replay, 20)
+    for device in (None, "cpu"):
+        batch: Any = replay.sample("t", 8, VIEW, timeout=10, device=device)
+        with pytest.raises(TypeError, match=r"attributes: batch\.reward; batch\.as_dict\(\) is a dictionary"):
+            batch["reward"]
+        with pytest.raises(TypeError):
+            iter(batch).__next__()
 
 
 @pytest.mark.parametrize("name", ["terminated", "first", "final_q", "priority", "timeout", "weights", "ids"])

@@ -3,6 +3,7 @@
 import dataclasses
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,8 +14,10 @@ from typing import Any
 import pytest
 
 import innet_drl as innet
+from innet_drl import train
 from innet_drl.cli import main
-from innet_drl.launch import actors, fork_server, local, processes
+from innet_drl.launch import actors, fork_server, launcher, local, processes
+from innet_drl.launch.launcher import LocalLauncher
 from innet_drl.train import metrics_files, trainer
 from innet_drl.train.errors import (
     ActorError,
@@ -97,7 +100,13 @@ def test_resuming_with_another_network_names_the_flag_and_harms_nothing(
     assert main(["train", *TINY, "--out", str(run)]) == 0
     capsys.readouterr()
     more = ["train", "--resume", str(run), "--steps", "500"]
-    assert "leave --hidden and --layer-norm away" in error_of([*more, "--hidden", "64", "--layer-norm"], capsys)
+    message = error_of([*more, "--hidden", "64", "--layer-norm"], capsys)
+    assert "of another network: keep --hidden and --layer-norm as in its config.yaml" in message
+    wrong = dataclasses.replace(RunFolder(run).config(), hidden=64, steps=500)
+    with pytest.raises(ConfigurationError, match="keep hidden as in its config") as raised:
+        train.run(wrong, folder=run, resume=True)
+    assert raised.value.__cause__ is None
+    assert raised.value.__suppress_context__
     assert main(more) == 0
 
 
@@ -118,7 +127,12 @@ def test_a_run_that_has_its_steps_is_told_to_take_more(tmp_path: Path, capsys: p
     capsys.readouterr()
     message = error_of(["train", "--resume", str(run)], capsys)
     assert "has taken its 400 steps" in message
-    assert f"--resume {run} --steps" in message
+    assert f"--resume {run} --steps N" in message
+    advice = re.escape(f"train.run(dataclasses.replace(config, steps=N), folder={str(run)!r}, resume=True)")
+    config = RunFolder(run).config()
+    with pytest.raises(ConfigurationError, match=advice):
+        train.run(config, folder=run, resume=True)
+    assert train.run(dataclasses.replace(config, steps=500), folder=run, resume=True).agent_steps >= 500
 
 
 def test_a_full_disk_for_the_metrics(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -254,18 +268,20 @@ def test_a_start_that_fails_leaves_no_folder_but_the_users_own(tmp_path: Path) -
 def test_an_actor_whose_environment_cannot_be_made_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each replacement would say the same once more."""
     monkeypatch.setattr(actors, "run_actor", fail_to_begin)
-    with actors.Actors(small(actor_restarts=3), "unix:///nowhere", "apex", 0) as running:
-        wait(list(running._pipes))
+    started_here = LocalLauncher()
+    with actors.Actors(small(actor_restarts=3), "unix:///nowhere", "apex", 0, started_here) as running:
+        wait(list(started_here._pipes))
         with pytest.raises(ActorError, match="no licence"):
             running.reports(0)
 
 
 def test_an_actor_that_the_memory_refuses_is_not_replaced(caplog: pytest.LogCaptureFixture) -> None:
-    with actors.Actors(small(actor_restarts=3), "ftp://nowhere", "apex", 0) as running:
-        wait(list(running._pipes))
+    started_here = LocalLauncher()
+    with actors.Actors(small(actor_restarts=3), "ftp://nowhere", "apex", 0, started_here) as running:
+        wait(list(started_here._pipes))
         with pytest.raises(ActorError, match=r"actor 0 cannot play: .*ftp"):
             running.reports(0)
-        assert not running._pipes
+        assert not started_here._pipes
     assert not caplog.records
 
 
@@ -291,8 +307,10 @@ def test_actors_that_keep_dying_end_the_run(tmp_path: Path, monkeypatch: pytest.
     """The actors are told of an address where nobody listens."""
     start = actors.Actors.__init__
 
-    def elsewhere(self: actors.Actors, config: object, address: str, name: str, first_step: int) -> None:
-        start(self, small(actor_restarts=1), f"unix://{tmp_path}/nobody", name, first_step)
+    def elsewhere(
+        self: actors.Actors, config: object, address: str, name: str, first_step: int, launcher: LocalLauncher
+    ) -> None:
+        start(self, small(actor_restarts=1), f"unix://{tmp_path}/nobody", name, first_step, launcher)
 
     monkeypatch.setattr(actors.Actors, "__init__", elsewhere)
     with pytest.raises(ActorError, match="no restart is left"):
@@ -325,9 +343,10 @@ def test_a_server_that_goes_away_ends_the_run_with_a_checkpoint(
 
 def test_a_failed_actor_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(actors, "run_actor", fail_and_stay)
-    monkeypatch.setattr(actors, "STOP_SECONDS", 0.01)
-    with actors.Actors(small(actor_restarts=0), "unix:///nowhere", "apex", 0) as running:
-        wait(list(running._pipes))
+    monkeypatch.setattr(launcher, "STOP_SECONDS", 0.01)
+    started_here = LocalLauncher()
+    with actors.Actors(small(actor_restarts=0), "unix:///nowhere", "apex", 0, started_here) as running:
+        wait(list(started_here._pipes))
         with pytest.raises(ActorError, match="no restart is left: broken"):
             running.reports(0)
         assert not multiprocessing.active_children()
@@ -350,13 +369,15 @@ def test_a_server_that_holds_the_memory_of_other_settings(tmp_path: Path) -> Non
         config = small(replay=server.addresses[0], steps=300)
         local.train(config, run)
         more = dataclasses.replace(config, steps=1_000_000, batch_size=16)
-        with pytest.raises(ConfigurationError, match=r"leave batch_size away, or drop .*drop_table\('run'\)"):
+        with pytest.raises(
+            ConfigurationError, match=r"keep batch_size as in the run's config.yaml, or drop .*drop_table\('run'\)"
+        ):
             local.train(more, run, resume=True)
 
 
 def test_a_replaced_actor_explores_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(actors, "run_actor", fail_and_stay)
-    monkeypatch.setattr(actors, "STOP_SECONDS", 0.01)
+    monkeypatch.setattr(launcher, "STOP_SECONDS", 0.01)
     started: list[int] = []
     start = actors.Actors._start
 
@@ -365,8 +386,9 @@ def test_a_replaced_actor_explores_on(monkeypatch: pytest.MonkeyPatch) -> None:
         start(self, assignment)
 
     monkeypatch.setattr(actors.Actors, "_start", note)
-    with actors.Actors(small(), "unix:///nowhere", "apex", 5) as running:
-        wait(list(running._pipes))
+    started_here = LocalLauncher()
+    with actors.Actors(small(), "unix:///nowhere", "apex", 5, started_here) as running:
+        wait(list(started_here._pipes))
         running.reports(700)
     assert started == [5, 700]
 

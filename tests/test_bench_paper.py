@@ -8,7 +8,8 @@ import pytest
 
 import innet_drl as innet
 from innet_drl import _core
-from innet_drl.bench import figures, pictures, results
+from innet_drl.analysis import pictures
+from innet_drl.bench import figures, results
 from innet_drl.cli import main
 
 LATENCIES = {"actor push", "actor pull", "learner set", "learner sampling"}
@@ -76,6 +77,26 @@ def test_our_systems_give_every_figure(tmp_path: Path, capsys: pytest.CaptureFix
     assert "| in-network sampling, kernel |" in told
     if figures.can_draw():
         assert "<svg" in (tmp_path / "out.svg").read_text()
+
+
+def test_throughput_and_bytes_against_the_delay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out.json"
+    flags = ["--delay-ms", "0.5,5", "--link-mbit", "1000", "--systems", "sampling,edge", "--stacks", "fstack,kernel"]
+    assert main([*SHORT, *flags, "--json", str(out)]) == 0
+    told = capsys.readouterr().out
+    assert "fstack is left out: --delay-ms relays the kernel's TCP" in told
+    rows = rows_of(out)
+    assert {(row["system"], row["link"], row["format"], row["delay_ms"]) for row in rows} == {
+        (system, "relay", "frames", delay) for system in ("sampling", "edge") for delay in (0.5, 5.0)
+    }
+    for row in rows:
+        if row["what"] in ("updates", "experiences"):
+            assert float(str(row["per_s"])) > 0
+        if str(row["what"]).endswith("link"):
+            assert float(str(row["mb_per_s"])) > 0
+    assert "| edge server, sampled ahead |" in told
+    if figures.can_draw():
+        assert "one-way delay" in (tmp_path / "out.svg").read_text()
 
 
 def test_a_picture_keeps_what_is_seen() -> None:
@@ -149,6 +170,11 @@ def test_the_results_name_the_commit_that_was_measured(tmp_path: Path, monkeypat
         (["--systems", "memcached"], "'memcached' is none of redis, shared, sampling"),
         (["--formats", "frames,png"], "'png' is none of stacks, frames"),
         (["--stacks", "rdma"], "'rdma' is none of kernel, kernel-spin, fstack"),
+        (["--systems", "edge"], "'edge' is none of redis, shared, sampling, ahead"),
+        (["--delay-ms", "5,five"], "--delay-ms 5,five: it must be different numbers"),
+        (["--delay-ms=-1"], "--delay-ms -1: it must be different numbers"),
+        (["--delay-ms", "5,5"], "--delay-ms 5,5: it must be different numbers"),
+        (["--link-mbit", "100"], "beside --delay-ms"),
     ],
 )
 def test_flags_that_cannot_be_used(capsys: pytest.CaptureFixture[str], flags: list[str], part: str) -> None:

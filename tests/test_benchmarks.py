@@ -19,7 +19,9 @@ from benchmarks.catalogue import BENCHMARKS, BYTES, TRANSITIONS, Benchmark, Goal
 from benchmarks.contest import Entry, Measured
 from benchmarks.growth import standing
 from benchmarks.hostile import hostile
+from benchmarks.killed import killed
 from benchmarks.recording import GAMMA, N, Recording
+from benchmarks.snapshots import snapshots
 from benchmarks.systems import Service
 from benchmarks.table import LINKING, README, REPORTS, filled, report_page
 from benchmarks.tasks import _Fed
@@ -306,3 +308,22 @@ def test_a_server_that_is_away_is_measured(capsys: pytest.CaptureFixture[str]) -
     works = [line["missing"] for line in told if line.get("until") == "works"]
     assert works == [0, 0]
     assert [line["doubled"] for line in told if "doubled" in line] == [0, 0]
+
+
+def test_steps_of_a_killed_server_with_snapshots_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    killed(times=3, every_ms=50)
+    total, *goals = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert total["kills"] == 3
+    assert total["value"] > 0
+    assert len(goals) == 3
+    for goal in goals:
+        assert (goal["steps"], goal["met"]) == (0, True), goal
+
+
+def test_saving_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    snapshots(steps=1_000, seconds=0.5, every="50ms", rounds=1)
+    ours, other, *goals = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert ours["saved"] > 0
+    assert other["saved"] == 0
+    assert min(ours["value"], other["value"], ours["sampled_per_s"], other["sampled_per_s"]) > 0
+    assert len(goals) == 3

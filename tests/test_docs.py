@@ -21,7 +21,7 @@ from docs._settings import PAGES, filled
 from innet_drl import train
 from innet_drl.bench.flags import PaperFlags
 from innet_drl.train.config import Config
-from innet_drl.train.flags import EvaluateFlags, RecordFlags, TrainFlags
+from innet_drl.train.flags import ActorFlags, EvaluateFlags, LearnerFlags, RecordFlags, ReportFlags, TrainFlags
 from innet_drl.train.metrics import Metrics
 from steps import table
 from training import small
@@ -68,15 +68,16 @@ def test_tests_of_the_page_on_correctness_exist() -> None:
                 assert re.search(rf"(def test_|fn ){name}\(", text), f"{file} {name}"
 
 
-def test_every_statistic_is_explained() -> None:
+def test_every_statistic_is_explained(tmp_path: Path) -> None:
     text = (DOCUMENTS / "reference" / "statistics.md").read_text()
     chapter = text.split("## A memory\n")[1].split("\n## Gradient sums")[0]
     rows = re.findall(r"(?m)^\| (`.*?) \|", chapter)
     explained = {key for row in rows for key in re.findall(r"`(\w+)`", row)}
-    with innet.Memory([table()]) as memory, memory.serve("innet://127.0.0.1:0") as server:
+    with innet.Memory([table()]) as memory, memory.serve("innet://127.0.0.1:0", snapshot=tmp_path) as server:
         with innet.connect(server.addresses[0]) as replay:
             stats = replay.stats()
-    assert explained == stats.keys() | stats["tables"]["t"].keys() | stats["server"].keys()
+    groups = (stats, stats["tables"]["t"], stats["server"], stats["snapshots"])
+    assert explained == {name for group in groups for name in group}
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -230,11 +231,32 @@ def test_every_metric_is_explained_in_the_order_of_a_line() -> None:
     assert explained == [field.name for field in dataclasses.fields(Metrics)]
 
 
+SERVER_FLAGS = {
+    "actor_token_file",
+    "learner_token_file",
+    "listen",
+    "tls_cert",
+    "tls_key",
+    "token_file",
+    "trusted_network",
+}
+SLURM_FLAGS = {"array", "cpus_per_task", "gpus", "job_name", "open_mode", "requeue", "signal", "time"}
+
+
 @pytest.mark.parametrize(
     ("document", "classes", "others"),
     [
-        ("how-to/training.md", (Config, TrainFlags, EvaluateFlags, RecordFlags), {"help", "logdir", "listen"}),
+        (
+            "how-to/training.md",
+            (Config, TrainFlags, EvaluateFlags, RecordFlags, ReportFlags),
+            {"help", "logdir", "listen"},
+        ),
         ("how-to/environments.md", (Config,), set()),
+        (
+            "how-to/several-machines.md",
+            (Config, TrainFlags, LearnerFlags, ActorFlags, EvaluateFlags),
+            SERVER_FLAGS | SLURM_FLAGS | {"now"},
+        ),
         ("explanation/paper.md", (PaperFlags, TrainFlags, Config), set()),
     ],
 )

@@ -70,6 +70,13 @@ def test_dqn_learns_in_one_process(flags: tuple[str, ...]) -> None:
 
 
 @pytest.mark.timeout(300)
+def test_a_learner_in_the_cloud_learns_from_actors_at_the_edge() -> None:
+    output = run_example("edge_cloud.py", "--updates", "600", "--delay-ms", "5")
+    assert re.search(r"600 updates, \d+ a second: greedy mean \d+\.\d", output)
+    assert re.search(r"\d+\.\d kB an update crossed the link", output)
+
+
+@pytest.mark.timeout(300)
 def test_an_actor_and_a_learner_learn_over_a_server(tmp_path: Path) -> None:
     with example_server(tmp_path) as address:
         scores = means(run_example("client_server.py", "--steps", "12000", "--server", address))

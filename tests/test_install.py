@@ -115,13 +115,15 @@ def test_the_program_of_the_page_samples_in_process_and_from_a_server(installed:
         "innet-replay --version",
         "innet-replay serve --version",
         "innet-replay stats -V",
+        "innet-replay doctor --version",
     ],
 )
 def test_every_command_prints_the_release(installed: Path, command: str) -> None:
     name, *arguments = command.split()
     ended = run(installed / name, *arguments)
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert ended.stdout.split()[-1] == innet.__version__
+    program = "innet-replay" if name == "innet-replay" else "innet-drl"
+    assert ended.stdout == f"{program} {innet.__version__}\n"
 
 
 def test_the_release_has_one_source() -> None:
@@ -142,7 +144,16 @@ def test_help_needs_no_extra(installed: Path, command: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["train", "train --help", "evaluate runs/x", "record runs/x", "bench paper", "bench gradients --help"]
+    "command",
+    [
+        "train",
+        "train --help",
+        "evaluate runs/x",
+        "record runs/x",
+        "report runs/x",
+        "bench paper",
+        "bench gradients --help",
+    ],
 )
 def test_a_command_without_its_extra_is_one_line(installed: Path, command: str) -> None:
     ended = run(installed / "innet-drl", *command.split())

@@ -52,7 +52,7 @@ def test_an_integer_out_of_range_is_named_in_every_signature(make_replay: MakeRe
         "NStep": (innet.NStep, {}),
         "Sequences": (innet.Sequences, {"length": 2}),
         "Window": (innet.Window, {"before": 0, "after": 0}),
-        "LossyPath": (_core.LossyPath, {"to": "127.0.0.1:1", "loss": 0.0}),
+        "Relay": (_core.Relay, {"to": "127.0.0.1:1"}),
         "ParameterServer": (parameters, {"workers": 1, "max_bytes": 1}),
         "SumTree": (innet.SumTree, {"capacity": 4}),
         "SumTree.sample": (innet.SumTree(4).sample, {"batch_size": 1}),

@@ -4,6 +4,7 @@ import dataclasses
 import io
 import json
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def update(loss: float) -> Update:
 
 
 def filled_meter() -> Meter:
-    meter = Meter(environments=4, frames_per_step=4)
+    meter = Meter(environments=4, frames_per_step=4, samples_per_insert=8.0)
     seconds = {"environment": 3.0, "inference": 1.0}
     meter.add_report(ActorReport(0, 100, [Game(0, 1.0, 20), Game(1, 9.0, 30)], 8, seconds, epsilon=0.5))
     meter.add_report(ActorReport(1, 50, [Game(2, 4.0, 10), Game(3, 6.0, 50)], 6, {"environment": 4.0}, epsilon=0.25))
@@ -96,6 +97,33 @@ def test_lengths_and_epsilon_are_means_over_games_and_actors() -> None:
     assert line.actor_scores == {"0": 5.0, "1": 5.0}
 
 
+def test_best_evaluations_throughput_and_waits_of_each_actor(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("innet_drl.train.metrics.time.perf_counter", lambda: now)
+    meter = filled_meter()
+    now = 110.0
+    for mean in (5.0, 7.0, 6.0):
+        meter.add_evaluation(mean)
+    waits = [{"name": "actor 1", "waited_s": 4.0}, {"name": "actor 0", "waited_s": 0.0}, {"name": "x", "waited_s": 1.0}]
+    line = meter.line(10, 2, {**TABLE, "by_writer": waits}, seconds_left=lambda steps_per_s: 600 / steps_per_s)
+    assert (line.evaluation_mean, line.evaluation_best) == (6.0, 7.0)
+    assert line.actor_steps_per_s == {"0": 10.0, "1": 5.0}
+    assert line.actor_waits == {"0": 0.0, "1": 0.4}
+    assert line.seconds_left == 40.0
+    assert (line.samples_per_insert_now, line.samples_per_insert_target) == (3.2, 8.0)
+    # Counts are since the line before; the writer of actor 1 was made anew.
+    now = 120.0
+    meter.add_report(ActorReport(1, 30, [], 6, {}, epsilon=0.25))
+    table = {**TABLE, "inserted_items": 300, "sampled_items": 1440, "by_writer": [{"name": "actor 1", "waited_s": 3.0}]}
+    line = meter.line(10, 2, table)
+    assert line.actor_steps_per_s == {"1": 3.0}
+    assert line.actor_waits == {"1": 0.0}
+    assert line.samples_per_insert_now == 8.0
+    assert line.seconds_left is None
+    # A server that was started again counts from zero.
+    assert meter.line(10, 2, TABLE).samples_per_insert_now is None
+
+
 def test_averages_start_anew_with_each_line() -> None:
     meter = filled_meter()
     meter.line(10, 2, TABLE)
@@ -107,7 +135,7 @@ def test_averages_start_anew_with_each_line() -> None:
 
 
 def test_a_diverged_loss_is_null_and_the_line_stays_json() -> None:
-    meter = Meter(1, 1)
+    meter = Meter(1, 1, 8.0)
     meter.add_update(update(float("nan")), 0.0)
     line = meter.line(1, 1, TABLE)
     assert line.td_loss is None
@@ -117,7 +145,7 @@ def test_a_diverged_loss_is_null_and_the_line_stays_json() -> None:
 def test_a_meter_goes_on_from_its_state() -> None:
     meter = filled_meter()
     meter.line(10, 2, TABLE)
-    other = Meter(4, 4)
+    other = Meter(4, 4, 8.0)
     other.restore(json.loads(json.dumps(meter.state())))
     line = other.line(10, 2, TABLE)
     assert (line.agent_steps, line.return_mean, line.return_best, line.games) == (150, 5.0, 9.0, 4)
@@ -134,7 +162,7 @@ def test_the_same_numbers_go_to_both_files(tmp_path: Path) -> None:
     found: dict[str, float] = {}
     for event in EventFileLoader(str(events)).Load():
         for value in event.summary.value:
-            if value.metadata.plugin_data.plugin_name == "hparams":
+            if value.metadata.plugin_data.plugin_name in ("hparams", "custom_scalars"):
                 continue
             assert event.step == 150
             found[value.tag] = value.tensor.float_val[0] if value.HasField("tensor") else value.simple_value
@@ -183,7 +211,7 @@ def test_the_torn_line_of_a_killed_run_is_dropped(tmp_path: Path) -> None:
 def test_seconds_left_out_are_no_training(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr("innet_drl.train.metrics.time.perf_counter", lambda: now)
-    meter = Meter(2, 1)
+    meter = Meter(2, 1, 8.0)
     now = 130.0
     meter.leave_out(20.0)
     assert meter.session_s == 10.0
@@ -195,12 +223,16 @@ def test_a_terminal_gets_a_page_and_a_pipe_gets_lines() -> None:
     shown = io.StringIO()
     with Page("breakout", Console(file=shown, force_terminal=True, width=120, height=40)) as page:
         page.say("measuring")
-        page.show(line, "learning", seconds_left=95.0)
+        page.show(dataclasses.replace(line, seconds_left=95.0, actor_waits={"0": 0.0, "1": 0.4}), "learning")
         page.progress("evaluation", "3 of 30 games")
     assert "breakout" in shown.getvalue()
     assert "measuring" in shown.getvalue()
     assert "1:35 left" in shown.getvalue()
-    assert "0: 5.00  1: 5.00" in shown.getvalue()
+    assert "3.20 of 8" in shown.getvalue()
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.getvalue())
+    rows = [" ".join(row.strip("│ ").split()) for row in text.splitlines()]
+    assert {"actor 0 1", "score 5.00 5.00", "waits 0% 40%"} <= set(rows)
+    assert any(row.startswith("who waits actors for the learner 20%") for row in rows)
     assert "evaluation: 3 of 30 games" in shown.getvalue()
     small = io.StringIO()
     with Page("breakout", Console(file=small, force_terminal=True, width=120, height=10)) as page:

@@ -122,6 +122,25 @@ def test_metrics_have_the_values_of_the_statistics(server: innet.Server) -> None
     assert information.labels["release"] == innet.__version__
 
 
+def test_snapshots_have_metrics(tmp_path: Path) -> None:
+    with (
+        innet.Memory([table()]) as memory,
+        memory.serve("innet://127.0.0.1:0", http="127.0.0.1:0", snapshot=tmp_path, snapshot_every=0.02) as server,
+        innet.connect(server.addresses[0]) as replay,
+    ):
+        assert server.http is not None
+        while not replay.stats()["snapshots"]["saved"]:
+            pass
+        families = scrape(server.http)
+        assert set(numbers("snapshots", replay.stats()["snapshots"])) == {
+            name for name in families if name.startswith("innet_snapshots")
+        }
+        (bytes_,) = families["innet_snapshots_bytes"].samples
+        (failed,) = families["innet_snapshots_failed"].samples
+        assert bytes_.value > 0
+        assert failed.value == 0
+
+
 def test_waiting_calls_are_seen_with_their_reason() -> None:
     limited = table(min_size=50)
     with innet.Memory(limited) as memory, memory.serve("innet://127.0.0.1:0", http="127.0.0.1:0") as server:

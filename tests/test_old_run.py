@@ -83,5 +83,15 @@ def test_training_goes_on(run: Path, serial: bool) -> None:
     after = lines(run)
     # The run's last line was repeated with its evaluation; the old lines stay.
     assert after[: len(before)] == before
-    added = {"length_mean", "epsilon", "gradient_norm", "actor_scores"}
-    assert after[-1].keys() - before[-1].keys() == added
+    assert after[-1].keys() - before[-1].keys() == {
+        "seconds_left",
+        "length_mean",
+        "epsilon",
+        "gradient_norm",
+        "samples_per_insert_now",
+        "samples_per_insert_target",
+        "evaluation_best",
+        "actor_scores",
+        "actor_steps_per_s",
+        "actor_waits",
+    }

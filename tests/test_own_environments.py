@@ -230,6 +230,13 @@ def test_environments_are_closed_at_the_end(serial: bool, tmp_path: Path) -> Non
         ("brought:missing", "brought has no 'missing'"),
         ("nothing_here:make", "there is no module 'nothing_here'"),
         ("unheard-of-v0", r"factories of your own module:factory"),
+        ("brought.py:Counter", r"did you mean brought:Counter\?$"),
+        ("./brought:Counter", r"did you mean brought:Counter\?$"),
+        ("./brought.py:Counter", r"did you mean brought:Counter\?$"),
+        ("brought.Counter", r"did you mean brought:Counter\?$"),
+        ("brought/Counter", r"did you mean brought:Counter\?$"),
+        ("brought.py:Countr", r"did you mean brought:Counter\?$"),
+        ("brought", r"did you mean brought:\w+ or brought:\w+ or brought:\w+\?$"),
     ],
 )
 def test_a_factory_that_cannot_be_used_is_one_error(environment: str, message: str) -> None:
@@ -256,6 +263,20 @@ def test_an_environment_of_the_interface_before_gymnasium_is_named(tmp_path: Pat
     config = small(environment="brought:Gym", environment_args={"returns": returns}, serial=True)
     with pytest.raises(UnavailableEnvironmentError, match=f"environment brought:Gym: {message}"):
         local.train(config, tmp_path / "run")
+
+
+def test_a_reward_that_is_no_number_is_named() -> None:
+    class Listed(brought.Counter):
+        def step(self, action: Any) -> Any:
+            observation, reward, *rest = super().step(action)
+            return observation, [reward], *rest
+
+    envs = made(Listed)
+    envs.reset(0)
+    with pytest.raises(
+        UnavailableEnvironmentError, match="Listed: its step has to return a number as reward, and True"
+    ):
+        envs.step(np.zeros(2, np.int64))
 
 
 class Shapeless(gymnasium.vector.VectorEnv[Any, Any, Any]):

@@ -79,3 +79,55 @@ def test_a_script_is_not_trained_by_loading_its_agent(tmp_path: Path) -> None:
     error = python(tmp_path, "-c", OTHER).stderr.strip().splitlines()[-1]
     assert "importing my_script raises ProcessError: a script that trains does so under `if __name__" in error
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == before
+
+
+def train_in(folder: Path, setting: str, before: str = "") -> str:
+    """Runs a script that trains, and returns its standard error."""
+    (folder / "mine.py").write_text(MINE.format(setting=setting, before=before))
+    ended = python(folder, "mine.py")
+    assert ended.returncode == 1
+    return ended.stderr
+
+
+MINE = """
+import brought
+import gymnasium
+from innet_drl import train
+from training import small
+
+
+class Mine(brought.Counter):
+    def __init__(self, size):
+        super().__init__()
+
+
+def refuses():
+    raise RuntimeError("no licence")
+
+
+if __name__ == "__main__":
+    {before}
+    train.run(small({setting}), folder="run")
+"""
+
+
+def test_a_missing_argument_of_an_environment_is_one_short_error(tmp_path: Path) -> None:
+    error = train_in(tmp_path, "environment=Mine")
+    assert error.count("Traceback") == 1
+    assert "gymnasium/" not in error
+    assert error.strip().endswith("missing 1 required positional argument: 'size'; its arguments are environment_args")
+
+
+def test_an_error_of_the_users_code_keeps_its_own_frames(tmp_path: Path) -> None:
+    error = train_in(tmp_path, "environment=refuses")
+    assert error.count("Traceback") == 2
+    assert 'raise RuntimeError("no licence")' in error
+    assert "gymnasium/" not in error
+
+
+def test_an_id_that_is_registered_under_the_guard_is_named(tmp_path: Path) -> None:
+    register = "gymnasium.register('Mine-v0', lambda: Mine(3))"
+    error = train_in(tmp_path, "environment='Mine-v0', serial=False", register)
+    assert "actor 0 cannot play: Gymnasium cannot make 'Mine-v0'" in error
+    assert "without the lines under `if __name__ == '__main__':`: register the id above them" in error
+    assert error.count("Traceback") == 1

@@ -19,7 +19,8 @@ ALLOWED = {
     "client": {"client"},
     "train": {"client", "train"},
     "launch": {"client", "train", "launch"},
-    "bench": {"client", "train", "launch", "bench"},
+    "analysis": {"client", "train", "analysis"},
+    "bench": {"client", "train", "launch", "analysis", "bench"},
     "distributed": {"client", "distributed"},
 }
 """Packages that the files of a package may import. `client` is `innet_drl` without its packages."""

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import innet_drl as innet
+from calls import Lines
 from conftest import MakeReplay
 from innet_drl import errors
 
@@ -161,3 +162,16 @@ def test_parameters_live_in_the_memory_not_the_client(tmp_path: object) -> None:
         local = memory.get_parameters("p")
         assert local is not None
         assert local.version == 1
+
+
+def test_parameters_of_a_misspelt_name_are_named_once(make_replay: MakeReplay, log: Lines) -> None:
+    replay = make_replay()
+    # Before the first put, an actor waits.
+    assert replay.get_parameters("polcy") is None
+    replay.put_parameters("policy", {"w": np.zeros(3, np.float32)})
+    for _ in range(3):
+        assert replay.get_parameters("polcy") is None
+    assert replay.get_parameters("policy", newer_than=1) is None
+    assert [line for line in log.lines if "get_parameters" in line] == [
+        'get_parameters has found no parameters "polcy" yet, only ["policy"]'
+    ]

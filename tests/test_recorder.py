@@ -385,3 +385,30 @@ def test_settings_and_columns_are_those_of_a_table() -> None:
         "memory": ("float32", (16,)),
     }
     assert made == innet.Table("t", columns, 1000, priority_exponent=0.7)
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+def test_a_table_of_a_vector_environments_batched_spaces_is_named(mode: AutoresetMode) -> None:
+    env = vector(mode)
+    batched = innet.Table.from_spaces("t", env.observation_space, env.action_space, capacity=100, view=VIEW)
+    with innet.Memory(batched) as replay, replay.writer("t", env.num_envs) as writer:
+        recorder = innet.Recorder(env, writer)
+        recorder.reset()
+        with pytest.raises(
+            errors.SchemaError, match=r"of .*single_observation_space and single_action_space of a vector"
+        ):
+            recorder.step(np.zeros(env.num_envs, np.int64))
+
+
+def test_observations_of_another_dtype_than_their_space_name_the_wrapper() -> None:
+    env = Counter()
+    space = gymnasium.spaces.Box(0, 1000, (3,), np.float32)
+    wrong = gymnasium.wrappers.TransformObservation(env, lambda seen: seen, space)
+    with memory(wrong) as replay, replay.writer("t", 1) as writer:
+        recorder = innet.Recorder(wrong, writer)
+        recorder.reset()
+        message = (
+            r'got float64\[1, 3\]: convert it, \.astype\("float32"\), or wrap .* gymnasium\.wrappers\.DtypeObservation'
+        )
+        with pytest.raises(errors.SchemaError, match=message):
+            recorder.step(1)

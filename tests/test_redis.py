@@ -82,9 +82,9 @@ def test_a_run_goes_on_with_its_memory(tmp_path: Path, address: str) -> None:
     second = local.train(small(replay=address, steps=first.agent_steps + 400), run, resume=True)
     assert second.learner_updates > first.learner_updates
     assert lines(run)[-1]["replay_steps"] > held
-    with pytest.raises(ConfigurationError, match="another replay: leave that away"):
+    with pytest.raises(ConfigurationError, match="another replay: keep that as it was"):
         local.train(small(replay=f"{address}?message=stacks", steps=10_000), run, resume=True)
-    with pytest.raises(ConfigurationError, match="another replay: leave that away"):
+    with pytest.raises(ConfigurationError, match="another replay: keep that as it was"):
         local.train(small(steps=10_000), run, resume=True)
 
 

@@ -153,3 +153,30 @@ def test_a_servers_deadline_is_reported_once() -> None:
         ):
             next(batches)
     assert str(caught.value).count("the deadline passed") == 1
+
+
+def connections(replay: innet.Replay) -> int:
+    open_now: int = replay.stats()["server"]["connections"]
+    return open_now
+
+
+@pytest.mark.parametrize("address", ["unix://{}/s", "innet://127.0.0.1:0"])
+def test_batches_end_without_an_error_of_the_server(
+    tmp_path: Any, caplog: pytest.LogCaptureFixture, address: str
+) -> None:
+    """Although batches that were sampled ahead are on their way. Lines about connections are for DEBUG."""
+    caplog.set_level(logging.DEBUG, "innet_drl")
+    with innet.Memory([table()]) as memory, memory.serve(address.format(tmp_path)) as server:
+        fill(memory, 20)
+        with innet.connect(server.addresses[0]) as replay:
+            before = connections(replay)
+            with replay.batches("t", 64, VIEW, prefetch=8) as batches:
+                next(batches)
+                assert connections(replay) > before
+            while connections(replay) > before:
+                pass
+            assert replay.stats()["server"]["errors"] == 0
+    of_connections = [record for record in caplog.records if "connection" in record.getMessage()]
+    assert any(record.getMessage() == "connection closed" for record in of_connections)
+    assert not [record.getMessage() for record in of_connections if "broken" in record.getMessage()]
+    assert {record.levelno for record in of_connections} == {logging.DEBUG}

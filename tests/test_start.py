@@ -16,7 +16,7 @@ import innet_drl as innet
 from innet_drl import train
 from innet_drl.cli import main
 from innet_drl.launch import local
-from innet_drl.train.errors import ConfigurationError, in_python, resuming
+from innet_drl.train.errors import ConfigurationError, RunFolderError, in_python, resuming
 from innet_drl.train.run_folder import RunFolder
 from training import small
 
@@ -150,8 +150,14 @@ def test_messages_name_what_the_caller_wrote(capsys: pytest.CaptureFixture[str])
             "take a lower learning_rate than 1 (learner_deadline)",
         ),
         ("choose another --out, or --no-serial", "choose another folder, or serial=False"),
-        (f"go on: {resuming('runs/x')} --steps N", "go on: resume=True, folder='runs/x', steps=N"),
-        (f"go on with {resuming('my runs/x')}, or not", "go on with resume=True, folder='my runs/x', or not"),
+        (
+            f"go on: {resuming('runs/x', further=True)}.",
+            "go on: train.run(dataclasses.replace(config, steps=N), folder='runs/x', resume=True).",
+        ),
+        (
+            f"go on with {resuming('my runs/x')}, or not",
+            "go on with train.run(config, folder='my runs/x', resume=True), or not",
+        ),
         # Flags of other programs, and parts of names.
         ("pip install --upgrade a--seed", "pip install --upgrade a--seed"),
         ("start it as innet-replay serve --gradients IP:PORT", "start it as innet-replay serve --gradients IP:PORT"),
@@ -197,3 +203,47 @@ def test_output_without_a_reader_ends_quietly(command: str) -> None:
         )
     assert ended.stderr == ""
     assert ended.returncode == 141
+
+
+@pytest.mark.parametrize("network", ["brought.Linear", "brought.py:Linear", "./brought:Linear"])
+def test_nearly_the_path_of_a_network_is_named(network: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"network .*did you mean brought:Linear\?$"):
+        local.train(small(network=network, serial=True), tmp_path / "run")
+
+
+@pytest.mark.parametrize("setting", ["replay", "gradients"])
+def test_nearly_embedded_is_no_address(setting: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"{setting} embeded: it must be embedded, or an address such as"):
+        small(**{setting: "embeded"})
+    small(**{setting: "innet://embeded"})
+
+
+INTERRUPTED = """
+import os, signal, sys
+from innet_drl.cli import main
+
+def interrupt(event, arguments):
+    if event == "import" and arguments[0] == "tyro":
+        os.kill(os.getpid(), signal.SIGINT)
+
+sys.addaudithook(interrupt)
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("command", ["train --help", "train --preset cartpole", "evaluate --help"])
+def test_ctrl_c_while_a_command_starts_ends_it_quietly(command: str) -> None:
+    ended = subprocess.run([sys.executable, "-c", INTERRUPTED, *command.split()], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
+
+
+def test_a_file_in_place_of_a_folder_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    for folder in (file, file / "run", file / "runs" / "run"):
+        with pytest.raises(
+            RunFolderError, match=rf"the run's folder {folder}: {file} is a file: choose another folder"
+        ):
+            train.run(small(serial=True), folder=folder)
+    with pytest.raises(RunFolderError, match=f"{file} is a file: choose another folder"):
+        RunFolder.unused(file / "run")

@@ -78,7 +78,8 @@ def test_a_run_leaves_a_complete_folder(tmp_path: Path, capsys: pytest.CaptureFi
     assert {"environment", "inference", "write"} <= {name for line in metrics for name in line["actor_time"]}
     assert list(run.glob("events.out.tfevents.*"))
     assert [path.suffix for path in (run / "checkpoints").iterdir()] == [".safetensors"]
-    assert last == {**metrics[-2], "evaluation_mean": result.evaluation.mean}
+    mean = result.evaluation.mean
+    assert last == {**metrics[-2], "evaluation_mean": mean, "evaluation_best": mean}
     written = json.loads((run / "evaluation.json").read_text())
     assert written["scores"] == result.evaluation.scores
     assert (written["mean"], written["learner_updates"]) == (result.evaluation.mean, result.learner_updates)
@@ -136,13 +137,15 @@ def test_a_run_goes_on_where_it_ended(tmp_path: Path) -> None:
 
 def test_an_actor_that_dies_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from innet_drl.launch.actors import Actors
+    from innet_drl.launch.launcher import LocalLauncher
 
     killed: list[int] = []
     reports = Actors.reports
 
     def kill_once(self: Actors, agent_steps: int) -> object:
         if not killed:
-            process = self._processes[0]
+            assert isinstance(self.launcher, LocalLauncher)
+            process = self.launcher._processes["actor 0"]
             os.kill(process.pid, signal.SIGKILL)
             killed.append(process.pid)
         return reports(self, agent_steps)

@@ -39,7 +39,16 @@ def lines(run: Path) -> list[dict[str, Any]]:
 
 def without_times(metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Metrics without what depends on the clock."""
-    timed = {"time_s", "agent_steps_per_s", "learner_updates_per_s", "learner_time", "actor_time"}
+    timed = {
+        "time_s",
+        "seconds_left",
+        "agent_steps_per_s",
+        "learner_updates_per_s",
+        "learner_time",
+        "actor_time",
+        "actor_steps_per_s",
+        "actor_waits",
+    }
     return [{name: value for name, value in line.items() if name not in timed} for line in metrics]
 
 

@@ -18,12 +18,12 @@ __all__ = [
     "Column",
     "GradientUpdates",
     "GradientWorker",
-    "LossyPath",
     "Memory",
     "NStep",
     "ParameterServer",
     "ParameterWorker",
     "Parameters",
+    "Relay",
     "Replay",
     "SampledIndexes",
     "Sequences",
@@ -440,19 +440,6 @@ class UpdateReceipt:
         """Ids that no longer name an item: counted and ignored."""
 
 @final
-class LossyPath:
-    """Carries datagrams between workers and an aggregator, and loses some: for `innet-drl bench gradients`.
-
-    Raises:
-        ConfigError: `to` is no IP address and port, or `loss` is no probability below 1.
-    """
-
-    def __new__(cls, to: str, loss: float, *, seed: int = 0) -> Self: ...
-    @property
-    def address(self) -> str:
-        """Address for workers: `host:port`."""
-
-@final
 class ParameterServer:
     """Sums vectors of `workers` over TCP, at the IP address `host`: the baseline of `innet-drl bench gradients`.
 
@@ -478,6 +465,49 @@ class ParameterWorker:
     def __new__(cls, address: str, *, deadline: float = 60.0) -> Self: ...
     def sum(self, values: NDArray[np.float32]) -> None:
         """Replaces the values by their sum over all workers."""
+
+@final
+class Relay(_ContextManager):
+    """Emulates a link to the server at `to`, on loopback: for `innet-drl bench` and tests.
+
+    Each direction has the delay, the jitter, the rate and the loss. Pieces of a connection arrive in order; all
+    connections share the rate. The congestion control of TCP is not emulated.
+
+    Args:
+        to: The server's `ip:port`.
+        delay: Seconds that each piece takes, one way.
+        jitter: Seconds that a piece may take longer; uniformly distributed.
+        rate: Bytes per second; `None` has no limit.
+        loss: Probability that a packet is lost. A lost part of a connection arrives a round trip later, and everything
+            behind it; a lost datagram does not arrive.
+        datagrams: Relays datagrams (UDP) instead of connections (TCP). They may arrive in another order.
+        seed: Seed of jitter and loss.
+
+    Raises:
+        ConfigError: `to` is no IP address and port, or a number is out of range.
+    """
+
+    def __new__(
+        cls,
+        to: str,
+        *,
+        delay: float = 0.0,
+        jitter: float = 0.0,
+        rate: float | None = None,
+        loss: float = 0.0,
+        datagrams: bool = False,
+        seed: int = 0,
+    ) -> Self: ...
+    @property
+    def address(self) -> str:
+        """Address for clients: `ip:port`."""
+    @property
+    def bytes(self) -> tuple[int, int]:
+        """Bytes carried so far: to the server, and back."""
+    def cut(self) -> None:
+        """Cuts all open connections; what is under way is lost. New ones are let through."""
+    def close(self) -> None:
+        """Ends the relay and its connections."""
 
 @final
 class Parameters:
@@ -972,7 +1002,9 @@ class Replay(_ContextManager):
             view: As in `sample`.
             beta: As in `sample`; a function is called before every batch, and counts for batches that are
                 not decoded yet.
-            prefetch: Batches decoded ahead; 0 samples when `next` is called, which is repeatable with a seed.
+            prefetch: Batches decoded ahead; 0 samples when `next` is called, which is repeatable with a seed. With 1,
+                one request is under way to a server. From 2 on there are two, and over a long link as many more as
+                the round trip needs: at most 64, and 64 MiB of replies.
             device: As in `sample`; batches of torch tensors come from a `innet_drl.batches.TorchBatches`, which copies
                 them to a CUDA device while it computes.
             normalize: As in `sample`.
@@ -997,17 +1029,31 @@ class Replay(_ContextManager):
         threads: int | None = None,
     ) -> TorchBatches: ...
     def update_priorities(
-        self, table: str, ids: ArrayLike, priorities: ArrayLike, timeout: float | None = 60.0
+        self,
+        table: str,
+        ids: ArrayLike,
+        priorities: ArrayLike,
+        timeout: float | None = 60.0,
+        *,
+        wait: bool = True,
     ) -> UpdateReceipt:
         """Sets the priorities of sampled items.
+
+        Updates apply in the order of the calls. A batch that was requested before an update has arrived may be sampled
+        by the earlier priorities.
 
         Args:
             table: The table's name.
             ids: uint64 `(B,)`, from a batch. Ids of items that are gone, and ids of other tables and
-                memories, are counted and ignored; positions in a buffer are named in the log.
+                memories, are counted and ignored. The log names positions in a buffer, and ids of a table that this
+                replay has sampled, once.
             priorities: float `(B,)`, before the exponent: finite and not negative. If an id appears
                 twice, its last value counts.
             timeout: Seconds to wait for the server.
+            wait: Wait for the server's answer. `False` only sends, and saves the round trip: up to 64 updates are under
+                way, then the call waits for the first. The counts are of all updates answered since the last call; an
+                error of an earlier update is raised by the next call, which then sends nothing. A call that waits,
+                and `close`, wait for all earlier updates.
 
         Raises:
             PriorityError: A NaN, infinite or negative priority; nothing was changed.
@@ -1044,7 +1090,7 @@ class Replay(_ContextManager):
         A reader gets one whole version, never parts of two.
 
         Args:
-            name: The name they were put under.
+            name: The name they were put under. The log names one that does not exist, once, if others do.
             newer_than: The version that the caller has; 0 is none.
             timeout: Seconds to wait for the server; newer parameters are not waited for.
             device: `None` gives NumPy arrays; `"cpu"`, `"cuda"` or a torch device gives torch tensors, as
@@ -1205,6 +1251,8 @@ class Memory(Replay):
         spin: bool = False,
         gradients: str | None = None,
         http: str | None = None,
+        snapshot: str | PathLike[str] | None = None,
+        snapshot_every: float = 60.0,
     ) -> Server:
         """Serves this memory to clients.
 
@@ -1225,6 +1273,14 @@ class Memory(Replay):
             gradients: UDP address `"ip:port"` for gradient sums; port 0 chooses a free one.
             http: `"host:port"` for statistics over HTTP: `/metrics`, `/healthz`, `/stats` and a live page; port 0
                 chooses a free one. It needs a token and TLS, or `trusted_network`, where `addresses` do.
+            snapshot: Folder for snapshots of the memory, made if it is missing. The newest that is not damaged is
+                restored into this memory, whose tables have to be empty; one is saved at intervals and by `close`. The
+                two newest are kept.
+            snapshot_every: Seconds between two snapshots; 0 saves on request and at `close` alone.
+
+        Raises:
+            ConfigError: The snapshot folder cannot be written or is another server's, or its newest snapshot does not
+                fit this memory.
         """
 
 def connect(

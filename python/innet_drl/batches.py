@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, Never, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,6 +67,10 @@ class TorchBatch:
         if name not in arrays:
             raise AttributeError(f"this batch has no array {name!r}; it has {', '.join(arrays)}")
         return arrays[name]
+
+    def __getitem__(self, name: str) -> Never:
+        """Raises a `TypeError`: the arrays are attributes."""
+        raise TypeError(f"a batch has its arrays as attributes: batch.{name}; batch.as_dict() is a dictionary of them")
 
     def as_dict(self) -> dict[str, Any]:
         """The tensors by name, in a new dictionary."""

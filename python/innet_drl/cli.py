@@ -1,4 +1,4 @@
-"""The command line: `innet-drl train | evaluate | record | bench`.
+"""The command line: `innet-drl train | learner | actor | evaluate | record | report | bench`.
 
 `innet-drl train --preset cartpole --learning-rate 1e-3` starts from a preset and changes one field; the flags are in
 `innet_drl.train.flags` and `innet_drl.bench.flags`. The other packages are imported when a command runs: if the extra
@@ -10,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import innet_drl as innet
 
@@ -20,8 +22,11 @@ usage: innet-drl COMMAND [flags]
 
 commands:
   train      train an agent; writes runs/<name>/
+  learner    the learner of a run whose actors are on other hosts
+  actor      one of these actors
   evaluate   play games with the agents of runs and print a report as JSON
   record     record a video of a game of the agent of a run
+  report     write one HTML file with curves, results, settings and videos of runs
   bench      bench paper repeats the evaluation of in-network experience sampling, bench gradients measures
              sums of gradients
 
@@ -35,12 +40,14 @@ usage: innet-drl bench {paper,gradients} [flags]
 innet-drl bench paper --help and innet-drl bench gradients --help list the flags.
 """
 
+INTERRUPTED = 130
+"""Exit status of a command that Ctrl-C ends: that of a process that SIGINT ends."""
 BROKEN_PIPE = 141
 """Exit status of a command whose output has no reader any more: that of a process that SIGPIPE ends."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command and returns its exit status: 0, 1 after an error, 2 for wrong flags."""
+    """Runs a command and returns its exit status: 0, 1 after an error, 2 for wrong flags, 130 after Ctrl-C."""
     try:
         try:
             return _main(list(sys.argv[1:] if arguments is None else arguments))
@@ -52,6 +59,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The interpreter would write the rest at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
+    except KeyboardInterrupt:
+        if arguments is None:
+            # A second Ctrl-C must not interrupt the exit of the process.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        return INTERRUPTED
 
 
 def _stdout_is_read() -> bool:
@@ -100,8 +112,6 @@ def run_command(command: Callable[[Sequence[str]], None], arguments: Sequence[st
     except (TrainingError, innet.ReplayError) as error:
         print(f"error: {error.with_flags if isinstance(error, TrainingError) else error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        return 130
     return 0
 
 
@@ -110,11 +120,7 @@ def train(arguments: Sequence[str]) -> None:
     from innet_drl.train.flags import parse_train
 
     flags = parse_train(arguments)
-    callbacks = []
-    if flags.track:
-        from innet_drl.train import WandbCallback
-
-        callbacks.append(WandbCallback())
+    callbacks = _callbacks(track=flags.track)
     from innet_drl.launch import local
     from innet_drl.train.page import Page, logs_on_console
     from innet_drl.train.run_folder import RunFolder
@@ -132,6 +138,42 @@ def train(arguments: Sequence[str]) -> None:
         )
 
 
+def learner(arguments: Sequence[str]) -> None:
+    """`innet-drl learner`."""
+    from innet_drl.train.flags import parse_learner
+
+    flags = parse_learner(arguments)
+    callbacks = _callbacks(track=flags.track)
+    from innet_drl.launch import local
+    from innet_drl.train.page import Page, logs_on_console
+
+    with logs_on_console():
+        local.learn(flags.config, flags.out, callbacks=callbacks, display=Page, signals=True)
+
+
+def actor(arguments: Sequence[str]) -> None:
+    """`innet-drl actor`."""
+    from innet_drl.train.flags import ActorFlags, parse
+
+    flags = parse(ActorFlags, "actor", arguments)
+    from innet_drl.launch.joining import Joining, run
+    from innet_drl.train.memory import server_token_of_actors
+    from innet_drl.train.page import logs_on_console
+
+    own = ("environment", "environment_threads", "actor_threads")
+    changes = {name: getattr(flags, name) for name in own if getattr(flags, name) is not None}
+    with logs_on_console():
+        run(Joining(flags.replay, flags.index, flags.run, flags.replay_ca, changes, server_token_of_actors()))
+
+
+def _callbacks(*, track: bool) -> list[Any]:
+    if not track:
+        return []
+    from innet_drl.train import WandbCallback
+
+    return [WandbCallback()]
+
+
 def evaluate(arguments: Sequence[str]) -> None:
     """`innet-drl evaluate`."""
     import json
@@ -139,22 +181,34 @@ def evaluate(arguments: Sequence[str]) -> None:
     from innet_drl.train.flags import EvaluateFlags, parse
 
     flags = parse(EvaluateFlags, "evaluate", arguments)
-    from innet_drl.train.page import page_of_command
+    from innet_drl.train.page import logs_on_console, page_of_command
 
+    def show(report: Any) -> None:
+        print(report, file=sys.stderr, flush=True)
+        print(json.dumps(report.as_dict()), flush=True)
+
+    if flags.follow:
+        import rich.console
+
+        with logs_on_console(rich.console.Console(stderr=True)):
+            from innet_drl.train.following import follow
+
+            for report in follow(flags.runs, **_conditions(flags)):
+                show(report)
+        return
     with page_of_command(f"evaluation of {' '.join(map(str, flags.runs))}") as page:
-        from innet_drl.train.evaluation_report import CONDITIONS, evaluate_runs
+        from innet_drl.train.evaluation_report import evaluate_runs
 
-        given = {name: getattr(flags, name.removeprefix("evaluation_")) for name in CONDITIONS}
-        report = evaluate_runs(
-            flags.runs,
-            best=flags.best,
-            protocol=flags.protocol,
-            seeds=flags.seeds,
-            changes={name: value for name, value in given.items() if value is not None},
-            progress=page.progress,
-        )
-    print(report, file=sys.stderr)
-    print(json.dumps(report.as_dict()))
+        report = evaluate_runs(flags.runs, **_conditions(flags), progress=page.progress)
+    show(report)
+
+
+def _conditions(flags: Any) -> dict[str, Any]:
+    from innet_drl.train.evaluation_report import CONDITIONS
+
+    given = {name: getattr(flags, name.removeprefix("evaluation_")) for name in CONDITIONS}
+    changes = {name: value for name, value in given.items() if value is not None}
+    return {"best": flags.best, "protocol": flags.protocol, "seeds": flags.seeds, "changes": changes}
 
 
 def record(arguments: Sequence[str]) -> None:
@@ -187,6 +241,23 @@ def record(arguments: Sequence[str]) -> None:
     print(f"score {score(rewards)}: {path}")
 
 
+def report(arguments: Sequence[str]) -> None:
+    """`innet-drl report`."""
+    from innet_drl.train.flags import ReportFlags, parse
+
+    flags = parse(ReportFlags, "report", arguments)
+    from innet_drl.train.page import page_of_command
+
+    with page_of_command(f"report of {' '.join(map(str, flags.runs))}") as page:
+        from innet_drl.analysis.report import write_report
+
+        written = write_report(flags.runs, flags.out, progress=page.progress)
+    for note in written.notes:
+        print(note, file=sys.stderr)
+    runs = "1 run" if len(written.runs) == 1 else f"{len(written.runs)} runs"
+    print(f"report of {runs}, {written.bytes / 2**20:.1f} MiB: {written.path}")
+
+
 def bench(arguments: Sequence[str]) -> None:
     """`innet-drl bench`."""
     from innet_drl.train.errors import ConfigurationError
@@ -209,8 +280,11 @@ def bench(arguments: Sequence[str]) -> None:
 
 _COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "train": train,
+    "learner": learner,
+    "actor": actor,
     "evaluate": evaluate,
     "record": record,
+    "report": report,
     "bench": bench,
 }
 

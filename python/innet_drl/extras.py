@@ -13,6 +13,7 @@ _MODULES = {
         "cloudpickle",
         "gymnasium",
         "imageio_ffmpeg",
+        "jinja2",
         "loguru",
         "rich",
         "safetensors",

@@ -174,7 +174,7 @@ impl Aggregator {
                 what: "the number of gradient jobs",
                 size: self.limits.jobs as u64 + 1,
                 limit: self.limits.jobs as u64,
-                advice: "wait for another job to end, or start the aggregator with room for more",
+                advice: "wait for another job to end, or raise gradients_jobs of the server",
             });
         };
         // A segment in flight needs an entry at the parent, too.
@@ -189,7 +189,7 @@ impl Aggregator {
                 what: "the sums that an asynchronous gradient job keeps, in bytes",
                 size: bytes as u64,
                 limit: self.limits.job_bytes as u64,
-                advice: "lower its staleness bound, or start the aggregator with room for more",
+                advice: "lower its staleness bound, or raise gradients_job_bytes of the server",
             });
         }
         let below = match &parent {

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use serde_json::{Map, Value, json};
 
-use crate::budget::Budget;
+use crate::budget::{Budget, Reservation};
 use crate::error::{Error, Result};
 use crate::parameters::ParameterStore;
 use crate::replay::Listing;
@@ -76,6 +76,11 @@ impl Memory {
     /// Drawn at random when the memory was made. Another one means that a server was started again.
     pub fn incarnation(&self) -> u64 {
         self.incarnation
+    }
+
+    /// Reserves `bytes` of the limit of tables and parameters; `None` while fewer are left.
+    pub(crate) fn reserve(&self, bytes: u64) -> Option<Reservation> {
+        self.kept.reserve(bytes)
     }
 
     /// The limits.

@@ -13,6 +13,7 @@ use crate::budget::{Budget, Reservation};
 use crate::error::{Error, Result, check_size};
 use crate::histogram::Histogram;
 use crate::replay::{ListedParameters, Parameters};
+use crate::snapshot_records::content::ParametersRecord;
 
 /// The newest version of each name.
 pub struct ParameterStore {
@@ -30,6 +31,14 @@ struct Stored {
 }
 
 impl Stored {
+    fn new(parameters: Parameters, puts: VecDeque<(u64, u64)>) -> Self {
+        Stored {
+            parameters,
+            puts,
+            lag: Histogram::new(0, 10),
+        }
+    }
+
     /// The version of the put with the number `id`, if it is one of the last puts.
     fn put(&self, id: u64) -> Option<u64> {
         let mut puts = self.puts.iter();
@@ -79,41 +88,13 @@ impl ParameterStore {
     /// are too many names; [`Error::TooLarge`] when the file is over [`Self::MAX_BYTES`] or over the rest of the
     /// memory's byte limit.
     pub fn put(&self, name: &str, id: u64, bytes: Bytes) -> Result<u64> {
-        let refuse = |reason: String| Error::Parameters {
-            name: name.chars().take(Self::MAX_NAME_BYTES).collect(),
-            reason,
-        };
-        if name.is_empty() || name.len() > Self::MAX_NAME_BYTES {
-            return Err(refuse(format!(
-                "a name has 1 to {} bytes",
-                Self::MAX_NAME_BYTES
-            )));
-        }
+        Self::check_name(name)?;
         // Before the file is checked and counted: a repetition needs no memory for a second copy.
         let repeated = self.read().get(name).and_then(|stored| stored.put(id));
         if let Some(version) = repeated {
             return Ok(version);
         }
-        let what = "parameters, in bytes,";
-        let size = bytes.len() as u64;
-        check_size(
-            what,
-            size,
-            Self::MAX_BYTES,
-            "put them under several names, or as bfloat16",
-        )?;
-        SafeTensors::deserialize(&bytes)
-            .map_err(|e| refuse(format!("they are not a safetensors file: {e}")))?;
-        let reservation = self.budget.reserve(size).ok_or_else(|| Error::TooLarge {
-            what,
-            size,
-            limit: self.budget.left(),
-            advice: "tables at their capacity and other parameters take the rest of max_bytes: raise it, or make tables smaller",
-        })?;
-        let file = Bytes::from_owner(CountedFile {
-            bytes,
-            _reservation: reservation,
-        });
+        let file = self.count(name, bytes)?;
         let mut newest = self.newest.write().unwrap_or_else(PoisonError::into_inner);
         let stored = newest.get(name);
         // Again: the first try may have been stored since.
@@ -122,10 +103,10 @@ impl ParameterStore {
         }
         let version = stored.map_or(1, |stored| stored.parameters.version + 1);
         if version == 1 && newest.len() >= Self::MAX_NAMES {
-            return Err(refuse(format!(
-                "there are {} names already",
-                Self::MAX_NAMES
-            )));
+            return Err(Self::refusal(
+                name,
+                format!("there are {} names already", Self::MAX_NAMES),
+            ));
         }
         let parameters = Parameters {
             version,
@@ -141,12 +122,7 @@ impl ParameterStore {
             }
             None => {
                 let puts = [(id, version)].into();
-                let stored = Stored {
-                    parameters,
-                    puts,
-                    lag: Histogram::new(0, 10),
-                };
-                newest.insert(name.to_owned(), stored);
+                newest.insert(name.to_owned(), Stored::new(parameters, puts));
                 None
             }
         };
@@ -154,6 +130,89 @@ impl ParameterStore {
         // Frees the old file, unless it has readers, without the lock.
         drop(replaced);
         Ok(version)
+    }
+
+    fn refusal(name: &str, reason: String) -> Error {
+        Error::Parameters {
+            name: name.chars().take(Self::MAX_NAME_BYTES).collect(),
+            reason,
+        }
+    }
+
+    fn check_name(name: &str) -> Result<()> {
+        if name.is_empty() || name.len() > Self::MAX_NAME_BYTES {
+            return Err(Self::refusal(
+                name,
+                format!("a name has 1 to {} bytes", Self::MAX_NAME_BYTES),
+            ));
+        }
+        Ok(())
+    }
+
+    /// Checks a file, and counts it in the memory's byte limit until its last reader lets go of it.
+    fn count(&self, name: &str, bytes: Bytes) -> Result<Bytes> {
+        let what = "parameters, in bytes,";
+        let size = bytes.len() as u64;
+        check_size(
+            what,
+            size,
+            Self::MAX_BYTES,
+            "put them under several names, or as bfloat16",
+        )?;
+        SafeTensors::deserialize(&bytes)
+            .map_err(|e| Self::refusal(name, format!("they are not a safetensors file: {e}")))?;
+        let reservation = self.budget.reserve(size).ok_or_else(|| Error::TooLarge {
+            what,
+            size,
+            limit: self.budget.left(),
+            advice: "tables at their capacity and other parameters take the rest of max_bytes: raise it, or make tables smaller",
+        })?;
+        Ok(Bytes::from_owner(CountedFile {
+            bytes,
+            _reservation: reservation,
+        }))
+    }
+
+    /// The newest version of each name with its last puts, for a snapshot.
+    pub(crate) fn records(&self) -> Vec<ParametersRecord> {
+        let newest = self.read();
+        let record = |(name, stored): (&String, &Stored)| ParametersRecord {
+            version: stored.parameters.version,
+            name: name.clone(),
+            puts: stored.puts.iter().copied().collect(),
+            file: stored.parameters.bytes.clone(),
+        };
+        newest.iter().map(record).collect()
+    }
+
+    /// Checks and counts the parameters of a snapshot.
+    ///
+    /// # Errors
+    /// Errors of [`Self::put`].
+    pub(crate) fn stage(&self, record: ParametersRecord) -> Result<ParametersRecord> {
+        Self::check_name(&record.name)?;
+        if !(1..1 << 47).contains(&record.version) {
+            let reason = format!("version {} is none that puts reach", record.version);
+            return Err(Self::refusal(&record.name, reason));
+        }
+        let file = self.count(&record.name, record.file)?;
+        Ok(ParametersRecord { file, ..record })
+    }
+
+    /// Stores staged parameters, at most [`Self::MAX_NAMES`], under names that have none.
+    pub(crate) fn restore(&self, staged: Vec<ParametersRecord>) {
+        let mut newest = self.newest.write().unwrap_or_else(PoisonError::into_inner);
+        for record in staged {
+            let skipped = record.puts.len().saturating_sub(Self::REMEMBERED_PUTS);
+            let parameters = Parameters {
+                version: record.version,
+                bytes: record.file,
+            };
+            let puts = record.puts.into_iter().skip(skipped).collect();
+            newest
+                .entry(record.name)
+                .or_insert_with(|| Stored::new(parameters, puts));
+        }
     }
 
     /// The newest version of `name`; `None` when it is not newer than `newer_than`, or there is none.

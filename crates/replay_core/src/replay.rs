@@ -35,6 +35,8 @@ pub struct WriterOpened {
     pub epoch: u32,
     /// The last push that was applied; 0 when there was none.
     pub last_sequence: u64,
+    /// Steps that the table has taken from the writer.
+    pub steps: u64,
 }
 
 /// One chunk of a push: consecutive steps of one stream.
@@ -125,7 +127,8 @@ impl SampleRequest {
 /// One sampled item.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SampledItem {
-    /// Its id, which names one item of one table of one memory, and nothing anywhere else.
+    /// Its id, which names one item of one table of one memory, and nothing anywhere else but in a server that was started
+    /// again from a snapshot with the item.
     pub id: u64,
     /// Its probability at the instant of sampling.
     pub probability: f64,
@@ -218,6 +221,21 @@ pub trait SampleChannel: Send {
     fn next(&mut self, wait: &Wait<'_>) -> Result<Sampled>;
 }
 
+/// Updates of priorities that are not waited for: several are under way at a time, and they apply in order.
+pub trait UpdateChannel: Send {
+    /// Sends an update behind the earlier ones. Returns the counts of the updates that were answered since the last call. After an
+    /// error, which may be of an earlier update, this one was not sent.
+    fn send(
+        &mut self,
+        table: &str,
+        ids: &[u64],
+        priorities: &[f64],
+        wait: &Wait<'_>,
+    ) -> Result<UpdateReceipt>;
+    /// Returns when all updates are answered, with the counts since the last call.
+    fn flush(&mut self, wait: &Wait<'_>) -> Result<UpdateReceipt>;
+}
+
 /// A replay memory, wherever it is. Every method may block until `wait` ends it.
 pub trait Replay: Send + Sync {
     /// Makes a table; the same definition again is fine.
@@ -232,7 +250,8 @@ pub trait Replay: Send + Sync {
     fn open_writer(&self, open: OpenWriter, wait: &Wait<'_>) -> Result<Box<dyn PushChannel>>;
     /// Samples once.
     fn sample(&self, request: &SampleRequest, wait: &Wait<'_>) -> Result<Sampled>;
-    /// Samples again and again with `in_flight` requests under way (at least 1).
+    /// Samples again and again with `in_flight` requests under way (at least 1). With 2 or more, a client of a distant server has
+    /// as many more under way as its round trip needs.
     fn sampler(&self, request: SampleRequest, in_flight: usize) -> Result<Box<dyn SampleChannel>>;
     /// Sets priorities (before the exponent). The last value of a repeated id counts.
     fn update_priorities(
@@ -242,6 +261,10 @@ pub trait Replay: Send + Sync {
         priorities: &[f64],
         wait: &Wait<'_>,
     ) -> Result<UpdateReceipt>;
+    /// A channel for updates that are not waited for; `None` where each update applies within its call.
+    fn updates(&self) -> Result<Option<Box<dyn UpdateChannel>>> {
+        Ok(None)
+    }
     /// Removes an item whose blob does not decode; returns the name of its writer, `None` when it is gone.
     fn report_corrupt(
         &self,

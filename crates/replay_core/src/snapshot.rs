@@ -1,9 +1,11 @@
-//! Snapshots: all tables of a memory in one file, written while they are in use, and put back into empty tables. The
-//! format is in `snapshot_records.rs`. Parameters and writers are not in it: writers have to be opened anew.
+//! Snapshots: a memory in one file, written while it is in use, and put back into empty tables. The format is in
+//! `snapshot_records.rs`. [`save`] writes the tables; their writers have to be opened anew. [`save_server`] also writes the
+//! parameters, the writers' progress and the ids of the items, so that clients of the server continue.
 //!
-//! [`save`] holds no lock over I/O: chunks are named a few at a time under the table's insert lock, and
-//! each is pinned while it is written. Chunks evicted meanwhile are left out, with their items, and so is every
-//! push after the beginning.
+//! A save begins with a moment: each table is noted between two of its pushes, one table right after the other, and the
+//! parameters with them. Later pushes are not in the file, nor are chunks that are evicted before the file is complete, with
+//! their items; a priority and a sample count are as of the instant in which the item is written. The save holds no lock over
+//! I/O: chunks are named a few at a time under the table's insert lock, and each is pinned while it is written.
 //!
 //! [`restore`] reads and checks everything before it stores anything, and holds no more than the tables may. A
 //! file is trusted no more than a connection.
@@ -14,15 +16,20 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::error::{Error, Result};
 use crate::memory::Memory;
+use crate::parameters::ParameterStore;
 use crate::schema::TableConfig;
+use crate::snapshot_records::content::ParametersRecord;
 use crate::snapshot_records::{
     CAPNP_VERSION, RecordKind, RecordReader, RecordWriter, cannot_read, cannot_write,
 };
 use crate::sync::lock;
-use crate::table::restore::Staged;
+use crate::table::Table;
+use crate::table::restore::{Placed, Staged};
+use crate::table::save::Moment;
 
 /// Buffer of the file, for records smaller than it.
 const BUFFER_BYTES: usize = 1 << 20;
@@ -32,12 +39,27 @@ const BUFFER_BYTES: usize = 1 << 20;
 /// # Errors
 /// [`Error::Io`] when it cannot be written, or another process saves to it now; the file that was there stays.
 pub fn save(memory: &Memory, path: &Path) -> Result<()> {
-    // One at a time: two would write the same temporary file.
+    save_as(memory, path, None).map(|_| ())
+}
+
+/// [`save`] for a server: also parameters, the progress of writers, and ids of items. Returns the file's bytes. It ends with an
+/// error soon after `stop` was set.
+///
+/// # Errors
+/// Errors of [`save`].
+pub fn save_server(memory: &Memory, path: &Path, stop: &AtomicBool) -> Result<u64> {
+    save_as(memory, path, Some(stop))
+}
+
+/// `server`: the whole state of a server, until it is set.
+fn save_as(memory: &Memory, path: &Path, server: Option<&AtomicBool>) -> Result<u64> {
+    // One at a time: two would write the same temporary file, and a table has one moment.
     static SAVING: Mutex<()> = Mutex::new(());
     let _saving = lock(&SAVING);
     let partial = partial_path(path);
     let file = lock_partial(&partial)?;
-    let done = write(memory, &file, &partial).and_then(|()| put_in_place(&partial, path));
+    let written = write(memory, &file, &partial, server);
+    let done = written.and_then(|bytes| put_in_place(&partial, path).map(|()| bytes));
     if done.is_err() {
         // The first error is the one to report.
         let _ = fs::remove_file(&partial);
@@ -45,14 +67,36 @@ pub fn save(memory: &Memory, path: &Path) -> Result<()> {
     done
 }
 
+/// A file whose writes fail once `stop` is set.
+struct Stoppable<'a> {
+    file: &'a File,
+    stop: Option<&'a AtomicBool>,
+}
+
+impl Write for Stoppable<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        // Relaxed: nothing is published with it.
+        if self.stop.is_some_and(|stop| stop.load(Ordering::Relaxed)) {
+            return Err(io::Error::other("it was stopped"));
+        }
+        self.file.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
 /// Puts the tables of a snapshot back: into tables of these names that are empty, or into new ones. Capacity, limits
 /// and rate limiter stay as the table has them; if it is smaller, only the newest steps are kept. Priorities, samples of
-/// each item, the limiter's counts and the statistics continue. Ids from before name nothing.
+/// each item, the limiter's counts and the statistics continue. Ids from before name nothing, unless a server saved them.
+/// So do parameters, under names that have none, and writers of a server's snapshot.
 ///
 /// # Errors
 /// Nothing is stored with [`Error::Io`] (it cannot be read), [`Error::Snapshot`] (it is damaged, cut off, or of
 /// another release), [`Error::TableDiffers`] (a table has other columns, another sampler, exponent or unit),
-/// [`Error::NotEmpty`] (a table has steps) or [`Error::Table`] (too many bytes for a new table).
+/// [`Error::NotEmpty`] (a table has steps), [`Error::Table`] (too many bytes for a new table) or [`Error::TooLarge`] (of
+/// parameters).
 pub fn restore(memory: &Memory, path: &Path) -> Result<()> {
     restore_any(memory, path, |_| {
         Err(Error::Config(
@@ -72,7 +116,7 @@ pub fn restore_any(
     read_capnp: fn(&[u8]) -> Result<TableConfig>,
 ) -> Result<()> {
     let mut made = Vec::new();
-    let done = read(memory, path, read_capnp, &mut made).and_then(place);
+    let done = read(memory, path, read_capnp, &mut made).and_then(|read| place(memory, read));
     if done.is_err() {
         for name in made {
             // Another thread may have dropped it already.
@@ -116,16 +160,31 @@ fn lock_partial(partial: &Path) -> Result<File> {
     open().map_err(cannot_write(partial))
 }
 
-fn write(memory: &Memory, file: &File, partial: &Path) -> Result<()> {
+fn write(memory: &Memory, file: &File, partial: &Path, server: Option<&AtomicBool>) -> Result<u64> {
     let error = cannot_write(partial);
-    let mut out = RecordWriter::new(BufWriter::with_capacity(BUFFER_BYTES, file), partial)?;
-    for table in memory.tables() {
-        table.save(&mut out)?;
+    let stoppable = Stoppable { file, stop: server };
+    let mut out = RecordWriter::new(BufWriter::with_capacity(BUFFER_BYTES, stoppable), partial)?;
+    let tables = memory.tables().into_iter();
+    let moments: Vec<Moment> = tables
+        .map(|table| table.moment(server.is_some()))
+        .collect::<Result<_>>()?;
+    let parameters = match server {
+        Some(_) => memory.parameters().records(),
+        None => Vec::new(),
+    };
+    for parameters in parameters {
+        out.record(
+            RecordKind::Parameters,
+            &[&parameters.head(), &parameters.file],
+        )?;
+    }
+    for moment in moments {
+        Table::save(&moment, &mut out)?;
     }
     out.record(RecordKind::End, &[])?;
-    let mut file = out.into_inner();
-    file.flush().map_err(&error)?;
-    file.get_ref().sync_all().map_err(&error)
+    out.into_inner().flush().map_err(&error)?;
+    file.sync_all().map_err(&error)?;
+    file.metadata().map(|file| file.len()).map_err(&error)
 }
 
 fn put_in_place(partial: &Path, path: &Path) -> Result<()> {
@@ -144,12 +203,13 @@ fn read(
     path: &Path,
     read_capnp: fn(&[u8]) -> Result<TableConfig>,
     made: &mut Vec<String>,
-) -> Result<Vec<Staged>> {
+) -> Result<(Vec<Staged>, Vec<ParametersRecord>)> {
     let error = cannot_read(path);
     let file = File::open(path).map_err(&error)?;
     let bytes = file.metadata().map_err(&error)?.len();
     let mut records = RecordReader::new(BufReader::with_capacity(BUFFER_BYTES, file), bytes, path)?;
     let mut tables: Vec<Staged> = Vec::new();
+    let mut parameters: Vec<ParametersRecord> = Vec::new();
     loop {
         let (kind, body) = records.next()?;
         let open = tables.last_mut().filter(|table| !table.is_complete());
@@ -176,9 +236,26 @@ fn read(
                 }
                 tables.push(Staged::new(table, config)?);
             }
+            (RecordKind::Parameters, None) => {
+                let record =
+                    ParametersRecord::from_bytes(body).map_err(|reason| records.damaged(reason))?;
+                if parameters.len() == ParameterStore::MAX_NAMES
+                    || parameters.iter().any(|p| p.name == record.name)
+                {
+                    return Err(records.damaged(format!(
+                        "parameters {:?} appear twice, or are too many",
+                        record.name
+                    )));
+                }
+                let staged = memory.parameters().stage(record);
+                parameters.push(staged.map_err(|error| match error {
+                    Error::Parameters { .. } => records.damaged(error),
+                    error => error,
+                })?);
+            }
             (RecordKind::End, None) => {
                 records.finish()?;
-                return Ok(tables);
+                return Ok((tables, parameters));
             }
             (RecordKind::Table | RecordKind::End, Some(table)) => {
                 let reason = format!("the table {:?} is not complete", table.name());
@@ -192,16 +269,30 @@ fn read(
     }
 }
 
-fn place(tables: Vec<Staged>) -> Result<()> {
-    let mut placed = Vec::with_capacity(tables.len());
+fn place(
+    memory: &Memory,
+    (tables, parameters): (Vec<Staged>, Vec<ParametersRecord>),
+) -> Result<()> {
+    let mut placed: Vec<Placed> = Vec::with_capacity(tables.len());
     for staged in tables {
         match staged.place() {
             Ok(table) => placed.push(table),
             Err(error) => {
-                placed.iter().try_for_each(|table| table.empty())?;
+                placed.iter().try_for_each(|placed| placed.table.empty())?;
                 return Err(error);
             }
         }
+    }
+    memory.parameters().restore(parameters);
+    for placed in placed {
+        if placed.left_out > 0 {
+            tracing::warn!(
+                table = placed.table.config().name,
+                steps = placed.left_out,
+                "the oldest steps of the snapshot are left out: the table is smaller than it was"
+            );
+        }
+        placed.remember_ids(memory);
     }
     Ok(())
 }

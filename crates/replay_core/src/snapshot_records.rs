@@ -13,9 +13,12 @@
 //!              order, of their insertion or update
 //!   5 state    numbers, see [`content::TableState`]; the table ends with it
 //!   6 end      nothing; the file ends with it
+//!   7 parameters  a name's newest version, see [`content::ParametersRecord`]; before the first table
+//!   8 writer   an open writer, see [`content::WriterRecord`]; after the chunks of its table
+//!   9 ids      u64 for each item of the items record before it: the id that the server's clients know it by
 //! ```
 //!
-//! Integers are little endian. A checksum covers the whole file up to it, so a record that is damaged, missing or
+//! Kinds 7 to 9 are in the snapshots of servers alone. Integers are little endian. A checksum covers the whole file up to it, so a record that is damaged, missing or
 //! out of place is found at the record.
 
 pub mod content;
@@ -31,8 +34,10 @@ use crate::error::{Error, Result};
 
 const MAGIC: [u8; 8] = *b"innetmem";
 /// Version of the format that is written.
-const VERSION: u32 = 3;
-/// The version before, which is read, too: a table's definition was a Cap'n Proto message.
+const VERSION: u32 = 4;
+/// Versions that are read. Version 3 has no records of the kinds 7 to 9.
+const READ: [u32; 3] = [CAPNP_VERSION, 3, VERSION];
+/// The version in which a table's definition was a Cap'n Proto message.
 pub const CAPNP_VERSION: u32 = 2;
 
 /// Content of a record.
@@ -45,14 +50,19 @@ pub enum RecordKind {
     Items = 4,
     State = 5,
     End = 6,
+    Parameters = 7,
+    Writer = 8,
+    Ids = 9,
 }
 
 impl RecordKind {
     fn of(number: u32) -> Option<Self> {
         use RecordKind::*;
-        [Table, Stream, Chunk, Items, State, End]
-            .into_iter()
-            .find(|&kind| kind as u32 == number)
+        [
+            Table, Stream, Chunk, Items, State, End, Parameters, Writer, Ids,
+        ]
+        .into_iter()
+        .find(|&kind| kind as u32 == number)
     }
 }
 
@@ -151,9 +161,9 @@ impl<R: Read> RecordReader<R> {
             return Err(reader.damaged("it is no snapshot of a replay memory"));
         }
         reader.version = u32::from_le_bytes(reader.array()?);
-        if ![CAPNP_VERSION, VERSION].contains(&reader.version) {
+        if !READ.contains(&reader.version) {
             return Err(reader.damaged(format!(
-                "it has format {}, and this release reads formats {CAPNP_VERSION} and {VERSION}",
+                "it has format {}, and this release reads formats {CAPNP_VERSION} to {VERSION}",
                 reader.version
             )));
         }

@@ -2,6 +2,7 @@
 
 mod gradients;
 mod http;
+mod period;
 mod size;
 mod validate;
 
@@ -15,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::refuse;
 use crate::stack::{Address, StackName};
 pub use http::HttpAddress;
+pub use period::Period;
 use replay_core::error::{Error, Result};
 use replay_core::memory::MemoryLimits;
 use replay_core::schema::TableConfig;
@@ -103,7 +105,7 @@ pub struct ServerConfig {
     /// File with the token, an alternative to --token.
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
-    /// Token of learners: it allows everything except emptying and dropping tables.
+    /// Token of learners: it allows everything except emptying and dropping tables, and snapshots on request.
     #[arg(long, value_name = "TOKEN")]
     pub learner_token: Option<Secret>,
     /// File with the token of learners, an alternative to --learner-token.
@@ -125,6 +127,14 @@ pub struct ServerConfig {
     /// neither encrypted nor authenticated, with a token and TLS, too.
     #[arg(long)]
     pub trusted_network: bool,
+    /// Folder for snapshots of the memory, made if it is missing. The newest that is not damaged is restored at the start; one
+    /// is saved at SIGTERM, at intervals, and by `innet-replay snapshot`. The two newest are kept: three times the bytes of the
+    /// memory on disk. No snapshots by default.
+    #[arg(long, value_name = "DIR")]
+    pub snapshot: Option<PathBuf>,
+    /// Interval of the snapshots in --snapshot: 60s, 500ms, 5min or 1h. 0s saves on request and at SIGTERM alone.
+    #[arg(long, value_name = "PERIOD", default_value = "60s")]
+    pub snapshot_every: Period,
     /// Lowest level of logged events.
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     pub log_level: LogLevel,

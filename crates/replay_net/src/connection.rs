@@ -188,6 +188,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
             return Ok(());
         };
         frames.set_limits(FrameLimits::new(self.context.max_frame_bytes));
+        frames.allow_reset();
         let (requests, incoming) = mpsc::channel(1);
         let (replies, outbox) = mpsc::unbounded_channel();
         let work = async {
@@ -200,8 +201,11 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         };
         // An error of `work` is already in the outbox, which `send` still writes. An error of `send` ends the connection
         // at once: the client does not read.
-        let (end, ()) = tokio::try_join!(async { Ok(work.await) }, self.send(outbox, write))?;
-        end
+        match tokio::try_join!(async { Ok(work.await) }, self.send(outbox, write)) {
+            Ok((end, ())) => end,
+            Err(Error::Closed(_)) => Ok(()),
+            Err(error) => Err(error),
+        }
     }
 
     /// Reads requests until the client ends the connection or sends an invalid frame.
@@ -254,8 +258,8 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         self.context.service.counters.bytes_received.add(bytes);
         let reservation = quota.admit(&request.body, reservation)?;
         let reply_bytes = self.context.service.estimated_reply_bytes(&request.body);
-        let room = quota.reserve_reply(&mut permit, reply_bytes);
-        self.unread_until(replies, quota::REPLIES, room).await;
+        let space = quota.reserve_reply(&mut permit, reply_bytes);
+        self.unread_until(replies, quota::REPLIES, space).await;
         let allowed = Duration::from_millis(request.deadline_ms.into());
         let arrived = self.stack.now();
         Ok(Some(Received {
@@ -268,24 +272,24 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         }))
     }
 
-    /// Waits for `room` while the connection is not read. Meanwhile the client is sent the `reason`, which shows whether it is
+    /// Waits for free `space` while the connection is not read. Meanwhile the client is sent the `reason`, which shows whether it is
     /// still there.
     async fn unread_until<T>(
         &self,
         replies: &ReplySender,
         reason: &str,
-        room: impl Future<Output = T>,
+        space: impl Future<Output = T>,
     ) -> T {
-        let mut room = pin!(room);
-        // Nearly always there is room, and no timer is needed.
-        if let Some(room) = room.as_mut().now_or_never() {
-            return room;
+        let mut space = pin!(space);
+        // Nearly always there is some, and no timer is needed.
+        if let Some(space) = space.as_mut().now_or_never() {
+            return space;
         }
         let _unread = self.unread.wait();
         loop {
             let next = self.stack.now() + WAITING_EVERY;
-            if let Some(room) = until(self.stack, next, &mut room).await {
-                return room;
+            if let Some(space) = until(self.stack, next, &mut space).await {
+                return space;
             }
             self.queue(
                 replies,
@@ -364,8 +368,8 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         }
     }
 
-    /// Answers a request that the role does not allow, and on another thread a request about a table as a whole; `None` for other
-    /// requests. The connection's later requests are tried after it, in the order of their arrival.
+    /// Answers a request that the role does not allow, and on another thread a request about a table as a whole or for a
+    /// snapshot; `None` for other requests. The connection's later requests are tried after it, in the order of their arrival.
     async fn answer_about_table(
         &self,
         received: &Received,
@@ -375,11 +379,20 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         if refused.is_some() {
             return refused;
         }
+        if received.request.body == RequestBody::Snapshot {
+            return Some(self.save_snapshot().await);
+        }
         let tables = self.context.service.table_request(&received.request.body)?;
         let _turn = tables.turn().await;
         let (tables, request) = (Arc::clone(tables), received.request.body.clone());
         let answer = self.stack.run_blocking(move || tables.answer(&request));
         Some(answer.await.and_then(|reply| reply))
+    }
+
+    async fn save_snapshot(&self) -> Result<ReplyBody> {
+        let snapshots = Arc::clone(self.context.service.snapshots()?);
+        let save = self.stack.run_blocking(move || snapshots.save_on_request());
+        save.await?.map(|()| ReplyBody::Done)
     }
 
     /// Tries a request on arrival; `None` if it has to wait, for an earlier one of its writer or for a change.

@@ -1,6 +1,8 @@
 //! Frames of [`replay_wire::frame`] over streams. Reading and writing are cancel safe: progress is kept in [`FrameReader`]
 //! and [`OutgoingFrame`], so a caller may `select!` on them and call again.
 
+use std::io;
+
 use bytes::BufMut;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
@@ -19,6 +21,8 @@ pub struct FrameReader<R> {
     header: Option<Header>,
     /// Frame whose body is being read.
     incoming: Option<IncomingFrame>,
+    /// Whether a reset between two frames is an end like any other.
+    may_be_reset: bool,
 }
 
 impl<R: AsyncRead + Unpin> FrameReader<R> {
@@ -32,7 +36,14 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
             filled: 0,
             header: None,
             incoming: None,
+            may_be_reset: false,
         }
+    }
+
+    /// From now on a reset between two frames is the end of the connection: the system of a client that closes it with unread
+    /// replies sends one.
+    pub fn allow_reset(&mut self) {
+        self.may_be_reset = true;
     }
 
     /// Sets the limits for the next frame, as after the handshake.
@@ -61,11 +72,14 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
             return Ok(Some(header));
         }
         while self.filled < HEADER_BYTES {
-            let n = self.reader.read(&mut self.start[self.filled..]).await;
-            match n.map_err(|e| broken(&self.peer, e))? {
-                0 if self.filled == 0 => return Ok(None),
-                0 => return Err(truncated(&self.peer, (self.filled, HEADER_BYTES))),
-                n => self.filled += n,
+            match self.reader.read(&mut self.start[self.filled..]).await {
+                Ok(0) if self.filled == 0 => return Ok(None),
+                Ok(0) => return Err(truncated(&self.peer, (self.filled, HEADER_BYTES))),
+                Ok(n) => self.filled += n,
+                Err(e) if self.filled == 0 && self.may_be_reset && is_closed(&e) => {
+                    return Ok(None);
+                }
+                Err(e) => return Err(broken(&self.peer, e)),
             }
         }
         let header = Header::parse(self.start, &self.limits)?;
@@ -122,23 +136,38 @@ pub async fn write_frame<W: AsyncWrite + Unpin>(
     writer: &mut W,
     peer: &str,
 ) -> Result<()> {
+    let written = write_rest(frame, writer).await;
+    written.map_err(|error| broken(peer, error))
+}
+
+/// As [`write_frame`], with the error of the system.
+pub(crate) async fn write_rest<W: AsyncWrite + Unpin>(
+    frame: &mut OutgoingFrame,
+    writer: &mut W,
+) -> io::Result<()> {
     loop {
         let slices = frame.unwritten();
         if slices.is_empty() {
             break;
         }
-        match writer.write_vectored(&slices).await {
-            Ok(0) => return Err(broken(peer, std::io::ErrorKind::WriteZero.into())),
-            Ok(n) => frame.advance(n),
-            Err(e) => return Err(broken(peer, e)),
+        match writer.write_vectored(&slices).await? {
+            0 => return Err(io::ErrorKind::WriteZero.into()),
+            n => frame.advance(n),
         }
     }
-    writer.flush().await.map_err(|e| broken(peer, e))?;
+    writer.flush().await?;
     frame.delivered();
     Ok(())
 }
 
-fn broken(peer: &str, error: std::io::Error) -> Error {
+/// Whether an error of the system means that the other end has closed the connection.
+pub(crate) fn is_closed(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset};
+    matches!(error.kind(), BrokenPipe | ConnectionReset)
+}
+
+/// The error of a connection to `peer` that broke.
+pub(crate) fn broken(peer: &str, error: io::Error) -> Error {
     Error::Disconnected {
         address: peer.into(),
         reason: error.to_string(),

@@ -15,9 +15,10 @@
 //! | [`aggregators`] | gradient jobs of a server, and its parent |
 //! | [`client`] | `Replay` over a connection, and a worker of a gradient job |
 //! | [`tls`] | certificates and keys for rustls |
+//! | [`snapshots`] | snapshots of a server's memory: restored, saved, kept |
 //! | [`config`] | the server's configuration |
 //! | [`cli`] | the commands of `innet-replay` |
-//! | `bench` | the baseline and the lossy relay of the gradient benchmarks (feature `bench`) |
+//! | `bench` | the baseline of the gradient benchmarks, and a relay that emulates a link (feature `bench`) |
 
 pub mod aggregators;
 #[cfg(feature = "bench")]
@@ -31,6 +32,7 @@ pub mod receive;
 pub mod reply_budget;
 pub mod server;
 pub mod service;
+pub mod snapshots;
 pub mod stack;
 pub mod tls;
 

@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 use crate::aggregators::Aggregators;
 use crate::receive::ReceiveBudgets;
 use crate::reply_budget::ReplyBudget;
+use crate::snapshots::Snapshots;
 use replay_core::error::{Error, Result};
 use replay_core::memory::Memory;
 use replay_core::replay::{OpenWriter, Parameters, SampleRequest, Sampled};
@@ -42,6 +43,7 @@ pub struct Service {
     gradients: Option<Aggregators>,
     /// Whether requests to the memory are refused.
     gradients_only: bool,
+    snapshots: Option<Arc<Snapshots>>,
     /// Counters of the connections, part of [`Service::stats`].
     pub counters: Counters,
 }
@@ -106,6 +108,7 @@ impl Service {
             max_frame_bytes,
             gradients: None,
             gradients_only: false,
+            snapshots: None,
             counters: Counters::default(),
         })
     }
@@ -114,6 +117,21 @@ impl Service {
     pub fn sum_gradients(&mut self, aggregators: Aggregators, only: bool) {
         self.gradients = Some(aggregators);
         self.gradients_only = only;
+    }
+
+    /// Adds the snapshots of the memory.
+    pub fn save_snapshots(&mut self, snapshots: Arc<Snapshots>) {
+        self.snapshots = Some(snapshots);
+    }
+
+    /// The snapshots of the memory.
+    ///
+    /// # Errors
+    /// [`Error::Config`] when the server saves none.
+    pub fn snapshots(&self) -> Result<&Arc<Snapshots>> {
+        self.snapshots.as_ref().ok_or_else(|| {
+            Error::Config("this server saves no snapshots: start it with --snapshot DIR".to_owned())
+        })
     }
 
     /// The gradient aggregators, if there are any.
@@ -226,6 +244,11 @@ impl Service {
                 ReplyBody::Parameters(self.memory.parameters().get(name, *newer_than))
             }
             RequestBody::List => ReplyBody::Listing(self.memory.list()),
+            RequestBody::Snapshot => {
+                return Err(Error::Internal(
+                    "a snapshot is saved on a thread of its own".into(),
+                ));
+            }
             RequestBody::Stats => ReplyBody::Stats(self.stats().to_string()),
             RequestBody::CloseWriter {
                 table,
@@ -291,7 +314,7 @@ impl Service {
     }
 
     /// Counters and gauges: the memory's, `receive_bytes` (reserved for receive buffers), `reply_bytes`
-    /// (of unread replies), `server`, and `gradients` (jobs).
+    /// (of unread replies), `server`, `gradients` (jobs) and `snapshots`.
     pub fn stats(&self) -> Value {
         let mut stats = self.memory.stats();
         stats["receive_bytes"] = self.receive_budgets.reserved().into();
@@ -300,6 +323,9 @@ impl Service {
         stats["server"]["release"] = RELEASE.into();
         if let Some(aggregators) = &self.gradients {
             stats["gradients"] = aggregators.stats();
+        }
+        if let Some(snapshots) = &self.snapshots {
+            stats["snapshots"] = snapshots.stats();
         }
         stats
     }

@@ -414,7 +414,7 @@ fn a_writer_whose_acknowledged_pushes_are_gone_has_expired() {
         let error = pushes.push(steps(10, 10), &soon()).unwrap_err();
         assert_eq!(error.code(), ErrorCode::Expired, "{error}");
         assert!(
-            error.to_string().contains("had acknowledged 1 pushes"),
+            error.to_string().contains("had acknowledged 10 steps"),
             "{error}"
         );
     }

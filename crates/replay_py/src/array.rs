@@ -175,8 +175,14 @@ pub fn numbers<'py>(
     allowed: &[Dtype],
 ) -> PyResult<Numbers<'py>> {
     let refuse = |got: String| {
-        let names: Vec<_> = allowed.iter().map(|dtype| dtype.name()).collect();
-        let names = names.join(" or ");
+        let names = match allowed {
+            // All that become float64.
+            _ if allowed == PRIORITIES => "numbers".to_owned(),
+            _ => {
+                let names: Vec<_> = allowed.iter().map(|dtype| dtype.name()).collect();
+                names.join(" or ")
+            }
+        };
         error::config(
             value.py(),
             format!("{what} has one dimension of {names}, got {got}"),
@@ -188,9 +194,10 @@ pub fn numbers<'py>(
         let got = format!("{}{:?}", input.dtype.name(), input.shape);
         // A column of numbers, such as a network's output.
         let numbers = input.shape.iter().product::<usize>();
-        let advice = match input.shape.len() > 1 && input.shape.contains(&numbers) {
-            true => format!(": flatten it, {what}.flatten()"),
-            false => String::new(),
+        let advice = match input.shape.len() {
+            0 => ": give an array or a list of them".to_owned(),
+            2.. if input.shape.contains(&numbers) => format!(": flatten it, {what}.flatten()"),
+            _ => String::new(),
         };
         return Err(refuse(got + &advice));
     }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
-use pyo3::exceptions::PyAttributeError;
+use pyo3::exceptions::{PyAttributeError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
 
@@ -80,6 +80,13 @@ impl PyBatch {
                 self.names()
             ))
         })
+    }
+
+    fn __getitem__(&self, key: &Bound<'_, PyAny>) -> PyResult<()> {
+        let name = key.extract().unwrap_or("observation");
+        Err(PyTypeError::new_err(format!(
+            "a batch has its arrays as attributes: batch.{name}; batch.as_dict() is a dictionary of them"
+        )))
     }
 
     fn __len__(&self) -> usize {

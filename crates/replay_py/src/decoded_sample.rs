@@ -55,6 +55,11 @@ impl Reading {
         self.outdated.load(Ordering::Relaxed)
     }
 
+    /// Number in the ids of the last sample; `None` before the first.
+    pub fn table_number(&self) -> Option<u16> {
+        *lock(&self.table)
+    }
+
     /// Checks at the first sample with ids of another table that its definition, which `definition` asks for, is still the one
     /// that the decoder was made for. It is asked for between two samples with the same number, so it is that table's.
     fn check(
@@ -66,7 +71,7 @@ impl Reading {
             return Ok(());
         };
         let number = Some(IdSpace::number_of(item.id));
-        if *lock(&self.table) == number {
+        if self.table_number() == number {
             return Ok(());
         }
         // After an error the next sample asks again.

@@ -77,6 +77,9 @@ fn stop(py: Python<'_>) {
     });
 }
 
+/// Targets of the events of a server's connections.
+const CONNECTIONS: [&str; 2] = ["replay_net::server", "replay_net::connection"];
+
 struct PythonLogging;
 
 impl<S: Subscriber> Layer<S> for PythonLogging {
@@ -84,6 +87,8 @@ impl<S: Subscriber> Layer<S> for PythonLogging {
         let level = match *event.metadata().level() {
             Level::ERROR => 40,
             Level::WARN => 30,
+            // Connections of a server: the program that it is part of logs its own progress at INFO.
+            Level::INFO if CONNECTIONS.contains(&event.metadata().target()) => 10,
             Level::INFO => 20,
             _ => 10,
         };

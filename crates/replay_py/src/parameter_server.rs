@@ -1,4 +1,4 @@
-//! `ParameterServer`, `ParameterWorker` and `LossyPath`: baseline and lossy relay of `innet-drl bench gradients`.
+//! `ParameterServer` and `ParameterWorker`: the baseline of `innet-drl bench gradients`.
 
 use std::io;
 use std::net::IpAddr;
@@ -7,7 +7,6 @@ use numpy::{PyArray1, PyArrayMethods};
 use pyo3::prelude::*;
 
 use replay_core::error::Error;
-use replay_net::bench::lossy::LossyPath;
 use replay_net::bench::parameter_server::{ParameterServer, ParameterWorker};
 
 use crate::gradients::socket_address;
@@ -68,37 +67,5 @@ impl PyParameterWorker {
         let values = values.as_slice_mut()?;
         py.detach(|| self.0.sum(values))
             .map_err(|source| failed(py, source))
-    }
-}
-
-#[doc = stub_doc!("LossyPath")]
-#[pyclass(name = "LossyPath", module = "innet_drl", frozen)]
-pub struct PyLossyPath(LossyPath);
-
-#[pymethods]
-impl PyLossyPath {
-    #[new]
-    #[pyo3(signature = (to, loss, *, seed = 0))]
-    fn new(
-        py: Python<'_>,
-        to: &str,
-        loss: f64,
-        #[pyo3(from_py_with = integer::seed)] seed: u64,
-    ) -> PyResult<Self> {
-        if !(0.0..1.0).contains(&loss) {
-            return Err(error::config(
-                py,
-                format!("loss is a probability below 1, got {loss}"),
-            ));
-        }
-        LossyPath::start(socket_address(py, to)?, loss, seed)
-            .map(Self)
-            .map_err(|source| failed(py, source))
-    }
-
-    #[doc = stub_doc!("LossyPath.address")]
-    #[getter]
-    fn address(&self) -> String {
-        self.0.address().to_string()
     }
 }

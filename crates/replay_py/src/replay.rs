@@ -12,15 +12,16 @@ mod memory;
 mod sample;
 
 use std::collections::BTreeMap;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 
 use replay_core::error::Result;
 use replay_core::memory::Memory;
-use replay_core::replay::{Replay, Wait};
+use replay_core::replay::{Replay, UpdateChannel, UpdateReceipt, Wait};
 use replay_core::schema::TableConfig;
 use replay_net::client::Client;
 
@@ -28,6 +29,7 @@ use crate::class::context_manager;
 use crate::parameters::{self, PyParameters};
 use crate::process_local::ProcessLocal;
 use crate::table::{PyTable, Tables};
+use crate::turns::Turns;
 use crate::writer::OpenWriters;
 use crate::{integer, torch, wait};
 pub use memory::PyMemory;
@@ -41,8 +43,10 @@ pub struct PyReplay {
     location: String,
     decoders: Mutex<sample::Decoders>,
     writers: Arc<OpenWriters>,
-    /// The log has named an update with positions in place of ids. Relaxed accesses: it is a flag on its own.
-    positions_named: AtomicBool,
+    /// The log has named an update with numbers that are no ids of its table. Relaxed accesses: it is a flag on its own.
+    foreign_ids_named: AtomicBool,
+    /// The log has named parameters that do not exist. Relaxed accesses: it is a flag on its own.
+    unknown_parameters_named: AtomicBool,
 }
 
 #[derive(Clone)]
@@ -52,6 +56,45 @@ struct Backend {
     memory: Option<Arc<Memory>>,
     /// The client, if the memory is on a server.
     client: Option<Arc<Client>>,
+    /// Updates of priorities that are not waited for; `None` before the first one, and where each applies within its call.
+    updates: Arc<Turns<Option<Box<dyn UpdateChannel>>>>,
+}
+
+/// Name of [`Backend::updates`] in errors.
+const UPDATES: &str = "replay for updates of priorities";
+
+/// Longest wait of `close` for the answers to updates of priorities.
+const CLOSE_WITHIN: Duration = Duration::from_secs(1);
+
+impl Backend {
+    /// Sends an update without waiting for it; `None` if it has to apply within the call.
+    fn send_update(
+        &self,
+        table: &str,
+        ids: &[u64],
+        priorities: &[f64],
+        wait: &Wait<'_>,
+    ) -> Result<Option<UpdateReceipt>> {
+        if self.client.is_none() {
+            return Ok(None);
+        }
+        let mut updates = self.updates.take(wait)?;
+        if updates.is_none() {
+            *updates = self.replay.updates()?;
+        }
+        let channel = updates.as_mut();
+        channel
+            .map(|channel| channel.send(table, ids, priorities, wait))
+            .transpose()
+    }
+
+    /// Waits for the updates that were not waited for, and returns their counts since the last call.
+    fn flush_updates(&self, wait: &Wait<'_>) -> Result<UpdateReceipt> {
+        match &mut *self.updates.take(wait)? {
+            Some(updates) => updates.flush(wait),
+            None => Ok(UpdateReceipt::default()),
+        }
+    }
 }
 
 impl PyReplay {
@@ -61,6 +104,7 @@ impl PyReplay {
             replay: memory.clone(),
             memory: Some(memory),
             client: None,
+            updates: Arc::new(Turns::new(UPDATES, None)),
         };
         Self::over(backend, "in this process".into())
     }
@@ -71,7 +115,8 @@ impl PyReplay {
             location,
             decoders: Mutex::default(),
             writers: Arc::default(),
-            positions_named: AtomicBool::new(false),
+            foreign_ids_named: AtomicBool::new(false),
+            unknown_parameters_named: AtomicBool::new(false),
         }
     }
 
@@ -81,6 +126,7 @@ impl PyReplay {
             replay: client.clone(),
             memory: None,
             client: Some(client),
+            updates: Arc::new(Turns::new(UPDATES, None)),
         };
         Self::over(backend, format!("at {address}"))
     }
@@ -99,6 +145,23 @@ impl PyReplay {
 
     fn replay(&self, py: Python<'_>) -> PyResult<Arc<dyn Replay>> {
         Ok(self.backend.get(py)?.replay)
+    }
+
+    /// Logs once that there are no parameters of this name, if there are some of other names.
+    fn name_unknown_parameters(&self, name: &str, replay: &dyn Replay, wait: &Wait<'_>) {
+        // The call itself has succeeded: an error of this request is not its error.
+        let Ok(listing) = replay.list(wait) else {
+            return;
+        };
+        let names = listing.parameters.iter();
+        let others: Vec<_> = names.map(|other| other.name.as_str()).collect();
+        if !others.is_empty()
+            // Put since.
+            && !others.contains(&name)
+            && !self.unknown_parameters_named.swap(true, Ordering::Relaxed)
+        {
+            tracing::warn!("get_parameters has found no parameters {name:?} yet, only {others:?}");
+        }
     }
 
     /// Runs a blocking call of the memory, at most for `timeout` seconds.
@@ -197,6 +260,9 @@ impl PyReplay {
         let device = device.map(|name| torch::device(py, name)).transpose()?;
         let found = self.call(py, timeout, |replay, wait| {
             let Some(found) = replay.get_parameters(name, newer_than, wait)? else {
+                if newer_than == 0 && !self.unknown_parameters_named.load(Ordering::Relaxed) {
+                    self.name_unknown_parameters(name, replay, wait);
+                }
                 return Ok(None);
             };
             parameters::read(name, found.bytes).map(|tensors| Some((found.version, tensors)))
@@ -241,8 +307,15 @@ impl PyReplay {
     #[doc = stub_doc!("Replay.close")]
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let backend = self.backend.close(py)?;
-        py.detach(|| drop(backend));
-        Ok(())
+        let deadline = Some(Instant::now() + CLOSE_WITHIN);
+        wait::blocking(py, deadline, None, move |wait| {
+            if let Some(backend) = backend
+                && let Err(error) = backend.flush_updates(wait)
+            {
+                tracing::warn!(%error, "updates of priorities may be lost");
+            }
+            Ok(())
+        })
     }
 
     fn __repr__(slf: &Bound<'_, Self>) -> PyResult<String> {

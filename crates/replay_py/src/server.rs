@@ -2,11 +2,12 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use pyo3::prelude::*;
 
 use replay_core::memory::Memory;
-use replay_net::config::{HttpAddress, ServerConfig};
+use replay_net::config::{HttpAddress, Period, ServerConfig};
 use replay_net::server::{RunningServer, Server};
 use replay_net::stack::Address;
 
@@ -54,6 +55,18 @@ pub fn udp(py: Python<'_>, address: &str) -> PyResult<SocketAddr> {
         let wanted = "an IP address and a port, such as 127.0.0.1:7711";
         error::config(py, format!("gradients is {wanted}, got {address:?}"))
     })
+}
+
+/// The interval of snapshots, in seconds.
+pub fn period(py: Python<'_>, seconds: f64) -> PyResult<Period> {
+    Duration::try_from_secs_f64(seconds)
+        .map(Period)
+        .map_err(|_| {
+            error::config(
+                py,
+                format!("snapshot_every is a number of seconds, at least 0, got {seconds}"),
+            )
+        })
 }
 
 /// An address for statistics over HTTP.

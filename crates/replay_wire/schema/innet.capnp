@@ -1,5 +1,5 @@
 @0xd1a7c3b59e20f46b;
-# The wire between an innet-replay server and its clients, protocol version 3.
+# The wire between an innet-replay server and its clients, protocol version 4.
 #
 # A connection carries frames in both directions. A frame is
 #
@@ -82,6 +82,8 @@ struct Request {
     joinGradients @17 :JoinGradients;
     list @18 :Void;
     # What there is: tables and parameters.
+    snapshot @19 :Void;
+    # Saves the server's memory in the folder of its configuration; the answer follows when the file is complete.
   }
 }
 
@@ -92,7 +94,7 @@ struct Reply {
     challenge @2 :Challenge;
     welcome @3 :Welcome;
     done @4 :Void;
-    # createTable, emptyTable, dropTable, closeWriter
+    # createTable, emptyTable, dropTable, closeWriter, snapshot
     table @5 :TableConfig;
     # describeTable
     writer @6 :WriterOpened;
@@ -164,7 +166,7 @@ struct Challenge {
   protocol @0 :UInt32;
   release @1 :Text;
   incarnation @2 :UInt64;
-  # drawn at random when the server starts: ids of another incarnation name nothing
+  # drawn at random when the server starts: ids of another incarnation name nothing, except items that this one has restored
   nonce @3 :Data;
   # 32 random bytes
   tokenNeeded @4 :Bool;
@@ -262,6 +264,8 @@ struct WriterOpened {
   # rises with every connection of the same writer; pushes of an older epoch are refused
   lastSequence @1 :UInt64;
   # the last push that was applied; 0 when there was none
+  steps @2 :UInt64;
+  # steps the table has taken from this writer so far
 }
 
 struct CloseWriter {

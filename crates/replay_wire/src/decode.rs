@@ -164,6 +164,7 @@ fn request_body(
         }
         Which::Stats(()) => RequestBody::Stats,
         Which::List(()) => RequestBody::List,
+        Which::Snapshot(()) => RequestBody::Snapshot,
         Which::CloseWriter(close) => {
             let close = close.map_err(malformed)?;
             RequestBody::CloseWriter {

@@ -77,6 +77,7 @@ pub fn encode_request(request: &Request) -> Result<OutgoingFrame> {
         }
         RequestBody::Stats => root.set_stats(()),
         RequestBody::List => root.set_list(()),
+        RequestBody::Snapshot => root.set_snapshot(()),
         RequestBody::CloseWriter {
             table,
             writer,

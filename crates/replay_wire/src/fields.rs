@@ -46,7 +46,7 @@ pub trait Field: Sized {
 pub struct Room(Cell<usize>);
 
 impl Room {
-    /// Room for a message's lists of `bytes`.
+    /// Memory for a message's lists of `bytes`.
     pub fn new(bytes: usize) -> Self {
         Room(Cell::new(bytes))
     }
@@ -153,7 +153,7 @@ same_fields! {
     listing: Listing { ; tables: "the tables", parameters: "the parameters" }
     listed_parameters: ListedParameters { name, version, bytes }
     open_writer: OpenWriter { table, writer, name, streams, window_before, window_after }
-    writer_opened: WriterOpened { epoch, last_sequence }
+    writer_opened: WriterOpened { epoch, last_sequence, steps }
     chunk: ChunkHead { stream, rows, first_step, bytes }
     item: NewItem { anchor, stream, before, after, priority }
     updated: UpdateReceipt { applied, stale }

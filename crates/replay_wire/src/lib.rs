@@ -55,7 +55,7 @@ use replay_core::replay::{
 use replay_core::schema::TableConfig;
 
 /// Protocol version of this release.
-pub const PROTOCOL: u32 = 3;
+pub const PROTOCOL: u32 = 4;
 
 /// Version of this release, sent in handshakes.
 pub const RELEASE: &str = env!("CARGO_PKG_VERSION");
@@ -138,6 +138,8 @@ pub enum RequestBody {
     Stats,
     /// All tables and parameters ([`ReplyBody::Listing`]).
     List,
+    /// Saves the server's memory ([`ReplyBody::Done`]).
+    Snapshot,
     /// Closes a writer ([`ReplyBody::Done`]).
     CloseWriter {
         /// The table.
@@ -175,6 +177,7 @@ impl RequestBody {
             RequestBody::GetParameters { .. } => "get_parameters",
             RequestBody::Stats => "stats",
             RequestBody::List => "list",
+            RequestBody::Snapshot => "snapshot",
             RequestBody::CloseWriter { .. } => "close_writer",
             RequestBody::JoinGradients { .. } => "join_gradients",
         }

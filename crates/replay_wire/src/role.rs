@@ -13,7 +13,7 @@ pub enum Role {
     Actor,
     /// Samples, updates priorities, publishes parameters, makes tables, joins gradient jobs, removes damaged items.
     Learner,
-    /// Empties and drops tables.
+    /// Empties and drops tables, saves snapshots.
     Operator,
 }
 
@@ -48,7 +48,9 @@ impl Role {
             | RequestBody::ReportCorrupt { .. }
             | RequestBody::PutParameters { .. }
             | RequestBody::JoinGradients { .. } => Role::Learner,
-            RequestBody::EmptyTable(_) | RequestBody::DropTable(_) => Role::Operator,
+            RequestBody::EmptyTable(_) | RequestBody::DropTable(_) | RequestBody::Snapshot => {
+                Role::Operator
+            }
         }
     }
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from innet_drl.bench import pictures
+from innet_drl.analysis import pictures
 from innet_drl.bench.results import Row
 from innet_drl.bench.settings import FORMATS, SYSTEMS, Case
 
@@ -18,7 +18,7 @@ LATENCIES = {
     "learner sampling": "learner sampling",
 }
 SHARES = ("actors: compute", "actors: pull", "actors: push", "learner: train", "learner: sample", "learner: set")
-COLOURS = {"redis": "#888888", "shared": "#d98c3f", "sampling": "#3f6fd9", "ahead": "#2f9e77"}
+COLOURS = {"redis": "#888888", "shared": "#d98c3f", "sampling": "#3f6fd9", "ahead": "#2f9e77", "edge": "#8a5cb8"}
 HATCHES = {"kernel": "", "kernel-spin": "//", "fstack": "xx"}
 PARTS = {
     "compute": "#dddddd",

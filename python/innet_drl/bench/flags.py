@@ -10,25 +10,33 @@ from pathlib import Path
 class PaperFlags:
     """The evaluation of Furukawa and Matsutani (2022): a Redis beside a shared memory and a replay in the network."""
 
-    actors: str = "1,2,4,8"
-    """Numbers of actors."""
+    actors: str | None = None
+    """Numbers of actors: 1,2,4,8 by default, with --delay-ms 2."""
     json: Path | None = None
     """File for the results, one row a figure."""
     plot: Path | None = None
     """Picture of the figures, .svg or .png; needs matplotlib. Beside the JSON file by default."""
-    systems: str = "redis,shared,sampling,ahead"
+    systems: str | None = None
     """`redis` is the baseline, `shared` the in-network shared memory (optimization 1), `sampling` the in-network
-    sampling (optimization 2), `ahead` in-network sampling of the next batch while the learner trains."""
-    stacks: str = "kernel,kernel-spin,fstack"
-    """Network stacks of the innet-replay server: the kernel, the kernel with both ends spinning, F-Stack."""
-    formats: str = "stacks,frames"
-    """`stacks` is the paper's format, float32 stacks; `frames` is each frame once, packed."""
+    sampling (optimization 2), `ahead` in-network sampling of the next batches while the learner trains. With --delay-ms
+    also `edge`: as `ahead`, with the server beside the actors."""
+    stacks: str | None = None
+    """Network stacks of the innet-replay server: `kernel`, `kernel-spin` with both ends spinning, `fstack`; with
+    --delay-ms `kernel` by default."""
+    formats: str | None = None
+    """`stacks` is the paper's format, float32 stacks; `frames` is each frame once, packed; with --delay-ms `frames` by
+    default."""
+    delay_ms: str = ""
+    """One-way delays between actors and learner, for example `0.05,5,20`: draws throughput and bytes against them, over
+    an emulated link."""
+    link_mbit: float = 0.0
+    """Rate of the emulated link in Mbit/s; 0 has no limit."""
     seconds: float = 10.0
     """Duration of each case."""
-    actor_ms: float = 800.0
-    """Simulated computing time of an actor for one push of 200 transitions."""
-    update_ms: float = 500.0
-    """Simulated computing time of the learner for one update."""
+    actor_ms: float | None = None
+    """Simulated computing time of an actor for one push of 200 transitions: 800 by default, with --delay-ms 100."""
+    update_ms: float | None = None
+    """Simulated computing time of the learner for one update: 500 by default, with --delay-ms 10."""
     redis: str | None = None
     """Address of a running Redis (`redis://host:port`), in place of a new one on this machine."""
     redis_stack: str = "kernel"

@@ -263,8 +263,8 @@ class _Bench:
 
 
 def _lose(pipe: Connection, to: str, losses: list[float]) -> None:
-    paths = {loss: _core.LossyPath(to, loss, seed=index) for index, loss in enumerate(losses)}
-    pipe.send({loss: path.address for loss, path in paths.items()})
+    relays = {loss: _core.Relay(to, datagrams=True, loss=loss, seed=index) for index, loss in enumerate(losses)}
+    pipe.send({loss: relay.address for loss, relay in relays.items()})
     pipe.recv()
 
 

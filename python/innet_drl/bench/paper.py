@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from innet_drl.bench import figures, results, scene, services
+from innet_drl.bench import delays, figures, results, scene, services
 from innet_drl.bench.crew import BenchError
 from innet_drl.bench.flags import PaperFlags
 from innet_drl.bench.messages import TRANSITIONS
@@ -30,9 +32,27 @@ from innet_drl.bench.settings import (
     Case,
     NetworkStack,
 )
-from innet_drl.train.errors import writing
+from innet_drl.train.errors import ConfigurationError, writing
 from innet_drl.train.machine import cores
 
+DEFAULTS: dict[str, Any] = {
+    "actors": "1,2,4,8",
+    "systems": "redis,shared,sampling,ahead",
+    "stacks": "kernel,kernel-spin,fstack",
+    "formats": "stacks,frames",
+    "actor_ms": 800.0,
+    "update_ms": 500.0,
+}
+"""The paper's cases."""
+DELAYED_DEFAULTS: dict[str, Any] = {
+    "actors": "2",
+    "systems": "redis,sampling,ahead,edge",
+    "stacks": "kernel",
+    "formats": "frames",
+    "actor_ms": 100.0,
+    "update_ms": 10.0,
+}
+"""Cases over an emulated link. Roles that compute for as long as in the paper would hide every delay."""
 LATENCY_LAPS = {
     "actor push": ("actors", ("push",)),
     "actor pull": ("actors", ("pull",)),
@@ -40,7 +60,7 @@ LATENCY_LAPS = {
     "learner sampling": ("learner", ("sample",)),
     "learner sampling: pull": ("learner", ("sample: pull",)),
     "learner sampling: store": ("learner", ("sample: store",)),
-    "learner sampling: draw": ("learner", ("sample: draw",)),
+    "learner sampling: sample": ("learner", ("sample: sample",)),
     "learner priorities": ("learner", ("priorities",)),
 }
 """Latencies: whose clocks, and which laps."""
@@ -58,8 +78,23 @@ def run(flags: PaperFlags) -> None:
         ConfigurationError: An unusable flag.
         BenchError: A case cannot be measured.
     """
+    defaults = DELAYED_DEFAULTS if flags.delay_ms else DEFAULTS
+    flags = dataclasses.replace(
+        flags, **{name: value for name, value in defaults.items() if getattr(flags, name) is None}
+    )
+    assert flags.actors is not None
+    assert flags.systems is not None
+    assert flags.formats is not None
+    assert flags.actor_ms is not None
+    assert flags.update_ms is not None
+    one_way = results.delays(flags.delay_ms, "delay-ms") if flags.delay_ms else [None]
+    if flags.link_mbit < 0 or (flags.link_mbit and not flags.delay_ms):
+        raise ConfigurationError(
+            f"--link-mbit {flags.link_mbit:g}: it is above 0, or 0 for no limit, beside --delay-ms"
+        )
     actors = results.numbers(flags.actors, "actors")
-    systems = results.names(flags.systems, SYSTEMS, "systems")
+    known = SYSTEMS if flags.delay_ms else [name for name in SYSTEMS if name != "edge"]
+    systems = results.names(flags.systems, known, "systems")
     formats = results.names(flags.formats, FORMATS, "formats")
     stacks = list(_stacks(flags))
     if "redis" in systems and (reason := services.why_not_redis(flags.redis)):
@@ -81,43 +116,55 @@ def run(flags: PaperFlags) -> None:
     with tempfile.TemporaryDirectory(prefix="innet-") as directory:
         played = Path(directory) / "scene.npz"
         scene.record(played)
-        for format_name in formats:
-            for number in actors:
-                for system in systems:
-                    for stack in [NetworkStack(flags.redis_stack, flags.redis_link)] if system == "redis" else stacks:
-                        if stack.name in left_out:
-                            continue
-                        case = Case(
-                            system, stack, format_name, number, flags.seconds, flags.actor_ms, flags.update_ms, played
-                        )
-                        server = services.redis(flags.redis, versions) if system == "redis" else services.ours(stack)
-                        try:
-                            with server as address:
-                                rows += _rows(case, measure(case, address))
-                        except BenchError as error:
-                            if stack.name != "fstack":
-                                raise
-                            # F-Stack is optional: the other cases are measured without it.
-                            print(f"fstack is left out: {error}")
-                            left_out.add(stack.name)
-                            continue
-                        print(figures.line(rows, case), flush=True)
-                        if flags.json is not None:
-                            results.write(flags.json, rows, _settings(flags), versions)
+        for format_name, number, delay, system in itertools.product(formats, actors, one_way, systems):
+            for stack in [NetworkStack(flags.redis_stack, flags.redis_link)] if system == "redis" else stacks:
+                if stack.name in left_out:
+                    continue
+                case = Case(
+                    system,
+                    stack,
+                    format_name,
+                    number,
+                    flags.seconds,
+                    flags.actor_ms,
+                    flags.update_ms,
+                    played,
+                    delay,
+                    flags.link_mbit,
+                )
+                server = services.redis(flags.redis, versions) if system == "redis" else services.ours(stack)
+                try:
+                    with server as address:
+                        of_case = _rows(case, measure(case, address))
+                except BenchError as error:
+                    if stack.name != "fstack":
+                        raise
+                    # F-Stack is optional: the other cases are measured without it.
+                    print(f"fstack is left out: {error}")
+                    left_out.add(stack.name)
+                    continue
+                rows += of_case
+                print(figures.line(of_case, case), flush=True)
+                if flags.json is not None:
+                    results.write(flags.json, rows, _settings(flags), versions)
+    drawn = delays if flags.delay_ms else figures
     print()
-    print(figures.tables(rows))
+    print(drawn.tables(rows))
     if flags.json is not None:
         print(f"rows: {flags.json}")
     if plot is not None:
         with writing(str(plot), "choose another file with --plot"):
-            figures.draw(rows, plot)
+            drawn.draw(rows, plot)
         print(f"picture: {plot}")
 
 
 def _stacks(flags: PaperFlags) -> Iterator[NetworkStack]:
     """Yields the requested stacks that are available."""
+    assert flags.stacks is not None
     for name in results.names(flags.stacks, ("kernel", "kernel-spin", "fstack"), "stacks"):
-        if name == "kernel":
+        if flags.delay_ms and name != "kernel":
+            print(f"{name} is left out: --delay-ms relays the kernel's TCP")
+        elif name == "kernel":
             yield KERNEL
         elif name == "kernel-spin":
             yield SPINNING
@@ -142,6 +189,8 @@ def _rows(case: Case, measured: Measured) -> list[Row]:
         p50, p99 = (None, None) if not times else (round(float(np.percentile(times, share)), 3) for share in (50, 99))
         key: Row = {"system": case.system, "stack": case.stack.name, "link": case.stack.link}
         key |= {"format": case.format, "actors": case.actors}
+        if case.delay_ms is not None:
+            key |= {"link": "relay", "delay_ms": case.delay_ms}
         return {**key, "what": what, "p50_ms": p50, "p99_ms": p99, **more}
 
     def gather(role: str, names: tuple[str, ...]) -> list[float]:
@@ -156,6 +205,9 @@ def _rows(case: Case, measured: Measured) -> list[Row]:
     rate = sum(1e3 * len(each["push"]) / sum(map(sum, each.values())) for each in measured.actors)
     rows.append(row("pushes", per_s=round(rate, 3), ideal_per_s=round(1e3 * case.actors / case.actor_ms, 3)))
     rows.append(row("experiences", per_s=round(rate * TRANSITIONS, 1)))
+    learner_seconds = 1e-3 * sum(sum(measured.learner[name]) for name in ("sample", "train", "priorities", "set"))
+    rows.append(row("updates", per_s=round(len(measured.learner["train"]) / learner_seconds, 2)))
+    rows += [row(f"{role}: link", mb_per_s=round(1e-6 * each, 3)) for role, each in measured.bytes_per_s.items()]
     communication, all_of_it = 0.0, 0.0
     for role, parts in TIME_SHARES.items():
         seconds = {name: sum(gather(role, names)) / len(laps[role]) for name, names in parts.items()}

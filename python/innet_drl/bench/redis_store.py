@@ -167,7 +167,7 @@ def parse_address(address: str) -> tuple[str, MessageOptions]:
         raise ConfigurationError(f"--replay {address}: it is redis://host:port, with the port of the Redis")
     if parts.password or parts.username:
         raise ConfigurationError(
-            "--replay redis://...: leave the password away and set INNET_TOKEN: a run's settings are written to its "
+            "--replay redis://...: omit the password and set INNET_TOKEN: a run's settings are written to its "
             "config.yaml"
         )
     if parts.path.strip("/") and not parts.path.strip("/").isdecimal():

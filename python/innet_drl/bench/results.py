@@ -6,8 +6,8 @@ import contextlib
 import dataclasses
 import functools
 import json
+import math
 import os
-import platform
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
@@ -17,7 +17,7 @@ from typing import Any
 import innet_drl as innet
 from innet_drl._core import fstack_release
 from innet_drl.train.errors import ConfigurationError, writing
-from innet_drl.train.machine import cores
+from innet_drl.train.machine import description
 
 Row = dict[str, Any]
 """One result, as a line of the results' file."""
@@ -36,11 +36,7 @@ def write(
     """
     machine = {
         "commit": _commit(),
-        "processor": _processor(),
-        "cores": cores(),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "innet_drl": innet.__version__,
+        **description(),
         "fstack": fstack_release,
         **(versions or {}),
         "argv": " ".join(sys.argv[1:]),
@@ -75,6 +71,21 @@ def numbers(text: str, flag: str) -> list[int]:
     return found
 
 
+def delays(text: str, flag: str) -> list[float]:
+    """Parses a flag such as `0.05,5,20` with different numbers of at least 0.
+
+    Raises:
+        ConfigurationError: The flag is malformed.
+    """
+    try:
+        found = [float(word) for word in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or not all(0 <= delay < math.inf for delay in found) or len(set(found)) < len(found):
+        raise ConfigurationError(f"--{flag} {text}: it must be different numbers such as 0.05,5,20")
+    return found
+
+
 def names(text: str, known: Iterable[str], flag: str) -> list[str]:
     """Parses a flag with names.
 
@@ -103,11 +114,3 @@ def _commit() -> str | None:
         if git("ls-files", "--error-unmatch", "__init__.py").returncode == 0:
             return git("describe", "--always", "--dirty").stdout.strip()
     return None
-
-
-def _processor() -> str:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor()

@@ -15,6 +15,7 @@ import numpy as np
 
 from innet_drl.bench import scene, systems
 from innet_drl.bench.crew import Crew
+from innet_drl.bench.delays import emulate
 from innet_drl.bench.settings import BATCH, Case, parameters
 from innet_drl.bench.systems import Clock
 
@@ -27,27 +28,33 @@ class Measured:
 
     actors: list[Laps]
     learner: Laps
+    bytes_per_s: dict[str, float]
+    """Bytes over the emulated link of each role, both directions; empty without one."""
 
 
 def measure(case: Case, address: str) -> Measured:
-    """Runs actors and learner against a server.
+    """Runs actors and learner against a server, over the case's emulated link if it has one.
 
     Raises:
         BenchError: A process failed.
     """
-    with Crew() as crew:
+    with emulate(case, address) as links, Crew() as crew:
         # The learner starts first: it makes the table.
-        learner = crew.start(_learn, case, address)
+        learner = crew.start(_learn, case, links.learner)
         crew.receive(learner)
-        actors = [crew.start(_act, case, address, index) for index in range(case.actors)]
+        actors = [crew.start(_act, case, links.actors, index) for index in range(case.actors)]
         for each in actors:
             crew.receive(each)
         learner.send("the replay is full")
         crew.receive(learner)
+        before, began = links.bytes(), time.perf_counter()
         for each in (learner, *actors):
             each.send("begin")
         laps = [crew.receive(each, case.seconds) for each in actors]
-        return Measured(laps, crew.receive(learner, case.seconds))
+        of_learner = crew.receive(learner, case.seconds)
+        seconds = time.perf_counter() - began
+        carried = {role: (count - before[role]) / seconds for role, count in links.bytes().items()}
+        return Measured(laps, of_learner, carried)
 
 
 def _act(pipe: Connection, case: Case, address: str, index: int) -> None:
@@ -61,7 +68,8 @@ def _act(pipe: Connection, case: Case, address: str, index: int) -> None:
         time.sleep(1e-3 * case.actor_ms * index / case.actors)
         clock, end, number = Clock(), time.perf_counter() + case.seconds, case.warm_up
         while time.perf_counter() < end:
-            actor.pull()
+            if number % case.parameters_every == 0:
+                actor.pull()
             clock.lap("pull")
             time.sleep(1e-3 * case.actor_ms)
             clock.lap("compute")
@@ -83,7 +91,7 @@ def _learn(pipe: Connection, case: Case, address: str) -> None:
             learner.sample(Clock())
         pipe.send("ready")
         pipe.recv()
-        clock, parts, end = Clock(), Clock(), time.perf_counter() + case.seconds
+        clock, parts, end, updates = Clock(), Clock(), time.perf_counter() + case.seconds, 0
         while time.perf_counter() < end:
             parts.lap("other")
             batch = learner.sample(parts)
@@ -92,7 +100,9 @@ def _learn(pipe: Connection, case: Case, address: str) -> None:
             clock.lap("train")
             learner.update(batch["ids"], random.random(BATCH))
             clock.lap("priorities")
-            learner.publish(tensors)
+            updates += 1
+            if updates % case.parameters_every == 0:
+                learner.publish(tensors)
             clock.lap("set")
             del batch
         del parts.laps["other"]

@@ -22,6 +22,8 @@ CAPACITY = 4_000
 """Transitions that a replay keeps: 0.9 GB in the paper's format. Sampling from a million takes as long."""
 PARAMETERS = 3_292_837
 """float32 values of the paper's network: 13.17 MB."""
+PARAMETERS_EVERY = 50
+"""Updates between two versions of the parameters over an emulated link. In the paper's cases each update has one."""
 ENVIRONMENT = "atari/breakout"
 ACTIONS = 4
 
@@ -30,9 +32,11 @@ SYSTEMS = {
     "shared": "in-network shared memory",
     "sampling": "in-network sampling",
     "ahead": "in-network sampling, sampled ahead",
+    "edge": "edge server, sampled ahead",
 }
 """The baseline; optimization 1, where the learner pulls experience and samples itself; optimization 2, where the server
-samples; and optimization 2 with the next batch sampled while the learner trains."""
+samples; optimization 2 with the next batch sampled while the learner trains; and the same
+with the server beside the actors instead of in the middle of the link, which needs a delay."""
 FORMATS = {"stacks": "the paper's format: float32 stacks", "frames": "our format: each frame once, packed"}
 
 SPEC = EnvironmentSpec(actions=ACTIONS, stack=4, frame_shape=(84, 84), frame_dtype="uint8", frames_per_step=4)
@@ -84,6 +88,15 @@ class Case:
     """Simulated computing time of one update."""
     scene: Path
     """Recording of frames, by `scene.record`."""
+    delay_ms: float | None = None
+    """One-way delay between actors and learner; `None` for no emulated link."""
+    link_mbit: float = 0.0
+    """Rate of the emulated link; 0 has no limit."""
+
+    @property
+    def parameters_every(self) -> int:
+        """Updates for which the learner, and pushes for which an actor, keeps its parameters."""
+        return 1 if self.delay_ms is None else PARAMETERS_EVERY
 
     @property
     def warm_up(self) -> int:

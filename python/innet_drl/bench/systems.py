@@ -5,7 +5,7 @@
 | `redis` | a message to a list | pull all messages, store them in the learner's own replay, sample there |
 | `shared` | a message as one step of a FIFO table | pull all messages from the table, then as `redis` |
 | `sampling` | rows or transitions to a prioritized table | one request: the server samples |
-| `ahead` | as `sampling` | take a batch requested while training on the previous one, as `innet-drl train` does |
+| `ahead`, `edge` | as `sampling` | take a batch requested while training on earlier ones, as `innet-drl train` does |
 """
 
 from __future__ import annotations
@@ -83,13 +83,14 @@ def open_learner(case: Case, address: str) -> Iterator[LearnerClient]:
             replay.put_parameters(POLICY, tensors)
 
         if case.system == "sampling":
-            draw = functools.partial(replay.sample, messages.table.name, BATCH, messages.view)
-            yield _ServerSampledLearner(messages, replay, publish, draw)
+            sample = functools.partial(replay.sample, messages.table.name, BATCH, messages.view)
+            yield _ServerSampledLearner(messages, replay, publish, sample, wait=True)
             return
-        if case.system == "ahead":
-            # New priorities take effect from the batch after the next.
-            with replay.batches(messages.table.name, BATCH, messages.view, prefetch=1) as batches:
-                yield _ServerSampledLearner(messages, replay, publish, batches.__next__)
+        if case.system in ("ahead", "edge"):
+            # With one batch ahead, new priorities take effect from the batch after the next.
+            prefetch = 1 if case.delay_ms is None else 4
+            with replay.batches(messages.table.name, BATCH, messages.view, prefetch=prefetch) as batches:
+                yield _ServerSampledLearner(messages, replay, publish, batches.__next__, wait=False)
             return
         with innet.Memory([messages.table]) as own:
             yield _PullingLearner(messages, own, _from_queue(replay, messages, case.actors), publish)
@@ -241,7 +242,7 @@ class _PullingLearner:
     def sample(self, clock: Clock) -> Any:
         self.receive(clock)
         batch = self._own.sample(self._table, BATCH, self._messages.view)
-        clock.lap("draw")
+        clock.lap("sample")
         return self._messages.batch(batch.as_dict())
 
     def update(self, keys: Any, priorities: NDArray[np.float64]) -> None:
@@ -252,9 +253,15 @@ class _ServerSampledLearner:
     """A learner whose batches the server samples."""
 
     def __init__(
-        self, messages: MessageFormat, replay: innet.Replay, publish: Publish, draw: Callable[[], innet.Batch]
+        self,
+        messages: MessageFormat,
+        replay: innet.Replay,
+        publish: Publish,
+        sample: Callable[[], innet.Batch],
+        *,
+        wait: bool,
     ) -> None:
-        self._messages, self._replay, self._draw = messages, replay, draw
+        self._messages, self._replay, self._sample, self._wait = messages, replay, sample, wait
         self._table = messages.table.name
         self.publish = publish
         """Sets the parameters."""
@@ -264,13 +271,13 @@ class _ServerSampledLearner:
 
     def sample(self, clock: Clock) -> Any:
         """Returns a batch as arrays, with its keys; the laps are the steps of sampling."""
-        batch = self._draw()
-        clock.lap("draw")
+        batch = self._sample()
+        clock.lap("sample")
         return self._messages.batch(batch.as_dict())
 
     def update(self, keys: Any, priorities: NDArray[np.float64]) -> None:
         """Sets the priorities of a batch."""
-        self._replay.update_priorities(self._table, keys, priorities)
+        self._replay.update_priorities(self._table, keys, priorities, wait=self._wait)
 
 
 LearnerClient = _PullingLearner | _ServerSampledLearner

@@ -1,4 +1,4 @@
-"""Actors as processes: the main function of one, and how the learner starts, polls and replaces them."""
+"""Actors as processes of a run: the main function of one, and how the learner starts, polls and replaces them."""
 
 from __future__ import annotations
 
@@ -6,42 +6,22 @@ import contextlib
 import logging
 import multiprocessing.connection
 import threading
-import time
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
-
-import torch
+from typing import Self
 
 import innet_drl as innet
-from innet_drl.launch.processes import (
-    MAIN_GUARD,
-    ProcessFailure,
-    Stopped,
-    await_end,
-    prepare_to_play,
-    start,
-    start_fork_server,
-)
+from innet_drl.launch.launcher import Ended, Launcher
+from innet_drl.launch.playing import MEMORY_LOST, play
+from innet_drl.launch.processes import ProcessFailure, Stopped, import_failure, prepare_to_play
 from innet_drl.train import environments
 from innet_drl.train.actor import Actor
 from innet_drl.train.config import Config
 from innet_drl.train.errors import ActorError, TrainingError, WithFlags
-from innet_drl.train.memory import actor_token, memory_class, memory_settings
+from innet_drl.train.memory import ReplayMemory, RowWriter, actor_token
 from innet_drl.train.metrics import ActorReport
-from innet_drl.train.networks import make_network, published
 
 logger = logging.getLogger(__name__)
 
-REPORT_SECONDS = 0.5
-STOP_SECONDS = 10.0
-"""Seconds that an actor may take to end before it is killed."""
-CLOSE_SECONDS = 0.5
-"""Seconds that an actor may take to send its last rows to a memory that outlives the run."""
-IMPORT_FAILED = 1
-"""Exit code of a process that raised before its main function, which sends every error."""
-MEMORY_LOST = (innet.errors.ExpiredError, innet.errors.UnknownTableError, innet.errors.ForbiddenError)
-"""Errors of actors whose server was started again without their writers. The learner makes the table again, which the
-token of actors may not allow."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +40,24 @@ class ActorAssignment:
     """Token of the replay memory, empty for none. The environment of the fork server is older than the run's."""
 
 
+class _LearnersRun:
+    """A run whose learner started the actor: reports go to it directly."""
+
+    def __init__(self, pipe: multiprocessing.connection.Connection) -> None:
+        self._pipe = pipe
+
+    def begin(self, actor: Actor, memory: ReplayMemory) -> None:
+        """The learner has published parameters."""
+
+    def flush(self, writer: RowWriter) -> None:
+        """Waits without limit: the learner ends its actors."""
+        writer.flush(timeout=None)
+
+    def report(self, report: ActorReport) -> None:
+        """Sends the report to the learner's process."""
+        self._pipe.send(report)
+
+
 def run_actor(assignment: ActorAssignment, pipe: multiprocessing.connection.Connection) -> None:
     """The main function of an actor's process."""
     playing = threading.Event()
@@ -69,7 +67,17 @@ def run_actor(assignment: ActorAssignment, pipe: multiprocessing.connection.Conn
             assignment.config, assignment.config.environments, threads=assignment.config.environment_threads
         )
         try:
-            _play(assignment, envs, pipe, playing)
+            play(
+                assignment.config,
+                assignment.index,
+                envs,
+                _LearnersRun(pipe),
+                address=assignment.address,
+                name=assignment.name,
+                token=assignment.token,
+                first_step=assignment.first_step,
+                playing=playing.set,
+            )
         finally:
             # What ended the play is the failure to report; environments that failed may fail again.
             with contextlib.suppress(Exception):
@@ -89,50 +97,6 @@ def run_actor(assignment: ActorAssignment, pipe: multiprocessing.connection.Conn
         pipe.close()
 
 
-def _play(
-    assignment: ActorAssignment,
-    envs: environments.Environments,
-    pipe: multiprocessing.connection.Connection,
-    playing: threading.Event,
-) -> None:
-    config = assignment.config
-    torch.set_num_threads(config.actor_threads)
-    network = make_network(config, envs.spec)
-    settings = memory_settings(
-        config,
-        envs.spec,
-        assignment.name,
-        published(network, 0),
-        address=assignment.address,
-        token=assignment.token,
-    )
-    with memory_class(config.replay).join(settings) as memory:
-        writer = memory.writer(assignment.index)
-        actor = Actor(config, assignment.index, envs, network, writer, first_step=assignment.first_step)
-        reported = time.monotonic()
-        vector_steps = 0
-        try:
-            while True:
-                if vector_steps % config.pull_period == 0:
-                    actor.pull(memory)
-                actor.step()
-                playing.set()
-                vector_steps += 1
-                if vector_steps % config.chunk_steps == 0:
-                    # Chunks are full. Waiting for them keeps the actor from playing ahead of the replay ratio with
-                    # old parameters, by as many pushes as the writer would hold in flight.
-                    writer.flush(timeout=None)
-                    actor.stopwatch.lap("write")
-                if time.monotonic() - reported >= REPORT_SECONDS:
-                    pipe.send(actor.report())
-                    reported = time.monotonic()
-        except Stopped:
-            if config.replay != "embedded":
-                # The replay ratio may not admit the rows, now that no learner samples.
-                with contextlib.suppress(innet.ReplayError):
-                    actor.close(CLOSE_SECONDS)
-
-
 class Actors:
     """The actor processes of a run. Use it as a context manager.
 
@@ -141,44 +105,34 @@ class Actors:
         address: Address of the replay memory.
         name: Name of the table and the parameters.
         first_step: Agent steps of earlier sessions.
+        launcher: Starts the processes.
     """
 
-    def __init__(self, config: Config, address: str, name: str, first_step: int) -> None:
-        self._assignments = [
-            ActorAssignment(config, index, address, name, first_step, actor_token(config))
+    def __init__(self, config: Config, address: str, name: str, first_step: int, launcher: Launcher) -> None:
+        self._assignments = {
+            f"actor {index}": ActorAssignment(config, index, address, name, first_step, actor_token(config))
             for index in range(config.actors)
-        ]
+        }
+        self.launcher = launcher
         self._restarts_left = config.actor_restarts
         self._failures = 0
         self._shown: set[str] = set()
-        self._processes: dict[int, Any] = {}
-        self._pipes: dict[multiprocessing.connection.Connection, int] = {}
 
     def __enter__(self) -> Self:
         try:
-            for assignment in self._assignments:
+            for assignment in self._assignments.values():
                 self._start(assignment)
         except BaseException:
-            self._stop()
+            self.launcher.close()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stop()
+        self.launcher.close()
 
-    def begin_end(self) -> None:
+    def end(self, *, finished: bool) -> None:
         """Asks every actor to end, without waiting: leaving the context waits."""
-        for process in self._processes.values():
-            process.terminate()
-
-    def _stop(self) -> None:
-        self.begin_end()
-        deadline = time.monotonic() + STOP_SECONDS
-        for process in self._processes.values():
-            await_end(process, max(0.0, deadline - time.monotonic()))
-            process.close()
-        for pipe in self._pipes:
-            pipe.close()
+        self.launcher.begin_end()
 
     def reports(self, agent_steps: int) -> list[ActorReport]:
         """Returns the reports received since the last call, without waiting. Replaces actors that died.
@@ -190,41 +144,22 @@ class Actors:
             ActorError: No restart is left, or a replacement would fail in the same way.
         """
         reports: list[ActorReport] = []
-        for pipe, index in list(self._pipes.items()):
-            # Environments that are forks of the actor hold its end of the pipe, too.
-            failure, ended = None, not self._processes[index].is_alive()
-            try:
-                while failure is None and pipe.poll():
-                    message = pipe.recv()
-                    if isinstance(message, ProcessFailure):
-                        failure, ended = message, True
-                    else:
-                        reports.append(message)
-            except EOFError:
-                ended = True
-            if ended:
-                self._replace(pipe, failure, agent_steps)
+        for name, message in self.launcher.messages():
+            if isinstance(message, Ended):
+                self._replace(self._assignments[name], message, agent_steps)
+            else:
+                reports.append(message)
         return reports
 
     def _start(self, assignment: ActorAssignment) -> None:
-        start_fork_server()
-        process, pipe = start(run_actor, f"actor {assignment.index}", assignment, duplex=False)
-        self._processes[assignment.index] = process
-        self._pipes[pipe] = assignment.index
+        self.launcher.start(f"actor {assignment.index}", run_actor, assignment)
 
-    def _replace(
-        self, pipe: multiprocessing.connection.Connection, failure: ProcessFailure | None, agent_steps: int
-    ) -> None:
-        index = self._pipes.pop(pipe)
-        pipe.close()
-        process = self._processes.pop(index)
-        await_end(process, STOP_SECONDS)
-        if failure is None and process.exitcode == IMPORT_FAILED:
-            reason = f"its process ended before it began, and printed why: {MAIN_GUARD}"
+    def _replace(self, assignment: ActorAssignment, ended: Ended, agent_steps: int) -> None:
+        index, failure = assignment.index, ended.failure
+        if failure is None and (reason := import_failure(ended.exit_code)) is not None:
             failure = ProcessFailure(reason, fatal=True)
         if failure is None:
-            failure = ProcessFailure(f"it ended with exit code {process.exitcode}", fatal=False)
-        process.close()
+            failure = ProcessFailure(f"it ended with exit code {ended.exit_code}", fatal=False)
         # A traceback is shown once; further failures of the same kind are one line each.
         reason = failure.message if failure.kind in self._shown else str(failure)
         self._shown.add(failure.kind)
@@ -237,4 +172,4 @@ class Actors:
         self._restarts_left -= not failure.by_memory
         left = self._restarts_left
         logger.error("actor %d failed and is replaced (%d restarts left): %s", index, left, WithFlags(reason))
-        self._start(replace(self._assignments[index], first_step=agent_steps))
+        self._start(replace(assignment, first_step=agent_steps))

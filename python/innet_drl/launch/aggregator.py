@@ -20,7 +20,7 @@ def check_aggregator(config: Config) -> None:
         if "gradients" not in server.stats():
             raise ConfigurationError(
                 f"the server at {config.gradients} sums no gradients: start it as innet-replay serve --gradients "
-                "IP:PORT, or leave --gradients away"
+                "IP:PORT, or omit --gradients"
             )
 
 

@@ -18,6 +18,8 @@ from innet_drl.train.errors import ProcessError
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """Signals that a terminal or a supervisor sends to every process of a run."""
 
+_IMPORTED_BY = os.getpid()
+
 _server = forkserver.ForkServer()
 _server.set_forkserver_preload(["innet_drl.launch.actors"])
 
@@ -54,6 +56,11 @@ class _Context(context.ForkServerContext):
 
 forking = _Context()
 """Context of processes that are forked from one that has imported torch (`start_fork_server`)."""
+
+
+def is_forked() -> bool:
+    """Whether this process was forked from the process of `start_fork_server`, which imported this module."""
+    return os.getpid() != _IMPORTED_BY
 
 
 def start_fork_server() -> None:

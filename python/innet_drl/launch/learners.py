@@ -28,6 +28,7 @@ from innet_drl.launch.processes import (
     ProcessFailure,
     await_end,
     end_with_parent,
+    import_failure,
     silence_logs,
     start,
 )
@@ -146,7 +147,7 @@ class Learners:
             for number, pipe in enumerate(self._pipes, 1):
                 message = _receive(pipe, self._config.learner_deadline)
                 if not isinstance(message, LearnerReady):
-                    raise _failed(number, message)
+                    raise self._failed(number, message)
             self._learner.gradients = SharedGradients(worker, self._learner.network)
         except BaseException:
             self._stop()
@@ -191,7 +192,7 @@ class Learners:
         for number, pipe in enumerate(self._pipes, 1):
             theirs = _receive(pipe, self._config.learner_deadline)
             if not isinstance(theirs, LearnerResult):
-                raise _failed(number, theirs)
+                raise self._failed(number, theirs)
             if theirs != ours:
                 raise LearnerError(f"learner {number} ended with other weights than learner 0: {theirs}, not {ours}")
         logger.info("%d learners ended with the same weights", len(self._pipes) + 1)
@@ -202,8 +203,17 @@ class Learners:
         for number, pipe in enumerate(self._pipes, 1):
             message = _receive(pipe, FAILURE_SECONDS if number in missing else 0.0)
             if isinstance(message, ProcessFailure):
-                return _failed(number, message)
+                return self._failed(number, message)
         return LearnerError(f"the learners' gradients came to no sum: {error}")
+
+    def _failed(self, number: int, message: LearnerMessage | None) -> LearnerError:
+        if isinstance(message, ProcessFailure):
+            reason = message.message
+        else:
+            process = self._processes[number - 1]
+            process.join(FAILURE_SECONDS)
+            reason = import_failure(process.exitcode) or "it ended without a word, or was too slow (--learner-deadline)"
+        return LearnerError(f"learner {number} failed: {reason}")
 
 
 def _receive(pipe: multiprocessing.connection.Connection, seconds: float) -> LearnerMessage | None:
@@ -213,15 +223,6 @@ def _receive(pipe: multiprocessing.connection.Connection, seconds: float) -> Lea
         return None
     assert message is None or isinstance(message, LearnerMessage)
     return message
-
-
-def _failed(number: int, message: LearnerMessage | None) -> LearnerError:
-    reason = (
-        message.message
-        if isinstance(message, ProcessFailure)
-        else "it ended without a word, or was too slow (--learner-deadline)"
-    )
-    return LearnerError(f"learner {number} failed: {reason}")
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Training on this machine: refuses what cannot work, makes or reopens the run's folder, and trains.
+"""Sessions of training on this machine: refuses what cannot work, makes or reopens the run's folder, and trains.
 
 Torch is imported once the folder, the environment and the addresses have been checked: a mistake is named at once.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -21,7 +22,10 @@ from innet_drl.train.config import Config, flag
 from innet_drl.train.display import Display
 from innet_drl.train.errors import ConfigurationError, resuming
 from innet_drl.train.memory import actor_token, memory_class, memory_token
+from innet_drl.train.published_run import check_address
 from innet_drl.train.run_folder import RunFolder
+
+logger = logging.getLogger(__name__)
 
 
 def train(
@@ -57,7 +61,42 @@ def train(
         if not config.serial:
             # The fork server imports torch at the same time as this process.
             start_fork_server()
-        return _train(config, folder, callbacks, shown, resume=resume, signals=signals)
+        return _train(config, folder, callbacks, shown, resume=resume, starts_actors=True, signals=signals)
+
+
+def learn(
+    config: Config,
+    out: Path,
+    *,
+    callbacks: Sequence[Callback] = (),
+    display: Callable[[str], Display] = Display,
+    signals: bool = False,
+) -> Result:
+    """Trains as `train`, with actors that join by themselves, on any host (`innet_drl.launch.joining`).
+
+    A run of the folder is continued from its newest checkpoint, if there is one.
+
+    Args:
+        config: The settings; `replay` is the address of a server.
+        out: The run's folder.
+        callbacks: Called on the way; they may end training.
+        display: Makes what shows the metrics, from a title.
+        signals: End training with a checkpoint at SIGINT and SIGTERM, if this is the main thread.
+
+    Raises:
+        TrainingError: A problem that the user can solve.
+        innet_drl.ReplayError: The replay memory cannot be made or reached, or failed.
+    """
+    check_address(config.replay)
+    forbid_in_children()
+    check_callbacks(callbacks)
+    folder = RunFolder.new_or_existing(out)
+    with folder.hold(), display(f"{config.environment_name} in {folder.path}") as shown:
+        resume = folder.newest_checkpoint() is not None
+        _check(config, folder, shown, resume=resume)
+        if not folder.is_new:
+            logger.info("continuing the run of %s", folder.path)
+        return _train(config, folder, callbacks, shown, resume=resume, starts_actors=False, signals=signals)
 
 
 def _check(config: Config, folder: RunFolder, display: Display, *, resume: bool) -> None:
@@ -87,18 +126,26 @@ def _train(
     display: Display,
     *,
     resume: bool,
+    starts_actors: bool,
     signals: bool,
 ) -> Result:
     with naming_extras():
         from innet_drl.launch import parallel
+        from innet_drl.launch.launcher import LocalLauncher
         from innet_drl.train import serial
         from innet_drl.train.trainer import Trainer
 
     resumed = folder.latest_checkpoint() if resume else None
-    if resumed is not None and config.steps is not None and config.steps <= resumed.state["meter"]["agent_steps"]:
+    # A learner that joins again ends a run that has taken its steps with the evaluation that is missing.
+    if (
+        starts_actors
+        and resumed is not None
+        and config.steps is not None
+        and config.steps <= resumed.state["meter"]["agent_steps"]
+    ):
         raise ConfigurationError(
-            f"{folder.path} has taken its {config.steps:,} steps: continue with more of them, "
-            f"{resuming(folder.path)} --steps N"
+            f"{folder.path} has taken its {config.steps:,} steps: continue with a larger number of them, "
+            f"{resuming(folder.path, further=True)}"
         )
     trainer = None
     try:
@@ -106,7 +153,7 @@ def _train(
             if config.serial:
                 serial.train(trainer)
             else:
-                parallel.train(trainer)
+                parallel.train(trainer, LocalLauncher() if starts_actors else None)
             return trainer.finish()
     except BaseException:
         if trainer is not None and trainer.learner.updates == 0:

@@ -17,6 +17,8 @@ import innet_drl as innet
 from innet_drl.batches import TorchBatch
 from innet_drl.launch.actors import Actors
 from innet_drl.launch.evaluator import Evaluator
+from innet_drl.launch.joined_actors import JoinedActors
+from innet_drl.launch.launcher import Launcher
 from innet_drl.launch.learners import Learners
 from innet_drl.train.errors import ProcessError, RelayError, WithFlags, resuming
 from innet_drl.train.memory import ReplayMemory, memory_class
@@ -29,17 +31,27 @@ WAIT_SECONDS = 0.25
 """Timeout of a batch, and the period at which the first learner checks its actors."""
 
 
-def train(trainer: Trainer) -> None:
-    """Trains with actors in processes of their own until the trainer is finished, and leaves a checkpoint."""
+def train(trainer: Trainer, launcher: Launcher | None) -> None:
+    """Trains with actors in processes of their own until the trainer is finished, and leaves a checkpoint.
+
+    Args:
+        trainer: The session.
+        launcher: Starts the actors; `None` where they join by themselves.
+    """
     config = trainer.config
-    trainer.display.say(f"starting the memory and {config.actors} actors")
+    actors: Actors | JoinedActors
+    trainer.display.say("starting the memory" + ("" if launcher is None else f" and {config.actors} actors"))
     with (
         memory_class(config.replay).create(trainer.memory_settings()) as memory,
         contextlib.ExitStack() as running,
     ):
         trainer.restore_memory(memory)
         trainer.publish(memory)
-        actors = running.enter_context(Actors(config, memory.address, trainer.name, trainer.meter.agent_steps))
+        if launcher is None:
+            actors = JoinedActors(config, trainer.name, trainer.meter.agent_steps)
+        else:
+            actors = Actors(config, memory.address, trainer.name, trainer.meter.agent_steps, launcher)
+        running.enter_context(actors)
         batches = running.enter_context(memory.batches(str(trainer.learner.device), timeout=WAIT_SECONDS))
         if trainer.learner.targets_ahead:
             batches = running.enter_context(TargetsAhead(trainer.learner, batches))
@@ -51,7 +63,7 @@ def train(trainer: Trainer) -> None:
             try:
                 _learn(trainer, memory, actors, batches)
                 # Actors end while the last line and the checkpoint are written.
-                actors.begin_end()
+                actors.end(finished=not trainer.interrupted)
                 if learners is not None:
                     learners.end()
                 trainer.report_rest(memory)
@@ -66,7 +78,9 @@ def train(trainer: Trainer) -> None:
             trainer.checkpoint(memory=memory)
 
 
-def _learn(trainer: Trainer, memory: ReplayMemory, actors: Actors, batches: Iterator[TorchBatch]) -> None:
+def _learn(
+    trainer: Trainer, memory: ReplayMemory, actors: Actors | JoinedActors, batches: Iterator[TorchBatch]
+) -> None:
     pending = incarnation = None
     checked = time.monotonic()
     while not trainer.finished:
@@ -106,7 +120,7 @@ def _learn(trainer: Trainer, memory: ReplayMemory, actors: Actors, batches: Iter
                 trainer.periodic_checkpoint(lambda: trainer.checkpoint(memory=memory))
 
 
-def _check_actors(actors: Actors, trainer: Trainer) -> None:
+def _check_actors(actors: Actors | JoinedActors, trainer: Trainer) -> None:
     # The signal that interrupts the run may have ended actors too: they must not be replaced.
     if trainer.interrupted:
         return

@@ -11,6 +11,7 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import signal
+import sys
 import threading
 import traceback
 import warnings
@@ -19,25 +20,30 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from innet_drl.launch.fork_server import END_SIGNALS, forking, start_fork_server
+from innet_drl.launch.fork_server import END_SIGNALS, forking, is_forked, start_fork_server
 from innet_drl.train.errors import ProcessError
 from innet_drl.train.importing import importing
 
 __all__ = [
     "END_SIGNALS",
-    "MAIN_GUARD",
+    "LeavesRun",
     "ProcessFailure",
     "Stopped",
     "await_end",
     "end_with_parent",
     "forbid_in_children",
     "forking",
+    "import_failure",
     "prepare_to_play",
     "silence_logs",
     "start",
     "start_fork_server",
 ]
 
+IMPORT_FAILED = 1
+"""Exit code of a process of a run that raised before its main function, which sends every error."""
+NO_MAIN_GUARD = 3
+"""Exit code of a process of a run that ends since the script trains when it is imported."""
 MAIN_GUARD = (
     "a script that trains does so under `if __name__ == '__main__':`, because actors and `train.load` import the script"
 )
@@ -77,8 +83,22 @@ def forbid_in_children() -> None:
     Raises:
         ProcessError: The script trains as soon as it is imported.
     """
-    if getattr(multiprocessing.current_process(), "_inheriting", False) or importing.get():
+    inheriting = getattr(multiprocessing.current_process(), "_inheriting", False)
+    if inheriting and is_forked():
+        # The process that started this one says why.
+        sys.stdout.flush()
+        os._exit(NO_MAIN_GUARD)
+    if inheriting or importing.get():
         raise ProcessError(MAIN_GUARD)
+
+
+def import_failure(exit_code: int | None) -> str | None:
+    """Returns why a process of `start` that ended did not reach its main function; `None` if it did."""
+    if exit_code == NO_MAIN_GUARD:
+        return MAIN_GUARD
+    if exit_code == IMPORT_FAILED:
+        return "its process could not import the program, and printed why"
+    return None
 
 
 def start(
@@ -109,6 +129,10 @@ def start(
 
 class Stopped(BaseException):
     """SIGTERM was received. Raised by the signal's handler, so that it ends blocked calls too."""
+
+
+class LeavesRun(BaseException):
+    """The actor leaves its run, whose memory outlives it. As `Stopped` it is no failure."""
 
 
 def prepare_to_play() -> None:

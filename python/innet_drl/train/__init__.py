@@ -24,10 +24,12 @@ by `logging`.
 | `networks`, `losses`, `importing` | networks, losses, import paths of a user's own |
 | `exploration`, `actor` | epsilon-greedy exploration; playing and writing steps |
 | `memory` | the interface of the replay memory: embedded, on a server, or another package's |
+| `published_run` | a run as its server shows it to processes that join by themselves |
 | `learner`, `numerics`, `targets`, `data_parallel` | updates; measured arithmetic; targets ahead; several learners |
 | `trainer`, `serial`, `journal` | one session of a run; the loop in one process; its repeatable memory |
 | `callbacks`, `tracking` | functions of the caller that a run calls; Weights & Biases |
 | `agent`, `evaluation`, `evaluation_schedule`, `video` | a trained agent, its games, and when they are played |
+| `following` | evaluations of each new checkpoint, in a process of their own |
 | `evaluation_report` | protocols of evaluations, interquartile means and intervals |
 | `run_folder`, `checkpoints` | files of a run |
 | `metrics`, `metrics_files`, `display`, `page` | metrics, their files, lines of a log, and the page in the terminal |
@@ -107,7 +109,7 @@ def run(
     """Trains, evaluates the agent, records a video of it, and writes everything to the run's folder.
 
     Call it in any thread. A script calls it under `if __name__ == "__main__":`, because actors, which are processes,
-    import the script.
+    import the script. It prints nothing; `logging.basicConfig(level=logging.INFO)` before it shows progress every 10 s.
 
     Args:
         config: The run's settings.
@@ -123,7 +125,7 @@ def run(
     with naming_extras():
         from innet_drl.launch import local
         from innet_drl.train.config import Config
-        from innet_drl.train.errors import ConfigurationError
+        from innet_drl.train.errors import ConfigurationError, TrainingError, shortened
         from innet_drl.train.run_folder import RunFolder
     if not isinstance(config, Config):
         raise ConfigurationError(
@@ -133,4 +135,7 @@ def run(
     if resume and folder is None:
         raise ConfigurationError("resume=True continues the run of a folder: name it, folder=...")
     out = RunFolder.default_path(config.environment_name) if folder is None else Path(folder)
-    return local.train(config, out, resume=resume, unused=folder is None, callbacks=callbacks)
+    try:
+        return local.train(config, out, resume=resume, unused=folder is None, callbacks=callbacks)
+    except TrainingError as error:
+        raise shortened(error) from error.__cause__

@@ -74,13 +74,19 @@ class Actor:
         self._lengths = np.zeros(count, np.int64)
         self._explores = 1.0
 
-    def pull(self, memory: ReplayMemory) -> None:
-        """Loads the newest parameters, if they are newer than the actor's."""
+    @property
+    def final_epsilon(self) -> NDArray[np.float64]:
+        """Probability of random actions in each environment, once it is annealed."""
+        return self._epsilon
+
+    def pull(self, memory: ReplayMemory) -> bool:
+        """Loads the newest parameters, if they are newer than the actor's; returns whether it has any."""
         parameters = memory.get_parameters(newer_than=self._version)
         if parameters is not None:
             self._version = parameters.version
             self._parameter_updates = load_published(self.network, parameters.tensors)
         self.stopwatch.lap("parameters")
+        return self._version > 0
 
     def step(self) -> None:
         """Takes one action in each environment and writes the completed row."""

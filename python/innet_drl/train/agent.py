@@ -14,6 +14,7 @@ from innet_drl.train import environments
 from innet_drl.train.checkpoints import under
 from innet_drl.train.config import Config
 from innet_drl.train.environments import Environments
+from innet_drl.train.errors import TrainingError, shortened
 from innet_drl.train.exploration import choose
 from innet_drl.train.networks import Network, make_network, q_values
 from innet_drl.train.run_folder import RunFolder
@@ -95,7 +96,13 @@ def load(run: str | PathLike[str], *, best: bool = False) -> Agent:
         RunFolderError: The folder has no run, or the run has no checkpoint, or none with an evaluation.
         UnavailableEnvironmentError: The run's environment cannot be made here.
     """
-    folder = RunFolder.open(Path(run))
+    try:
+        return _load(RunFolder.open(Path(run)), best=best)
+    except TrainingError as error:
+        raise shortened(error) from error.__cause__
+
+
+def _load(folder: RunFolder, *, best: bool) -> Agent:
     config, checkpoint = folder.config(), folder.best_agent() if best else folder.latest_checkpoint()
     environment = environments.make(config, 1)
     network = make_network(config, environment.spec)

@@ -8,6 +8,7 @@ changed. A run writes its settings to `config.yaml`.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 import logging
 import math
@@ -19,7 +20,7 @@ from urllib.parse import urlencode
 
 import innet_drl as innet
 from innet_drl.train.errors import SETTINGS, ConfigurationError
-from innet_drl.train.importing import Importable, is_path, path_of
+from innet_drl.train.importing import Importable, is_path, near_path, path_of
 from innet_drl.train.setting_values import (
     can_be_imported,
     conform,
@@ -41,6 +42,11 @@ NETWORKS = ("auto", "nature", "impala", "mlp", "dict")
 
 LOSSES = ("double_q", "categorical", "quantile")
 """Names of `--loss`."""
+
+PATH = "an import path module:name"
+"""The end of messages about settings that may be import paths."""
+
+EMBEDDED = "embedded, or an address such as innet://host:7710"
 
 MAX_SEED = 1 << 30
 """Evaluations and environments add to the seed, and Atari seeds have 31 bits."""
@@ -301,13 +307,14 @@ class Config(_Named):
             (
                 "async_environments",
                 not (self.async_environments and self.is_atari),
-                "left away for Atari games, which --environment-threads steps",
+                "omitted for Atari games, which --environment-threads steps",
             ),
             (
                 "replay",
                 not self.serial or self.replay == "embedded",
-                "left away in a serial run, which is one process with its memory in it",
+                "omitted in a serial run, which is one process with its memory in it",
             ),
+            *((name, not _is_nearly_embedded(getattr(self, name)), EMBEDDED) for name in ("replay", "gradients")),
             ("learners", self.learners == 1 or not self.serial, "1 in a serial run"),
             ("learners", self.learners <= MAX_LEARNERS, f"at most {MAX_LEARNERS}"),
             ("min_size", self.min_size < self.capacity, f"below the capacity ({self.capacity})"),
@@ -320,7 +327,8 @@ class Config(_Named):
         ]
         for name, holds, wanted in checks:
             if not holds:
-                raise ConfigurationError(f"{flag(name)} {getattr(self, name)}: it must be {wanted}")
+                near = near_path(getattr(self, name)) if wanted.endswith(PATH) else ""
+                raise ConfigurationError(f"{flag(name)} {getattr(self, name)}: it must be {wanted}{near}")
 
     @property
     def is_atari(self) -> bool:
@@ -350,8 +358,8 @@ class Config(_Named):
         the batches sampled ahead.
         """
         pushed = 2 * self.chunk_steps * self.all_environments * self.samples_per_insert
-        drawn = (self.prefetch + 2) * self.batch_size * self.learners
-        return float(pushed + drawn)
+        sampled = (self.prefetch + 2) * self.batch_size * self.learners
+        return float(pushed + sampled)
 
     def changed_flags(self, other: Config, names: Iterable[str]) -> str:
         """Returns the flags of the named settings that differ from the other's, for a message; may be empty."""
@@ -456,7 +464,11 @@ def _unpickled(values: bytes) -> Config:
 
 
 def _one_of(names: tuple[str, ...]) -> str:
-    return f"{', '.join(names)}, or an import path module:name"
+    return f"{', '.join(names)}, or {PATH}"
+
+
+def _is_nearly_embedded(address: str) -> bool:
+    return address != "embedded" and bool(difflib.get_close_matches(address, ["embedded"], cutoff=0.8))
 
 
 @functools.cache

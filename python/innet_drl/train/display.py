@@ -46,7 +46,7 @@ class Display:
     def say(self, what: str) -> None:
         """Shows the current phase of the start."""
 
-    def show(self, metrics: Metrics, note: str, seconds_left: float | None = None) -> None:
+    def show(self, metrics: Metrics, note: str) -> None:
         """Shows a line of metrics and a note on the run's state."""
         if time.monotonic() - self._last_line >= PLAIN_SECONDS:
             self._last_line = time.monotonic()
@@ -71,8 +71,9 @@ class Display:
 
 def plain_line(metrics: Metrics, note: str = "") -> str:
     """The most important numbers in one line, for logs."""
+    left = "" if metrics.seconds_left is None else f" ({clock(metrics.seconds_left)} left)"
     return (
-        f"{clock(metrics.time_s)}  {metrics.agent_steps:,} steps ({metrics.agent_steps_per_s:,.0f}/s)  "
+        f"{clock(metrics.time_s)}{left}  {metrics.agent_steps:,} steps ({metrics.agent_steps_per_s:,.0f}/s)  "
         f"{metrics.learner_updates:,} updates ({metrics.learner_updates_per_s:,.1f}/s)  "
         f"score {score(metrics.return_mean)} (best {score(metrics.return_best)})  "
         f"loss {number(metrics.td_loss, 4)}  replay {metrics.replay_steps:,}" + (f"  {note}" if note else "")
@@ -80,9 +81,10 @@ def plain_line(metrics: Metrics, note: str = "") -> str:
 
 
 def clock(seconds: float) -> str:
-    """Formats seconds as minutes and seconds."""
+    """Formats seconds as minutes and seconds, from an hour on as hours, minutes and seconds."""
     minutes, rest = divmod(int(seconds), 60)
-    return f"{minutes:d}:{rest:02d}"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours:d}:{minutes:02d}:{rest:02d}" if hours else f"{minutes:d}:{rest:02d}"
 
 
 def number(value: float | None, digits: int) -> str:

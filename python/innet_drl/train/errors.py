@@ -10,20 +10,22 @@ import contextlib
 import errno
 import re
 import shlex
+import sys
 from collections.abc import Iterator
 from os import PathLike
+from pathlib import Path
 
 SETTINGS: set[str] = set()
 """Names of settings, which `innet_drl.train.config` adds."""
 
-_RESUME = re.compile(r"--resume ('[^']*'|[\w@%+=:,./-]*[\w@%+=/-])(?: (?=--))?")
+_RESUME = re.compile(r"--resume ('[^']*'|[\w@%+=:,./-]*[\w@%+=/-])( --steps N)?")
 # Flags of `innet-replay serve` have no other form.
-_FLAG = re.compile(r"(?<![\w/-])(?<!serve )--(no-)?([a-z]+(?:-[a-z]+)*)( N\b)?")
+_FLAG = re.compile(r"(?<![\w/-])(?<!serve )--(no-)?([a-z]+(?:-[a-z]+)*)")
 
 
-def resuming(folder: str | PathLike[str]) -> str:
-    """Returns the flag that continues the run of a folder, for a message."""
-    return f"--resume {shlex.quote(str(folder))}"
+def resuming(folder: str | PathLike[str], *, further: bool = False) -> str:
+    """Returns the flag that continues the run of a folder, for a message; `further` for a run that has its steps."""
+    return f"--resume {shlex.quote(str(folder))}" + " --steps N" * further
 
 
 def in_python(message: str) -> str:
@@ -31,7 +33,8 @@ def in_python(message: str) -> str:
 
     def resume(found: re.Match[str]) -> str:
         (folder,) = shlex.split(found[1])
-        return f"resume=True, folder={folder!r}" + (", " if found[0].endswith(" ") else "")
+        config = "dataclasses.replace(config, steps=N)" if found[2] else "config"
+        return f"train.run({config}, folder={folder!r}, resume=True)"
 
     def setting(found: re.Match[str]) -> str:
         name = found[2].replace("-", "_")
@@ -39,7 +42,7 @@ def in_python(message: str) -> str:
             return "folder" if name == "out" else "resume=True"
         if name not in SETTINGS:
             return found[0]
-        return f"{name}=False" if found[1] else f"{name}=N" if found[3] else name
+        return f"{name}=False" if found[1] else name
 
     return _FLAG.sub(setting, _RESUME.sub(resume, message))
 
@@ -98,6 +101,25 @@ class DivergedError(TrainingError):
     """The loss or the weights are infinite or NaN."""
 
 
+def shortened(error: TrainingError) -> TrainingError:
+    """Returns an error for the caller of this package, without the package's frames.
+
+    Its cause stays if the caller's code has raised it, with the frames from there on.
+    """
+    cause = error.__cause__
+    if cause is not None:
+        trace = cause.__traceback__
+        while trace is not None and _is_internal(trace.tb_frame.f_globals["__name__"]):
+            trace = trace.tb_next
+        error.__cause__ = None if trace is None else cause.with_traceback(trace)
+    return error.with_traceback(None)
+
+
+def _is_internal(module: str) -> bool:
+    package = module.partition(".")[0]
+    return package in ("innet_drl", "gymnasium", "numpy", "torch", "yaml") or package in sys.stdlib_module_names
+
+
 @contextlib.contextmanager
 def writing(what: str, advice: str, afterwards: str = "") -> Iterator[None]:
     """Turns an `OSError` of a write into an error that says what to do.
@@ -117,8 +139,18 @@ def writing(what: str, advice: str, afterwards: str = "") -> Iterator[None]:
             reason = f"the disk is full: free some space{afterwards}"
         elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             reason = f"it may not be written: {advice}"
-        elif error.errno in (errno.ENOENT, errno.ENOTDIR) and error.filename is not None:
+        elif (file := _file_in_place_of_a_directory(error)) is not None:
+            reason = f"{file} is a file: {advice}"
+        elif error.errno == errno.ENOENT and error.filename is not None:
             reason = f"there is no directory for {error.filename}: make it first"
         else:
             reason = f"{error.strerror or error}"
         raise RunFolderError(f"{what}: {reason}") from error
+
+
+def _file_in_place_of_a_directory(error: OSError) -> Path | None:
+    """The file of a path in which it names a directory."""
+    if error.errno not in (errno.EEXIST, errno.ENOTDIR) or error.filename is None:
+        return None
+    path = Path(error.filename)
+    return next((part for part in (path, *path.parents) if part.is_file()), None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -46,6 +45,27 @@ class EvaluatedAgent:
         return {**moment, "mean": evaluation.mean, **dataclasses.asdict(evaluation)}
 
 
+def best_mean(folder: RunFolder) -> float | None:
+    """Mean score of the best evaluated agent of a run; `None` without one."""
+    mean: float | None = folder.best_agent().state["mean"] if folder.best.is_file() else None
+    return mean
+
+
+def save_if_best(folder: RunFolder, agent: EvaluatedAgent, evaluation: Evaluation) -> float:
+    """Keeps an agent whose evaluation is better than the best one of its run; returns the best mean score.
+
+    A process that follows the run (`evaluate --follow`) keeps agents, too: the file has the best of both.
+
+    Raises:
+        RunFolderError: The file cannot be written.
+    """
+    before = best_mean(folder)
+    if before is not None and before >= evaluation.mean:
+        return before
+    folder.save_best(agent.checkpoint(), agent.report(evaluation))
+    return evaluation.mean
+
+
 class EvaluationSchedule:
     """Evaluates a learner's agent after every `evaluation_period` updates, and keeps the best one.
 
@@ -73,7 +93,7 @@ class EvaluationSchedule:
         """Plays evaluations beside training; without one they are played in line."""
         self.reached_target = False
         """Whether an evaluation of this session reached the target return."""
-        self.best_mean = folder.best_agent().state["mean"] if folder.best.is_file() else None
+        self.best_mean = best_mean(folder)
         """Mean score of the run's best evaluation."""
         self._config = config
         self._folder = folder
@@ -133,14 +153,12 @@ class EvaluationSchedule:
     def _record(self, evaluation: Evaluation, agent: EvaluatedAgent) -> None:
         target = self._config.target_return
         self._last = (agent.learner_updates, evaluation)
-        self._meter.evaluation_mean = evaluation.mean
+        self._meter.add_evaluation(evaluation.mean)
         logger.info("after %s updates: %s", f"{agent.learner_updates:,}", evaluation)
-        if evaluation.mean > (-math.inf if self.best_mean is None else self.best_mean):
-            try:
-                with self._folder.continuing():
-                    self._folder.save_best(agent.checkpoint(), agent.report(evaluation))
-                self.best_mean = evaluation.mean
-            except RunFolderError as error:
-                logger.warning("the best agent could not be kept: %s", error)
+        try:
+            with self._folder.continuing():
+                self.best_mean = save_if_best(self._folder, agent, evaluation)
+        except RunFolderError as error:
+            logger.warning("the best agent could not be kept: %s", error)
         self.reached_target |= target is not None and evaluation.mean >= target
         self._report(evaluation, agent.agent_steps)

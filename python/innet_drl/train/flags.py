@@ -1,4 +1,7 @@
-"""The flags of `innet-drl train | evaluate | record`; every field of `Config` is a flag."""
+"""The flags of `innet-drl train | learner | actor | evaluate | record | report`.
+
+Every field of `Config` is a flag of the first two.
+"""
 
 from __future__ import annotations
 
@@ -50,6 +53,43 @@ class TrainFlags:
 
 
 @dataclass(frozen=True)
+class LearnerFlags:
+    """The learner of a run whose actors join by themselves, on any host (innet-drl actor)."""
+
+    config: Annotated[Config, tyro.conf.arg(name="")]
+    out: Annotated[Path, tyro.conf.arg(aliases=("--resume",))]
+    """The run's folder: a run in it is continued from its newest checkpoint, with its settings changed by the given
+    flags. Its last part names the run at the server."""
+    preset: PresetName = "breakout"
+    """As of innet-drl train; for a new run."""
+    config_file: Annotated[Path | None, tyro.conf.arg(name="config")] = None
+    """File of settings, as of innet-drl train."""
+    track: bool = False
+    """Send settings and metrics to Weights & Biases, as innet-drl train does."""
+
+
+@dataclass(frozen=True)
+class ActorFlags:
+    """An actor of a run whose learner is elsewhere (innet-drl learner), which has all other settings."""
+
+    replay: str
+    """Address of the replay server: `innet://host:port`, `innets://host:port` or `unix:///path`. The environment
+    variable INNET_ACTOR_TOKEN, or else INNET_TOKEN, has the token."""
+    index: int
+    """Number of this actor, from 0 and below the learner's `--actors`: it decides seed and exploration."""
+    run: str | None = None
+    """Name of the run, the last part of the learner's `--out`; needed where the server has several."""
+    replay_ca: Path | None = None
+    """Certificate (PEM) to verify an `innets://` server with."""
+    environment: str | None = None
+    """The run's environment where this host has another name for it, such as `module:factory`."""
+    environment_threads: int | None = None
+    """Threads that step Atari environments; the run's `environment_threads` by default."""
+    actor_threads: int | None = None
+    """Threads of the network; the run's `actor_threads` by default."""
+
+
+@dataclass(frozen=True)
 class EvaluateFlags:
     """Play games with the agents of runs' newest checkpoints, and print a report as JSON."""
 
@@ -57,6 +97,9 @@ class EvaluateFlags:
     """Folders of runs of one environment; of several, the report has the interval over runs."""
     best: bool = False
     """Take the agents with the best evaluations of their runs."""
+    follow: bool = False
+    """Evaluate each new checkpoint of one run, until its training has ended: a report is printed for each, and the run
+    keeps the best agent. The run may be on another host that shares its folder."""
     protocol: Literal["mnih2015", "machado2018"] | None = None
     """Conditions of a paper, for atari/<game>; the flags below change them. mnih2015: 30 games of 18,000 frames, 30
     no-ops, epsilon 0.05. machado2018: 100 games of 18,000 frames, sticky actions of 0.25, no no-ops, for agents trained
@@ -90,6 +133,16 @@ class RecordFlags:
     """Seeds the game."""
     seconds: float = 60.0
     """Length of the video."""
+
+
+@dataclass(frozen=True)
+class ReportFlags:
+    """Write one HTML file with the curves, results, settings and videos of runs."""
+
+    runs: tyro.conf.Positional[tuple[Path, ...]]
+    """Folders of runs, which may be training."""
+    out: Path | None = None
+    """The HTML file to write; `report.html` in the folder of one run, and in the current directory for several."""
 
 
 _REGISTRY = tyro.constructors.ConstructorRegistry()
@@ -155,15 +208,56 @@ def parse_train(arguments: Sequence[str]) -> TrainFlags:
         RunFolderError: There is no run to resume.
         SystemExit: An unknown flag, or `--help`.
     """
+    known = _settings_flags(arguments)
+    if known.resume is not None and known.preset is not None:
+        raise ConfigurationError("--resume uses the run's settings: omit --preset")
+    name, config = _settings(known, known.resume)
+    flags = tyro.cli(
+        TrainFlags,
+        prog="innet-drl train",
+        args=list(arguments),
+        default=TrainFlags(config=config, preset=name),
+        registry=_REGISTRY,
+    )
+    if flags.resume is not None and flags.out is not None:
+        raise ConfigurationError("--resume uses the run's folder: omit --out")
+    return flags
+
+
+def parse_learner(arguments: Sequence[str]) -> LearnerFlags:
+    """Parses the flags of `innet-drl learner`, which change the preset, or the settings of the run in the folder.
+
+    Raises:
+        ConfigurationError: Contradictory flags.
+        SystemExit: An unknown flag, or `--help`.
+    """
+    known = _settings_flags(arguments)
+    out = known.out or known.resume
+    has_run = out is not None and (out / "config.yaml").is_file()
+    name, config = _settings(known, out if has_run else None)
+    return tyro.cli(
+        LearnerFlags,
+        prog="innet-drl learner",
+        args=list(arguments),
+        default=LearnerFlags(config=config, out=tyro.MISSING, preset=name),
+        registry=_REGISTRY,
+    )
+
+
+def _settings_flags(arguments: Sequence[str]) -> argparse.Namespace:
+    """The flags that decide which settings the others change."""
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--preset")
     first.add_argument("--resume", type=Path)
+    first.add_argument("--out", type=Path)
     first.add_argument("--config", type=Path)
     first.add_argument("--environment")
-    known, _ = first.parse_known_args(arguments)
+    return first.parse_known_args(arguments)[0]
+
+
+def _settings(known: argparse.Namespace, run: Path | None) -> tuple[PresetName, Config]:
+    """The preset, and its settings or those of an existing run, with the changes of a file of settings."""
     changes = {} if known.config is None else read_settings(known.config)
-    if known.resume is not None and known.preset is not None:
-        raise ConfigurationError("--resume uses the run's settings: omit --preset")
     environment = known.environment or str(changes.get("environment", "atari/"))
     is_atari = environment.startswith("atari/")
     name: PresetName = known.preset or ("breakout" if is_atari else "vector")
@@ -173,16 +267,7 @@ def parse_train(arguments: Sequence[str]) -> TrainFlags:
 
         raise ConfigurationError(
             f"--preset {name} is for Atari games, and --environment {environment} is none (they are named "
-            f"atari/<game>): leave --preset away, or take --preset vector{atari_hint(environment)}"
+            f"atari/<game>): omit --preset, or take --preset vector{atari_hint(environment)}"
         )
-    config = chosen if known.resume is None else RunFolder.open(known.resume).config()
-    flags = tyro.cli(
-        TrainFlags,
-        prog="innet-drl train",
-        args=list(arguments),
-        default=TrainFlags(config=dataclasses.replace(config, **changes), preset=name),
-        registry=_REGISTRY,
-    )
-    if flags.resume is not None and flags.out is not None:
-        raise ConfigurationError("--resume uses the run's folder: omit --out")
-    return flags
+    config = chosen if run is None else RunFolder.open(run).config()
+    return name, dataclasses.replace(config, **changes)

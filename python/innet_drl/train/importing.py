@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
+import sys
 from collections.abc import Callable
 from contextvars import ContextVar
 from types import ModuleType
@@ -37,6 +39,28 @@ def import_module(name: str) -> ModuleType:
         importing.reset(token)
 
 
+def near_path(value: str) -> str:
+    """Returns the end of a message about an unusable import path: the path that was meant, such as `grid:Grid`.
+
+    It may be written as the file `grid.py:Grid` or `./grid:Grid`, with a dot as `grid.Grid`, or without a name.
+    """
+    file, _, given = value.partition(":")
+    dotted = file.removeprefix("./").removesuffix(".py").replace("/", ".")
+    for module, name in ((dotted, given), dotted.rpartition(".")[::2]):
+        if not module or module.partition(".")[0] in sys.stdlib_module_names:
+            continue
+        try:
+            found = vars(import_module(module))
+        except Exception:
+            continue
+        own = [key for key, item in found.items() if callable(item) and getattr(item, "__module__", None) == module]
+        public = [key for key in own if not key.startswith("_")]
+        names = [name] if name in found else difflib.get_close_matches(name, public, n=1) if name else public
+        if names:
+            return f": did you mean {' or '.join(f'{module}:{key}' for key in names[:3])}?"
+    return ""
+
+
 def load(value: Importable, setting: str) -> Any:
     """Imports the object of a path; returns a function or class as it is.
 
@@ -55,13 +79,11 @@ def load(value: Importable, setting: str) -> Any:
     try:
         found: Any = import_module(module)
     except ModuleNotFoundError as error:
-        raise ConfigurationError(
-            f"{setting} {value}: there is no module {error.name!r}: install it, or start in the directory that has it"
-        ) from error
+        hint = near_path(value) or ": install it, or start in the directory that has it"
+        raise ConfigurationError(f"{setting} {value}: there is no module {error.name!r}{hint}") from error
     except Exception as error:
-        raise ConfigurationError(
-            f"{setting} {value}: importing {module} raises {type(error).__name__}: {error}"
-        ) from error
+        hint = near_path(value) or f": importing {module} raises {type(error).__name__}: {error}"
+        raise ConfigurationError(f"{setting} {value}{hint}") from error
     for part in name.split("."):
         if not hasattr(found, part) and module == "__main__":
             raise ConfigurationError(

@@ -1,11 +1,48 @@
-"""Cores, processor time and open files."""
+"""The machine and its software; processor time and open files."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import os
+import platform
 import time
 from pathlib import Path
+from typing import Any
+
+import innet_drl as innet
+
+PACKAGES = ("numpy", "torch", "gymnasium", "ale-py")
+"""Distributions whose versions matter to a run."""
+
+
+def description() -> dict[str, Any]:
+    """Returns processor, cores, system and versions, as plain JSON values."""
+    return {
+        "processor": processor(),
+        "cores": cores(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "innet_drl": innet.__version__,
+    }
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions of `PACKAGES` that are installed."""
+    found = {}
+    for name in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def processor() -> str:
+    """Returns the processor's name."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor()
 
 
 def cores() -> int:

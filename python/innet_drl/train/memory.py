@@ -215,8 +215,8 @@ class ReplayMemory(abc.ABC):
         )
 
     def update_priorities(self, keys: NDArray[np.uint64], priorities: NDArray[np.float64]) -> None:
-        """Sets the priorities of sampled transitions."""
-        self.replay.update_priorities(self._name, keys, priorities, timeout=self._settings.patience)
+        """Sets the priorities of sampled transitions; a server's answer is not waited for."""
+        self.replay.update_priorities(self._name, keys, priorities, timeout=self._settings.patience, wait=False)
 
     def stats(self, timeout: float | None = None) -> dict[str, Any]:
         """Returns the table's counters, within `timeout` seconds or the patience of the settings."""
@@ -380,9 +380,12 @@ def memory_token(config: Config) -> str:
 
 def actor_token(config: Config) -> str:
     """The token of the run's actors, from the environment: INNET_ACTOR_TOKEN, or else the run's."""
-    if config.replay == "embedded":
-        return ""
-    return os.environ.get("INNET_ACTOR_TOKEN", "").strip() or memory_token(config)
+    return "" if config.replay == "embedded" else server_token_of_actors()
+
+
+def server_token_of_actors() -> str:
+    """The token of actors at a server, from the environment."""
+    return (os.environ.get("INNET_ACTOR_TOKEN", "") or os.environ.get("INNET_TOKEN", "")).strip()
 
 
 def make_table(config: Config, spec: EnvironmentSpec, name: str) -> innet.Table:
@@ -448,7 +451,11 @@ def _connect(settings: MemorySettings) -> innet.Replay:
             advice = f"choose another --out, whose last part names the memory, or drop that one: {drop}"
         else:
             changed = settings.changed_flags
-            restored = f"leave {changed} away" if changed else f"take those back ({flags(TABLE_SETTINGS)})"
+            restored = (
+                f"keep {changed} as in the run's config.yaml"
+                if changed
+                else f"take those back ({flags(TABLE_SETTINGS)})"
+            )
             advice = f"{restored}, or drop the memory, which is filled anew: {drop}"
         raise ConfigurationError(
             f"{address} holds a memory named {table.name!r} that was made with other settings ({error}): {advice}"

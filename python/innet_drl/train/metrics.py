@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,8 @@ class Metrics:
 
     time_s: float
     """Seconds of training over all sessions of the run."""
+    seconds_left: float | None
+    """Seconds until training ends by its minutes, or by its steps at the present rate."""
     env_frames: int
     """Emulator frames played; equal to `agent_steps` outside Atari."""
     agent_steps: int
@@ -62,18 +65,28 @@ class Metrics:
     """Steps inserted between a transition's insertion and its sampling, mean since the last line."""
     samples_per_insert: float
     """Transitions sampled for each one inserted, over the memory's life."""
+    samples_per_insert_now: float | None
+    """Transitions sampled for each one inserted since the last line."""
+    samples_per_insert_target: float
+    """The setting `samples_per_insert`."""
     stale_updates: int
     """Priorities received for transitions already evicted."""
     games: int
     """Games finished."""
     evaluation_mean: float | None
     """Mean score of the last evaluation."""
+    evaluation_best: float | None
+    """Mean score of the best evaluation."""
     learner_time: dict[str, float]
     """Shares of the learner's time since the last line."""
     actor_time: dict[str, float]
     """Shares of the actors' time since the last line."""
     actor_scores: dict[str, float]
     """Mean score, unclipped, of the last 20 games of each actor, by its number."""
+    actor_steps_per_s: dict[str, float]
+    """Agent steps of each actor per second since the last line."""
+    actor_waits: dict[str, float]
+    """Share of the time since the last line in which each actor waited for the replay ratio."""
 
 
 class Stopwatch:
@@ -136,6 +149,7 @@ class _Sums:
     q: Any = 0.0
     gradient_norm: Any = 0.0
     age: Any = 0.0
+    steps_by_actor: dict[int, int] = field(default_factory=dict)
     learner_seconds: dict[str, float] = field(default_factory=dict)
     actor_seconds: dict[str, float] = field(default_factory=dict)
 
@@ -146,21 +160,26 @@ class Meter:
     Args:
         environments: Environments of all actors.
         frames_per_step: Emulator frames of one agent step.
+        samples_per_insert: The replay ratio of the settings.
     """
 
-    def __init__(self, environments: int, frames_per_step: int) -> None:
+    def __init__(self, environments: int, frames_per_step: int, samples_per_insert: float) -> None:
         self.agent_steps = 0
         self.games = 0
         self.evaluation_mean: float | None = None
+        self.evaluation_best: float | None = None
         self.best: float | None = None
         self._environments = environments
         self._frames_per_step = frames_per_step
+        self._samples_per_insert = samples_per_insert
         self._scores: deque[float] = deque(maxlen=RETURN_WINDOW)
         self._lengths: deque[int] = deque(maxlen=RETURN_WINDOW)
         self._scores_by_actor: dict[int, deque[float]] = {}
         self._parameter_updates: dict[int, int] = {}
         self._epsilon: dict[int, float] = {}
         self._sums = _Sums()
+        self._sampled = self._inserted = 0
+        self._waited: dict[str, float] = {}
         self._earlier_s = 0.0
         self._started = self._last_time = time.perf_counter()
         self.reported_steps = self._last_updates = 0
@@ -190,6 +209,8 @@ class Meter:
         self.agent_steps += report.steps
         self._parameter_updates[report.actor] = report.parameter_updates
         self._epsilon[report.actor] = report.epsilon
+        steps = self._sums.steps_by_actor
+        steps[report.actor] = steps.get(report.actor, 0) + report.steps
         _add(self._sums.actor_seconds, report.seconds)
         scores = self._of_actor(report.actor)
         for game in report.games:
@@ -212,28 +233,43 @@ class Meter:
         self._sums.gradient_norm = self._sums.gradient_norm + update.gradient_norm
         self._sums.age = self._sums.age + mean_age
 
+    def add_evaluation(self, mean: float) -> None:
+        """Adds the mean score of an evaluation."""
+        self.evaluation_mean = mean
+        self.evaluation_best = mean if self.evaluation_best is None else max(self.evaluation_best, mean)
+
     def add_learner_time(self, seconds: dict[str, float]) -> None:
         """Adds the learner's seconds by activity."""
         _add(self._sums.learner_seconds, seconds)
 
-    def line(self, updates: int, publications: int, table: dict[str, Any]) -> Metrics:
+    def line(
+        self,
+        updates: int,
+        publications: int,
+        table: dict[str, Any],
+        seconds_left: Callable[[float], float | None] = lambda _: None,
+    ) -> Metrics:
         """Returns the metrics since the last line.
 
         Args:
             updates: The learner's updates.
             publications: The learner's publications of parameters.
             table: The table's entry in `Replay.stats()`.
+            seconds_left: Seconds until training ends, from its steps per second.
         """
         now = time.perf_counter()
         elapsed = max(now - self._last_time, 1e-9)
         sums, self._sums = self._sums, _Sums()
         by_actor = {str(actor): _mean(list(scores)) for actor, scores in sorted(self._scores_by_actor.items())}
         lags = [updates - acted for acted in self._parameter_updates.values()]
+        steps_per_s = round((self.agent_steps - self.reported_steps) / elapsed, 2)
+        left = seconds_left(steps_per_s)
         metrics = Metrics(
             time_s=round(self._earlier_s + now - self._started, 3),
+            seconds_left=None if left is None else round(left, 1),
             env_frames=self.agent_steps * self._frames_per_step,
             agent_steps=self.agent_steps,
-            agent_steps_per_s=round((self.agent_steps - self.reported_steps) / elapsed, 2),
+            agent_steps_per_s=steps_per_s,
             learner_updates=updates,
             learner_updates_per_s=round((updates - self._last_updates) / elapsed, 2),
             replay_steps=table["steps"],
@@ -249,15 +285,37 @@ class Meter:
             parameter_lag=_mean(lags),
             sample_age=float(sums.age) / sums.updates if sums.updates else None,
             samples_per_insert=table["sampled_items"] / max(table["inserted_items"], 1),
+            samples_per_insert_now=self._ratio_now(table["sampled_items"], table["inserted_items"]),
+            samples_per_insert_target=self._samples_per_insert,
             stale_updates=table["stale_updates"],
             games=self.games,
             evaluation_mean=self.evaluation_mean,
+            evaluation_best=self.evaluation_best,
             learner_time=_shares(sums.learner_seconds),
             actor_time=_shares(sums.actor_seconds),
             actor_scores={actor: score for actor, score in by_actor.items() if score is not None},
+            actor_steps_per_s={str(a): round(steps / elapsed, 2) for a, steps in sorted(sums.steps_by_actor.items())},
+            actor_waits=self._waits(table.get("by_writer", []), elapsed),
         )
         self._last_time, self.reported_steps, self._last_updates = now, self.agent_steps, updates
         return metrics
+
+    def _ratio_now(self, sampled: int, inserted: int) -> float | None:
+        more_sampled, more_inserted = sampled - self._sampled, inserted - self._inserted
+        self._sampled, self._inserted = sampled, inserted
+        # The counts of a server that was started again begin at zero.
+        return more_sampled / more_inserted if more_inserted > 0 and more_sampled >= 0 else None
+
+    def _waits(self, writers: list[dict[str, Any]], elapsed: float) -> dict[str, float]:
+        waited: dict[str, float] = {}
+        for writer in writers:
+            kind, _, actor = writer["name"].partition(" ")
+            if kind == "actor":
+                waited[actor] = waited.get(actor, 0.0) + writer["waited_s"]
+        earlier, self._waited = self._waited, waited
+        # The writer of a restarted actor begins at zero.
+        since = {actor: max(0.0, total - earlier.get(actor, 0.0)) for actor, total in waited.items()}
+        return {actor: round(min(1.0, since[actor] / elapsed), 4) for actor in sorted(since, key=int)}
 
     def state(self) -> dict[str, Any]:
         """Returns the state for a checkpoint, as plain JSON values."""
@@ -267,11 +325,14 @@ class Meter:
             "games": self.games,
             "best": self.best,
             "evaluation_mean": self.evaluation_mean,
+            "evaluation_best": self.evaluation_best,
             "scores": list(self._scores),
             "lengths": list(self._lengths),
             "scores_by_actor": {str(actor): list(scores) for actor, scores in self._scores_by_actor.items()},
             "updates": self._last_updates,
             "steps": self.reported_steps,
+            "sampled": self._sampled,
+            "inserted": self._inserted,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -282,10 +343,12 @@ class Meter:
         self.best = state["best"]
         self.evaluation_mean = state["evaluation_mean"]
         self._scores.extend(state["scores"])
-        # Checkpoints of the first release have neither.
+        # Checkpoints of earlier releases have none of these.
+        self.evaluation_best = state.get("evaluation_best", self.evaluation_mean)
         self._lengths.extend(state.get("lengths", []))
         for actor, scores in state.get("scores_by_actor", {}).items():
             self._of_actor(int(actor)).extend(scores)
+        self._sampled, self._inserted = state.get("sampled", 0), state.get("inserted", 0)
         self._last_updates = state["updates"]
         self.reported_steps = state["steps"]
 

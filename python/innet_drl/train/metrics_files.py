@@ -16,6 +16,10 @@ from typing import Any
 
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.compat.proto.tensor_pb2 import TensorProto
+from tensorboard.compat.proto.types_pb2 import DT_STRING
+from tensorboard.plugins.custom_scalar import layout_pb2
+from tensorboard.plugins.custom_scalar import metadata as custom_scalar
 from tensorboard.plugins.hparams import metadata, plugin_data_pb2
 from tensorboard.summary.writer.record_writer import RecordWriter
 
@@ -24,6 +28,7 @@ from innet_drl.train.metrics import Metrics
 TENSORBOARD_NAMES: dict[str, str] = {
     "return_mean": "charts/episodic_return",
     "return_best": "charts/best_return",
+    "evaluation_best": "charts/best_evaluation_return",
     "length_mean": "charts/episodic_length",
     "epsilon": "charts/epsilon",
     "agent_steps_per_s": "charts/SPS",
@@ -36,6 +41,8 @@ TENSORBOARD_NAMES: dict[str, str] = {
     "replay_bytes": "replay/bytes",
     "sample_age": "replay/sample_age",
     "samples_per_insert": "replay/samples_per_insert",
+    "samples_per_insert_now": "replay/samples_per_insert_now",
+    "samples_per_insert_target": "replay/samples_per_insert_target",
     "stale_updates": "replay/stale_updates",
     "parameter_version": "parameters/version",
     "parameter_lag": "parameters/lag",
@@ -43,14 +50,28 @@ TENSORBOARD_NAMES: dict[str, str] = {
     "learner_updates": "counts/learner_updates",
     "games": "counts/games",
     "time_s": "counts/time_s",
+    "seconds_left": "counts/seconds_left",
 }
 """Metric to its tag in TensorBoard and Weights & Biases; the x-axis is `agent_steps`."""
 TAGGED_BY_KEY: dict[str, str] = {
     "learner_time": "learner_time",
     "actor_time": "actor_time",
     "actor_scores": "actor_return",
+    "actor_steps_per_s": "actor_SPS",
+    "actor_waits": "actor_waits",
 }
 """Metric of several values to the prefix of their tags."""
+PANELS: dict[str, tuple[str, ...]] = {
+    "score of each actor": ("actor_return/.*",),
+    "Q-loss": ("losses/td_loss",),
+    "steps in the replay memory": ("replay/steps",),
+    "score: mean, best game, evaluation": ("charts/.*_return",),
+    "steps/s of each actor": ("actor_SPS/.*",),
+    "replay ratio: target and reached": ("replay/samples_per_insert_.*",),
+    "waits: learner for samples, actors for the learner": ("learner_time/wait for a batch", "actor_waits/.*"),
+    "seconds left": ("counts/seconds_left",),
+}
+"""Title to the tags, as regular expressions, of the charts of TensorBoard's tab CUSTOM SCALARS."""
 
 
 def scalars(metrics: Metrics) -> dict[str, float]:
@@ -83,6 +104,7 @@ class MetricsFiles:
         _append(self._events, _record(Event(wall_time=time.time(), file_version="brain.Event:2")))
         _append(self._events, _record(Event(wall_time=time.time(), step=agent_steps + 1, session_log=start)))
         _append(self._events, _record(_hyperparameters(settings)))
+        _append(self._events, _record(_panels()))
 
     def write(self, metrics: Metrics) -> None:
         """Appends one line to both files.
@@ -126,6 +148,21 @@ def _hyperparameters(settings: Mapping[str, Any]) -> Event:
         tag=metadata.SESSION_START_INFO_TAG,
         metadata=metadata.create_summary_metadata(data),
         tensor=metadata.NULL_TENSOR,
+    )
+    return Event(wall_time=time.time(), summary=Summary(value=[value]))
+
+
+def _panels() -> Event:
+    """The event of TensorBoard's plugin `custom_scalars`; the plugin's own function needs TensorFlow."""
+    charts = [
+        layout_pb2.Chart(title=title, multiline=layout_pb2.MultilineChartContent(tag=tags))
+        for title, tags in PANELS.items()
+    ]
+    layout = layout_pb2.Layout(category=[layout_pb2.Category(title="innet-drl", chart=charts)])
+    value = Summary.Value(
+        tag=custom_scalar.CONFIG_SUMMARY_TAG,
+        metadata=custom_scalar.create_summary_metadata(),
+        tensor=TensorProto(dtype=DT_STRING, string_val=[layout.SerializeToString()]),
     )
     return Event(wall_time=time.time(), summary=Summary(value=[value]))
 

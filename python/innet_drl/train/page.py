@@ -11,7 +11,7 @@ import dataclasses
 import logging
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, Self
 
 import rich
@@ -25,8 +25,11 @@ from rich.text import Text
 from innet_drl.train.display import Display, clock, number, score
 from innet_drl.train.metrics import Metrics
 
-SMALLEST_PAGE = (80, 18)
+SMALLEST_PAGE = (80, 22)
 """Columns and rows of a terminal in which the page fits with log lines above it; a smaller one gets plain lines."""
+NAMES_WIDTH = 16
+ACTOR_WIDTH = 9
+"""Columns of a terminal for the names of an actor's numbers, and for each actor."""
 TRAINING_LOGGERS = ("innet_drl.bench", "innet_drl.launch", "innet_drl.train")
 """Loggers whose information is shown; of the core, which logs to `innet_drl`, warnings are."""
 REFRESH_SECONDS = 0.1
@@ -81,7 +84,7 @@ class Page(Display):
         fits = all(has >= needs for has, needs in zip(self._console.size, SMALLEST_PAGE, strict=True))
         has_page = self._console.is_terminal and fits
         self._live = Live(console=self._console, auto_refresh=False, transient=transient) if has_page else None
-        self._shown: tuple[Metrics, float | None] | None = None
+        self._shown: Metrics | None = None
         self._next_picture = 0.0
 
     def __enter__(self) -> Self:
@@ -99,13 +102,13 @@ class Page(Display):
         if self._live is not None:
             self._live.update(Panel(Text(what, style="italic"), title=self.title), refresh=True)
 
-    def show(self, metrics: Metrics, note: str, seconds_left: float | None = None) -> None:
+    def show(self, metrics: Metrics, note: str) -> None:
         """Shows a line of metrics and a note on the run's state."""
-        self._shown = metrics, seconds_left
+        self._shown = metrics
         if self._live is not None:
-            self._live.update(self._render(metrics, note, seconds_left), refresh=True)
+            self._live.update(self._render(metrics, note), refresh=True)
         else:
-            super().show(metrics, note, seconds_left)
+            super().show(metrics, note)
 
     def print(self, line: str) -> None:
         """Prints a plain line on the console."""
@@ -118,9 +121,8 @@ class Page(Display):
         if self._shown is None:
             self.say(note)
         else:
-            metrics, seconds_left = self._shown
-            metrics = metrics if time_s is None else dataclasses.replace(metrics, time_s=time_s)
-            self._live.update(self._render(metrics, note, seconds_left), refresh=True)
+            metrics = self._shown if time_s is None else dataclasses.replace(self._shown, time_s=time_s)
+            self._live.update(self._render(metrics, note), refresh=True)
 
     def progress(self, activity: str, done: str) -> None:
         """Shows how far a long activity is (`Progress`); any thread may call it."""
@@ -130,47 +132,65 @@ class Page(Display):
             self._next_picture = time.monotonic() + REFRESH_SECONDS
             self.show_note(f"{activity}: {done}")
 
-    def _render(self, metrics: Metrics, note: str, seconds_left: float | None) -> Panel:
-        left = "" if seconds_left is None else f", {clock(seconds_left)} left"
-        numbers = Table.grid(padding=(0, 3))
-        for _ in range(4):
+    def _render(self, metrics: Metrics, note: str) -> Panel:
+        left = "" if metrics.seconds_left is None else f", {clock(metrics.seconds_left)} left"
+        ratio = f"{number(metrics.samples_per_insert_now, 2)} of {metrics.samples_per_insert_target:g}"
+        evaluation = score(metrics.evaluation_mean)
+        if metrics.evaluation_best is not None:
+            evaluation += f", best {score(metrics.evaluation_best)}"
+        numbers = Table.grid(padding=(0, 2))
+        for _ in range(3):
             numbers.add_column()
         cells = [
             ("time", clock(metrics.time_s) + left),
-            ("frames", f"{metrics.env_frames:,}"),
             ("steps/s", f"{metrics.agent_steps_per_s:,.0f}"),
+            ("frames", f"{metrics.env_frames:,}"),
+            ("games", f"{metrics.games:,}"),
             ("updates/s", f"{metrics.learner_updates_per_s:,.1f}"),
-            ("replay", f"{metrics.replay_steps:,} steps, {metrics.replay_bytes / 2**20:,.0f} MiB"),
             ("updates", f"{metrics.learner_updates:,}"),
-            ("score", score(metrics.return_mean)),
-            ("best", score(metrics.return_best)),
+            ("score", f"{score(metrics.return_mean)}, best {score(metrics.return_best)}"),
             ("loss", number(metrics.td_loss, 4)),
             ("Q", number(metrics.q_mean, 3)),
-            ("sample age", number(metrics.sample_age, 0)),
+            ("evaluation", evaluation),
+            ("replay ratio", ratio),
             ("lag", f"{number(metrics.parameter_lag, 0)} updates"),
-            ("samples per insert", f"{metrics.samples_per_insert:.2f}"),
+            ("replay", f"{metrics.replay_steps:,} steps, {metrics.replay_bytes / 2**20:,.0f} MiB"),
+            ("sample age", number(metrics.sample_age, 0)),
             ("stale", f"{metrics.stale_updates:,}"),
-            ("games", f"{metrics.games:,}"),
-            ("evaluation", score(metrics.evaluation_mean)),
         ]
-        for row in range(0, len(cells), 4):
-            numbers.add_row(*(Text.assemble((f"{name} ", "dim"), value) for name, value in cells[row : row + 4]))
-        actors = "  ".join(f"{actor}: {score(mean)}" for actor, mean in metrics.actor_scores.items())
+        for row in range(0, len(cells), 3):
+            numbers.add_row(*(Text.assemble((f"{name} ", "dim"), value) for name, value in cells[row : row + 3]))
+        waits = {
+            "learner for samples": metrics.learner_time.get("wait for a batch", 0.0),
+            "actors for the learner": _mean(metrics.actor_waits.values()),
+        }
         return Panel(
             Group(
                 numbers,
-                Text.assemble(
-                    ("scores by actor  ", "dim"),
-                    actors or "no game finished yet",
-                    no_wrap=True,
-                    overflow="ellipsis",
-                ),
+                self._actors(metrics),
+                Text.assemble(("who waits        ", "dim"), _shares(waits)),
                 Text.assemble(("learner's time   ", "dim"), _shares(metrics.learner_time)),
                 Text.assemble(("actors' time     ", "dim"), _shares(metrics.actor_time)),
                 Text(note, style="italic"),
             ),
             title=self.title,
         )
+
+    def _actors(self, metrics: Metrics) -> Table:
+        """Returns a column for each actor, as many as fit."""
+        fits = (self._console.width - 4 - NAMES_WIDTH) // ACTOR_WIDTH
+        actors = sorted(metrics.actor_steps_per_s | metrics.actor_scores, key=int)
+        shown = actors if len(actors) <= fits else actors[: fits - 1]
+        table = Table.grid()
+        table.add_column(width=NAMES_WIDTH, style="dim")
+        for _ in range(fits):
+            table.add_column(width=ACTOR_WIDTH, justify="right", no_wrap=True)
+        more = [] if len(shown) == len(actors) else [f"+{len(actors) - len(shown)}"]
+        table.add_row("actor", *shown, *more, style="dim")
+        table.add_row("score", *(score(metrics.actor_scores.get(actor)) for actor in shown))
+        table.add_row("steps/s", *(number(metrics.actor_steps_per_s.get(actor), 0) for actor in shown))
+        table.add_row("waits", *(_share(metrics.actor_waits.get(actor)) for actor in shown))
+        return table
 
 
 def page_of_command(title: str) -> Page:
@@ -184,4 +204,12 @@ def _print(console: Console, message: Any) -> None:
 
 def _shares(shares: dict[str, float]) -> str:
     ordered = sorted(shares.items(), key=lambda item: -item[1])
-    return "  ".join(f"{name} {value:.0%}" for name, value in ordered) or "-"
+    return "  ".join(f"{name} {_share(value)}" for name, value in ordered) or "-"
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0%}"
+
+
+def _mean(values: Collection[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

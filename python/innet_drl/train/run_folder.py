@@ -4,6 +4,7 @@ runs/<name>/
     config.yaml             the settings, all of them
     metrics.jsonl           one `innet_drl.train.metrics.Metrics` per line
     events.out.tfevents.*   the same metrics for TensorBoard
+    sessions.jsonl          begin and end of each session: time, agent steps, machine, versions, how it ended
     evaluation.json         the scores of the evaluation after training
     best.safetensors        the agent with the best evaluation
     checkpoints/            <agent steps>.safetensors: model, target, optimizer; counters and random
@@ -51,7 +52,8 @@ class RunFolder:
     def __init__(self, path: Path, advice: str = "make it writable for this user", *, is_new: bool = False) -> None:
         self.path = path
         self._advice = advice
-        self._is_new = is_new
+        self.is_new = is_new
+        """Whether the folder is of a new run."""
         self._made: list[Path] = []
         self._continues = False
         self.checkpoints = path / "checkpoints"
@@ -111,6 +113,11 @@ class RunFolder:
             raise RunFolderError(f"{path} is no run: it has no config.yaml")
         return cls(path)
 
+    @classmethod
+    def new_or_existing(cls, path: Path) -> RunFolder:
+        """The folder of an existing run, or of a new one."""
+        return cls(path) if (path / "config.yaml").is_file() else cls.new(path)
+
     def _check_free(self) -> None:
         if (self.path / "config.yaml").exists():
             raise RunFolderError(
@@ -140,7 +147,7 @@ class RunFolder:
         """
         directory = self._locked_directory()
         try:
-            if self._is_new:
+            if self.is_new:
                 self._check_free()
             yield
         finally:
@@ -175,10 +182,46 @@ class RunFolder:
                     return directory
             os.close(directory)
 
+    def begin_session(self, agent_steps: int, machine: dict[str, Any]) -> None:
+        """Adds a session's beginning to `sessions.jsonl`.
+
+        Raises:
+            RunFolderError: It cannot be written.
+        """
+        with self.writing():
+            self._append_session({"began": _now(), "agent_steps": agent_steps, **machine})
+
+    def end_session(self, agent_steps: int, how: str) -> None:
+        """Adds a session's end to `sessions.jsonl`; a full disk keeps it out, and nothing else."""
+        with contextlib.suppress(OSError):
+            self._append_session({"ended": _now(), "agent_steps": agent_steps, "how": how})
+
+    def _append_session(self, line: dict[str, Any]) -> None:
+        with (self.path / "sessions.jsonl").open("a+b") as file:
+            # A line that a full disk cut short is not continued by this one.
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+            ended = file.read() in (b"", b"\n")
+            file.write((b"" if ended else b"\n") + json.dumps(line).encode() + b"\n")
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a process of this machine trains in the folder now; takes the lock for an instant."""
+        directory = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(directory, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            # A file system without locks.
+            return False
+        finally:
+            os.close(directory)
+        return False
+
     def discard(self) -> None:
         """Removes the files of a new run that learned nothing and has no checkpoint; `hold` then removes the folder."""
-        if self._is_new and self.newest_checkpoint() is None:
-            names = ("config.yaml", "metrics.jsonl", "wandb.json")
+        if self.is_new and self.newest_checkpoint() is None:
+            names = ("config.yaml", "metrics.jsonl", "sessions.jsonl", "wandb.json")
             for file in (*(self.path / name for name in names), *self.path.glob("events.out.*")):
                 file.unlink(missing_ok=True)
             shutil.rmtree(self.path / "wandb", ignore_errors=True)
@@ -399,6 +442,10 @@ class RunFolder:
             RunFolderError: There is none, or it is damaged.
         """
         return load_checkpoint(self.checkpoint_to_resume())
+
+
+def _now() -> str:
+    return datetime.datetime.now().astimezone().isoformat(timespec="seconds")
 
 
 def _checksum_of(snapshot: Path) -> str | None:

@@ -50,12 +50,12 @@ def read_mapping(path: Path) -> dict[str, Any]:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise ConfigurationError(f"the settings {path} cannot be read: {reason}") from error
+        raise ConfigurationError(f"the settings {path} cannot be read: {reason}") from None
     try:
         values: Any = tomllib.loads(text) if path.suffix == ".toml" else yaml.load(text, _Loader)
     except (tomllib.TOMLDecodeError, yaml.YAMLError) as error:
         kind = "TOML" if path.suffix == ".toml" else "YAML"
-        raise ConfigurationError(f"{path} is not {kind}: {' '.join(str(error).split())}") from error
+        raise ConfigurationError(f"{path} is not {kind}: {' '.join(str(error).split())}") from None
     if values is None:
         return {}
     if not isinstance(values, dict):

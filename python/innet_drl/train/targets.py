@@ -63,7 +63,7 @@ class TargetsAhead:
         """Ends the thread; a finished batch is dropped."""
         self._stopped.set()
         while self._thread.is_alive():
-            # The thread may be waiting for room in the queue.
+            # The thread may be waiting for space in the queue.
             with contextlib.suppress(queue.Empty):
                 self._ready.get_nowait()
             self._thread.join(POLL_SECONDS)

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import logging
 import signal
+import socket
 import threading
 import time
 from collections import deque
@@ -41,7 +42,7 @@ from innet_drl.train.evaluation_report import aggregate
 from innet_drl.train.evaluation_schedule import EvaluationSchedule
 from innet_drl.train.importing import path_of
 from innet_drl.train.learner import Learner, Update
-from innet_drl.train.machine import file_position
+from innet_drl.train.machine import description, file_position, versions
 from innet_drl.train.memory import MemorySettings, ReplayMemory, memory_class, memory_settings
 from innet_drl.train.metrics import Meter, Metrics, Stopwatch
 from innet_drl.train.metrics_files import MetricsFiles
@@ -131,7 +132,7 @@ class Trainer:
         if config.loss not in LOSSES:
             observations = probe.sample(2 * config.batch_size, config.seed)
             self.learner.try_loss(random_batch(self.spec, config.batch_size, self.learner.device, observations))
-        self.meter = Meter(config.all_environments, self.spec.frames_per_step)
+        self.meter = Meter(config.all_environments, self.spec.frames_per_step, config.samples_per_insert)
         self.stopwatch = Stopwatch()
         if resumed is not None:
             self._load(resumed)
@@ -176,6 +177,9 @@ class Trainer:
                 with contextlib.suppress(RunFolderError):
                     self._write_pending_lines()
                 self._files.close()
+            how = "finished" if error is None else f"{type(error).__name__}: {error}".rstrip(": ")
+            how = "interrupted" if self.interrupted and error is None else how
+            self.folder.end_session(self.meter.agent_steps, how)
             newest = self.folder.newest_checkpoint()
             if isinstance(error, KeyboardInterrupt) and newest is not None:
                 logger.warning("interrupted: go on from %s with %s", newest, WithFlags(resuming(self.folder.path)))
@@ -194,6 +198,10 @@ class Trainer:
             settings = self.config.as_dict()
             self._files = MetricsFiles(self.folder.path, self.meter.agent_steps, settings)
         self.folder.begin(self.config)
+        device = self.learner.device
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+        about = {"host": socket.gethostname(), **description(), "device": name, "versions": versions()}
+        self.folder.begin_session(self.meter.agent_steps, about)
         self._call("on_start", self.config, self.folder.path)
 
     def _call(self, method: str, *arguments: object) -> None:
@@ -285,7 +293,7 @@ class Trainer:
 
     def memory_settings(self) -> MemorySettings:
         """Returns the settings with which this session creates its memory."""
-        earlier = None if self.resumed is None else self.folder.config()
+        earlier = None if self.folder.is_new else self.folder.config()
         return memory_settings(self.config, self.spec, self.name, self.learner.parameters(), earlier=earlier)
 
     def restore_memory(self, memory: ReplayMemory) -> bool:
@@ -307,7 +315,7 @@ class Trainer:
         changed = self.config.changed_flags(before, names)
         if changed:
             raise ConfigurationError(
-                f"the memory of this run was written with another {changed}: leave that away, or delete {path} to "
+                f"the memory of this run was written with another {changed}: keep that as it was, or delete {path} to "
                 "continue with an empty memory"
             )
         with self._copies("restoring the replay memory", path, path.stat().st_size):
@@ -399,7 +407,8 @@ class Trainer:
         if self._table is None:
             return
         self.meter.add_learner_time(self.stopwatch.take())
-        metrics = self.meter.line(self.learner.updates, self.learner.publications, self._table)
+        learner = self.learner
+        metrics = self.meter.line(learner.updates, learner.publications, self._table, self._seconds_left)
         self._write(metrics)
         self.stopwatch.lap("report")
 
@@ -434,7 +443,9 @@ class Trainer:
         """
         self.folder.save_evaluation(self.evaluations.agent().report(evaluation) | aggregate(evaluation.scores))
         assert self._last_line is not None
-        metrics = dataclasses.replace(self._last_line, evaluation_mean=evaluation.mean)
+        metrics = dataclasses.replace(
+            self._last_line, evaluation_mean=evaluation.mean, evaluation_best=self.meter.evaluation_best
+        )
         self._write(metrics)
 
     def _seconds_left(self, steps_per_s: float) -> float | None:
@@ -512,7 +523,7 @@ class Trainer:
         except RunFolderError as error:
             if len(self._unwritten) == 1:
                 logger.warning("lines of metrics are pending until they can be written: %s", error)
-        self.display.show(metrics, self.note, self._seconds_left(metrics.agent_steps_per_s))
+        self.display.show(metrics, self.note)
         self._call("on_metrics", metrics)
 
     def _write_pending_lines(self) -> None:
@@ -530,7 +541,11 @@ class Trainer:
             changed = self.config.changed_flags(self.folder.config(), NETWORK_SETTINGS)
             raise ConfigurationError(
                 f"the checkpoint {resumed.path} is of another network: "
-                + (f"leave {changed} away" if changed else f"it does not fit the run's config.yaml ({error})")
+                + (
+                    f"keep {changed} as in its config.yaml"
+                    if changed
+                    else f"it does not fit the run's config.yaml ({error})"
+                )
             ) from error
         self.meter.restore(resumed.state["meter"])
 
@@ -568,7 +583,9 @@ class Trainer:
             f"{meter.agent_steps:,} steps and {updates:,} updates in {seconds / 60:.1f} minutes, "
             f"{meter.games:,} games, best score {best}"
         )
-        logger.info("everything is in %s; continue with %s", self.folder.path, WithFlags(resuming(self.folder.path)))
+        further = config.steps is not None and meter.agent_steps >= config.steps
+        command = WithFlags(resuming(self.folder.path, further=further))
+        logger.info("everything is in %s; continue with %s", self.folder.path, command)
         best_mean = self.evaluations.best_mean
         result = Result(self.folder.path, meter.agent_steps, updates, seconds, evaluation, best_mean)
         self._call("on_end", result)

@@ -70,7 +70,7 @@ impl DpdkConfig {
         let ports = usize::from(self.address.port()) + self.threads;
         if self.address.port() == 0 || self.threads == 0 || ports > 1 << 16 {
             return refuse(format!(
-                "{} threads use as many UDP ports, from that of {} on: give at least one thread, and a port that leaves room for all",
+                "{} threads use as many UDP ports, the first one of {}: give at least one thread, and a port with enough ports above it",
                 self.threads, self.address
             ));
         }

@@ -132,7 +132,7 @@ impl Neighbours {
     }
 }
 
-/// Whether the table has room for another entry; the longest unheard one that was never used makes it.
+/// Whether the table has space for another entry, if need be in place of the unused one that was silent longest.
 fn make_room(table: &mut HashMap<Ipv4Addr, ArpEntry>) -> bool {
     if table.len() < MAX_ENTRIES {
         return true;

@@ -74,7 +74,7 @@ impl PacketPool {
             let why = eal::describe(unsafe { rte::innet_errno() });
             let megabytes = (count as usize * usize::from(BUFFER)).div_ceil(1 << 20);
             return Err(Error::Config(format!(
-                "DPDK has no room for {count} packets of {BUFFER} bytes ({why}): give it more than {megabytes} MB, with -m among its arguments or \
+                "DPDK has not enough free memory for {count} packets of {BUFFER} bytes ({why}): give it more than {megabytes} MB, with -m among its arguments or \
                  with hugepages"
             )));
         };

@@ -1,7 +1,7 @@
 //! The bodies of a snapshot's records, to bytes and back. Numbers from a file are checked where they are used
 //! (`table/restore.rs`); here only the length of a body is.
 
-use bytes::{Buf, Bytes};
+use bytes::{Buf, Bytes, TryGetError};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StreamRecord {
@@ -181,4 +181,140 @@ impl TableState {
             counters: std::array::from_fn(|_| body.get_u64_le()),
         })
     }
+}
+
+/// The newest version of a name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ParametersRecord {
+    pub version: u64,
+    pub name: String,
+    /// Number and version of its last puts, the newest last.
+    pub puts: Vec<(u64, u64)>,
+    /// The safetensors file.
+    pub file: Bytes,
+}
+
+impl ParametersRecord {
+    /// Everything but the file, which follows.
+    pub fn head(&self) -> Vec<u8> {
+        let mut bytes = self.version.to_le_bytes().to_vec();
+        bytes.extend((self.name.len() as u32).to_le_bytes());
+        bytes.extend((self.puts.len() as u32).to_le_bytes());
+        bytes.extend(self.name.as_bytes());
+        for (id, version) in &self.puts {
+            bytes.extend(id.to_le_bytes());
+            bytes.extend(version.to_le_bytes());
+        }
+        bytes
+    }
+
+    pub fn from_bytes(mut body: Bytes) -> Result<Self, String> {
+        let version = get(&mut body, Bytes::try_get_u64_le)?;
+        let name_bytes = get(&mut body, Bytes::try_get_u32_le)?;
+        let puts = get(&mut body, Bytes::try_get_u32_le)?;
+        let name = text(&mut body, name_bytes)?;
+        let put = |_| {
+            let id = get(&mut body, Bytes::try_get_u64_le)?;
+            Ok((id, get(&mut body, Bytes::try_get_u64_le)?))
+        };
+        Ok(ParametersRecord {
+            version,
+            name,
+            puts: (0..puts).map(put).collect::<Result<_, String>>()?,
+            file: body,
+        })
+    }
+}
+
+/// An open writer, as of the moment of the snapshot.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WriterRecord {
+    /// The client's number of it.
+    pub number: u64,
+    pub last_sequence: u64,
+    /// Steps the table has taken from it.
+    pub steps: u64,
+    pub epoch: u32,
+    pub window_before: u16,
+    pub window_after: u16,
+    pub name: String,
+    pub streams: Vec<WriterStream>,
+}
+
+/// A stream of a writer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WriterStream {
+    pub next_step: u64,
+    /// Number of its stream record; [`Self::WITHOUT_CHUNKS`] if the snapshot has no chunk of it.
+    pub record: u32,
+}
+
+impl WriterStream {
+    pub const WITHOUT_CHUNKS: u32 = u32::MAX;
+}
+
+impl WriterRecord {
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(36 + self.name.len() + 12 * self.streams.len());
+        bytes.extend(self.number.to_le_bytes());
+        bytes.extend(self.last_sequence.to_le_bytes());
+        bytes.extend(self.steps.to_le_bytes());
+        bytes.extend(self.epoch.to_le_bytes());
+        bytes.extend(self.window_before.to_le_bytes());
+        bytes.extend(self.window_after.to_le_bytes());
+        bytes.extend((self.name.len() as u32).to_le_bytes());
+        bytes.extend(self.name.as_bytes());
+        for stream in &self.streams {
+            bytes.extend(stream.next_step.to_le_bytes());
+            bytes.extend(stream.record.to_le_bytes());
+        }
+        bytes
+    }
+
+    pub fn from_bytes(mut body: Bytes) -> Result<Self, String> {
+        let mut writer = WriterRecord {
+            number: get(&mut body, Bytes::try_get_u64_le)?,
+            last_sequence: get(&mut body, Bytes::try_get_u64_le)?,
+            steps: get(&mut body, Bytes::try_get_u64_le)?,
+            epoch: get(&mut body, Bytes::try_get_u32_le)?,
+            window_before: get(&mut body, Bytes::try_get_u16_le)?,
+            window_after: get(&mut body, Bytes::try_get_u16_le)?,
+            name: String::new(),
+            streams: Vec::new(),
+        };
+        let name_bytes = get(&mut body, Bytes::try_get_u32_le)?;
+        writer.name = text(&mut body, name_bytes)?;
+        while body.has_remaining() {
+            writer.streams.push(WriterStream {
+                next_step: get(&mut body, Bytes::try_get_u64_le)?,
+                record: get(&mut body, Bytes::try_get_u32_le)?,
+            });
+        }
+        Ok(writer)
+    }
+}
+
+/// A number that the body has to begin with.
+fn get<T>(
+    body: &mut Bytes,
+    number: impl FnOnce(&mut Bytes) -> Result<T, TryGetError>,
+) -> Result<T, String> {
+    number(body).map_err(|_| "a record that ends too early".to_owned())
+}
+
+fn text(body: &mut Bytes, length: u32) -> Result<String, String> {
+    if length as usize > body.len() {
+        return Err("a name that is cut off".to_owned());
+    }
+    String::from_utf8(body.split_to(length as usize).into())
+        .map_err(|_| "a name that is not UTF-8".to_owned())
+}
+
+/// The ids of an ids record.
+pub fn read_ids(mut body: Bytes) -> Result<Vec<u64>, String> {
+    if !body.len().is_multiple_of(8) {
+        return Err(format!("ids of {} bytes", body.len()));
+    }
+    let count = body.len() / 8;
+    Ok((0..count).map(|_| body.get_u64_le()).collect())
 }

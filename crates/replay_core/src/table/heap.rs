@@ -46,7 +46,7 @@ const UPDATED_AT_ONCE: usize = 64;
 const NOWHERE: u32 = u32::MAX;
 
 impl Heap {
-    /// Room for an item in each of `capacity` slots.
+    /// A heap for an item in each of `capacity` slots.
     pub fn new(rank_by: RankBy, capacity: u32) -> Self {
         let never_used = HeapEntry {
             rank: (0, 0),

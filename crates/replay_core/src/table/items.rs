@@ -4,6 +4,9 @@
 //! reader samples a leaf (slot and generation), loads the words, pins the chunks, and then asks the tree whether that
 //! generation is still live ([`Items::confirm`]): if so, every word belonged to the sampled item. No lock is taken.
 
+use std::sync::OnceLock;
+
+use crate::budget::Reservation;
 use crate::memory_hints::prefetch;
 use crate::slab::Handle;
 use crate::sum_tree::SumTree;
@@ -65,6 +68,12 @@ pub struct Claim {
     pub times_sampled: u32,
 }
 
+/// Ids by which clients of the server before know items that were restored from its snapshot, in ascending order.
+struct EarlierIds {
+    ids: Box<[(u64, ItemId)]>,
+    _reservation: Reservation,
+}
+
 /// The items of one table. Every method takes `&self`. All are lock-free but [`Items::insert`] and [`Items::kill`]: the
 /// queue of free slots lets a thread that has claimed its place there finish before the next one.
 pub struct Items {
@@ -82,6 +91,7 @@ pub struct Items {
     /// With a limit: batches begun (upper half, modulo 2^32) and batches under way (lower half), which may hold the
     /// mass of items that they sampled for the last time.
     batches: AtomicU64,
+    earlier_ids: OnceLock<EarlierIds>,
 }
 
 impl Items {
@@ -112,7 +122,24 @@ impl Items {
             max_times_sampled,
             samples_left: AtomicI64::new(0),
             batches: AtomicU64::new(0),
+            earlier_ids: OnceLock::new(),
         }
+    }
+
+    /// Bytes that the earlier ids of `items` items take.
+    pub fn earlier_ids_bytes(items: usize) -> u64 {
+        (items * size_of::<(u64, ItemId)>()) as u64
+    }
+
+    /// Lets restored items be named by their earlier ids, too; once for a table.
+    pub fn remember_earlier_ids(&self, mut ids: Vec<(u64, ItemId)>, reservation: Reservation) {
+        ids.sort_unstable_by_key(|&(bits, _)| bits);
+        let ids = ids.into_boxed_slice();
+        // An error is a second restore, whose ids are stale then.
+        let _ = self.earlier_ids.set(EarlierIds {
+            ids,
+            _reservation: reservation,
+        });
     }
 
     /// Bytes that `capacity` items allocate.
@@ -205,7 +232,11 @@ impl Items {
 
     /// The item that an id from outside names, which may have died; `None` for another table's id.
     pub fn named(&self, bits: u64) -> Option<ItemId> {
-        let id = self.ids.from_bits(bits)?;
+        let Some(id) = self.ids.from_bits(bits) else {
+            let earlier = &self.earlier_ids.get()?.ids;
+            let index = earlier.binary_search_by_key(&bits, |&(bits, _)| bits);
+            return index.ok().map(|index| earlier[index].1);
+        };
         ((id.slot as usize) < self.words.len()).then_some(id)
     }
 

@@ -33,7 +33,7 @@ mod push;
 mod residents;
 mod sample;
 mod sampler;
-mod save;
+pub(crate) mod save;
 mod stats;
 mod streams;
 #[cfg(all(test, not(feature = "loom")))]

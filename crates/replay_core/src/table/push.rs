@@ -149,6 +149,13 @@ impl Table {
             self.sampler.insert(id, item.priority);
             self.max_priority.insert(id, item.priority);
             resident.items.push(id);
+            if let Some(after) = residents
+                .after_moment
+                .as_mut()
+                .filter(|after| after.taken == born)
+            {
+                after.items.insert(id);
+            }
             largest = largest.max(item.raises);
             inserted += 1;
         }

@@ -1,6 +1,6 @@
 //! The live chunks in their order of arrival, which is the order of eviction. Only under the table's insert lock.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 
 use crate::slab::Handle;
 
@@ -29,6 +29,16 @@ pub struct Residents {
     pub steps: u64,
     /// Bytes of the pushes with live chunks.
     pub bytes: u64,
+    /// Set while a snapshot is written.
+    pub after_moment: Option<AfterMoment>,
+}
+
+/// Items that were inserted after the moment of a snapshot without new steps: the number of steps at their insertion does
+/// not differ from the snapshot's.
+pub struct AfterMoment {
+    /// Steps the table had taken at the moment.
+    pub taken: u64,
+    pub items: HashSet<ItemId>,
 }
 
 impl Residents {
@@ -39,6 +49,7 @@ impl Residents {
             first: 0,
             steps: 0,
             bytes: 0,
+            after_moment: None,
         }
     }
 

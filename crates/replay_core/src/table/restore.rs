@@ -9,14 +9,19 @@ use bytes::Bytes;
 
 use crate::chunk::PackedRows;
 use crate::error::{Error, Result};
+use crate::memory::Memory;
 use crate::schema::TableConfig;
 use crate::snapshot_records::RecordKind;
-use crate::snapshot_records::content::{ChunkRecord, ItemRecord, StreamRecord, TableState};
+use crate::snapshot_records::content::{
+    ChunkRecord, ItemRecord, StreamRecord, TableState, WriterRecord, WriterStream, read_ids,
+};
 
 use super::Table;
-use super::items::ItemRows;
+use super::ids::ItemId;
+use super::items::{ItemRows, Items};
 use super::residents::Residents;
 use super::stored::{Charge, NewChunk, StoredChunk};
+use super::streams::Stream;
 use super::writers::{WriterIdentity, Writers};
 
 /// Limit of every count in a file, so that counting on from it does not overflow.
@@ -38,7 +43,23 @@ pub(crate) struct Staged {
     steps: u64,
     bytes: u64,
     items: Vec<ItemRecord>,
+    /// Index in `items` of each item of the last items record; `None` for one that is left out.
+    last_items: Vec<Option<usize>>,
+    /// Ids of `items`, if the snapshot has them.
+    ids: Vec<u64>,
+    writers: Vec<WriterRecord>,
+    /// Steps that the table is too small for.
+    left_out: u64,
     state: Option<TableState>,
+}
+
+/// A table of a snapshot in place.
+pub(crate) struct Placed {
+    pub table: Arc<Table>,
+    /// Earlier ids of its items, if the snapshot has them.
+    pub ids: Vec<(u64, ItemId)>,
+    /// Steps of the snapshot that the table is too small for.
+    pub left_out: u64,
 }
 
 struct StagedStream {
@@ -49,6 +70,8 @@ struct StagedStream {
     last_chunk: Option<u64>,
     /// Index in `Staged::runs` of its last chunk.
     run: usize,
+    /// Whether it is a stream of an open writer.
+    is_open: bool,
 }
 
 struct StagedChunk {
@@ -67,6 +90,11 @@ impl StagedChunk {
     /// Bytes in the table's limit, as of a push of this chunk alone.
     fn bytes(&self) -> u64 {
         self.packed.as_bytes().len() as u64 + TableConfig::CHUNK_BYTES
+    }
+
+    /// Its first step and its rows.
+    fn span(&self) -> (u64, u32) {
+        (self.first_step, self.packed.rows())
     }
 }
 
@@ -108,6 +136,10 @@ impl Staged {
             steps: 0,
             bytes: 0,
             items: Vec::new(),
+            last_items: Vec::new(),
+            ids: Vec::new(),
+            writers: Vec::new(),
+            left_out: 0,
             state: None,
         })
     }
@@ -133,10 +165,15 @@ impl Staged {
                 self.take_chunk(head, packed)
             }
             RecordKind::Items => {
+                self.last_items.clear();
                 ItemRecord::read_all(body)?.try_for_each(|item| self.take_item(item))
             }
+            RecordKind::Ids => self.take_ids(&read_ids(body)?),
+            RecordKind::Writer => self.take_writer(WriterRecord::from_bytes(body)?),
             RecordKind::State => self.take_state(TableState::from_bytes(body)?),
-            RecordKind::Table | RecordKind::End => Err(format!("a {kind:?} record inside a table")),
+            RecordKind::Table | RecordKind::Parameters | RecordKind::End => {
+                Err(format!("a {kind:?} record inside a table"))
+            }
         }
     }
 
@@ -145,9 +182,16 @@ impl Staged {
     ///
     /// # Errors
     /// Nothing is stored with [`Error::NotEmpty`], or [`Error::UnknownTable`] (it was dropped).
-    pub fn place(mut self) -> Result<Arc<Table>> {
+    pub fn place(mut self) -> Result<Placed> {
         let state = self.state.unwrap_or_default();
         let table = self.table.clone();
+        let identities = self.share_identities();
+        let streams: Vec<_> = self
+            .chunks
+            .iter()
+            .map(|chunk| (chunk.stream, chunk.span()))
+            .collect();
+        let mut ids = Vec::with_capacity(self.ids.len());
         let mut chunks = self.build();
 
         let mut residents = table.lock_residents()?;
@@ -181,7 +225,7 @@ impl Staged {
             }
             residents.push(resident);
         }
-        for item in &self.items {
+        for (index, item) in self.items.iter().enumerate() {
             let arrival = first_arrival + u64::from(item.chunk) - self.first;
             let Some(resident) = residents.get_mut(arrival) else {
                 continue;
@@ -203,11 +247,65 @@ impl Staged {
             let largest = f64::from_bits(state.max_priority);
             table.max_priority.insert(id, priority.min(largest));
             resident.items.push(id);
+            ids.extend(self.ids.get(index).map(|&bits| (bits, id)));
         }
+        self.place_writers(identities, &streams, first_arrival);
         table.go_on_from(&state, &self.saved);
         drop(residents);
         table.held.wake();
-        Ok(table)
+        Ok(Placed {
+            table,
+            ids,
+            left_out: self.left_out,
+        })
+    }
+
+    /// Gives the chunks of a writer its identity, as those have that it pushes next.
+    fn share_identities(&mut self) -> Vec<Arc<WriterIdentity>> {
+        let streams = &mut self.streams;
+        let identity = |record: &WriterRecord| {
+            let identity = Arc::new(WriterIdentity {
+                name: record.name.clone(),
+                window_before: record.window_before,
+                window_after: record.window_after,
+            });
+            for stream in &record.streams {
+                if let Some(staged) = streams.get_mut(stream.record as usize) {
+                    staged.writer = identity.clone();
+                }
+            }
+            identity
+        };
+        self.writers.iter().map(identity).collect()
+    }
+
+    /// Opens the writers of the snapshot; `chunks` has the stream and the steps of each chunk.
+    fn place_writers(
+        &self,
+        identities: Vec<Arc<WriterIdentity>>,
+        chunks: &[(usize, (u64, u32))],
+        first_arrival: u64,
+    ) {
+        let mut of_record: Vec<_> = self.streams.iter().map(|_| None).collect();
+        for (writer, record) in self.writers.iter().enumerate() {
+            for (number, stream) in record.streams.iter().enumerate() {
+                if let Some(slot) = of_record.get_mut(stream.record as usize) {
+                    *slot = Some((writer, number));
+                }
+            }
+        }
+        let restored = |stream: &WriterStream| Stream::restored(stream.next_step);
+        let mut streams: Vec<Vec<Stream>> = (self.writers.iter())
+            .map(|record| record.streams.iter().map(restored).collect())
+            .collect();
+        for (arrival, &(record, (first_step, rows))) in (first_arrival..).zip(chunks) {
+            if let Some((writer, number)) = of_record[record] {
+                streams[writer][number].push_restored(arrival, first_step, rows);
+            }
+        }
+        for ((record, identity), streams) in self.writers.iter().zip(identities).zip(streams) {
+            self.table.writers.restore(record, identity, streams);
+        }
     }
 
     fn build(&mut self) -> Vec<ReadyChunk> {
@@ -244,6 +342,7 @@ impl Staged {
             next_step: 0,
             last_chunk: None,
             run: 0,
+            is_open: false,
         });
         Ok(())
     }
@@ -254,6 +353,9 @@ impl Staged {
         let Some(stream) = self.streams.get_mut(index) else {
             return Err(format!("a chunk of stream {index}, which is unknown"));
         };
+        if stream.is_open {
+            return Err(format!("a chunk of stream {index} after its writer"));
+        }
         let charge = Charge::new(&self.table.held);
         let packed = PackedRows::check(&self.table.layout, head.rows, charge.payload(packed))
             .map_err(|error| error.to_string())?;
@@ -289,7 +391,71 @@ impl Staged {
         self.bytes += chunk.bytes();
         self.chunks.push_back(chunk);
         while self.steps > self.table.config.capacity || self.bytes > self.table.capacity_bytes {
-            self.drop_oldest();
+            self.leave_out_oldest();
+        }
+        Ok(())
+    }
+
+    fn take_writer(&mut self, writer: WriterRecord) -> RecordResult {
+        let name = &writer.name;
+        let refuse = |reason: &str| Err(format!("writer {:#018x} {reason}", writer.number));
+        if name.len() > Writers::MAX_NAME_BYTES {
+            return refuse("with a name that is too long");
+        }
+        let open = self.writers.iter().map(|other| other.streams.len());
+        let streams = writer.streams.len() + open.sum::<usize>();
+        if writer.streams.is_empty() || streams > Writers::MAX_STREAMS as usize {
+            return refuse("with more streams than a table has, or without one");
+        }
+        if self
+            .writers
+            .iter()
+            .any(|other| other.number == writer.number)
+        {
+            return refuse("appears twice");
+        }
+        if writer.epoch == 0 || writer.epoch == u32::MAX {
+            return refuse("with an epoch that no writer has");
+        }
+        if writer.last_sequence.max(writer.steps) >= MOST_COUNTED {
+            return refuse("with a count that no writer reaches");
+        }
+        for (number, stream) in (0..).zip(&writer.streams) {
+            if stream.record == WriterStream::WITHOUT_CHUNKS {
+                continue;
+            }
+            let Some(staged) = self.streams.get_mut(stream.record as usize) else {
+                return refuse("with a stream that is not there");
+            };
+            let (identity, windows) = (&staged.writer, (writer.window_before, writer.window_after));
+            let same = identity.name == *name
+                && (identity.window_before, identity.window_after) == windows
+                && staged.number == number
+                && staged.next_step <= stream.next_step;
+            if !same || std::mem::replace(&mut staged.is_open, true) {
+                return refuse("with a stream of another writer");
+            }
+        }
+        self.writers.push(writer);
+        Ok(())
+    }
+
+    fn take_ids(&mut self, ids: &[u64]) -> RecordResult {
+        if ids.len() != self.last_items.len() {
+            return Err(format!(
+                "{} ids of {} items",
+                ids.len(),
+                self.last_items.len()
+            ));
+        }
+        for (&id, index) in ids.iter().zip(self.last_items.drain(..)) {
+            if let Some(index) = index {
+                // Without the ids of an items record, those of the ones before would name its items.
+                if index != self.ids.len() {
+                    return Err("items without ids before items with ids".to_owned());
+                }
+                self.ids.push(id);
+            }
         }
         Ok(())
     }
@@ -303,6 +469,7 @@ impl Staged {
             return Err(format!("an item of {} units of priority", item.units));
         }
         if number < self.first || self.table.items.is_used_up(item.times_sampled) {
+            self.last_items.push(None);
             return Ok(());
         }
         if self.items.len() as u64 >= self.saved.capacity {
@@ -314,6 +481,7 @@ impl Staged {
         self.check_window(&item)?;
         if let Some(chunk) = self.chunk_mut(number) {
             chunk.items += 1;
+            self.last_items.push(Some(self.items.len()));
             self.items.push(item);
         }
         Ok(())
@@ -355,9 +523,11 @@ impl Staged {
         while self.first < state.evicted_chunks && self.drop_oldest().is_some() {}
         let mut items: usize = self.chunks.iter().map(|chunk| chunk.items).sum();
         while items > self.table.items.capacity() {
-            items -= self.drop_oldest().map_or(items, |chunk| chunk.items);
+            items -= self.leave_out_oldest().map_or(items, |chunk| chunk.items);
         }
         let first = self.first;
+        let mut kept = self.items.iter().map(|item| u64::from(item.chunk) >= first);
+        self.ids.retain(|_| kept.next().unwrap_or(false));
         self.items.retain(|item| u64::from(item.chunk) >= first);
         self.state = Some(state);
         Ok(())
@@ -376,12 +546,38 @@ impl Staged {
             .get_mut(number.checked_sub(self.first)? as usize)
     }
 
+    /// [`Self::drop_oldest`] for a chunk that the table is too small for.
+    fn leave_out_oldest(&mut self) -> Option<StagedChunk> {
+        let oldest = self.drop_oldest();
+        self.left_out += oldest
+            .as_ref()
+            .map_or(0, |chunk| u64::from(chunk.packed.rows()));
+        oldest
+    }
+
     fn drop_oldest(&mut self) -> Option<StagedChunk> {
         let oldest = self.chunks.pop_front()?;
         self.first += 1;
         self.steps -= u64::from(oldest.packed.rows());
         self.bytes -= oldest.bytes();
         Some(oldest)
+    }
+}
+
+impl Placed {
+    /// Lets the items be named by their earlier ids, too, as far as the memory's limit allows.
+    pub fn remember_ids(self, memory: &Memory) {
+        if self.ids.is_empty() {
+            return;
+        }
+        let table = &self.table.config.name;
+        match memory.reserve(Items::earlier_ids_bytes(self.ids.len())) {
+            Some(reservation) => self.table.items.remember_earlier_ids(self.ids, reservation),
+            None => tracing::warn!(
+                table,
+                "max_bytes has no memory left for the ids of the restored items: updates by ids from before are stale"
+            ),
+        }
     }
 }
 

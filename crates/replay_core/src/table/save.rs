@@ -1,18 +1,23 @@
-//! A table to the records of a snapshot, while it is in use. The insert lock is held for a few chunks' names at a
-//! time, never over I/O; each chunk is pinned while it is written, so a full table can still evict the others.
+//! A table to the records of a snapshot, while it is in use. [`Table::moment`] notes the instant, between two pushes, that
+//! the records describe. Writing them holds the insert lock for a few chunks' names at a time, never over I/O; each chunk is
+//! pinned while it is written, so a full table can still evict the others.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::error::{Error, Result};
 use crate::slab::Handle;
-use crate::snapshot_records::content::{ChunkRecord, ItemRecord, StreamRecord, TableState};
+use crate::snapshot_records::content::{
+    ChunkRecord, ItemRecord, StreamRecord, TableState, WriterRecord, WriterStream,
+};
 use crate::snapshot_records::{RecordKind, RecordWriter};
 
 use super::Table;
 use super::ids::ItemId;
+use super::residents::{AfterMoment, Residents};
+use super::stats::{EVICTED_ITEMS, EVICTED_STEPS, INSERTED_ITEMS, INSERTED_STEPS};
 use super::stored::StoredChunk;
 use super::writers::WriterIdentity;
 
@@ -34,24 +39,89 @@ struct Saved {
     writers: Vec<Arc<WriterIdentity>>,
 }
 
+/// A table between two pushes. Until it is dropped, the table keeps the ids of items that are inserted without new steps.
+pub(crate) struct Moment {
+    table: Arc<Table>,
+    /// Number of the chunk that arrives next.
+    end: u64,
+    state: TableState,
+    /// In the snapshot of a server: its writers.
+    writers: Option<Vec<NotedWriter>>,
+}
+
+struct NotedWriter {
+    /// Its streams are without the numbers of their records.
+    record: WriterRecord,
+    identity: Arc<WriterIdentity>,
+}
+
+impl Drop for Moment {
+    fn drop(&mut self) {
+        // An error is a table that has failed.
+        if let Ok(mut residents) = self.table.lock_residents() {
+            residents.after_moment = None;
+        }
+    }
+}
+
 impl Table {
-    /// Writes the table's records: chunks and items that it holds now, without those evicted meanwhile. Each item has
-    /// the priority of the moment in which it is written.
-    pub(crate) fn save<W: Write>(&self, out: &mut RecordWriter<W>) -> Result<()> {
-        let definition = serde_json::to_vec(&*self.config)
+    /// Notes what there is, `with_writers` also the progress of the writers, which then agrees with the steps. One moment of a
+    /// table at a time.
+    pub(crate) fn moment(self: Arc<Self>, with_writers: bool) -> Result<Moment> {
+        let (end, state, writers) = if with_writers {
+            self.writers.between_pushes(|open| {
+                let (end, state) = self.note(&mut *self.lock_residents()?);
+                let noted = open.iter().map(|(number, writer)| {
+                    let stream = |stream: &super::streams::Stream| WriterStream {
+                        next_step: stream.next_step,
+                        record: WriterStream::WITHOUT_CHUNKS,
+                    };
+                    NotedWriter {
+                        record: WriterRecord {
+                            streams: writer.streams.iter().map(stream).collect(),
+                            ..writer.record(*number)
+                        },
+                        identity: writer.identity.clone(),
+                    }
+                });
+                Ok::<_, Error>((end, state, Some(noted.collect())))
+            })?
+        } else {
+            let (end, state) = self.note(&mut *self.lock_residents()?);
+            (end, state, None)
+        };
+        Ok(Moment {
+            table: self,
+            end,
+            state,
+            writers,
+        })
+    }
+
+    fn note(&self, residents: &mut Residents) -> (u64, TableState) {
+        let state = self.state();
+        residents.after_moment = Some(AfterMoment {
+            taken: state.counters[INSERTED_STEPS],
+            items: HashSet::new(),
+        });
+        (residents.end(), state)
+    }
+
+    /// Writes the table's records: the chunks and items of the moment, without those evicted since. Each item has the priority
+    /// of the instant in which it is written.
+    pub(crate) fn save<W: Write>(moment: &Moment, out: &mut RecordWriter<W>) -> Result<()> {
+        let table = &moment.table;
+        let definition = serde_json::to_vec(&*table.config)
             .map_err(|error| Error::Internal(error.to_string()))?;
         out.record(RecordKind::Table, &[&definition])?;
-        let (end, taken) = {
-            let residents = self.lock_residents()?;
-            let taken = self.counters.inserted_steps.load(Ordering::Relaxed);
-            (residents.end(), taken)
-        };
         let mut saved = Saved::default();
-        self.save_chunks(end, &mut saved, out)?;
-        self.save_items(taken, &saved, out)?;
-        let first = self.lock_residents()?.first;
-        let evicted = saved.arrivals.partition_point(|&arrival| arrival < first);
-        let state = self.state(evicted as u64);
+        table.save_chunks(moment.end, &mut saved, out)?;
+        for writer in moment.writers.iter().flatten() {
+            out.record(RecordKind::Writer, &[&saved.writer(writer).to_bytes()])?;
+        }
+        table.save_items(moment, &saved, out)?;
+        let first = table.lock_residents()?.first;
+        let state = moment.state_after(saved.arrivals.partition_point(|&arrival| arrival < first));
         out.record(RecordKind::State, &[&state.to_bytes()])
     }
 
@@ -97,28 +167,52 @@ impl Table {
         }
     }
 
-    /// Writes the live items that were there when the table had taken `taken` steps: all rows of such a window were.
+    /// Writes the live items of the moment: all rows of their windows were there.
     fn save_items<W: Write>(
         &self,
-        taken: u64,
+        moment: &Moment,
         saved: &Saved,
         out: &mut RecordWriter<W>,
     ) -> Result<()> {
         let mut body = Vec::with_capacity(ITEMS_AT_ONCE * ItemRecord::BYTES);
+        let mut ids = Vec::with_capacity(ITEMS_AT_ONCE * size_of::<u64>());
+        let mut write = |body: &mut Vec<u8>, ids: &mut Vec<u8>| {
+            out.record(RecordKind::Items, &[body])?;
+            if moment.writers.is_some() {
+                out.record(RecordKind::Ids, &[ids])?;
+            }
+            body.clear();
+            ids.clear();
+            Ok::<_, Error>(())
+        };
         for id in self.sampler.ids(&self.items) {
-            let Some(item) = self.saved_item(id, saved).filter(|i| i.born <= taken) else {
+            let Some(item) = self.saved_item(id, saved) else {
                 continue;
             };
+            if !self.is_before(moment, id, item.born)? {
+                continue;
+            }
             item.write(&mut body);
+            ids.extend(self.items.id_bits(id).to_le_bytes());
             if body.len() == body.capacity() {
-                out.record(RecordKind::Items, &[&body])?;
-                body.clear();
+                write(&mut body, &mut ids)?;
             }
         }
         if body.is_empty() {
             return Ok(());
         }
-        out.record(RecordKind::Items, &[&body])
+        write(&mut body, &mut ids)
+    }
+
+    /// Whether an item was there at the moment, by the steps that the table had taken when it was inserted.
+    fn is_before(&self, moment: &Moment, id: ItemId, born: u64) -> Result<bool> {
+        let taken = moment.state.counters[INSERTED_STEPS];
+        if born != taken {
+            return Ok(born < taken);
+        }
+        let residents = self.lock_residents()?;
+        let after = residents.after_moment.as_ref();
+        Ok(after.is_none_or(|after| !after.items.contains(&id)))
     }
 
     /// An item as it is now; `None` when it has died, has no sample left, or its chunk was not written.
@@ -142,10 +236,10 @@ impl Table {
         })
     }
 
-    fn state(&self, evicted_chunks: u64) -> TableState {
+    fn state(&self) -> TableState {
         let (limiter_sampled, limiter_inserted) = self.limiter.counts();
         TableState {
-            evicted_chunks,
+            evicted_chunks: 0,
             limiter_inserted,
             limiter_sampled,
             max_priority: self.max_priority.ever_bits(),
@@ -158,7 +252,42 @@ impl Table {
     }
 }
 
+impl Moment {
+    /// The state of the moment, but for the evictions since, which the snapshot leaves out, and for the largest priority,
+    /// which no item of the snapshot exceeds.
+    fn state_after(&self, evicted_chunks: usize) -> TableState {
+        let now = self.table.state();
+        let mut state = TableState {
+            evicted_chunks: evicted_chunks as u64,
+            max_priority: now.max_priority,
+            ..self.state
+        };
+        for (evicted, inserted) in [
+            (EVICTED_STEPS, INSERTED_STEPS),
+            (EVICTED_ITEMS, INSERTED_ITEMS),
+        ] {
+            // Chunks that arrived since may have been evicted, too.
+            state.counters[evicted] = now.counters[evicted].min(state.counters[inserted]);
+        }
+        state
+    }
+}
+
 impl Saved {
+    /// The record of a writer, with the numbers of its streams' records.
+    fn writer(&self, noted: &NotedWriter) -> WriterRecord {
+        let mut record = noted.record.clone();
+        for (number, stream) in (0..).zip(&mut record.streams) {
+            let name = (Arc::as_ptr(&noted.identity), number);
+            stream.record = self
+                .streams
+                .get(&name)
+                .copied()
+                .unwrap_or(WriterStream::WITHOUT_CHUNKS);
+        }
+        record
+    }
+
     /// The number of the chunk's stream, whose record is written before its first chunk.
     fn stream_of<W: Write>(
         &mut self,
@@ -180,5 +309,74 @@ impl Saved {
         self.streams.insert(name, number);
         self.writers.push(chunk.writer.clone());
         Ok(number)
+    }
+}
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use std::path::Path;
+
+    use crate::memory::{Memory, MemoryLimits};
+    use crate::replay::{Push, PushBody};
+    use crate::schema::{Column, Dtype, TableConfig};
+    use crate::snapshot_records::RecordReader;
+    use crate::table::test_requests::{open, push};
+    use crate::table::{Attempt, Turn};
+
+    use super::*;
+
+    fn apply(table: &Table, push: &Push) {
+        let pushed = table.try_push(push, &mut Turn::default());
+        assert!(matches!(pushed, Ok(Attempt::Ready(_))));
+    }
+
+    #[test]
+    fn pushes_after_the_moment_are_left_out_with_and_without_steps() {
+        let config = TableConfig::new("t", vec![Column::scalar("value", Dtype::Uint8)], 100);
+        let memory = Memory::new(MemoryLimits::default());
+        let table = memory.create_table(&config).unwrap();
+        table.open_writer(&open(1, 1)).unwrap();
+        apply(&table, &push(1, None));
+        let moment = table.clone().moment(true).unwrap();
+        // Another item of the first step.
+        let item = Push {
+            sequence: 2,
+            body: PushBody {
+                items: push(1, None).body.items,
+                ..PushBody::default()
+            },
+            ..push(2, None)
+        };
+        apply(&table, &item);
+        apply(&table, &push(3, None));
+
+        let path = Path::new("snapshot");
+        let mut out = RecordWriter::new(Vec::new(), path).unwrap();
+        Table::save(&moment, &mut out).unwrap();
+        drop(moment);
+        let bytes = out.into_inner();
+        let mut records = RecordReader::new(&bytes[..], bytes.len() as u64, path).unwrap();
+        let (mut chunks, mut items) = (0, 0);
+        loop {
+            match records.next().unwrap() {
+                (RecordKind::Chunk, _) => chunks += 1,
+                (RecordKind::Items, body) => items += body.len() / ItemRecord::BYTES,
+                (RecordKind::Writer, body) => {
+                    let writer = WriterRecord::from_bytes(body).unwrap();
+                    assert_eq!((writer.last_sequence, writer.steps), (1, 1));
+                }
+                (RecordKind::State, body) => {
+                    let state = TableState::from_bytes(body).unwrap();
+                    assert_eq!(
+                        (state.counters[INSERTED_STEPS], state.limiter_inserted),
+                        (1, 1)
+                    );
+                    break;
+                }
+                _ => {}
+            }
+        }
+        assert_eq!((chunks, items), (1, 1));
+        assert!(table.lock_residents().unwrap().after_moment.is_none());
     }
 }

@@ -48,8 +48,11 @@ impl Default for TableCounters {
     }
 }
 
-/// Index of `inserted_steps` in [`TableCounters::all`].
+/// Indices in [`TableCounters::all`].
 pub(super) const INSERTED_STEPS: usize = 0;
+pub(super) const INSERTED_ITEMS: usize = 1;
+pub(super) const EVICTED_STEPS: usize = 3;
+pub(super) const EVICTED_ITEMS: usize = 4;
 
 impl TableCounters {
     /// All of them with their names, in an order that is part of the format of a snapshot.

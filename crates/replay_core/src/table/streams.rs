@@ -47,6 +47,20 @@ pub enum FirstChunk {
 }
 
 impl Stream {
+    /// The stream of a writer of a snapshot, whose chunks are pushed next.
+    pub fn restored(next_step: u64) -> Self {
+        Stream {
+            next_step,
+            spans: VecDeque::new(),
+        }
+    }
+
+    /// Adds a chunk of a snapshot, in the order of arrival; `next_step` stays.
+    pub fn push_restored(&mut self, arrival: u64, first_step: u64, rows: u32) {
+        let span = self.arriving(first_step, rows);
+        self.spans.push_back(ChunkSpan { arrival, ..span });
+    }
+
     /// Forgets chunks that were evicted: those before `first_arrival`.
     pub fn forget_before(&mut self, first_arrival: u64) {
         while let Some(span) = self.spans.front()

@@ -2,7 +2,7 @@
 //! and the steps of each stream.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -10,6 +10,8 @@ use serde_json::{Value, json};
 use crate::error::{Error, Result, check_size};
 use crate::replay::{OpenWriter, WriterOpened};
 use crate::sync::lock;
+
+use crate::snapshot_records::content::WriterRecord;
 
 use super::activity::{Activity, Waiting};
 use super::streams::Stream;
@@ -75,6 +77,20 @@ impl TableWriter {
     pub fn applied(&mut self, steps: u64) {
         self.last_sequence += 1;
         self.steps += steps;
+    }
+
+    /// The writer's part of a snapshot, without its streams.
+    pub fn record(&self, number: u64) -> WriterRecord {
+        WriterRecord {
+            number,
+            last_sequence: self.last_sequence,
+            steps: self.steps,
+            epoch: self.epoch,
+            window_before: self.identity.window_before,
+            window_after: self.identity.window_after,
+            name: self.identity.name.clone(),
+            streams: Vec::new(),
+        }
     }
 
     fn check_epoch(&self, epoch: u32) -> Result<()> {
@@ -192,6 +208,7 @@ impl Writers {
         Ok(WriterOpened {
             epoch: 1,
             last_sequence: 0,
+            steps: 0,
         })
     }
 
@@ -241,6 +258,60 @@ impl Writers {
         guard.check_epoch(epoch)?;
         lock(&self.entries).remove(&writer);
         Ok(())
+    }
+
+    /// Calls `note` with all writers, while no push of theirs is being applied. No other writer is opened meanwhile.
+    pub fn between_pushes<T>(
+        &self,
+        note: impl FnOnce(&[(u64, MutexGuard<'_, TableWriter>)]) -> T,
+    ) -> T {
+        loop {
+            let known: Vec<_> = {
+                let entries = lock(&self.entries);
+                let known = entries.iter();
+                known
+                    .map(|(&number, entry)| (number, entry.writer.clone()))
+                    .collect()
+            };
+            // A push holds the lock of its writer alone, and takes the insert lock after it: no two threads wait for each other.
+            let held: Vec<_> = known
+                .iter()
+                .map(|(number, writer)| (*number, lock(writer)))
+                .collect();
+            // After the writers, as in `close`.
+            let entries = lock(&self.entries);
+            if entries.len() == held.len()
+                && held.iter().all(|(number, _)| entries.contains_key(number))
+            {
+                return note(&held);
+            }
+        }
+    }
+
+    /// Adds a writer of a snapshot; one that is open under its number stays.
+    pub fn restore(
+        &self,
+        record: &WriterRecord,
+        identity: Arc<WriterIdentity>,
+        streams: Vec<Stream>,
+    ) {
+        let activity = Activity::new(Instant::now());
+        let entry = KnownWriter {
+            streams: streams.len() as u32,
+            writer: Arc::new(Mutex::new(TableWriter {
+                identity,
+                streams,
+                steps: record.steps,
+                blocked: 0,
+                waited: Duration::ZERO,
+                epoch: record.epoch,
+                last_sequence: record.last_sequence,
+                activity: activity.clone(),
+            })),
+            activity,
+            connection: None,
+        };
+        lock(&self.entries).entry(record.number).or_insert(entry);
     }
 
     /// Open writers, and streams of all of them.
@@ -344,6 +415,7 @@ fn take_over(writer: &mut TableWriter, open: &OpenWriter) -> Result<WriterOpened
     Ok(WriterOpened {
         epoch: writer.epoch,
         last_sequence: writer.last_sequence,
+        steps: writer.steps,
     })
 }
 

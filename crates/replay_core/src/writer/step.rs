@@ -176,8 +176,24 @@ impl StepChecker {
         values: &Values<'_>,
     ) -> Result<()> {
         if (dtype, &shape[..]) != (values.dtype, values.shape) {
+            let advice = match shape.as_slice() {
+                same if same == values.shape => {
+                    let wrapper = match name.ends_with("observation") {
+                        true => ", or wrap the environment in gymnasium.wrappers.DtypeObservation",
+                        false => "",
+                    };
+                    format!(": convert it, .astype({:?}){wrapper}", dtype.name())
+                }
+                // A column of the shape of all environments.
+                [streams, rest @ ..] if rest == values.shape && rest.first() == Some(streams) => {
+                    ": make the table of one environment's spaces, single_observation_space and single_action_space of a vector \
+                     environment"
+                        .to_owned()
+                }
+                _ => String::new(),
+            };
             return Err(self.refuse(format!(
-                "{name:?} has to be {}{shape:?} (environments first), got {}{:?}",
+                "{name:?} has to be {}{shape:?} (environments first), got {}{:?}{advice}",
                 dtype.name(),
                 values.dtype.name(),
                 values.shape

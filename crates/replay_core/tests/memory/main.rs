@@ -10,6 +10,7 @@ mod parameters;
 mod pushes;
 mod samplers;
 mod sampling;
+mod server_snapshots;
 mod snapshot_files;
 mod snapshots;
 mod threads;

@@ -80,7 +80,7 @@ fn records(bytes: &[u8]) -> Vec<(u32, Vec<u8>)> {
 
 /// The file of these records, with checksums that agree.
 fn file(records: &[(u32, Vec<u8>)]) -> Vec<u8> {
-    let mut bytes = b"innetmem\x03\0\0\0".to_vec();
+    let mut bytes = b"innetmem\x04\0\0\0".to_vec();
     let mut sum = crc32fast::Hasher::new();
     sum.update(&bytes);
     for (kind, body) in records {
@@ -110,7 +110,7 @@ fn records_that_are_missing_doubled_or_out_of_place_are_refused() {
             assert_refused(refused, &target, &format!("without {at}"));
         }
         let mut other = whole.clone();
-        other[at].0 = 7;
+        other[at].0 = 99;
         let refused = restore_bytes(&case, &target, &file(&other));
         assert_refused(refused, &target, &format!("kind of {at}"));
     }

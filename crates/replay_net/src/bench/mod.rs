@@ -1,4 +1,5 @@
-//! For the benchmarks of gradients only: a parameter server like the papers' baseline, and a relay that loses datagrams.
+//! For benchmarks and tests only: a parameter server like the papers' baseline, and a relay that emulates a link.
 
-pub mod lossy;
+pub mod link;
 pub mod parameter_server;
+pub mod relay;

@@ -1,9 +1,11 @@
-//! The command line: `innet-replay serve`, `stats`, `top`, `tables`, `drop` and `doctor`. The binary and the Python wheel both call [`run`].
+//! The command line: `innet-replay serve`, `stats`, `top`, `tables`, `drop`, `snapshot` and `doctor`. The binary and the Python wheel both
+//! call [`run`].
 
 mod doctor;
 mod log;
 mod serve;
 mod server_flags;
+mod snapshot;
 mod stats;
 mod tables;
 mod top;
@@ -29,6 +31,7 @@ enum Command {
     Top(top::TopFlags),
     Tables(tables::TablesFlags),
     Drop(tables::DropFlags),
+    Snapshot(snapshot::SnapshotFlags),
     Doctor(Box<doctor::DoctorFlags>),
 }
 
@@ -36,6 +39,8 @@ enum Command {
 /// configuration, 1 for any other error and for a missing part that `doctor` finds.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let parsed = CommandLine::command()
+        // `--version` of a subcommand prints the name of the program.
+        .mut_subcommands(|command| command.display_name("innet-replay"))
         .try_get_matches_from(arguments)
         .and_then(|matches| Ok((CommandLine::from_arg_matches(&matches)?, matches)));
     let (command_line, matches) = match parsed {
@@ -55,6 +60,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Command::Top(flags) => top::run(&flags).map(|()| 0),
         Command::Tables(flags) => tables::list(&flags).map(|()| 0),
         Command::Drop(flags) => tables::drop_table(&flags).map(|()| 0),
+        Command::Snapshot(flags) => snapshot::run(&flags).map(|()| 0),
         Command::Doctor(flags) => {
             let given = matches.subcommand_matches("doctor").unwrap_or(&matches);
             doctor::run(&flags, given)

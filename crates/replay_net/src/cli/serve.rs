@@ -19,7 +19,7 @@ use replay_core::memory::Memory;
 use replay_wire::RELEASE;
 use replay_wire::auth::Secret;
 
-/// Serve a replay memory and gradient all-reduce until SIGTERM or SIGINT. SIGHUP reads the files with the tokens and the
+/// Serve a replay memory and gradient all-reduce until SIGTERM or SIGINT, at a second one without the last snapshot. SIGHUP reads the files with the tokens and the
 /// certificate again, for new connections.
 ///
 /// Flags override the keys of the same names in the file; tables are in the file only.
@@ -102,6 +102,9 @@ pub fn run(flags: &ServeFlags, matches: &ArgMatches) -> Result<()> {
             if asked {
                 tracing::warn!(signal, "stopping at once");
                 server.stop();
+                if let Ok(snapshots) = server.service().snapshots() {
+                    snapshots.stop();
+                }
             } else {
                 tracing::info!(signal, "shutting down; running requests are finished");
                 server.shut_down();
@@ -238,6 +241,7 @@ mod tests {
             actor_token_file: Some("a".into()),
             tls_cert: Some("a".into()),
             tls_key: Some("a".into()),
+            snapshot: Some("a".into()),
             ..ServerConfig::default()
         };
         let mut fields: Vec<String> = toml::Table::try_from(filled)

@@ -6,7 +6,7 @@ use std::io;
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustls::pki_types::ServerName;
 use socket2::SockRef;
@@ -350,6 +350,14 @@ impl Connection {
         let (pipeline, driver) = self.parts()?;
         let server = pipeline.server();
         driver.drive(wait, until, late, &server, work(pipeline))
+    }
+
+    /// The round trip to the server, as the handshake took it.
+    ///
+    /// # Errors
+    /// [`Error::Closed`] in a forked child.
+    pub fn round_trip(&mut self) -> Result<Duration> {
+        Ok(self.parts()?.0.round_trip())
     }
 
     /// Queues a request and returns its id.

@@ -8,6 +8,7 @@
 //! | `outage` | servers that do not answer, for the log; servers that were closed |
 //! | [`push`] | a writer's pushes: pipelined, each applied once |
 //! | [`sample`] | sampling with several requests in flight |
+//! | [`updates`] | updates of priorities that are not waited for |
 //! | [`gradients`] | a worker of a gradient job |
 //! | [`gradient_updates`] | a worker of an asynchronous one |
 //! | [`tls`] | trusted certificates |
@@ -25,6 +26,7 @@ mod pool;
 pub mod push;
 pub mod sample;
 pub mod tls;
+pub mod updates;
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -45,7 +47,7 @@ use pool::{ConnectionPool, retry, retry_for};
 use replay_core::error::{Error, ErrorCode, Result};
 use replay_core::replay::{
     Listing, OpenWriter, Parameters, PushChannel, Replay, SampleChannel, SampleRequest, Sampled,
-    UpdateReceipt, Wait,
+    UpdateChannel, UpdateReceipt, Wait,
 };
 use replay_core::schema::TableConfig;
 use replay_core::sync::random_number;
@@ -160,6 +162,14 @@ impl Client {
     /// The server's address.
     pub fn address(&self) -> &Address {
         &self.dialer.address
+    }
+
+    /// Saves the server's memory in the folder of its configuration, and returns when the snapshot is complete.
+    ///
+    /// # Errors
+    /// [`Error::Remote`] when the server saves no snapshots, this one failed, or the token does not allow it.
+    pub fn snapshot(&self, wait: &Wait<'_>) -> Result<()> {
+        self.ask_done(wait, |_| RequestBody::Snapshot)
     }
 
     /// Joins a gradient job, over a connection of its own: see [`GradientWorker`]. Fails at the job's deadline, or at [`Wait::deadline`] if that
@@ -303,18 +313,18 @@ impl Replay for Client {
         priorities: &[f64],
         wait: &Wait<'_>,
     ) -> Result<UpdateReceipt> {
-        if ids.len() != priorities.len() {
-            return Err(Error::Schema {
-                table: table.into(),
-                reason: format!("{} ids and {} priorities", ids.len(), priorities.len()),
-            });
-        }
+        updates::check_lengths(table, ids, priorities)?;
         let (reply, _) = self.ask(wait, |_| RequestBody::UpdatePriorities {
             table: table.into(),
             ids: ids.to_vec(),
             priorities: priorities.to_vec(),
         })?;
         expect_reply!(reply, ReplyBody::Updated(receipt) => receipt)
+    }
+
+    fn updates(&self) -> Result<Option<Box<dyn UpdateChannel>>> {
+        self.dialer.check_process()?;
+        Ok(Some(Box::new(updates::Updates::new(self.dialer.clone()))))
     }
 
     fn report_corrupt(

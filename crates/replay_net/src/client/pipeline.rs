@@ -105,6 +105,8 @@ pub struct RequestPipeline<S> {
     /// Limits of replies after the handshake.
     limits: FrameLimits,
     max_frame_bytes: u64,
+    /// The shorter one of the handshake's two exchanges.
+    round_trip: Duration,
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
@@ -121,6 +123,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
             last_id: NO_REQUEST,
             limits,
             max_frame_bytes: FrameLimits::HANDSHAKE.max_frame_bytes,
+            round_trip: Duration::ZERO,
         }
     }
 
@@ -141,7 +144,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
             release: RELEASE.into(),
             nonce,
         });
+        let begun = Instant::now();
         let reply = self.call(0, hello).await?;
+        self.round_trip = begun.elapsed();
         let challenge = expect_reply!(reply, ReplyBody::Challenge(challenge) => challenge)?;
         if challenge.protocol != PROTOCOL {
             return Err(Error::Version {
@@ -172,7 +177,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
             channel_binding,
         };
         let proof = token.map(|token| auth::proof(token, Side::Client, &transcript));
+        let begun = Instant::now();
         let reply = self.call(0, RequestBody::Authenticate(proof)).await?;
+        self.round_trip = self.round_trip.min(begun.elapsed());
         let proof = expect_reply!(reply, ReplyBody::Welcome(proof) => proof)?;
         let proved = |token| {
             proof.is_some_and(|proof| auth::verify(token, Side::Server, &transcript, &proof))
@@ -185,6 +192,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
         self.reader.set_limits(self.limits);
         self.max_frame_bytes = challenge.max_frame_bytes;
         Ok(challenge.incarnation)
+    }
+
+    /// The round trip to the server, as the handshake took it.
+    pub fn round_trip(&self) -> Duration {
+        self.round_trip
     }
 
     /// The server's side of the waits for its replies.

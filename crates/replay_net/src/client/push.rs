@@ -21,6 +21,8 @@ pub struct Pushes {
     epoch: u32,
     /// Sequence number of the last acknowledged push.
     applied: u64,
+    /// Steps that the server has taken from this writer, as of the last acknowledgement.
+    steps: u64,
     /// Pushes after `applied`, in the order of their sequence numbers.
     pending: VecDeque<PendingPush>,
     pending_bytes: usize,
@@ -57,6 +59,7 @@ impl Pushes {
             connection: None,
             epoch: 0,
             applied: 0,
+            steps: 0,
             pending: VecDeque::new(),
             pending_bytes: 0,
             held_back: None,
@@ -64,7 +67,7 @@ impl Pushes {
             closed: false,
         };
         let opened = retry(&dialer, wait, || channel.connect(wait))?;
-        channel.applied = opened.last_sequence;
+        (channel.applied, channel.steps) = (opened.last_sequence, opened.steps);
         Ok(channel)
     }
 
@@ -93,9 +96,9 @@ impl Pushes {
                 code: ErrorCode::Expired,
                 message,
             }) => {
-                let (acknowledged, pending) = (self.applied, self.pending.len());
+                let (acknowledged, pending) = (self.steps, self.pending_steps());
                 let message = format!(
-                    "{message}; it had acknowledged {acknowledged} pushes, {pending} more may be lost"
+                    "{message}; it had acknowledged {acknowledged} steps, {pending} more may be lost"
                 );
                 return Err(self.fail(ErrorCode::Expired, message));
             }
@@ -103,15 +106,21 @@ impl Pushes {
         };
         if opened.last_sequence < self.applied {
             let writer = self.open.name.clone();
-            let lost = self.applied - opened.last_sequence;
+            let (lost, pending) = (
+                self.steps - opened.steps.min(self.steps),
+                self.pending_steps(),
+            );
             return Err(self.fail(
                 ErrorCode::Expired,
                 format!(
-                    "{}; it was started again without the last {lost} pushes that it had acknowledged",
-                    Error::Expired { writer }
+                    "{}; it was started again from a snapshot without the last {lost} of the {} steps that it had \
+                     acknowledged, and {pending} later ones are lost with them",
+                    Error::Expired { writer },
+                    self.steps,
                 ),
             ));
         }
+        self.steps = self.steps.max(opened.steps);
         self.applied_up_to(opened.last_sequence);
         Ok(())
     }
@@ -204,8 +213,9 @@ impl Pushes {
             return Ok(());
         };
         match reply.body {
-            ReplyBody::Pushed { .. } => {
+            ReplyBody::Pushed { steps } => {
                 self.held_back = None;
+                self.steps = steps;
                 // Pushes are applied in order, so the earlier ones are applied too.
                 self.applied_up_to(self.applied + 1 + at as u64);
                 Ok(())
@@ -247,6 +257,12 @@ impl Pushes {
                 self.pending_bytes -= pending.bytes;
             }
         }
+    }
+
+    /// Steps of the pushes that are not acknowledged.
+    fn pending_steps(&self) -> u64 {
+        let chunks = self.pending.iter().flat_map(|pending| &pending.body.chunks);
+        chunks.map(|chunk| u64::from(chunk.rows)).sum()
     }
 
     fn fits_window(&self, bytes: usize) -> bool {

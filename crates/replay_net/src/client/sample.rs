@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
+
 use super::connection::{Connection, Dialer, deadline_ms, no_answer};
 use super::pipeline::{RequestPipeline, answer, is_broken, is_closed, is_renewal, unexpected};
 use super::pool::retry_since;
@@ -14,9 +16,11 @@ use replay_wire::{Reply, ReplyBody, RequestBody};
 pub struct Samples {
     dialer: Arc<Dialer>,
     request: SampleRequest,
+    /// Least requests in flight.
     in_flight: usize,
     connection: Option<Connection>,
     pending: Vec<PendingSample>,
+    pipelining: Pipelining,
     /// Time of the break, while there is no connection.
     broken_since: Option<Instant>,
 }
@@ -28,6 +32,44 @@ struct PendingSample {
     deadline: Option<Instant>,
     /// Whether an earlier call sent it. Its batch is used; its error is dropped.
     earlier: bool,
+    sent: Instant,
+    /// Batches received on this connection before it was sent.
+    received_before: u64,
+}
+
+/// Requests in flight on one connection, beyond the least number: twice as many as the batches of one round trip at the rate
+/// of the last ones. So a request arrives at the server before it has answered the earlier ones, and the rate can grow to
+/// the rate of the server, of the link or of the reader, whichever is lowest. A reader that pauses has few.
+#[derive(Default)]
+struct Pipelining {
+    /// The shortest so far.
+    round_trip: Duration,
+    /// Batches received.
+    received: u64,
+    /// Requests in flight beyond the least number.
+    more: usize,
+}
+
+impl Pipelining {
+    /// Round trips below this one are a local network's.
+    const LOCAL: Duration = Duration::from_micros(500);
+    /// Requests in flight at most: a server reads as many of one connection.
+    const MAX_REQUESTS: usize = 64;
+    /// Bytes of replies in flight at most. The least number of requests may have more.
+    const MAX_BYTES: usize = 64 << 20;
+
+    /// Takes note of a reply of `bytes`, which was requested at `sent`, when `received_before` batches had been received.
+    fn note(&mut self, sent: Instant, received_before: u64, now: Instant, bytes: usize) {
+        let taken = now.saturating_duration_since(sent);
+        self.round_trip = self.round_trip.min(taken);
+        self.received += 1;
+        self.more = 0;
+        if self.round_trip >= Self::LOCAL {
+            let batches = (self.received - received_before) as f64;
+            let wanted = 2.0 * batches * self.round_trip.div_duration_f64(taken);
+            self.more = (wanted as usize).min(Self::MAX_BYTES / bytes.max(1));
+        }
+    }
 }
 
 impl Samples {
@@ -39,6 +81,7 @@ impl Samples {
             in_flight: in_flight.max(1),
             connection: None,
             pending: Vec::new(),
+            pipelining: Pipelining::default(),
             broken_since: None,
         }
     }
@@ -53,6 +96,10 @@ impl Samples {
             let (request, body) = self.reply(wait)?;
             match answer(body) {
                 Ok(ReplyBody::Sampled(sampled)) => {
+                    let bytes = sampled.blobs.iter().map(Bytes::len).sum::<usize>();
+                    let bytes = bytes + sampled.rows.len();
+                    let (sent, before) = (request.sent, request.received_before);
+                    self.pipelining.note(sent, before, Instant::now(), bytes);
                     // The server prepares the next batch while the caller decodes this one.
                     let deadline = patience.and_then(|p| Instant::now().checked_add(p));
                     if self.top_up(deadline, wait).is_ok()
@@ -70,21 +117,37 @@ impl Samples {
         }
     }
 
-    /// Sends requests until `in_flight` are pending.
+    /// Requests in flight: one alone stays alone.
+    fn wanted(&self) -> usize {
+        match self.in_flight {
+            1 => 1,
+            least => (least + self.pipelining.more).min(Pipelining::MAX_REQUESTS.max(least)),
+        }
+    }
+
+    /// Sends requests until as many are pending as wanted.
     fn top_up(&mut self, deadline: Option<Instant>, wait: &Wait<'_>) -> Result<()> {
+        let wanted = self.wanted();
         let connection = match &mut self.connection {
             Some(connection) => connection,
             None => {
                 self.pending.clear();
-                self.connection.insert(self.dialer.dial(wait)?)
+                let connection = self.connection.insert(self.dialer.dial(wait)?);
+                self.pipelining = Pipelining {
+                    round_trip: connection.round_trip()?,
+                    ..Pipelining::default()
+                };
+                connection
             }
         };
-        while self.pending.len() < self.in_flight {
+        while self.pending.len() < wanted {
             let body = RequestBody::Sample(self.request.clone());
             self.pending.push(PendingSample {
                 id: connection.send(deadline_ms(deadline), body)?,
                 deadline,
                 earlier: false,
+                sent: Instant::now(),
+                received_before: self.pipelining.received,
             });
         }
         Ok(())
@@ -155,4 +218,77 @@ fn is_harmless(error: &Error) -> bool {
         error,
         Error::Remote { .. } | Error::Deadline { .. } | Error::Interrupted
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+    const LEAST: usize = 2;
+
+    /// Reads `batches` of `bytes` from a server that takes `served` for each, one after the other, at a distance of `round_trip`.
+    /// Returns the requests in flight at the end, and the time for the last half of the batches.
+    fn read(
+        batches: u32,
+        bytes: usize,
+        round_trip: Duration,
+        served: Duration,
+        read: Duration,
+    ) -> (usize, Duration) {
+        let mut pipelining = Pipelining {
+            round_trip: round_trip + served,
+            ..Pipelining::default()
+        };
+        let began = Instant::now();
+        let (mut now, mut server, mut half) = (began, began, began);
+        // Send times, batches received before, and arrivals.
+        let mut pending = VecDeque::new();
+        for batch in 0..batches {
+            while pending.len() < LEAST + pipelining.more {
+                server = server.max(now + round_trip / 2) + served;
+                pending.push_back((now, pipelining.received, server + round_trip / 2));
+            }
+            let (sent, received, arrival) = pending.pop_front().unwrap();
+            now = now.max(arrival);
+            pipelining.note(sent, received, now, bytes);
+            now += read;
+            if batch == batches / 2 {
+                half = now;
+            }
+        }
+        (LEAST + pipelining.more, now - half)
+    }
+
+    #[test]
+    fn requests_in_flight_cover_the_round_trip_at_the_lower_rate_of_server_and_reader() {
+        for (served, reading) in [(3, 0), (1, 0), (0, 3), (1, 3), (3, 1)] {
+            let (served, reading) = (served * MS, reading * MS);
+            for round_trip in [0, 1, 10, 40] {
+                let (in_flight, taken) = read(400, 1 << 20, round_trip * MS, served, reading);
+                let best = 199 * served.max(reading);
+                assert!(
+                    taken.as_secs_f64() < 1.05 * best.as_secs_f64(),
+                    "{round_trip} ms, {served:?}, {reading:?}: {taken:?} with {in_flight}"
+                );
+                // Not many more than needed: twice the batches of a round trip.
+                let needed = (round_trip * MS).div_duration_f64(served.max(reading));
+                assert!(in_flight as f64 <= 2.0 * needed + 4.0, "{in_flight}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_local_server_and_a_slow_reader_have_the_least_in_flight() {
+        assert_eq!(read(100, 1000, MS / 10, MS / 100, Duration::ZERO).0, LEAST);
+        assert_eq!(read(100, 1000, 10 * MS, MS, 500 * MS).0, LEAST);
+    }
+
+    #[test]
+    fn large_replies_bound_the_requests_in_flight() {
+        let (in_flight, _) = read(400, 16 << 20, 100 * MS, MS, Duration::ZERO);
+        assert_eq!(in_flight, LEAST + 4);
+    }
 }

@@ -56,6 +56,11 @@ impl ServerConfig {
         if self.tls_cert.is_some() != self.tls_key.is_some() {
             return refuse("tls_cert and tls_key belong together: set both or none");
         }
+        if self.snapshot.is_some() && self.gradients_only {
+            return refuse(
+                "snapshot is set, but with gradients_only there is no memory to save: leave one of them out",
+            );
+        }
         for address in &self.listen {
             self.validate_address(address, address)?;
         }
@@ -198,6 +203,10 @@ mod tests {
             ("max_frame_bytes = \"5GiB\"", "max_frame_bytes is"),
             ("max_connections = 0", "at least 1"),
             ("max_wait_ms = 0", "at least 1"),
+            (
+                "snapshot = \"a\"\ngradients_only = true\ngradients = \"127.0.0.1:0\"",
+                "no memory to save",
+            ),
             (
                 "max_bytes = \"2GiB\"\nmax_frame_bytes = \"1GiB\"",
                 "less than 3 frames",

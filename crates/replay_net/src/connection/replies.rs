@@ -5,7 +5,7 @@ use tokio::sync::mpsc;
 
 use super::quota::RequestPermit;
 use super::{ConnectionHandler, Received};
-use crate::framing::write_frame;
+use crate::framing::{broken, is_closed, write_frame, write_rest};
 use crate::reply_budget::ReplyShare;
 use crate::stack::{Stack, until};
 use replay_core::error::{Error, ErrorCode, Result, shortened};
@@ -110,7 +110,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
     /// Writes replies until all senders of the queue are gone.
     ///
     /// # Errors
-    /// [`Error::Deadline`] when the client does not read a reply in time.
+    /// [`Error::Deadline`] when the client does not read a reply in time; [`Error::Closed`] when it has closed the connection.
     pub(super) async fn send<W: AsyncWrite + Unpin>(
         &self,
         mut outbox: mpsc::UnboundedReceiver<QueuedReply>,
@@ -121,7 +121,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
             let outgoing = &mut queued.frame;
             let allowed = self.context.write_deadline;
             let deadline = self.stack.now() + allowed;
-            let writing = write_frame(outgoing, write, self.peer);
+            let writing = write_rest(outgoing, write);
             let Some(written) = until(self.stack, deadline, writing).await else {
                 counters.slow_readers_dropped.add(1);
                 return Err(Error::Deadline {
@@ -132,7 +132,11 @@ impl<S: Stack> ConnectionHandler<'_, S> {
                     ),
                 });
             };
-            written?;
+            written.map_err(|error| match is_closed(&error) {
+                // As at the end of batches that a client has asked for ahead.
+                true => Error::Closed("the client"),
+                false => broken(self.peer, error),
+            })?;
             counters.bytes_sent.add(outgoing.frame_bytes());
         }
         Ok(())

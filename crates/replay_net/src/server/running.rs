@@ -18,6 +18,7 @@ use crate::client::ConnectOptions;
 use crate::client::connection::Dialer;
 use crate::config::{HttpAddress, ServerConfig};
 use crate::io_error;
+use crate::snapshots::{SnapshotThread, Snapshots};
 use crate::stack::kernel::{self, Kernel};
 use crate::stack::{Address, Stack, StackName};
 use gradients::{dpdk_aggregators, udp_aggregators};
@@ -36,6 +37,7 @@ pub struct RunningServer {
     addresses: Vec<Address>,
     http: Option<HttpAddress>,
     tasks: Vec<JoinTask>,
+    snapshots: Option<SnapshotThread>,
 }
 
 /// Waits for the end of an I/O thread, or of the task on F-Stack's reactor; `false` after a panic.
@@ -76,7 +78,7 @@ impl RunningServer {
     /// Returns when the server has ended.
     ///
     /// # Errors
-    /// [`Error::Internal`] when one of its threads panicked.
+    /// [`Error::Internal`] when one of its threads panicked, [`Error::Io`] when the last snapshot cannot be saved.
     pub fn wait(mut self) -> Result<()> {
         self.join()
     }
@@ -87,11 +89,24 @@ impl RunningServer {
             .tasks
             .drain(..)
             .filter_map(|join| (!join()).then_some(()));
-        match panicked.count() {
-            0 => Ok(()),
+        let panicked = panicked.count();
+        let saved = self.save_last_snapshot();
+        match panicked {
+            0 => saved,
             n => Err(Error::Internal(format!(
                 "I/O threads of the server panicked: {n}"
             ))),
+        }
+    }
+
+    /// Saves the memory after the last request, unless the start failed.
+    fn save_last_snapshot(&mut self) -> Result<()> {
+        if let Some(thread) = self.snapshots.take() {
+            thread.join();
+        }
+        match self.server.service().snapshots() {
+            Ok(snapshots) if !std::mem::take(&mut self.addresses).is_empty() => snapshots.save(),
+            _ => Ok(()),
         }
     }
 }
@@ -175,7 +190,7 @@ impl Server {
     /// sockets with its own threads, on F-Stack with its one thread, which is started unless it runs already.
     ///
     /// # Errors
-    /// Errors of [`Server::new`], and [`Error::Io`] or [`Error::Config`] for an address that cannot be bound or a
+    /// Errors of [`Server::new`] and [`Snapshots::open`], and [`Error::Io`] or [`Error::Config`] for an address that cannot be bound or a
     /// stack that cannot be started.
     pub fn start(config: &ServerConfig, memory: Arc<Memory>) -> Result<RunningServer> {
         config.stack.check_built_in()?;
@@ -191,12 +206,18 @@ impl Server {
             let service = &mut server.context.service;
             service.sum_gradients(aggregators, config.gradients_only);
         }
+        if let Some(folder) = &config.snapshot {
+            let service = &mut server.context.service;
+            let snapshots = Snapshots::open(service.memory().clone(), folder)?;
+            service.save_snapshots(snapshots);
+        }
         let server = Arc::new(server);
         let mut running = RunningServer {
             server: server.clone(),
             addresses: Vec::new(),
             http: http.as_ref().map(|http| http.address.clone()),
             tasks: Vec::new(),
+            snapshots: None,
         };
         let (bound, addresses) = std::sync::mpsc::channel();
         match config.stack {
@@ -222,6 +243,11 @@ impl Server {
             running
                 .tasks
                 .push(io_thread(&server, "http", false, serve)?);
+        }
+        if let Ok(snapshots) = server.service().snapshots() {
+            let every = config.snapshot_every.0;
+            let thread = (!every.is_zero()).then(|| snapshots.save_every(every));
+            running.snapshots = thread.transpose()?;
         }
         let addresses: Vec<String> = running.addresses.iter().map(Address::to_string).collect();
         tracing::info!(
@@ -373,6 +399,7 @@ mod tests {
             addresses: Vec::new(),
             http: None,
             tasks,
+            snapshots: None,
         };
         let error = running.wait().unwrap_err().to_string();
         assert!(error.contains("panicked: 1"), "{error}");

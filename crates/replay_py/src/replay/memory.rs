@@ -76,10 +76,12 @@ impl PyMemory {
     #[pyo3(
         signature = (
             addresses, *, token = None, learner_token = None, actor_token = None, tls_cert = None, tls_key = None,
-            trusted_network = false, io_threads = 0, spin = false, gradients = None, http = None, **unknown
+            trusted_network = false, io_threads = 0, spin = false, gradients = None, http = None, snapshot = None,
+            snapshot_every = 60.0, **unknown
         ),
         text_signature = "($self, addresses, *, token=None, learner_token=None, actor_token=None, tls_cert=None, \
-                          tls_key=None, trusted_network=False, io_threads=0, spin=False, gradients=None, http=None)"
+                          tls_key=None, trusted_network=False, io_threads=0, spin=False, gradients=None, http=None, \
+                          snapshot=None, snapshot_every=60.0)"
     )]
     fn serve(
         slf: &Bound<'_, Self>,
@@ -94,6 +96,8 @@ impl PyMemory {
         spin: bool,
         gradients: Option<&str>,
         http: Option<&str>,
+        snapshot: Option<PathBuf>,
+        snapshot_every: f64,
         unknown: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<PyServer> {
         let py = slf.py();
@@ -111,6 +115,8 @@ impl PyMemory {
             spin,
             gradients: gradients.map(|at| server::udp(py, at)).transpose()?,
             http: http.map(|at| server::http(py, at)).transpose()?,
+            snapshot,
+            snapshot_every: server::period(py, snapshot_every)?,
             ..ServerConfig::default()
         };
         PyServer::start(py, memory, &config)

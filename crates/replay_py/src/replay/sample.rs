@@ -11,8 +11,9 @@ use pyo3::types::PyDict;
 
 use replay_core::error::ErrorCode;
 use replay_core::importance;
-use replay_core::replay::SampleRequest;
+use replay_core::replay::{SampleRequest, UpdateReceipt};
 use replay_core::schema::{Dtype, TableConfig};
+use replay_core::table::ids::IdSpace;
 use replay_core::view::{DecodeOptions, Normalization, ViewSpec};
 use replay_core::writer::{Writer, WriterOptions};
 
@@ -88,6 +89,22 @@ impl PyReplay {
         }
         kept.push((key, reading.clone()));
         Ok(reading)
+    }
+
+    /// What ids are that no batch of the table had; `None` for ids of it, as far as this replay has sampled.
+    fn foreign_ids(&self, table: &str, ids: &[u64]) -> Option<String> {
+        // An id is below only if the number of its table and its slot are 0.
+        if ids.iter().all(|&id| id < TableConfig::MAX_CAPACITY) {
+            return Some("look like positions in a buffer; use batch.ids".into());
+        }
+        let number = Some(IdSpace::number_of(*ids.first()?));
+        let decoders = self.decoders();
+        let mut numbers = decoders.iter().flat_map(|(name, kept)| {
+            let numbers = kept.iter().map(|(_, reading)| reading.table_number());
+            numbers.map(move |number| (name, number))
+        });
+        let (name, _) = numbers.find(|&(_, sampled)| sampled == number)?;
+        (name != table).then(|| format!("are of table {name:?}"))
     }
 
     fn sampler(
@@ -293,8 +310,8 @@ impl PyReplay {
 
     #[doc = stub_doc!("Replay.update_priorities")]
     #[pyo3(
-        signature = (table, ids, priorities, timeout = wait::TIMEOUT),
-        text_signature = "($self, table, ids, priorities, timeout=60.0)"
+        signature = (table, ids, priorities, timeout = wait::TIMEOUT, *, wait = true),
+        text_signature = "($self, table, ids, priorities, timeout=60.0, *, wait=True)"
     )]
     fn update_priorities(
         &self,
@@ -303,22 +320,32 @@ impl PyReplay {
         ids: &Bound<'_, PyAny>,
         priorities: &Bound<'_, PyAny>,
         timeout: Option<f64>,
+        wait: bool,
     ) -> PyResult<PyUpdateReceipt> {
         let ids = array::numbers(ids, "ids", &IDS)?;
         let priorities = array::numbers(priorities, "priorities", &array::PRIORITIES)?;
         let (ids, priorities) = (ids.to_bits(), priorities.to_f64());
-        let receipt = self.call(py, timeout, |replay, wait| {
-            replay.update_priorities(table, &ids, &priorities, wait)
+        let receipt = self.backend.call(py, timeout, |backend, waiting| {
+            if !wait
+                && let Some(receipt) = backend.send_update(table, &ids, &priorities, waiting)?
+            {
+                return Ok(receipt);
+            }
+            let earlier = backend.flush_updates(waiting)?;
+            let receipt = (backend.replay).update_priorities(table, &ids, &priorities, waiting)?;
+            Ok(UpdateReceipt {
+                applied: earlier.applied + receipt.applied,
+                stale: earlier.stale + receipt.stale,
+            })
         })?;
-        // An id is below only if the number of its table and its slot are 0.
-        let are_positions = || ids.iter().all(|&id| id < TableConfig::MAX_CAPACITY);
         if receipt.applied == 0
             && receipt.stale > 0
-            && are_positions()
-            && !self.positions_named.swap(true, Ordering::Relaxed)
+            && !self.foreign_ids_named.load(Ordering::Relaxed)
+            && let Some(problem) = self.foreign_ids(table, &ids)
+            && !self.foreign_ids_named.swap(true, Ordering::Relaxed)
         {
             tracing::warn!(
-                "update_priorities of table {table:?} changed nothing: its {} ids look like positions in a buffer; use batch.ids",
+                "update_priorities of table {table:?} changed nothing: its {} ids {problem}",
                 ids.len()
             );
         }

@@ -162,6 +162,7 @@ fn request_body() -> impl Strategy<Value = RequestBody> {
             .prop_map(|(name, newer_than)| RequestBody::GetParameters { name, newer_than }),
         Just(RequestBody::Stats),
         Just(RequestBody::List),
+        Just(RequestBody::Snapshot),
         (name(), any::<u64>(), any::<u32>()).prop_map(|(table, writer, epoch)| {
             RequestBody::CloseWriter {
                 table,
@@ -261,10 +262,11 @@ pub fn answer() -> impl Strategy<Value = Answer> {
         option::of((1u64.., bytes())).prop_map(|parameters| {
             Answer::Parameters(parameters.map(|(version, bytes)| Parameters { version, bytes }))
         }),
-        any::<(u32, u64)>().prop_map(|(epoch, last_sequence)| {
+        any::<(u32, u64, u64)>().prop_map(|(epoch, last_sequence, steps)| {
             Answer::Writer(WriterOpened {
                 epoch,
                 last_sequence,
+                steps,
             })
         }),
         any::<(u32, u32)>()

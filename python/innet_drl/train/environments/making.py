@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import multiprocessing
 from collections.abc import Callable
 from typing import Any
 
@@ -50,14 +51,14 @@ def make(
     except (ConfigurationError, UnavailableEnvironmentError):
         raise
     except gymnasium.error.Error as error:
-        hint = atari_hint(name) or (
-            "; Atari games are named atari/<game>, factories of your own module:factory, and an id that a module of "
-            "your own registers module:Name-v0, because actors do not run your program"
-        )
+        hint = atari_hint(name) or importing.near_path(name) or _other_names()
         raise UnavailableEnvironmentError(f"Gymnasium cannot make {name!r} ({error}){hint}") from error
     except Exception as error:
+        hint = atari_hint(name)
+        if isinstance(error, TypeError) and "argument" in str(error):
+            hint = "; its arguments are --environment-args"
         raise UnavailableEnvironmentError(
-            f"{name!r} cannot be made: it raises {type(error).__name__}: {error}{atari_hint(name)}"
+            f"{name!r} cannot be made: it raises {type(error).__name__}: {error}{hint}"
         ) from error
     numbered = actions(vector.single_action_space, name)
     encoded = encoder(vector.single_observation_space, name)
@@ -72,6 +73,19 @@ def make(
         () if whole else encoded.parts,
     )
     return Environments(vector, spec, encoded.encode, numbered, name)
+
+
+def _other_names() -> str:
+    """The end of a message about an id that Gymnasium does not know."""
+    if multiprocessing.parent_process() is not None:
+        return (
+            "; actors import your program without the lines under `if __name__ == '__main__':`: register the id above "
+            "them, or name the module that registers it, as in module:Name-v0"
+        )
+    return (
+        "; Atari games are named atari/<game>, factories of your own module:factory, and an id that a module of your "
+        "own registers module:Name-v0"
+    )
 
 
 def check(config: Config) -> None:

@@ -173,12 +173,16 @@ class Environments:
                 f"--environment {self._name}: its {call} has to return ({returns}), as Gymnasium's environments do "
                 f"({error})"
             )
+        if vectors and files[-1].endswith("sync_vector_env.py") and isinstance(error, TypeError | ValueError):
+            return UnavailableEnvironmentError(
+                f"--environment {self._name}: its {call} has to return a number as reward, and True or False as "
+                f"terminated and truncated ({error})"
+            )
         if vectors and isinstance(error, ValueError) and all("/numpy/" in name for name in files[vectors[-1] + 1 :]):
             space = self.vector.single_observation_space
             return UnavailableEnvironmentError(
                 f"--environment {self._name}: its observations changed their shape ({error}), and its observation "
-                f"space says {space}: return arrays of the space's shape and rewards that are numbers, or declare "
-                "another space"
+                f"space says {space}: return arrays of the space's shape, or declare another space"
             )
         if call == "reset":
             return UnavailableEnvironmentError(

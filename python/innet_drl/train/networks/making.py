@@ -107,9 +107,12 @@ def _user_module(config: Config, spec: EnvironmentSpec) -> nn.Module:
     try:
         module = made(spec.observation_space, spec.actions, config)
     except Exception as error:
+        parts = (
+            "; observations are dictionaries, and the space has no shape but those of its parts" if spec.parts else ""
+        )
         raise ConfigurationError(
             f"{setting}: called with ({spec.observation_space}, {spec.actions}, config) it raises "
-            f"{type(error).__name__}: {error}"
+            f"{type(error).__name__}: {error}{parts}"
         ) from error
     if not isinstance(module, nn.Module):
         raise ConfigurationError(f"{setting}: it returned {type(module).__name__}, and has to return a torch.nn.Module")

@@ -158,6 +158,14 @@ const LATENCY: &[Metric] = &[(
     "Time from the arrival of a request to its reply, waits included",
 )];
 
+const SNAPSHOTS: &[Metric] = &[
+    (Counter, "saved", "Saved snapshots"),
+    (Counter, "failed", "Snapshots that could not be saved"),
+    (Gauge, "age_s", "Time since the last snapshot was complete"),
+    (Gauge, "duration_s", "Time that the last snapshot took"),
+    (Gauge, "bytes", "Bytes of the last snapshot"),
+];
+
 const GRADIENTS: &[Metric] = &[
     (Gauge, "threads", "Threads that sum gradients"),
     (Gauge, "max_bytes", "Limit of the bytes of all jobs"),
@@ -258,6 +266,10 @@ impl Collector for Scrape {
             PARAMETERS,
             named("name", &stats["parameters"]).collect(),
         )?;
+        let snapshots = &stats["snapshots"];
+        if snapshots.is_object() {
+            group("snapshots", SNAPSHOTS, single(snapshots))?;
+        }
         let gradients = &stats["gradients"];
         if gradients.is_object() {
             group("gradients", GRADIENTS, single(gradients))?;

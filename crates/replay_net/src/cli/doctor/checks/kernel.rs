@@ -107,7 +107,7 @@ impl Machine {
         missing(
             format!("{}, and {SOCKET_BUFFER} are asked for", small.join(", ")),
             format!(
-                "sysctl -w net.core.rmem_max={SOCKET_BUFFER} net.core.wmem_max={SOCKET_BUFFER}: datagrams that find no room are lost and \
+                "sysctl -w net.core.rmem_max={SOCKET_BUFFER} net.core.wmem_max={SOCKET_BUFFER}: datagrams that find no free space are lost and \
                  sent again"
             ),
         )

@@ -27,9 +27,14 @@ def save(figure: Any, path: Path) -> None:
     if path.suffix != ".svg":
         figure.savefig(path)
         return
+    path.write_text(svg_of(figure))
+
+
+def svg_of(figure: Any) -> str:
+    """Returns a figure as lean SVG."""
     drawn = io.StringIO()
     figure.savefig(drawn, format="svg", metadata={"Date": None})
-    path.write_text(lean(drawn.getvalue()))
+    return lean(drawn.getvalue())
 
 
 def lean(text: str) -> str:

@@ -1,0 +1,222 @@
+//! Snapshots of servers: writers, ids and parameters continue in the restored memory.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use replay_core::memory::Memory;
+use replay_core::snapshot::{restore, save_server};
+use replay_core::table::Table;
+use replay_core::{Error, ErrorCode, TableConfig};
+use tempfile::TempDir;
+
+use crate::parameters::file;
+use crate::support::*;
+
+struct Server {
+    folder: TempDir,
+    memory: Arc<Memory>,
+    table: Arc<Table>,
+}
+
+impl Server {
+    fn new(config: &TableConfig) -> Self {
+        let memory = memory();
+        Server {
+            folder: tempfile::tempdir().unwrap(),
+            table: memory.create_table(config).unwrap(),
+            memory,
+        }
+    }
+
+    fn save(&self) -> PathBuf {
+        let path = self.folder.path().join("snapshot");
+        let bytes = save_server(&self.memory, &path, &AtomicBool::new(false)).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().len(), bytes);
+        path
+    }
+
+    /// The server after a restart, with this definition of the table.
+    fn again_as(&self, config: &TableConfig) -> Server {
+        let again = Server::new(config);
+        restore(&again.memory, &self.save()).unwrap();
+        again.table.check_at_rest().unwrap();
+        again
+    }
+
+    fn again(&self) -> Server {
+        self.again_as(self.table.config())
+    }
+}
+
+/// The writer over a connection to the server that was started again.
+fn resumed(actor: &Actor, server: &Server) -> Actor {
+    let opened = server.table.resume_writer(&open(actor.writer)).unwrap();
+    assert_eq!(opened.epoch, actor.epoch + 1);
+    Actor {
+        table: server.table.clone(),
+        epoch: opened.epoch,
+        sequence: opened.last_sequence,
+        ..*actor
+    }
+}
+
+#[test]
+fn writers_continue_and_no_push_is_applied_twice() {
+    let mut server = Server::new(&config(100));
+    let mut actor = Actor::open(&server.table, 7);
+    actor.push(Body::default().chunk(0, 0, 3).chunk(2, 0, 2));
+    let second = Body::default().chunk(0, 3, 2);
+    actor.push(second.clone().window(0, 2, (2, 2), Some(3.0)));
+    for round in 0..2 {
+        server = server.again();
+        let opened = server.table.resume_writer(&open(7)).unwrap();
+        assert_eq!((opened.last_sequence, opened.steps), (2, 7), "{round}");
+        actor = Actor {
+            table: server.table.clone(),
+            epoch: opened.epoch,
+            ..actor
+        };
+        // The acknowledgement of the second push was lost.
+        actor.sequence = 1;
+        actor.push(second.clone().window(0, 2, (2, 2), Some(3.0)));
+        assert_eq!(
+            (stat(&server.table, "steps"), stat(&server.table, "items")),
+            (7, 1)
+        );
+    }
+    // Its windows span the chunks from before: two before the anchor, one behind it.
+    actor.push(
+        Body::default()
+            .chunk(0, 5, 1)
+            .window(0, 4, (2, 1), Some(1.0)),
+    );
+    // An item without steps, of a stream without new ones.
+    actor.push(Body::default().window(2, 1, (1, 0), Some(1.0)));
+    let request = crate::snapshots::wide(32);
+    let batch = sample_as(&server.table, &request);
+    let mut anchors: Vec<_> = windows(&batch)
+        .iter()
+        .zip(&batch.items)
+        .map(|(window, item)| window[usize::from(item.before)])
+        .collect();
+    anchors.sort_unstable();
+    anchors.dedup();
+    assert_eq!(anchors, [(0, 2), (0, 4), (2, 1)]);
+    assert_eq!(stat(&server.table, "late_items"), 0);
+
+    let unknown = server.table.resume_writer(&open(8)).unwrap_err();
+    assert_eq!(unknown.code(), ErrorCode::Expired);
+}
+
+#[test]
+fn a_writer_continues_whose_chunks_were_evicted() {
+    let server = Server::new(&config(8));
+    let mut idle = Actor::open(&server.table, 1);
+    idle.push_next(4);
+    let mut busy = Actor::open(&server.table, 2);
+    busy.push_next(8);
+    let again = server.again();
+    let mut idle = resumed(&idle, &again);
+    // Of evicted steps: late, and no error.
+    idle.push(Body::default().item(0, 3, 1.0));
+    assert_eq!(stat(&again.table, "late_items"), 1);
+    idle.next_step = 4;
+    idle.push_next(2);
+    // A table that keeps only the newest steps keeps the writers.
+    let small = again.again_as(&config(2));
+    assert_eq!(stat(&small.table, "steps"), 2);
+    let opened = small.table.resume_writer(&open(2)).unwrap();
+    assert_eq!((opened.last_sequence, opened.steps), (1, 8));
+}
+
+#[test]
+fn ids_from_before_name_their_items_and_no_newcomer() {
+    let server = Server::new(&config(8));
+    let mut actor = Actor::open(&server.table, 1);
+    actor.push_next(4);
+    let before = sample(&server.table, 64);
+    let again = server.again();
+    // Lost: the server was killed after the snapshot. The items took the next free slots.
+    actor.push_next(4);
+    let all = sample(&server.table, 256);
+    let id = |step| item_of(&all, step).id;
+    let lost: Vec<u64> = (4..8).map(id).collect();
+
+    let mut actor = resumed(&actor, &again);
+    actor.next_step = 4;
+    actor.push_next(4);
+    let receipt = again.table.update_priorities(&lost, &[9.0; 4]).unwrap();
+    assert_eq!((receipt.applied, receipt.stale), (0, 4));
+    let third = item_of(&before, 3).id;
+    let receipt = again.table.update_priorities(&[third], &[93.0]).unwrap();
+    assert_eq!(receipt.applied, 1);
+    let batch = sample(&again.table, 64);
+    assert_eq!(item_of(&batch, 3).probability, 0.93);
+    assert_ne!(
+        item_of(&batch, 3).id,
+        third,
+        "ids of a table have its own number"
+    );
+    // Once it is evicted, its slot is a newcomer's.
+    actor.push_next(8);
+    let receipt = again.table.update_priorities(&[third], &[9.0]).unwrap();
+    assert_eq!((receipt.applied, receipt.stale), (0, 1));
+    again.table.check_at_rest().unwrap();
+}
+
+#[test]
+fn parameters_continue_with_their_versions() {
+    let server = Server::new(&config(8));
+    let store = server.memory.parameters();
+    store.put("policy", 5, file(1, 4)).unwrap();
+    assert_eq!(store.put("policy", 6, file(2, 4)).unwrap(), 2);
+    let again = server.again();
+    let store = again.memory.parameters();
+    let newest = store.get("policy", 1).unwrap();
+    assert_eq!((newest.version, newest.bytes), (2, file(2, 4)));
+    // Sent again, as its answer was lost.
+    assert_eq!(store.put("policy", 5, file(1, 4)).unwrap(), 1);
+    assert_eq!(store.put("policy", 7, file(3, 4)).unwrap(), 3);
+    let reserved = |server: &Server| server.memory.stats()["reserved_bytes"].clone();
+    assert_eq!(reserved(&again), reserved(&server));
+}
+
+#[test]
+fn a_save_that_is_stopped_leaves_no_file() {
+    let server = Server::new(&config(8));
+    let path = server.folder.path().join("snapshot");
+    let stopped = save_server(&server.memory, &path, &AtomicBool::new(true));
+    assert!(refusal(stopped).to_string().contains("stopped"));
+    assert_eq!(fs::read_dir(server.folder.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_damaged_snapshot_leaves_neither_writers_nor_parameters() {
+    let server = Server::new(&config(20));
+    let mut actor = Actor::open(&server.table, 1);
+    actor.push(Body::default().chunk(0, 0, 3).item(0, 1, 1.0));
+    server
+        .memory
+        .parameters()
+        .put("policy", 5, file(1, 4))
+        .unwrap();
+    let bytes = fs::read(server.save()).unwrap();
+    let altered = server.folder.path().join("altered");
+    let target = Server::new(&config(20));
+    let refused = |bytes: &[u8], altered: &Path, what: &str| {
+        fs::write(altered, bytes).unwrap();
+        let error = refusal(restore(&target.memory, altered));
+        assert!(matches!(error, Error::Snapshot { .. }), "{what}: {error}");
+        assert!(target.memory.parameters().list().is_empty());
+        let stats = target.table.stats();
+        assert_eq!((&stats["writers"], &stats["steps"]), (&0.into(), &0.into()));
+    };
+    for at in 0..bytes.len() {
+        let mut flipped = bytes.clone();
+        flipped[at] ^= 1 << (at % 8);
+        refused(&flipped, &altered, &format!("flipped at {at}"));
+        refused(&bytes[..at], &altered, &format!("cut at {at}"));
+    }
+}

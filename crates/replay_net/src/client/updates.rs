@@ -1,0 +1,203 @@
+//! Updates of priorities that are not waited for, over a connection of their own. Several are in flight at a time, and each is
+//! kept until it is answered. After a broken connection the unanswered ones are sent again, in order: an update that
+//! applies twice sets what it had set, and later ones follow it again.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use super::connection::{Connection, Dialer};
+use super::pipeline::{RequestPipeline, is_broken, is_closed, unexpected};
+use super::pool::retry;
+use replay_core::error::{Error, Result, check_priority};
+use replay_core::replay::{UpdateChannel, UpdateReceipt, Wait};
+use replay_wire::{Reply, ReplyBody, RequestBody};
+
+/// Unanswered updates at most: a server reads as many requests of one connection.
+const WINDOW: usize = 64;
+
+/// The updates of one client.
+pub struct Updates {
+    dialer: Arc<Dialer>,
+    connection: Option<Connection>,
+    /// Unanswered updates, in order.
+    pending: VecDeque<PendingUpdate>,
+    pending_bytes: usize,
+    /// Counts that no call has returned yet.
+    answered: UpdateReceipt,
+}
+
+struct PendingUpdate {
+    body: RequestBody,
+    bytes: usize,
+    /// Its request on this connection.
+    sent: Option<u64>,
+}
+
+/// # Errors
+/// [`Error::Schema`] for unequal numbers of ids and priorities.
+pub fn check_lengths(table: &str, ids: &[u64], priorities: &[f64]) -> Result<()> {
+    if ids.len() == priorities.len() {
+        return Ok(());
+    }
+    Err(Error::Schema {
+        table: table.into(),
+        reason: format!("{} ids and {} priorities", ids.len(), priorities.len()),
+    })
+}
+
+impl Updates {
+    /// A channel that connects on its first update.
+    pub fn new(dialer: Arc<Dialer>) -> Self {
+        Updates {
+            dialer,
+            connection: None,
+            pending: VecDeque::new(),
+            pending_bytes: 0,
+            answered: UpdateReceipt::default(),
+        }
+    }
+
+    /// Sends updates and receives answers until `done`, over new connections after broken ones.
+    fn work(&mut self, wait: &Wait<'_>, done: impl Fn(&Self) -> bool) -> Result<()> {
+        let dialer = self.dialer.clone();
+        retry(&dialer, wait, || {
+            let worked = self.work_on_this_connection(wait, &done);
+            if worked.as_ref().is_err_and(|e| is_broken(e) || is_closed(e)) {
+                self.connection = None;
+            }
+            worked
+        })
+    }
+
+    fn work_on_this_connection(
+        &mut self,
+        wait: &Wait<'_>,
+        done: &impl Fn(&Self) -> bool,
+    ) -> Result<()> {
+        if self.connection.is_none() {
+            self.connection = Some(self.dialer.dial(wait)?);
+            for update in &mut self.pending {
+                update.sent = None;
+            }
+        }
+        let late = || Error::Internal("a wait without a deadline reached one".into());
+        while let Some(reply) =
+            self.connection()?
+                .run(wait, None, late, RequestPipeline::arrived)?
+        {
+            self.settle(reply)?;
+        }
+        loop {
+            self.send_pending()?;
+            if done(self) {
+                return Ok(());
+            }
+            let waited_for = format!(
+                "{} has not answered {} updates of priorities",
+                self.dialer.address,
+                self.pending.len()
+            );
+            let late = || Error::Deadline { waited_for };
+            let reply =
+                self.connection()?
+                    .run(wait, wait.deadline, late, RequestPipeline::reply)?;
+            self.settle(reply)?;
+        }
+    }
+
+    fn send_pending(&mut self) -> Result<()> {
+        let connection = (self.connection.as_mut()).ok_or(Error::Closed("the connection"))?;
+        for update in &mut self.pending {
+            if update.sent.is_none() {
+                update.sent = Some(connection.send(u32::MAX, update.body.clone())?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Handles the answer to an update: the first one's, since a server answers updates in order.
+    fn settle(&mut self, reply: Reply) -> Result<()> {
+        let error = match reply.body {
+            ReplyBody::Updated(receipt) => {
+                self.answered.applied += receipt.applied;
+                self.answered.stale += receipt.stale;
+                None
+            }
+            ReplyBody::Error { code, message } => Some(Error::Remote { code, message }),
+            other => return Err(unexpected(&other)),
+        };
+        if error.as_ref().is_some_and(|e| is_broken(e) || is_closed(e)) {
+            return error.map_or(Ok(()), Err);
+        }
+        match self.pending.pop_front() {
+            Some(update) if update.sent == Some(reply.id) => {
+                self.pending_bytes -= update.bytes;
+                error.map_or(Ok(()), Err)
+            }
+            _ => {
+                let id = reply.id;
+                Err(Error::Protocol(format!(
+                    "the server answered request {id}, which is not the first in flight"
+                )))
+            }
+        }
+    }
+
+    fn connection(&mut self) -> Result<&mut Connection> {
+        self.connection
+            .as_mut()
+            .ok_or(Error::Closed("the connection"))
+    }
+}
+
+impl UpdateChannel for Updates {
+    /// Waits only while [`WINDOW`] updates, or [`ConnectOptions::push_window_bytes`](super::ConnectOptions) of them, are
+    /// unanswered, and for a new connection after a broken one.
+    fn send(
+        &mut self,
+        table: &str,
+        ids: &[u64],
+        priorities: &[f64],
+        wait: &Wait<'_>,
+    ) -> Result<UpdateReceipt> {
+        self.dialer.check_process()?;
+        check_lengths(table, ids, priorities)?;
+        for &priority in priorities {
+            check_priority(priority)?;
+        }
+        let bytes = size_of_val(ids) + size_of_val(priorities);
+        let most = self.dialer.options.push_window_bytes;
+        self.work(wait, |updates| {
+            updates.pending.is_empty()
+                || (updates.pending.len() < WINDOW && updates.pending_bytes + bytes <= most)
+        })?;
+        let body = RequestBody::UpdatePriorities {
+            table: table.into(),
+            ids: ids.to_vec(),
+            priorities: priorities.to_vec(),
+        };
+        let sent = Some(self.connection()?.send(u32::MAX, body.clone())?);
+        self.pending_bytes += bytes;
+        self.pending.push_back(PendingUpdate { body, bytes, sent });
+        self.connection()?.try_flush();
+        Ok(std::mem::take(&mut self.answered))
+    }
+
+    fn flush(&mut self, wait: &Wait<'_>) -> Result<UpdateReceipt> {
+        if !self.pending.is_empty() {
+            self.work(wait, |updates| updates.pending.is_empty())?;
+        }
+        Ok(std::mem::take(&mut self.answered))
+    }
+}
+
+impl Drop for Updates {
+    fn drop(&mut self) {
+        if !self.pending.is_empty() {
+            tracing::warn!(
+                updates = self.pending.len(),
+                "dropped before its last updates of priorities were answered: close the replay to wait for them"
+            );
+        }
+    }
+}

@@ -1,0 +1,324 @@
+//! Snapshots of a server's memory in a folder: restored at the start, saved at intervals, on request and at the end. The two
+//! newest are kept. Format and moment of a snapshot are in [`replay_core::snapshot`].
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::io_error;
+use replay_core::error::{Error, Result};
+use replay_core::memory::Memory;
+use replay_core::snapshot;
+
+/// Snapshots that are kept.
+const KEPT: usize = 2;
+/// Longest time until a save that failed is tried again.
+const RETRY: Duration = Duration::from_secs(10);
+/// Bytes written at the start, to find out whether there is space.
+const TRIAL_BYTES: usize = 1 << 20;
+/// The weight of a thread of this niceness is a tenth of another thread's (`sched_prio_to_weight` of Linux).
+const NICENESS: i32 = 10;
+
+const LOCK: &str = "lock";
+const SUFFIX: &str = ".snapshot";
+const PARTIAL_SUFFIX: &str = ".snapshot.partial";
+
+/// The snapshots of one server.
+pub struct Snapshots {
+    memory: Arc<Memory>,
+    folder: PathBuf,
+    /// Held for the life of the server: no other one uses the folder.
+    _lock: File,
+    /// Held over a save.
+    files: Mutex<Files>,
+    report: Mutex<Report>,
+    stopped: AtomicBool,
+}
+
+/// The files of the folder.
+struct Files {
+    /// Number of the next snapshot.
+    next: u64,
+    /// Numbers of damaged ones, which are removed as soon as there is a new one.
+    damaged: Vec<u64>,
+}
+
+#[derive(Default)]
+struct Report {
+    saved: u64,
+    failed: u64,
+    last: Option<Saved>,
+}
+
+/// A complete snapshot.
+struct Saved {
+    path: PathBuf,
+    bytes: u64,
+    duration: Duration,
+    at: Instant,
+}
+
+/// The thread that saves at intervals.
+pub struct SnapshotThread {
+    /// Dropped to end the thread.
+    end: mpsc::Sender<()>,
+    thread: JoinHandle<()>,
+}
+
+impl SnapshotThread {
+    /// Ends the thread, after the save that it is in.
+    pub fn join(self) {
+        drop(self.end);
+        if self.thread.join().is_err() {
+            tracing::error!("the thread that saves snapshots panicked");
+        }
+    }
+}
+
+impl Snapshots {
+    /// Takes the folder, which is made if it is missing, and restores its newest snapshot that is not damaged.
+    ///
+    /// # Errors
+    /// [`Error::Config`] when the folder cannot be written, another server uses it, all of its snapshots are damaged, or the newest does
+    /// not fit the memory: the message says what to do.
+    pub fn open(memory: Arc<Memory>, folder: &Path) -> Result<Arc<Self>> {
+        let lock = take(folder)?;
+        let numbers = numbers(folder).map_err(unusable(folder))?;
+        let damaged = restore(&memory, folder, &numbers)?;
+        try_space(folder).map_err(unusable(folder))?;
+        Ok(Arc::new(Snapshots {
+            memory,
+            folder: folder.to_owned(),
+            _lock: lock,
+            files: Mutex::new(Files {
+                next: numbers.first().map_or(1, |newest| newest + 1),
+                damaged,
+            }),
+            report: Mutex::default(),
+            stopped: AtomicBool::new(false),
+        }))
+    }
+
+    /// Starts a thread that saves `every` so often, until it is joined.
+    ///
+    /// # Errors
+    /// [`Error::Io`] without another thread.
+    pub fn save_every(self: &Arc<Self>, every: Duration) -> Result<SnapshotThread> {
+        let (end, ended) = mpsc::channel::<()>();
+        let snapshots = self.clone();
+        let save_until_the_end = move || {
+            yield_to_clients();
+            let mut pause = every;
+            while let Err(RecvTimeoutError::Timeout) = ended.recv_timeout(pause) {
+                pause = match snapshots.save() {
+                    Ok(()) => every,
+                    Err(_) => every.min(RETRY),
+                };
+            }
+        };
+        let thread = thread::Builder::new()
+            .name("innet-snapshots".to_owned())
+            .spawn(save_until_the_end)
+            .map_err(io_error("cannot start a thread"))?;
+        Ok(SnapshotThread { end, thread })
+    }
+
+    /// [`Self::save`] on a thread that serves nothing else, at the expense of the other threads' idle time.
+    ///
+    /// # Errors
+    /// Errors of [`Self::save`].
+    pub fn save_on_request(&self) -> Result<()> {
+        yield_to_clients();
+        self.save()
+    }
+
+    /// Saves the memory, and removes all but the two newest snapshots. One save at a time.
+    ///
+    /// # Errors
+    /// [`Error::Io`]; the snapshots that there are stay.
+    pub fn save(&self) -> Result<()> {
+        let mut files = lock(&self.files);
+        let path = self.folder.join(file_name(files.next));
+        let begun = Instant::now();
+        let bytes = match snapshot::save_server(&self.memory, &path, &self.stopped) {
+            Ok(bytes) => bytes,
+            Err(error) => {
+                lock(&self.report).failed += 1;
+                tracing::warn!(
+                    %error,
+                    "no new snapshot; the ones before are kept, and the next attempt follows"
+                );
+                return Err(error);
+            }
+        };
+        let duration = begun.elapsed();
+        tracing::info!(path = %path.display(), bytes, seconds = duration.as_secs_f64(), "snapshot saved");
+        let mut report = lock(&self.report);
+        report.saved += 1;
+        report.last = Some(Saved {
+            path,
+            bytes,
+            duration,
+            at: Instant::now(),
+        });
+        drop(report);
+        files.next += 1;
+        if let Err(error) = self.remove_old(&mut files) {
+            tracing::warn!(folder = %self.folder.display(), %error, "old snapshots cannot be removed");
+        }
+        Ok(())
+    }
+
+    fn remove_old(&self, files: &mut Files) -> io::Result<()> {
+        let mut numbers = numbers(&self.folder)?;
+        let (damaged, whole): (Vec<_>, Vec<_>) = numbers
+            .drain(..)
+            .partition(|number| files.damaged.contains(number));
+        for number in whole.into_iter().skip(KEPT).chain(damaged) {
+            fs::remove_file(self.folder.join(file_name(number)))?;
+        }
+        files.damaged.clear();
+        Ok(())
+    }
+
+    /// Ends a save that is under way with an error, and every later one.
+    pub fn stop(&self) {
+        // Relaxed: nothing is published with it.
+        self.stopped.store(true, Ordering::Relaxed);
+    }
+
+    /// Counts of saves, and the last one: `path`, `bytes`, `duration_s` and `age_s`, null before the first.
+    pub fn stats(&self) -> Value {
+        let report = lock(&self.report);
+        let last = report.last.as_ref();
+        json!({
+            "saved": report.saved,
+            "failed": report.failed,
+            "path": last.map(|saved| saved.path.display().to_string()),
+            "bytes": last.map(|saved| saved.bytes),
+            "duration_s": last.map(|saved| saved.duration.as_secs_f64()),
+            "age_s": last.map(|saved| saved.at.elapsed().as_secs_f64()),
+        })
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn file_name(number: u64) -> String {
+    format!("{number:010}{SUFFIX}")
+}
+
+/// The error of a folder that cannot be used.
+fn unusable(folder: &Path) -> impl Fn(io::Error) -> Error {
+    move |error| {
+        Error::Config(format!(
+            "snapshots cannot be saved in {}: {error}; name another folder (--snapshot), or make it writable and free \
+             space there",
+            folder.display()
+        ))
+    }
+}
+
+/// Makes the folder and its lock, which ends with the process.
+fn take(folder: &Path) -> Result<File> {
+    let open = || {
+        fs::create_dir_all(folder)?;
+        File::options()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(folder.join(LOCK))
+    };
+    let file = open().map_err(unusable(folder))?;
+    // SAFETY: the descriptor is open for the call, which touches no memory.
+    if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } != 0 {
+        return Err(Error::Config(format!(
+            "another server saves its snapshots in {}: give each server a folder of its own (--snapshot)",
+            folder.display()
+        )));
+    }
+    Ok(file)
+}
+
+/// Numbers of the snapshots in the folder, the newest first. Temporary files of a killed server are removed.
+fn numbers(folder: &Path) -> io::Result<Vec<u64>> {
+    let mut numbers: Vec<u64> = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let name = entry?.file_name();
+        let Some(name) = name.to_str() else { continue };
+        if let Some(number) = name.strip_suffix(SUFFIX).and_then(|n| n.parse().ok()) {
+            numbers.push(number);
+        }
+        let partial = name.strip_suffix(PARTIAL_SUFFIX);
+        if partial.is_some_and(|number| number.parse::<u64>().is_ok()) {
+            fs::remove_file(folder.join(name))?;
+        }
+    }
+    numbers.sort_unstable_by(|one, other| other.cmp(one));
+    Ok(numbers)
+}
+
+/// Writes and removes a file, which fails on a full disk.
+fn try_space(folder: &Path) -> io::Result<()> {
+    let path = folder.join(format!("{:010}{PARTIAL_SUFFIX}", 0));
+    let mut file = File::create(&path)?;
+    let written = file
+        .write_all(&vec![0; TRIAL_BYTES])
+        .and_then(|()| file.sync_all());
+    fs::remove_file(&path)?;
+    written
+}
+
+/// Restores the first of these snapshots that is not damaged, and returns the ones before it.
+fn restore(memory: &Memory, folder: &Path, numbers: &[u64]) -> Result<Vec<u64>> {
+    let mut damaged = Vec::new();
+    for &number in numbers {
+        let path = folder.join(file_name(number));
+        let begun = Instant::now();
+        match snapshot::restore_any(memory, &path, replay_wire::decode_table) {
+            Ok(()) => {
+                let seconds = begun.elapsed().as_secs_f64();
+                tracing::info!(path = %path.display(), seconds, "snapshot restored");
+                return Ok(damaged);
+            }
+            Err(error @ Error::Snapshot { .. }) => {
+                tracing::error!(%error, "the snapshot before it is used");
+                damaged.push(number);
+            }
+            Err(error) => {
+                return Err(Error::Config(format!(
+                    "the snapshot {} does not fit this server: {error}; restore the setting, or move the snapshots out \
+                     of {} to begin with an empty memory",
+                    path.display(),
+                    folder.display()
+                )));
+            }
+        }
+    }
+    match numbers.first() {
+        None => Ok(damaged),
+        Some(_) => Err(Error::Config(format!(
+            "every snapshot in {} is damaged, or of another release: move them away to begin with an empty memory",
+            folder.display()
+        ))),
+    }
+}
+
+/// Lets the threads of clients have the processor first.
+fn yield_to_clients() {
+    // SAFETY: the call changes this thread's priority alone (0 is the calling thread), and touches no memory. Its failure would
+    // leave the priority as it is.
+    unsafe {
+        libc::setpriority(libc::PRIO_PROCESS, 0, NICENESS);
+    }
+}

@@ -1,0 +1,182 @@
+"""Line charts as SVG in the page's colours: curves of any length, reduced to what a picture shows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib import ticker
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from innet_drl.analysis import pictures
+
+Values = NDArray[np.float64]
+
+POINTS = 300
+"""Largest number of points of a curve; each is the mean of its neighbours, inside a band from their least to most."""
+SERIES = 8
+"""Number of colours for curves."""
+NEUTRAL = -1
+"""Series of a dashed curve in the colour of text, such as a target."""
+DASHES = ("solid", "dashed", "dotted")
+"""Styles of curves, for more curves than colours."""
+LOGARITHMIC = 300.0
+"""Ratio of the largest to the smallest value from which a chart that allows it has a logarithmic axis."""
+INK, GRID = "#0000b0", "#0000b1"
+"""Stand-ins for the page's colours of text and lines, which matplotlib does not know: `_coloured` replaces them."""
+SETTINGS: dict[Any, object] = pictures.SETTINGS | {
+    "font.size": 9,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "text.color": INK,
+    "axes.edgecolor": GRID,
+    "axes.labelcolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.5,
+    "axes.spines.left": False,
+}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One curve of a chart."""
+
+    label: str
+    x: Values
+    y: Values
+    series: int
+    """Number of its colour and style."""
+    opacity: float = 1.0
+    markers: bool = False
+    """Whether each change of the value is marked, and the values between are constant."""
+
+    @property
+    def dash(self) -> str:
+        """Its style."""
+        return DASHES[1] if self.series == NEUTRAL else DASHES[self.series // SERIES % len(DASHES)]
+
+    @property
+    def colour(self) -> str:
+        """Its colour on the page."""
+        return "var(--ink-2)" if self.series == NEUTRAL else f"var(--s{self.series % SERIES})"
+
+    @property
+    def last(self) -> float | None:
+        """Its last value."""
+        values = self.y[np.isfinite(self.y)]
+        return float(values[-1]) if len(values) else None
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart with one axis of each kind."""
+
+    title: str
+    unit: str
+    curves: Sequence[Curve]
+    x_label: str = "agent steps"
+    may_be_logarithmic: bool = False
+    stacked: bool = False
+    is_share: bool = False
+    """Whether values are shares of 1."""
+
+    @property
+    def drawn(self) -> list[Curve]:
+        """Curves with values."""
+        return [curve for curve in self.curves if curve.last is not None]
+
+
+def reduced(x: Values, y: Values, points: int = POINTS) -> tuple[Values, Values, Values, Values]:
+    """Returns at most `points` points of a curve: positions, means, least and largest values."""
+    kept = np.isfinite(x) & np.isfinite(y)
+    x, y = x[kept], y[kept]
+    if len(x) <= points:
+        return x, y, y, y
+    order = np.argsort(x, kind="stable")
+    x, y = x[order], y[order]
+    buckets = np.minimum(((x - x[0]) / max(x[-1] - x[0], 1e-9) * points).astype(int), points - 1)
+    starts = np.flatnonzero(np.diff(buckets, prepend=-1))
+    counts = np.diff(starts, append=len(x))
+    means = [np.add.reduceat(values, starts) / counts for values in (x, y)]
+    return means[0], means[1], np.minimum.reduceat(y, starts), np.maximum.reduceat(y, starts)
+
+
+def draw(chart: Chart) -> str:
+    """Draws a chart as an SVG element, whose colours are variables of the page."""
+    with matplotlib.rc_context(SETTINGS):
+        figure = Figure(figsize=(4.6, 2.3), layout="constrained")
+        axis = figure.add_subplot()
+        if chart.stacked:
+            _draw_stack(axis, chart)
+        else:
+            for curve in chart.drawn:
+                _draw_curve(axis, curve)
+        _label(axis, chart)
+        return _coloured(pictures.svg_of(figure))
+
+
+def _draw_curve(axis: Any, curve: Curve) -> None:
+    style = {"color": _stand_in(curve), "alpha": None if curve.opacity == 1.0 else curve.opacity}
+    if curve.markers:
+        kept = np.isfinite(curve.y)
+        x, y = curve.x[kept], curve.y[kept]
+        changes = np.flatnonzero(np.diff(y, prepend=np.nan) != 0)
+        ends = np.append(changes, len(x) - 1)
+        axis.step(x[ends], y[ends], where="post", lw=1.0, ls=curve.dash, **style)
+        if len(changes) <= POINTS // 6:
+            axis.plot(x[changes], y[changes], "o", ms=3, mew=0, **style)
+        return
+    x, y, least, most = reduced(curve.x, curve.y)
+    # Bands of many curves would hide each other.
+    if curve.opacity == 1.0 and np.any(least < most):
+        axis.fill_between(x, least, most, color=style["color"], alpha=0.15, lw=0)
+    axis.plot(x, y, lw=1.3, ls=curve.dash, marker="o" if len(x) == 1 else None, ms=3, mew=0, **style)
+
+
+def _draw_stack(axis: Any, chart: Chart) -> None:
+    if not chart.drawn:
+        return
+    parts = [reduced(curve.x, np.nan_to_num(curve.y))[:2] for curve in chart.drawn]
+    x = parts[0][0]
+    axis.stackplot(x, *(y for _, y in parts), colors=[_stand_in(curve) for curve in chart.drawn], alpha=0.8, lw=0)
+    axis.set_ylim(0, 1)
+
+
+def _label(axis: Any, chart: Chart) -> None:
+    short = ticker.EngFormatter(sep="")
+    axis.set_xlabel(chart.x_label)
+    axis.xaxis.set_major_locator(ticker.MaxNLocator(6))
+    axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}" if abs(value) < 1e3 else short(value))
+    values = np.concatenate([curve.y[np.isfinite(curve.y)] for curve in chart.drawn] or [np.ones(1)])
+    if chart.is_share:
+        axis.set_ylim(0, 1)
+        axis.yaxis.set_major_formatter(ticker.PercentFormatter(1.0))
+        return
+    if chart.may_be_logarithmic and values.min() > 0 and values.max() > LOGARITHMIC * values.min():
+        axis.set_yscale("log")
+        axis.yaxis.set_major_locator(ticker.LogLocator(numticks=6))
+        axis.minorticks_off()
+    else:
+        axis.yaxis.set_major_locator(ticker.MaxNLocator(5))
+        if 0 <= values.min() <= values.max() / 2:
+            axis.set_ylim(bottom=0)
+    axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}" if abs(value) < 1e4 else short(value))
+
+
+def _stand_in(curve: Curve) -> str:
+    return INK if curve.series == NEUTRAL else f"#0000a{curve.series % SERIES}"
+
+
+def _coloured(svg: str) -> str:
+    svg = re.sub(r"#0000a(\d)", r"var(--s\1)", svg)
+    svg = svg.replace(INK, "var(--ink-2)").replace(GRID, "var(--grid)")
+    return svg[svg.index("<svg") :]

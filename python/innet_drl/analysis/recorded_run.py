@@ -1,0 +1,231 @@
+"""A run as its folder records it: settings, metrics, evaluation, sessions and video.
+
+Damaged lines and files are left out with a note, so that a crashed run has a report. Only its settings must be whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import json
+import math
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from innet_drl.train.config import Config
+from innet_drl.train.display import Progress
+from innet_drl.train.errors import RunFolderError
+from innet_drl.train.metrics import Metrics
+from innet_drl.train.run_folder import RunFolder
+
+LINES_SHOWN = 10_000
+"""Lines of metrics between two calls of `Progress`."""
+NUMBERS_NAMED = 5
+"""Largest number of damaged lines that a note names."""
+METRICS = tuple(field.name for field in dataclasses.fields(Metrics))
+
+
+@dataclass(frozen=True)
+class FinalEvaluation:
+    """The evaluation after training."""
+
+    mean: float
+    games: int
+    interquartile_mean: float | None
+    interval: tuple[float, float] | None
+    """95 % interval of the interquartile mean; earlier releases wrote neither."""
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """What a run's folder has."""
+
+    path: Path
+    name: str
+    """Label in the report; its colour is `index`."""
+    index: int
+    config: Config
+    columns: dict[str, NDArray[np.float64]]
+    """Values of each metric by line, NaN where missing; metrics of several values as `<metric>/<key>`."""
+    evaluation: FinalEvaluation | None
+    """`evaluation.json`."""
+    sessions: list[dict[str, Any]]
+    """`sessions.jsonl`; earlier releases did not write it."""
+    video: Path | None
+    """The newest one."""
+    is_training: bool
+    notes: list[str]
+    """Everything that was left out, and why."""
+
+    @property
+    def lines(self) -> int:
+        """Number of lines of metrics."""
+        return len(self.columns.get("agent_steps", ()))
+
+    def column(self, name: str) -> NDArray[np.float64]:
+        """Returns a metric by line; NaN everywhere if no line has it."""
+        return self.columns.get(name, np.full(self.lines, np.nan))
+
+    def keys(self, name: str) -> list[str]:
+        """Returns the keys of a metric of several values: actors by number, activities by their share of the run."""
+        found = [column.partition("/")[2] for column in self.columns if column.startswith(f"{name}/")]
+        if all(key.isdecimal() for key in found):
+            return sorted(found, key=int)
+        shares = self.shares(name)
+        return sorted(found, key=lambda key: (-shares.get(key, 0.0), key))
+
+    def last(self, name: str) -> float | None:
+        """Returns the last value of a metric; `None` if it has none."""
+        values = self.column(name)
+        values = values[np.isfinite(values)]
+        return float(values[-1]) if len(values) else None
+
+    def shares(self, name: str) -> dict[str, float]:
+        """Returns shares of the whole run's time, from those of its lines."""
+        seconds = np.diff(self.column("time_s"), prepend=0.0)
+        prefix = f"{name}/"
+        sums = {
+            column.removeprefix(prefix): float(np.nansum(values * seconds))
+            for column, values in self.columns.items()
+            if column.startswith(prefix)
+        }
+        total = sum(sums.values())
+        return {key: value / total for key, value in sums.items()} if total > 0 else {}
+
+    @property
+    def state(self) -> str:
+        """How the run ended, or that it has not."""
+        if self.is_training:
+            return "training now"
+        if self.sessions:
+            return str(self.sessions[-1].get("how", "no end was recorded: killed, or training on another machine"))
+        return "finished" if self.evaluation is not None else "its end was not recorded"
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the run is training, or ended as it should."""
+        return self.state in ("training now", "finished")
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turns an `OSError` of a read into one that names the file.
+
+    Raises:
+        RunFolderError: In place of an `OSError`.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise RunFolderError(f"{error.filename or path} cannot be read: {error.strerror}") from error
+
+
+def read_run(path: Path, name: str, index: int, progress: Progress) -> RecordedRun:
+    """Reads a run's folder.
+
+    Raises:
+        RunFolderError: There is no run, or a file cannot be read.
+        ConfigurationError: Its settings are damaged, or of a newer release.
+    """
+    folder = RunFolder.open(path)
+    config = folder.config()
+    notes: list[str] = []
+    with reading(path):
+        columns = _Columns(path.name, progress)
+        notes += _read_lines(path / "metrics.jsonl", columns.add)
+        sessions: list[dict[str, Any]] = []
+        notes += _read_lines(path / "sessions.jsonl", sessions.append)
+        evaluation = None
+        if (path / "evaluation.json").is_file():
+            try:
+                evaluation = _final_evaluation((path / "evaluation.json").read_bytes())
+            except (ValueError, KeyError, TypeError, RecursionError):
+                notes.append("evaluation.json is damaged and left out")
+        videos = [video for video in folder.videos.glob("*.mp4") if not video.name.endswith(".partial.mp4")]
+        newest = max(videos, key=lambda video: video.stat().st_mtime, default=None)
+        held = folder.is_held
+    return RecordedRun(path, name, index, config, columns.arrays(), evaluation, sessions, newest, held, notes)
+
+
+class _Columns:
+    """Lines of metrics by column: a tenth of the memory of a list of dictionaries."""
+
+    def __init__(self, run: str, progress: Progress) -> None:
+        self._run = run
+        self._progress = progress
+        self._lines = 0
+        self._columns: dict[str, array[float]] = {}
+
+    def add(self, line: dict[str, Any]) -> None:
+        values = dict(_values(line))
+        for name, value in values.items():
+            if name not in self._columns:
+                self._columns[name] = array("d", itertools.repeat(math.nan, self._lines))
+            self._columns[name].append(value)
+        for name in self._columns.keys() - values.keys():
+            self._columns[name].append(math.nan)
+        self._lines += 1
+        if self._lines % LINES_SHOWN == 0:
+            self._progress(f"reading {self._run}", f"{self._lines:,} lines")
+
+    def arrays(self) -> dict[str, NDArray[np.float64]]:
+        return {name: np.array(column) for name, column in self._columns.items()}
+
+
+def _final_evaluation(text: bytes) -> FinalEvaluation:
+    found = _object(text)
+    mean, interval = found.get("interquartile_mean"), found.get("interval")
+    return FinalEvaluation(
+        float(found["mean"]),
+        len(found["scores"]),
+        None if mean is None else float(mean),
+        None if interval is None else (float(interval[0]), float(interval[1])),
+    )
+
+
+def _values(line: dict[str, Any]) -> Iterator[tuple[str, float]]:
+    """Values of a line of metrics; one of another form raises."""
+    if not all(isinstance(line.get(name), int | float) for name in ("time_s", "agent_steps")):
+        raise ValueError("no line of metrics")
+    for name in METRICS:
+        value = line.get(name)
+        if isinstance(value, dict):
+            for key, part in value.items():
+                yield f"{name}/{key}", float(part)
+        elif value is not None:
+            yield name, float(value)
+
+
+def _read_lines(path: Path, add: Any) -> list[str]:
+    """Calls `add` with each line's object; returns a note if some are damaged."""
+    if not path.is_file():
+        return []
+    damaged = []
+    with reading(path), path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            # A line without an end is being written, or was when the run was killed.
+            if not line.endswith(b"\n"):
+                break
+            try:
+                add(_object(line))
+            except (ValueError, TypeError, OverflowError, RecursionError):
+                damaged.append(number)
+    if not damaged:
+        return []
+    named = ", ".join(map(str, damaged[:NUMBERS_NAMED])) + (", ..." if len(damaged) > NUMBERS_NAMED else "")
+    lines = "1 damaged line" if len(damaged) == 1 else f"{len(damaged):,} damaged lines"
+    return [f"{lines} of {path.name} left out: {named}"]
+
+
+def _object(text: bytes) -> dict[str, Any]:
+    found = json.loads(text)
+    if not isinstance(found, dict):
+        raise ValueError("no JSON object")
+    return found

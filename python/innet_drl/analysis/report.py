@@ -1,0 +1,162 @@
+"""`innet-drl report`: one HTML file with everything that one or several runs show."""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import errno
+import os
+import urllib.parse
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from markupsafe import Markup
+
+import innet_drl as innet
+from innet_drl.analysis import html, tables
+from innet_drl.analysis.charts import charts
+from innet_drl.analysis.drawing import SERIES, Chart, Curve, draw
+from innet_drl.analysis.recorded_run import RecordedRun, read_run, reading
+from innet_drl.train.display import Progress, silent
+from innet_drl.train.errors import ConfigurationError, writing
+from innet_drl.train.run_folder import RunFolder
+
+EMBEDDED_BYTES = 4 * 2**20
+"""Largest size of a video that is part of the file; it takes a third more there. Larger ones are linked."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """A report that was written."""
+
+    path: Path
+    bytes: int
+    runs: tuple[RecordedRun, ...]
+    notes: tuple[str, ...]
+    """Everything that was left out of it, and videos that are linked."""
+
+
+@dataclass(frozen=True)
+class _Game:
+    """Runs of one environment, with their charts."""
+
+    environment: str
+    runs: tuple[RecordedRun, ...]
+    charts: list[tuple[Chart, Markup | None]]
+
+
+@dataclass(frozen=True)
+class _Video:
+    run: str
+    name: str
+    source: str
+    linked: str
+    """Why it is not in the file; empty if it is."""
+
+
+def write_report(runs: Sequence[Path], out: Path | None = None, *, progress: Progress = silent) -> Report:
+    """Writes a report of runs, of one or several environments.
+
+    Args:
+        runs: Folders of the runs; one that is named twice is shown once.
+        out: The file; by default `report.html` in the folder of one run, and in the current directory for several.
+        progress: Shows how far it is.
+
+    Raises:
+        RunFolderError: A folder has no run or cannot be read, or the file cannot be written.
+        ConfigurationError: No run is named, the file's name does not end in `.html`, or the settings of a run are
+            damaged.
+    """
+    if not runs:
+        raise ConfigurationError("innet-drl report shows runs: name their folders, runs/...")
+    folders = list({run.resolve(): run for run in runs}.values())
+    path = out or (folders[0] if len(folders) == 1 else Path()) / "report.html"
+    if path.suffix not in (".html", ".htm"):
+        raise ConfigurationError(f"--out {path}: a report is an HTML file, name it {path.with_suffix('.html').name}")
+    for run in folders:
+        RunFolder.open(run)
+    partial = path.with_name(f"{path.name}.partial")
+    with writing(str(path), "choose another file with --out"):
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        # A file that cannot be written is an error before the work.
+        partial.touch()
+    try:
+        names = _names(folders)
+        read = [
+            read_run(run, name, number, progress) for number, (run, name) in enumerate(zip(folders, names, strict=True))
+        ]
+        videos = [_video(run, run.video, path) for run in read if run.video is not None]
+        text = _page(read, videos, progress)
+        with writing(str(path), "choose another file with --out"):
+            partial.write_text(text, encoding="utf-8")
+            partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    notes = [f"{run.path}: {note}" for run in read for note in run.notes]
+    notes += [f"{video.name} of {video.run}: {video.linked}" for video in videos if video.linked]
+    return Report(path, path.stat().st_size, tuple(read), tuple(notes))
+
+
+def _page(runs: Sequence[RecordedRun], videos: Sequence[_Video], progress: Progress) -> str:
+    environments = dict.fromkeys(run.config.environment_name for run in runs)
+    games = [
+        _game(name, [run for run in runs if run.config.environment_name == name], progress) for name in environments
+    ]
+    differing, settings = tables.settings(runs)
+    return html.render(
+        title=runs[0].name if len(runs) == 1 else f"{len(runs)} runs of {', '.join(environments)}",
+        release=innet.__version__,
+        date=f"{datetime.datetime.now():%Y-%m-%d %H:%M}",
+        runs=runs,
+        games=games,
+        results=tables.results(runs),
+        learner_times=tables.times(runs, "learner_time"),
+        actor_times=tables.times(runs, "actor_time"),
+        videos=videos,
+        differing=differing,
+        settings=settings,
+        machines=tables.machines(runs),
+        keys=_keys,
+        legend=[Curve(run.name, np.empty(0), np.empty(0), run.index) for run in runs],
+    )
+
+
+def _game(environment: str, runs: list[RecordedRun], progress: Progress) -> _Game:
+    drawn: list[tuple[Chart, Markup | None]] = []
+    planned = charts(runs) if any(run.lines for run in runs) else []
+    for number, chart in enumerate(planned):
+        progress(f"drawing {environment}", f"{number} of {len(planned)} charts")
+        drawn.append((chart, Markup(draw(chart)) if chart.drawn else None))
+    return _Game(environment, tuple(runs), drawn)
+
+
+def _keys(chart: Chart) -> list[Curve]:
+    """Curves of a chart with their last values; of many actors the first and the last one."""
+    shown = chart.drawn if len(chart.drawn) <= SERIES else [chart.drawn[0], chart.drawn[-1]]
+    return [replace(curve, label=f"{curve.label} {_value(chart, curve)}") for curve in shown]
+
+
+def _value(chart: Chart, curve: Curve) -> str:
+    value = curve.last
+    assert value is not None
+    return f"{value:.0%}" if chart.is_share else f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    """The folders' names; their paths where two have one name."""
+    names = [folder.resolve().name for folder in folders]
+    return names if len(set(names)) == len(names) else [str(folder) for folder in folders]
+
+
+def _video(run: RecordedRun, video: Path, out: Path) -> _Video:
+    with reading(video):
+        size = video.stat().st_size
+        if size <= EMBEDDED_BYTES:
+            data = base64.b64encode(video.read_bytes()).decode()
+            return _Video(run.name, video.name, f"data:video/mp4;base64,{data}", "")
+    relative = os.path.relpath(video.resolve(), out.resolve().parent)
+    linked = f"{size / 2**20:.1f} MiB, linked and not part of this file: keep both where they are"
+    return _Video(run.name, video.name, urllib.parse.quote(relative), linked)

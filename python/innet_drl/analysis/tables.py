@@ -1,0 +1,158 @@
+"""The tables of a report: results, settings, machines and versions, and shares of time; a column for each run."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from innet_drl.analysis.recorded_run import RecordedRun
+from innet_drl.train.config import Config
+from innet_drl.train.display import clock, number, score
+
+NOTHING = "-"
+"""Cell of a value that was not recorded."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a table: a cell for each run."""
+
+    name: str
+    cells: Sequence[str]
+    shares: Sequence[float] = ()
+    """Lengths of bars behind the cells, as shares of 1."""
+
+    @property
+    def differs(self) -> bool:
+        """Whether the runs differ in it."""
+        return len(set(self.cells)) > 1
+
+
+def results(runs: Sequence[RecordedRun]) -> list[Row]:
+    """Returns the state of the runs and the most important numbers."""
+    rows: list[tuple[str, Callable[[RecordedRun], str]]] = [
+        ("state", lambda run: run.state),
+        ("environment", lambda run: run.config.environment_name),
+        ("training time", lambda run: _with(run.last("time_s"), clock)),
+        ("time left", lambda run: _with(run.last("seconds_left") if run.is_training else None, clock)),
+        ("began", _began),
+        ("score, mean of the last 100 games", lambda run: _with(run.last("return_mean"), score)),
+        ("best game", lambda run: _with(run.last("return_best"), score)),
+        ("best evaluation", lambda run: _with(run.last("evaluation_best"), score)),
+        ("evaluation after training", _evaluation),
+        ("its interquartile mean, 95 % interval", _interval),
+        ("agent steps", lambda run: _with(run.last("agent_steps"), _count)),
+        ("frames", lambda run: _with(run.last("env_frames"), _count)),
+        ("games", lambda run: _with(run.last("games"), _count)),
+        ("updates", lambda run: _with(run.last("learner_updates"), _count)),
+        ("steps/s, whole run", lambda run: _rate(run, "agent_steps")),
+        ("updates/s, whole run", lambda run: _rate(run, "learner_updates")),
+        ("replay ratio: target", lambda run: f"{run.config.samples_per_insert:g}"),
+        ("replay ratio: since the start", lambda run: _with(run.last("samples_per_insert"), "{:.2f}".format)),
+        ("replay ratio: at the end", lambda run: _with(run.last("samples_per_insert_now"), "{:.2f}".format)),
+        ("memory", _memory),
+        ("lines of metrics", lambda run: f"{run.lines:,}"),
+    ]
+    return _known([Row(name, [cell(run) for run in runs]) for name, cell in rows])
+
+
+def settings(runs: Sequence[RecordedRun]) -> tuple[list[Row], list[Row]]:
+    """Returns the settings that differ, between the runs or for one run from the defaults, and all settings."""
+    configs = [run.config.as_dict() for run in runs]
+    rows = [Row(name, [_setting(config[name]) for config in configs]) for name in configs[0]]
+    if len(runs) > 1:
+        return [row for row in rows if row.differs], rows
+    # The defaults do not depend on the environment, and those of a run alone may be refused for an Atari game.
+    defaults = Config(environment="CartPole-v1").as_dict()
+    return [row for row in rows if row.name == "environment" or row.cells[0] != _setting(defaults[row.name])], rows
+
+
+def machines(runs: Sequence[RecordedRun]) -> list[Row]:
+    """Returns machine and versions of each run's last session."""
+    begun: list[dict[str, Any]] = [
+        next((each for each in reversed(run.sessions) if "began" in each), {}) for run in runs
+    ]
+    names = {
+        "host": "host",
+        "processor": "processor",
+        "cores": "cores",
+        "device": "the learner's device",
+        "kernel": "Linux",
+        "python": "Python",
+        "innet_drl": "innet-drl",
+    }
+    rows = [Row(label, [str(session.get(name, NOTHING)) for session in begun]) for name, label in names.items()]
+    versions = [each["versions"] if isinstance(each.get("versions"), dict) else {} for each in begun]
+    packages = dict.fromkeys(package for found in versions for package in found)
+    rows += [Row(str(package), [str(found.get(package, NOTHING)) for found in versions]) for package in packages]
+    return _known(rows)
+
+
+def times(runs: Sequence[RecordedRun], name: str) -> list[Row]:
+    """Returns the shares of a metric's activities, over the whole runs."""
+    shares = [run.shares(name) for run in runs]
+    activities = dict.fromkeys(key for run in runs for key in run.keys(name))
+    return [
+        Row(
+            activity,
+            [f"{share[activity]:.1%}" if activity in share else NOTHING for share in shares],
+            [share.get(activity, 0.0) for share in shares],
+        )
+        for activity in sorted(activities, key=lambda activity: -sum(share.get(activity, 0.0) for share in shares))
+    ]
+
+
+def _known(rows: list[Row]) -> list[Row]:
+    return [row for row in rows if set(row.cells) != {NOTHING}]
+
+
+def _with(value: float | None, form: Callable[[float], str]) -> str:
+    return NOTHING if value is None else form(value)
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def _rate(run: RecordedRun, name: str) -> str:
+    seconds, count = run.last("time_s"), run.last(name)
+    return number(count / seconds, 1) if seconds and count is not None else NOTHING
+
+
+def _memory(run: RecordedRun) -> str:
+    steps, size = run.last("replay_steps"), run.last("replay_bytes")
+    return NOTHING if steps is None or size is None else f"{steps:,.0f} steps, {size / 2**20:,.0f} MiB"
+
+
+def _began(run: RecordedRun) -> str:
+    began = [session["began"] for session in run.sessions if isinstance(session.get("began"), str)]
+    if not began:
+        return NOTHING
+    try:
+        first = f"{datetime.datetime.fromisoformat(began[0]):%Y-%m-%d %H:%M}"
+    except ValueError:
+        first = began[0]
+    return first if len(began) == 1 else f"{first}; {len(began)} sessions"
+
+
+def _evaluation(run: RecordedRun) -> str:
+    if run.evaluation is None:
+        return NOTHING
+    return f"{score(run.evaluation.mean)}, {run.evaluation.games} games"
+
+
+def _interval(run: RecordedRun) -> str:
+    if run.evaluation is None or run.evaluation.interval is None:
+        return NOTHING
+    low, high = map(score, run.evaluation.interval)
+    return f"{score(run.evaluation.interquartile_mean)}, {low} to {high}"
+
+
+def _setting(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    # A report is shown around: the password of an address is left out.
+    return re.sub(r"(://[^/@\s]*:)[^/@\s]+@", r"\1…@", text)

@@ -1,0 +1,297 @@
+"""An actor that joins a run by itself, on any host: `innet-drl actor`.
+
+It gets the run's settings from the replay server, plays, and outlives the learner and the server: while one of them is
+away it waits, and says for which.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import signal
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import innet_drl as innet
+from innet_drl.extras import naming_extras
+from innet_drl.launch.processes import END_SIGNALS, LeavesRun, Stopped
+from innet_drl.train import environments
+from innet_drl.train.config import Config
+from innet_drl.train.errors import ConfigurationError
+from innet_drl.train.memory import ReplayMemory, RowWriter
+from innet_drl.train.metrics import ActorReport
+from innet_drl.train.published_run import DOCUMENT, PublishedRun, ReportWriter, check_address, published_runs
+
+if TYPE_CHECKING:
+    # The run is found before torch is imported.
+    from innet_drl.train.actor import Actor
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 1.0
+"""Pause between two looks at the server while there is nothing to play for."""
+CALL_SECONDS = 2.0
+"""Timeout of a call that waits for the learner, after which the actor says so and looks whether the run has changed."""
+SILENT_SECONDS = 5.0
+"""Seconds of a wait for the learner before the actor says so, as the client does for a server."""
+CONNECTION_LOST = (innet.errors.ConnectError, innet.errors.DisconnectedError, innet.errors.DeadlineError)
+
+
+@dataclass(frozen=True)
+class Joining:
+    """An actor's own settings; all others are the run's."""
+
+    replay: str
+    """Address of the server."""
+    index: int
+    """Number of the actor."""
+    run: str | None = None
+    """Name of the run; `None` for the only one that is published there."""
+    replay_ca: Path | None = None
+    changes: dict[str, Any] = field(default_factory=dict)
+    """Settings that this host has in place of the run's."""
+    token: str = field(default="", repr=False)
+    """Token of the server; empty for none."""
+
+    def connect(self) -> innet.Replay:
+        """Connects to the server; waits for it without limit."""
+        return innet.connect(self.replay, token=self.token, tls_ca=self.replay_ca, timeout=None)
+
+    def config(self, published: PublishedRun, name: str) -> Config:
+        """Returns the run's settings with this host's.
+
+        Raises:
+            ConfigurationError: The run has another release, or no actor of this index.
+        """
+        config = dataclasses.replace(published.config(), replay=self.replay, replay_ca=self.replay_ca, **self.changes)
+        if self.index >= config.actors:
+            raise ConfigurationError(
+                f"--index {self.index}: run {name} has {config.actors} actors, 0 to {config.actors - 1}: its "
+                "learner's --actors is their number"
+            )
+        return config
+
+
+class _RunEnded(LeavesRun):
+    """Training has reached its end."""
+
+
+class _RunChanged(LeavesRun):
+    """The run has other settings than the actor."""
+
+
+def run(joining: Joining) -> None:
+    """Joins as a process of its own: `join` until SIGINT or SIGTERM.
+
+    Raises:
+        TrainingError: A problem that the user can solve.
+        innet_drl.ReplayError: The server refuses the actor.
+    """
+    _end_on_signals()
+    try:
+        join(joining)
+    except Stopped:
+        logger.info("actor %d leaves the run", joining.index)
+
+
+def join(joining: Joining) -> None:
+    """Plays until the run ends.
+
+    Raises:
+        TrainingError: A problem that the user can solve.
+        innet_drl.ReplayError: The server refuses the actor.
+    """
+    check_address(joining.replay)
+    if joining.index < 0:
+        raise ConfigurationError(f"--index {joining.index}: it must be at least 0")
+    if joining.replay_ca is not None and not joining.replay_ca.is_file():
+        raise ConfigurationError(f"--replay-ca {joining.replay_ca}: there is no such file")
+    name = joining.run
+    while True:
+        try:
+            with joining.connect() as replay:
+                name, published = _await_run(replay, joining, name)
+            config = joining.config(published, name)
+            environments.check(config)
+            _play(joining, config, name, published)
+        except _RunEnded:
+            logger.info("run %s has ended", name)
+            return
+        except _RunChanged:
+            logger.info("run %s has other settings: actor %d joins it again", name, joining.index)
+        except CONNECTION_LOST as error:
+            logger.warning("actor %d lost the server and waits for it: %s", joining.index, error)
+            time.sleep(POLL_SECONDS)
+
+
+def _await_run(replay: innet.Replay, joining: Joining, known: str | None) -> tuple[str, PublishedRun]:
+    """Waits until the run is published.
+
+    Args:
+        replay: Connection to the server.
+        joining: The actor's settings.
+        known: Name of the run that the actor was started for, or has played for.
+
+    Raises:
+        ConfigurationError: Several runs are published, and none was named.
+        _RunEnded: The known run has ended.
+    """
+    said = ""
+    while True:
+        runs = published_runs(replay)
+        live = {name: run for name, run in runs.items() if not run.ended and joining.run in (None, name)}
+        if len(live) > 1:
+            raise ConfigurationError(f"{joining.replay} has several runs, {', '.join(live)}: name the actor's by --run")
+        if live:
+            return live.popitem()
+        if known in runs:
+            raise _RunEnded
+        wanted = "a learner" if joining.run is None else f"the learner of run {joining.run}"
+        reason = "none has published its run there" + (f" but {', '.join(runs)}, which ended" if runs else "")
+        waiting = f"waiting for {wanted} (innet-drl learner --replay {joining.replay}): {reason}"
+        if waiting != said:
+            logger.info("%s", waiting)
+            said = waiting
+        time.sleep(POLL_SECONDS)
+
+
+def _play(joining: Joining, config: Config, name: str, published: PublishedRun) -> None:
+    with naming_extras():
+        from innet_drl.launch.playing import MEMORY_LOST, play
+
+    envs = environments.make(config, config.environments, threads=config.environment_threads)
+    try:
+        play(
+            config,
+            joining.index,
+            envs,
+            _JoinedRun(joining, name, published),
+            address=joining.replay,
+            name=name,
+            token=joining.token,
+            first_step=published.agent_steps,
+        )
+    except MEMORY_LOST as error:
+        logger.warning(
+            "the server was started again without the run, and actor %d joins it anew: %s", joining.index, error
+        )
+        time.sleep(POLL_SECONDS)
+    finally:
+        # The end of the play is the reason to report; environments that failed may fail again.
+        with contextlib.suppress(Exception):
+            envs.close()
+
+
+class _JoinedRun:
+    """The run of an actor that joined: reports go through the server."""
+
+    def __init__(self, joining: Joining, name: str, published: PublishedRun) -> None:
+        self._joining = joining
+        self._name = name
+        self._settings = published.settings
+        self._version = 0
+
+    def begin(self, actor: Actor, memory: ReplayMemory) -> None:
+        """Waits for the learner's parameters."""
+        index, name = self._joining.index, self._name
+        self._replay = memory.replay
+        self._warn_of_namesake()
+        self._reports = ReportWriter(self._replay, name, index)
+        said = False
+        while not actor.pull(memory):
+            if not said:
+                logger.info("waiting for the learner of run %s: it has published no parameters", name)
+                said = True
+            self._look()
+            time.sleep(POLL_SECONDS)
+        epsilon = actor.final_epsilon
+        logger.info(
+            "actor %d plays for run %s at %s, with %d environments that explore with %.3g to %.3g",
+            index,
+            name,
+            self._joining.replay,
+            len(epsilon),
+            epsilon[0],
+            epsilon[-1],
+        )
+
+    def _warn_of_namesake(self) -> None:
+        writers = self._replay.stats(timeout=None)["tables"][self._name]["by_writer"]
+        # The writer of this process is among them.
+        if sum(writer["name"] == f"actor {self._joining.index}" for writer in writers) > 1:
+            logger.warning(
+                "another actor %d plays for run %s: give each an --index of its own, or their games are equal and "
+                "explore alike (a process that was just killed may be connected for a while)",
+                self._joining.index,
+                self._name,
+            )
+
+    def flush(self, writer: RowWriter) -> None:
+        """Waits for the learner, which draws as much as the replay ratio asks for, and for the server."""
+        started, said = time.monotonic(), False
+        while True:
+            try:
+                writer.flush(timeout=CALL_SECONDS)
+            except innet.errors.DeadlineError as error:
+                if not said and time.monotonic() - started >= SILENT_SECONDS:
+                    reason = str(error).removeprefix("the deadline passed: ")
+                    logger.info("waiting for the learner of run %s: %s", self._name, reason)
+                    said = True
+                self._look()
+            else:
+                if said:
+                    logger.info("actor %d goes on", self._joining.index)
+                return
+
+    def report(self, report: ActorReport) -> None:
+        """Pushes the report, and looks whether the run has ended or changed."""
+        try:
+            self._reports.write(report, CALL_SECONDS)
+        except innet.errors.DeadlineError:
+            # The server is away, which the next flush says.
+            return
+        self._look()
+
+    def _look(self) -> None:
+        try:
+            found = self._replay.get_parameters(self._name + DOCUMENT, newer_than=self._version, timeout=CALL_SECONDS)
+        except innet.errors.DeadlineError:
+            return
+        if found is None:
+            return
+        self._version = found.version
+        published = PublishedRun.of(found.tensors)
+        if published.ended:
+            _silence_core()
+            raise _RunEnded
+        if published.settings != self._settings or published.release != innet.__version__:
+            raise _RunChanged
+
+
+def _end_on_signals() -> None:
+    """Lets a signal raise `Stopped`, and a second one end the process at once."""
+
+    def stop(number: int, frame: object) -> None:
+        for other in END_SIGNALS:
+            signal.signal(other, signal.SIG_DFL)
+        _silence_core()
+        raise Stopped
+
+    for number in END_SIGNALS:
+        signal.signal(number, stop)
+    os.register_at_fork(after_in_child=_as_environment)
+
+
+def _silence_core() -> None:
+    """Drops the core's warning of the last rows, which a learner that is away does not admit; the process ends."""
+    logging.getLogger("innet_drl").setLevel(logging.ERROR)
+
+
+def _as_environment() -> None:
+    """Leaves the end of the processes of environments to this one, when a signal reaches all."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -1,0 +1,125 @@
+"""The places where processes of a run are started: the interface, and its implementation for this machine."""
+
+from __future__ import annotations
+
+import abc
+import multiprocessing.connection
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Self
+
+from innet_drl.launch.processes import ProcessFailure, await_end, start, start_fork_server
+
+STOP_SECONDS = 10.0
+"""Seconds that a process may take to end before it is killed."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The last message of each process: it has ended."""
+
+    exit_code: int | None
+    """`None` if the launcher does not know it."""
+    failure: ProcessFailure | None = None
+    """The process's own report of its failure, if it sent one."""
+
+
+class Launcher(abc.ABC):
+    """Starts processes of a run, passes their messages on, and ends them with the run. Use it as a context manager.
+
+    A launcher restarts nothing: the caller decides which process gets a replacement.
+    """
+
+    @abc.abstractmethod
+    def start(self, name: str, main: Callable[..., None], *arguments: Any) -> None:
+        """Calls `main(*arguments, pipe)` in a new process; `pipe.send` and `pipe.close` are its way to this one.
+
+        Args:
+            name: Unique among the processes that run.
+            main: Main function. It ends soon after its process received SIGTERM.
+            arguments: Its arguments, which can be pickled.
+
+        Raises:
+            ProcessError: The process cannot be started.
+        """
+
+    @abc.abstractmethod
+    def messages(self) -> list[tuple[str, Any]]:
+        """Returns the names and messages of processes since the last call, without waiting.
+
+        The last message of a process is `Ended`; its name is free again.
+        """
+
+    @abc.abstractmethod
+    def begin_end(self) -> None:
+        """Asks every process to end, without waiting: leaving the context waits."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Ends every process, and waits for it."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class LocalLauncher(Launcher):
+    """Starts processes on this machine, as children of this process. Each has a pipe of its own."""
+
+    def __init__(self) -> None:
+        self._processes: dict[str, Any] = {}
+        self._pipes: dict[multiprocessing.connection.Connection, str] = {}
+
+    def start(self, name: str, main: Callable[..., None], *arguments: Any) -> None:
+        """Forks the process from one that has imported torch."""
+        start_fork_server()
+        process, pipe = start(main, name, *arguments, duplex=False)
+        self._processes[name] = process
+        self._pipes[pipe] = name
+
+    def messages(self) -> list[tuple[str, Any]]:
+        """Returns the messages since the last call; a process that reported its failure is ended."""
+        received: list[tuple[str, Any]] = []
+        for pipe, name in list(self._pipes.items()):
+            # Environments that are forks of the process hold its end of the pipe, too.
+            failure, ended = None, not self._processes[name].is_alive()
+            try:
+                while failure is None and pipe.poll():
+                    message = pipe.recv()
+                    if isinstance(message, ProcessFailure):
+                        failure, ended = message, True
+                    else:
+                        received.append((name, message))
+            except EOFError:
+                ended = True
+            if ended:
+                received.append((name, Ended(self._end(pipe), failure)))
+        return received
+
+    def _end(self, pipe: multiprocessing.connection.Connection) -> int | None:
+        process = self._processes.pop(self._pipes.pop(pipe))
+        pipe.close()
+        await_end(process, STOP_SECONDS)
+        code: int | None = process.exitcode
+        process.close()
+        return code
+
+    def begin_end(self) -> None:
+        """Sends SIGTERM to every process."""
+        for process in self._processes.values():
+            process.terminate()
+
+    def close(self) -> None:
+        """Ends every process; kills those that do not end."""
+        self.begin_end()
+        deadline = time.monotonic() + STOP_SECONDS
+        for process in self._processes.values():
+            await_end(process, max(0.0, deadline - time.monotonic()))
+            process.close()
+        for pipe in self._pipes:
+            pipe.close()
+        self._processes.clear()
+        self._pipes.clear()

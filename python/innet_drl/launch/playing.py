@@ -1,0 +1,96 @@
+"""The loop of an actor, in a process that a launcher started or that joined a run by itself."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+import innet_drl as innet
+from innet_drl.launch.processes import LeavesRun, Stopped
+from innet_drl.train.actor import Actor
+from innet_drl.train.config import Config
+from innet_drl.train.environments import Environments
+from innet_drl.train.memory import ReplayMemory, RowWriter, memory_class, memory_settings
+from innet_drl.train.metrics import ActorReport
+from innet_drl.train.networks import make_network, published
+
+REPORT_SECONDS = 0.5
+CLOSE_SECONDS = 0.5
+"""Seconds that an actor may take to send its last rows to a memory that outlives the run."""
+MEMORY_LOST = (innet.errors.ExpiredError, innet.errors.UnknownTableError, innet.errors.ForbiddenError)
+"""Errors of actors whose server was started again without their writers. The learner makes the table again, which the
+token of actors may not allow."""
+
+
+class Run(Protocol):
+    """The run as its actor's loop sees it."""
+
+    def begin(self, actor: Actor, memory: ReplayMemory) -> None:
+        """Called once, before the first step."""
+
+    def flush(self, writer: RowWriter) -> None:
+        """Waits until the memory has taken all rows."""
+
+    def report(self, report: ActorReport) -> None:
+        """Takes the actor's report, every `REPORT_SECONDS`."""
+
+
+def play(
+    config: Config,
+    index: int,
+    envs: Environments,
+    run: Run,
+    *,
+    address: str,
+    name: str,
+    token: str,
+    first_step: int,
+    playing: Callable[[], object] = lambda: None,
+) -> None:
+    """Plays until `run` (`LeavesRun`), a signal (`Stopped`) or the memory raises an error.
+
+    Args:
+        config: The run's settings.
+        index: Number of the actor.
+        envs: Its environments.
+        run: Receives its reports.
+        address: Address of the replay memory.
+        name: Name of the table and the parameters.
+        token: Token of the replay memory, empty for none.
+        first_step: Agent steps of all actors until now.
+        playing: Called after each step.
+    """
+    torch.set_num_threads(config.actor_threads)
+    network = make_network(config, envs.spec)
+    settings = memory_settings(config, envs.spec, name, published(network, 0), address=address, token=token)
+    with memory_class(config.replay).join(settings) as memory:
+        writer = memory.writer(index)
+        actor = Actor(config, index, envs, network, writer, first_step=first_step)
+        run.begin(actor, memory)
+        reported = time.monotonic()
+        vector_steps = 0
+        try:
+            while True:
+                if vector_steps % config.pull_period == 0:
+                    actor.pull(memory)
+                actor.step()
+                playing()
+                vector_steps += 1
+                if vector_steps % config.chunk_steps == 0:
+                    # Chunks are full. Waiting for them keeps the actor from playing ahead of the replay ratio with
+                    # old parameters, by as many pushes as the writer would hold in flight.
+                    run.flush(writer)
+                    actor.stopwatch.lap("write")
+                if time.monotonic() - reported >= REPORT_SECONDS:
+                    run.report(actor.report())
+                    reported = time.monotonic()
+        except (Stopped, LeavesRun):
+            if config.replay != "embedded":
+                # The replay ratio may not admit the rows, now that no learner samples.
+                with contextlib.suppress(innet.ReplayError):
+                    actor.close(CLOSE_SECONDS)
+            raise

@@ -1,0 +1,81 @@
+"""Evaluations of a run's checkpoints by a process of its own, which follows the run's folder (`evaluate --follow`)."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from innet_drl.train.display import Progress, silent
+from innet_drl.train.errors import ConfigurationError
+from innet_drl.train.evaluation_report import Report, evaluate_runs
+from innet_drl.train.evaluation_schedule import EvaluatedAgent, save_if_best
+from innet_drl.train.run_folder import RunFolder
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.5
+
+
+def follow(
+    runs: Sequence[Path],
+    *,
+    best: bool = False,
+    protocol: str | None = None,
+    seeds: Sequence[int] = (0,),
+    changes: Mapping[str, Any] = MappingProxyType({}),
+    progress: Progress = silent,
+) -> Iterator[Report]:
+    """Evaluates a run's newest checkpoint whenever there is a newer one, until training has ended.
+
+    The run keeps the agent if its evaluation is the best, unless it was played under other conditions than the run's.
+
+    Args:
+        runs: Folder of one run, which may not exist yet.
+        best: Must be false: checkpoints are followed.
+        protocol: As in `evaluate_runs`.
+        seeds: As in `evaluate_runs`.
+        changes: As in `evaluate_runs`.
+        progress: Shows how far it is.
+
+    Raises:
+        RunFolderError: A checkpoint is damaged, or the best agent cannot be written.
+        ConfigurationError: Several runs, or conditions that do not fit.
+    """
+    if len(runs) != 1 or best:
+        raise ConfigurationError("--follow evaluates the new checkpoints of one run: name one folder, without --best")
+    folder = RunFolder(runs[0])
+    evaluated: Path | None = None
+    waited = False
+    while True:
+        ended_at = _ended_at(folder)
+        newest = folder.newest_checkpoint()
+        if newest is not None and newest != evaluated:
+            report = evaluate_runs(runs, protocol=protocol, seeds=seeds, changes=changes, progress=progress)
+            (agent,), (evaluation,) = report.agents, report.evaluations
+            evaluated = agent.checkpoint
+            if report.config == agent.config and len(seeds) == 1:
+                tensors = dict(agent.network.state_dict())
+                save_if_best(folder, EvaluatedAgent(tensors, agent.agent_steps, agent.learner_updates), evaluation)
+            yield report
+            continue
+        if newest is not None and ended_at is not None and int(newest.stem) <= ended_at:
+            return
+        if newest is None and not waited:
+            logger.info("waiting for the first checkpoint of %s", folder.path)
+            waited = True
+        time.sleep(POLL_SECONDS)
+
+
+def _ended_at(folder: RunFolder) -> int | None:
+    """Agent steps at which training ended with an evaluation; `None` if it has not."""
+    try:
+        steps: int = json.loads((folder.path / "evaluation.json").read_text())["agent_steps"]
+    # It may be written right now.
+    except (FileNotFoundError, ValueError, KeyError):
+        return None
+    return steps

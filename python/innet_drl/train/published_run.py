@@ -1,0 +1,217 @@
+"""A run as its server shows it to processes that join by themselves: its settings, and the reports of its actors.
+
+The learner publishes the settings as parameters named `<run>/run`, one JSON document. Actors push their reports to the
+table `<run>/reports`, a queue, from which the learner takes each of them once. A run's name has no slash.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+import innet_drl as innet
+from innet_drl.train.config import SERVER_SCHEMES, Config
+from innet_drl.train.errors import ConfigurationError
+from innet_drl.train.metrics import ActorReport, Game
+
+logger = logging.getLogger(__name__)
+
+DOCUMENT = "/run"
+REPORTS = "/reports"
+REPORT_BYTES = 2048
+REPORT_GAMES = 40
+"""Largest number of games of one row, which then fits its bytes."""
+QUEUED_REPORTS = 4096
+"""Reports that the server keeps for a learner that is away; the replay ratio lets actors make few meanwhile."""
+QUEUE_BYTES = 8 << 20
+TAKEN_REPORTS = 256
+"""Reports that a learner takes at a time."""
+CALL_SECONDS = 1.0
+"""Timeout of the learner's calls: its calls of the memory report a server that is away."""
+ROW = innet.Window(0, 0)
+
+
+@dataclass(frozen=True)
+class PublishedRun:
+    """What the learner of a run publishes for processes that join."""
+
+    release: str
+    """Release of the learner's package."""
+    settings: dict[str, Any]
+    """`Config.as_dict` of the learner."""
+    agent_steps: int
+    """Steps of the run when this was published."""
+    ended: bool = False
+    """Training has reached its end."""
+
+    def config(self) -> Config:
+        """Returns the settings.
+
+        Raises:
+            ConfigurationError: The learner has another release.
+        """
+        if self.release != innet.__version__:
+            raise ConfigurationError(
+                f"the run's learner has innet-drl {self.release}, and this host has {innet.__version__}: install the "
+                "same release on both"
+            )
+        return Config(**self.settings)
+
+    @classmethod
+    def of(cls, tensors: dict[str, Any]) -> Self:
+        """Reads the tensors that `tensors` returned."""
+        values = json.loads(tensors["json"].tobytes())
+        if values["release"] != innet.__version__:
+            # It may have other fields. `config` names the release.
+            return cls(values["release"], {}, 0, values.get("ended", False))
+        return cls(**values)
+
+    def tensors(self) -> dict[str, NDArray[np.uint8]]:
+        """Returns the document as parameters."""
+        return {"json": np.frombuffer(json.dumps(dataclasses.asdict(self)).encode(), np.uint8)}
+
+
+def check_address(replay: str) -> None:
+    """Checks that processes can join a run's replay memory by themselves.
+
+    Raises:
+        ConfigurationError: The memory is not on a server.
+    """
+    if replay.partition("://")[0] not in SERVER_SCHEMES:
+        raise ConfigurationError(
+            f"--replay {replay}: processes join a run through its server: start `innet-replay serve`, and name its "
+            f"address ({', '.join(f'{scheme}://' for scheme in SERVER_SCHEMES[:2])}, unix://)"
+        )
+
+
+def reports_table(run: str) -> innet.Table:
+    """The queue of the reports of a run's actors."""
+    return innet.Table(
+        run + REPORTS,
+        {"report": ("uint8", (REPORT_BYTES,))},
+        QUEUED_REPORTS,
+        capacity_bytes=QUEUE_BYTES,
+        sampler="fifo",
+        max_times_sampled=1,
+    )
+
+
+def published_runs(replay: innet.Replay) -> dict[str, PublishedRun]:
+    """Returns every run that was published at a server, by name; waits for the server without limit."""
+    found = {}
+    for name in replay.parameters(timeout=None):
+        if name.endswith(DOCUMENT):
+            parameters = replay.get_parameters(name, timeout=None)
+            # The server may have been started again since, and a user's own parameters may have such a name.
+            if parameters is not None and "json" in parameters.tensors:
+                found[name.removesuffix(DOCUMENT)] = PublishedRun.of(parameters.tensors)
+    return found
+
+
+class RunPublisher:
+    """The learner's side: publishes its run, and takes the reports of actors.
+
+    Args:
+        replay: Connection to the server, which makes the queue (`reports_table`).
+        name: Name of the run.
+        config: Its settings.
+    """
+
+    def __init__(self, replay: innet.Replay, name: str, config: Config) -> None:
+        self._replay = replay
+        self._name = name
+        self._settings = config.as_dict()
+
+    @classmethod
+    @contextlib.contextmanager
+    def connect(cls, name: str, config: Config, token: str) -> Iterator[Self]:
+        """Connects to the run's server, apart from the memory, whose calls may wait for long."""
+        with innet.connect(
+            config.replay, token=token, tables=[reports_table(name)], tls_ca=config.replay_ca, grace=CALL_SECONDS
+        ) as replay:
+            yield cls(replay, name, config)
+
+    def publish(self, agent_steps: int, *, ended: bool = False) -> bool:
+        """Publishes the run at this step; returns whether the server took it."""
+        run = PublishedRun(innet.__version__, self._settings, agent_steps, ended)
+        try:
+            self._replay.put_parameters(self._name + DOCUMENT, run.tensors(), timeout=CALL_SECONDS)
+        except (innet.errors.DeadlineError, innet.errors.ConnectError, innet.errors.DisconnectedError):
+            return False
+        return True
+
+    def reports(self) -> list[ActorReport]:
+        """Takes the reports that have arrived, without waiting."""
+        try:
+            rows = self._replay.sample(self._name + REPORTS, TAKEN_REPORTS, ROW, allow_short=True, timeout=0)
+        except (
+            innet.errors.DeadlineError,
+            innet.errors.EmptyError,
+            innet.errors.ConnectError,
+            innet.errors.DisconnectedError,
+        ):
+            return []
+        return [report for row in rows.report if (report := _decoded(row.tobytes())) is not None]
+
+
+class ReportWriter:
+    """An actor's side of the queue of reports.
+
+    Args:
+        replay: Connection to the server.
+        run: Name of the run.
+        actor: Number of the actor.
+    """
+
+    def __init__(self, replay: innet.Replay, run: str, actor: int) -> None:
+        self._writer = replay.writer(run + REPORTS, 1, ROW, name=f"reports of actor {actor}", chunk_steps=1)
+        self._unsent: deque[bytes] = deque()
+
+    def write(self, report: ActorReport, timeout: float | None) -> None:
+        """Pushes a report, after those that could not be pushed.
+
+        Raises:
+            DeadlineError: The server is away: the report is pushed with the next one.
+        """
+        self._unsent.extend(_encoded(part) for part in _parts(report))
+        while self._unsent:
+            row = np.frombuffer(self._unsent[0], np.uint8)[None]
+            self._writer.append(report=row, terminated=[True], truncated=[False], first=[True], timeout=timeout)
+            self._unsent.popleft()
+        self._writer.flush(timeout)
+
+
+def _parts(report: ActorReport) -> Iterator[ActorReport]:
+    """The report in parts that fit a row; the first one has its steps and seconds."""
+    games = report.games
+    yield dataclasses.replace(report, games=games[:REPORT_GAMES])
+    for first in range(REPORT_GAMES, len(games), REPORT_GAMES):
+        yield dataclasses.replace(report, steps=0, seconds={}, games=games[first : first + REPORT_GAMES])
+
+
+def _encoded(report: ActorReport) -> bytes:
+    values = dataclasses.asdict(report)
+    values["games"] = [list(game.values()) for game in values["games"]]
+    values["seconds"] = {name: round(seconds, 6) for name, seconds in report.seconds.items()}
+    encoded = json.dumps(values, separators=(",", ":")).encode()
+    assert len(encoded) <= REPORT_BYTES, "a report of too many bytes"
+    return encoded.ljust(REPORT_BYTES)
+
+
+def _decoded(row: bytes) -> ActorReport | None:
+    try:
+        values = json.loads(row)
+        games = [Game(int(environment), float(score), int(steps)) for environment, score, steps in values.pop("games")]
+        return ActorReport(games=games, **values)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        logger.warning("a report of an actor cannot be read, and is left out: %s", error)
+        return None

@@ -1,0 +1,209 @@
+"""The emulated link end to end: pushes, samples and updates of priorities over a delay, and over a link that is cut."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+import numpy as np
+import pytest
+
+import innet_drl as innet
+from innet_drl import _core
+
+VIEW = innet.Window(0, 0)
+ITEMS = 64
+
+
+@contextmanager
+def served(table: innet.Table) -> Iterator[tuple[innet.Memory, str]]:
+    """A memory that is served, and its address for relays."""
+    with innet.Memory([table]) as memory, memory.serve("innet://127.0.0.1:0") as server:
+        yield memory, server.addresses[0].removeprefix("innet://")
+
+
+def prioritized() -> innet.Table:
+    return innet.Table("steps", {"tag": "int64"}, 1_000, priority_exponent=1.0)
+
+
+def fill(replay: innet.Replay, steps: int = ITEMS) -> None:
+    with replay.writer("steps", 1, VIEW, chunk_steps=1) as writer:
+        for tag in range(steps):
+            writer.append(tag=[tag], terminated=[False], truncated=[False])
+
+
+def ids_of(replay: innet.Replay) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+    """The ids of all items, in the order of their tags."""
+    batch = replay.sample("steps", 50 * ITEMS, VIEW)
+    tags, first = np.unique(batch.tag[:, 0], return_index=True)
+    assert len(tags) == ITEMS
+    return batch.ids[first]
+
+
+def test_pushes_and_samples_over_a_link_that_is_slow_loses_and_is_cut() -> None:
+    queue = innet.Table("steps", {"tag": "int64"}, 10_000, sampler="fifo", max_times_sampled=1)
+    with served(queue) as (memory, to):
+        with _core.Relay(to, delay=0.002, jitter=0.002, rate=5e6, loss=0.02, seed=3) as link:
+            with innet.connect(f"innet://{link.address}") as replay, replay.writer("steps", 1, VIEW) as writer:
+                for tag in range(2_000):
+                    writer.append(tag=[tag], terminated=[False], truncated=[False])
+                    if tag in (500, 501, 1_500):
+                        link.cut()
+                writer.flush()
+            sent, received = link.bytes
+            assert sent > 2_000 * 8
+            assert received > 0
+        batch = memory.sample("steps", 2_000, VIEW)
+        assert (batch.tag[:, 0] == np.arange(2_000)).all()
+        with pytest.raises(innet.errors.ClosedError):
+            link.cut()
+
+
+def test_a_sampler_goes_on_over_a_new_connection() -> None:
+    with served(prioritized()) as (memory, to), _core.Relay(to, delay=0.002) as link:
+        fill(memory)
+        with (
+            innet.connect(f"innet://{link.address}") as replay,
+            replay.batches("steps", 8, VIEW) as batches,
+        ):
+            for turn in range(60):
+                assert len(next(batches)) == 8
+                if turn % 20 == 10:
+                    link.cut()
+
+
+def ahead(memory: innet.Memory, to: str, delay: float, prefetch: int) -> int:
+    """Most batches that the server has sampled and the reader has not read yet."""
+    most, before = 0, memory.stats()["tables"]["steps"]["sampled_items"]
+    with (
+        _core.Relay(to, delay=delay) as link,
+        innet.connect(f"innet://{link.address}") as replay,
+        replay.batches("steps", 4, VIEW, prefetch=prefetch) as batches,
+    ):
+        for read in range(200 if prefetch > 1 else 10):
+            sampled = (memory.stats()["tables"]["steps"]["sampled_items"] - before) // 4
+            most = max(most, sampled - read)
+            next(batches)
+    return most
+
+
+def test_requests_under_way_grow_with_the_round_trip() -> None:
+    with served(prioritized()) as (memory, to):
+        fill(memory)
+        # One that is decoded ahead, one under way, and one in the decoder.
+        assert ahead(memory, to, 0.05, prefetch=1) <= 3
+        assert ahead(memory, to, 0.05, prefetch=2) > 12
+
+
+def test_updates_that_are_not_waited_for_apply_in_order_also_over_a_cut_link() -> None:
+    with served(prioritized()) as (memory, to), _core.Relay(to, delay=0.01) as link:
+        fill(memory)
+        ids = ids_of(memory)
+        receipts = []
+        with innet.connect(f"innet://{link.address}") as replay:
+            for turn in range(150):
+                priorities = np.arange(ITEMS) + turn + 1.0
+                receipts.append(replay.update_priorities("steps", ids, priorities, wait=False))
+                if turn in (40, 41, 100):
+                    link.cut()
+            # Nothing was waited for before the window was full.
+            assert receipts[0].applied == 0
+            assert sum(each.applied for each in receipts) < 150 * ITEMS
+            # An update that waits follows the earlier ones, and brings their counts.
+            receipts.append(replay.update_priorities("steps", [], []))
+            assert sum(each.applied for each in receipts) == 150 * ITEMS
+            assert not any(each.stale for each in receipts)
+        batch = memory.sample("steps", 50 * ITEMS, VIEW)
+        last = np.arange(ITEMS) + 150.0
+        np.testing.assert_allclose(batch.probabilities, (last / last.sum())[batch.tag[:, 0]], rtol=1e-4)
+
+
+def test_closing_waits_for_updates() -> None:
+    with served(prioritized()) as (memory, to), _core.Relay(to, delay=0.02) as link:
+        fill(memory)
+        ids = ids_of(memory)
+        with innet.connect(f"innet://{link.address}") as replay:
+            for _ in range(10):
+                replay.update_priorities("steps", ids, np.ones(ITEMS), wait=False)
+        assert memory.stats()["tables"]["steps"]["updated_priorities"] == 10 * ITEMS
+
+
+def test_wrong_updates_that_are_not_waited_for() -> None:
+    with served(prioritized()) as (memory, to), innet.connect(f"innet://{to}") as replay:
+        fill(memory)
+        ids = ids_of(memory)
+        # What this end knows to be wrong is never sent.
+        with pytest.raises(innet.errors.PriorityError):
+            replay.update_priorities("steps", ids, np.full(ITEMS, np.nan), wait=False)
+        with pytest.raises(innet.errors.SchemaError, match="64 ids and 63 priorities"):
+            replay.update_priorities("steps", ids, np.ones(ITEMS - 1), wait=False)
+        assert replay.update_priorities("steps", ids, np.ones(ITEMS)).applied == ITEMS
+        replay.update_priorities("elsewhere", ids, np.ones(ITEMS), wait=False)
+        with pytest.raises(innet.errors.UnknownTableError, match="elsewhere"):
+            replay.update_priorities("steps", ids, np.ones(ITEMS))
+        assert replay.update_priorities("steps", ids, np.ones(ITEMS)).applied == ITEMS
+        # In process there is nothing to wait for.
+        assert memory.update_priorities("steps", ids, np.ones(ITEMS), wait=False).applied == ITEMS
+
+
+def echo(server: socket.socket) -> None:
+    while True:
+        datagram, sender = server.recvfrom(2_000)
+        if not datagram:
+            return
+        server.sendto(datagram, sender)
+
+
+def arrivals(**link: float) -> list[int]:
+    """Numbers of the datagrams that came back through a relay to an echo, in their order."""
+    with (
+        closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as server,
+        closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as client,
+    ):
+        server.bind(("127.0.0.1", 0))
+        thread = threading.Thread(target=echo, args=(server,))
+        thread.start()
+        host, port = server.getsockname()
+        with _core.Relay(f"{host}:{port}", datagrams=True, **link) as relay:  # type: ignore[arg-type]
+            near_host, near_port = relay.address.split(":")
+            found: list[int] = []
+            for number in range(200):
+                client.sendto(number.to_bytes(4), (near_host, int(near_port)))
+            client.settimeout(1.0)
+            try:
+                while len(found) < 200:
+                    found.append(int.from_bytes(client.recv(100)))
+            except TimeoutError:
+                pass
+            sent, _ = relay.bytes
+            assert sent == 200 * 4
+        client.sendto(b"", (host, port))
+        thread.join()
+        return found
+
+
+def test_datagrams_are_delayed_reordered_and_lost() -> None:
+    assert arrivals() == list(range(200))
+    late = arrivals(delay=0.005, jitter=0.02)
+    assert sorted(late) == list(range(200))
+    assert late != list(range(200))
+    lost = arrivals(loss=0.3, seed=1)
+    assert 40 < len(lost) < 160
+    assert len(set(lost)) == len(lost)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        ({"to": "localhost"}, "no IP address"),
+        ({"loss": 1.0}, "loss"),
+        ({"rate": 0.0}, "rate"),
+        ({"delay": -1.0}, "delay"),
+        ({"jitter": float("nan")}, "jitter"),
+    ],
+)
+def test_links_that_do_not_exist(arguments: dict[str, float], part: str) -> None:
+    with pytest.raises(innet.errors.ConfigError, match=part):
+        _core.Relay(**({"to": "127.0.0.1:1"} | arguments))  # type: ignore[arg-type]

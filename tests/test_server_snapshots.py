@@ -1,0 +1,292 @@
+"""Snapshots of servers: a restart continues, damaged ones are passed over, bad folders and settings are refused."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import innet_drl as innet
+from innet_drl import errors
+from serving import SERVE, Server, until
+from steps import VIEW, fill, step, table
+
+pytestmark = pytest.mark.timeout(110)
+
+REPLAY = [sys.executable, "-c", "from innet_drl.server_cli import main; main()"]
+
+
+def snapshots(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.suffix == ".snapshot")
+
+
+def save(server: Server) -> str:
+    """Saves on request."""
+    command = [*REPLAY, "snapshot", server.address]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def refusal(tmp_path: Path, *flags: str) -> str:
+    """The error of a server that does not start."""
+    command = [*SERVE, f"unix://{tmp_path}/refused", *flags]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2, ended
+    (line,) = [line for line in ended.stderr.splitlines() if line.startswith("innet-replay: ")]
+    return line
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "snapshots"
+
+
+@pytest.fixture
+def server(tmp_path: Path, folder: Path) -> Iterator[Server]:
+    with Server(f"unix://{tmp_path}/s", f"--snapshot={folder}", "--snapshot-every=0s") as serving:
+        yield serving
+
+
+def stop(server: Server) -> None:
+    """Ends a server in order."""
+    server.send(signal.SIGTERM)
+    server.wait()
+
+
+def test_everything_continues_after_a_restart(server: Server, folder: Path) -> None:
+    with innet.connect(server.address, tables=[table()]) as replay:
+        writer = replay.writer("t", 2, VIEW, chunk_steps=7)
+        for t in range(60):
+            writer.append(**step(t, 2))
+        writer.flush()
+        before = replay.sample("t", 32, VIEW)
+        replay.update_priorities("t", before.ids, np.full(32, 5.0))
+        replay.put_parameters("policy", {"w": np.ones(3, np.float32)})
+        replay.put_parameters("policy", {"w": np.full(3, 2, np.float32)})
+        stats = replay.stats()["tables"]["t"]
+
+        # The drain ends before the save, so nothing is lost.
+        stop(server)
+        assert snapshots(folder) == ["0000000001.snapshot"]
+        server.start()
+        again = replay.stats()["tables"]["t"]
+        kept = ("steps", "items", "total_priority", "max_priority", "inserted_steps", "inserted_items", "sampled_items")
+        assert {name: again[name] for name in kept} == {name: stats[name] for name in kept}
+        assert again["writers"] == 1
+        # Ids from before name the restored items.
+        assert replay.update_priorities("t", before.ids, np.full(32, 7.0)).applied == 32
+        newest = replay.get_parameters("policy")
+        assert newest is not None
+        assert newest.version == 2
+        np.testing.assert_array_equal(newest.tensors["w"], np.full(3, 2))
+        assert replay.put_parameters("policy", {"w": np.zeros(3, np.float32)}) == 3
+        # The writer continues its episodes: windows span the restart.
+        for t in range(60, 80):
+            writer.append(**step(t, 2))
+        writer.close()
+        after = replay.stats()["tables"]["t"]
+        assert after["steps"] == after["inserted_steps"] == 160
+        uninterrupted = innet.Memory([table()])
+        with uninterrupted.writer("t", 2, VIEW, chunk_steps=7) as other:
+            for t in range(80):
+                other.append(**step(t, 2))
+        assert after["inserted_items"] == uninterrupted.stats()["tables"]["t"]["inserted_items"]
+        assert after["late_items"] == 0
+
+
+def test_a_writer_learns_how_many_steps_a_kill_has_lost(server: Server) -> None:
+    with innet.connect(server.address, tables=[table()]) as replay:
+        with pytest.raises(errors.ExpiredError) as raised, replay.writer("t", 2, VIEW, chunk_steps=5) as writer:
+            for t in range(30):
+                writer.append(**step(t, 2))
+                if t == 9:
+                    writer.flush()
+                    name = re.fullmatch(r"(\S+)  [\d.]+ KiB  [\d.]+ s\n", save(server))
+                    assert name is not None
+                    assert Path(name[1]).exists()
+            writer.flush()
+            server.kill()
+            server.start()
+            writer.append(**step(30, 2))
+            writer.flush()
+        assert "without the last 40 of the 60 steps" in str(raised.value)
+        assert replay.stats()["tables"]["t"]["steps"] == 20
+        fill(replay, 10, streams=2)
+        assert replay.stats()["tables"]["t"]["steps"] == 40
+
+
+def test_the_two_newest_are_kept_and_a_damaged_one_is_passed_over(
+    tmp_path: Path, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with Server(f"unix://{tmp_path}/s", f"--snapshot={folder}", "--snapshot-every=0s") as server:
+        with innet.connect(server.address, tables=[table()]) as replay:
+            for _ in range(3):
+                fill(replay, 10)
+                save(server)
+            assert replay.stats()["snapshots"]["saved"] == 3
+        assert snapshots(folder) == ["0000000002.snapshot", "0000000003.snapshot"]
+        newest = folder / "0000000003.snapshot"
+        newest.write_bytes(newest.read_bytes()[:-100])
+        server.kill()
+        # A server that was killed during a save leaves a part of a file.
+        (folder / "0000000004.snapshot.partial").write_bytes(b"innetmem")
+        server.start()
+        log = capfd.readouterr().err
+        assert "0000000003.snapshot cannot be used" in log
+        assert "0000000002.snapshot" in log
+        with innet.connect(server.address) as replay:
+            assert replay.stats()["tables"]["t"]["steps"] == 20
+        # The next one replaces the damaged one, not the one that was used.
+        save(server)
+        assert snapshots(folder) == ["0000000002.snapshot", "0000000004.snapshot"]
+        assert {path.name for path in folder.iterdir()} == {"lock", *snapshots(folder)}
+
+        for name in snapshots(folder):
+            (folder / name).write_bytes(b"nothing")
+        server.kill()
+        assert "every snapshot in" in refusal(tmp_path, f"--snapshot={folder}")
+        assert len(snapshots(folder)) == 2
+
+
+def test_snapshots_are_saved_at_intervals(tmp_path: Path, folder: Path) -> None:
+    flags = (f"--snapshot={folder}", "--snapshot-every=20ms")
+    with Server(f"unix://{tmp_path}/s", *flags) as server, innet.connect(server.address, tables=[table()]) as replay:
+        fill(replay, 10)
+        saved = replay.stats()["snapshots"]["saved"]
+        until(lambda: replay.stats()["snapshots"]["saved"] > saved + 2)
+        last = replay.stats()["snapshots"]
+        assert last["failed"] == 0
+        assert last["bytes"] > 0
+        assert last["duration_s"] > 0
+        assert last["age_s"] >= 0
+        server.kill()
+        server.start()
+        assert replay.stats()["tables"]["t"]["steps"] == 10
+
+
+def test_limits_are_the_running_servers(tmp_path: Path, server: Server, folder: Path) -> None:
+    with innet.connect(server.address, tables=[table()]) as replay:
+        fill(replay, 100)
+    stop(server)
+    definition = """
+        [[tables]]
+        name = "t"
+        capacity = {capacity}
+        priority_exponent = {exponent}
+        columns = [
+            {{ name = "frame", dtype = "uint8", shape = [12, 8] }},
+            {{ name = "action", dtype = "int64" }},
+            {{ name = "reward", dtype = "float32" }},
+        ]
+        """
+    config = tmp_path / "server.toml"
+    flags = [f"--snapshot={folder}", f"--config={config}"]
+    config.write_text(definition.format(capacity=1000, exponent=1.0))
+    text = refusal(tmp_path, *flags)
+    assert "priority_exponent is 1.0, asked for 0.6" in text
+    assert "move the snapshots out of" in text
+    # The whole memory does not fit.
+    text = refusal(tmp_path, f"--snapshot={folder}", "--max-bytes=400KiB", "--max-frame-bytes=100KiB")
+    assert "raise the memory's max_bytes" in text
+    assert "move the snapshots out of" in text
+    assert snapshots(folder) == ["0000000001.snapshot"]
+    # A smaller table keeps the newest steps.
+    config.write_text(definition.format(capacity=50, exponent=0.6))
+    with Server(f"unix://{tmp_path}/small", *flags) as small, innet.connect(small.address) as replay:
+        assert 0 < replay.stats()["tables"]["t"]["steps"] <= 50
+
+
+def test_a_folder_that_cannot_be_used_is_refused_at_the_start(tmp_path: Path, server: Server, folder: Path) -> None:
+    assert "another server saves its snapshots in" in refusal(tmp_path, f"--snapshot={folder}")
+    (tmp_path / "file").touch()
+    text = refusal(tmp_path, f"--snapshot={tmp_path}/file")
+    assert "cannot be saved" in text
+    assert "--snapshot" in text
+    # Root may write everywhere but here.
+    text = refusal(tmp_path, "--snapshot=/proc/snapshots")
+    assert "cannot be saved in /proc/snapshots" in text
+    assert "no memory to save" in refusal(tmp_path, "--snapshot=a", "--gradients-only", "--gradients=127.0.0.1:0")
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 3 MiB."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(path)]
+    try:
+        mounted = subprocess.run(mount, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        pytest.skip("there is no command mount")
+    if mounted.returncode:
+        pytest.skip(f"a small disk cannot be mounted: {mounted.stderr.strip()}")
+    yield path
+    subprocess.run(["umount", "--lazy", str(path)], check=True)
+
+
+def test_a_full_disk_is_an_error_at_the_start_and_a_warning_later(
+    tmp_path: Path, disk: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    flags = (f"--snapshot={disk}/snapshots", "--snapshot-every=50ms")
+    with Server(f"unix://{tmp_path}/s", *flags) as server, innet.connect(server.address, tables=[table()]) as replay:
+        fill(replay, 10)
+        saved = replay.stats()["snapshots"]["saved"]
+        until(lambda: replay.stats()["snapshots"]["saved"] > saved + 1)
+        with (disk / "other").open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
+            while True:
+                file.write(bytes(4096))
+        fill(replay, 400)
+        until(lambda: replay.stats()["snapshots"]["failed"] > 1)
+        # It serves on, and the snapshots from before are whole.
+        assert replay.stats()["tables"]["t"]["steps"] == 410
+        assert len(snapshots(disk / "snapshots")) == 2
+        log = capfd.readouterr().err
+        assert "no new snapshot" in log
+        assert "No space left" in log
+        failed = subprocess.run([*REPLAY, "snapshot", server.address], capture_output=True, text=True, check=False)
+        assert failed.returncode == 1
+        assert "No space left" in failed.stderr
+        server.kill()
+        assert "No space left" in refusal(tmp_path, *flags)
+        assert len(snapshots(disk / "snapshots")) == 2
+        (disk / "other").unlink()
+        server.start()
+        assert replay.stats()["tables"]["t"]["steps"] == 10
+        until(lambda: replay.stats()["snapshots"]["saved"] > 0)
+
+
+def test_the_operator_alone_may_ask_for_one(tmp_path: Path, folder: Path) -> None:
+    tokens = {role: f"token of the {role}" for role in ("operator", "learner")}
+    flags = [f"--token={tokens['operator']}", f"--learner-token={tokens['learner']}", f"--snapshot={folder}"]
+    with Server(f"unix://{tmp_path}/s", *flags) as server:
+
+        def ask(role: str) -> Any:
+            command = [*REPLAY, "snapshot", server.address, f"--token={tokens[role]}"]
+            return subprocess.run(command, capture_output=True, text=True, check=False)
+
+        assert "may not snapshot" in ask("learner").stderr
+        assert ask("operator").returncode == 0
+    with Server(f"unix://{tmp_path}/without") as server:
+        command = [*REPLAY, "snapshot", server.address]
+        asked = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert "start it with --snapshot DIR" in asked.stderr
+
+
+def test_a_memory_of_this_process_is_served_with_snapshots(folder: Path) -> None:
+    with innet.Memory([table()]) as memory, memory.serve("innet://127.0.0.1:0", snapshot=folder, snapshot_every=0):
+        fill(memory, 10)
+        assert snapshots(folder) == []
+    assert snapshots(folder) == ["0000000001.snapshot"]
+    with innet.Memory([table()]) as memory:
+        with memory.serve("innet://127.0.0.1:0", snapshot=folder):
+            assert memory.stats()["tables"]["t"]["steps"] == 10
+        with pytest.raises(errors.ConfigError, match="is not empty"):
+            memory.serve("innet://127.0.0.1:0", snapshot=folder)
+        with pytest.raises(errors.ConfigError, match="snapshot_every"):
+            memory.serve("innet://127.0.0.1:0", snapshot=folder, snapshot_every=-1)
