@@ -23,7 +23,6 @@ from innet_drl.train.metrics import ActorReport
 logger = logging.getLogger(__name__)
 
 
-
 @dataclass(frozen=True)
 class ActorAssignment:
     """Arguments of an actor's process."""
