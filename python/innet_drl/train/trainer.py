@@ -192,7 +192,7 @@ class Trainer:
             if not self.keeps_memory:
                 self.folder.remove_memory()
             settings = self.config.as_dict()
-            self._files = MetricsFiles(self.folder.path, self.meter.agent_steps, settings)
+            self._files = MetricsFiles(self.folder.path, self.meter.agent_steps, settings, self.learner.updates)
         self.folder.begin(self.config)
         self._call("on_start", self.config, self.folder.path)
 
