@@ -202,6 +202,17 @@ def test_what_a_killed_run_wrote_after_its_checkpoint_is_dropped(tmp_path: Path)
     assert [event.step for event in events.Scalars("counts/games")] == kept
 
 
+def test_updates_after_a_checkpoint_while_actors_waited_are_dropped(tmp_path: Path) -> None:
+    line = filled_meter().line(10, 2, TABLE)
+    files = MetricsFiles(tmp_path)
+    for updates in (10, 12, 15):
+        files.write(dataclasses.replace(line, learner_updates=updates))
+    files.close()
+    MetricsFiles(tmp_path, line.agent_steps, updates=12).close()
+    kept = [json.loads(text)["learner_updates"] for text in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert kept == [10, 12]
+
+
 def test_the_torn_line_of_a_killed_run_is_dropped(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"agent_steps": 150}\n{"agent_st')
     MetricsFiles(tmp_path, 1000).close()

@@ -16,7 +16,7 @@ from innet_drl.train.exploration import epsilon_ladder
 from innet_drl.train.run_folder import RunFolder
 from processes import Command
 from serving import Server, until
-from training import lines, small
+from training import lines, newest, small
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -55,10 +55,7 @@ def server() -> Iterator[Server]:
 
 def updates(run: Path) -> int:
     """Updates in the last whole line of metrics."""
-    try:
-        return int(lines(run)[-1]["learner_updates"])
-    except (FileNotFoundError, IndexError, ValueError):
-        return 0
+    return int(newest(run).get("learner_updates", 0))
 
 
 def test_processes_that_are_started_separately_train_an_agent(server: Server, tmp_path: Path) -> None:
@@ -75,7 +72,7 @@ def test_processes_that_are_started_separately_train_an_agent(server: Server, tm
         learner = command(*learning)
         until(lambda: updates(run) > 10 or not learner.runs)
         late = command("actor", "--replay", server.address, "--index=1")
-        until(lambda: set(lines(run)[-1]["actor_scores"]) == {"0", "1"} or not learner.runs)
+        until(lambda: newest(run).get("actor_scores", {}).keys() == {"0", "1"} or not learner.runs)
         twin = command("actor", "--replay", server.address, "--index=1")
         twin.await_line("another actor 1 plays for run cart")
         assert twin.interrupt() == 0

@@ -18,7 +18,7 @@ import trustme
 
 from innet_drl.train.run_folder import RunFolder
 from serving import until
-from training import lines
+from training import lines, newest
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -90,14 +90,7 @@ def test_the_scripts_for_slurm_train_and_continue_after_a_signal(tmp_path: Path)
         evaluate = batch("evaluate.sbatch")
         learner = batch("learner.sbatch", SLURM_JOB_ID="17")
 
-        def scored() -> bool:
-            # The newest line may be incomplete.
-            try:
-                return set(lines(run)[-1]["actor_scores"]) == {"0", "1"}
-            except (FileNotFoundError, IndexError, ValueError):
-                return False
-
-        until(lambda: scored() or learner.poll() is not None)
+        until(lambda: newest(run).get("actor_scores", {}).keys() == {"0", "1"} or learner.poll() is not None)
         learner.send_signal(signal.SIGTERM)
         assert learner.wait() == 0, (tmp_path / "learner.sbatch.log").read_text()
         assert (tmp_path / "requeued").read_text() == "requeue 17\n"

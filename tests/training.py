@@ -37,6 +37,14 @@ def lines(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
+def newest(run: Path) -> dict[str, Any]:
+    """The newest line of metrics of a run under way; empty while there is no whole one."""
+    try:
+        return lines(run)[-1]
+    except (FileNotFoundError, IndexError, ValueError):
+        return {}
+
+
 def without_times(metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Metrics without what depends on the clock."""
     timed = {

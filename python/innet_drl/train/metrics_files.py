@@ -91,10 +91,18 @@ class MetricsFiles:
         settings: Hyperparameters, for TensorBoard's tab of that name. It shows the settings of a run's first session.
         agent_steps: Steps at which a resumed run continues. Later lines, from between its last checkpoint and its
             forced end, are removed from `metrics.jsonl`, and TensorBoard drops later events.
+        updates: Updates at which it continues: the learner may have gone on while actors waited. `None` keeps lines of
+            any number.
     """
 
-    def __init__(self, folder: Path, agent_steps: int = 0, settings: Mapping[str, Any] = MappingProxyType({})) -> None:
-        _drop_lines_beyond(agent_steps, folder / "metrics.jsonl")
+    def __init__(
+        self,
+        folder: Path,
+        agent_steps: int = 0,
+        settings: Mapping[str, Any] = MappingProxyType({}),
+        updates: int | None = None,
+    ) -> None:
+        _drop_lines_beyond(agent_steps, updates, folder / "metrics.jsonl")
         # Without buffers, so that a full disk is an error of `write`, after which nothing of a line is left.
         self._lines = (folder / "metrics.jsonl").open("ab", buffering=0)
         events = folder / f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}"
@@ -187,14 +195,17 @@ def _append(file: io.FileIO, data: bytes) -> None:
         raise
 
 
-def _drop_lines_beyond(agent_steps: int, path: Path) -> None:
+def _drop_lines_beyond(agent_steps: int, updates: int | None, path: Path) -> None:
     if not path.is_file():
         return
     with path.open("r+b") as file:
         end = 0
         for line in file:
             # A line without an end was incomplete when the run was killed.
-            if not line.endswith(b"\n") or json.loads(line)["agent_steps"] > agent_steps:
+            if not line.endswith(b"\n"):
+                break
+            counts = json.loads(line)
+            if counts["agent_steps"] > agent_steps or (updates is not None and counts["learner_updates"] > updates):
                 break
             end += len(line)
         file.truncate(end)

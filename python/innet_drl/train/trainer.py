@@ -196,7 +196,7 @@ class Trainer:
             if not self.keeps_memory:
                 self.folder.remove_memory()
             settings = self.config.as_dict()
-            self._files = MetricsFiles(self.folder.path, self.meter.agent_steps, settings)
+            self._files = MetricsFiles(self.folder.path, self.meter.agent_steps, settings, self.learner.updates)
         self.folder.begin(self.config)
         device = self.learner.device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
