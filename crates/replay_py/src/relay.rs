@@ -8,9 +8,9 @@ use replay_core::error::Error;
 use replay_net::bench::link::LinkConfig;
 use replay_net::bench::relay::Relay;
 
+use crate::class::context_manager;
 use crate::gradients::socket_address;
 use crate::process_local::Closing;
-use crate::class::context_manager;
 use crate::turns::lock;
 use crate::{error, integer, wait};
 

@@ -191,7 +191,14 @@ mod tests {
         let sent: Vec<_> = (0..6)
             .map(|_| link.datagram(Duration::ZERO, 10_000))
             .collect();
-        let arrivals = [Some(15 * MS), Some(25 * MS), Some(35 * MS), None, None, None];
+        let arrivals = [
+            Some(15 * MS),
+            Some(25 * MS),
+            Some(35 * MS),
+            None,
+            None,
+            None,
+        ];
         assert_eq!(sent, arrivals);
         assert_eq!(link.datagram(30 * MS, 10_000), Some(45 * MS));
     }

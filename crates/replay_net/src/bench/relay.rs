@@ -273,10 +273,7 @@ impl Shared {
 
     fn datagram(&self, direction: usize, bytes: &[u8], from: &Arc<UdpSocket>, to: SocketAddr) {
         let now = self.now();
-        let Some(due) = self
-            .link(direction, bytes.len())
-            .datagram(now, bytes.len())
-        else {
+        let Some(due) = self.link(direction, bytes.len()).datagram(now, bytes.len()) else {
             return;
         };
         if due <= now {

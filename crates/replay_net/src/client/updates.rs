@@ -98,8 +98,9 @@ impl Updates {
                 self.pending.len()
             );
             let late = || Error::Deadline { waited_for };
-            let reply = self.connection()?
-                .run(wait, wait.deadline, late, RequestPipeline::reply)?;
+            let reply =
+                self.connection()?
+                    .run(wait, wait.deadline, late, RequestPipeline::reply)?;
             self.settle(reply)?;
         }
     }

@@ -309,7 +309,9 @@ impl PyReplay {
         let priorities = array::numbers(priorities, "priorities", &array::PRIORITIES)?;
         let (ids, priorities) = (ids.to_bits(), priorities.to_f64());
         let receipt = self.backend.call(py, timeout, |backend, waiting| {
-            if !wait && let Some(receipt) = backend.send_update(table, &ids, &priorities, waiting)? {
+            if !wait
+                && let Some(receipt) = backend.send_update(table, &ids, &priorities, waiting)?
+            {
                 return Ok(receipt);
             }
             let earlier = backend.flush_updates(waiting)?;
