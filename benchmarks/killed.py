@@ -30,6 +30,11 @@ PAUSE_S = 0.01
 """Pause of a writer after each push."""
 KILLS_OF_A_FOLDER = 10
 PATIENCE_S = 60.0
+GOALS = {
+    "missing": "no step is missing",
+    "doubled": "no step is doubled",
+    "lost_before_snapshot": "no step is lost that was acknowledged before the last snapshot",
+}
 LOST = re.compile(r"without the last (\d+) of the (\d+) steps that it had acknowledged")
 UNKNOWN = re.compile(r"it had acknowledged (\d+) steps")
 
@@ -209,6 +214,5 @@ def killed(times: int = 100, every_ms: int = 200, seed: int = 0) -> None:
         print(f"{times - left} kills: {total}", file=sys.stderr, flush=True)
     system = "server with snapshots, killed"
     report.line("killed", system, total["steps"], "steps", kills=times, lost=total["lost"], told=total["told"])
-    for name in ("missing", "doubled", "lost_before_snapshot"):
-        goal = f"no step {name.replace('_', ' ').replace('lost before', 'acknowledged before the last')}"
+    for name, goal in GOALS.items():
         report.closing("killed", system, goal=goal, steps=total[name], met=not total[name])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import statistics
 import sys
@@ -35,18 +36,19 @@ def _table(steps: int) -> innet.Table:
 
 def _push(address: str, steps: int, pipe: Connection) -> None:
     """Fills the table, then pushes until it is told to end, and counts."""
-    row = np.random.default_rng(0).integers(0, 256, (1, ROW_BYTES), np.uint8)
+    # Rows that differ: equal ones would be stored as differences of no bytes.
+    rows = itertools.cycle(np.random.default_rng(0).integers(0, 256, (61, 1, ROW_BYTES), np.uint8))
     with innet.connect(address, tables=[_table(steps)]) as memory:
         writer = memory.writer("replay", 1, VIEW, chunk_steps=CHUNK)
         for _ in range(steps):
-            writer.append(row=row, terminated=[False], truncated=[False])
+            writer.append(row=next(rows), terminated=[False], truncated=[False])
         writer.flush()
         pipe.send(None)
         pipe.recv()
         pushed = 0
         while not pipe.poll():
             for _ in range(CHUNK):
-                writer.append(row=row, terminated=[False], truncated=[False])
+                writer.append(row=next(rows), terminated=[False], truncated=[False])
             pushed += CHUNK
         writer.flush()
         pipe.send(pushed)
