@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from innet_drl import _core
-from innet_drl.bench import pictures
+from innet_drl.analysis import pictures
 from innet_drl.bench.figures import COLOURS
 from innet_drl.bench.results import Row
 from innet_drl.bench.settings import FORMATS, SYSTEMS, Case
