@@ -20,6 +20,7 @@ ALLOWED = {
     "train": {"client", "train"},
     "launch": {"client", "train", "launch"},
     "bench": {"client", "train", "launch", "bench"},
+    "analyze": {"client", "train", "launch", "bench", "analyze"},
     "distributed": {"client", "distributed"},
 }
 """Packages that the files of a package may import. `client` is `innet_drl` without its packages."""

@@ -14,6 +14,7 @@ _MODULES = {
         "gymnasium",
         "imageio_ffmpeg",
         "loguru",
+        "psutil",
         "rich",
         "safetensors",
         "scipy",
@@ -25,6 +26,7 @@ _MODULES = {
     "redis": ("lz4", "redis"),
     "wandb": ("wandb",),
     "bench": ("matplotlib",),
+    "nvml": ("pynvml",),
 }
 EXTRAS = {module: extra for extra, modules in _MODULES.items() for module in modules}
 """Extra of the package that installs a module."""

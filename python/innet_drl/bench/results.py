@@ -36,7 +36,7 @@ def write(
     """
     machine = {
         "commit": _commit(),
-        "processor": _processor(),
+        "processor": processor(),
         "cores": cores(),
         "kernel": platform.release(),
         "python": platform.python_version(),
@@ -105,7 +105,8 @@ def _commit() -> str | None:
     return None
 
 
-def _processor() -> str:
+def processor() -> str:
+    """Returns the name of the processor."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

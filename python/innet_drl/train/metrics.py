@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from innet_drl.train.cost import Cost
     from innet_drl.train.learner import Update
 
 RETURN_WINDOW = 100
@@ -74,6 +75,14 @@ class Metrics:
     """Shares of the actors' time since the last line."""
     actor_scores: dict[str, float]
     """Mean score, unclipped, of the last 20 games of each actor, by its number."""
+    processor_s: float | None = None
+    """Processor seconds of all processes of the run (`Cost`)."""
+    processor_s_per_million_frames: float | None = None
+    """Processor seconds of a million frames, over the run."""
+    joules: float | None = None
+    """Energy of processors and GPUs, where the machine counts it (`Cost`)."""
+    joules_per_million_frames: float | None = None
+    """Joules of a million frames, over the run."""
 
 
 class Stopwatch:
@@ -216,13 +225,19 @@ class Meter:
         """Adds the learner's seconds by activity."""
         _add(self._sums.learner_seconds, seconds)
 
-    def line(self, updates: int, publications: int, table: dict[str, Any]) -> Metrics:
+    @property
+    def env_frames(self) -> int:
+        """Emulator frames played."""
+        return self.agent_steps * self._frames_per_step
+
+    def line(self, updates: int, publications: int, table: dict[str, Any], cost: Cost | None = None) -> Metrics:
         """Returns the metrics since the last line.
 
         Args:
             updates: The learner's updates.
             publications: The learner's publications of parameters.
             table: The table's entry in `Replay.stats()`.
+            cost: The run's cost until now.
         """
         now = time.perf_counter()
         elapsed = max(now - self._last_time, 1e-9)
@@ -231,7 +246,7 @@ class Meter:
         lags = [updates - acted for acted in self._parameter_updates.values()]
         metrics = Metrics(
             time_s=round(self._earlier_s + now - self._started, 3),
-            env_frames=self.agent_steps * self._frames_per_step,
+            env_frames=self.env_frames,
             agent_steps=self.agent_steps,
             agent_steps_per_s=round((self.agent_steps - self.reported_steps) / elapsed, 2),
             learner_updates=updates,
@@ -255,6 +270,10 @@ class Meter:
             learner_time=_shares(sums.learner_seconds),
             actor_time=_shares(sums.actor_seconds),
             actor_scores={actor: score for actor, score in by_actor.items() if score is not None},
+            processor_s=None if cost is None else cost.processor_s,
+            processor_s_per_million_frames=None if cost is None else cost.processor_s_per_million_frames,
+            joules=None if cost is None else cost.joules,
+            joules_per_million_frames=None if cost is None else cost.joules_per_million_frames,
         )
         self._last_time, self.reported_steps, self._last_updates = now, self.agent_steps, updates
         return metrics

@@ -27,7 +27,9 @@ from innet_drl.train import environments, video
 from innet_drl.train.callbacks import Callback, Result, StopTraining
 from innet_drl.train.checkpoints import Checkpoint
 from innet_drl.train.config import LOSSES, Config
+from innet_drl.train.cost import CostMeter
 from innet_drl.train.display import Display
+from innet_drl.train.energy import gpu_uuids
 from innet_drl.train.errors import (
     ConfigurationError,
     DivergedError,
@@ -132,6 +134,7 @@ class Trainer:
             observations = probe.sample(2 * config.batch_size, config.seed)
             self.learner.try_loss(random_batch(self.spec, config.batch_size, self.learner.device, observations))
         self.meter = Meter(config.all_environments, self.spec.frames_per_step)
+        self.cost = CostMeter(gpu_uuids(config.learners) if self.learner.device.type == "cuda" else ())
         self.stopwatch = Stopwatch()
         if resumed is not None:
             self._load(resumed)
@@ -399,7 +402,8 @@ class Trainer:
         if self._table is None:
             return
         self.meter.add_learner_time(self.stopwatch.take())
-        metrics = self.meter.line(self.learner.updates, self.learner.publications, self._table)
+        cost = self.cost.read(self.meter.env_frames)
+        metrics = self.meter.line(self.learner.updates, self.learner.publications, self._table, cost)
         self._write(metrics)
         self.stopwatch.lap("report")
 
@@ -482,6 +486,7 @@ class Trainer:
         whole_state: dict[str, Any] = {
             "learner": {"updates": self.learner.updates, "publications": self.learner.publications},
             "meter": self.meter.state(),
+            "cost": self.cost.state(),
             **(state or {}),
         }
         unsaved = None
@@ -533,6 +538,7 @@ class Trainer:
                 + (f"leave {changed} away" if changed else f"it does not fit the run's config.yaml ({error})")
             ) from error
         self.meter.restore(resumed.state["meter"])
+        self.cost.restore(resumed.state.get("cost"), self.meter.env_frames)
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         if self.interrupted:
@@ -551,6 +557,7 @@ class Trainer:
         """
         config, meter, updates = self.config, self.meter, self.learner.updates
         seconds = meter.state()["time_s"]
+        cost = self.cost.read(meter.env_frames, fresh=True)
         evaluation = None
         if updates > 0 and not self.interrupted:
             logger.info(
@@ -568,9 +575,11 @@ class Trainer:
             f"{meter.agent_steps:,} steps and {updates:,} updates in {seconds / 60:.1f} minutes, "
             f"{meter.games:,} games, best score {best}"
         )
+        missing = self.cost.missing
+        logger.info("cost of training: %s%s", cost, f"; no joules: {missing}" if missing else "")
         logger.info("everything is in %s; continue with %s", self.folder.path, WithFlags(resuming(self.folder.path)))
         best_mean = self.evaluations.best_mean
-        result = Result(self.folder.path, meter.agent_steps, updates, seconds, evaluation, best_mean)
+        result = Result(self.folder.path, meter.agent_steps, updates, seconds, evaluation, best_mean, cost)
         self._call("on_end", result)
         return result
 
