@@ -19,6 +19,7 @@ import brought
 import innet_drl as innet
 from docs._settings import PAGES, filled
 from innet_drl import train
+from innet_drl.analyze.flags import RatioFlags, WhatIfFlags
 from innet_drl.bench.flags import PaperFlags
 from innet_drl.train.config import Config
 from innet_drl.train.flags import EvaluateFlags, RecordFlags, TrainFlags
@@ -220,6 +221,7 @@ def test_every_metric_is_explained_in_the_order_of_a_line() -> None:
         ("how-to/training.md", (Config, TrainFlags, EvaluateFlags, RecordFlags), {"help", "logdir", "listen"}),
         ("how-to/environments.md", (Config,), set()),
         ("explanation/paper.md", (PaperFlags, TrainFlags, Config), set()),
+        ("explanation/analysis.md", (RatioFlags, WhatIfFlags, Config), set()),
     ],
 )
 def test_every_flag_that_is_named_exists(document: str, classes: tuple[Any, ...], others: set[str]) -> None:

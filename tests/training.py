@@ -40,6 +40,7 @@ def lines(run: Path) -> list[dict[str, Any]]:
 def without_times(metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Metrics without what depends on the clock."""
     timed = {"time_s", "agent_steps_per_s", "learner_updates_per_s", "learner_time", "actor_time"}
+    timed |= {"processor_s", "processor_s_per_million_frames", "joules", "joules_per_million_frames"}
     return [{name: value for name, value in line.items() if name not in timed} for line in metrics]
 
 
