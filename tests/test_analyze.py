@@ -22,7 +22,7 @@ from innet_drl.train.presets import preset
 SHORT = ["--preset", "cartpole", "--settings", "min_size=128", "--seconds", "0.5", "--warm-up", "0.1"]
 FIELDS = {
     *("actors", "threads", "environments", "frames_per_s", "updates_per_s", "samples_per_insert"),
-    *("cpu", "gpu", "watts", "frames_per_joule"),
+    *("cpu", "gpu", "cpu_watts", "gpu_watts", "watts", "frames_per_joule"),
 }
 
 
@@ -126,7 +126,8 @@ def test_lists_fit_the_machine() -> None:
     assert (lists.actors, lists.threads, lists.environments) == ([1, 2, 3, 4], [1, 2], [4, 8, 16, 32])
     lists = lists_of(RatioFlags(actors="4,1,4"), config, 12)
     assert (lists.actors, lists.threads) == ([1, 4], [1, 2, 4, 8, 12])
-    assert len(lists.grid) == 2 * 5 * 4
+    assert len(lists.grid) == lists.most_points(grid=True) == 2 * 5 * 4
+    assert lists.most_points(grid=False) == 2 + 5 - 1 + 4 - 1 + 2
 
 
 @pytest.mark.parametrize(

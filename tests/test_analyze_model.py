@@ -72,12 +72,13 @@ def simulated(actors: int, threads: int, environments: int, *, gpu: bool = False
         samples_per_insert=updates * CONFIG.batch_size / steps,
         cpu=computed / now / threads,
         gpu=updates * UPDATE * GPU_SHARE / gpu_speed / now if gpu else None,
+        cpu_watts=None,
+        gpu_watts=None,
         watts=None,
         frames_per_joule=None,
         others=0.0,
         seconds=now,
         frames_per_step=1,
-        learner_threads=1,
         actor_processor_s=service / environments,
         learner_processor_s=update * (1 - GPU_SHARE) if gpu else update,
         actor_shares={"environment": 0.7 * busy, "inference": 0.3 * busy, "write": max(0.0, 1 - busy)},
@@ -189,6 +190,12 @@ def test_questions_without_an_answer(gpus: int, changes: dict[str, float], part:
     flags = WhatIfFlags(Path("sweep.json"), **changes)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match=part):
         predict(sweep([], gpus), flags)
+
+
+def test_a_faster_gpu_needs_the_measured_ones_utilization(small_machine: list[Point]) -> None:
+    flags = WhatIfFlags(Path("sweep.json"), gpu_speed=2.0)
+    with pytest.raises(ConfigurationError, match=r"gpu-speed 2: sweep.json has no utilization of the GPU"):
+        predict(sweep(small_machine, gpus=1), flags)
 
 
 def test_too_few_points_are_not_fitted(small_machine: list[Point]) -> None:

@@ -83,5 +83,6 @@ def test_training_goes_on(run: Path, serial: bool) -> None:
     after = lines(run)
     # The run's last line was repeated with its evaluation; the old lines stay.
     assert after[: len(before)] == before
-    added = {"length_mean", "epsilon", "gradient_norm", "actor_scores"}
+    added = {"length_mean", "epsilon", "gradient_norm", "actor_scores", "processor_s", "joules"}
+    added |= {"processor_s_per_million_frames", "joules_per_million_frames"}
     assert after[-1].keys() - before[-1].keys() == added

@@ -34,7 +34,7 @@ def draw(sweep: Sweep, path: Path) -> None:
         curve = _longest(sweep.points, name, others)
         _speed_up(axes[0][column], curve, name, sweep.results["knee"].get(name))
         _lines(axes[1][column], curve, name, {"CPU": "cpu", "GPU": "gpu"}, "utilization")
-        _lines(axes[2][column], curve, name, {"watts": "watts", "frames per joule": "frames_per_joule"}, "power")
+        _lines(axes[2][column], curve, name, {"CPU": "cpu_watts", "GPU": "gpu_watts", "both": "watts"}, "power, W")
     with writing(str(path), "choose another file with --plot"):
         pictures.save(figure, path)
     pyplot.close(figure)

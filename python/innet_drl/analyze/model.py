@@ -264,14 +264,15 @@ def _direct(points: Sequence[Point], gpus: int) -> Services:
     environment = _per_step(numbers, [b * share for b, share in zip(busy, of_environment, strict=True)])
     inference = _per_step(numbers, [b * (1 - share) for b, share in zip(busy, of_environment, strict=True)])
     updates = [(1 - _share(point.learner_shares, WAITING)) / point.updates_per_s for point in points]
-    gpu = [(point.gpu or 0.0) / point.updates_per_s for point in points] if gpus else [0.0]
+    gpu = [(point.gpu or 0.0) / point.updates_per_s if gpus else 0.0 for point in points]
     # Busy processors only lengthen an update.
+    least = min(update - part for update, part in zip(updates, gpu, strict=True))
     return Services(
         environment=environment,
         inference=inference,
         transfer=transfer * statistics.median(point.actor_processor_s for point in points),
-        update=max(1e-6, min(updates) - min(gpu)),
-        update_gpu=min(gpu),
+        update=max(1e-6, least),
+        update_gpu=statistics.median(gpu),
         update_processor=statistics.median(point.learner_processor_s for point in points),
     )
 

@@ -62,6 +62,10 @@ class Point:
     """Share of the hardware threads that the run used."""
     gpu: float | None
     """Share of the time in which the GPUs computed."""
+    cpu_watts: float | None
+    """Power of the processors."""
+    gpu_watts: float | None
+    """Power of the learners' GPUs."""
     watts: float | None
     """Power of processors and GPUs."""
     frames_per_joule: float | None
@@ -71,8 +75,6 @@ class Point:
     """Measured time."""
     frames_per_step: int
     """Environment frames of an agent step."""
-    learner_threads: int
-    """Threads of a pass of the learner's network."""
     actor_processor_s: float
     """Processor seconds of an agent step, in all processes but the learner's."""
     learner_processor_s: float
@@ -159,12 +161,13 @@ class _Watch(train.Callback):
             samples_per_insert=round(updates * config.batch_size * config.learners / steps, 3) if steps else 0.0,
             cpu=round(whole / available, 4),
             gpu=round(statistics.fmean(self._gpu), 4) if self._gpu else None,
-            watts=None if joules is None else round(joules / elapsed, 2),
+            cpu_watts=_watts(energy.cpu, elapsed),
+            gpu_watts=_watts(energy.gpu, elapsed) if self._gpu else None,
+            watts=_watts(joules, elapsed),
             frames_per_joule=round(frames * elapsed / joules, 3) if joules else None,
             others=round(max(0.0, self._busy_seconds() - self._busy - whole) / available, 4),
             seconds=round(elapsed, 3),
             frames_per_step=self._lines[-1].env_frames // max(1, self._lines[-1].agent_steps),
-            learner_threads=torch.get_num_threads(),
             actor_processor_s=max(0.0, whole - learner) / elapsed / steps if steps else 0.0,
             learner_processor_s=learner / elapsed / updates if updates else 0.0,
             actor_shares=self._shares("actor_time"),
@@ -184,6 +187,10 @@ class _Watch(train.Callback):
                 sums[activity] = sums.get(activity, 0.0) + share * (line.time_s - before.time_s)
         total = sum(sums.values())
         return {activity: round(value / total, 4) for activity, value in sums.items()} if total else {}
+
+
+def _watts(joules: float | None, seconds: float) -> float | None:
+    return None if joules is None else round(joules / seconds, 2)
 
 
 def settings_of(config: Config, actors: int, environments: int, seconds: float) -> Config:

@@ -43,6 +43,11 @@ class Lists:
     threads: list[int]
     environments: list[int]
 
+    def most_points(self, *, grid: bool) -> int:
+        """Points of a sweep, at most."""
+        swept = len(self.actors) + len(self.threads) + len(self.environments) - 2 + PROPOSALS
+        return len(self.grid) if grid else min(swept, len(self.grid))
+
     @property
     def grid(self) -> list[Key]:
         """Every combination."""
@@ -64,6 +69,9 @@ def run(flags: RatioFlags) -> None:
     print(tables.machine(sweep.machine))
     sweep.save(flags.json)
 
+    # A file may have points of other lists, too.
+    planned = len({point.key for point in sweep.points} - set(lists.grid)) + lists.most_points(grid=flags.grid)
+
     def measured(key: Key) -> Point:
         found = sweep.point(key)
         if found is None:
@@ -72,7 +80,7 @@ def run(flags: RatioFlags) -> None:
                 available[: key[1]],
                 flags.warm_up,
                 flags.seconds,
-                lambda done: page.progress(f"point {len(sweep.points) + 1}, {tables.name(key)}", done),
+                lambda done: page.progress(f"point {len(sweep.points) + 1} of up to {planned}, {tables.name(key)}", done),
             )
             sweep.points.append(found)
             sweep.missing = missing

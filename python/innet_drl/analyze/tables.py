@@ -40,7 +40,8 @@ def points(found: Sequence[Point]) -> str:
         "ratio",
         "CPU",
         "GPU",
-        "watts",
+        "CPU W",
+        "GPU W",
         "frames/J",
         "others",
     )
@@ -52,7 +53,8 @@ def points(found: Sequence[Point]) -> str:
             f"{point.samples_per_insert:.2f}",
             f"{point.cpu:.0%}",
             "" if point.gpu is None else f"{point.gpu:.0%}",
-            "" if point.watts is None else f"{point.watts:.1f}",
+            "" if point.cpu_watts is None else f"{point.cpu_watts:.1f}",
+            "" if point.gpu_watts is None else f"{point.gpu_watts:.1f}",
             "" if point.frames_per_joule is None else number(point.frames_per_joule, 1),
             f"{point.others:.0%}",
         )

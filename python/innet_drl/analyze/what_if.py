@@ -45,6 +45,11 @@ def predict(sweep: Sweep, flags: WhatIfFlags) -> dict[str, Any]:
         raise ConfigurationError(
             f"--gpus {flags.gpus}: {flags.sweep} has no update on a CPU: sweep with --settings device=cpu for that"
         )
+    if sweep.gpus and flags.gpu_speed != 1.0 and any(point.gpu is None for point in sweep.points):
+        reason = sweep.missing.get("NVML", "no reason is known")
+        raise ConfigurationError(
+            f"--gpu-speed {flags.gpu_speed:g}: {flags.sweep} has no utilization of the GPU ({reason}): sweep with NVML"
+        )
     model = fit(sweep.points, sweep.config, sweep.gpus)
     errors = left_out_errors(sweep.points, sweep.config, sweep.gpus) if len(sweep.points) > 3 else []
     best = recommended(sweep.points)
