@@ -80,7 +80,9 @@ def run(flags: RatioFlags) -> None:
                 available[: key[1]],
                 flags.warm_up,
                 flags.seconds,
-                lambda done: page.progress(f"point {len(sweep.points) + 1} of up to {planned}, {tables.name(key)}", done),
+                lambda done: page.progress(
+                    f"point {len(sweep.points) + 1} of up to {planned}, {tables.name(key)}", done
+                ),
             )
             sweep.points.append(found)
             sweep.missing = missing

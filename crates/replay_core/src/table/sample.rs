@@ -459,6 +459,8 @@ impl<'a> Sampling<'a> {
             .counters
             .sampled_items
             .fetch_add(u64::from(sampled), Ordering::Relaxed);
+        let ages = self.items.iter().map(|item| u64::from(item.age));
+        table.counters.sample_age.record_batch(ages);
         let admitted = self.admitted.split(sampled);
         let claims = std::mem::take(&mut self.claims);
         let counts = table.limiter.limits_ratio() || table.items.limits_samples();
