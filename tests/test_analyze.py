@@ -19,6 +19,9 @@ from innet_drl.cli import main
 from innet_drl.train.machine import cores
 from innet_drl.train.presets import preset
 
+# Each point is a run with processes of its own.
+pytestmark = pytest.mark.timeout(300)
+
 SHORT = ["--preset", "cartpole", "--settings", "min_size=128", "--seconds", "0.5", "--warm-up", "0.1"]
 FIELDS = {
     *("actors", "threads", "environments", "frames_per_s", "updates_per_s", "samples_per_insert"),
@@ -99,7 +102,6 @@ def test_another_machine_is_predicted(swept: Path, tmp_path: Path, capsys: pytes
     assert "64 threads are more than the 1 that were measured" in printed
 
 
-@pytest.mark.timeout(300)
 def test_an_interrupted_sweep_keeps_its_points_and_continues(tmp_path: Path) -> None:
     file = tmp_path / "ratio.json"
     flags = ["--actors", "1,2", "--threads", "1", "--environments", "4", "--grid"]

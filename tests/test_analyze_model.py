@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from innet_drl.analyze.flags import WhatIfFlags
-from innet_drl.analyze.knee import knee, recommended
+from innet_drl.analyze.knee import curve_of, knee, recommended
 from innet_drl.analyze.machine import Gpu, Machine
 from innet_drl.analyze.model import Model, Services, Setting, fit, left_out_errors, setting_of, throughput
 from innet_drl.analyze.point import Point
@@ -133,12 +133,21 @@ def test_a_queue_without_room_to_spare_loses_throughput() -> None:
 
 def test_the_knee_is_where_a_tenth_more_buys_a_twentieth() -> None:
     counts = [1, 2, 4, 8, 16, 32]
-    # n / (1 + s (n - 1)): the elasticity is (1 - s) / (1 + s (n - 1)), 1/2 at n = 1 / s - 1.
+    # Amdahl's n / (1 + s (n - 1)): the elasticity is (1 - s) / (1 + s (n - 1)), 1/2 at n = 1 / s - 1.
     assert knee(counts, [n / (1 + 0.1 * (n - 1)) for n in counts]) == pytest.approx(9.0, rel=0.02)
     assert knee(counts, [100.0 * n for n in counts]) is None
+    assert knee([1, 2, 3, 4, 6, 8], [100.0, 200.0, 300.0, 300.0, 300.0, 300.0]) == pytest.approx(3.0, rel=0.1)
+    assert knee([1, 2, 3, 4], [100.0, 195.0, 240.0, 238.0]) == pytest.approx(2.5, rel=0.1)
+    assert knee([1, 2, 3, 4], [100.0, 102.0, 99.0, 80.0]) == 1.0
     assert knee([4, 1], [100.0, 90.0]) == 1.0
     assert knee([4, 1], [390.0, 100.0]) is None
     assert knee([2], [10.0]) is None
+
+
+def test_the_longest_curve_of_a_sweep_is_fitted(small_machine: list[Point]) -> None:
+    assert [point.key for point in curve_of(small_machine, "actors")] == [(n, 4, 8) for n in (1, 2, 3, 4, 6, 8)]
+    assert [point.key for point in curve_of(small_machine, "threads")] == [(3, n, 8) for n in (1, 2, 4)]
+    assert [point.key for point in curve_of(small_machine, "environments")] == [(3, 4, n) for n in (2, 4, 8, 16)]
 
 
 def test_the_cheapest_of_equal_points_is_recommended(small_machine: list[Point]) -> None:

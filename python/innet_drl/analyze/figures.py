@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from innet_drl.analyze.knee import NUMBERS, curve_of
 from innet_drl.analyze.point import Point
 from innet_drl.analyze.sweep_file import Sweep
 from innet_drl.bench import pictures
@@ -25,28 +26,14 @@ def draw(sweep: Sweep, path: Path) -> None:
 
     mpl.rcParams.update(pictures.SETTINGS)
     figure, axes = pyplot.subplots(3, 3, figsize=(11, 7), layout="constrained", squeeze=False)
-    sweeps: list[tuple[str, Callable[[Point], Any]]] = [
-        ("actors", lambda point: (point.threads, point.environments)),
-        ("threads", lambda point: (point.actors, point.environments)),
-        ("environments", lambda point: (point.actors, point.threads)),
-    ]
-    for column, (name, others) in enumerate(sweeps):
-        curve = _longest(sweep.points, name, others)
+    for column, name in enumerate(NUMBERS):
+        curve = curve_of(sweep.points, name)
         _speed_up(axes[0][column], curve, name, sweep.results["knee"].get(name))
         _lines(axes[1][column], curve, name, {"CPU": "cpu", "GPU": "gpu"}, "utilization")
         _lines(axes[2][column], curve, name, {"CPU": "cpu_watts", "GPU": "gpu_watts", "both": "watts"}, "power, W")
     with writing(str(path), "choose another file with --plot"):
         pictures.save(figure, path)
     pyplot.close(figure)
-
-
-def _longest(points: Sequence[Point], name: str, others: Callable[[Point], Any]) -> list[Point]:
-    """The most points that differ in one number alone, in its order."""
-    curves: dict[Any, list[Point]] = {}
-    for point in points:
-        curves.setdefault(others(point), []).append(point)
-    longest = max(curves.values(), key=lambda curve: len(curve))
-    return sorted(longest, key=lambda point: getattr(point, name))
 
 
 def _speed_up(axis: Any, curve: Sequence[Point], name: str, knee: float | None) -> None:
@@ -74,6 +61,7 @@ def _lines(axis: Any, curve: Sequence[Point], name: str, shown: dict[str, str], 
 
 def _name(axis: Any, name: str, title: str) -> None:
     axis.set_ylim(bottom=0)
+    axis.xaxis.get_major_locator().set_params(integer=True)
     axis.set_xlabel(name)
     axis.set_title(title)
     if axis.lines:

@@ -32,7 +32,8 @@ class RatioFlags:
     seconds: float = 10.0
     """Measured time of a point."""
     warm_up: float = 3.0
-    """Seconds from a point's first update to its measured time."""
+    """Seconds from a point's first update to its measured time, at least: it begins once the replay ratio was reached
+    for so long, or after ten times as long."""
     json: Path = Path("ratio.json")
     """File for the results. Points that it has are not measured again: an interrupted sweep continues."""
     plot: Path | None = None

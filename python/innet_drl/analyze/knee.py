@@ -1,4 +1,4 @@
-"""The knee of a curve of rates, by the Universal Scalability Law (Gunther, 2007), and the recommended point."""
+"""The knee of a curve of rates, and the recommended point."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from scipy.optimize import brentq, least_squares
+from scipy.optimize import least_squares
 
 from innet_drl.analyze.point import Point
 
 ELASTICITY = 0.5
 """At the knee 10 % more actors or threads buy 5 % more frames."""
 SMALLEST_CURVE = 3
-"""Points of a curve to which the law is fitted; between two points the elasticity is their slope."""
+"""Points of a curve that can be fitted; between two points the elasticity is their slope."""
+SHARPEST = 16.0
+"""Largest sharpness of a knee: the curve is then within 5 % of its two straight parts."""
+NUMBERS = ("actors", "threads", "environments")
+"""Numbers of a point that a sweep changes."""
 NEAR_BEST = 0.97
 """Share of the highest rates within which fewer threads, actors and environments are recommended."""
 
@@ -21,8 +25,8 @@ NEAR_BEST = 0.97
 def knee(counts: Sequence[int], rates: Sequence[float]) -> float | None:
     """Returns where 10 % more buys less than 5 %, or `None` where the counts end before it.
 
-    The rates are fitted by n / (1 + s (n - 1) + k n (n - 1)) times a factor, s (contention) and k (coherency) at
-    least 0, with relative errors.
+    The rates are fitted, with relative errors, by c (1 + (k / n)^p)^(-1 / p), which is proportional to n first and
+    constant in the end. Its elasticity is 1/2 at n = k. With p = 1 it is Amdahl's law; a larger p is a sharper knee.
     """
     if len(counts) < 2 or min(rates) <= 0:
         return None
@@ -30,26 +34,31 @@ def knee(counts: Sequence[int], rates: Sequence[float]) -> float | None:
         least, most = np.argsort(counts)
         slope = np.log(rates[most] / rates[least]) / np.log(counts[most] / counts[least])
         return None if slope > ELASTICITY else float(counts[least])
-    n, logarithm = np.asarray(counts, float), np.log(rates)
+    n, measured = np.log(np.asarray(counts, float)), np.log(rates)
 
-    def law(values: Any, at: Any) -> Any:
-        scale, contention, coherency = values
-        return scale + np.log(at) - np.log1p(contention * (at - 1) + coherency * at * (at - 1))
+    def residuals(values: Any) -> Any:
+        most, at, sharpness = values
+        return most - np.logaddexp(0.0, sharpness * (at - n)) / sharpness - measured
 
-    first = (logarithm[0] - np.log(n[0]), 0.1, 0.001)
-    bounds = ((-np.inf, 0.0, 0.0), np.inf)
-    contention, coherency = least_squares(lambda values: law(values, n) - logarithm, first, bounds=bounds).x[1:]
+    # Knees far outside of the counts cannot be told apart.
+    bounds = ((-np.inf, n.min() - 1, 1.0), (np.inf, n.max() + 3, SHARPEST))
+    fits = [
+        least_squares(residuals, (measured.max(), at, sharpness), bounds=bounds)
+        for at in (n.min(), n.mean(), n.max())
+        for sharpness in (1.5, 6.0)
+    ]
+    at = min(fits, key=lambda fit: fit.cost).x[1]
+    return None if at >= n.max() else round(float(np.exp(max(at, n.min()))), 2)
 
-    def beyond(at: float) -> float:
-        lost = at * (contention + coherency * (2 * at - 1))
-        return float(1 - lost / (1 + contention * (at - 1) + coherency * at * (at - 1)) - ELASTICITY)
 
-    first_count, last_count = float(n.min()), float(n.max())
-    if beyond(last_count) > 0:
-        return None
-    if beyond(first_count) <= 0:
-        return first_count
-    return round(float(brentq(beyond, first_count, last_count)), 2)
+def curve_of(points: Sequence[Point], name: str) -> list[Point]:
+    """Returns the most points that differ in one of `NUMBERS` alone, in its order; of several curves the highest."""
+    curves: dict[tuple[int, ...], list[Point]] = {}
+    for point in points:
+        others = tuple(getattr(point, other) for other in NUMBERS if other != name)
+        curves.setdefault(others, []).append(point)
+    longest = max(curves.values(), key=lambda curve: (len(curve), max(point.frames_per_s for point in curve)))
+    return sorted(longest, key=lambda point: int(getattr(point, name)))
 
 
 def quality(point: Point, points: Sequence[Point]) -> float:

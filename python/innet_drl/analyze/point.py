@@ -40,6 +40,10 @@ LARGEST_MIN_SIZE = 10_000
 """Transitions before the first update, at most: more of them would only take longer."""
 LIMIT_SECONDS = 300.0
 """Seconds in which a point has to make its first update."""
+NEAR_RATIO = 0.1
+"""Relative error of the replay ratio at which a run is warm: the side that was ahead waits."""
+LONGEST_WARM_UP = 10.0
+"""Longest warm-up, as a multiple of `--warm-up`; the point then has the ratio that was reached."""
 STOP_SECONDS = 20.0
 """Seconds that an interrupted point has to end its processes."""
 
@@ -103,6 +107,7 @@ class _Watch(train.Callback):
         self.say: Callable[[str], None] = lambda done: None
         self._config, self._threads, self._warm_up, self._seconds = config, threads, warm_up, seconds
         self._first_update: float | None = None
+        self._warm = False
         self._lines: list[Metrics] = []
         self._gpu: list[float] = []
 
@@ -117,12 +122,14 @@ class _Watch(train.Callback):
             return
         if self._first_update is None:
             self._first_update = metrics.time_s
-        if metrics.time_s - self._first_update < self._warm_up:
-            self.say("warm-up")
-            return
-        if not self._lines:
-            self._begin()
         self._lines.append(metrics)
+        if not self._warm:
+            self._warm = self._is_warm(metrics.time_s)
+            if not self._warm:
+                self.say("warm-up")
+                return
+            self._lines = [metrics]
+            self._begin()
         utilization = self._energy.gpu_utilization()
         if utilization is not None:
             self._gpu.append(utilization)
@@ -131,6 +138,23 @@ class _Watch(train.Callback):
         if measured >= self._seconds and len(self._lines) > 2:
             self._end()
             raise _Measured
+
+    def _is_warm(self, now: float) -> bool:
+        """Whether the replay ratio was reached in the last `warm_up` seconds, or will not be soon."""
+        assert self._first_update is not None
+        warm_up = now - self._first_update
+        if warm_up < self._warm_up:
+            return False
+        if warm_up > LONGEST_WARM_UP * self._warm_up:
+            return True
+        # A rate needs several lines.
+        window = max(self._warm_up, 3 * self._config.report_seconds)
+        self._lines = [line for line in self._lines if now - line.time_s <= window]
+        return len(self._lines) > 2 and abs(self._ratio() / self._config.samples_per_insert - 1) < NEAR_RATIO
+
+    def _ratio(self) -> float:
+        steps, updates = self._rate("agent_steps"), self._rate("learner_updates")
+        return updates * self._config.batch_size * self._config.learners / steps if steps else 0.0
 
     def _begin(self) -> None:
         gpus = 0 if self._config.device == "cpu" else self._config.learners
@@ -158,7 +182,7 @@ class _Watch(train.Callback):
             environments=config.environments,
             frames_per_s=round(frames, 2),
             updates_per_s=round(updates, 3),
-            samples_per_insert=round(updates * config.batch_size * config.learners / steps, 3) if steps else 0.0,
+            samples_per_insert=round(self._ratio(), 3),
             cpu=round(whole / available, 4),
             gpu=round(statistics.fmean(self._gpu), 4) if self._gpu else None,
             cpu_watts=_watts(energy.cpu, elapsed),

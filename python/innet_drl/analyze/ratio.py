@@ -14,7 +14,7 @@ from typing import Any
 
 from innet_drl.analyze import figures, tables
 from innet_drl.analyze.flags import RatioFlags
-from innet_drl.analyze.knee import knee, quality, recommended
+from innet_drl.analyze.knee import NUMBERS, curve_of, knee, quality, recommended
 from innet_drl.analyze.machine import hardware_threads, this_machine
 from innet_drl.analyze.model import MOST_ACTORS_PER_THREAD, SMALLEST_FIT, Setting, fit, left_out_errors
 from innet_drl.analyze.point import Point, measure, settings_of
@@ -101,7 +101,7 @@ def run(flags: RatioFlags) -> None:
     except KeyboardInterrupt:
         print(f"interrupted: {flags.json} keeps {len(sweep.points)} points; the same command continues with the rest")
         raise
-    sweep.results = results(sweep, max(lists.threads), fixed_environments(lists, config))
+    sweep.results = results(sweep)
     sweep.save(flags.json)
     print(tables.points(sweep.points))
     print(tables.summary(sweep))
@@ -171,17 +171,13 @@ def lists_of(flags: RatioFlags, config: Config, available: int) -> Lists:
 
 def _axes(lists: Lists, config: Config, measured: Callable[[Key], Point]) -> None:
     """Measures one list after the other."""
-    all_threads, environments = lists.threads[-1], fixed_environments(lists, config)
+    all_threads = lists.threads[-1]
+    environments = config.environments if config.environments in lists.environments else lists.environments[0]
     actors = recommended([measured((actors, all_threads, environments)) for actors in lists.actors]).actors
     for threads in lists.threads:
         measured((actors, threads, environments))
     for number in lists.environments:
         measured((actors, all_threads, number))
-
-
-def fixed_environments(lists: Lists, config: Config) -> int:
-    """Environments of an actor while actors and threads are swept."""
-    return config.environments if config.environments in lists.environments else lists.environments[0]
 
 
 def _proposed(lists: Lists, sweep: Sweep, measured: Callable[[Key], Point]) -> None:
@@ -195,26 +191,17 @@ def _proposed(lists: Lists, sweep: Sweep, measured: Callable[[Key], Point]) -> N
         measured(max(left, key=lambda key: rates[key]))
 
 
-def results(sweep: Sweep, threads_of_actors: int, environments: int) -> dict[str, Any]:
-    """Returns what follows from the points, for the file.
-
-    Args:
-        sweep: The sweep.
-        threads_of_actors: Hardware threads with which actors were swept.
-        environments: Environments of an actor where actors and threads were swept.
-    """
+def results(sweep: Sweep) -> dict[str, Any]:
+    """Returns what follows from the points, for the file."""
     points, best = sweep.points, recommended(sweep.points)
-    of_actors = [p for p in points if (p.threads, p.environments) == (threads_of_actors, environments)]
-    # Threads are swept with the best number of actors on all threads.
-    actors = recommended(of_actors or points).actors
-    of_threads = [p for p in points if (p.actors, p.environments) == (actors, environments)]
+    curves = {name: curve_of(points, name) for name in ("actors", "threads")}
     found = {
-        "actors": knee([p.actors for p in of_actors], [p.frames_per_s for p in of_actors]),
-        "threads": knee([p.threads for p in of_threads], [p.frames_per_s for p in of_threads]),
+        name: knee([getattr(point, name) for point in curve], [point.frames_per_s for point in curve])
+        for name, curve in curves.items()
     }
     multiprocessors = sweep.machine.multiprocessors
     threads = best.threads if found["threads"] is None else found["threads"]
-    chosen = {name: getattr(best, name) for name in ("actors", "threads", "environments")}
+    chosen = {name: getattr(best, name) for name in NUMBERS}
     return {
         "knee": found,
         "threads_per_sm": round(threads / multiprocessors, 4) if multiprocessors else None,
