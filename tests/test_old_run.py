@@ -94,4 +94,8 @@ def test_training_goes_on(run: Path, serial: bool) -> None:
         "actor_scores",
         "actor_steps_per_s",
         "actor_waits",
+        "processor_s",
+        "processor_s_per_million_frames",
+        "joules",
+        "joules_per_million_frames",
     }

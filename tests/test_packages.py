@@ -21,6 +21,7 @@ ALLOWED = {
     "launch": {"client", "train", "launch"},
     "analysis": {"client", "train", "analysis"},
     "bench": {"client", "train", "launch", "analysis", "bench"},
+    "sweep": {"client", "train", "launch", "analysis", "bench", "sweep"},
     "distributed": {"client", "distributed"},
 }
 """Packages that the files of a package may import. `client` is `innet_drl` without its packages."""

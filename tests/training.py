@@ -56,6 +56,10 @@ def without_times(metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:
         "actor_time",
         "actor_steps_per_s",
         "actor_waits",
+        "processor_s",
+        "processor_s_per_million_frames",
+        "joules",
+        "joules_per_million_frames",
     }
     return [{name: value for name, value in line.items() if name not in timed} for line in metrics]
 

@@ -1,8 +1,9 @@
-"""The command line: `innet-drl train | learner | actor | evaluate | record | report | bench`.
+"""The command line: `innet-drl train | learner | actor | evaluate | record | report | analyze | bench`.
 
 `innet-drl train --preset cartpole --learning-rate 1e-3` starts from a preset and changes one field; the flags are in
-`innet_drl.train.flags` and `innet_drl.bench.flags`. The other packages are imported when a command runs: if the extra
-`train` is missing, the error says so, and each actor, which imports the main module again, starts fast.
+`innet_drl.train.flags`, `innet_drl.sweep.flags` and `innet_drl.bench.flags`. The other packages are imported when a
+command runs: if the extra `train` is missing, the error says so, and each actor, which imports the main module again,
+starts fast.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ commands:
   evaluate   play games with the agents of runs and print a report as JSON
   record     record a video of a game of the agent of a run
   report     write one HTML file with curves, results, settings and videos of runs
+  analyze    analyze ratio measures how many actors, threads and environments this machine needs, analyze what-if
+             predicts other machines
   bench      bench paper repeats the evaluation of in-network experience sampling, bench gradients measures
              sums of gradients
 
@@ -42,6 +45,12 @@ innet-drl bench paper --help and innet-drl bench gradients --help list the flags
 
 INTERRUPTED = 130
 """Exit status of a command that Ctrl-C ends: that of a process that SIGINT ends."""
+ANALYZE_USAGE = """\
+usage: innet-drl analyze {ratio,what-if} [flags]
+
+innet-drl analyze ratio --help and innet-drl analyze what-if --help list the flags.
+"""
+
 BROKEN_PIPE = 141
 """Exit status of a command whose output has no reader any more: that of a process that SIGPIPE ends."""
 
@@ -258,6 +267,23 @@ def report(arguments: Sequence[str]) -> None:
     print(f"report of {runs}, {written.bytes / 2**20:.1f} MiB: {written.path}")
 
 
+def analyze(arguments: Sequence[str]) -> None:
+    """`innet-drl analyze`."""
+    from innet_drl.train.errors import ConfigurationError
+
+    what = arguments[0] if arguments else None
+    if what in ("-h", "--help"):
+        print(ANALYZE_USAGE, end="")
+        return
+    if what not in ("ratio", "what-if"):
+        raise ConfigurationError("innet-drl analyze has ratio and what-if: innet-drl analyze ratio --help")
+    from innet_drl.sweep.flags import RatioFlags, WhatIfFlags
+    from innet_drl.train.flags import parse
+
+    flags = parse(RatioFlags if what == "ratio" else WhatIfFlags, f"analyze {what}", arguments[1:])
+    importlib.import_module(f"innet_drl.sweep.{what.replace('-', '_')}").run(flags)
+
+
 def bench(arguments: Sequence[str]) -> None:
     """`innet-drl bench`."""
     from innet_drl.train.errors import ConfigurationError
@@ -285,6 +311,7 @@ _COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "evaluate": evaluate,
     "record": record,
     "report": report,
+    "analyze": analyze,
     "bench": bench,
 }
 

@@ -15,6 +15,7 @@ _MODULES = {
         "imageio_ffmpeg",
         "jinja2",
         "loguru",
+        "psutil",
         "rich",
         "safetensors",
         "scipy",
@@ -26,6 +27,7 @@ _MODULES = {
     "redis": ("lz4", "redis"),
     "wandb": ("wandb",),
     "bench": ("matplotlib",),
+    "nvml": ("pynvml",),
 }
 EXTRAS = {module: extra for extra, modules in _MODULES.items() for module in modules}
 """Extra of the package that installs a module."""

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from innet_drl.train.config import Config
+from innet_drl.train.cost import Cost
 from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.evaluation import Evaluation
 from innet_drl.train.metrics import Metrics
@@ -45,6 +46,8 @@ class Result:
     """The evaluation after training; `None` if training was interrupted or made no update."""
     best_mean: float | None = None
     """Mean score of the best evaluation of the run, whose agent is in `best.safetensors`."""
+    cost: Cost | None = None
+    """Processor seconds and joules of the run, and both per million frames."""
 
 
 class Callback:

@@ -357,9 +357,13 @@ class Config(_Named):
         The slack covers data in flight: a chunk of every environment being pushed while the next one fills, and
         the batches sampled ahead.
         """
-        pushed = 2 * self.chunk_steps * self.all_environments * self.samples_per_insert
-        sampled = (self.prefetch + 2) * self.batch_size * self.learners
-        return float(pushed + sampled)
+        return self.slack_of(self.all_environments, self.learners)
+
+    def slack_of(self, environments: int, learners: int) -> float:
+        """`slack` with other numbers of all environments and learners."""
+        pushed = 2 * self.chunk_steps * environments * self.samples_per_insert
+        drawn = (self.prefetch + 2) * self.batch_size * learners
+        return float(pushed + drawn)
 
     def changed_flags(self, other: Config, names: Iterable[str]) -> str:
         """Returns the flags of the named settings that differ from the other's, for a message; may be empty."""

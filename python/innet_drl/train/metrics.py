@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from innet_drl.train.cost import Cost
     from innet_drl.train.learner import Update
 
 RETURN_WINDOW = 100
@@ -87,6 +88,14 @@ class Metrics:
     """Agent steps of each actor per second since the last line."""
     actor_waits: dict[str, float]
     """Share of the time since the last line in which each actor waited for the replay ratio."""
+    processor_s: float | None = None
+    """Processor seconds of all processes of the run (`Cost`)."""
+    processor_s_per_million_frames: float | None = None
+    """Processor seconds of a million frames, over the run."""
+    joules: float | None = None
+    """Energy of processors and GPUs, where the machine counts it (`Cost`)."""
+    joules_per_million_frames: float | None = None
+    """Joules of a million frames, over the run."""
 
 
 class Stopwatch:
@@ -242,12 +251,18 @@ class Meter:
         """Adds the learner's seconds by activity."""
         _add(self._sums.learner_seconds, seconds)
 
+    @property
+    def env_frames(self) -> int:
+        """Emulator frames played."""
+        return self.agent_steps * self._frames_per_step
+
     def line(
         self,
         updates: int,
         publications: int,
         table: dict[str, Any],
         seconds_left: Callable[[float], float | None] = lambda _: None,
+        cost: Cost | None = None,
     ) -> Metrics:
         """Returns the metrics since the last line.
 
@@ -256,6 +271,7 @@ class Meter:
             publications: The learner's publications of parameters.
             table: The table's entry in `Replay.stats()`.
             seconds_left: Seconds until training ends, from its steps per second.
+            cost: The run's cost until now.
         """
         now = time.perf_counter()
         elapsed = max(now - self._last_time, 1e-9)
@@ -267,7 +283,7 @@ class Meter:
         metrics = Metrics(
             time_s=round(self._earlier_s + now - self._started, 3),
             seconds_left=None if left is None else round(left, 1),
-            env_frames=self.agent_steps * self._frames_per_step,
+            env_frames=self.env_frames,
             agent_steps=self.agent_steps,
             agent_steps_per_s=steps_per_s,
             learner_updates=updates,
@@ -296,6 +312,10 @@ class Meter:
             actor_scores={actor: score for actor, score in by_actor.items() if score is not None},
             actor_steps_per_s={str(a): round(steps / elapsed, 2) for a, steps in sorted(sums.steps_by_actor.items())},
             actor_waits=self._waits(table.get("by_writer", []), elapsed),
+            processor_s=None if cost is None else cost.processor_s,
+            processor_s_per_million_frames=None if cost is None else cost.processor_s_per_million_frames,
+            joules=None if cost is None else cost.joules,
+            joules_per_million_frames=None if cost is None else cost.joules_per_million_frames,
         )
         self._last_time, self.reported_steps, self._last_updates = now, self.agent_steps, updates
         return metrics

@@ -51,6 +51,10 @@ TENSORBOARD_NAMES: dict[str, str] = {
     "games": "counts/games",
     "time_s": "counts/time_s",
     "seconds_left": "counts/seconds_left",
+    "processor_s": "cost/processor_s",
+    "processor_s_per_million_frames": "cost/processor_s_per_million_frames",
+    "joules": "cost/joules",
+    "joules_per_million_frames": "cost/joules_per_million_frames",
 }
 """Metric to its tag in TensorBoard and Weights & Biases; the x-axis is `agent_steps`."""
 TAGGED_BY_KEY: dict[str, str] = {

@@ -28,7 +28,9 @@ from innet_drl.train import environments, video
 from innet_drl.train.callbacks import Callback, Result, StopTraining
 from innet_drl.train.checkpoints import Checkpoint
 from innet_drl.train.config import LOSSES, Config
+from innet_drl.train.cost import CostMeter
 from innet_drl.train.display import Display
+from innet_drl.train.energy import gpu_uuids
 from innet_drl.train.errors import (
     ConfigurationError,
     DivergedError,
@@ -133,6 +135,7 @@ class Trainer:
             observations = probe.sample(2 * config.batch_size, config.seed)
             self.learner.try_loss(random_batch(self.spec, config.batch_size, self.learner.device, observations))
         self.meter = Meter(config.all_environments, self.spec.frames_per_step, config.samples_per_insert)
+        self.cost = CostMeter(gpu_uuids(config.learners) if self.learner.device.type == "cuda" else ())
         self.stopwatch = Stopwatch()
         if resumed is not None:
             self._load(resumed)
@@ -407,8 +410,8 @@ class Trainer:
         if self._table is None:
             return
         self.meter.add_learner_time(self.stopwatch.take())
-        learner = self.learner
-        metrics = self.meter.line(learner.updates, learner.publications, self._table, self._seconds_left)
+        learner, cost = self.learner, self.cost.read(self.meter.env_frames)
+        metrics = self.meter.line(learner.updates, learner.publications, self._table, self._seconds_left, cost)
         self._write(metrics)
         self.stopwatch.lap("report")
 
@@ -493,6 +496,7 @@ class Trainer:
         whole_state: dict[str, Any] = {
             "learner": {"updates": self.learner.updates, "publications": self.learner.publications},
             "meter": self.meter.state(),
+            "cost": self.cost.state(),
             **(state or {}),
         }
         unsaved = None
@@ -548,6 +552,7 @@ class Trainer:
                 )
             ) from error
         self.meter.restore(resumed.state["meter"])
+        self.cost.restore(resumed.state.get("cost"), self.meter.env_frames)
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         if self.interrupted:
@@ -566,6 +571,7 @@ class Trainer:
         """
         config, meter, updates = self.config, self.meter, self.learner.updates
         seconds = meter.state()["time_s"]
+        cost = self.cost.read(meter.env_frames, fresh=True)
         evaluation = None
         if updates > 0 and not self.interrupted:
             logger.info(
@@ -583,11 +589,13 @@ class Trainer:
             f"{meter.agent_steps:,} steps and {updates:,} updates in {seconds / 60:.1f} minutes, "
             f"{meter.games:,} games, best score {best}"
         )
+        missing = self.cost.missing
+        logger.info("cost of training: %s%s", cost, f"; no joules: {missing}" if missing else "")
         further = config.steps is not None and meter.agent_steps >= config.steps
         command = WithFlags(resuming(self.folder.path, further=further))
         logger.info("everything is in %s; continue with %s", self.folder.path, command)
         best_mean = self.evaluations.best_mean
-        result = Result(self.folder.path, meter.agent_steps, updates, seconds, evaluation, best_mean)
+        result = Result(self.folder.path, meter.agent_steps, updates, seconds, evaluation, best_mean, cost)
         self._call("on_end", result)
         return result
 

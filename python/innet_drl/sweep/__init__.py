@@ -1,0 +1,11 @@
+"""`innet-drl analyze`: how many actors, hardware threads and environments a machine needs, measured and predicted.
+
+| files | subject |
+| --- | --- |
+| `ratio`, `point` | the sweep: which points, and one of them, a short run in processes of its own |
+| `sweep_file` | its file, which an interrupted sweep continues |
+| `knee` | the knee of a curve, and the recommended point |
+| `model`, `what_if` | service times and queues, fitted to the points; the prediction for other machines |
+| `machine` | processor, hardware threads and GPUs |
+| `tables`, `figures`, `flags` | output and flags |
+"""

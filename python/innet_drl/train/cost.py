@@ -1,0 +1,128 @@
+"""The cost of training: processor seconds of all processes of a run, and joules where the machine counts them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+
+from innet_drl.train.energy import EnergyCounters
+
+PERIOD_SECONDS = 1.0
+"""Shortest time between two searches for the processes of a run, each of which reads the system's process table."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Cost of a run over all sessions, without the evaluation after training."""
+
+    processor_s: float
+    """Processor seconds, user and system, of this process and all its descendants: learners, actors, evaluations."""
+    joules: float | None
+    """Energy of this machine's processors and of the learners' GPUs, other programs included; `None` without counters
+    (RAPL, NVML) in any session."""
+    frames: int
+    """Environment frames since the count began, which a run of the first release does when it is resumed."""
+
+    @property
+    def processor_s_per_million_frames(self) -> float | None:
+        """Processor seconds of a million frames."""
+        return _per_million(self.processor_s, self.frames)
+
+    @property
+    def joules_per_million_frames(self) -> float | None:
+        """Joules of a million frames."""
+        return _per_million(self.joules, self.frames)
+
+    def __str__(self) -> str:
+        costs = ((self.processor_s, "processor seconds"), (self.joules, "joules"))
+        shown = [f"{value:,.0f} {unit}{self._rate(value)}" for value, unit in costs if value is not None]
+        return ", ".join(shown)
+
+    def _rate(self, value: float) -> str:
+        rate = _per_million(value, self.frames)
+        return "" if rate is None else f" ({rate:,.0f} per million frames)"
+
+
+class ProcessorTime:
+    """Processor seconds of this process and its descendants, ended ones included, since the object was made."""
+
+    def __init__(self) -> None:
+        self._process = psutil.Process()
+        self._first = self._all()
+        self._last = 0.0
+        self._read = time.monotonic()
+
+    def read(self, *, fresh: bool = False) -> float:
+        """Returns the seconds, at most `PERIOD_SECONDS` old unless `fresh`."""
+        if fresh or time.monotonic() - self._read >= PERIOD_SECONDS:
+            # A descendant whose parent died before it is not counted any more.
+            self._last = max(self._last, self._all() - self._first)
+            self._read = time.monotonic()
+        return self._last
+
+    def _all(self) -> float:
+        return sum(map(_processor_s, [self._process, *self._process.children(recursive=True)]))
+
+
+class CostMeter:
+    """Counts the cost of a run.
+
+    Args:
+        gpus: UUIDs of the learners' GPUs.
+    """
+
+    def __init__(self, gpus: Sequence[str] = ()) -> None:
+        self._time = ProcessorTime()
+        self._energy = EnergyCounters(gpus)
+        self._earlier_s = 0.0
+        self._earlier_joules: float | None = 0.0
+        self._first_frame = 0
+
+    @property
+    def missing(self) -> str:
+        """Counters of energy that cannot be read, with the reasons; empty if there is none."""
+        return "; ".join(f"{name}: {reason}" for name, reason in self._energy.missing.items())
+
+    def read(self, frames: int, *, fresh: bool = False) -> Cost:
+        """Returns the cost of the run until now.
+
+        Args:
+            frames: Environment frames of the run.
+            fresh: Search for the run's processes even if that was done within the last second.
+        """
+        joules, earlier = self._energy.read().joules, self._earlier_joules
+        return Cost(
+            round(self._earlier_s + self._time.read(fresh=fresh), 2),
+            None if joules is None or earlier is None else round(earlier + joules, 2),
+            frames - self._first_frame,
+        )
+
+    def state(self) -> dict[str, Any]:
+        """Returns the state for a checkpoint, as plain JSON values."""
+        cost = self.read(0, fresh=True)
+        return {"processor_s": cost.processor_s, "joules": cost.joules, "first_frame": self._first_frame}
+
+    def restore(self, state: dict[str, Any] | None, frames: int) -> None:
+        """Continues from what `state` returned; from `frames` on if the checkpoint is of the first release."""
+        if state is None:
+            self._first_frame = frames
+        else:
+            self._earlier_s, self._earlier_joules = state["processor_s"], state["joules"]
+            self._first_frame = state["first_frame"]
+
+
+def _processor_s(process: psutil.Process) -> float:
+    try:
+        spent = process.cpu_times()
+    except psutil.NoSuchProcess:
+        return 0.0
+    # Ended children count in the process that has waited for them.
+    return float(spent.user + spent.system + spent.children_user + spent.children_system)
+
+
+def _per_million(value: float | None, frames: int) -> float | None:
+    return None if value is None or frames <= 0 else round(1e6 * value / frames, 2)
