@@ -26,7 +26,7 @@ from innet_drl.train import environments
 from innet_drl.train.actor import Actor
 from innet_drl.train.config import Config
 from innet_drl.train.errors import ActorError, TrainingError, WithFlags
-from innet_drl.train.memory import actor_token, memory_class, memory_settings
+from innet_drl.train.memory import ReplayMemory, RowWriter, actor_token, memory_class, memory_settings
 from innet_drl.train.metrics import ActorReport
 from innet_drl.train.networks import make_network, published
 
@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 REPORT_SECONDS = 0.5
 STOP_SECONDS = 10.0
 """Seconds that an actor may take to end before it is killed."""
+PULL_SECONDS = 1.0
+"""Seconds that an actor waits with its rows before it looks for newer parameters, with `max_version_lag`."""
 CLOSE_SECONDS = 0.5
 """Seconds that an actor may take to send its last rows to a memory that outlives the run."""
 IMPORT_FAILED = 1
@@ -121,7 +123,7 @@ def _play(
                 if vector_steps % config.chunk_steps == 0:
                     # Chunks are full. Waiting for them keeps the actor from playing ahead of the replay ratio with
                     # old parameters, by as many pushes as the writer would hold in flight.
-                    writer.flush(timeout=None)
+                    _flush(actor, writer, memory, config)
                     actor.stopwatch.lap("write")
                 if time.monotonic() - reported >= REPORT_SECONDS:
                     pipe.send(actor.report())
@@ -131,6 +133,20 @@ def _play(
                 # The replay ratio may not admit the rows, now that no learner samples.
                 with contextlib.suppress(innet.ReplayError):
                     actor.close(CLOSE_SECONDS)
+
+
+def _flush(actor: Actor, writer: RowWriter, memory: ReplayMemory, config: Config) -> None:
+    """Waits until the rows are stored; they may wait for newer parameters."""
+    if not config.max_version_lag:
+        writer.flush(timeout=None)
+        return
+    while True:
+        actor.pull(memory)
+        try:
+            writer.flush(timeout=PULL_SECONDS)
+        except innet.errors.DeadlineError:
+            continue
+        return
 
 
 class Actors:

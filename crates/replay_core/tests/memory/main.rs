@@ -13,3 +13,4 @@ mod sampling;
 mod snapshot_files;
 mod snapshots;
 mod threads;
+mod version_lag;

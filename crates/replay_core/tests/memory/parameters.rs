@@ -12,7 +12,7 @@ use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use crate::support::refusal;
 
 /// A file with one tensor of `length` bytes `fill`.
-fn file(fill: u8, length: usize) -> Bytes {
+pub fn file(fill: u8, length: usize) -> Bytes {
     let data = vec![fill; length];
     let view = TensorView::new(Dtype::U8, vec![length], &data).unwrap();
     safetensors::serialize([("w", view)], None).unwrap().into()
