@@ -206,5 +206,5 @@ def test_the_bound_holds_in_a_run(tmp_path: Path) -> None:
 
 
 def test_a_relay_has_no_bound() -> None:
-    with pytest.raises(ConfigurationError, match="max-version-lag 4: it must be 0"):
+    with pytest.raises(ConfigurationError, match="max_version_lag 4: it must be 0"):
         small(replay="redis://localhost", max_version_lag=4)
