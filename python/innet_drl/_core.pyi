@@ -118,6 +118,8 @@ class Table:
             most `samples_per_insert * (capacity - min_size)`. A sample has at most `2 * slack - samples_per_insert`
             items. With `max_times_sampled`, items that are evicted unsampled leave fewer samples than the ratio
             expects: writers then continue as soon as a sample waits.
+        max_version_lag: Versions by which the parameters of a writer may be behind the newest while its steps are
+            stored; further steps wait until it gets newer ones by `Replay.get_parameters(writer=...)`. 0 sets no limit.
         view: View of writers and samples that name none.
 
     Raises:
@@ -139,6 +141,7 @@ class Table:
         min_size: int = 1,
         samples_per_insert: float = 0.0,
         slack: float = 0.0,
+        max_version_lag: int = 0,
         view: NStep | Sequences | Window | None = None,
     ) -> Self: ...
     @classmethod
@@ -207,6 +210,9 @@ class Table:
     @property
     def slack(self) -> float:
         """Sampled items by which the ratio may be off, either way; 0 is derived."""
+    @property
+    def max_version_lag(self) -> int:
+        """Versions by which the parameters of a writer may be behind; 0 sets no limit."""
     @property
     def view(self) -> NStep | Sequences | Window | None:
         """View of writers and samples that name none."""
@@ -1084,6 +1090,7 @@ class Replay(_ContextManager):
         timeout: float | None = 60.0,
         *,
         device: str | torch.device | None = None,
+        writer: Writer | None = None,
     ) -> Parameters | None:
         """The newest version of named parameters, or `None` when it is not newer than `newer_than`.
 
@@ -1095,6 +1102,8 @@ class Replay(_ContextManager):
             timeout: Seconds to wait for the server; newer parameters are not waited for.
             device: `None` gives NumPy arrays; `"cpu"`, `"cuda"` or a torch device gives torch tensors, as
                 `Module.load_state_dict` takes them.
+            writer: The writer that makes its steps with these parameters from now on, for `max_version_lag` of its
+                table. Any thread may pass it, also while the writer waits.
         """
     def stats(self, timeout: float | None = 60.0) -> dict[str, Any]:
         """Counters and gauges of the memory: tables, bytes, writers, parameters.

@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::memory::Memory;
 use crate::replay::{
     Listing, OpenWriter, Parameters, Push, PushBody, PushChannel, Replay, SampleChannel,
-    SampleRequest, Sampled, UpdateReceipt, Wait,
+    SampleRequest, Sampled, UpdateReceipt, Wait, WriterId,
 };
 use crate::schema::TableConfig;
 use crate::table::{Attempt, Table, Turn};
@@ -24,7 +24,7 @@ fn block_on<T>(
     let mut turn = Turn::default();
     let mut slices = wait.slices(wait.deadline);
     loop {
-        let changed = turn.changed();
+        let (changed, places) = (turn.changed(), turn.places());
         let last = wait.deadline.is_some_and(|end| Instant::now() >= end);
         match attempt(last, &mut turn)? {
             Attempt::Ready(done) => return Ok(done),
@@ -36,8 +36,8 @@ fn block_on<T>(
             Attempt::Blocked(reason) => {
                 let now = Instant::now();
                 wait.report(now, Wait::REPORT_AFTER, || reason.to_string());
-                // Without a listener it was the first attempt: a change since then would be missed.
-                if let Some(changed) = changed {
+                // Without a listener for its place, the attempt has just given it one: a change since then would be missed.
+                if let Some(changed) = changed.filter(|_| turn.places() == places) {
                     // A change or the end of the slice: either way it tries again.
                     let _ = changed.wait_deadline(slices.next_wake(now)?);
                 }
@@ -113,9 +113,10 @@ impl Replay for Memory {
         &self,
         name: &str,
         newer_than: u64,
+        writer: Option<&WriterId>,
         _wait: &Wait<'_>,
     ) -> Result<Option<Parameters>> {
-        Ok(self.parameters().get(name, newer_than))
+        Ok(Memory::get_parameters(self, name, newer_than, writer))
     }
 
     fn list(&self, _wait: &Wait<'_>) -> Result<Listing> {
@@ -151,6 +152,11 @@ impl PushChannel for LocalPushes {
     }
 
     fn flush(&mut self, _wait: &Wait<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    fn end_steps(&mut self, _wait: &Wait<'_>) -> Result<()> {
+        self.table.writer_has_parameters(self.writer, "", 0);
         Ok(())
     }
 

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use crate::budget::{Budget, Reservation};
 use crate::error::{Error, Result};
 use crate::parameters::ParameterStore;
-use crate::replay::Listing;
+use crate::replay::{Listing, Parameters, WriterId};
 use crate::schema::TableConfig;
 use crate::sync::{lock, random_number};
 use crate::table::Table;
@@ -45,7 +45,7 @@ pub struct Memory {
     tables: RwLock<BTreeMap<String, Arc<Table>>>,
     /// Held while a table is made, so that `tables` is not held over its allocation.
     making: Mutex<()>,
-    parameters: ParameterStore,
+    parameters: Arc<ParameterStore>,
     incarnation: u64,
     seed: u64,
     started: Instant,
@@ -63,7 +63,7 @@ impl Memory {
         let kept = Budget::new(limits.max_bytes.saturating_sub(limits.receive_bytes));
         Arc::new(Memory {
             limits,
-            parameters: ParameterStore::new(kept.clone()),
+            parameters: Arc::new(ParameterStore::new(kept.clone())),
             kept,
             tables: RwLock::new(BTreeMap::new()),
             making: Mutex::new(()),
@@ -91,6 +91,26 @@ impl Memory {
     /// The parameters.
     pub fn parameters(&self) -> &ParameterStore {
         &self.parameters
+    }
+
+    /// As [`ParameterStore::get`]; `writer` makes its steps with this version from now on. A writer that is gone is fine.
+    pub fn get_parameters(
+        &self,
+        name: &str,
+        newer_than: u64,
+        writer: Option<&WriterId>,
+    ) -> Option<Parameters> {
+        let newer = self.parameters.get(name, newer_than);
+        if let Some(WriterId { table, writer }) = writer
+            && let Ok(table) = self.table(table)
+        {
+            let version = match &newer {
+                Some(newer) => newer.version,
+                None => newer_than.min(self.parameters.version(name)),
+            };
+            table.writer_has_parameters(*writer, name, version);
+        }
+        newer
     }
 
     /// Makes a table, or returns the one of the same definition. The bytes of its capacity and of its index
@@ -134,7 +154,12 @@ impl Memory {
         let seed = config.name.bytes().fold(self.seed, |seed, byte| {
             seed.rotate_left(8) ^ u64::from(byte)
         });
-        let table = Arc::new(Table::new(config.clone(), reservation, seed)?);
+        let table = Arc::new(Table::new(
+            config.clone(),
+            reservation,
+            self.parameters.clone(),
+            seed,
+        )?);
         let mut tables = self.tables.write().unwrap_or_else(PoisonError::into_inner);
         tables.insert(config.name.clone(), table.clone());
         Ok(table)

@@ -228,6 +228,22 @@ impl ParameterStore {
         (parameters.version > newer_than).then(|| parameters.clone())
     }
 
+    /// The newest version of `name`; 0 when there is none.
+    pub fn version(&self, name: &str) -> u64 {
+        let newest = self.read();
+        newest
+            .get(name)
+            .map_or(0, |stored| stored.parameters.version)
+    }
+
+    /// The name with the highest version, and this version.
+    pub fn highest_version(&self) -> Option<(String, u64)> {
+        let newest = self.read();
+        let versions = newest.iter().map(|(name, s)| (name, s.parameters.version));
+        let highest = versions.max_by_key(|(_, version)| *version);
+        highest.map(|(name, version)| (name.clone(), version))
+    }
+
     /// Bytes that [`Self::get`] would return.
     pub fn bytes_newer_than(&self, name: &str, newer_than: u64) -> u64 {
         let newest = self.read();

@@ -175,6 +175,15 @@ pub struct UpdateReceipt {
     pub stale: u32,
 }
 
+/// The name of a writer in its memory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WriterId {
+    /// Its table.
+    pub table: String,
+    /// Its number, [`OpenWriter::writer`].
+    pub writer: u64,
+}
+
 /// One version of named parameters.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Parameters {
@@ -211,6 +220,8 @@ pub trait PushChannel: Send {
     fn push(&mut self, body: PushBody, wait: &Wait<'_>) -> Result<()>;
     /// Returns when every push is applied.
     fn flush(&mut self, wait: &Wait<'_>) -> Result<()>;
+    /// The writer makes no more steps: the remaining ones do not wait for it to get newer parameters.
+    fn end_steps(&mut self, wait: &Wait<'_>) -> Result<()>;
     /// Flushes and closes the writer on the memory.
     fn close(&mut self, wait: &Wait<'_>) -> Result<()>;
 }
@@ -275,11 +286,13 @@ pub trait Replay: Send + Sync {
     ) -> Result<Option<String>>;
     /// Stores parameters (one safetensors file) and returns their version.
     fn put_parameters(&self, name: &str, bytes: Bytes, wait: &Wait<'_>) -> Result<u64>;
-    /// The newest version, or `None` when it is not newer than `newer_than` (0: any).
+    /// The newest version, or `None` when it is not newer than `newer_than` (0: any). `writer` makes its steps with this
+    /// version from now on, see [`TableConfig::max_version_lag`].
     fn get_parameters(
         &self,
         name: &str,
         newer_than: u64,
+        writer: Option<&WriterId>,
         wait: &Wait<'_>,
     ) -> Result<Option<Parameters>>;
     /// Which tables and parameters there are.

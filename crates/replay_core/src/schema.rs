@@ -227,6 +227,9 @@ pub struct TableConfig {
     /// in sampled items, either way. 0 derives it, see [`Self::effective_slack`].
     #[serde(default)]
     pub slack: f64,
+    /// Versions by which the parameters of a writer may be behind the newest ones while it pushes; 0 sets no limit.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub max_version_lag: u32,
     /// View of writers and samples that name none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub view: Option<ViewSpec>,
@@ -240,6 +243,10 @@ fn default_priority_unit_log2() -> i32 {
 }
 fn default_min_size() -> u64 {
     1
+}
+/// Releases before a setting can read the definitions that do not use it.
+fn is_zero(setting: &u32) -> bool {
+    *setting == 0
 }
 
 /// Bits of the flag byte that starts every row.
@@ -299,6 +306,7 @@ impl TableConfig {
             min_size: default_min_size(),
             samples_per_insert: 0.0,
             slack: 0.0,
+            max_version_lag: 0,
             view: None,
         }
     }
@@ -509,7 +517,7 @@ impl TableConfig {
             };
         }
         compare!(capacity capacity_bytes sampler priority_exponent priority_unit_log2);
-        compare!(live_max_priority max_times_sampled min_size samples_per_insert slack);
+        compare!(live_max_priority max_times_sampled min_size samples_per_insert slack max_version_lag);
         if asked.view.is_some() {
             compare!(view);
         }

@@ -10,7 +10,9 @@ use bytes::Bytes;
 
 use crate::episode_windows::EpisodeWindows;
 use crate::error::{Error, Result};
-use crate::replay::{ChunkHead, NewItem, OpenWriter, PushBody, PushChannel, Replay, Wait};
+use crate::replay::{
+    ChunkHead, NewItem, OpenWriter, PushBody, PushChannel, Replay, Wait, WriterId,
+};
 use crate::schema::{TableConfig, flags};
 use crate::sync::random_number;
 use crate::view_spec::ViewSpec;
@@ -73,8 +75,10 @@ pub struct Writer {
     /// The push that failed last; it is retried before any other.
     unsent: Option<PushBody>,
     counters: WriterCounters,
-    table: String,
+    id: WriterId,
     name: String,
+    /// Whether its pushes may wait for newer parameters.
+    lag_limited: bool,
     /// The log has named its dropped windows.
     warned: bool,
     closed: bool,
@@ -129,10 +133,14 @@ impl Writer {
         }
         check_pushes_fit(&config, streams, options.chunk_steps)?;
         config.check_window(streams, view.before(), view.after())?;
-        let (table, name) = (config.name.clone(), options.name);
-        let channel = open_channel(OpenWriter {
-            table: table.clone(),
+        let id = WriterId {
+            table: config.name.clone(),
             writer: random_number()?,
+        };
+        let name = options.name;
+        let channel = open_channel(OpenWriter {
+            table: id.table.clone(),
+            writer: id.writer,
             name: name.clone(),
             streams,
             window_before: view.before(),
@@ -141,6 +149,7 @@ impl Writer {
         Ok(Writer {
             channel,
             packer: Packer::new(&config),
+            lag_limited: config.max_version_lag > 0,
             checker: Arc::new(StepChecker::new(config, view, streams as usize)),
             chunk_steps: options.chunk_steps,
             windows: (0..streams)
@@ -150,7 +159,7 @@ impl Writer {
             items: Vec::new(),
             unsent: None,
             counters: WriterCounters::default(),
-            table,
+            id,
             name,
             warned: false,
             closed: false,
@@ -184,7 +193,7 @@ impl Writer {
         self.channel.flush(wait)
     }
 
-    /// Flushes and closes the writer on the memory. Open windows never become items.
+    /// Flushes and closes the writer on the memory, whatever the age of its parameters. Open windows never become items.
     ///
     /// # Errors
     /// The push's errors; the writer then stays open.
@@ -192,10 +201,18 @@ impl Writer {
         if self.closed {
             return Ok(());
         }
+        if self.lag_limited {
+            self.channel.end_steps(wait)?;
+        }
         self.push(wait)?;
         self.channel.close(wait)?;
         self.closed = true;
         Ok(())
+    }
+
+    /// Its name in the memory, for [`Replay::get_parameters`].
+    pub fn id(&self) -> &WriterId {
+        &self.id
     }
 
     /// The writer's counters.
@@ -244,7 +261,7 @@ impl Writer {
             "writer {:?} of table {:?} has dropped {dropped} windows and made {} items: {by_reset} windows at a row with `first` \
              that follows no terminated or truncated row, {without_final_row} at a truncation without a final row",
             self.name,
-            self.table,
+            self.id.table,
             counters.items,
         );
     }

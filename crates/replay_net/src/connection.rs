@@ -463,7 +463,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
             let over = self.stack.now() >= received.until;
             let last = over && !received.renewable;
             // Before the attempt, so that no change after it is missed.
-            let waits = turn.waits();
+            let places = turn.places();
             let changed = tried.then(|| service.changed(body, &turn)).transpose()?;
             tried = true;
             service.counters.retries.add(1);
@@ -477,7 +477,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
                     waited_for: reason.to_string(),
                 });
             }
-            let Some(changed) = changed.filter(|_| turn.waits() == waits) else {
+            let Some(changed) = changed.filter(|_| turn.places() == places) else {
                 // Nothing, or something else, was listened for during the attempt.
                 continue;
             };

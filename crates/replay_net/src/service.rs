@@ -177,9 +177,9 @@ impl Service {
                 let items = u64::from(request.count).saturating_mul(ITEM_BYTES);
                 items.saturating_add(row_bytes(&table, request))
             }),
-            RequestBody::GetParameters { name, newer_than } => {
-                self.memory.parameters().bytes_newer_than(name, *newer_than)
-            }
+            RequestBody::GetParameters {
+                name, newer_than, ..
+            } => self.memory.parameters().bytes_newer_than(name, *newer_than),
             RequestBody::Stats | RequestBody::List => REPORT_BYTES,
             _ => 0,
         }
@@ -240,8 +240,13 @@ impl Service {
                     bytes: bytes::Bytes::new(),
                 }))
             }
-            RequestBody::GetParameters { name, newer_than } => {
-                ReplyBody::Parameters(self.memory.parameters().get(name, *newer_than))
+            RequestBody::GetParameters {
+                name,
+                newer_than,
+                writer,
+            } => {
+                let newer = (self.memory).get_parameters(name, *newer_than, writer.as_ref());
+                ReplyBody::Parameters(newer)
             }
             RequestBody::List => ReplyBody::Listing(self.memory.list()),
             RequestBody::Snapshot => {

@@ -76,7 +76,10 @@ pub fn exercise(replay: &Client) {
         }
     );
 
-    assert_eq!(replay.get_parameters("policy", 0, wait).unwrap(), None);
+    assert_eq!(
+        replay.get_parameters("policy", 0, None, wait).unwrap(),
+        None
+    );
     for version in 1..=2 {
         let file = parameters(version as usize * 300_000);
         assert_eq!(
@@ -84,12 +87,14 @@ pub fn exercise(replay: &Client) {
             version
         );
         let got = replay
-            .get_parameters("policy", version - 1, wait)
+            .get_parameters("policy", version - 1, None, wait)
             .unwrap()
             .unwrap();
         assert_eq!((got.version, got.bytes), (version, file));
         assert_eq!(
-            replay.get_parameters("policy", version, wait).unwrap(),
+            replay
+                .get_parameters("policy", version, None, wait)
+                .unwrap(),
             None
         );
     }

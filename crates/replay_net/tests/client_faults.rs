@@ -101,7 +101,7 @@ fn parameters_are_put_once_even_if_the_answer_is_lost() {
         assert_eq!(put.unwrap(), version, "cut {cut}");
     }
     assert!(version > 10);
-    let newest = direct.get_parameters("policy", 0, &soon()).unwrap();
+    let newest = direct.get_parameters("policy", 0, None, &soon()).unwrap();
     assert_eq!(newest.unwrap().version, version);
 }
 
@@ -449,7 +449,7 @@ fn parameters_of_a_server_that_was_started_again_are_newer_than_the_old_ones() {
             .unwrap();
     }
     let old = client
-        .get_parameters("policy", 0, &soon())
+        .get_parameters("policy", 0, None, &soon())
         .unwrap()
         .unwrap();
     assert_eq!(old.version, 3);
@@ -458,7 +458,7 @@ fn parameters_of_a_server_that_was_started_again_are_newer_than_the_old_ones() {
     let _server = restartable.serve();
     assert_eq!(
         client
-            .get_parameters("policy", old.version, &soon())
+            .get_parameters("policy", old.version, None, &soon())
             .unwrap(),
         None
     );
@@ -466,13 +466,13 @@ fn parameters_of_a_server_that_was_started_again_are_newer_than_the_old_ones() {
         .put_parameters("policy", parameters(20), &soon())
         .unwrap();
     let new = client
-        .get_parameters("policy", old.version, &soon())
+        .get_parameters("policy", old.version, None, &soon())
         .unwrap()
         .unwrap();
     assert_eq!((new.version, new.bytes), (1, parameters(20)));
     assert_eq!(
         client
-            .get_parameters("policy", new.version, &soon())
+            .get_parameters("policy", new.version, None, &soon())
             .unwrap(),
         None
     );

@@ -64,6 +64,6 @@ macro_rules! named {
 
 named!(
     after batch_size before burn_in capacity capacity_bytes chunk_steps idle_sleep_us index io_threads length max_bytes
-    max_times_sampled min_size n newer_than num_envs period prefetch prefix priority_unit_log2 seed segment_values staleness
+    max_times_sampled max_version_lag min_size n newer_than num_envs period prefetch prefix priority_unit_log2 seed segment_values staleness
     stack threads threshold updates values worker workers world
 );

@@ -30,7 +30,7 @@ use crate::parameters::{self, PyParameters};
 use crate::process_local::ProcessLocal;
 use crate::table::{PyTable, Tables};
 use crate::turns::Turns;
-use crate::writer::OpenWriters;
+use crate::writer::{OpenWriters, PyWriter};
 use crate::{integer, torch, wait};
 pub use memory::PyMemory;
 pub use sample::PyUpdateReceipt;
@@ -246,8 +246,8 @@ impl PyReplay {
 
     #[doc = stub_doc!("Replay.get_parameters")]
     #[pyo3(
-        signature = (name, newer_than = 0, timeout = wait::TIMEOUT, *, device = None),
-        text_signature = "($self, name, newer_than=0, timeout=60.0, *, device=None)"
+        signature = (name, newer_than = 0, timeout = wait::TIMEOUT, *, device = None, writer = None),
+        text_signature = "($self, name, newer_than=0, timeout=60.0, *, device=None, writer=None)"
     )]
     fn get_parameters(
         &self,
@@ -256,10 +256,12 @@ impl PyReplay {
         #[pyo3(from_py_with = integer::newer_than)] newer_than: u64,
         timeout: Option<f64>,
         device: Option<&Bound<'_, PyAny>>,
+        writer: Option<PyRef<'_, PyWriter>>,
     ) -> PyResult<Option<PyParameters>> {
         let device = device.map(|name| torch::device(py, name)).transpose()?;
+        let writer = writer.as_ref().map(|writer| writer.id());
         let found = self.call(py, timeout, |replay, wait| {
-            let Some(found) = replay.get_parameters(name, newer_than, wait)? else {
+            let Some(found) = replay.get_parameters(name, newer_than, writer, wait)? else {
                 if newer_than == 0 && !self.unknown_parameters_named.load(Ordering::Relaxed) {
                     self.name_unknown_parameters(name, replay, wait);
                 }

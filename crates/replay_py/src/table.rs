@@ -122,11 +122,12 @@ impl PyTable {
         signature = (
             name, columns, capacity, *, capacity_bytes = 0, sampler = "prioritized",
             priority_exponent = 0.6, priority_unit_log2 = -19, live_max_priority = false, max_times_sampled = 0,
-            min_size = 1, samples_per_insert = 0.0, slack = 0.0, view = None, **unknown
+            min_size = 1, samples_per_insert = 0.0, slack = 0.0, max_version_lag = 0, view = None, **unknown
         ),
         text_signature = "(name, columns, capacity, *, capacity_bytes=0, sampler='prioritized', \
                           priority_exponent=0.6, priority_unit_log2=-19, live_max_priority=False, \
-                          max_times_sampled=0, min_size=1, samples_per_insert=0.0, slack=0.0, view=None)"
+                          max_times_sampled=0, min_size=1, samples_per_insert=0.0, slack=0.0, max_version_lag=0, \
+                          view=None)"
     )]
     fn new(
         py: Python<'_>,
@@ -142,6 +143,7 @@ impl PyTable {
         #[pyo3(from_py_with = integer::min_size)] min_size: u64,
         samples_per_insert: f64,
         slack: f64,
+        #[pyo3(from_py_with = integer::max_version_lag)] max_version_lag: u32,
         view: Option<ViewArgument>,
         unknown: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Self> {
@@ -169,6 +171,7 @@ impl PyTable {
             min_size,
             samples_per_insert,
             slack,
+            max_version_lag,
             view: view.map(|view| view.0),
         };
         config
@@ -231,12 +234,14 @@ attributes! { PyTable as "Table", |table, py|
     min_size: u64 = table.config.min_size;
     samples_per_insert: f64 = table.config.samples_per_insert;
     slack: f64 = table.config.slack;
+    max_version_lag: u32 = table.config.max_version_lag;
     view: PyResult<Option<Bound<'py, PyAny>>> = table.config.view.as_ref().map(|spec| view::to_python(py, spec)).transpose();
 }
 
 value_class!(PyTable:
     "name", "columns", "capacity", "capacity_bytes", "sampler", "priority_exponent", "priority_unit_log2",
-    "live_max_priority", "max_times_sampled", "min_size", "samples_per_insert", "slack", "view");
+    "live_max_priority", "max_times_sampled", "min_size", "samples_per_insert", "slack", "max_version_lag",
+    "view");
 
 /// A column from a `Column`, a `(dtype, shape)` pair or a dtype.
 fn to_column(name: String, definition: &Bound<'_, PyAny>) -> PyResult<Column> {

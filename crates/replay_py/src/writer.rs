@@ -9,7 +9,7 @@ use pyo3::types::PyDict;
 
 use replay_core::cause::FOR_WRITERS;
 use replay_core::error::{Error, ErrorCode, Result};
-use replay_core::replay::Wait;
+use replay_core::replay::{Wait, WriterId};
 use replay_core::schema::{Dtype, TableConfig};
 use replay_core::view::ViewSpec;
 use replay_core::writer::{FinalObservations, StepBatch, Values, Writer, WriterCounters};
@@ -28,6 +28,7 @@ const FLUSH_AFTER_FAILURE: Duration = Duration::from_secs(5);
 pub struct PyWriter {
     writer: ProcessLocal<Arc<WriterState>>,
     config: Arc<TableConfig>,
+    id: WriterId,
     name: String,
     num_envs: usize,
     /// Argument name of the final observation: `final_` and the view's observation.
@@ -91,6 +92,7 @@ impl PyWriter {
         replay: Closing,
         open: &OpenWriters,
     ) -> Self {
+        let id = writer.id().clone();
         let shared = WriterState {
             turns: Turns::new("writer", writer),
             counters: Arc::default(),
@@ -100,10 +102,16 @@ impl PyWriter {
         PyWriter {
             writer: ProcessLocal::within(Some(replay), "writer", Arc::new(shared)),
             config,
+            id,
             name,
             num_envs: num_envs as usize,
             final_observation: view.observation().map(|column| format!("final_{column}")),
         }
+    }
+
+    /// The writer's name in its memory.
+    pub fn id(&self) -> &WriterId {
+        &self.id
     }
 
     /// Reads one argument of `append`; `row` is the shape of one row.

@@ -239,6 +239,8 @@ struct TableConfig {
   # items without a priority take the largest of the live items, not the largest ever
   view @12 :Text;
   # JSON of the view of writers and samples that name none; empty without one
+  maxVersionLag @13 :UInt32;
+  # versions by which the parameters of a writer may be behind while it pushes; 0 sets no limit
 }
 
 struct OpenWriter {
@@ -378,6 +380,13 @@ struct GetParameters {
   name @0 :Text;
   newerThan @1 :UInt64;
   # 0: any version
+  writer @2 :WriterId;
+  # The writer that makes its steps with these parameters from now on: with an empty name, it makes no more. Null: none.
+}
+
+struct WriterId {
+  table @0 :Text;
+  writer @1 :UInt64;
 }
 
 struct Parameters {

@@ -14,7 +14,7 @@ use super::{GradientsJoined, Reply, ReplyBody, Request, RequestBody};
 use gradients::{Asynchronous, JoinJob, Ticket};
 use replay_core::error::{Error, ErrorCode, Result};
 use replay_core::replay::{
-    OpenWriter, Parameters, Push, PushBody, SampleRequest, Sampled, SampledItem,
+    OpenWriter, Parameters, Push, PushBody, SampleRequest, Sampled, SampledItem, WriterId,
 };
 use replay_core::schema::TableConfig;
 
@@ -160,6 +160,10 @@ fn request_body(
             RequestBody::GetParameters {
                 name: Field::read(get.get_name())?,
                 newer_than: get.get_newer_than(),
+                writer: match get.has_writer() {
+                    true => Some(WriterId::read(get.get_writer().map_err(malformed)?, room)?),
+                    false => None,
+                },
             }
         }
         Which::Stats(()) => RequestBody::Stats,

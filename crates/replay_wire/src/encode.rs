@@ -70,10 +70,17 @@ pub fn encode_request(request: &Request) -> Result<OutgoingFrame> {
             out.set_id(*id);
             payload = bytes.clone();
         }
-        RequestBody::GetParameters { name, newer_than } => {
+        RequestBody::GetParameters {
+            name,
+            newer_than,
+            writer,
+        } => {
             let mut out = root.init_get_parameters();
             out.set_name(name);
             out.set_newer_than(*newer_than);
+            if let Some(writer) = writer {
+                writer.write(out.init_writer())?;
+            }
         }
         RequestBody::Stats => root.set_stats(()),
         RequestBody::List => root.set_list(()),

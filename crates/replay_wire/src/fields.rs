@@ -12,7 +12,8 @@ use super::{Challenge, Hello};
 use gradients::{Arithmetic, Asynchronous, Ticket};
 use replay_core::error::{Error, ErrorCode, Result, shortened};
 use replay_core::replay::{
-    ChunkHead, ListedParameters, Listing, NewItem, OpenWriter, UpdateReceipt, WriterOpened,
+    ChunkHead, ListedParameters, Listing, NewItem, OpenWriter, UpdateReceipt, WriterId,
+    WriterOpened,
 };
 use replay_core::schema::{Codec, Column, Dtype, Sampler, TableConfig};
 use replay_core::view::ViewSpec;
@@ -148,11 +149,12 @@ same_fields! {
     challenge: Challenge { protocol, release, incarnation, nonce, token_needed, max_frame_bytes }
     table_config: TableConfig {
         name, capacity, capacity_bytes, sampler, priority_exponent, priority_unit_log2, live_max_priority,
-        max_times_sampled, min_size, samples_per_insert, slack, view; columns: "the columns of a table"
+        max_times_sampled, min_size, samples_per_insert, slack, max_version_lag, view; columns: "the columns of a table"
     }
     listing: Listing { ; tables: "the tables", parameters: "the parameters" }
     listed_parameters: ListedParameters { name, version, bytes }
     open_writer: OpenWriter { table, writer, name, streams, window_before, window_after }
+    writer_id: WriterId { table, writer }
     writer_opened: WriterOpened { epoch, last_sequence, steps }
     chunk: ChunkHead { stream, rows, first_step, bytes }
     item: NewItem { anchor, stream, before, after, priority }

@@ -50,7 +50,8 @@ use bytes::Bytes;
 use gradients::{JoinJob, Ticket};
 use replay_core::error::{Error, ErrorCode};
 use replay_core::replay::{
-    Listing, OpenWriter, Parameters, Push, SampleRequest, Sampled, UpdateReceipt, WriterOpened,
+    Listing, OpenWriter, Parameters, Push, SampleRequest, Sampled, UpdateReceipt, WriterId,
+    WriterOpened,
 };
 use replay_core::schema::TableConfig;
 
@@ -133,6 +134,8 @@ pub enum RequestBody {
         name: String,
         /// The client's version; 0 is none.
         newer_than: u64,
+        /// The writer that makes its steps with them from now on.
+        writer: Option<WriterId>,
     },
     /// Counters and gauges ([`ReplyBody::Stats`]).
     Stats,

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import multiprocessing.connection
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Self
 
@@ -21,6 +22,9 @@ from innet_drl.train.memory import ReplayMemory, RowWriter, actor_token
 from innet_drl.train.metrics import ActorReport
 
 logger = logging.getLogger(__name__)
+
+FETCH_SECONDS = 1.0
+"""Seconds that an actor waits with its rows before it looks for newer parameters, with `max_version_lag`."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +52,16 @@ class _LearnersRun:
     def begin(self, actor: Actor, memory: ReplayMemory) -> None:
         """The learner has published parameters."""
 
-    def flush(self, writer: RowWriter) -> None:
+    def flush(self, writer: RowWriter, fetch: Callable[[], object] | None) -> None:
         """Waits without limit: the learner ends its actors."""
-        writer.flush(timeout=None)
+        if fetch is None:
+            writer.flush(timeout=None)
+            return
+        while True:
+            fetch()
+            with contextlib.suppress(innet.errors.DeadlineError):
+                writer.flush(timeout=FETCH_SECONDS)
+                return
 
     def report(self, report: ActorReport) -> None:
         """Sends the report to the learner's process."""

@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -230,10 +231,12 @@ class _JoinedRun:
                 self._name,
             )
 
-    def flush(self, writer: RowWriter) -> None:
+    def flush(self, writer: RowWriter, fetch: Callable[[], object] | None) -> None:
         """Waits for the learner, which draws as much as the replay ratio asks for, and for the server."""
         started, said = time.monotonic(), False
         while True:
+            if fetch is not None:
+                fetch()
             try:
                 writer.flush(timeout=CALL_SECONDS)
             except innet.errors.DeadlineError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -32,8 +33,11 @@ class Run(Protocol):
     def begin(self, actor: Actor, memory: ReplayMemory) -> None:
         """Called once, before the first step."""
 
-    def flush(self, writer: RowWriter) -> None:
-        """Waits until the memory has taken all rows."""
+    def flush(self, writer: RowWriter, fetch: Callable[[], object] | None) -> None:
+        """Waits until the memory has taken all rows.
+
+        They may wait for newer parameters (`max_version_lag`): `fetch` gets them, and is `None` without that limit.
+        """
 
     def report(self, report: ActorReport) -> None:
         """Takes the actor's report, every `REPORT_SECONDS`."""
@@ -70,6 +74,7 @@ def play(
     with memory_class(config.replay).join(settings) as memory:
         writer = memory.writer(index)
         actor = Actor(config, index, envs, network, writer, first_step=first_step)
+        fetch = functools.partial(actor.pull, memory) if config.max_version_lag else None
         run.begin(actor, memory)
         reported = time.monotonic()
         vector_steps = 0
@@ -83,7 +88,7 @@ def play(
                 if vector_steps % config.chunk_steps == 0:
                     # Chunks are full. Waiting for them keeps the actor from playing ahead of the replay ratio with
                     # old parameters, by as many pushes as the writer would hold in flight.
-                    run.flush(writer)
+                    run.flush(writer, fetch)
                     actor.stopwatch.lap("write")
                 if time.monotonic() - reported >= REPORT_SECONDS:
                     run.report(actor.report())

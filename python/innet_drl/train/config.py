@@ -197,6 +197,9 @@ class Config(_Named):
     """Transitions before learning starts."""
     samples_per_insert: Positive = 8.0
     """Replay ratio: transitions sampled for each one inserted, independent of the machine's speed."""
+    max_version_lag: Natural = 0
+    """Published versions by which an actor's parameters may be behind while its steps are stored; it gets newer ones
+    before further steps. 0 sets no limit, and a serial run has none."""
     priority_exponent: float = 0.6
     """Alpha of prioritized replay (Schaul et al., 2016); 0 samples uniformly."""
     importance_exponent: Share = 0.4
@@ -315,6 +318,11 @@ class Config(_Named):
                 "omitted in a serial run, which is one process with its memory in it",
             ),
             *((name, not _is_nearly_embedded(getattr(self, name)), EMBEDDED) for name in ("replay", "gradients")),
+            (
+                "max_version_lag",
+                self.max_version_lag == 0 or self.replay.partition("://")[0] in ("embedded", *SERVER_SCHEMES),
+                "0 with a relay, which does not know the parameters of its actors",
+            ),
             ("learners", self.learners == 1 or not self.serial, "1 in a serial run"),
             ("learners", self.learners <= MAX_LEARNERS, f"at most {MAX_LEARNERS}"),
             ("min_size", self.min_size < self.capacity, f"below the capacity ({self.capacity})"),

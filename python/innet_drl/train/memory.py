@@ -57,6 +57,7 @@ TABLE_SETTINGS = (
     "capacity",
     "min_size",
     "samples_per_insert",
+    "max_version_lag",
     "priority_exponent",
     "actors",
     "environments",
@@ -245,6 +246,7 @@ class ServerMemory(ReplayMemory):
     """The memory as a client of a server, which is `innet-replay serve` or the first learner."""
 
     in_learner = False
+    _writer: innet.Writer | None = None
 
     @classmethod
     def check(cls, address: str, token: str, tls_ca: Path | None) -> None:
@@ -275,17 +277,18 @@ class ServerMemory(ReplayMemory):
     def writer(self, actor: int) -> innet.Writer:
         """Opens the writer of one actor's environments."""
         settings = self._settings
-        return self.replay.writer(
+        self._writer = self.replay.writer(
             self._name,
             settings.environments,
             settings.view,
             name=f"actor {actor}",
             chunk_steps=settings.chunk_steps,
         )
+        return self._writer
 
     def get_parameters(self, newer_than: int = 0) -> innet.Parameters | None:
         """Returns the newest parameters, or `None` if their version is not above `newer_than`."""
-        return self.replay.get_parameters(self._name, newer_than=newer_than, timeout=None)
+        return self.replay.get_parameters(self._name, newer_than=newer_than, timeout=None, writer=self._writer)
 
     def put_parameters(self, tensors: Mapping[str, NDArray[Any]]) -> None:
         """Publishes parameters."""
@@ -402,6 +405,7 @@ def make_table(config: Config, spec: EnvironmentSpec, name: str) -> innet.Table:
         min_size=1 if config.serial else config.min_size,
         samples_per_insert=0.0 if config.serial else config.samples_per_insert,
         slack=0.0 if config.serial else config.slack,
+        max_version_lag=0 if config.serial else config.max_version_lag,
     )
 
 

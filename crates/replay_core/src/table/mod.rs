@@ -51,6 +51,7 @@ use crate::cause::WaitReason;
 use crate::chunk::RowBlobs;
 use crate::error::{Error, Result};
 use crate::limiter::Limiter;
+use crate::parameters::ParameterStore;
 use crate::replay::{OpenWriter, WriterOpened};
 use crate::row_layout::RowLayout;
 use crate::schema::TableConfig;
@@ -103,6 +104,8 @@ pub struct Table {
     seed: u64,
     samples: AtomicU64,
     dropped: AtomicBool,
+    /// The memory's, for the lag of writers.
+    parameters: Arc<ParameterStore>,
 }
 
 impl Table {
@@ -124,7 +127,12 @@ impl Table {
     ///
     /// # Errors
     /// Errors of [`IdSpace::new`].
-    pub(crate) fn new(config: TableConfig, reservation: Reservation, seed: u64) -> Result<Self> {
+    pub(crate) fn new(
+        config: TableConfig,
+        reservation: Reservation,
+        parameters: Arc<ParameterStore>,
+        seed: u64,
+    ) -> Result<Self> {
         let capacity = config.capacity as u32;
         Ok(Table {
             layout: RowLayout::of(&config),
@@ -148,6 +156,7 @@ impl Table {
             seed,
             samples: AtomicU64::new(0),
             dropped: AtomicBool::new(false),
+            parameters,
             config: Arc::new(config),
         })
     }
@@ -183,6 +192,11 @@ impl Table {
         self.writers.attach(writer, connection);
     }
 
+    /// As [`Writers::has_parameters`].
+    pub fn writer_has_parameters(&self, writer: u64, name: &str, version: u64) {
+        self.writers.has_parameters(writer, name, version);
+    }
+
     /// As [`Writers::resume`].
     ///
     /// # Errors
@@ -207,6 +221,9 @@ impl Table {
         let _ = self.empty();
         self.held.pushes.wake_all();
         self.held.samples.wake_all();
+        for line in self.writers.outdated() {
+            line.wake_all();
+        }
     }
 
     /// Takes the insert lock.

@@ -10,6 +10,7 @@ use crate::cause::{Cause, WaitReason};
 use crate::error::Result;
 use crate::limiter::{Inserting, Outcome};
 use crate::replay::Push;
+use crate::schema::TableConfig;
 use crate::sync::lock;
 
 use super::evict::EVICTED_AT_ONCE;
@@ -23,6 +24,7 @@ impl Table {
     /// Applies a push, once, and returns the steps that the table has taken from this writer so far; a push that
     /// was applied before is answered and not applied again. Blocked by the rate limiter, by evicted chunks that
     /// readers still hold, or by earlier pushes that wait; only one without items, which is not limited, passes these.
+    /// Before all that it is blocked while the parameters of its writer are older than `max_version_lag` allows.
     ///
     /// # Errors
     /// Nothing is stored, and the sequence number is not used up, with [`crate::Error::Expired`], [`crate::Error::Fenced`],
@@ -38,9 +40,18 @@ impl Table {
             return Ok(Attempt::Ready(writer.steps));
         }
         let (passes, waited) = (push.body.items.is_empty(), turn.waits());
-        let attempt = turn.attempt(&self.held.pushes, passes, || self.apply(&mut writer, push))?;
+        let lag = self.version_lag(&writer);
+        let attempt = if self.allows(lag) {
+            turn.attempt(&self.held.pushes, passes, || self.apply(&mut writer, push))?
+        } else {
+            let reason = || Ok(Attempt::Blocked(self.outdated(&writer).into()));
+            turn.attempt(&writer.outdated, false, reason)?
+        };
         match &attempt {
-            Attempt::Ready(_) => writer.count_wait(turn.waited()),
+            Attempt::Ready(_) => {
+                writer.count_wait(turn.waited());
+                lag.inspect(|lag| self.counters.version_lag.record(*lag));
+            }
             Attempt::Blocked(_) if waited => {}
             Attempt::Blocked(_) => {
                 self.counters.blocked_pushes.fetch_add(1, Ordering::Relaxed);
@@ -48,6 +59,50 @@ impl Table {
             }
         }
         Ok(attempt)
+    }
+
+    /// Versions by which the parameters of a writer are behind; one that has got none has version 0 of all. `None` where
+    /// nothing limits the lag and it is not known.
+    fn version_lag(&self, writer: &TableWriter) -> Option<u64> {
+        match &writer.parameters {
+            Some((name, version)) => Some(self.parameters.version(name).saturating_sub(*version)),
+            None if self.config.max_version_lag == 0 => None,
+            None => Some(
+                self.parameters
+                    .highest_version()
+                    .map_or(0, |(_, version)| version),
+            ),
+        }
+    }
+
+    /// Whether the parameters of a writer with this lag are recent enough.
+    fn allows(&self, lag: Option<u64>) -> bool {
+        let most = self.config.max_version_lag;
+        most == 0 || lag.is_none_or(|lag| lag <= u64::from(most))
+    }
+
+    /// The reason of the wait of a writer whose parameters are too old.
+    fn outdated(&self, writer: &TableWriter) -> String {
+        let has = match &writer.parameters {
+            Some((name, version)) => format!(
+                "makes its steps with version {version} of {name:?}, and version {} is the newest",
+                self.parameters.version(name)
+            ),
+            None => {
+                let (name, version) = self.parameters.highest_version().unwrap_or_default();
+                format!("has got no parameters, and {name:?} has version {version}")
+            }
+        };
+        let TableConfig {
+            name,
+            max_version_lag,
+            ..
+        } = &*self.config;
+        format!(
+            "writer {:?} of table {name:?} {has}: with max_version_lag {max_version_lag} its steps wait until it gets newer \
+             ones (get_parameters with this writer)",
+            writer.identity.name
+        )
     }
 
     /// Applies the next push of a writer.

@@ -26,6 +26,8 @@ pub(super) struct TableCounters {
     pub blocked_samples: AtomicU64,
     /// Steps inserted between an item's insertion and its sampling. Not part of a snapshot.
     pub sample_age: Histogram,
+    /// Versions by which the parameters of a writer were behind at its push, where they are known. Not part of a snapshot.
+    pub version_lag: Histogram,
 }
 
 impl Default for TableCounters {
@@ -44,6 +46,7 @@ impl Default for TableCounters {
             blocked_pushes: zero(),
             blocked_samples: zero(),
             sample_age: Histogram::new(6, 26),
+            version_lag: Histogram::new(0, 10),
         }
     }
 }
@@ -83,6 +86,10 @@ impl Table {
         let (limiter_sampled, limiter_inserted) = self.limiter.counts();
         let (writers, streams) = self.writers.counts();
         let (waiting_pushes, pushes_wait_for) = self.held.pushes.waits();
+        let outdated = self.writers.outdated();
+        let outdated = outdated.iter().map(|line| line.waits());
+        let (outdated_pushes, outdated_reason) =
+            outdated.fold((0, None), |(sum, reason), (n, r)| (sum + n, reason.or(r)));
         let (waiting_samples, samples_wait_for) = self.held.samples.waits();
         let mut stats = json!({
             "items": self.items.live(),
@@ -100,8 +107,11 @@ impl Table {
             "max_priority": self.max_priority.get(&self.items),
             "samples_per_insert": self.config.samples_per_insert,
             "min_size": self.config.min_size,
-            "waiting_pushes": waiting_pushes,
-            "pushes_wait_for": pushes_wait_for,
+            "max_version_lag": self.config.max_version_lag,
+            "version_lag": self.counters.version_lag.stats(1.0),
+            "outdated_pushes": outdated_pushes,
+            "waiting_pushes": waiting_pushes + outdated_pushes,
+            "pushes_wait_for": pushes_wait_for.or(outdated_reason),
             "waiting_samples": waiting_samples,
             "samples_wait_for": samples_wait_for,
             "sample_age": self.counters.sample_age.stats(1.0),

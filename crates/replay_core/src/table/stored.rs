@@ -138,7 +138,7 @@ impl Held {
 
     /// Wakes the calls whose turn it is, after a change that a waiting push or sample may need.
     pub fn wake(&self) {
-        WaitingLine::wake_first([&self.pushes, &self.samples]);
+        WaitingLine::wake_first(&[&self.pushes, &self.samples]);
     }
 
     /// Bytes held now.

@@ -1,5 +1,5 @@
-//! The order of calls that wait: a table has a line for its pushes and one for its samples, and only the first call of a
-//! line is tried. So a call is passed by no later one, however fast that is, and a change wakes two calls, not all.
+//! The order of calls that wait: a table has a line for its pushes and one for its samples, each writer a line for its pushes
+//! that wait for newer parameters, and only the first call of a line is tried. So a call is passed by no later one, however fast that is, and a change wakes two calls, not all.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
@@ -37,12 +37,11 @@ struct Place {
     number: u64,
     /// Notified when the call is to be tried again.
     woken: Event,
-    since: Instant,
 }
 
 impl WaitingLine {
     /// Wakes the first calls of these lines, after a change that may let them through.
-    pub fn wake_first(lines: [&Self; 2]) {
+    pub fn wake_first(lines: &[&Self]) {
         // SeqCst: pairs with the fence in `Turn::enter`. Either the loads below see the new place, or the attempt that
         // follows its entry sees the change.
         fence(Ordering::SeqCst);
@@ -76,6 +75,9 @@ impl WaitingLine {
 #[derive(Default)]
 pub struct Turn {
     place: Option<(Arc<WaitingLine>, Arc<Place>)>,
+    places: u32,
+    /// Time of the first blocked attempt.
+    since: Option<Instant>,
     /// For a push: keeps its writer from expiring.
     pub(super) push: Option<activity::Waiting>,
 }
@@ -101,6 +103,12 @@ impl Turn {
         self.place.as_ref().map(|(_, place)| place.woken.listen())
     }
 
+    /// Number of places that the call has had. Another one than before an attempt means that the attempt gave it a new place,
+    /// with a listener of its own.
+    pub fn places(&self) -> u32 {
+        self.places
+    }
+
     /// Whether an attempt was blocked.
     pub fn waits(&self) -> bool {
         self.place.is_some()
@@ -108,7 +116,7 @@ impl Turn {
 
     /// Time since the first blocked attempt; `None` before it.
     pub fn waited(&self) -> Option<Duration> {
-        self.place.as_ref().map(|(_, place)| place.since.elapsed())
+        self.since.map(|since| since.elapsed())
     }
 
     /// Makes an attempt if it is this call's turn, or if the call `passes` the others, and takes a place in the line if it
@@ -140,14 +148,19 @@ impl Turn {
         Ok(attempt)
     }
 
-    /// The call's place, the last one if it has none yet.
+    /// The call's place in this line, the last one if it has none yet. It has no other.
     fn enter(&mut self, line: &Arc<WaitingLine>) -> &Arc<Place> {
+        let here = |(of, _): &(Arc<WaitingLine>, _)| Arc::ptr_eq(of, line);
+        if !self.place.as_ref().is_some_and(here) {
+            self.leave();
+            self.places += 1;
+            self.since.get_or_insert_with(Instant::now);
+        }
         let (_, place) = self.place.get_or_insert_with(|| {
             let mut waiting = lock(&line.waiting);
             let place = Arc::new(Place {
                 number: waiting.next,
                 woken: Event::new(),
-                since: Instant::now(),
             });
             waiting.next += 1;
             waiting.places.push_back(place.clone());
@@ -189,8 +202,9 @@ impl Waiting {
     }
 }
 
-impl Drop for Turn {
-    fn drop(&mut self) {
+impl Turn {
+    /// Gives the place up, so that the next call of its line is tried.
+    fn leave(&mut self) {
         let Some((line, place)) = self.place.take() else {
             return;
         };
@@ -203,6 +217,12 @@ impl Drop for Turn {
         if first {
             waiting.wake_first();
         }
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.leave();
     }
 }
 

@@ -15,6 +15,7 @@ use crate::snapshot_records::content::WriterRecord;
 
 use super::activity::{Activity, Waiting};
 use super::streams::Stream;
+use super::waiting::WaitingLine;
 
 /// The constant part of a writer, to which chunks refer when it is gone.
 #[derive(Debug)]
@@ -43,6 +44,10 @@ pub struct TableWriter {
     epoch: u32,
     last_sequence: u64,
     activity: Arc<Activity>,
+    /// Name and version of the parameters that it makes its steps with, as far as they are known.
+    pub parameters: Option<(String, u64)>,
+    /// Its pushes that wait for newer parameters: not in the table's line, where other writers would wait behind them.
+    pub outdated: Arc<WaitingLine>,
 }
 
 impl TableWriter {
@@ -197,6 +202,8 @@ impl Writers {
             epoch: 1,
             last_sequence: 0,
             activity: activity.clone(),
+            parameters: None,
+            outdated: Arc::default(),
         };
         let entry = KnownWriter {
             writer: Arc::new(Mutex::new(writer)),
@@ -235,6 +242,30 @@ impl Writers {
         })?;
         entry.activity.touch(Instant::now());
         Ok(Arc::clone(&entry.writer))
+    }
+
+    /// A writer makes its steps with these parameters from now on, never with older ones of the name; one that is gone is fine.
+    pub fn has_parameters(&self, writer: u64, name: &str, version: u64) {
+        let Ok(found) = self.get(writer) else {
+            return;
+        };
+        let mut writer = lock(&found);
+        match &mut writer.parameters {
+            Some((of, newest)) if of == name => *newest = version.max(*newest),
+            other => *other = Some((name.to_owned(), version)),
+        }
+        let outdated = writer.outdated.clone();
+        drop(writer);
+        WaitingLine::wake_first(&[&outdated]);
+    }
+
+    /// The lines of pushes that wait for newer parameters.
+    pub fn outdated(&self) -> Vec<Arc<WaitingLine>> {
+        let writers: Vec<_> = lock(&self.entries)
+            .values()
+            .map(|known| known.writer.clone())
+            .collect();
+        writers.iter().map(|w| lock(w).outdated.clone()).collect()
     }
 
     /// Keeps a writer from expiring also while frames of `connection` wait, which may be its pushes; one that is already gone
@@ -307,6 +338,9 @@ impl Writers {
                 epoch: record.epoch,
                 last_sequence: record.last_sequence,
                 activity: activity.clone(),
+                // Known again with its next request for parameters.
+                parameters: None,
+                outdated: Arc::default(),
             })),
             activity,
             connection: None,

@@ -14,3 +14,4 @@ mod server_snapshots;
 mod snapshot_files;
 mod snapshots;
 mod threads;
+mod version_lag;

@@ -110,6 +110,7 @@ fn kept(table: &Table) -> serde_json::Value {
         "by_writer",
         "saturated_priorities",
         "sample_age",
+        "version_lag",
     ] {
         object.remove(of_the_process);
     }

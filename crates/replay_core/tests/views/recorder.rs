@@ -38,6 +38,10 @@ impl PushChannel for Recorder {
         Ok(())
     }
 
+    fn end_steps(&mut self, _: &Wait<'_>) -> Result<()> {
+        Ok(())
+    }
+
     fn close(&mut self, _: &Wait<'_>) -> Result<()> {
         self.0.lock().unwrap().closed = true;
         Ok(())

@@ -149,7 +149,7 @@ impl Fixture<'_> {
                 .expect("a version");
         });
         self.count("get 13 MB of parameters", &mut |_| {
-            let got = replay.get_parameters("policy", 0, &FOREVER);
+            let got = replay.get_parameters("policy", 0, None, &FOREVER);
             let got = got.expect("an answer").expect("a version");
             assert_eq!(got.bytes.len(), parameters.len());
         });

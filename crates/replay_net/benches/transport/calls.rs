@@ -56,7 +56,12 @@ pub fn measure(way: &str, config: &Path) -> Vec<Value> {
     };
     let client = connect(&address.parse().unwrap(), options).unwrap();
     let wait = Wait::forever();
-    let get = || client.get_parameters(NAME, 0, &wait).unwrap().unwrap();
+    let get = || {
+        client
+            .get_parameters(NAME, 0, None, &wait)
+            .unwrap()
+            .unwrap()
+    };
     let mut cells = Vec::new();
     for (size, count) in SIZES {
         let file = parameters(size);

@@ -47,7 +47,7 @@ use pool::{ConnectionPool, retry, retry_for};
 use replay_core::error::{Error, ErrorCode, Result};
 use replay_core::replay::{
     Listing, OpenWriter, Parameters, PushChannel, Replay, SampleChannel, SampleRequest, Sampled,
-    UpdateChannel, UpdateReceipt, Wait,
+    UpdateChannel, UpdateReceipt, Wait, WriterId,
 };
 use replay_core::schema::TableConfig;
 use replay_core::sync::random_number;
@@ -357,6 +357,7 @@ impl Replay for Client {
         &self,
         name: &str,
         newer_than: u64,
+        writer: Option<&WriterId>,
         wait: &Wait<'_>,
     ) -> Result<Option<Parameters>> {
         let seen = || {
@@ -372,6 +373,7 @@ impl Replay for Client {
                 Some((of, version)) if of != incarnation && version == newer_than => 0,
                 _ => newer_than,
             },
+            writer: writer.cloned(),
         })?;
         let parameters = expect_reply!(reply, ReplyBody::Parameters(parameters) => parameters)?;
         if let Some(parameters) = &parameters {

@@ -10,7 +10,7 @@ use super::connection::{Connection, Dialer, deadline_ms};
 use super::pipeline::{RequestPipeline, expect_reply, is_broken, is_closed, unexpected};
 use super::pool::retry;
 use replay_core::error::{Error, ErrorCode, Result};
-use replay_core::replay::{OpenWriter, Push, PushBody, PushChannel, Wait, WriterOpened};
+use replay_core::replay::{OpenWriter, Push, PushBody, PushChannel, Wait, WriterId, WriterOpened};
 use replay_wire::{Reply, ReplyBody, RequestBody};
 
 /// The pushes of one writer.
@@ -356,6 +356,24 @@ impl PushChannel for Pushes {
     fn flush(&mut self, wait: &Wait<'_>) -> Result<()> {
         self.check()?;
         self.work(wait, |channel| channel.pending.is_empty())
+    }
+
+    /// Over another connection: this one's pushes may wait.
+    fn end_steps(&mut self, wait: &Wait<'_>) -> Result<()> {
+        self.check()?;
+        let dialer = self.dialer.clone();
+        let body = RequestBody::GetParameters {
+            name: String::new(),
+            newer_than: 0,
+            writer: Some(WriterId {
+                table: self.open.table.clone(),
+                writer: self.open.writer,
+            }),
+        };
+        retry(&dialer, wait, || {
+            let reply = dialer.dial(wait)?.call(&dialer, wait, body.clone())?;
+            expect_reply!(reply, ReplyBody::Parameters(_) => ())
+        })
     }
 
     fn close(&mut self, wait: &Wait<'_>) -> Result<()> {

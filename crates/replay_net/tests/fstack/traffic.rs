@@ -20,7 +20,7 @@ pub fn large_frames_arrive(client: &Client) {
             .unwrap();
         assert_eq!(stored, version);
         let got = client
-            .get_parameters("large", version - 1, &soon())
+            .get_parameters("large", version - 1, None, &soon())
             .unwrap();
         assert!(got.unwrap().bytes == file, "version {version} differs");
     }

@@ -33,7 +33,8 @@ prop_compose! {
     fn table()(
         name in ".{0,12}",
         columns in vec(column(), 0..4),
-        (capacity, capacity_bytes, min_size, max_times_sampled) in any::<(u64, u64, u64, u32)>(),
+        (capacity, capacity_bytes, min_size) in any::<(u64, u64, u64)>(),
+        (max_times_sampled, max_version_lag) in any::<(u32, u32)>(),
         (priority_exponent, samples_per_insert, slack) in (-1e9..1e9, 0.0..1e9, 0.0..1e9),
         (priority_unit_log2, live_max_priority) in any::<(i32, bool)>(),
         sampler in prop::sample::select(vec![
@@ -45,7 +46,7 @@ prop_compose! {
     ) -> TableConfig {
         TableConfig {
             name, columns, capacity, capacity_bytes, sampler, priority_exponent, priority_unit_log2,
-            live_max_priority, max_times_sampled, min_size, samples_per_insert, slack, view,
+            live_max_priority, max_times_sampled, min_size, samples_per_insert, slack, max_version_lag, view,
         }
     }
 }
@@ -158,8 +159,13 @@ fn request_body() -> impl Strategy<Value = RequestBody> {
             id,
             bytes
         }),
-        (name(), any::<u64>())
-            .prop_map(|(name, newer_than)| RequestBody::GetParameters { name, newer_than }),
+        (name(), any::<u64>(), option::of((name(), any::<u64>()))).prop_map(
+            |(name, newer_than, writer)| RequestBody::GetParameters {
+                name,
+                newer_than,
+                writer: writer.map(|(table, writer)| WriterId { table, writer }),
+            }
+        ),
         Just(RequestBody::Stats),
         Just(RequestBody::List),
         Just(RequestBody::Snapshot),

@@ -73,6 +73,11 @@ const TABLE: &[Metric] = &[
     (Gauge, "min_size", "Least items for sampling"),
     (
         Gauge,
+        "max_version_lag",
+        "Versions by which writers may be behind; 0 is any number",
+    ),
+    (
+        Gauge,
         "limiter_inserted",
         "Inserted items that the rate limiter counts",
     ),
@@ -83,6 +88,11 @@ const TABLE: &[Metric] = &[
     ),
     (Gauge, "waiting_pushes", "Pushes that wait"),
     (Gauge, "waiting_samples", "Samples that wait"),
+    (
+        Gauge,
+        "outdated_pushes",
+        "Pushes that wait until their writer gets newer parameters",
+    ),
     (Counter, "inserted_steps", "Inserted steps"),
     (Counter, "inserted_items", "Inserted items"),
     (
@@ -103,6 +113,11 @@ const TABLE: &[Metric] = &[
     (Counter, "corrupt_items", "Items that did not decode"),
     (Counter, "blocked_pushes", "Pushes that had to wait"),
     (Counter, "blocked_samples", "Samples that had to wait"),
+    (
+        Histogram,
+        "version_lag",
+        "Versions by which writers were behind when their pushes were stored",
+    ),
     (
         Histogram,
         "sample_age",

@@ -123,6 +123,7 @@ impl TestClient {
             let get = RequestBody::GetParameters {
                 name: "large".into(),
                 newer_than: 0,
+                writer: None,
             };
             self.send(get, 0).await.unwrap();
         }

@@ -85,6 +85,7 @@ fn tables_and_parameters_are_served() {
         let get = |newer_than| RequestBody::GetParameters {
             name: "policy".into(),
             newer_than,
+            writer: None,
         };
         assert!(matches!(
             client.ask(get(0), 0).await.unwrap(),

@@ -16,6 +16,7 @@ fn get() -> RequestBody {
     RequestBody::GetParameters {
         name: "large".into(),
         newer_than: 0,
+        writer: None,
     }
 }
 

@@ -54,6 +54,7 @@ fn each_role_may_make_its_requests_and_no_others() {
         let get = || RequestBody::GetParameters {
             name: "policy".into(),
             newer_than: 0,
+            writer: None,
         };
         let of_actors = || {
             [
