@@ -23,6 +23,7 @@ use replay_core::memory::Memory;
 use replay_core::replay::{Replay, Wait};
 use replay_core::schema::TableConfig;
 use replay_net::client::Client;
+use replay_net::client::shards::ShardedClient;
 
 use crate::class::context_manager;
 use crate::parameters::{self, PyParameters};
@@ -50,7 +51,7 @@ struct Backend {
     replay: Arc<dyn Replay>,
     /// The memory, if it is in this process.
     memory: Option<Arc<Memory>>,
-    /// The client, if the memory is on a server.
+    /// The client, if the memory is on a server; of several the first one's, which sums gradients.
     client: Option<Arc<Client>>,
 }
 
@@ -83,6 +84,17 @@ impl PyReplay {
             client: Some(client),
         };
         Self::over(backend, format!("at {address}"))
+    }
+
+    /// The memory of several servers.
+    pub fn sharded(client: ShardedClient) -> Self {
+        let location = format!("at {}", client.names());
+        let backend = Backend {
+            client: Some(client.first().clone()),
+            replay: Arc::new(client),
+            memory: None,
+        };
+        Self::over(backend, location)
     }
 
     pub fn make_tables(

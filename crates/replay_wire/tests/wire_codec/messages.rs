@@ -128,8 +128,8 @@ fn request_body() -> impl Strategy<Value = RequestBody> {
             }
         ),
         push().prop_map(RequestBody::Push),
-        (name(), any::<(u32, u16, u16, bool, bool)>()).prop_map(
-            |(table, (count, before, after, allow_short, min_probability))| {
+        (name(), any::<(u32, u16, u16, bool, bool)>(), any::<Option<u32>>()).prop_map(
+            |(table, (count, before, after, allow_short, min_probability), part)| {
                 RequestBody::Sample(SampleRequest {
                     table,
                     count,
@@ -137,6 +137,7 @@ fn request_body() -> impl Strategy<Value = RequestBody> {
                     after,
                     allow_short,
                     min_probability,
+                    part: part.map(|limiter_samples| BatchPart { limiter_samples }),
                 })
             }
         ),
@@ -153,9 +154,10 @@ fn request_body() -> impl Strategy<Value = RequestBody> {
             id,
             reason
         }),
-        (name(), any::<u64>(), bytes()).prop_map(|(name, id, bytes)| RequestBody::PutParameters {
+        (name(), any::<u64>(), any::<u64>(), bytes()).prop_map(|(name, id, version, bytes)| RequestBody::PutParameters {
             name,
             id,
+            version,
             bytes
         }),
         (name(), any::<u64>())
@@ -200,6 +202,7 @@ pub enum Answer {
         items: Vec<SampledItem>,
         live_items: u64,
         min: Option<f64>,
+        shard: Option<ShardState>,
         rows: Bytes,
         blobs: Vec<Bytes>,
     },
@@ -237,14 +240,22 @@ pub fn answer() -> impl Strategy<Value = Answer> {
             vec(sampled_item(), 0..20),
             any::<u64>(),
             option::of(1e-9..1.0),
+            option::of(any::<(u16, u64, u64)>()),
             bytes(),
             vec(bytes(), 0..5)
         )
-            .prop_map(|(items, live_items, min, rows, blobs)| {
+            .prop_map(|(items, live_items, min, shard, rows, blobs)| {
                 Answer::Sampled {
                     items,
                     live_items,
                     min,
+                    shard: shard.map(|(number, items, inserted)| ShardState {
+                        number,
+                        total_priority: items as f64,
+                        items,
+                        inserted,
+                        allowance: f64::INFINITY,
+                    }),
                     rows,
                     blobs,
                 }
@@ -315,12 +326,14 @@ pub fn body(answer: Answer) -> ReplyBody {
             items,
             live_items,
             min,
+            shard,
             rows,
             blobs,
         } => ReplyBody::Sampled(Sampled {
             items,
             live_items,
             min_probability: min,
+            shard,
             rows,
             blobs,
             credit: None,
@@ -348,6 +361,7 @@ pub fn seen(reply: Reply) -> Answer {
             items: sampled.items,
             live_items: sampled.live_items,
             min: sampled.min_probability,
+            shard: sampled.shard,
             rows: sampled.rows,
             blobs: vec![
                 sampled

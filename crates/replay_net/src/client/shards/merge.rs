@@ -1,0 +1,110 @@
+//! Definitions and statistics of several servers as those of one memory.
+
+use replay_core::replay::Listing;
+use replay_core::schema::TableConfig;
+use serde_json::{Map, Value, json};
+
+/// One server's part of a table: of what the table holds, one part of `servers`, rounded up.
+pub fn part(whole: &TableConfig, servers: u64) -> TableConfig {
+    TableConfig {
+        capacity: whole.capacity.div_ceil(servers),
+        capacity_bytes: whole.capacity_bytes.div_ceil(servers),
+        min_size: whole.min_size.div_ceil(servers),
+        ..whole.clone()
+    }
+}
+
+/// The table that `servers` of these parts are.
+pub fn whole(part: &TableConfig, servers: u64) -> TableConfig {
+    TableConfig {
+        capacity: part.capacity * servers,
+        capacity_bytes: part.capacity_bytes.saturating_mul(servers),
+        min_size: part.min_size * servers,
+        ..part.clone()
+    }
+}
+
+/// Tables of the first server, and the newest versions of parameters.
+pub fn listing(listings: impl Iterator<Item = Listing>, servers: u64) -> Listing {
+    let mut merged = Listing::default();
+    for listing in listings {
+        for table in listing.tables {
+            if !merged.tables.iter().any(|known| known.name == table.name) {
+                merged.tables.push(whole(&table, servers));
+            }
+        }
+        for listed in listing.parameters {
+            let known = merged.parameters.iter_mut().find(|known| known.name == listed.name);
+            match known {
+                Some(known) if known.version >= listed.version => {}
+                Some(known) => *known = listed,
+                None => merged.parameters.push(listed),
+            }
+        }
+    }
+    merged.tables.sort_by(|one, other| one.name.cmp(&other.name));
+    merged.parameters.sort_by(|one, other| one.name.cmp(&other.name));
+    merged
+}
+
+/// Statistics whose largest value counts; all other numbers are added up.
+const LARGEST: [&str; 3] = ["max_priority", "uptime_s", "version"];
+
+/// Statistics of the servers that answer: numbers are added up. `shards` has those of each server by its address, `null` for one that
+/// is away.
+pub fn stats(incarnation: String, servers: Vec<(String, Option<Value>)>) -> Value {
+    let mut merged = json!({});
+    let mut shards = Map::new();
+    for (name, stats) in servers {
+        if let Some(stats) = &stats {
+            add("", &mut merged, stats);
+        }
+        shards.insert(name, stats.unwrap_or(Value::Null));
+    }
+    // Parameters are on every server: their bytes are not those of all copies.
+    let parameters: Vec<_> = shards.values().map(|stats| &stats["parameters"]).collect();
+    let mut newest = Map::new();
+    for (name, entry) in parameters.into_iter().filter_map(Value::as_object).flatten() {
+        let version = |entry: &Value| entry["version"].as_u64().unwrap_or(0);
+        if newest.get(name).is_none_or(|known| version(known) < version(entry)) {
+            newest.insert(name.clone(), entry.clone());
+        }
+    }
+    merged["parameters"] = newest.into();
+    merged["incarnation"] = incarnation.into();
+    merged["shards"] = shards.into();
+    merged
+}
+
+fn add(name: &str, sum: &mut Value, more: &Value) {
+    match (&mut *sum, more) {
+        (Value::Object(sum), Value::Object(more)) => {
+            for (name, value) in more {
+                match sum.get_mut(name) {
+                    Some(known) => add(name, known, value),
+                    None => {
+                        sum.insert(name.clone(), value.clone());
+                    }
+                }
+            }
+        }
+        (Value::Array(sum), Value::Array(more)) => sum.extend(more.iter().cloned()),
+        (Value::Bool(sum), Value::Bool(more)) => *sum |= more,
+        (Value::Number(known), Value::Number(number)) => {
+            *sum = match (known.as_u64(), number.as_u64()) {
+                (Some(known), Some(number)) if LARGEST.contains(&name) => known.max(number).into(),
+                (Some(known), Some(number)) => known.saturating_add(number).into(),
+                _ => {
+                    let (known, number) = (known.as_f64(), number.as_f64());
+                    let (known, number) = (known.unwrap_or(0.0), number.unwrap_or(0.0));
+                    match LARGEST.contains(&name) {
+                        true => known.max(number).into(),
+                        false => (known + number).into(),
+                    }
+                }
+            };
+        }
+        (Value::Null, more) => *sum = more.clone(),
+        _ => {}
+    }
+}
