@@ -18,6 +18,7 @@ from benchmarks.connections import connections
 from benchmarks.contest import measure, missing
 from benchmarks.growth import growth
 from benchmarks.hostile import hostile
+from benchmarks.shards import shards
 from benchmarks.sweep import RECORD, sweep
 from benchmarks.table import table, today
 
@@ -34,6 +35,7 @@ def main() -> None:
         "connections": connections,
         "growth": growth,
         "hostile": hostile,
+        "shards": shards,
         "sweep": sweep,
         "table": table,
     }

@@ -19,6 +19,7 @@ from benchmarks.catalogue import BENCHMARKS, BYTES, TRANSITIONS, Benchmark, Goal
 from benchmarks.contest import Entry, Measured
 from benchmarks.growth import standing
 from benchmarks.hostile import hostile
+from benchmarks.shards import shards
 from benchmarks.recording import GAMMA, N, Recording
 from benchmarks.systems import Service
 from benchmarks.table import LINKING, README, REPORTS, filled, report_page
@@ -306,3 +307,10 @@ def test_a_server_that_is_away_is_measured(capsys: pytest.CaptureFixture[str]) -
     works = [line["missing"] for line in told if line.get("until") == "works"]
     assert works == [0, 0]
     assert [line["doubled"] for line in told if "doubled" in line] == [0, 0]
+
+
+def test_several_servers_are_measured_against_one(capsys: pytest.CaptureFixture[str]) -> None:
+    shards(rounds=1, seconds=0.2, steps=2_400)
+    one, three, ratio, frequencies = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert one["value"] > 0 and three["value"] > 0 and ratio["ratio"] > 0
+    assert frequencies["met"]

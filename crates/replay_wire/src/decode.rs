@@ -14,7 +14,8 @@ use super::{GradientsJoined, Reply, ReplyBody, Request, RequestBody};
 use gradients::{Asynchronous, JoinJob, Ticket};
 use replay_core::error::{Error, ErrorCode, Result};
 use replay_core::replay::{
-    BatchPart, OpenWriter, Parameters, Push, PushBody, SampleRequest, Sampled, SampledItem, ShardState,
+    BatchPart, OpenWriter, Parameters, Push, PushBody, SampleRequest, Sampled, SampledItem,
+    ShardState,
 };
 use replay_core::schema::TableConfig;
 
@@ -123,7 +124,10 @@ fn request_body(
                 part: match sample.has_part() {
                     false => None,
                     true => Some(BatchPart {
-                        limiter_samples: sample.get_part().map_err(malformed)?.get_limiter_samples(),
+                        limiter_samples: sample
+                            .get_part()
+                            .map_err(malformed)?
+                            .get_limiter_samples(),
                     }),
                 },
             })

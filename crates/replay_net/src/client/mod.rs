@@ -42,7 +42,9 @@ use ::gradients::{DpdkConfig, JoinJob};
 use connection::Dialer;
 pub use gradient_updates::GradientUpdates;
 pub use gradients::GradientWorker;
-use pipeline::{RequestPipeline, expect_reply, is_absent, is_broken, is_busy, is_cut_off, is_renewal};
+use pipeline::{
+    RequestPipeline, expect_reply, is_absent, is_broken, is_busy, is_cut_off, is_renewal,
+};
 use pool::{ConnectionPool, retry_for};
 use replay_core::error::{Error, ErrorCode, Result};
 use replay_core::replay::{
@@ -283,13 +285,7 @@ impl Client {
     }
 
     /// Stores parameters as `version`, or as the next version if that is not newer.
-    fn put_version(
-        &self,
-        name: &str,
-        version: u64,
-        bytes: Bytes,
-        wait: &Wait<'_>,
-    ) -> Result<u64> {
+    fn put_version(&self, name: &str, version: u64, bytes: Bytes, wait: &Wait<'_>) -> Result<u64> {
         // The server recognises the number when the put is sent again, and does not put it over a newer one.
         let id = random_number()?;
         let (reply, _) = self.ask(wait, |_| RequestBody::PutParameters {

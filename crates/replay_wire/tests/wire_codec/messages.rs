@@ -128,19 +128,24 @@ fn request_body() -> impl Strategy<Value = RequestBody> {
             }
         ),
         push().prop_map(RequestBody::Push),
-        (name(), any::<(u32, u16, u16, bool, bool)>(), any::<Option<u32>>()).prop_map(
-            |(table, (count, before, after, allow_short, min_probability), part)| {
-                RequestBody::Sample(SampleRequest {
-                    table,
-                    count,
-                    before,
-                    after,
-                    allow_short,
-                    min_probability,
-                    part: part.map(|limiter_samples| BatchPart { limiter_samples }),
-                })
-            }
-        ),
+        (
+            name(),
+            any::<(u32, u16, u16, bool, bool)>(),
+            any::<Option<u32>>()
+        )
+            .prop_map(
+                |(table, (count, before, after, allow_short, min_probability), part)| {
+                    RequestBody::Sample(SampleRequest {
+                        table,
+                        count,
+                        before,
+                        after,
+                        allow_short,
+                        min_probability,
+                        part: part.map(|limiter_samples| BatchPart { limiter_samples }),
+                    })
+                }
+            ),
         (name(), vec((any::<u64>(), 0.0..1e300), 0..50)).prop_map(|(table, updates)| {
             let (ids, priorities) = updates.into_iter().unzip();
             RequestBody::UpdatePriorities {
@@ -154,11 +159,13 @@ fn request_body() -> impl Strategy<Value = RequestBody> {
             id,
             reason
         }),
-        (name(), any::<u64>(), any::<u64>(), bytes()).prop_map(|(name, id, version, bytes)| RequestBody::PutParameters {
-            name,
-            id,
-            version,
-            bytes
+        (name(), any::<u64>(), any::<u64>(), bytes()).prop_map(|(name, id, version, bytes)| {
+            RequestBody::PutParameters {
+                name,
+                id,
+                version,
+                bytes,
+            }
         }),
         (name(), any::<u64>())
             .prop_map(|(name, newer_than)| RequestBody::GetParameters { name, newer_than }),

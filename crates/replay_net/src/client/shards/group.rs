@@ -150,7 +150,10 @@ impl Group {
 
     /// The servers whose table may have an id of this number.
     pub fn of_number(&self, number: u16) -> Vec<usize> {
-        lock(&self.numbers).get(&number).cloned().unwrap_or_default()
+        lock(&self.numbers)
+            .get(&number)
+            .cloned()
+            .unwrap_or_default()
     }
 
     /// Makes the tables of the other servers at one that has been away, and gives it their newest parameters.

@@ -19,8 +19,17 @@ pub fn whole(part: &TableConfig, servers: u64) -> TableConfig {
     TableConfig {
         capacity: part.capacity * servers,
         capacity_bytes: part.capacity_bytes.saturating_mul(servers),
-        min_size: part.min_size * servers,
+        min_size: min_size(part, servers),
         ..part.clone()
+    }
+}
+
+/// Items that `servers` of these parts need together before the first sample.
+pub fn min_size(part: &TableConfig, servers: u64) -> u64 {
+    match part.min_size {
+        // Of a table that waits for none but the first.
+        1 => 1,
+        items => items.saturating_mul(servers),
     }
 }
 
@@ -34,7 +43,10 @@ pub fn listing(listings: impl Iterator<Item = Listing>, servers: u64) -> Listing
             }
         }
         for listed in listing.parameters {
-            let known = merged.parameters.iter_mut().find(|known| known.name == listed.name);
+            let known = merged
+                .parameters
+                .iter_mut()
+                .find(|known| known.name == listed.name);
             match known {
                 Some(known) if known.version >= listed.version => {}
                 Some(known) => *known = listed,
@@ -42,8 +54,12 @@ pub fn listing(listings: impl Iterator<Item = Listing>, servers: u64) -> Listing
             }
         }
     }
-    merged.tables.sort_by(|one, other| one.name.cmp(&other.name));
-    merged.parameters.sort_by(|one, other| one.name.cmp(&other.name));
+    merged
+        .tables
+        .sort_by(|one, other| one.name.cmp(&other.name));
+    merged
+        .parameters
+        .sort_by(|one, other| one.name.cmp(&other.name));
     merged
 }
 
@@ -64,9 +80,16 @@ pub fn stats(incarnation: String, servers: Vec<(String, Option<Value>)>) -> Valu
     // Parameters are on every server: their bytes are not those of all copies.
     let parameters: Vec<_> = shards.values().map(|stats| &stats["parameters"]).collect();
     let mut newest = Map::new();
-    for (name, entry) in parameters.into_iter().filter_map(Value::as_object).flatten() {
+    for (name, entry) in parameters
+        .into_iter()
+        .filter_map(Value::as_object)
+        .flatten()
+    {
         let version = |entry: &Value| entry["version"].as_u64().unwrap_or(0);
-        if newest.get(name).is_none_or(|known| version(known) < version(entry)) {
+        if newest
+            .get(name)
+            .is_none_or(|known| version(known) < version(entry))
+        {
             newest.insert(name.clone(), entry.clone());
         }
     }

@@ -192,7 +192,9 @@ impl ShardedClient {
             ));
         }
         let listings = group.each(|client| client.list(wait))?;
-        let with_tables = listings.iter().find(|(_, listing)| !listing.tables.is_empty());
+        let with_tables = listings
+            .iter()
+            .find(|(_, listing)| !listing.tables.is_empty());
         let Some((model, tables)) = with_tables.map(|(shard, listing)| (*shard, &listing.tables))
         else {
             return Ok(());
@@ -260,7 +262,10 @@ impl ShardedClient {
     /// The server of a new writer: by the number at the end of its name, or the one with the fewest writers of the table.
     fn shard_of_writer(&self, open: &OpenWriter, wait: &Wait<'_>) -> Result<usize> {
         let count = self.group.shards.len();
-        let digits = open.name.trim_end_matches(|c: char| c.is_ascii_digit()).len();
+        let digits = open
+            .name
+            .trim_end_matches(|c: char| c.is_ascii_digit())
+            .len();
         if let Ok(number) = open.name[digits..].parse::<u64>() {
             let wanted = (number % count as u64) as usize;
             // The next one while that is away.
@@ -354,7 +359,11 @@ impl Replay for ShardedClient {
             // An earlier call dropped it here, and not at another server.
             Err(error) if error.code() == ErrorCode::UnknownTable => {
                 let others = self.group.each(|other| {
-                    Ok(other.list(wait)?.tables.iter().any(|known| known.name == table))
+                    Ok(other
+                        .list(wait)?
+                        .tables
+                        .iter()
+                        .any(|known| known.name == table))
                 })?;
                 match others.iter().any(|&(_, known)| known) {
                     true => Ok(()),
@@ -368,7 +377,9 @@ impl Replay for ShardedClient {
     fn open_writer(&self, open: OpenWriter, wait: &Wait<'_>) -> Result<Box<dyn PushChannel>> {
         loop {
             let shard = self.shard_of_writer(&open, wait)?;
-            let opened = self.group.shards[shard].client.open_writer(open.clone(), wait);
+            let opened = self.group.shards[shard]
+                .client
+                .open_writer(open.clone(), wait);
             // Relaxed: a hint for `get_parameters`.
             self.group.own.store(shard, Ordering::Relaxed);
             if let Some(channel) = self.group.answered(shard, opened)? {
@@ -379,8 +390,8 @@ impl Replay for ShardedClient {
 
     fn sample(&self, request: &SampleRequest, wait: &Wait<'_>) -> Result<Sampled> {
         let idle = lock(&self.idle).pop();
-        let mut channel = idle
-            .unwrap_or_else(|| ShardedSamples::new(self.group.clone(), request.clone(), 1));
+        let mut channel =
+            idle.unwrap_or_else(|| ShardedSamples::new(self.group.clone(), request.clone(), 1));
         let sampled = channel.once(request, wait);
         let mut idle = lock(&self.idle);
         if idle.len() < MAX_IDLE {
@@ -436,9 +447,8 @@ impl Replay for ShardedClient {
                 Err(error) if is_lost(&error) => {
                     client.update_priorities(table, &ids, &priorities, wait)
                 }
-                reply => reply.and_then(
-                    |reply| expect_reply!(reply, ReplyBody::Updated(receipt) => receipt),
-                ),
+                reply => reply
+                    .and_then(|reply| expect_reply!(reply, ReplyBody::Updated(receipt) => receipt)),
             };
             if let Some(receipt) = self.group.answered(shard, receipt)? {
                 applied += receipt.applied;
@@ -506,7 +516,10 @@ impl Replay for ShardedClient {
     fn list(&self, wait: &Wait<'_>) -> Result<Listing> {
         let listings = self.group.each(|client| client.list(wait))?;
         let count = self.group.shards.len() as u64;
-        Ok(merge::listing(listings.into_iter().map(|(_, one)| one), count))
+        Ok(merge::listing(
+            listings.into_iter().map(|(_, one)| one),
+            count,
+        ))
     }
 
     fn stats(&self, wait: &Wait<'_>) -> Result<serde_json::Value> {

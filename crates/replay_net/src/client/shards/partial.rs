@@ -49,7 +49,10 @@ impl PartialBatch {
             number,
             begun: false,
             shares: totals.iter().map(|total| total / sum).collect(),
-            least: seen.iter().map(|seen| seen.and_then(|seen| seen.min_probability)).collect(),
+            least: seen
+                .iter()
+                .map(|seen| seen.and_then(|seen| seen.min_probability))
+                .collect(),
             with_priority: seen.iter().flatten().map(|seen| seen.with_priority).sum(),
             owed: divide(count, &totals, at),
             owed_samples: count,
@@ -130,8 +133,12 @@ impl PartialBatch {
             }));
         }
         // An item may have been updated since the servers' last answers.
-        let min_probability = min_probability
-            .map(|least| items.iter().map(|item| item.probability).fold(least, f64::min));
+        let min_probability = min_probability.map(|least| {
+            items
+                .iter()
+                .map(|item| item.probability)
+                .fold(least, f64::min)
+        });
         Sampled {
             items,
             live_items: self.with_priority,

@@ -9,6 +9,7 @@ use super::super::Client;
 use super::super::connection::{Connection, deadline_ms};
 use super::super::pipeline::{RequestPipeline, answer, is_renewal, unexpected};
 use super::group::{Group, is_lost};
+use super::merge::min_size;
 use super::partial::{PartialBatch, Seen};
 use super::shares::limiter_samples;
 use replay_core::error::{Error, ErrorCode, Result};
@@ -20,9 +21,7 @@ use replay_wire::{Reply, ReplyBody, RequestBody};
 /// Longest time for which a server holds a part. Then the rest of the batch is divided anew, by the servers' state at that time.
 const HELD_FOR: Duration = Duration::from_millis(250);
 /// Pause before the servers are asked again whether there is anything to sample.
-const ASK_AGAIN_AFTER: Duration = Duration::from_millis(20);
-/// Weight of the items that arrived at a server before its last answer, against those of the last one.
-const REMEMBERED: f64 = 0.9;
+const ASK_AGAIN_AFTER: Duration = Duration::from_millis(5);
 /// Number of the batch of requests that only ask for a table's state.
 const NO_BATCH: u64 = 0;
 
@@ -47,8 +46,6 @@ struct Lane {
     connection: Option<Connection>,
     pending: Vec<Pending>,
     seen: Option<Seen>,
-    /// Items that arrived between its last answers, the earlier ones discounted.
-    arriving: f64,
 }
 
 /// A request in flight.
@@ -69,13 +66,6 @@ type Reason = String;
 impl Lane {
     fn awaits(&self, batch: u64) -> bool {
         self.pending.iter().any(|pending| pending.batch == batch)
-    }
-
-    fn note(&mut self, seen: Seen) {
-        let before = self.seen.map(|seen| seen.state.inserted);
-        let arrived = seen.state.inserted.saturating_sub(before.unwrap_or(0));
-        self.arriving = self.arriving * REMEMBERED + before.map_or(0.0, |_| arrived as f64);
-        self.seen = Some(seen);
     }
 
     /// Samples that the rate limiter would admit after the requests in flight.
@@ -126,16 +116,23 @@ impl ShardedSamples {
             self.look_around(wait)?;
             let blocked = self.top_up(wait)?;
             let front = self.batches.front();
-            let (number, complete) = front.map_or((NO_BATCH, false), |batch| (batch.number, batch.is_complete()));
+            let (number, complete) = front.map_or((NO_BATCH, false), |batch| {
+                (batch.number, batch.is_complete())
+            });
             if !self.lanes.iter().any(|lane| lane.awaits(number)) {
                 if complete {
                     return self.deliver(wait);
                 }
                 let reason = match blocked {
                     Some(reason) => Some(reason),
-                    None => self.ready(wait)?,
+                    None => self.stocked(wait)?,
                 };
-                self.pause(wait, reason.unwrap_or_else(|| self.group.none_answers().to_string()))?;
+                let reason = reason.unwrap_or_else(|| self.group.none_answers().to_string());
+                let late = wait.deadline.is_some_and(|end| Instant::now() >= end);
+                if late && self.request.allow_short {
+                    return self.short(reason, wait);
+                }
+                self.pause(wait, reason)?;
                 continue;
             }
             if let Some(reason) = self.receive_for(number, wait)? {
@@ -188,7 +185,7 @@ impl ShardedSamples {
     /// Asks a server for its table's state alone.
     fn ask_state(&mut self, shard: usize, wait: &Wait<'_>) -> Result<()> {
         let now = Instant::now();
-        self.send(shard, NO_BATCH, (0, 0), now, false, wait)?;
+        self.send(shard, NO_BATCH, (0, 0), now, wait)?;
         while self.lanes[shard].awaits(NO_BATCH) {
             self.receive(shard, wait)?;
         }
@@ -207,7 +204,8 @@ impl ShardedSamples {
             let wait = Wait::until(Some(Instant::now() + HELD_FOR));
             let others = self.group.present().filter(|&other| other != shard);
             let mut clients = others.map(|other| &self.group.shards[other].client);
-            let known = |client: &Arc<Client>| client.table_config(&self.request.table, &wait).is_ok();
+            let known =
+                |client: &Arc<Client>| client.table_config(&self.request.table, &wait).is_ok();
             let has_lost_it = clients.any(known);
             drop(clients);
             if has_lost_it {
@@ -244,15 +242,15 @@ impl ShardedSamples {
         Ok(self.table.insert(table).clone())
     }
 
-    /// Whether the servers together have what a batch needs, or else the reason to wait.
-    fn ready(&mut self, wait: &Wait<'_>) -> Result<Option<Reason>> {
+    /// Whether the servers together have enough items, or else the reason to wait.
+    fn stocked(&mut self, wait: &Wait<'_>) -> Result<Option<Reason>> {
         let seen: Vec<_> = self.lanes.iter().filter_map(|lane| lane.seen).collect();
         if seen.is_empty() {
             return Ok(Some(self.group.none_answers().to_string()));
         }
         let table = self.table(wait)?;
         let items: u64 = seen.iter().map(|seen| seen.state.items).sum();
-        let min_size = table.min_size * seen.len() as u64;
+        let min_size = min_size(&table, seen.len() as u64);
         // A server's limiter holds its writers back before its part of min_size can make up for servers without writers.
         let most = 2.0 * table.effective_slack() - table.samples_per_insert;
         let holds_writers = |seen: &Seen| {
@@ -277,6 +275,33 @@ impl ShardedSamples {
             )));
         }
         Ok(None)
+    }
+
+    /// Whether the servers together have what a batch needs, or else the reason to wait.
+    fn ready(&mut self, wait: &Wait<'_>) -> Result<Option<Reason>> {
+        if let Some(reason) = self.stocked(wait)? {
+            return Ok(Some(reason));
+        }
+        // A batch begins once it is admitted as a whole: a part that one limiter has counted does not wait for the others.
+        let missing = f64::from(self.request.count) - self.admitted();
+        if missing <= 0.0 {
+            return Ok(None);
+        }
+        let table = self.table(wait)?;
+        Ok(Some(format!(
+            "table {:?} has no {} samples left by samples_per_insert {}: insert {} more items, on the servers {}",
+            table.name,
+            self.request.count,
+            table.samples_per_insert,
+            (missing / table.samples_per_insert).ceil(),
+            self.group.names()
+        )))
+    }
+
+    /// Samples that all rate limiters together would admit now.
+    fn admitted(&self) -> f64 {
+        let allowances = self.lanes.iter().map(Lane::allowance);
+        allowances.map(|allowed| allowed.max(0.0).floor()).sum()
     }
 
     /// Sends the parts that batches under way still need, and begins others until `in_flight` are under way.
@@ -316,11 +341,15 @@ impl ShardedSamples {
             return Ok(());
         }
         let present: Vec<usize> = (0..seen.len()).filter(|&at| seen[at].is_some()).collect();
-        let limits = present.iter().any(|&at| self.lanes[at].allowance().is_finite());
+        let limits = present
+            .iter()
+            .any(|&at| self.lanes[at].allowance().is_finite());
         let charges = if limits {
-            let allowances: Vec<f64> = present.iter().map(|&at| self.lanes[at].allowance()).collect();
-            let arriving: Vec<f64> = present.iter().map(|&at| self.lanes[at].arriving).collect();
-            limiter_samples(samples, &allowances, &arriving)
+            let allowances: Vec<f64> = present
+                .iter()
+                .map(|&at| self.lanes[at].allowance())
+                .collect();
+            limiter_samples(samples, &allowances)
         } else {
             present.iter().map(|&at| counts[at]).collect()
         };
@@ -335,7 +364,7 @@ impl ShardedSamples {
             // A first part without items asks for the server's state, for the batches that follow.
             if begins || counts[shard] > 0 || charge > 0 {
                 let part = (counts[shard], charge);
-                let sent = self.send(shard, number, part, due, false, wait);
+                let sent = self.send(shard, number, part, due, wait);
                 if sent.is_err() {
                     self.batches[index].owe(shard, part.0, part.1);
                 }
@@ -351,7 +380,6 @@ impl ShardedSamples {
         batch: u64,
         (count, limiter_samples): (u32, u32),
         due: Instant,
-        allow_short: bool,
         wait: &Wait<'_>,
     ) -> Result<()> {
         let dialer = &self.group.shards[shard].client.dialer;
@@ -361,7 +389,9 @@ impl ShardedSamples {
         }
         let body = RequestBody::Sample(SampleRequest {
             count,
-            allow_short,
+            // A call takes fewer items at its own deadline, which is no server's.
+            allow_short: self.request.allow_short
+                && wait.deadline.is_some_and(|end| Instant::now() >= end),
             part: Some(BatchPart { limiter_samples }),
             ..self.request.clone()
         });
@@ -431,7 +461,7 @@ impl ShardedSamples {
                         "{name} cannot be one of several servers: it is of an older release; install the same release on all"
                     )));
                 };
-                lane.note(Seen {
+                lane.seen = Some(Seen {
                     state,
                     with_priority: sampled.live_items,
                     min_probability: sampled.min_probability,
@@ -477,34 +507,29 @@ impl ShardedSamples {
 
     /// The batch at the deadline of a call that takes fewer items: what has arrived, or else as many as the servers give at once.
     fn short(&mut self, reason: Reason, wait: &Wait<'_>) -> Result<Sampled> {
-        self.ask_states(wait)?;
-        let seen = self.seen();
-        if let Some(batch) = self.batches.front_mut()
-            && batch.items() == 0
-        {
-            let allowed: f64 = self.lanes.iter().map(|lane| lane.allowance().max(0.0).floor()).sum();
-            let count = allowed.min(f64::from(self.request.count)) as u32;
-            *batch = PartialBatch::new(batch.number, count, &seen, 0.5);
-            let number = batch.number;
-            let (counts, _) = batch.take_owed(&seen, 0.5);
-            let allowances: Vec<f64> = self.lanes.iter().map(Lane::allowance).collect();
-            let charges = limiter_samples(count, &allowances, &[]);
-            let limits = allowances.iter().any(|allowed| allowed.is_finite());
-            for (shard, &items) in counts.iter().enumerate() {
-                if self.lanes[shard].seen.is_some() && count > 0 {
-                    let charge = if limits { charges[shard] } else { items };
-                    let now = Instant::now();
-                    let sent = self.send(shard, number, (items, charge), now, true, wait);
-                    self.settle(shard, sent)?;
-                }
+        if self.batches.front().is_none_or(|batch| batch.items() == 0) {
+            self.ask_states(wait)?;
+            if let Some(waited_for) = self.stocked(wait)? {
+                return Err(Error::Deadline { waited_for });
             }
+            let count = self.admitted().min(f64::from(self.request.count)) as u32;
+            if count == 0 {
+                return Err(Error::Deadline { waited_for: reason });
+            }
+            let seen = self.seen();
+            self.last_batch += 1;
+            let batch = PartialBatch::new(self.last_batch, count, &seen, uniform()?);
+            self.batches = [batch].into();
+            self.send_parts(0, wait)?;
         }
-        let number = self.last_batch;
-        while self.lanes.iter().any(|lane| lane.awaits(number)) {
+        while let Some(batch) = self.batches.front()
+            && let number = batch.number
+            && self.lanes.iter().any(|lane| lane.awaits(number))
+        {
             self.receive_for(number, wait)?;
         }
-        match self.batches.front() {
-            Some(batch) if batch.items() > 0 => self.deliver(wait),
+        match self.batches.pop_front() {
+            Some(batch) if batch.items() > 0 => Ok(batch.into_sampled()),
             _ => Err(Error::Deadline { waited_for: reason }),
         }
     }

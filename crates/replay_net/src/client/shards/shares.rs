@@ -24,10 +24,9 @@ pub fn divide(count: u32, weights: &[f64], at: f64) -> Vec<u32> {
     weights.iter().enumerate().map(part).collect()
 }
 
-/// How many of `count` samples each limiter is to admit: in proportion to what it would admit now (`allowances`) if that is enough
-/// for all. Otherwise each gives what it has, and the rest is expected in proportion to the items that arrive there (`arriving`),
-/// where the parts will wait for them.
-pub fn limiter_samples(count: u32, allowances: &[f64], arriving: &[f64]) -> Vec<u32> {
+/// How many of `count` samples each limiter is to admit, in proportion to what it would admit now (`allowances`). Where that is not
+/// enough, since another client was faster, parts of the rest wait at every server.
+pub fn limiter_samples(count: u32, allowances: &[f64]) -> Vec<u32> {
     let most = f64::from(count);
     let now: Vec<f64> = allowances
         .iter()
@@ -35,15 +34,9 @@ pub fn limiter_samples(count: u32, allowances: &[f64], arriving: &[f64]) -> Vec<
         .collect();
     let total: f64 = now.iter().sum();
     if total < most {
-        let rest = count - total as u32;
-        let even = vec![1.0; now.len()];
-        let arrives = arriving.iter().any(|&items| items > 0.0);
-        let waiting = divide(rest, if arrives { arriving } else { &even }, 0.5);
-        return now
-            .iter()
-            .zip(waiting)
-            .map(|(&now, waiting)| now as u32 + waiting)
-            .collect();
+        let waiting = divide(count - total as u32, &vec![1.0; now.len()], 0.5);
+        let parts = now.iter().zip(waiting);
+        return parts.map(|(&now, waiting)| now as u32 + waiting).collect();
     }
     let mut parts: Vec<u32> = now
         .iter()
@@ -85,11 +78,10 @@ mod tests {
 
     #[test]
     fn limiters_give_what_they_have_before_any_has_to_wait() {
-        assert_eq!(limiter_samples(8, &[4.0, 12.0], &[0.0, 0.0]), [2, 6]);
-        assert_eq!(limiter_samples(8, &[8.0, 0.0], &[0.0, 9.0]), [8, 0]);
-        assert_eq!(limiter_samples(8, &[-3.0, 2.5], &[1.0, 1.0]), [3, 5]);
-        assert_eq!(limiter_samples(8, &[0.0, 0.0], &[0.0, 3.0]), [0, 8]);
-        assert_eq!(limiter_samples(3, &[1.0, 1.0, 1.0], &[0.0; 3]), [1, 1, 1]);
-        assert_eq!(limiter_samples(4, &[0.0, 0.0], &[0.0, 0.0]).iter().sum::<u32>(), 4);
+        assert_eq!(limiter_samples(8, &[4.0, 12.0]), [3, 5]);
+        assert_eq!(limiter_samples(8, &[8.0, 0.0]), [8, 0]);
+        assert_eq!(limiter_samples(8, &[-3.0, 2.5]), [3, 5]);
+        assert_eq!(limiter_samples(3, &[1.0, 1.0, 1.0]), [1, 1, 1]);
+        assert_eq!(limiter_samples(4, &[0.0, 0.0]), [2, 2]);
     }
 }
