@@ -1,4 +1,4 @@
-"""Three servers that are one memory against one server of the same total size, under a learner that only samples and updates."""
+"""Servers that are one memory against one server of the same total size, under a learner that samples and updates."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Learner:
         return done / (time.monotonic() - began)
 
     def excess(self, batches: int) -> float:
-        """Chi-square of the servers' items in batches against their sums of priorities, in standard deviations above its mean."""
+        """Chi-square of items by server against the sums of priorities, in standard deviations above its mean."""
         shards = self._replay.stats()
         parts = shards.get("shards", {"": shards}).values()
         totals = np.array([part["tables"]["breakout"]["total_priority"] for part in parts])

@@ -19,8 +19,8 @@ from benchmarks.catalogue import BENCHMARKS, BYTES, TRANSITIONS, Benchmark, Goal
 from benchmarks.contest import Entry, Measured
 from benchmarks.growth import standing
 from benchmarks.hostile import hostile
-from benchmarks.shards import shards
 from benchmarks.recording import GAMMA, N, Recording
+from benchmarks.shards import shards
 from benchmarks.systems import Service
 from benchmarks.table import LINKING, README, REPORTS, filled, report_page
 from benchmarks.tasks import _Fed
@@ -312,5 +312,5 @@ def test_a_server_that_is_away_is_measured(capsys: pytest.CaptureFixture[str]) -
 def test_several_servers_are_measured_against_one(capsys: pytest.CaptureFixture[str]) -> None:
     shards(rounds=1, seconds=0.2, steps=2_400)
     one, three, ratio, frequencies = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert one["value"] > 0 and three["value"] > 0 and ratio["ratio"] > 0
+    assert min(one["value"], three["value"], ratio["ratio"]) > 0
     assert frequencies["met"]

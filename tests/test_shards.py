@@ -46,7 +46,7 @@ def excess(observed: Counter[int], expected: dict[int, float]) -> float:
     assert set(observed) <= set(expected)
     square = sum((observed[each] - mean) ** 2 / mean for each, mean in expected.items())
     freedom = len(expected) - 1
-    return (square - freedom) / np.sqrt(2 * freedom)
+    return float((square - freedom) / np.sqrt(2 * freedom))
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def address(servers: Sequence[Server]) -> str:
     return ",".join(server.address for server in servers)
 
 
-PARTS = {"w 0": range(0, 150), "w 1": range(200, 260), "w 2": range(300, 320)}
+PARTS = {"w 0": range(150), "w 1": range(200, 260), "w 2": range(300, 320)}
 
 
 def test_frequencies_and_weights_are_those_of_one_memory(connect: Connect) -> None:
@@ -93,10 +93,10 @@ def test_frequencies_and_weights_are_those_of_one_memory(connect: Connect) -> No
         assert shards.stats()["tables"]["t"]["items"] == live
         least = one.sample("t", 8, VIEW, normalize="memory", beta=1.0)
         with shards.batches("t", 64, VIEW, beta=1.0, timeout=30) as ahead:
-            for draw in (lambda: next(ahead), lambda: shards.sample("t", 64, VIEW, beta=1.0)):
+            for prefetched in (True, False):
                 counts: Counter[int] = Counter()
                 for _ in range(300):
-                    batch = draw()
+                    batch = next(ahead) if prefetched else shards.sample("t", 64, VIEW, beta=1.0)
                     assert len(batch) == 64
                     actions = batch.action.tolist()
                     counts.update(actions)
@@ -135,7 +135,7 @@ def test_frequencies_hold_while_one_shard_fills(connect: Connect) -> None:
             observed.update((batch.action >= 1000).astype(int).tolist())
             for side in range(2):
                 expected[side] += 64 * totals[side] / sum(totals)
-    # Each batch rounds the shares of its servers to whole items, so the sums are closer than those of independent draws.
+    # A batch rounds the shares of its servers to whole items: the sums are closer than those of independent draws.
     assert all(abs(observed[side] - expected[side]) < 20 for side in range(2)), (observed, expected)
     assert expected[1] > expected[0]
 
@@ -230,7 +230,8 @@ def test_parameters_have_one_version_everywhere(servers: list[Server], log: Line
             with innet.connect(server.address) as one:
                 assert one.parameters() == {"p": 5}
         found = shards.get_parameters("p", newer_than=4)
-        assert found is not None and found.version == 5
+        assert found is not None
+        assert found.version == 5
 
 
 def test_a_server_that_is_away_is_left_out_and_taken_up_again(servers: list[Server], log: Lines) -> None:
@@ -255,7 +256,8 @@ def test_a_server_that_is_away_is_left_out_and_taken_up_again(servers: list[Serv
             for _ in range(20):
                 next(batches)
             receipt = shards.update_priorities("t", ids, np.ones(len(ids)))
-            assert 0 < receipt.applied < len(ids) and receipt.applied + receipt.stale == len(ids)
+            assert 0 < receipt.applied < len(ids)
+            assert receipt.applied + receipt.stale == len(ids)
             assert shards.stats()["shards"][servers[1].address] is None
             with pytest.raises(innet.errors.DisconnectedError, match="is emptied on every server"):
                 shards.empty_table("t")
