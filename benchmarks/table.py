@@ -98,8 +98,9 @@ def report_page(of: dict[str, list[Line]], sweep: list[Line], name: str) -> str:
         _row("raw data", f"[`results.jsonl`]({name}/results.jsonl), [`sweep.json`]({name}/sweep.json)"),
         _row("repeat", "`make bench-peers`, `make bench`"),
         "",
-        "[Question, method, meaning of each limit](../../benchmarks/README.md). One run, each benchmark after the",
-        "other. `python -m benchmarks table` generates this page from the raw data.",
+        "[Question and method](../../benchmarks/README.md), [meaning of each",
+        "limit](../reference/benchmarks.md#limits-and-growth). One run, each benchmark after the other.",
+        "`python -m benchmarks table` generates this page from the raw data.",
         "",
         f"![How many times as good as the best peer]({name}/results.svg)",
     ]

@@ -52,6 +52,22 @@ def test_the_examples_of_the_interface_are_found() -> None:
     )
 
 
+def test_tests_of_the_page_on_correctness_exist() -> None:
+    root = DOCUMENTS.parent
+    page = (DOCUMENTS / "explanation" / "correctness.md").read_text()
+    cells = [row.split(" | ")[-1] for row in re.findall(r"(?m)^\| .*[^-] \|$", page)]
+    assert len(cells) > 30
+    for cell in [*cells, page.rsplit("\n\n", 1)[-1]]:
+        file = None
+        for name in re.findall(r"`([\w/.]+)`", cell):
+            if name.endswith((".py", ".rs")):
+                found = [*root.glob(f"tests/{name}"), *root.glob(f"crates/**/{name}")]
+                assert found, name
+                file, text = name, "".join(path.read_text() for path in found)
+            elif file is not None:
+                assert re.search(rf"(def test_|fn ){name}\(", text), f"{file} {name}"
+
+
 def test_every_statistic_is_explained() -> None:
     text = (DOCUMENTS / "reference" / "statistics.md").read_text()
     chapter = text.split("## A memory\n")[1].split("\n## Gradient sums")[0]

@@ -822,6 +822,9 @@ class Server(_ContextManager):
     @property
     def gradients(self) -> str | None:
         """UDP address for gradients, `"ip:port"`; `None` if the server sums none."""
+    @property
+    def http(self) -> str | None:
+        """URL of the statistics over HTTP, with the actual port; `None` without them."""
     def close(self) -> None:
         """Stops listening, lets requests under way finish, and ends the connections.
 
@@ -1201,6 +1204,7 @@ class Memory(Replay):
         io_threads: int = 0,
         spin: bool = False,
         gradients: str | None = None,
+        http: str | None = None,
     ) -> Server:
         """Serves this memory to clients.
 
@@ -1219,6 +1223,8 @@ class Memory(Replay):
             io_threads: Threads that serve connections; 0 is one for every two cores.
             spin: Poll without sleeping: lower latency, and each thread occupies a core.
             gradients: UDP address `"ip:port"` for gradient sums; port 0 chooses a free one.
+            http: `"host:port"` for statistics over HTTP: `/metrics`, `/healthz`, `/stats` and a live page; port 0
+                chooses a free one. It needs a token and TLS, or `trusted_network`, where `addresses` do.
         """
 
 def connect(

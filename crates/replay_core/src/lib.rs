@@ -36,6 +36,7 @@
 //! | [`view`] | arrays of sampled windows |
 //! | [`importance`] | importance weights |
 //! | | **processor** |
+//! | [`histogram`] | histograms for statistics |
 //! | [`power`] | powers of a batch |
 //! | [`memory_hints`] | prefetching, huge pages |
 
@@ -46,6 +47,7 @@ pub mod codec;
 pub mod difference;
 pub mod episode_windows;
 pub mod error;
+pub mod histogram;
 pub mod importance;
 pub mod limiter;
 pub mod local;

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use crate::budget::{Budget, Reservation};
 use crate::error::{Error, Result, check_size};
+use crate::histogram::Histogram;
 use crate::replay::{ListedParameters, Parameters};
 
 /// The newest version of each name.
@@ -24,6 +25,8 @@ struct Stored {
     parameters: Parameters,
     /// Numbers and versions of the last puts, the newest last: at most [`ParameterStore::REMEMBERED_PUTS`].
     puts: VecDeque<(u64, u64)>,
+    /// Versions by which readers were behind.
+    lag: Histogram,
 }
 
 impl Stored {
@@ -148,7 +151,12 @@ impl ParameterStore {
             }
             None => {
                 let puts = [(id, version)].into();
-                newest.insert(name.to_owned(), Stored { parameters, puts });
+                let stored = Stored {
+                    parameters,
+                    puts,
+                    lag: Histogram::new(0, 10),
+                };
+                newest.insert(name.to_owned(), stored);
                 None
             }
         };
@@ -161,8 +169,22 @@ impl ParameterStore {
     /// The newest version of `name`; `None` when it is not newer than `newer_than`, or there is none.
     pub fn get(&self, name: &str, newer_than: u64) -> Option<Parameters> {
         let newest = self.read();
+        let Stored {
+            parameters, lag, ..
+        } = newest.get(name)?;
+        // A reader without a version is not behind.
+        if newer_than > 0 {
+            lag.record(parameters.version.saturating_sub(newer_than));
+        }
+        (parameters.version > newer_than).then(|| parameters.clone())
+    }
+
+    /// Bytes that [`Self::get`] would return.
+    pub fn bytes_newer_than(&self, name: &str, newer_than: u64) -> u64 {
+        let newest = self.read();
         let parameters = newest.get(name).map(|stored| &stored.parameters);
-        parameters.filter(|p| p.version > newer_than).cloned()
+        let newer = parameters.filter(|p| p.version > newer_than);
+        newer.map_or(0, |p| p.bytes.len() as u64)
     }
 
     /// Names, versions and sizes, in the order of the names.
@@ -176,10 +198,16 @@ impl ParameterStore {
         listed.collect()
     }
 
-    /// Version and bytes of each name.
+    /// Version, bytes and the lag of readers of each name.
     pub fn stats(&self) -> Value {
-        let entry = |p: ListedParameters| (p.name, json!({"version": p.version, "bytes": p.bytes}));
-        Value::Object(self.list().into_iter().map(entry).collect())
+        let newest = self.read();
+        let entry = |(name, stored): (&String, &Stored)| {
+            let Parameters { version, bytes } = &stored.parameters;
+            let (bytes, lag) = (bytes.len(), stored.lag.stats(1.0));
+            let stats = json!({"version": version, "bytes": bytes, "lag": lag});
+            (name.clone(), stats)
+        };
+        Value::Object(newest.iter().map(entry).collect())
     }
 
     fn read(&self) -> RwLockReadGuard<'_, BTreeMap<String, Stored>> {

@@ -1,6 +1,7 @@
 //! The server's configuration: one struct, read from TOML and from flags.
 
 mod gradients;
+mod http;
 mod size;
 mod validate;
 
@@ -13,6 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::refuse;
 use crate::stack::{Address, StackName};
+pub use http::HttpAddress;
 use replay_core::error::{Error, Result};
 use replay_core::memory::MemoryLimits;
 use replay_core::schema::TableConfig;
@@ -34,6 +36,11 @@ pub struct ServerConfig {
     /// --trusted-network.
     #[arg(long, value_name = "ADDRESS", default_value = "innet://127.0.0.1:7710")]
     pub listen: Vec<Address>,
+    /// Address of statistics over HTTP: host:port, http://host:port or https://host:port (TLS). /metrics is for Prometheus, / a
+    /// live page for browsers, /stats JSON, /healthz for supervisors. The rules of --listen apply; any of the tokens is the
+    /// password, or the bearer token.
+    #[arg(long, value_name = "ADDRESS")]
+    pub http: Option<HttpAddress>,
     /// Network stack: kernel, or fstack (F-Stack over DPDK: needs a program built with that feature, serves TCP at the IP
     /// addresses of its ports, with one thread).
     #[arg(long, value_name = "STACK", default_value = "kernel")]

@@ -116,6 +116,8 @@ pub struct ConnectionHandler<'a, S> {
 /// A received request.
 struct Received {
     request: Request,
+    /// When its frame had arrived.
+    arrived: Instant,
     /// The end of its wait: its deadline, or `max_wait` after its arrival.
     until: Instant,
     /// Whether its deadline is after `until`.
@@ -255,8 +257,10 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         let room = quota.reserve_reply(&mut permit, reply_bytes);
         self.unread_until(replies, quota::REPLIES, room).await;
         let allowed = Duration::from_millis(request.deadline_ms.into());
+        let arrived = self.stack.now();
         Ok(Some(Received {
-            until: self.stack.now() + allowed.min(self.context.max_wait),
+            arrived,
+            until: arrived + allowed.min(self.context.max_wait),
             renewable: allowed > self.context.max_wait,
             request,
             permit,

@@ -11,12 +11,12 @@
 //! | [`reply_budget`] | memory for replies that clients have not read |
 //! | [`service`] | a request in, a reply out, without sockets |
 //! | [`connection`] | one coroutine per connection |
-//! | [`server`] | listeners, I/O threads, shutdown |
+//! | [`server`] | listeners, I/O threads, shutdown, statistics over HTTP |
 //! | [`aggregators`] | gradient jobs of a server, and its parent |
 //! | [`client`] | `Replay` over a connection, and a worker of a gradient job |
 //! | [`tls`] | certificates and keys for rustls |
 //! | [`config`] | the server's configuration |
-//! | [`cli`] | `innet-replay serve`, `stats` and `doctor` |
+//! | [`cli`] | the commands of `innet-replay` |
 //! | `bench` | the baseline and the lossy relay of the gradient benchmarks (feature `bench`) |
 
 pub mod aggregators;

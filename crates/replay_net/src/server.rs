@@ -6,6 +6,7 @@
 
 mod admission;
 mod failed_logins;
+mod http;
 mod running;
 
 use std::sync::atomic::{AtomicBool, Ordering};

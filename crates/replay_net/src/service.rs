@@ -1,6 +1,7 @@
 //! The server's requests against the memory, without sockets, clocks or tasks. For a request that cannot be answered yet the
 //! result is [`Attempt::Blocked`]: the caller waits for [`Service::changed`] and tries again.
 
+mod latencies;
 mod tables;
 
 use std::net::SocketAddr;
@@ -21,6 +22,8 @@ use replay_core::schema::TableConfig;
 use replay_core::table::{Activity, Attempt, Table, Turn};
 use replay_wire::role::Role;
 use replay_wire::{RELEASE, ReplyBody, RequestBody};
+
+pub use latencies::Latencies;
 pub use tables::Tables;
 
 /// Bytes for which a reply with statistics or a list counts before it is made.
@@ -68,6 +71,8 @@ pub struct Counters {
     pub bytes_received: RelaxedCounter,
     /// Bytes of sent frames.
     pub bytes_sent: RelaxedCounter,
+    /// Times of requests, by their kind.
+    pub latency_s: Latencies,
 }
 
 /// A count by relaxed operations: no other data is published with it.
@@ -154,11 +159,9 @@ impl Service {
                 let items = u64::from(request.count).saturating_mul(ITEM_BYTES);
                 items.saturating_add(row_bytes(&table, request))
             }),
-            RequestBody::GetParameters { name, newer_than } => self
-                .memory
-                .parameters()
-                .get(name, *newer_than)
-                .map_or(0, |newer| newer.bytes.len() as u64),
+            RequestBody::GetParameters { name, newer_than } => {
+                self.memory.parameters().bytes_newer_than(name, *newer_than)
+            }
             RequestBody::Stats | RequestBody::List => REPORT_BYTES,
             _ => 0,
         }

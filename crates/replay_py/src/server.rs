@@ -6,7 +6,7 @@ use std::sync::Arc;
 use pyo3::prelude::*;
 
 use replay_core::memory::Memory;
-use replay_net::config::ServerConfig;
+use replay_net::config::{HttpAddress, ServerConfig};
 use replay_net::server::{RunningServer, Server};
 use replay_net::stack::Address;
 
@@ -20,6 +20,7 @@ pub struct PyServer {
     server: ProcessLocal<RunningServer>,
     addresses: Vec<String>,
     gradients: Option<String>,
+    http: Option<String>,
 }
 
 /// One address or several.
@@ -55,15 +56,22 @@ pub fn udp(py: Python<'_>, address: &str) -> PyResult<SocketAddr> {
     })
 }
 
+/// An address for statistics over HTTP.
+pub fn http(py: Python<'_>, address: &str) -> PyResult<HttpAddress> {
+    address.parse().map_err(|error| error::to_python(py, error))
+}
+
 impl PyServer {
     pub fn start(py: Python<'_>, memory: Arc<Memory>, config: &ServerConfig) -> PyResult<Self> {
         let server = wait::unlocked(py, || Server::start(config, memory))?;
         let addresses = server.addresses().iter().map(Address::to_string).collect();
         let gradients = server.gradients().map(|address| address.to_string());
+        let http = server.http().map(HttpAddress::to_string);
         Ok(PyServer {
             server: ProcessLocal::new("server", server),
             addresses,
             gradients,
+            http,
         })
     }
 }
@@ -82,6 +90,12 @@ impl PyServer {
     #[getter]
     fn gradients(&self) -> Option<&str> {
         self.gradients.as_deref()
+    }
+
+    #[doc = stub_doc!("Server.http")]
+    #[getter]
+    fn http(&self) -> Option<&str> {
+        self.http.as_deref()
     }
 
     #[doc = stub_doc!("Server.close")]

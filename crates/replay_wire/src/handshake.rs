@@ -101,6 +101,27 @@ impl Handshake {
         Ok((challenge, challenged))
     }
 
+    /// Role of the token that a client has sent as it is, over HTTP: the comparison takes the same time for all wrong ones.
+    ///
+    /// # Errors
+    /// [`Error::Authentication`] when it is missing or wrong.
+    pub fn role_of(&self, sent: Option<&str>) -> Result<Role> {
+        let tokens = self.tokens.read().unwrap_or_else(PoisonError::into_inner);
+        let transcript = Transcript {
+            client_nonce: random()?,
+            server_nonce: random()?,
+            channel_binding: None,
+        };
+        let challenged = Challenged {
+            tokens: Arc::clone(&tokens),
+            transcript,
+        };
+        drop(tokens);
+        let proof = sent.map(|token| auth::proof(token, Side::Client, &transcript));
+        let authenticated = self.authenticate(&challenged, proof)?;
+        Ok(authenticated.role)
+    }
+
     /// Checks the client's proof. The token that it fits is the client's role.
     ///
     /// # Errors
@@ -143,6 +164,19 @@ impl Handshake {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_token_that_is_sent_as_it_is_has_its_role() {
+        let open = Handshake::new(Tokens::new(), 1, 1 << 20);
+        assert_eq!(open.role_of(None).unwrap(), Role::Operator);
+        let tokens = vec![(Role::Actor, Secret("secret of the tests".into()))];
+        let guarded = Handshake::new(tokens, 1, 1 << 20);
+        let role = guarded.role_of(Some("secret of the tests"));
+        assert_eq!(role.unwrap(), Role::Actor);
+        for wrong in [None, Some(""), Some("secret of the test")] {
+            assert!(guarded.role_of(wrong).is_err(), "{wrong:?}");
+        }
+    }
 
     #[test]
     fn a_peers_release_cannot_forge_lines_of_a_log() {

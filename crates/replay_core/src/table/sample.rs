@@ -525,6 +525,8 @@ impl<'a> Sampling<'a> {
             .counters
             .sampled_items
             .fetch_add(u64::from(sampled), Ordering::Relaxed);
+        let ages = self.items.iter().map(|item| u64::from(item.age));
+        table.counters.sample_age.record_batch(ages);
         let counted = match self.request.part {
             None => sampled,
             Some(_) => self.admitted.items,

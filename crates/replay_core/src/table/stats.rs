@@ -4,13 +4,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde_json::{Value, json};
 
+use crate::histogram::Histogram;
 use crate::snapshot_records::content::TableState;
 use crate::sync::lock;
 
 use super::Table;
 
 /// Events since the table was made. Statistics only: nothing is published with them.
-#[derive(Default)]
 pub(super) struct TableCounters {
     pub inserted_steps: AtomicU64,
     pub inserted_items: AtomicU64,
@@ -24,6 +24,28 @@ pub(super) struct TableCounters {
     pub corrupt_items: AtomicU64,
     pub blocked_pushes: AtomicU64,
     pub blocked_samples: AtomicU64,
+    /// Steps inserted between an item's insertion and its sampling. Not part of a snapshot.
+    pub sample_age: Histogram,
+}
+
+impl Default for TableCounters {
+    fn default() -> Self {
+        let zero = AtomicU64::default;
+        TableCounters {
+            inserted_steps: zero(),
+            inserted_items: zero(),
+            late_items: zero(),
+            evicted_steps: zero(),
+            evicted_items: zero(),
+            sampled_items: zero(),
+            updated_priorities: zero(),
+            stale_updates: zero(),
+            corrupt_items: zero(),
+            blocked_pushes: zero(),
+            blocked_samples: zero(),
+            sample_age: Histogram::new(6, 26),
+        }
+    }
 }
 
 /// Index of `inserted_steps` in [`TableCounters::all`].
@@ -57,6 +79,8 @@ impl Table {
         let bytes = self.held.bytes();
         let (limiter_sampled, limiter_inserted) = self.limiter.counts();
         let (writers, streams) = self.writers.counts();
+        let (waiting_pushes, pushes_wait_for) = self.held.pushes.waits();
+        let (waiting_samples, samples_wait_for) = self.held.samples.waits();
         let mut stats = json!({
             "items": self.items.live(),
             "items_with_priority": self.items.tree.live_with_mass(),
@@ -71,6 +95,13 @@ impl Table {
             "by_writer": self.writers.stats(),
             "total_priority": self.items.tree.from_units(self.items.tree.total()),
             "max_priority": self.max_priority.get(&self.items),
+            "samples_per_insert": self.config.samples_per_insert,
+            "min_size": self.config.min_size,
+            "waiting_pushes": waiting_pushes,
+            "pushes_wait_for": pushes_wait_for,
+            "waiting_samples": waiting_samples,
+            "samples_wait_for": samples_wait_for,
+            "sample_age": self.counters.sample_age.stats(1.0),
             "limiter_sampled": limiter_sampled,
             "limiter_inserted": limiter_inserted,
             "saturated_priorities": self.items.tree.saturated(),

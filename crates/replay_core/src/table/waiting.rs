@@ -53,6 +53,16 @@ impl WaitingLine {
         }
     }
 
+    /// Number of calls that wait, and the reason of the first one's wait.
+    pub fn waits(&self) -> (usize, Option<String>) {
+        let waiting = lock(&self.waiting);
+        let reason = waiting
+            .reason
+            .as_ref()
+            .filter(|_| !waiting.places.is_empty());
+        (waiting.places.len(), reason.map(WaitReason::to_string))
+    }
+
     /// Wakes every call: the table is gone.
     pub fn wake_all(&self) {
         for place in &lock(&self.waiting).places {
@@ -229,6 +239,7 @@ mod tests {
         assert_eq!(behind, format!("1 earlier calls wait: {RAIN}"));
         assert!(blocked(&mut third, &line, true).unwrap().starts_with("2 "));
         assert!(!first.is_behind() && second.is_behind());
+        assert_eq!(line.waits(), (3, Some(RAIN.to_owned())));
         drop(second);
         assert!(blocked(&mut third, &line, true).unwrap().starts_with("1 "));
         assert_eq!(blocked(&mut first, &line, true), None);
@@ -238,5 +249,6 @@ mod tests {
         assert_eq!(blocked(&mut third, &line, true), None);
         drop(third);
         assert_eq!(blocked(&mut Turn::default(), &line, true), None);
+        assert_eq!(line.waits(), (0, None));
     }
 }

@@ -104,7 +104,13 @@ fn kept(table: &Table) -> serde_json::Value {
     for bytes in ["bytes", "live_bytes", "pinned_bytes"] {
         object.remove(bytes);
     }
-    for of_the_process in ["writers", "streams", "by_writer", "saturated_priorities"] {
+    for of_the_process in [
+        "writers",
+        "streams",
+        "by_writer",
+        "saturated_priorities",
+        "sample_age",
+    ] {
         object.remove(of_the_process);
     }
     stats

@@ -1,4 +1,4 @@
-//! The command line: `innet-replay serve`, `stats`, `tables`, `drop` and `doctor`. The binary and the Python wheel both call [`run`].
+//! The command line: `innet-replay serve`, `stats`, `top`, `tables`, `drop` and `doctor`. The binary and the Python wheel both call [`run`].
 
 mod doctor;
 mod log;
@@ -6,6 +6,7 @@ mod serve;
 mod server_flags;
 mod stats;
 mod tables;
+mod top;
 
 use std::ffi::OsString;
 
@@ -25,6 +26,7 @@ struct CommandLine {
 enum Command {
     Serve(Box<serve::ServeFlags>),
     Stats(stats::StatsFlags),
+    Top(top::TopFlags),
     Tables(tables::TablesFlags),
     Drop(tables::DropFlags),
     Doctor(Box<doctor::DoctorFlags>),
@@ -50,6 +52,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
             serve::run(&flags, given).map(|()| 0)
         }
         Command::Stats(flags) => stats::run(&flags).map(|()| 0),
+        Command::Top(flags) => top::run(&flags).map(|()| 0),
         Command::Tables(flags) => tables::list(&flags).map(|()| 0),
         Command::Drop(flags) => tables::drop_table(&flags).map(|()| 0),
         Command::Doctor(flags) => {

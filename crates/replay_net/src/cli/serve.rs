@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::io::{self, Write};
-use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::parser::ValueSource;
@@ -13,7 +12,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use super::log;
 use crate::config::ServerConfig;
 use crate::io_error;
-use crate::server::Server;
+use crate::server::{RunningServer, Server};
 use crate::stack::Address;
 use replay_core::error::{Error, Result};
 use replay_core::memory::Memory;
@@ -78,7 +77,7 @@ pub fn run(flags: &ServeFlags, matches: &ArgMatches) -> Result<()> {
         let mut interrupt = handler(SignalKind::interrupt())?;
         let mut hang_up = handler(SignalKind::hangup())?;
         let running = Server::start(&config, Memory::new(config.memory_limits()))?;
-        announce(running.addresses(), running.gradients());
+        announce(&running);
         let server = running.server().clone();
         let mut end = tokio::task::spawn_blocking(move || running.wait());
         let mut asked = false;
@@ -113,9 +112,16 @@ pub fn run(flags: &ServeFlags, matches: &ArgMatches) -> Result<()> {
 }
 
 /// Prints the only line of standard output, with the chosen ports: scripts wait for it.
-fn announce(addresses: &[Address], gradients: Option<SocketAddr>) {
-    let mut addresses: Vec<String> = addresses.iter().map(Address::to_string).collect();
+fn announce(running: &RunningServer) {
+    let addresses = running.addresses().iter();
+    let mut addresses: Vec<String> = addresses.map(Address::to_string).collect();
+    let gradients = running.gradients();
     addresses.extend(gradients.map(|address| format!("gradients {address}")));
+    addresses.extend(
+        running
+            .http()
+            .map(|address| format!("statistics {address}")),
+    );
     // An error is ignored: standard output may be closed.
     let mut out = io::stdout().lock();
     let _ = writeln!(
@@ -218,6 +224,7 @@ mod tests {
     #[test]
     fn every_field_of_the_configuration_has_a_flag_of_its_name() {
         let filled = ServerConfig {
+            http: Some("127.0.0.1:1".parse().unwrap()),
             stack_config: Some("a".into()),
             gradients: Some(([127, 0, 0, 1], 1).into()),
             gradients_gateway: Some([10, 0, 0, 1].into()),

@@ -57,14 +57,15 @@ fn section(text: &mut String, title: &str, values: &Value) {
     let Some(values) = values.as_object() else {
         return;
     };
-    let (groups, singles): (Vec<_>, Vec<_>) =
-        values.iter().partition(|(_, value)| value.is_object());
+    let (groups, singles): (Vec<_>, Vec<_>) = values
+        .iter()
+        .partition(|(_, value)| value.is_object() && !is_histogram(value));
     if !singles.is_empty() {
         if !text.is_empty() {
             text.push('\n');
         }
         if !title.is_empty() {
-            text.push_str(&format!("{title}\n"));
+            text.push_str(&format!("{}\n", printable(title)));
         }
         let width = singles
             .iter()
@@ -80,16 +81,41 @@ fn section(text: &mut String, title: &str, values: &Value) {
     }
 }
 
-/// A value with its unit: bytes in powers of 1024, numbers with separators.
+fn is_histogram(value: &Value) -> bool {
+    value.get("buckets").is_some()
+}
+
+/// A value with its unit: bytes in powers of 1024, numbers with separators; of a histogram its count and mean.
 fn readable(name: &str, value: &Value) -> String {
+    if is_histogram(value) {
+        let (count, sum) = (value["count"].as_u64().unwrap_or(0), value["sum"].as_f64());
+        let mean = sum.unwrap_or(0.0) / count.max(1) as f64;
+        let mean = match mean {
+            ..0.1 => format!("{mean:.3e}"),
+            _ => format!("{mean:.3}"),
+        };
+        return format!("{} (mean {mean})", with_separators(count));
+    }
     match (value.as_u64(), value.as_f64(), value.as_str()) {
         (Some(u64::MAX), ..) => "no limit".to_owned(),
         (Some(bytes), ..) if name.contains("bytes") => readable_bytes(bytes),
         (Some(number), ..) => with_separators(number),
         (None, Some(number), _) => format!("{number:.3}"),
-        (None, None, Some(text)) => text.to_owned(),
+        (None, None, Some(text)) => printable(text),
         _ => value.to_string(),
     }
+}
+
+/// A text from clients without control characters, which could write anything to the terminal.
+pub(super) fn printable(text: &str) -> String {
+    let mut printable = String::new();
+    for c in text.chars() {
+        match c.is_control() {
+            true => printable.extend(c.escape_debug()),
+            false => printable.push(c),
+        }
+    }
+    printable
 }
 
 pub(super) fn readable_bytes(bytes: u64) -> String {
@@ -134,6 +160,8 @@ mod tests {
         assert_eq!(readable_bytes(7 << 30), "7.0 GiB");
         assert_eq!(readable("max_bytes", &json!(u64::MAX)), "no limit");
         assert_eq!(readable("priority", &json!(0.25)), "0.250");
+        let histogram = json!({"count": 4, "sum": 0.01, "buckets": []});
+        assert_eq!(readable("push", &histogram), "4 (mean 2.500e-3)");
     }
 
     #[test]

@@ -6,7 +6,7 @@ use clap::Args;
 use serde_json::Value;
 
 use super::server_flags::{ServerFlags, patience};
-use super::stats::{readable_bytes, with_separators};
+use super::stats::{printable, readable_bytes, with_separators};
 use replay_core::error::Result;
 use replay_core::replay::Replay;
 
@@ -56,7 +56,8 @@ fn lines(tables: &Value) -> String {
     let line = |(name, table): (&String, &Value)| {
         let count = |counter: &str| table[counter].as_u64().unwrap_or(0);
         format!(
-            "{name}  {} steps  {} items  {}\n",
+            "{}  {} steps  {} items  {}\n",
+            printable(name),
             with_separators(count("steps")),
             with_separators(count("items")),
             readable_bytes(count("bytes"))

@@ -1,5 +1,6 @@
 //! Checks of a server's configuration before the start.
 
+use std::fmt::Display;
 use std::net::{IpAddr, ToSocketAddrs};
 
 use super::{FRAMES, ServerConfig};
@@ -56,7 +57,10 @@ impl ServerConfig {
             return refuse("tls_cert and tls_key belong together: set both or none");
         }
         for address in &self.listen {
-            self.validate_address(address)?;
+            self.validate_address(address, address)?;
+        }
+        if let Some(http) = &self.http {
+            self.validate_address(&http.tcp(), http)?;
         }
         self.validate_stack()?;
         self.validate_gradients()?;
@@ -113,7 +117,8 @@ impl ServerConfig {
         Ok(())
     }
 
-    fn validate_address(&self, address: &Address) -> Result<()> {
+    /// Checks an address to listen on, which errors call `name`.
+    fn validate_address(&self, address: &Address, name: &dyn Display) -> Result<()> {
         let Address::Tcp {
             host,
             port,
@@ -130,20 +135,20 @@ impl ServerConfig {
         }
         if *tls && self.tls_cert.is_none() {
             return Err(Error::Config(format!(
-                "{address} asks for TLS: set tls_cert and tls_key"
+                "{name} asks for TLS: set tls_cert and tls_key"
             )));
         }
-        let mut resolved = (host.as_str(), *port).to_socket_addrs().map_err(|error| {
-            Error::Config(format!("{address} does not name a host here: {error}"))
-        })?;
+        let mut resolved = (host.as_str(), *port)
+            .to_socket_addrs()
+            .map_err(|error| Error::Config(format!("{name} does not name a host here: {error}")))?;
         if resolved.all(|address| address.ip().is_loopback()) {
             return Ok(());
         }
-        self.validate_reach(address)
+        self.validate_reach(name)
     }
 
     /// Checks that an address which other machines can reach has a token and TLS, or a trusted network.
-    fn validate_reach(&self, address: &Address) -> Result<()> {
+    fn validate_reach(&self, name: &dyn Display) -> Result<()> {
         if self.trusted_network {
             return Ok(());
         }
@@ -154,7 +159,7 @@ impl ServerConfig {
             (false, false) => "a token (token_file, or INNET_TOKEN) and TLS (tls_cert and tls_key)",
         };
         Err(Error::Config(format!(
-            "{address} can be reached from other machines and needs {missing}; \
+            "{name} can be reached from other machines and needs {missing}; \
              set trusted_network if everyone who can connect may read and write"
         )))
     }

@@ -42,6 +42,9 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         reply: Result<ReplyBody>,
     ) {
         let id = received.request.id;
+        let latencies = &self.context.service.counters.latency_s;
+        let elapsed = self.stack.now().saturating_duration_since(received.arrived);
+        latencies.record(&received.request.body, elapsed);
         let permit = Some(received.permit);
         let outgoing = reply.and_then(|body| {
             let outgoing = replay_wire::encode_reply(Reply { id, body })?;

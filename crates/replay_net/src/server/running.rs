@@ -11,11 +11,12 @@ use tokio::runtime;
 use tokio::sync::mpsc;
 use tokio::task::LocalSet;
 
+use super::http::HttpListener;
 use super::{Accepted, Server};
 use crate::aggregators::{Aggregators, ParentServer};
 use crate::client::ConnectOptions;
 use crate::client::connection::Dialer;
-use crate::config::ServerConfig;
+use crate::config::{HttpAddress, ServerConfig};
 use crate::io_error;
 use crate::stack::kernel::{self, Kernel};
 use crate::stack::{Address, Stack, StackName};
@@ -33,6 +34,7 @@ type AddressSender = std::sync::mpsc::Sender<Result<Vec<Address>>>;
 pub struct RunningServer {
     server: Arc<Server>,
     addresses: Vec<Address>,
+    http: Option<HttpAddress>,
     tasks: Vec<JoinTask>,
 }
 
@@ -43,6 +45,11 @@ impl RunningServer {
     /// The bound addresses, in the order of the configuration, with chosen ports for port 0.
     pub fn addresses(&self) -> &[Address] {
         &self.addresses
+    }
+
+    /// The bound address of statistics over HTTP, if the server has one.
+    pub fn http(&self) -> Option<&HttpAddress> {
+        self.http.as_ref()
     }
 
     /// UDP address of the aggregators, if the server has any.
@@ -140,7 +147,7 @@ impl Drop for StopAtPanic {
 /// A thread with its own tokio runtime, which runs the future of `start` and ends with it. A panic stops the server.
 fn io_thread<F: Future<Output = ()>>(
     server: &Arc<Server>,
-    number: usize,
+    name: &str,
     spin: bool,
     start: impl FnOnce() -> F + Send + 'static,
 ) -> Result<JoinTask> {
@@ -154,7 +161,7 @@ fn io_thread<F: Future<Output = ()>>(
     }
     let stop = StopAtPanic(Arc::clone(server));
     let thread = thread::Builder::new()
-        .name(format!("innet-io-{number}"))
+        .name(format!("innet-{name}"))
         .spawn(move || {
             let _stop = stop;
             LocalSet::new().block_on(&runtime, start());
@@ -173,6 +180,12 @@ impl Server {
     pub fn start(config: &ServerConfig, memory: Arc<Memory>) -> Result<RunningServer> {
         config.stack.check_built_in()?;
         let mut server = Server::new(config, memory)?;
+        // Before anything is served: a port in use ends the start.
+        let with_tls = server.tls.is_some();
+        let http = config.http.as_ref();
+        let http = http
+            .map(|address| HttpListener::bind(address, with_tls))
+            .transpose()?;
         if let Some(address) = config.gradients {
             let aggregators = start_aggregators(config, address)?;
             let service = &mut server.context.service;
@@ -182,23 +195,39 @@ impl Server {
         let mut running = RunningServer {
             server: server.clone(),
             addresses: Vec::new(),
+            http: http.as_ref().map(|http| http.address.clone()),
             tasks: Vec::new(),
         };
         let (bound, addresses) = std::sync::mpsc::channel();
         match config.stack {
-            StackName::Kernel => server.start_on_kernel(config, bound, &mut running.tasks)?,
+            StackName::Kernel => {
+                server
+                    .clone()
+                    .start_on_kernel(config, bound, &mut running.tasks)?
+            }
             #[cfg(feature = "fstack")]
-            StackName::Fstack => running.tasks.push(server.start_on_fstack(config, bound)?),
+            StackName::Fstack => running
+                .tasks
+                .push(server.clone().start_on_fstack(config, bound)?),
             #[cfg(not(feature = "fstack"))]
             StackName::Fstack => {}
         }
         running.addresses = addresses
             .recv()
             .map_err(|_| Error::Internal("an I/O thread ended at its start".into()))??;
+        let io_threads = running.tasks.len();
+        if let Some(http) = http {
+            let serve = server.clone();
+            let serve = move || serve.serve_http(http);
+            running
+                .tasks
+                .push(io_thread(&server, "http", false, serve)?);
+        }
         let addresses: Vec<String> = running.addresses.iter().map(Address::to_string).collect();
         tracing::info!(
             addresses = addresses.join(" "),
-            io_threads = running.tasks.len(),
+            http = running.http().map(tracing::field::display),
+            io_threads,
             tables = config.tables.len(),
             gradients = running.gradients().map(tracing::field::display),
             "listening"
@@ -224,13 +253,18 @@ impl Server {
             let (sender, accepted) = mpsc::unbounded_channel();
             others.push(sender);
             let server = self.clone();
-            threads.push(io_thread(&self, number, config.spin, move || async move {
-                server.serve_accepted(Kernel, accepted).await;
-            })?);
+            threads.push(io_thread(
+                &self,
+                &format!("io-{number}"),
+                config.spin,
+                move || async move {
+                    server.serve_accepted(Kernel, accepted).await;
+                },
+            )?);
         }
         let listen = config.listen.clone();
         let server = self.clone();
-        threads.push(io_thread(&self, 0, config.spin, move || {
+        threads.push(io_thread(&self, "io-0", config.spin, move || {
             server.listen_and_run(Kernel, listen, others, bound)
         })?);
         Ok(())
@@ -322,8 +356,11 @@ mod tests {
         let ended = Arc::new(AtomicBool::new(false));
         let (serving, end) = (server.clone(), ended.clone());
         let tasks = vec![
-            io_thread(&server, 1, false, || async { panic!("as in the test") }).unwrap(),
-            io_thread(&server, 2, false, || async move {
+            io_thread(&server, "io-1", false, || async {
+                panic!("as in the test")
+            })
+            .unwrap(),
+            io_thread(&server, "io-2", false, || async move {
                 let (_sender, accepted) = mpsc::unbounded_channel();
                 serving.serve_accepted(Kernel, accepted).await;
                 // Released to the thread that joins this one.
@@ -334,6 +371,7 @@ mod tests {
         let running = RunningServer {
             server,
             addresses: Vec::new(),
+            http: None,
             tasks,
         };
         let error = running.wait().unwrap_err().to_string();

@@ -183,7 +183,7 @@ pub fn try_bind(address: &Address) -> Result<()> {
 }
 
 /// Binds the first address that `host` resolves to.
-fn bind_tcp(host: &str, port: u16) -> io::Result<StdTcpListener> {
+pub(crate) fn bind_tcp(host: &str, port: u16) -> io::Result<StdTcpListener> {
     let address = (host, port)
         .to_socket_addrs()?
         .next()

@@ -76,10 +76,10 @@ impl PyMemory {
     #[pyo3(
         signature = (
             addresses, *, token = None, learner_token = None, actor_token = None, tls_cert = None, tls_key = None,
-            trusted_network = false, io_threads = 0, spin = false, gradients = None, **unknown
+            trusted_network = false, io_threads = 0, spin = false, gradients = None, http = None, **unknown
         ),
         text_signature = "($self, addresses, *, token=None, learner_token=None, actor_token=None, tls_cert=None, \
-                          tls_key=None, trusted_network=False, io_threads=0, spin=False, gradients=None)"
+                          tls_key=None, trusted_network=False, io_threads=0, spin=False, gradients=None, http=None)"
     )]
     fn serve(
         slf: &Bound<'_, Self>,
@@ -93,6 +93,7 @@ impl PyMemory {
         #[pyo3(from_py_with = integer::io_threads)] io_threads: usize,
         spin: bool,
         gradients: Option<&str>,
+        http: Option<&str>,
         unknown: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<PyServer> {
         let py = slf.py();
@@ -109,6 +110,7 @@ impl PyMemory {
             io_threads,
             spin,
             gradients: gradients.map(|at| server::udp(py, at)).transpose()?,
+            http: http.map(|at| server::http(py, at)).transpose()?,
             ..ServerConfig::default()
         };
         PyServer::start(py, memory, &config)

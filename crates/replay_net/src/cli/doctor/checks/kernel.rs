@@ -125,6 +125,15 @@ fn addresses(config: &ServerConfig) -> CheckResult {
         );
     }
     let mut found = names.join(", ");
+    if let Some(http) = &config.http {
+        if let Err(error) = kernel::bind_tcp(&http.host, http.port) {
+            return missing(
+                format!("cannot listen on {http}: {error}"),
+                "end the program that listens there, if it is not this server, or choose another --http",
+            );
+        }
+        found += &format!(", {http}");
+    }
     if let Some(address) = config.gradients
         && config.gradients_devices.is_empty()
     {
@@ -219,9 +228,13 @@ mod tests {
     #[test]
     fn what_is_short_is_named_with_the_setting() {
         let busy = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = format!("innet://{}", busy.local_addr().unwrap());
+        let address = busy.local_addr().unwrap().to_string();
         let taken = ServerConfig {
-            listen: vec![address.parse().unwrap()],
+            listen: vec![format!("innet://{address}").parse().unwrap()],
+            ..config()
+        };
+        let http = ServerConfig {
+            http: Some(busy.local_addr().unwrap().to_string().parse().unwrap()),
             ..config()
         };
         let large = ServerConfig {
@@ -244,6 +257,7 @@ mod tests {
         let small = [("proc/sys/net/core/rmem_max", "212992\n")];
         for (changes, config, name, says) in [
             (&[][..], &taken, "addresses", [&*address, "--listen"]),
+            (&[], &http, "addresses", [&*address, "--http"]),
             (&[], &gradients, "addresses", [&*second, "--gradients"]),
             (&[], &large, "memory", ["9216 MiB", "--max-bytes"]),
             (&[], &many, "open files", ["10128", "--max-connections"]),

@@ -1,0 +1,444 @@
+//! `innet-replay top`: the statistics of a server, live in the terminal.
+
+use std::io::{self, IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use serde_json::Value;
+use terminal_size::{Height, Width, terminal_size};
+
+use super::server_flags::{ServerFlags, patience};
+use super::stats::{printable, readable_bytes, with_separators};
+use replay_core::error::Result;
+use replay_core::replay::Replay;
+
+/// Most writers of a table that are shown: the longest waits are first.
+const WRITERS: usize = 8;
+
+/// Show a server live: tables, rate limiters, throughput, latencies, connections; until Ctrl-C.
+#[derive(Args)]
+pub struct TopFlags {
+    #[command(flatten)]
+    server: ServerFlags,
+    /// Seconds between two looks at the server
+    #[arg(long, value_name = "SECONDS", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    every: u32,
+}
+
+/// Shows the statistics of the server: in a terminal each time in place of the last, otherwise one after the other.
+pub fn run(flags: &TopFlags) -> Result<()> {
+    let client = flags.server.connect()?;
+    let mut before: Option<Moment> = None;
+    loop {
+        let now = Moment {
+            time: Instant::now(),
+            stats: client.stats(&patience())?,
+        };
+        // Rates over a restart of the server would mean nothing.
+        let same = |earlier: &&Moment| earlier.stats["incarnation"] == now.stats["incarnation"];
+        let lines = Change {
+            before: before.as_ref().filter(same).unwrap_or(&now),
+            now: &now,
+        }
+        .lines();
+        if print(&lines).is_err() {
+            // The reader (`| head`) may have ended.
+            return Ok(());
+        }
+        before = Some(now);
+        std::thread::sleep(Duration::from_secs(flags.every.into()));
+    }
+}
+
+fn print(lines: &[String]) -> io::Result<()> {
+    let mut text = String::new();
+    if let (true, Some((Width(width), Height(height)))) =
+        (io::stdout().is_terminal(), terminal_size())
+    {
+        // From the upper left corner. Each line clears the rest of its row, and the end clears the rows below.
+        text.push_str("\x1b[H");
+        for line in lines.iter().take(usize::from(height).saturating_sub(1)) {
+            text.extend(line.chars().take(width.into()));
+            text.push_str("\x1b[K\n");
+        }
+        text.push_str("\x1b[J");
+    } else {
+        text.extend(lines.iter().flat_map(|line| [line, "\n"]));
+        text.push('\n');
+    }
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()
+}
+
+/// Statistics and their time.
+struct Moment {
+    time: Instant,
+    stats: Value,
+}
+
+/// Two moments, for rates.
+struct Change<'a> {
+    before: &'a Moment,
+    now: &'a Moment,
+}
+
+impl Change<'_> {
+    /// Increase per second of a counter at `path`, a JSON pointer.
+    fn rate(&self, path: &str) -> f64 {
+        let seconds = self.now.time.duration_since(self.before.time).as_secs_f64();
+        let value = |moment: &Moment| moment.stats.pointer(path).and_then(Value::as_f64);
+        let increase = value(self.now).unwrap_or(0.0) - value(self.before).unwrap_or(0.0);
+        match seconds > 0.0 {
+            true => increase.max(0.0) / seconds,
+            false => 0.0,
+        }
+    }
+
+    /// Increase of the histogram at `path`; without one, all of it.
+    fn gained(&self, path: &str) -> Buckets {
+        let buckets = |moment: &Moment| Buckets::of(moment.stats.pointer(path));
+        let (before, mut now) = (buckets(self.before), buckets(self.now));
+        if before.count < now.count {
+            now.count -= before.count;
+            now.sum -= before.sum;
+            for (range, earlier) in now.ranges.iter_mut().zip(&before.ranges) {
+                range.1 = range.1.saturating_sub(earlier.1);
+            }
+        }
+        now
+    }
+
+    fn lines(&self) -> Vec<String> {
+        let stats = &self.now.stats;
+        let server = &stats["server"];
+        let mut lines = vec![
+            format!(
+                "innet-replay {}  up {}  {} connections  {} in tables",
+                text(&server["release"]),
+                readable_time(number(&stats["uptime_s"])),
+                readable_count(number(&server["connections"])),
+                readable_bytes(number(&stats["bytes"]) as u64),
+            ),
+            format!(
+                "{} requests/s  {}/s received  {}/s sent  {} errors",
+                readable_count(self.rate("/server/requests")),
+                readable_bytes(self.rate("/server/bytes_received") as u64),
+                readable_bytes(self.rate("/server/bytes_sent") as u64),
+                readable_count(number(&server["errors"])),
+            ),
+        ];
+        self.tables(&mut lines);
+        self.requests(&mut lines);
+        self.parameters(&mut lines);
+        self.jobs(&mut lines);
+        lines
+    }
+
+    fn tables(&self, lines: &mut Vec<String>) {
+        let mut rows = Vec::new();
+        let mut notes = Vec::new();
+        for (name, table) in members(&self.now.stats["tables"]) {
+            let path = |statistic: &str| format!("/tables/{}/{statistic}", escaped(name));
+            let rate = |statistic: &str| readable_count(self.rate(&path(statistic)));
+            let name = printable(name);
+            let ratio =
+                number(&table["limiter_sampled"]) / number(&table["limiter_inserted"]).max(1.0);
+            let age = self.gained(&path("sample_age"));
+            rows.push(vec![
+                name.clone(),
+                readable_count(number(&table["steps"])),
+                readable_count(number(&table["capacity"])),
+                readable_bytes(number(&table["bytes"]) as u64),
+                rate("inserted_steps"),
+                rate("sampled_items"),
+                rate("updated_priorities"),
+                rate("stale_updates"),
+                readable_count(ratio),
+                match number(&table["samples_per_insert"]) {
+                    0.0 => "any".to_owned(),
+                    wanted => readable_count(wanted),
+                },
+                readable_count(age.mean()),
+            ]);
+            for (calls, reason) in [
+                ("waiting_pushes", "pushes_wait_for"),
+                ("waiting_samples", "samples_wait_for"),
+            ] {
+                let waiting = number(&table[calls]);
+                if waiting > 0.0 {
+                    let calls = calls.trim_start_matches("waiting_");
+                    let reason = printable(text(&table[reason]));
+                    notes.push(format!(
+                        "  {name}: waiting {calls}: {} ({reason})",
+                        readable_count(waiting)
+                    ));
+                }
+            }
+            if table["failed"] == true {
+                notes.push(format!(
+                    "  {name} has failed: drop it, or restart the server"
+                ));
+            }
+        }
+        let head = [
+            "TABLE",
+            "STEPS",
+            "OF",
+            "BYTES",
+            "STEPS IN/s",
+            "SAMPLED/s",
+            "UPDATED/s",
+            "STALE/s",
+            "PER INSERT",
+            "WANTED",
+            "AGE",
+        ];
+        aligned(lines, &head, rows);
+        lines.append(&mut notes);
+        self.writers(lines);
+    }
+
+    fn writers(&self, lines: &mut Vec<String>) {
+        let mut rows = Vec::new();
+        for (table, stats) in members(&self.now.stats["tables"]) {
+            let writers = stats["by_writer"].as_array().into_iter().flatten();
+            for writer in writers.take(WRITERS) {
+                rows.push(vec![
+                    printable(text(&writer["name"])),
+                    printable(table),
+                    readable_count(number(&writer["steps"])),
+                    readable_count(number(&writer["blocked_pushes"])),
+                    readable_time(number(&writer["waited_s"])),
+                ]);
+            }
+        }
+        aligned(
+            lines,
+            &["WRITER", "TABLE", "STEPS", "PUSHES THAT WAITED", "WAITED"],
+            rows,
+        );
+    }
+
+    fn requests(&self, lines: &mut Vec<String>) {
+        let row = |(kind, _): (&String, &Value)| {
+            let path = format!("/server/latency_s/{kind}");
+            let times = self.gained(&path);
+            vec![
+                kind.clone(),
+                readable_count(self.rate(&format!("{path}/count"))),
+                readable_time(times.quantile(0.5)),
+                readable_time(times.quantile(0.99)),
+            ]
+        };
+        let rows = members(&self.now.stats["server"]["latency_s"])
+            .map(row)
+            .collect();
+        aligned(lines, &["REQUEST", "PER s", "MEDIAN", "99 %"], rows);
+    }
+
+    fn parameters(&self, lines: &mut Vec<String>) {
+        let row = |(name, stats): (&String, &Value)| {
+            let lag = self.gained(&format!("/parameters/{}/lag", escaped(name)));
+            vec![
+                printable(name),
+                readable_count(number(&stats["version"])),
+                readable_bytes(number(&stats["bytes"]) as u64),
+                readable_count(lag.mean()),
+            ]
+        };
+        let rows = members(&self.now.stats["parameters"]).map(row).collect();
+        aligned(
+            lines,
+            &["PARAMETERS", "VERSION", "BYTES", "READERS BEHIND"],
+            rows,
+        );
+    }
+
+    fn jobs(&self, lines: &mut Vec<String>) {
+        let row = |(name, job): (&String, &Value)| {
+            let round = format!("/gradients/jobs/{}/round", escaped(name));
+            vec![
+                printable(name),
+                format!("{} of {}", job["joined"], job["workers"]),
+                readable_count(number(&job["round"])),
+                readable_count(self.rate(&round)),
+                printable(text(&job["halted"])),
+            ]
+        };
+        let rows = members(&self.now.stats["gradients"]["jobs"])
+            .map(row)
+            .collect();
+        aligned(
+            lines,
+            &["GRADIENTS", "WORKERS", "ROUND", "ROUNDS/s", "HALTED"],
+            rows,
+        );
+    }
+}
+
+/// A histogram of the statistics.
+#[derive(Default)]
+struct Buckets {
+    count: u64,
+    sum: f64,
+    /// Upper bound, `None` for the last range, and count.
+    ranges: Vec<(Option<f64>, u64)>,
+}
+
+impl Buckets {
+    fn of(histogram: Option<&Value>) -> Self {
+        let Some(histogram) = histogram else {
+            return Buckets::default();
+        };
+        let ranges = histogram["buckets"].as_array().into_iter().flatten();
+        Buckets {
+            count: histogram["count"].as_u64().unwrap_or(0),
+            sum: number(&histogram["sum"]),
+            ranges: ranges
+                .map(|range| (range[0].as_f64(), range[1].as_u64().unwrap_or(0)))
+                .collect(),
+        }
+    }
+
+    fn mean(&self) -> f64 {
+        self.sum / self.count.max(1) as f64
+    }
+
+    /// The value below which a share of `q` is, interpolated in its range.
+    fn quantile(&self, q: f64) -> f64 {
+        let (mut left, mut low) = (self.count as f64 * q, 0.0);
+        for &(bound, count) in &self.ranges {
+            let (Some(bound), count) = (bound, count as f64) else {
+                break;
+            };
+            if count > 0.0 && count >= left {
+                return low + (bound - low) * left / count;
+            }
+            left -= count;
+            low = bound;
+        }
+        low
+    }
+}
+
+fn members(object: &Value) -> impl Iterator<Item = (&String, &Value)> {
+    object.as_object().into_iter().flatten()
+}
+
+fn number(value: &Value) -> f64 {
+    value.as_f64().unwrap_or(0.0)
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or_default()
+}
+
+/// A name as a part of a JSON pointer.
+fn escaped(name: &str) -> String {
+    name.replace('~', "~0").replace('/', "~1")
+}
+
+fn readable_count(number: f64) -> String {
+    match number {
+        100.0.. => with_separators(number.round() as u64),
+        _ if number.fract() == 0.0 => format!("{number}"),
+        _ => format!("{number:.1}"),
+    }
+}
+
+fn readable_time(seconds: f64) -> String {
+    match seconds {
+        ..1e-3 => format!("{:.0} µs", seconds * 1e6),
+        ..1.0 => format!("{:.1} ms", seconds * 1e3),
+        ..120.0 => format!("{seconds:.1} s"),
+        ..7200.0 => format!("{:.0} min", seconds / 60.0),
+        _ => format!("{:.1} h", seconds / 3600.0),
+    }
+}
+
+/// Adds an empty line, the head and the rows, in columns: the first to the left, the others to the right. Nothing without rows.
+fn aligned(lines: &mut Vec<String>, head: &[&str], rows: Vec<Vec<String>>) {
+    if rows.is_empty() {
+        return;
+    }
+    let head = head.iter().map(|&cell| cell.to_owned()).collect();
+    let rows = [vec![head], rows].concat();
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max();
+    let widths: Vec<usize> = (0..rows[0].len()).filter_map(width).collect();
+    lines.push(String::new());
+    for row in &rows {
+        let mut line = String::new();
+        for (column, (cell, &width)) in row.iter().zip(&widths).enumerate() {
+            line.push_str(&match column {
+                0 => format!("{cell:width$}"),
+                _ => format!("  {cell:>width$}"),
+            });
+        }
+        lines.push(line.trim_end().to_owned());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn rates_are_of_the_time_between_two_looks() {
+        let stats = |steps: u64, count: u64| {
+            json!({
+                "uptime_s": 60.0,
+                "bytes": 2048,
+                "server": {
+                    "release": "1.0", "connections": 3, "requests": count, "bytes_received": 0, "bytes_sent": 0, "errors": 0,
+                    "latency_s": {"push": {"count": count, "sum": 0.1, "buckets": [[0.001, 10], [0.002, count - 10], [null, 0]]}},
+                },
+                "tables": {"a/b~\u{1b}[2J": {
+                    "steps": steps, "capacity": 1_000_000, "bytes": 2048, "inserted_steps": steps, "limiter_inserted": 100,
+                    "limiter_sampled": 250, "samples_per_insert": 4.0, "waiting_pushes": 2,
+                    "pushes_wait_for": "the rate limiter",
+                    "by_writer": [{"name": "actor 1", "steps": steps, "blocked_pushes": 1, "waited_s": 0.5}],
+                }},
+                "parameters": {},
+            })
+        };
+        let start = Instant::now();
+        let moment = |seconds, stats| Moment {
+            time: start + Duration::from_secs(seconds),
+            stats,
+        };
+        let (before, now) = (moment(0, stats(1000, 10)), moment(2, stats(6000, 110)));
+        let change = Change {
+            before: &before,
+            now: &now,
+        };
+        let lines = change.lines();
+        let text = lines.join("\n");
+        let table = lines.iter().find(|line| line.starts_with("a/b")).unwrap();
+        assert!(!text.contains('\u{1b}'), "{text}");
+        let cells: Vec<&str> = table
+            .split("  ")
+            .map(str::trim)
+            .filter(|c| !c.is_empty())
+            .collect();
+        assert_eq!(
+            cells[1..5],
+            ["6,000", "1,000,000", "2.0 KiB", "2,500"],
+            "{text}"
+        );
+        assert_eq!(cells[8..10], ["2.5", "4"], "{text}");
+        assert!(
+            text.contains("waiting pushes: 2 (the rate limiter)"),
+            "{text}"
+        );
+        let push = lines.iter().find(|line| line.starts_with("push")).unwrap();
+        // The hundred that are new lie between one and two milliseconds.
+        assert!(push.contains("50") && push.contains("1.5 ms"), "{push}");
+        assert!(
+            text.contains("50 requests/s") && text.contains("actor 1"),
+            "{text}"
+        );
+    }
+}
