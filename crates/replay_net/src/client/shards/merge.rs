@@ -63,8 +63,8 @@ pub fn listing(listings: impl Iterator<Item = Listing>, servers: u64) -> Listing
     merged
 }
 
-/// Statistics whose largest value counts; all other numbers are added up.
-const LARGEST: [&str; 3] = ["max_priority", "uptime_s", "version"];
+/// Statistics whose largest value counts, or that all servers share; all other numbers are added up.
+const LARGEST: [&str; 4] = ["max_priority", "samples_per_insert", "uptime_s", "version"];
 
 /// Statistics of the servers that answer: numbers are added up. `shards` has those of each server by its address, `null` for one that
 /// is away.
@@ -111,6 +111,12 @@ fn add(name: &str, sum: &mut Value, more: &Value) {
                 }
             }
         }
+        // Bounds and counts of a histogram.
+        (Value::Array(sum), Value::Array(more)) if name == "buckets" => {
+            for (sum, more) in sum.iter_mut().zip(more) {
+                add("count", &mut sum[1], &more[1]);
+            }
+        }
         (Value::Array(sum), Value::Array(more)) => sum.extend(more.iter().cloned()),
         (Value::Bool(sum), Value::Bool(more)) => *sum |= more,
         (Value::Number(known), Value::Number(number)) => {
@@ -129,5 +135,51 @@ fn add(name: &str, sum: &mut Value, more: &Value) {
         }
         (Value::Null, more) => *sum = more.clone(),
         _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_in_parts_is_the_table() {
+        let table = TableConfig {
+            min_size: 90,
+            ..TableConfig::new("t", Vec::new(), 3000)
+        };
+        assert_eq!(part(&table, 3).capacity, 1000);
+        assert_eq!(whole(&part(&table, 3), 3), table);
+        let first = TableConfig::new("t", Vec::new(), 3000);
+        assert_eq!(whole(&part(&first, 3), 3), first, "min_size 1 stays");
+        assert_eq!(part(&table, 7).capacity, 429);
+    }
+
+    #[test]
+    fn statistics_add_up() {
+        let server = |items: u64, largest: Value, wait: Value| {
+            json!({"tables": {"t": {
+                "items": items, "max_priority": largest, "samples_per_insert": 4.0, "by_writer": [{"name": items}],
+                "samples_wait_for": wait, "sample_age": {"buckets": [[2.0, items], [null, 1]]},
+            }}, "parameters": {"p": {"version": items, "bytes": 8}}})
+        };
+        let one = server(2, json!(3.5), Value::Null);
+        let two = server(5, Value::Null, json!("more"));
+        let servers = vec![
+            ("a".to_owned(), Some(one)),
+            ("b".to_owned(), Some(two)),
+            ("c".to_owned(), None),
+        ];
+        let all = stats("x".to_owned(), servers);
+        let table = json!({
+            "items": 7, "max_priority": 3.5, "samples_per_insert": 4.0, "by_writer": [{"name": 2}, {"name": 5}],
+            "samples_wait_for": "more", "sample_age": {"buckets": [[2.0, 7], [null, 2]]},
+        });
+        assert_eq!(all["tables"]["t"], table);
+        assert_eq!(all["parameters"], json!({"p": {"version": 5, "bytes": 8}}));
+        assert_eq!(
+            (&all["shards"]["c"], &all["incarnation"]),
+            (&Value::Null, &json!("x"))
+        );
     }
 }
