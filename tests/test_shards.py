@@ -51,13 +51,13 @@ def excess(observed: Counter[int], expected: dict[int, float]) -> float:
 
 @pytest.fixture
 def connect(tmp_path: Path) -> Iterator[Connect]:
-    """Connects to three servers, two of them on TCP, that keep a table."""
+    """Connects to three servers, the first one on TCP, whose addresses are in the order of `stats()["shards"]`."""
     with ExitStack() as stack:
 
         def make(*tables: innet.Table, servers: int = 3) -> innet.Replay:
             addresses = []
             for server in range(servers):
-                at = "innet://127.0.0.1:0" if server < 2 else f"unix://{tmp_path}/{server}"
+                at = "innet://127.0.0.1:0" if server == 0 else f"unix://{tmp_path}/{server}"
                 memory = stack.enter_context(innet.Memory())
                 addresses += stack.enter_context(memory.serve(at)).addresses
             return stack.enter_context(innet.connect(",".join(addresses), tables=tables))

@@ -114,7 +114,9 @@ fn add(name: &str, sum: &mut Value, more: &Value) {
         // Bounds and counts of a histogram.
         (Value::Array(sum), Value::Array(more)) if name == "buckets" => {
             for (sum, more) in sum.iter_mut().zip(more) {
-                add("count", &mut sum[1], &more[1]);
+                if let (Some(sum), Some(more)) = (sum.get_mut(1), more.get(1)) {
+                    add("count", sum, more);
+                }
             }
         }
         (Value::Array(sum), Value::Array(more)) => sum.extend(more.iter().cloned()),
