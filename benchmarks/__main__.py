@@ -20,6 +20,7 @@ from benchmarks.delay import delay
 from benchmarks.growth import growth
 from benchmarks.hostile import hostile
 from benchmarks.killed import killed
+from benchmarks.shards import shards
 from benchmarks.snapshots import snapshots
 from benchmarks.sweep import RECORD, sweep
 from benchmarks.table import table, today
@@ -40,6 +41,7 @@ def main() -> None:
         "hostile": hostile,
         "killed": killed,
         "snapshots": snapshots,
+        "shards": shards,
         "sweep": sweep,
         "table": table,
     }

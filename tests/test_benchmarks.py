@@ -21,6 +21,7 @@ from benchmarks.growth import standing
 from benchmarks.hostile import hostile
 from benchmarks.killed import killed
 from benchmarks.recording import GAMMA, N, Recording
+from benchmarks.shards import shards
 from benchmarks.snapshots import snapshots
 from benchmarks.systems import Service
 from benchmarks.table import LINKING, README, REPORTS, filled, report_page
@@ -327,3 +328,10 @@ def test_saving_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
     assert other["saved"] == 0
     assert min(ours["value"], other["value"], ours["sampled_per_s"], other["sampled_per_s"]) > 0
     assert len(goals) == 3
+
+
+def test_several_servers_are_measured_against_one(capsys: pytest.CaptureFixture[str]) -> None:
+    shards(rounds=1, seconds=0.2, steps=2_400)
+    one, three, ratio, frequencies = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert min(one["value"], three["value"], ratio["ratio"]) > 0
+    assert frequencies["met"]

@@ -1304,13 +1304,14 @@ def connect(
     grace: float = 5.0,
     reconnect_for: float = 60.0,
 ) -> Replay:
-    """Connects to a server, and again after a broken connection.
+    """Connects to a server, or to several that are one memory, and again after a broken connection.
 
     Tables that this client made are made again on a server that was started again without them.
 
     Args:
         url: `"innet://host:port"`, `"innets://host:port"` (TLS), `"unix:///path"`, or, in a package built with F-Stack,
-            `"innet+fstack://address:port"`.
+            `"innet+fstack://address:port"`. Several servers are `"innet://a:7710,b:7710"`: each keeps a part of every
+            table, see `docs/how-to/shards.md`.
         token: The server's token; it is never sent. `None` is the environment variable INNET_TOKEN, if set and not
             empty; `""` is no token.
         tables: One or more tables to create. With an actor's token they must exist with these definitions.
@@ -1326,7 +1327,9 @@ def connect(
             it raises `ConnectError` or `DisconnectedError`. The log names the server meanwhile.
 
     Raises:
-        ConfigError: An invalid address, one that does not match `tls_ca`, or a token of less than 16 bytes.
+        ConfigError: An invalid address, one that does not match `tls_ca`, or a token of less than 16 bytes; an address
+            that is named twice, servers of several releases or of different tables.
+        TableDiffersError: Tables that exist with another definition, or with different ones at several servers.
         ConnectError: No server answers at the address, or it is at its limit of connections until `timeout`.
         AuthenticationError: The token is missing or wrong, or the certificate is not trusted.
         VersionError: The server has another release.

@@ -108,6 +108,7 @@ fn sample(before: u16) -> Sampled {
         after: 0,
         allow_short: false,
         min_probability: false,
+        part: None,
     };
     match TABLE
         .try_sample(&request, false, &mut Turn::default())

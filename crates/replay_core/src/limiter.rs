@@ -187,6 +187,11 @@ impl Limiter {
         if live < self.min_size {
             return Err(Cause::MinSize { live });
         }
+        self.admit_part(wanted, short)
+    }
+
+    /// [`Limiter::admit_sample`] for a part of a batch from several memories, whatever the number of live items here.
+    pub fn admit_part(&self, wanted: u32, short: bool) -> Outcome<Admitted> {
         let mut outcome = Err(Cause::Emptied);
         let admit = |seen: u64| {
             outcome = self.grant(Count(seen), wanted, short);
@@ -271,6 +276,13 @@ impl Limiter {
             (sampled as f64).clamp(least.max(0.0), most.max(0.0)) as u64
         };
         self.restart(inserted, sampled);
+    }
+
+    /// Items inserted since the last reset, and items that may be sampled now: infinite without a ratio.
+    pub fn state(&self) -> (u64, f64) {
+        let (sampled, inserted) = self.counts();
+        let allowance = self.allowance(inserted, sampled);
+        (inserted, allowance.unwrap_or(f64::INFINITY))
     }
 
     /// Items sampled and items inserted since the last reset.

@@ -88,6 +88,14 @@ impl ParameterStore {
     /// are too many names; [`Error::TooLarge`] when the file is over [`Self::MAX_BYTES`] or over the rest of the
     /// memory's byte limit.
     pub fn put(&self, name: &str, id: u64, bytes: Bytes) -> Result<u64> {
+        self.put_version(name, id, 0, bytes)
+    }
+
+    /// [`ParameterStore::put`] as version `version` if that is newer than the newest, so that several memories agree.
+    ///
+    /// # Errors
+    /// Errors of [`ParameterStore::put`].
+    pub fn put_version(&self, name: &str, id: u64, version: u64, bytes: Bytes) -> Result<u64> {
         Self::check_name(name)?;
         // Before the file is checked and counted: a repetition needs no memory for a second copy.
         let repeated = self.read().get(name).and_then(|stored| stored.put(id));
@@ -101,8 +109,10 @@ impl ParameterStore {
         if let Some(version) = stored.and_then(|stored| stored.put(id)) {
             return Ok(version);
         }
-        let version = stored.map_or(1, |stored| stored.parameters.version + 1);
-        if version == 1 && newest.len() >= Self::MAX_NAMES {
+        let known = stored.is_some();
+        let next = stored.map_or(1, |stored| stored.parameters.version.saturating_add(1));
+        let version = next.max(version);
+        if !known && newest.len() >= Self::MAX_NAMES {
             return Err(Self::refusal(
                 name,
                 format!("there are {} names already", Self::MAX_NAMES),

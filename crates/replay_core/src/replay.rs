@@ -108,6 +108,32 @@ pub struct SampleRequest {
     pub allow_short: bool,
     /// Also report the smallest probability in the table: costs a scan of it.
     pub min_probability: bool,
+    /// For a part of a batch from several memories.
+    pub part: Option<BatchPart>,
+}
+
+/// One memory's part of a batch that is sampled from several. It may have no items, does not wait for
+/// [`min_size`](TableConfig::min_size), which counts over all memories, and its reply has a [`ShardState`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BatchPart {
+    /// Samples that the rate limiter admits and counts for this part, in place of its number of items: over all parts as many as
+    /// the batch has items.
+    pub limiter_samples: u32,
+}
+
+/// A table as one part of a batch found it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ShardState {
+    /// The table's number in its ids, see [`IdSpace`](crate::table::ids::IdSpace).
+    pub number: u16,
+    /// Sum of the priorities after the exponent, at the instant of sampling.
+    pub total_priority: f64,
+    /// Live items, with or without priority.
+    pub items: u64,
+    /// Items inserted, as the rate limiter counts them.
+    pub inserted: u64,
+    /// Samples that the rate limiter would admit after this part; infinite without a ratio.
+    pub allowance: f64,
 }
 
 impl SampleRequest {
@@ -120,6 +146,7 @@ impl SampleRequest {
             after: view.after(),
             allow_short: false,
             min_probability: false,
+            part: None,
         }
     }
 }
@@ -150,6 +177,8 @@ pub struct Sampled {
     pub live_items: u64,
     /// The smallest probability in the table, when it was asked for.
     pub min_probability: Option<f64>,
+    /// The table's state, for a part of a batch.
+    pub shard: Option<ShardState>,
     /// The rows of all items, item after item, in the layout of `schema/innet.capnp`.
     pub rows: Bytes,
     /// The blobs of these rows in the same order, in one or more segments; the blobs of a row never

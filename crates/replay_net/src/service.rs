@@ -233,8 +233,14 @@ impl Service {
             RequestBody::ReportCorrupt { table, id, reason } => {
                 ReplyBody::Corrupt(self.memory.table(table)?.report_corrupt(*id, reason))
             }
-            RequestBody::PutParameters { name, id, bytes } => {
-                let version = self.memory.parameters().put(name, *id, bytes.clone())?;
+            RequestBody::PutParameters {
+                name,
+                id,
+                version,
+                bytes,
+            } => {
+                let stored = self.memory.parameters();
+                let version = stored.put_version(name, *id, *version, bytes.clone())?;
                 ReplyBody::Parameters(Some(Parameters {
                     version,
                     bytes: bytes::Bytes::new(),

@@ -349,6 +349,7 @@ fn a_request_over_the_servers_limit_is_not_sent() {
             let bytes = Bytes::from(vec![0; 4096]);
             let put = RequestBody::PutParameters {
                 name: "p".into(),
+                version: 0,
                 id: 0,
                 bytes,
             };

@@ -25,6 +25,7 @@ fn block_on<F: Future>(future: F) -> F::Output {
 fn put(bytes: impl Into<Bytes>) -> Request {
     let body = RequestBody::PutParameters {
         name: "policy".into(),
+        version: 0,
         id: 0,
         bytes: bytes.into(),
     };
@@ -211,6 +212,7 @@ fn batch(blobs: &[Vec<u8>], delivered: &Arc<AtomicU32>) -> OutgoingFrame {
         items: vec![],
         live_items: 0,
         min_probability: None,
+        shard: None,
         rows: Bytes::from_static(b"rows"),
         blobs: blobs.iter().map(|b| b.clone().into()).collect(),
         credit: Some(Box::new(Credit(delivered.clone()))),

@@ -1,4 +1,4 @@
-//! `connect`: a `Replay` on a server.
+//! `connect`: a `Replay` on a server, or on several.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -7,13 +7,13 @@ use std::time::Duration;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+use replay_net::client::shards::{ShardedClient, parse_addresses};
 use replay_net::client::{Client, ConnectOptions};
 use replay_wire::auth::{self, Secret};
 
 use crate::replay::PyReplay;
-use crate::server::parse;
 use crate::table::Tables;
-use crate::{keywords, log, wait};
+use crate::{error, keywords, log, wait};
 
 /// Connect timeout for `timeout=None`, longer than any network stack tries.
 const LONGEST_CONNECT: Duration = Duration::from_secs(24 * 60 * 60);
@@ -45,7 +45,7 @@ pub fn connect(
     log::start(py)?;
     let grace = wait::seconds(py, "grace", grace)?;
     let reconnect_for = wait::seconds(py, "reconnect_for", reconnect_for)?;
-    let address = parse(py, url)?;
+    let addresses = parse_addresses(url).map_err(|error| error::to_python(py, error))?;
     let deadline = wait::deadline(py, timeout)?;
     // An empty token is no token, even if the environment has one.
     let token = match token {
@@ -66,10 +66,17 @@ pub fn connect(
         grace,
         ..ConnectOptions::default()
     };
-    let client = wait::blocking(py, deadline, None, |wait| {
-        Client::connect(&address, options, wait)
-    })?;
-    let replay = PyReplay::remote(Arc::new(client), &address.to_string());
+    let replay = if let [address] = &addresses[..] {
+        let client = wait::blocking(py, deadline, None, |wait| {
+            Client::connect(address, options, wait)
+        })?;
+        PyReplay::remote(Arc::new(client), &address.to_string())
+    } else {
+        let client = wait::blocking(py, deadline, None, |wait| {
+            ShardedClient::connect(&addresses, &options, wait)
+        })?;
+        PyReplay::sharded(client)
+    };
     replay.make_tables(py, tables, timeout)?;
     Ok(replay)
 }

@@ -22,13 +22,16 @@ pub struct Reading {
     /// Whether the view is the table's own.
     own: bool,
     decoder: Decoder,
-    /// Number in the ids of the table of this definition; `None` before the first sample.
-    table: Mutex<Option<u16>>,
+    /// Numbers in the ids of the tables of this definition: of several servers each has its own. The newest last.
+    tables: Mutex<Vec<u16>>,
     /// The table was dropped, or made again with another definition. Relaxed: the flag publishes nothing else.
     outdated: AtomicBool,
 }
 
 impl Reading {
+    /// Numbers of tables that are kept.
+    const MOST_TABLES: usize = 64;
+
     /// Reads by `view`, or else by the table's own.
     ///
     /// # Errors
@@ -45,7 +48,7 @@ impl Reading {
             config,
             view,
             own,
-            table: Mutex::default(),
+            tables: Mutex::default(),
             outdated: AtomicBool::default(),
         })
     }
@@ -55,9 +58,9 @@ impl Reading {
         self.outdated.load(Ordering::Relaxed)
     }
 
-    /// Number in the ids of the last sample; `None` before the first.
-    pub fn table_number(&self) -> Option<u16> {
-        *lock(&self.table)
+    /// Whether a sample had ids with this number of a table.
+    pub fn has_table(&self, number: u16) -> bool {
+        lock(&self.tables).contains(&number)
     }
 
     /// Checks at the first sample with ids of another table that its definition, which `definition` asks for, is still the one
@@ -67,11 +70,17 @@ impl Reading {
         sampled: &Sampled,
         definition: impl FnOnce() -> Result<Arc<TableConfig>>,
     ) -> Result<()> {
-        let Some(item) = sampled.items.first() else {
-            return Ok(());
-        };
-        let number = Some(IdSpace::number_of(item.id));
-        if self.table_number() == number {
+        let mut unknown = Vec::new();
+        {
+            let tables = lock(&self.tables);
+            for item in &sampled.items {
+                let number = IdSpace::number_of(item.id);
+                if !tables.contains(&number) && !unknown.contains(&number) {
+                    unknown.push(number);
+                }
+            }
+        }
+        if unknown.is_empty() {
             return Ok(());
         }
         // After an error the next sample asks again.
@@ -87,7 +96,10 @@ impl Reading {
                 difference: difference.unwrap_or_else(|| "another view".to_owned()),
             });
         }
-        *lock(&self.table) = number;
+        let mut tables = lock(&self.tables);
+        tables.extend(unknown);
+        let old = tables.len().saturating_sub(Self::MOST_TABLES);
+        tables.drain(..old);
         Ok(())
     }
 }

@@ -24,6 +24,7 @@ use replay_core::memory::Memory;
 use replay_core::replay::{Replay, UpdateChannel, UpdateReceipt, Wait};
 use replay_core::schema::TableConfig;
 use replay_net::client::Client;
+use replay_net::client::shards::ShardedClient;
 
 use crate::class::context_manager;
 use crate::parameters::{self, PyParameters};
@@ -54,7 +55,7 @@ struct Backend {
     replay: Arc<dyn Replay>,
     /// The memory, if it is in this process.
     memory: Option<Arc<Memory>>,
-    /// The client, if the memory is on a server.
+    /// The client, if the memory is on a server; of several the first one's, which sums gradients.
     client: Option<Arc<Client>>,
     /// Updates of priorities that are not waited for; `None` before the first one, and where each applies within its call.
     updates: Arc<Turns<Option<Box<dyn UpdateChannel>>>>,
@@ -129,6 +130,18 @@ impl PyReplay {
             updates: Arc::new(Turns::new(UPDATES, None)),
         };
         Self::over(backend, format!("at {address}"))
+    }
+
+    /// The memory of several servers.
+    pub fn sharded(client: ShardedClient) -> Self {
+        let location = format!("at {}", client.names());
+        let backend = Backend {
+            client: Some(client.first().clone()),
+            replay: Arc::new(client),
+            memory: None,
+            updates: Arc::new(Turns::new(UPDATES, None)),
+        };
+        Self::over(backend, location)
     }
 
     pub fn make_tables(

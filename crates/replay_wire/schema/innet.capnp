@@ -320,6 +320,15 @@ struct Sample {
   allowShort @4 :Bool;
   minPriority @5 :Bool;
   # also report the smallest probability in the table: costs a scan of it
+  part @6 :BatchPart;
+  # null for a whole batch
+}
+
+struct BatchPart {
+  # One server's part of a batch that a client samples from several. `count` may be 0, the table's minSize is not waited for,
+  # and the reply has the table's state.
+  limiterSamples @0 :UInt32;
+  # samples that the rate limiter admits and counts for this part, in place of `count`
 }
 
 struct Sampled {
@@ -336,6 +345,22 @@ struct Sampled {
   # live items with a priority above zero at the instant of sampling
   minProbability @8 :Float64;
   # 0 unless asked for
+  shard @9 :ShardState;
+  # for a part of a batch
+}
+
+struct ShardState {
+  # A table as one part of a batch found it.
+  number @0 :UInt16;
+  # the upper 16 bits of the ids of its items
+  totalPriority @1 :Float64;
+  # sum of the priorities after the exponent
+  items @2 :UInt64;
+  # live items, with or without priority
+  inserted @3 :UInt64;
+  # items inserted, as the rate limiter counts them
+  allowance @4 :Float64;
+  # samples that the rate limiter would admit after this part; infinite without a ratio
 }
 
 struct UpdatePriorities {
@@ -374,6 +399,8 @@ struct PutParameters {
   id @1 :UInt64;
   # Drawn at random for each put, for a client that may send it again after a broken connection: the server answers a
   # repetition with the version that it stored, and does not put it over a newer one. 0 is always stored.
+  version @2 :UInt64;
+  # The version to store, unless the server has that one or a newer one: then, and for 0, it is the next.
 }
 
 struct GetParameters {

@@ -14,7 +14,8 @@ use super::{GradientsJoined, Reply, ReplyBody, Request, RequestBody};
 use gradients::{Asynchronous, JoinJob, Ticket};
 use replay_core::error::{Error, ErrorCode, Result};
 use replay_core::replay::{
-    OpenWriter, Parameters, Push, PushBody, SampleRequest, Sampled, SampledItem, WriterId,
+    BatchPart, OpenWriter, Parameters, Push, PushBody, SampleRequest, Sampled, SampledItem,
+    ShardState, WriterId,
 };
 use replay_core::schema::TableConfig;
 
@@ -120,6 +121,15 @@ fn request_body(
                 after: sample.get_after(),
                 allow_short: sample.get_allow_short(),
                 min_probability: sample.get_min_priority(),
+                part: match sample.has_part() {
+                    false => None,
+                    true => Some(BatchPart {
+                        limiter_samples: sample
+                            .get_part()
+                            .map_err(malformed)?
+                            .get_limiter_samples(),
+                    }),
+                },
             })
         }
         Which::UpdatePriorities(update) => {
@@ -152,6 +162,7 @@ fn request_body(
             RequestBody::PutParameters {
                 name: Field::read(put.get_name())?,
                 id: put.get_id(),
+                version: put.get_version(),
                 bytes: payload.take().unwrap_or_default(),
             }
         }
@@ -270,6 +281,19 @@ fn sampled(sampled: wire::sampled::Reader<'_>, payload: &mut Option<Bytes>) -> R
             ids.len()
         )));
     }
+    let shard = match sampled.has_shard() {
+        false => None,
+        true => {
+            let shard = sampled.get_shard().map_err(malformed)?;
+            Some(ShardState {
+                number: shard.get_number(),
+                total_priority: shard.get_total_priority(),
+                items: shard.get_items(),
+                inserted: shard.get_inserted(),
+                allowance: shard.get_allowance(),
+            })
+        }
+    };
     let items = (0..ids.len())
         .map(|i| SampledItem {
             id: ids.get(i),
@@ -293,6 +317,7 @@ fn sampled(sampled: wire::sampled::Reader<'_>, payload: &mut Option<Bytes>) -> R
         items,
         live_items: sampled.get_items(),
         min_probability: Some(sampled.get_min_probability()).filter(|&p| p != 0.0),
+        shard,
         rows,
         blobs: vec![blobs],
         credit: None,

@@ -64,10 +64,16 @@ pub fn encode_request(request: &Request) -> Result<OutgoingFrame> {
             out.set_id(*id);
             out.set_reason(reason);
         }
-        RequestBody::PutParameters { name, id, bytes } => {
+        RequestBody::PutParameters {
+            name,
+            id,
+            version,
+            bytes,
+        } => {
             let mut out = root.init_put_parameters();
             out.set_name(name);
             out.set_id(*id);
+            out.set_version(*version);
             payload = bytes.clone();
         }
         RequestBody::GetParameters {
@@ -191,6 +197,9 @@ fn set_sample(mut out: wire::sample::Builder<'_>, sample: &SampleRequest) {
     out.set_after(sample.after);
     out.set_allow_short(sample.allow_short);
     out.set_min_priority(sample.min_probability);
+    if let Some(part) = sample.part {
+        out.init_part().set_limiter_samples(part.limiter_samples);
+    }
 }
 
 fn set_join(mut out: wire::join_gradients::Builder<'_>, job: &JoinJob) -> Result<()> {
@@ -223,5 +232,13 @@ fn set_sampled(mut out: wire::sampled::Builder<'_>, sampled: &Sampled) -> Result
     set_list!(set_times_sampled, times_sampled);
     set_list!(set_before, before);
     set_list!(set_after, after);
+    if let Some(state) = sampled.shard {
+        let mut shard = out.init_shard();
+        shard.set_number(state.number);
+        shard.set_total_priority(state.total_priority);
+        shard.set_items(state.items);
+        shard.set_inserted(state.inserted);
+        shard.set_allowance(state.allowance);
+    }
     Ok(())
 }

@@ -125,6 +125,8 @@ pub enum RequestBody {
         name: String,
         /// Number of the put, the same when it is sent again; 0 is none.
         id: u64,
+        /// The version to store; the next one for 0, or where that is not newer.
+        version: u64,
         /// A safetensors file.
         bytes: Bytes,
     },

@@ -83,6 +83,7 @@ mod tests {
     #[test]
     fn a_refusal_names_role_request_and_setting() {
         let sample = RequestBody::PutParameters {
+            version: 0,
             id: 1,
             name: "policy".into(),
             bytes: bytes::Bytes::new(),

@@ -66,6 +66,11 @@ impl IdSpace {
         (bits >> SPACE_SHIFT) as u16
     }
 
+    /// The table's number in its ids.
+    pub const fn number(self) -> u16 {
+        self.number
+    }
+
     /// Ids of the number `number`, whose slots begin with the lifetime `lifetime`, modulo 2^24.
     pub const fn of(number: u16, lifetime: u32) -> Self {
         IdSpace {

@@ -240,6 +240,11 @@ impl Items {
         ((id.slot as usize) < self.words.len()).then_some(id)
     }
 
+    /// The table's number in its ids.
+    pub fn number(&self) -> u16 {
+        self.ids.number()
+    }
+
     /// Whether no live item has mass, and no batch under way is about to give any back. `own` is the number of the
     /// caller's batches, which hold none.
     pub fn without_mass(&self, own: u32) -> bool {

@@ -320,6 +320,7 @@ mod tests {
             after: 0,
             allow_short: false,
             min_probability: false,
+            part: None,
         };
         refused(table.try_sample(&request, false, &mut Turn::default()));
         refused(table.update_priorities(&[], &[]));

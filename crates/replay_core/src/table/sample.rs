@@ -11,7 +11,7 @@ use crate::cause::{Cause, WaitReason};
 use crate::error::{Error, Result, check_size};
 use crate::limiter::Admitted;
 use crate::memory_hints::prefetch;
-use crate::replay::{SampleCredit, SampleRequest, Sampled, SampledItem};
+use crate::replay::{SampleCredit, SampleRequest, Sampled, SampledItem, ShardState};
 use crate::schema::flags;
 use crate::slab::Pinned;
 use crate::sum_tree::{self, SampledLeaf, Strata};
@@ -62,6 +62,8 @@ struct Sampling<'a> {
     table: &'a Arc<Table>,
     request: &'a SampleRequest,
     admitted: Admitted,
+    /// Items to sample: those admitted, except for a part of a batch.
+    wanted: u32,
     /// Samples set aside that no claim has used.
     reserved: u32,
     claims: Vec<Claim>,
@@ -91,6 +93,9 @@ impl Table {
     /// is sampled from each (Schaul et al., 2016, appendix B.2.1). The other samplers take the first item of their order
     /// with probability 1, as often as `max_times_sampled` allows, then the next one.
     ///
+    /// A part of a batch ([`SampleRequest::part`]) without items and without samples for the rate limiter only reads the table's
+    /// state, and never waits.
+    ///
     /// # Errors
     /// [`Error::NoMass`] when there are items and none has mass; [`Error::View`] when the request reaches beyond
     /// the window that a sampled item was written with; [`Error::TooLarge`] for more than [`sum_tree::MAX_SAMPLES`] items,
@@ -105,6 +110,9 @@ impl Table {
     ) -> Result<Attempt<Sampled>> {
         self.check_open()?;
         self.check_request(request)?;
+        if let (0, Some(0)) = (request.count, request.part.map(|part| part.limiter_samples)) {
+            return Ok(Attempt::Ready(self.empty_part(request)));
+        }
         let short = request.allow_short && last_try;
         let waited = turn.waits();
         let attempt = turn.attempt(&self.held.samples, false, || self.sample(request, short))?;
@@ -117,7 +125,23 @@ impl Table {
     }
 
     fn check_request(&self, request: &SampleRequest) -> Result<()> {
-        sum_tree::check_samples(request.count)?;
+        let limiter_samples = match request.part {
+            None => {
+                sum_tree::check_samples(request.count)?;
+                request.count
+            }
+            Some(part) => {
+                if let ItemSampler::InOrder(_) = self.sampler {
+                    return Err(Error::Config(format!(
+                        "table {:?} is sampled in an order of its items, which several servers do not share: make it with \
+                         sampler \"prioritized\" or \"uniform\", or connect to one server",
+                        self.config.name
+                    )));
+                }
+                sum_tree::check_samples(request.count.max(1))?;
+                part.limiter_samples
+            }
+        };
         if request.allow_short {
             return Ok(());
         }
@@ -132,7 +156,7 @@ impl Table {
                 self.config.max_times_sampled
             )));
         }
-        self.limiter.check_sample(request.count)
+        self.limiter.check_sample(limiter_samples)
     }
 
     /// Lets pushes through, whatever the limiter says, until there are so many samples.
@@ -157,12 +181,16 @@ impl Table {
 
     fn sample(self: &Arc<Self>, request: &SampleRequest, short: bool) -> Result<Attempt<Sampled>> {
         let live = self.items.live();
-        let admitted = match self.limiter.admit_sample(live, request.count, short) {
+        let admitted = match request.part {
+            None => self.limiter.admit_sample(live, request.count, short),
+            Some(part) => self.limiter.admit_part(part.limiter_samples, short),
+        };
+        let admitted = match admitted {
             Ok(admitted) => admitted,
             Err(cause) => return Ok(Attempt::Blocked(self.limited(cause))),
         };
         let mut batch = Sampling::new(self, request, admitted);
-        match self.items.reserve_samples(batch.admitted.items, short) {
+        match self.items.reserve_samples(batch.wanted, short) {
             Ok(samples) => {
                 batch.reserved = samples;
                 if self.samples_wanted.load(Ordering::Relaxed) > 0 {
@@ -172,29 +200,30 @@ impl Table {
             Err(left) => {
                 // A sample that may be short is content with fewer at its deadline.
                 if !request.allow_short {
-                    self.want_samples(batch.admitted.items);
+                    self.want_samples(batch.wanted);
                 }
-                let wanted = batch.admitted.items;
+                let wanted = batch.wanted;
                 let cause = Cause::SamplesLeft { left, wanted };
                 return Ok(Attempt::Blocked(WaitReason::at(&self.config, cause)));
             }
         }
-        let (live_items, min_probability) = match &self.sampler {
+        let (live_items, min_probability, total) = match &self.sampler {
             ItemSampler::InOrder(queue) => {
                 batch.take_in_order(queue)?;
-                (live, request.min_probability.then_some(1.0))
+                (live, request.min_probability.then_some(1.0), live)
             }
             ItemSampler::Random { .. } => {
                 let live_items = self.items.tree.live_with_mass();
-                let total = batch.take_by_mass()?;
-                let least = || {
-                    let least = self.items.tree.min_positive().unwrap_or(total);
+                let total = match batch.wanted {
+                    0 => self.items.tree.total(),
+                    _ => batch.take_by_mass()?,
+                };
+                let least = self.min_probability(request, total).map(|least| {
                     let sampled = batch.items.iter().map(|item| item.probability);
                     // An item may have been updated since it was sampled.
-                    sampled.fold(least as f64 / total as f64, f64::min)
-                };
-                let asked = request.min_probability && total > 0;
-                (live_items, asked.then(least))
+                    sampled.fold(least, f64::min)
+                });
+                (live_items, least, total)
             }
         };
         if batch.reserved > 0 && (batch.items.is_empty() || !short) {
@@ -210,9 +239,41 @@ impl Table {
             };
             return Ok(Attempt::Blocked(WaitReason::at(&self.config, cause)));
         }
-        batch
-            .finish(live_items, min_probability)
-            .map(Attempt::Ready)
+        let mut sampled = batch.finish(live_items, min_probability)?;
+        sampled.shard = request.part.map(|_| self.shard_state(total));
+        Ok(Attempt::Ready(sampled))
+    }
+
+    /// The smallest probability of an item, if it is asked for and there is one.
+    fn min_probability(&self, request: &SampleRequest, total: u64) -> Option<f64> {
+        let asked = request.min_probability && total > 0;
+        asked.then(|| self.items.tree.min_positive().unwrap_or(total) as f64 / total as f64)
+    }
+
+    /// The state for a part of a batch that found the mass `total`.
+    fn shard_state(&self, total: u64) -> ShardState {
+        let (inserted, allowance) = self.limiter.state();
+        ShardState {
+            number: self.items.number(),
+            total_priority: self.items.tree.from_units(total),
+            items: self.items.live(),
+            inserted,
+            allowance,
+        }
+    }
+
+    /// The reply to a part of a batch without items.
+    fn empty_part(&self, request: &SampleRequest) -> Sampled {
+        let total = self.items.tree.total();
+        Sampled {
+            items: Vec::new(),
+            live_items: self.items.tree.live_with_mass(),
+            min_probability: self.min_probability(request, total),
+            shard: Some(self.shard_state(total)),
+            rows: Bytes::new(),
+            blobs: Vec::new(),
+            credit: None,
+        }
     }
 
     /// Whether there are items and none has mass, for a sample that found nothing. Prioritized samples take no other lock: a
@@ -226,12 +287,17 @@ impl Table {
 
 impl<'a> Sampling<'a> {
     fn new(table: &'a Arc<Table>, request: &'a SampleRequest, admitted: Admitted) -> Self {
-        let count = admitted.items as usize;
+        let wanted = match request.part {
+            None => admitted.items,
+            Some(_) => request.count,
+        };
+        let count = wanted as usize;
         table.items.begin_batch();
         Sampling {
             table,
             request,
             admitted,
+            wanted,
             reserved: 0,
             claims: Vec::with_capacity(count),
             items: Vec::with_capacity(count),
@@ -461,7 +527,11 @@ impl<'a> Sampling<'a> {
             .fetch_add(u64::from(sampled), Ordering::Relaxed);
         let ages = self.items.iter().map(|item| u64::from(item.age));
         table.counters.sample_age.record_batch(ages);
-        let admitted = self.admitted.split(sampled);
+        let counted = match self.request.part {
+            None => sampled,
+            Some(_) => self.admitted.items,
+        };
+        let admitted = self.admitted.split(counted);
         let claims = std::mem::take(&mut self.claims);
         let counts = table.limiter.limits_ratio() || table.items.limits_samples();
         let credit =
@@ -470,6 +540,7 @@ impl<'a> Sampling<'a> {
             items: std::mem::take(&mut self.items),
             live_items,
             min_probability,
+            shard: None,
             rows: Bytes::from(rows),
             blobs,
             credit,

@@ -210,6 +210,7 @@ pub fn request(count: u32) -> SampleRequest {
         after: 0,
         allow_short: false,
         min_probability: false,
+        part: None,
     }
 }
 

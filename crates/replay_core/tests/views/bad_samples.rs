@@ -292,6 +292,7 @@ proptest! {
             items,
             live_items: 0,
             min_probability: None,
+            shard: None,
             rows: Bytes::from(rows),
             blobs: segments.into_iter().map(Bytes::from).collect(),
             credit: None,

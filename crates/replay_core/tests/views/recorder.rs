@@ -155,6 +155,7 @@ impl Stored {
             items: sampled,
             live_items: self.items.len() as u64,
             min_probability: None,
+            shard: None,
             rows: Bytes::from(rows),
             blobs: segments,
             credit: None,

@@ -117,6 +117,7 @@ impl Fixture<'_> {
             after: view.after(),
             allow_short: false,
             min_probability: false,
+            part: None,
         };
         let replay = self.replay;
         let mut ids = Vec::new();

@@ -11,6 +11,7 @@
 //! | [`updates`] | updates of priorities that are not waited for |
 //! | [`gradients`] | a worker of a gradient job |
 //! | [`gradient_updates`] | a worker of an asynchronous one |
+//! | [`shards`] | one memory over several servers |
 //! | [`tls`] | trusted certificates |
 //!
 //! Calls block, so they must not be made inside a tokio runtime. Every call is idempotent: when a connection breaks before
@@ -25,6 +26,7 @@ pub mod pipeline;
 mod pool;
 pub mod push;
 pub mod sample;
+pub mod shards;
 pub mod tls;
 pub mod updates;
 
@@ -42,8 +44,10 @@ use ::gradients::{DpdkConfig, JoinJob};
 use connection::Dialer;
 pub use gradient_updates::GradientUpdates;
 pub use gradients::GradientWorker;
-use pipeline::{expect_reply, is_absent, is_broken, is_busy, is_cut_off, is_renewal};
-use pool::{ConnectionPool, retry, retry_for};
+use pipeline::{
+    RequestPipeline, expect_reply, is_absent, is_broken, is_busy, is_cut_off, is_renewal,
+};
+use pool::{ConnectionPool, retry_for};
 use replay_core::error::{Error, ErrorCode, Result};
 use replay_core::replay::{
     Listing, OpenWriter, Parameters, PushChannel, Replay, SampleChannel, SampleRequest, Sampled,
@@ -108,8 +112,16 @@ const CUT_OFF_RETRIES: Duration = Duration::from_secs(1);
 pub struct Client {
     dialer: Arc<Dialer>,
     idle: ConnectionPool,
+    /// Longest time for which a call reconnects.
+    reconnect_for: Duration,
     /// The server's incarnation and the version of the parameters received last, by name.
     parameters: Mutex<HashMap<String, (u64, u64)>>,
+}
+
+/// A request under way.
+struct Begun {
+    connection: connection::Connection,
+    id: u64,
 }
 
 /// Connects to a server. A refused connection is tried again for [`ConnectOptions::await_server`], a server at its limit of
@@ -152,11 +164,23 @@ impl Client {
             dialer.dial(wait)
         })?;
         idle.give(first);
+        let reconnect_for = dialer.options.reconnect_for;
         Ok(Client {
             dialer,
             idle,
+            reconnect_for,
             parameters: Mutex::default(),
         })
+    }
+
+    /// A client that connects at its first call.
+    fn unconnected(dialer: Dialer) -> Self {
+        Client {
+            reconnect_for: dialer.options.reconnect_for,
+            dialer: Arc::new(dialer),
+            idle: ConnectionPool::default(),
+            parameters: Mutex::default(),
+        }
     }
 
     /// The server's address.
@@ -228,7 +252,8 @@ impl Client {
         wait: &Wait<'_>,
         question: impl Fn(u64) -> RequestBody,
     ) -> Result<(ReplyBody, u64)> {
-        retry(&self.dialer, wait, || {
+        let longest = self.reconnect_for;
+        retry_for(longest, is_broken, &mut None, &self.dialer, wait, || {
             let mut connection = self.idle.take(&self.dialer, wait)?;
             let incarnation = connection.incarnation;
             let mut ask = || connection.call(&self.dialer, wait, question(incarnation));
@@ -246,6 +271,40 @@ impl Client {
             }
             Ok((reply?, incarnation))
         })
+    }
+
+    /// Sends a request, whose reply [`Client::finish`] awaits.
+    fn begin(&self, wait: &Wait<'_>, body: RequestBody) -> Result<Begun> {
+        let mut connection = self.idle.take(&self.dialer, wait)?;
+        let id = connection.send(connection::deadline_ms(wait.deadline), body)?;
+        connection.try_flush();
+        Ok(Begun { connection, id })
+    }
+
+    /// The answer to a request of [`Client::begin`]. A request that failed is not sent again.
+    fn finish(&self, wait: &Wait<'_>, begun: Begun) -> Result<ReplyBody> {
+        let Begun { mut connection, id } = begun;
+        let until = wait.deadline.map(|d| d + self.dialer.options.grace);
+        let late = || connection::no_answer(&self.dialer.address);
+        let reply = connection.run(wait, until, late, RequestPipeline::reply)?;
+        if reply.id != id {
+            return Err(pipeline::unexpected(&reply.body));
+        }
+        self.idle.give(connection);
+        pipeline::answer(reply.body)
+    }
+
+    /// Stores parameters as `version`, or as the next version if that is not newer.
+    fn put_version(&self, name: &str, version: u64, bytes: Bytes, wait: &Wait<'_>) -> Result<u64> {
+        // The server recognises the number when the put is sent again, and does not put it over a newer one.
+        let id = random_number()?;
+        let (reply, _) = self.ask(wait, |_| RequestBody::PutParameters {
+            name: name.into(),
+            id,
+            version,
+            bytes: bytes.clone(),
+        })?;
+        expect_reply!(reply, ReplyBody::Parameters(Some(stored)) => stored.version)
     }
 
     fn ask_done(&self, wait: &Wait<'_>, question: impl Fn(u64) -> RequestBody) -> Result<()> {
@@ -343,14 +402,7 @@ impl Replay for Client {
     }
 
     fn put_parameters(&self, name: &str, bytes: Bytes, wait: &Wait<'_>) -> Result<u64> {
-        // The server recognises the number when the put is sent again, and does not put it over a newer one.
-        let id = random_number()?;
-        let (reply, _) = self.ask(wait, |_| RequestBody::PutParameters {
-            name: name.into(),
-            id,
-            bytes: bytes.clone(),
-        })?;
-        expect_reply!(reply, ReplyBody::Parameters(Some(stored)) => stored.version)
+        self.put_version(name, 0, bytes, wait)
     }
 
     fn get_parameters(

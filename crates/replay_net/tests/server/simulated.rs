@@ -192,6 +192,7 @@ fn a_frame_has_its_whole_time_to_arrive_once_there_is_room() {
         let mut other = world.client().await;
         let put = RequestBody::PutParameters {
             name: "policy".into(),
+            version: 0,
             id: 0,
             bytes: parameters(60_000),
         };

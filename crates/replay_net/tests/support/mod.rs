@@ -238,6 +238,7 @@ pub fn sample_request(table: &str, count: u32) -> SampleRequest {
         after: 0,
         allow_short: false,
         min_probability: false,
+        part: None,
     }
 }
 

@@ -97,14 +97,16 @@ impl PyReplay {
         if ids.iter().all(|&id| id < TableConfig::MAX_CAPACITY) {
             return Some("look like positions in a buffer; use batch.ids".into());
         }
-        let number = Some(IdSpace::number_of(*ids.first()?));
+        let number = IdSpace::number_of(*ids.first()?);
         let decoders = self.decoders();
-        let mut numbers = decoders.iter().flat_map(|(name, kept)| {
-            let numbers = kept.iter().map(|(_, reading)| reading.table_number());
-            numbers.map(move |number| (name, number))
-        });
-        let (name, _) = numbers.find(|&(_, sampled)| sampled == number)?;
-        (name != table).then(|| format!("are of table {name:?}"))
+        let has_number =
+            |kept: &[(_, Arc<Reading>)]| kept.iter().any(|(_, reading)| reading.has_table(number));
+        // Tables of several servers may share a number.
+        if decoders.get(table).is_some_and(|kept| has_number(kept)) {
+            return None;
+        }
+        let (name, _) = decoders.iter().find(|(_, kept)| has_number(kept))?;
+        Some(format!("are of table {name:?}"))
     }
 
     fn sampler(

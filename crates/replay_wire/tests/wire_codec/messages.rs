@@ -129,18 +129,24 @@ fn request_body() -> impl Strategy<Value = RequestBody> {
             }
         ),
         push().prop_map(RequestBody::Push),
-        (name(), any::<(u32, u16, u16, bool, bool)>()).prop_map(
-            |(table, (count, before, after, allow_short, min_probability))| {
-                RequestBody::Sample(SampleRequest {
-                    table,
-                    count,
-                    before,
-                    after,
-                    allow_short,
-                    min_probability,
-                })
-            }
-        ),
+        (
+            name(),
+            any::<(u32, u16, u16, bool, bool)>(),
+            any::<Option<u32>>()
+        )
+            .prop_map(
+                |(table, (count, before, after, allow_short, min_probability), part)| {
+                    RequestBody::Sample(SampleRequest {
+                        table,
+                        count,
+                        before,
+                        after,
+                        allow_short,
+                        min_probability,
+                        part: part.map(|limiter_samples| BatchPart { limiter_samples }),
+                    })
+                }
+            ),
         (name(), vec((any::<u64>(), 0.0..1e300), 0..50)).prop_map(|(table, updates)| {
             let (ids, priorities) = updates.into_iter().unzip();
             RequestBody::UpdatePriorities {
@@ -154,10 +160,13 @@ fn request_body() -> impl Strategy<Value = RequestBody> {
             id,
             reason
         }),
-        (name(), any::<u64>(), bytes()).prop_map(|(name, id, bytes)| RequestBody::PutParameters {
-            name,
-            id,
-            bytes
+        (name(), any::<u64>(), any::<u64>(), bytes()).prop_map(|(name, id, version, bytes)| {
+            RequestBody::PutParameters {
+                name,
+                id,
+                version,
+                bytes,
+            }
         }),
         (name(), any::<u64>(), option::of((name(), any::<u64>()))).prop_map(
             |(name, newer_than, writer)| RequestBody::GetParameters {
@@ -207,6 +216,7 @@ pub enum Answer {
         items: Vec<SampledItem>,
         live_items: u64,
         min: Option<f64>,
+        shard: Option<ShardState>,
         rows: Bytes,
         blobs: Vec<Bytes>,
     },
@@ -244,14 +254,22 @@ pub fn answer() -> impl Strategy<Value = Answer> {
             vec(sampled_item(), 0..20),
             any::<u64>(),
             option::of(1e-9..1.0),
+            option::of(any::<(u16, u64, u64)>()),
             bytes(),
             vec(bytes(), 0..5)
         )
-            .prop_map(|(items, live_items, min, rows, blobs)| {
+            .prop_map(|(items, live_items, min, shard, rows, blobs)| {
                 Answer::Sampled {
                     items,
                     live_items,
                     min,
+                    shard: shard.map(|(number, items, inserted)| ShardState {
+                        number,
+                        total_priority: items as f64,
+                        items,
+                        inserted,
+                        allowance: f64::INFINITY,
+                    }),
                     rows,
                     blobs,
                 }
@@ -323,12 +341,14 @@ pub fn body(answer: Answer) -> ReplyBody {
             items,
             live_items,
             min,
+            shard,
             rows,
             blobs,
         } => ReplyBody::Sampled(Sampled {
             items,
             live_items,
             min_probability: min,
+            shard,
             rows,
             blobs,
             credit: None,
@@ -356,6 +376,7 @@ pub fn seen(reply: Reply) -> Answer {
             items: sampled.items,
             live_items: sampled.live_items,
             min: sampled.min_probability,
+            shard: sampled.shard,
             rows: sampled.rows,
             blobs: vec![
                 sampled

@@ -115,6 +115,7 @@ impl TestClient {
     pub async fn clog(&mut self) {
         let put = RequestBody::PutParameters {
             name: "large".into(),
+            version: 0,
             id: 0,
             bytes: parameters(LARGE),
         };

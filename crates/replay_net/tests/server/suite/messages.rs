@@ -99,6 +99,7 @@ pub fn sample(count: u32) -> RequestBody {
         after: 0,
         allow_short: false,
         min_probability: false,
+        part: None,
     })
 }
 

@@ -93,6 +93,7 @@ fn tables_and_parameters_are_served() {
         ));
         let put = RequestBody::PutParameters {
             name: "policy".into(),
+            version: 0,
             id: 0,
             bytes: safetensors(),
         };

@@ -56,6 +56,7 @@ fn blocked_pushes_keep_out_neither_samples_nor_parameters() {
         let mut learner = world.client().await;
         let put = RequestBody::PutParameters {
             name: "policy".into(),
+            version: 0,
             id: 0,
             bytes: parameters(60_000),
         };

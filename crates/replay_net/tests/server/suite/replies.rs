@@ -33,6 +33,7 @@ fn limited() -> ServerConfig {
 async fn put_large(world: &World) {
     let put = RequestBody::PutParameters {
         name: "large".into(),
+        version: 0,
         id: 0,
         bytes: parameters(LARGE),
     };

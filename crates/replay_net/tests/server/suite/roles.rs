@@ -78,6 +78,7 @@ fn each_role_may_make_its_requests_and_no_others() {
                     priorities: vec![2.0],
                 },
                 RequestBody::PutParameters {
+                    version: 0,
                     id: 1,
                     name: "policy".into(),
                     bytes: parameters(8),

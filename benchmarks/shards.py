@@ -1,0 +1,91 @@
+"""Servers that are one memory against one server of the same total size, under a learner that samples and updates."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+
+import innet_drl as innet
+from benchmarks import report
+from benchmarks.recording import STREAMS
+from benchmarks.systems.innet import VIEW, rows, table
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+
+from serving import Server
+
+BATCH = 512
+GOAL = 0.9
+
+
+class Learner:
+    """Samples ahead and sets the priorities of each batch, at servers of its own."""
+
+    def __init__(self, servers: int, steps: int, stack: ExitStack) -> None:
+        at = "innet://127.0.0.1:0"
+        started = [stack.enter_context(Server(at, "--log-level=error")) for _ in range(servers)]
+        address = ",".join(server.address for server in started)
+        self._replay = stack.enter_context(innet.connect(address, tables=[table(servers * -(-steps // servers))]))
+        each = STREAMS // servers
+        for server in range(servers):
+            with self._replay.writer("breakout", each, VIEW, name=f"writer {server}") as writer:
+                for _, row in zip(range(steps // servers // each), rows(each), strict=False):
+                    writer.append(**row)
+        self._random = np.random.default_rng(0)
+        self._batches = stack.enter_context(self._replay.batches("breakout", BATCH, VIEW, threads=1))
+        self.name = "one server" if servers == 1 else f"{servers} servers"
+
+    def rate(self, seconds: float) -> float:
+        """Batches a second."""
+        done, began = 0, time.monotonic()
+        while time.monotonic() - began < seconds:
+            batch = next(self._batches)
+            self._replay.update_priorities("breakout", batch.ids, self._random.random(len(batch)) + 0.1)
+            done += 1
+        return done / (time.monotonic() - began)
+
+    def excess(self, batches: int) -> float:
+        """Chi-square of items by server against the sums of priorities, in standard deviations above its mean."""
+        shards = self._replay.stats()
+        parts = shards.get("shards", {"": shards}).values()
+        totals = np.array([part["tables"]["breakout"]["total_priority"] for part in parts])
+        counts: dict[int, int] = {}
+        for _ in range(batches):
+            for number in (self._replay.sample("breakout", BATCH, VIEW).ids >> np.uint64(48)).tolist():
+                counts[number] = counts.get(number, 0) + 1
+        observed = np.sort(np.array(list(counts.values())))
+        expected = np.sort(totals / totals.sum() * observed.sum())
+        freedom = max(len(expected) - 1, 1)
+        return float((((observed - expected) ** 2 / expected).sum() - freedom) / np.sqrt(2 * freedom))
+
+
+def shards(rounds: int = 5, seconds: float = 2.0, steps: int = 48_000, servers: int = 3) -> None:
+    """Rate of a learner that samples 512 and updates, over several local servers and over one of the same total size.
+
+    Args:
+        rounds: Turns of each.
+        seconds: Length of a turn.
+        steps: Steps of all servers together.
+        servers: Number of servers.
+    """
+    with ExitStack() as stack:
+        learners = [Learner(count, steps, stack) for count in (1, servers)]
+        rates: list[list[float]] = [[], []]
+        for learner in learners:
+            learner.rate(seconds / 4)
+        for _ in range(rounds):
+            for learner, measured in zip(learners, rates, strict=True):
+                measured.append(learner.rate(seconds))
+        for learner, measured in zip(learners, rates, strict=True):
+            report.line("shards", learner.name, statistics.median(measured), "batches/s", batch=BATCH)
+        ratio = statistics.median(many / one for one, many in zip(*rates, strict=True))
+        report.closing(
+            "shards", learners[1].name, goal=f"at least {GOAL} of one server", ratio=ratio, met=ratio >= GOAL
+        )
+        excess = learners[1].excess(100)
+        report.closing("shards", learners[1].name, goal="frequencies of one memory", excess=excess, met=excess < 5)

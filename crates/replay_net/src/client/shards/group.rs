@@ -1,0 +1,285 @@
+//! The servers of one connection: which of them answer, and how one that was away is taken up again.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use replay_core::error::{Error, ErrorCode, Result};
+use replay_core::replay::{Replay, Wait};
+use replay_core::schema::TableConfig;
+
+use super::super::Client;
+use super::super::pipeline::{is_broken, is_closed};
+
+/// One server.
+pub struct Shard {
+    /// Its client, whose calls try a broken connection again only once.
+    pub client: Arc<Client>,
+    /// It does not answer. Relaxed accesses: a call that reads an old value fails, or leaves the server out once more.
+    away: AtomicBool,
+}
+
+/// The servers.
+pub struct Group {
+    /// In the order of the addresses.
+    pub shards: Vec<Shard>,
+    /// Servers whose ids have a number. Two tables of different servers may have the same one; the other parts of an id then differ.
+    numbers: Mutex<HashMap<u16, Vec<usize>>>,
+    /// Newest versions of the parameters, by name.
+    pub versions: Mutex<BTreeMap<String, u64>>,
+    /// The server that parameters are read from: that of the last writer, at first any. Relaxed accesses: a hint.
+    pub own: AtomicUsize,
+    /// Longest time for which a sample waits while no server answers.
+    pub reconnect_for: Duration,
+}
+
+/// Time between two attempts to reach a server that is away.
+const RETRY_AFTER: Duration = Duration::from_millis(500);
+/// Longest time of one such attempt.
+const RETRY_FOR: Duration = Duration::from_secs(5);
+
+impl Group {
+    pub fn new(clients: Vec<Client>, own: u64, reconnect_for: Duration) -> Self {
+        let own = AtomicUsize::new((own % clients.len() as u64) as usize);
+        let shards = clients.into_iter().map(|client| Shard {
+            client: Arc::new(client),
+            away: AtomicBool::new(false),
+        });
+        Group {
+            shards: shards.collect(),
+            numbers: Mutex::default(),
+            versions: Mutex::default(),
+            own,
+            reconnect_for,
+        }
+    }
+
+    /// The addresses, for messages.
+    pub fn names(&self) -> String {
+        let names = self.shards.iter().map(|shard| shard.name());
+        names.collect::<Vec<_>>().join(", ")
+    }
+
+    pub fn is_away(&self, shard: usize) -> bool {
+        self.shards[shard].away.load(Ordering::Relaxed)
+    }
+
+    /// # Errors
+    /// [`Error::Config`] in a forked child of the process that connected.
+    pub fn check_process(&self) -> Result<()> {
+        let first = self.shards.first();
+        first.map_or(Ok(()), |shard| shard.client.dialer.check_process())
+    }
+
+    /// The servers that answer.
+    pub fn present(&self) -> impl Iterator<Item = usize> {
+        (0..self.shards.len()).filter(|&shard| !self.is_away(shard))
+    }
+
+    /// The error where no server answers.
+    pub fn none_answers(&self) -> Error {
+        Error::Disconnected {
+            address: self.names(),
+            reason: "none of these servers answers".to_owned(),
+        }
+    }
+
+    /// Leaves a server out until it answers again, which a thread of its own notices. The log names it once.
+    pub fn leave(self: &Arc<Self>, shard: usize, error: &Error) {
+        if self.shards[shard].away.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        tracing::warn!(
+            "{} is away, and its items are not sampled until it answers again: {error}",
+            self.shards[shard].name()
+        );
+        let group = Arc::downgrade(self);
+        let since = Instant::now();
+        let started = std::thread::Builder::new()
+            .name("innet-shard".into())
+            .spawn(move || await_return(&group, shard, since));
+        if let Err(error) = started {
+            tracing::error!("cannot start a thread that waits for a server: {error}");
+        }
+    }
+
+    /// Result of a call to one server: `None` if it does not answer, and is left out from now on.
+    ///
+    /// # Errors
+    /// The server's own, with its address.
+    pub fn answered<T>(self: &Arc<Self>, shard: usize, result: Result<T>) -> Result<Option<T>> {
+        match result {
+            Ok(value) => Ok(Some(value)),
+            Err(error) if is_lost(&error) => {
+                self.leave(shard, &error);
+                Ok(None)
+            }
+            Err(error) => Err(self.shards[shard].named(error)),
+        }
+    }
+
+    /// Asks one server after the other, those that are away left out.
+    ///
+    /// # Errors
+    /// The first error of a server that answers; [`Error::Disconnected`] if none does.
+    pub fn each<T>(
+        self: &Arc<Self>,
+        ask: impl Fn(&Client) -> Result<T>,
+    ) -> Result<Vec<(usize, T)>> {
+        let mut answers = Vec::new();
+        for shard in self.present() {
+            if let Some(answer) = self.answered(shard, ask(&self.shards[shard].client))? {
+                answers.push((shard, answer));
+            }
+        }
+        match answers.is_empty() {
+            true => Err(self.none_answers()),
+            false => Ok(answers),
+        }
+    }
+
+    /// Notes the number in the ids of a server's table.
+    pub fn note_number(&self, number: u16, shard: usize) {
+        let mut numbers = lock(&self.numbers);
+        let shards = numbers.entry(number).or_default();
+        if !shards.contains(&shard) {
+            shards.push(shard);
+        }
+    }
+
+    /// The servers whose table may have an id of this number.
+    pub fn of_number(&self, number: u16) -> Vec<usize> {
+        lock(&self.numbers)
+            .get(&number)
+            .cloned()
+            .unwrap_or_default()
+    }
+
+    /// Makes the tables of the other servers at one that has been away, and gives it their newest parameters.
+    fn take_up(&self, shard: usize) -> Result<()> {
+        let wait = Wait::until(Some(Instant::now() + RETRY_FOR));
+        let client = &self.shards[shard].client;
+        let here = client.list(&wait)?;
+        let Some(other) = self.present().next() else {
+            return Ok(());
+        };
+        let other = &self.shards[other].client;
+        let there = other.list(&wait)?;
+        complete(client, &here.tables, &there.tables, &wait)?;
+        for listed in there.parameters {
+            let known = here.parameters.iter().find(|p| p.name == listed.name);
+            if known.is_none_or(|known| known.version < listed.version)
+                && let Some(newest) = other.get_parameters(&listed.name, 0, None, &wait)?
+            {
+                let version = newest.version;
+                let put = client.put_version(&listed.name, version, newest.bytes, &wait);
+                allowed(put.map(drop))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Shard {
+    /// The address, for messages.
+    pub fn name(&self) -> String {
+        self.client.address().to_string()
+    }
+
+    /// A server's error, with its address.
+    pub fn named(&self, error: Error) -> Error {
+        at(&self.name(), error)
+    }
+}
+
+/// An error of the server at `name`, with that name.
+pub fn at(name: &str, error: Error) -> Error {
+    let here = |text: String| match text.contains(name) {
+        true => text,
+        false => format!("{name}: {text}"),
+    };
+    match error {
+        Error::Remote { code, message } => Error::Remote {
+            code,
+            message: here(message),
+        },
+        Error::Authentication(reason) => Error::Authentication(here(reason)),
+        Error::Protocol(reason) => Error::Protocol(here(reason)),
+        Error::Config(reason) => Error::Config(here(reason)),
+        error => error,
+    }
+}
+
+/// Makes the tables that `there` has and `here` has not. An actor's token does not allow it: a learner's client does it.
+///
+/// # Errors
+/// [`Error::TableDiffers`] for a table that is made otherwise; errors of the calls.
+pub fn complete(
+    client: &Client,
+    here: &[TableConfig],
+    there: &[TableConfig],
+    wait: &Wait<'_>,
+) -> Result<()> {
+    for table in there {
+        match here.iter().find(|known| known.name == table.name) {
+            None => allowed(client.create_table(table, wait))?,
+            Some(known) => same(known, table)?,
+        }
+    }
+    Ok(())
+}
+
+/// # Errors
+/// [`Error::TableDiffers`] unless the definitions agree.
+pub fn same(here: &TableConfig, there: &TableConfig) -> Result<()> {
+    match here.difference(there) {
+        None => Ok(()),
+        Some(difference) => Err(Error::TableDiffers {
+            table: here.name.clone(),
+            difference,
+        }),
+    }
+}
+
+/// The result, where a request that the client's role does not allow is no error.
+fn allowed(result: Result<()>) -> Result<()> {
+    match result {
+        Err(error) if error.code() == ErrorCode::Forbidden => Ok(()),
+        result => result,
+    }
+}
+
+/// Tries to reach a server until it answers, or until its connection is closed.
+fn await_return(group: &Weak<Group>, shard: usize, since: Instant) {
+    let mut refused = false;
+    loop {
+        std::thread::sleep(RETRY_AFTER);
+        let Some(group) = group.upgrade() else { return };
+        let name = group.shards[shard].name();
+        match group.take_up(shard) {
+            Ok(()) => {
+                group.shards[shard].away.store(false, Ordering::Relaxed);
+                let seconds = since.elapsed().as_secs();
+                tracing::warn!("{name} answers again after {seconds} s, and is sampled again");
+                return;
+            }
+            Err(error) if is_lost(&error) => {}
+            Err(error) if error.code() == ErrorCode::Deadline => {}
+            Err(error) => {
+                if !std::mem::replace(&mut refused, true) {
+                    tracing::error!("{name} answers again, but cannot be used: {error}");
+                }
+            }
+        }
+    }
+}
+
+/// Whether the server does not answer.
+pub fn is_lost(error: &Error) -> bool {
+    is_broken(error) || is_closed(error)
+}
+
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,187 @@
+//! Definitions and statistics of several servers as those of one memory.
+
+use replay_core::replay::Listing;
+use replay_core::schema::TableConfig;
+use serde_json::{Map, Value, json};
+
+/// One server's part of a table: of what the table holds, one part of `servers`, rounded up.
+pub fn part(whole: &TableConfig, servers: u64) -> TableConfig {
+    TableConfig {
+        capacity: whole.capacity.div_ceil(servers),
+        capacity_bytes: whole.capacity_bytes.div_ceil(servers),
+        min_size: whole.min_size.div_ceil(servers),
+        ..whole.clone()
+    }
+}
+
+/// The table that `servers` of these parts are.
+pub fn whole(part: &TableConfig, servers: u64) -> TableConfig {
+    TableConfig {
+        capacity: part.capacity * servers,
+        capacity_bytes: part.capacity_bytes.saturating_mul(servers),
+        min_size: min_size(part, servers),
+        ..part.clone()
+    }
+}
+
+/// Items that `servers` of these parts need together before the first sample.
+pub fn min_size(part: &TableConfig, servers: u64) -> u64 {
+    match part.min_size {
+        // Of a table that waits for none but the first.
+        1 => 1,
+        items => items.saturating_mul(servers),
+    }
+}
+
+/// Tables of the first server, and the newest versions of parameters.
+pub fn listing(listings: impl Iterator<Item = Listing>, servers: u64) -> Listing {
+    let mut merged = Listing::default();
+    for listing in listings {
+        for table in listing.tables {
+            if !merged.tables.iter().any(|known| known.name == table.name) {
+                merged.tables.push(whole(&table, servers));
+            }
+        }
+        for listed in listing.parameters {
+            let known = merged
+                .parameters
+                .iter_mut()
+                .find(|known| known.name == listed.name);
+            match known {
+                Some(known) if known.version >= listed.version => {}
+                Some(known) => *known = listed,
+                None => merged.parameters.push(listed),
+            }
+        }
+    }
+    merged
+        .tables
+        .sort_by(|one, other| one.name.cmp(&other.name));
+    merged
+        .parameters
+        .sort_by(|one, other| one.name.cmp(&other.name));
+    merged
+}
+
+/// Statistics whose largest value counts, or that all servers share; all other numbers are added up.
+const LARGEST: [&str; 4] = ["max_priority", "samples_per_insert", "uptime_s", "version"];
+
+/// Statistics of the servers that answer: numbers are added up. `shards` has those of each server by its address, `null` for one that
+/// is away.
+pub fn stats(incarnation: String, servers: Vec<(String, Option<Value>)>) -> Value {
+    let mut merged = json!({});
+    let mut shards = Map::new();
+    for (name, stats) in servers {
+        if let Some(stats) = &stats {
+            add("", &mut merged, stats);
+        }
+        shards.insert(name, stats.unwrap_or(Value::Null));
+    }
+    // Parameters are on every server: their bytes are not those of all copies.
+    let parameters: Vec<_> = shards.values().map(|stats| &stats["parameters"]).collect();
+    let mut newest = Map::new();
+    for (name, entry) in parameters
+        .into_iter()
+        .filter_map(Value::as_object)
+        .flatten()
+    {
+        let version = |entry: &Value| entry["version"].as_u64().unwrap_or(0);
+        if newest
+            .get(name)
+            .is_none_or(|known| version(known) < version(entry))
+        {
+            newest.insert(name.clone(), entry.clone());
+        }
+    }
+    merged["parameters"] = newest.into();
+    merged["incarnation"] = incarnation.into();
+    merged["shards"] = shards.into();
+    merged
+}
+
+fn add(name: &str, sum: &mut Value, more: &Value) {
+    match (&mut *sum, more) {
+        (Value::Object(sum), Value::Object(more)) => {
+            for (name, value) in more {
+                match sum.get_mut(name) {
+                    Some(known) => add(name, known, value),
+                    None => {
+                        sum.insert(name.clone(), value.clone());
+                    }
+                }
+            }
+        }
+        // Bounds and counts of a histogram.
+        (Value::Array(sum), Value::Array(more)) if name == "buckets" => {
+            for (sum, more) in sum.iter_mut().zip(more) {
+                if let (Some(sum), Some(more)) = (sum.get_mut(1), more.get(1)) {
+                    add("count", sum, more);
+                }
+            }
+        }
+        (Value::Array(sum), Value::Array(more)) => sum.extend(more.iter().cloned()),
+        (Value::Bool(sum), Value::Bool(more)) => *sum |= more,
+        (Value::Number(known), Value::Number(number)) => {
+            *sum = match (known.as_u64(), number.as_u64()) {
+                (Some(known), Some(number)) if LARGEST.contains(&name) => known.max(number).into(),
+                (Some(known), Some(number)) => known.saturating_add(number).into(),
+                _ => {
+                    let (known, number) = (known.as_f64(), number.as_f64());
+                    let (known, number) = (known.unwrap_or(0.0), number.unwrap_or(0.0));
+                    match LARGEST.contains(&name) {
+                        true => known.max(number).into(),
+                        false => (known + number).into(),
+                    }
+                }
+            };
+        }
+        (Value::Null, more) => *sum = more.clone(),
+        _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_in_parts_is_the_table() {
+        let table = TableConfig {
+            min_size: 90,
+            ..TableConfig::new("t", Vec::new(), 3000)
+        };
+        assert_eq!(part(&table, 3).capacity, 1000);
+        assert_eq!(whole(&part(&table, 3), 3), table);
+        let first = TableConfig::new("t", Vec::new(), 3000);
+        assert_eq!(whole(&part(&first, 3), 3), first, "min_size 1 stays");
+        assert_eq!(part(&table, 7).capacity, 429);
+    }
+
+    #[test]
+    fn statistics_add_up() {
+        let server = |items: u64, largest: Value, wait: Value| {
+            json!({"tables": {"t": {
+                "items": items, "max_priority": largest, "samples_per_insert": 4.0, "by_writer": [{"name": items}],
+                "samples_wait_for": wait, "sample_age": {"buckets": [[2.0, items], [null, 1]]},
+            }}, "parameters": {"p": {"version": items, "bytes": 8}}})
+        };
+        let one = server(2, json!(3.5), Value::Null);
+        let two = server(5, Value::Null, json!("more"));
+        let servers = vec![
+            ("a".to_owned(), Some(one)),
+            ("b".to_owned(), Some(two)),
+            ("c".to_owned(), None),
+        ];
+        let all = stats("x".to_owned(), servers);
+        let table = json!({
+            "items": 7, "max_priority": 3.5, "samples_per_insert": 4.0, "by_writer": [{"name": 2}, {"name": 5}],
+            "samples_wait_for": "more", "sample_age": {"buckets": [[2.0, 7], [null, 2]]},
+        });
+        assert_eq!(all["tables"]["t"], table);
+        assert_eq!(all["parameters"], json!({"p": {"version": 5, "bytes": 8}}));
+        assert_eq!(
+            (&all["shards"]["c"], &all["incarnation"]),
+            (&Value::Null, &json!("x"))
+        );
+    }
+}

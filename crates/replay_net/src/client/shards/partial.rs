@@ -1,0 +1,152 @@
+//! A batch under way: the parts that have arrived, and what is still to be asked of the servers.
+
+use bytes::{Bytes, BytesMut};
+
+use super::shares::divide;
+use replay_core::replay::{Sampled, ShardState};
+
+/// A server's answer about its table.
+#[derive(Clone, Copy)]
+pub struct Seen {
+    /// The state.
+    pub state: ShardState,
+    /// Live items with a priority above zero.
+    pub with_priority: u64,
+    /// Smallest probability of an item there.
+    pub min_probability: Option<f64>,
+}
+
+/// A batch under way.
+pub struct PartialBatch {
+    /// 1, 2, 3, ... on one channel.
+    pub number: u64,
+    /// Its first requests have been sent.
+    pub begun: bool,
+    /// Expected part of the batch that each server has, of 1. The probability of an item is this times the one at its server, so the
+    /// weights are right for the way in which the batch was sampled, whatever has changed since the servers' last answers.
+    shares: Vec<f64>,
+    /// Smallest probabilities at the servers, as of the division.
+    least: Vec<Option<f64>>,
+    with_priority: u64,
+    /// Items still to be asked of each server.
+    owed: Vec<u32>,
+    /// Samples still to be asked of the rate limiters.
+    owed_samples: u32,
+    arrived: Vec<(usize, Sampled)>,
+}
+
+fn totals(seen: &[Option<Seen>]) -> Vec<f64> {
+    let total = |seen: &Option<Seen>| seen.map_or(0.0, |seen| seen.state.total_priority);
+    seen.iter().map(total).collect()
+}
+
+impl PartialBatch {
+    /// A batch of `count` items, divided in proportion to the sums of priorities. `at`, from 0 to 1, is drawn anew for each batch.
+    pub fn new(number: u64, count: u32, seen: &[Option<Seen>], at: f64) -> Self {
+        let totals = totals(seen);
+        let sum: f64 = totals.iter().sum();
+        PartialBatch {
+            number,
+            begun: false,
+            shares: totals.iter().map(|total| total / sum).collect(),
+            least: seen
+                .iter()
+                .map(|seen| seen.and_then(|seen| seen.min_probability))
+                .collect(),
+            with_priority: seen.iter().flatten().map(|seen| seen.with_priority).sum(),
+            owed: divide(count, &totals, at),
+            owed_samples: count,
+            arrived: Vec::new(),
+        }
+    }
+
+    /// A part of `count` items and `samples` of the rate limiter did not come.
+    pub fn owe(&mut self, shard: usize, count: u32, samples: u32) {
+        self.owed[shard] += count;
+        self.owed_samples += samples;
+    }
+
+    /// What is to be asked now: items of each server, and samples of the rate limiters. Items of servers that are away, or have
+    /// none any more, are divided among the others.
+    pub fn take_owed(&mut self, seen: &[Option<Seen>], at: f64) -> (Vec<u32>, u32) {
+        let totals = totals(seen);
+        let sum: f64 = totals.iter().sum();
+        if sum <= 0.0 {
+            return (vec![0; self.owed.len()], 0);
+        }
+        for shard in 0..self.owed.len() {
+            let lost = self.owed[shard];
+            if lost == 0 || totals[shard] > 0.0 {
+                continue;
+            }
+            self.owed[shard] = 0;
+            let here = self.arrived.iter().filter(|(of, _)| *of == shard);
+            let here: usize = here.map(|(_, sampled)| sampled.items.len()).sum();
+            let lost_share = self.shares[shard] * f64::from(lost) / (f64::from(lost) + here as f64);
+            self.shares[shard] -= lost_share;
+            let parts = divide(lost, &totals, at);
+            for (other, part) in parts.into_iter().enumerate() {
+                self.owed[other] += part;
+                self.shares[other] += lost_share * totals[other] / sum;
+            }
+        }
+        let none = vec![0; self.owed.len()];
+        (
+            std::mem::replace(&mut self.owed, none),
+            std::mem::take(&mut self.owed_samples),
+        )
+    }
+
+    /// Adds a part.
+    pub fn add(&mut self, shard: usize, sampled: Sampled) {
+        if !sampled.items.is_empty() {
+            self.arrived.push((shard, sampled));
+        }
+    }
+
+    /// Items that have arrived.
+    pub fn items(&self) -> usize {
+        self.arrived.iter().map(|(_, part)| part.items.len()).sum()
+    }
+
+    /// Whether nothing is left to be asked; requests may still be in flight.
+    pub fn is_complete(&self) -> bool {
+        self.begun && self.owed_samples == 0 && self.owed.iter().all(|&owed| owed == 0)
+    }
+
+    /// The batch, in the order of the servers. Rows are copied, blobs are not.
+    pub fn into_sampled(mut self) -> Sampled {
+        self.arrived.sort_by_key(|(shard, _)| *shard);
+        let least = self.shares.iter().zip(&self.least);
+        let least = least.filter_map(|(&share, least)| least.map(|least| share * least));
+        let min_probability = least.filter(|&least| least > 0.0).reduce(f64::min);
+        let length = self.arrived.iter().map(|(_, part)| part.rows.len()).sum();
+        let mut rows = BytesMut::with_capacity(length);
+        let (mut items, mut blobs) = (Vec::with_capacity(self.items()), Vec::new());
+        for (shard, part) in self.arrived {
+            let share = self.shares[shard];
+            rows.extend_from_slice(&part.rows);
+            blobs.extend(part.blobs);
+            items.extend(part.items.into_iter().map(|mut item| {
+                item.probability *= share;
+                item
+            }));
+        }
+        // An item may have been updated since the servers' last answers.
+        let min_probability = min_probability.map(|least| {
+            items
+                .iter()
+                .map(|item| item.probability)
+                .fold(least, f64::min)
+        });
+        Sampled {
+            items,
+            live_items: self.with_priority,
+            min_probability,
+            shard: None,
+            rows: Bytes::from(rows),
+            blobs,
+            credit: None,
+        }
+    }
+}

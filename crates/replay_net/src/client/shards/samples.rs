@@ -1,0 +1,577 @@
+//! Batches from several servers: each server samples a part, all at the same time, and the parts become one batch whose blobs stay
+//! in the frames that they came in.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::super::Client;
+use super::super::connection::{Connection, deadline_ms};
+use super::super::pipeline::{RequestPipeline, answer, is_renewal, unexpected};
+use super::group::{Group, is_lost};
+use super::merge::min_size;
+use super::partial::{PartialBatch, Seen};
+use super::shares::limiter_samples;
+use replay_core::error::{Error, ErrorCode, Result};
+use replay_core::replay::{BatchPart, Replay, SampleChannel, SampleRequest, Sampled, Wait};
+use replay_core::schema::TableConfig;
+use replay_core::sync::random_number;
+use replay_wire::{Reply, ReplyBody, RequestBody};
+
+/// Longest time for which a server holds a part. Then the rest of the batch is divided anew, by the servers' state at that time.
+const HELD_FOR: Duration = Duration::from_millis(250);
+/// Pause before the servers are asked again whether there is anything to sample.
+const ASK_AGAIN_AFTER: Duration = Duration::from_millis(5);
+/// Number of the batch of requests that only ask for a table's state.
+const NO_BATCH: u64 = 0;
+
+/// Batches of one request from several servers.
+pub struct ShardedSamples {
+    group: Arc<Group>,
+    request: SampleRequest,
+    in_flight: usize,
+    /// The servers' definition of the table, once one has answered.
+    table: Option<Arc<TableConfig>>,
+    lanes: Vec<Lane>,
+    /// Batches under way, the oldest first.
+    batches: VecDeque<PartialBatch>,
+    last_batch: u64,
+    /// Begin of a time in which no server answers.
+    dark_since: Option<Instant>,
+}
+
+/// The connection to one server, and its last answer.
+#[derive(Default)]
+struct Lane {
+    connection: Option<Connection>,
+    pending: Vec<Pending>,
+    seen: Option<Seen>,
+}
+
+/// A request in flight.
+struct Pending {
+    id: u64,
+    /// Number of the batch.
+    batch: u64,
+    count: u32,
+    /// Samples that it asks of the rate limiter.
+    limiter_samples: u32,
+    /// Deadline in the request.
+    due: Instant,
+}
+
+/// Reason why there is no batch yet.
+type Reason = String;
+
+impl Lane {
+    fn awaits(&self, batch: u64) -> bool {
+        self.pending.iter().any(|pending| pending.batch == batch)
+    }
+
+    /// Samples that the rate limiter would admit after the requests in flight.
+    fn allowance(&self) -> f64 {
+        let in_flight = self.pending.iter().map(|p| f64::from(p.limiter_samples));
+        let allowed = self.seen.map_or(0.0, |seen| seen.state.allowance);
+        allowed - in_flight.sum::<f64>()
+    }
+}
+
+impl ShardedSamples {
+    /// A channel that connects on its first batch.
+    pub fn new(group: Arc<Group>, request: SampleRequest, in_flight: usize) -> Self {
+        let lanes = group.shards.iter().map(|_| Lane::default()).collect();
+        ShardedSamples {
+            group,
+            request,
+            in_flight: in_flight.max(1),
+            table: None,
+            lanes,
+            batches: VecDeque::new(),
+            last_batch: NO_BATCH,
+            dark_since: None,
+        }
+    }
+
+    /// One batch of another request, by the servers' sums of priorities of this moment.
+    ///
+    /// # Errors
+    /// Errors of [`Replay::sample`].
+    pub fn once(&mut self, request: &SampleRequest, wait: &Wait<'_>) -> Result<Sampled> {
+        self.request = request.clone();
+        // Another client may have made the table anew.
+        self.table = None;
+        self.batches.clear();
+        for lane in &mut self.lanes {
+            if !lane.pending.is_empty() {
+                // Late replies to an earlier call.
+                *lane = Lane::default();
+            }
+            lane.seen = None;
+        }
+        self.next(wait)
+    }
+
+    fn next_batch(&mut self, wait: &Wait<'_>) -> Result<Sampled> {
+        loop {
+            self.look_around(wait)?;
+            let blocked = self.top_up(wait)?;
+            let front = self.batches.front();
+            let (number, complete) = front.map_or((NO_BATCH, false), |batch| {
+                (batch.number, batch.is_complete())
+            });
+            if !self.lanes.iter().any(|lane| lane.awaits(number)) {
+                if complete {
+                    return self.deliver(wait);
+                }
+                let reason = match blocked {
+                    Some(reason) => Some(reason),
+                    None => self.stocked(wait)?,
+                };
+                let reason = reason.unwrap_or_else(|| self.group.none_answers().to_string());
+                let late = wait.deadline.is_some_and(|end| Instant::now() >= end);
+                if late && self.request.allow_short {
+                    return self.short(reason, wait);
+                }
+                self.pause(wait, reason)?;
+                continue;
+            }
+            if let Some(reason) = self.receive_for(number, wait)? {
+                let late = wait.deadline.is_some_and(|end| Instant::now() >= end);
+                if late && self.request.allow_short {
+                    return self.short(reason, wait);
+                }
+                if late {
+                    return Err(Error::Deadline { waited_for: reason });
+                }
+                wait.report(Instant::now(), Wait::REPORT_AFTER, || reason);
+                // The batch is divided anew, by the state of now.
+                self.ask_states(wait)?;
+            }
+        }
+    }
+
+    /// Leaves out servers that do not answer, and asks the others whose state is not known.
+    fn look_around(&mut self, wait: &Wait<'_>) -> Result<()> {
+        for shard in 0..self.lanes.len() {
+            if self.group.is_away(shard) {
+                self.drop_lane(shard);
+            } else if self.lanes[shard].seen.is_none() {
+                let asked = self.ask_state(shard, wait);
+                self.settle(shard, asked)?;
+            }
+        }
+        if self.lanes.iter().any(|lane| lane.seen.is_some()) {
+            self.dark_since = None;
+        } else {
+            let since = *self.dark_since.get_or_insert_with(Instant::now);
+            if since.elapsed() >= self.group.reconnect_for {
+                return Err(self.group.none_answers());
+            }
+        }
+        Ok(())
+    }
+
+    /// Asks all servers for their state.
+    fn ask_states(&mut self, wait: &Wait<'_>) -> Result<()> {
+        for shard in 0..self.lanes.len() {
+            if self.lanes[shard].seen.is_some() {
+                let asked = self.ask_state(shard, wait);
+                self.settle(shard, asked)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Asks a server for its table's state alone.
+    fn ask_state(&mut self, shard: usize, wait: &Wait<'_>) -> Result<()> {
+        let now = Instant::now();
+        self.send(shard, NO_BATCH, (0, 0), now, wait)?;
+        while self.lanes[shard].awaits(NO_BATCH) {
+            self.receive(shard, wait)?;
+        }
+        Ok(())
+    }
+
+    /// The result of a call to one server. If the server does not answer, or has lost its table, it is left out.
+    fn settle(&mut self, shard: usize, result: Result<()>) -> Result<()> {
+        let Err(error) = result else { return Ok(()) };
+        if is_lost(&error) {
+            self.group.leave(shard, &error);
+            self.drop_lane(shard);
+            return Ok(());
+        }
+        if error.code() == ErrorCode::UnknownTable {
+            let wait = Wait::until(Some(Instant::now() + HELD_FOR));
+            let others = self.group.present().filter(|&other| other != shard);
+            let mut clients = others.map(|other| &self.group.shards[other].client);
+            let known =
+                |client: &Arc<Client>| client.table_config(&self.request.table, &wait).is_ok();
+            let has_lost_it = clients.any(known);
+            drop(clients);
+            if has_lost_it {
+                self.group.leave(shard, &error);
+                self.drop_lane(shard);
+                return Ok(());
+            }
+        }
+        Err(self.group.shards[shard].named(error))
+    }
+
+    /// Divides what a server that is away was to sample among the others; items that have arrived stay in their batch.
+    fn drop_lane(&mut self, shard: usize) {
+        let lane = std::mem::take(&mut self.lanes[shard]);
+        for pending in lane.pending {
+            if let Some(batch) = find(&mut self.batches, pending.batch) {
+                batch.owe(shard, pending.count, pending.limiter_samples);
+            }
+        }
+    }
+
+    fn seen(&self) -> Vec<Option<Seen>> {
+        self.lanes.iter().map(|lane| lane.seen).collect()
+    }
+
+    fn table(&mut self, wait: &Wait<'_>) -> Result<Arc<TableConfig>> {
+        if let Some(table) = &self.table {
+            return Ok(table.clone());
+        }
+        let name = self.request.table.clone();
+        let tables = self.group.each(|client| client.table_config(&name, wait))?;
+        let first = tables.into_iter().map(|(_, table)| table).next();
+        let table = first.ok_or_else(|| self.group.none_answers())?;
+        Ok(self.table.insert(table).clone())
+    }
+
+    /// Whether the servers together have enough items, or else the reason to wait.
+    fn stocked(&mut self, wait: &Wait<'_>) -> Result<Option<Reason>> {
+        let seen: Vec<_> = self.lanes.iter().filter_map(|lane| lane.seen).collect();
+        if seen.is_empty() {
+            return Ok(Some(self.group.none_answers().to_string()));
+        }
+        let table = self.table(wait)?;
+        let items: u64 = seen.iter().map(|seen| seen.state.items).sum();
+        let min_size = min_size(&table, seen.len() as u64);
+        // A server's limiter holds its writers back before its part of min_size can make up for servers without writers.
+        let most = 2.0 * table.effective_slack() - table.samples_per_insert;
+        let holds_writers = |seen: &Seen| {
+            table.samples_per_insert > 0.0 && seen.state.allowance >= most.floor().max(1.0)
+        };
+        if items < min_size && !seen.iter().any(holds_writers) {
+            return Ok(Some(format!(
+                "table {:?} has {items} items of the {min_size} that min_size asks for, on the servers {}",
+                table.name,
+                self.group.names()
+            )));
+        }
+        if seen.iter().all(|seen| seen.state.total_priority <= 0.0) {
+            if items > 0 && table.max_times_sampled == 0 {
+                let table = table.name.clone();
+                return Err(Error::NoMass { table, items });
+            }
+            return Ok(Some(format!(
+                "table {:?} has nothing to sample, on the servers {}",
+                table.name,
+                self.group.names()
+            )));
+        }
+        Ok(None)
+    }
+
+    /// Whether the servers together have what a batch needs, or else the reason to wait.
+    fn ready(&mut self, wait: &Wait<'_>) -> Result<Option<Reason>> {
+        if let Some(reason) = self.stocked(wait)? {
+            return Ok(Some(reason));
+        }
+        // A batch begins once it is admitted as a whole: a part that one limiter has counted does not wait for the others.
+        let missing = f64::from(self.request.count) - self.admitted();
+        if missing <= 0.0 {
+            return Ok(None);
+        }
+        let table = self.table(wait)?;
+        Ok(Some(format!(
+            "table {:?} has no {} samples left by samples_per_insert {}: insert {} more items, on the servers {}",
+            table.name,
+            self.request.count,
+            table.samples_per_insert,
+            (missing / table.samples_per_insert).ceil(),
+            self.group.names()
+        )))
+    }
+
+    /// Samples that all rate limiters together would admit now.
+    fn admitted(&self) -> f64 {
+        let allowances = self.lanes.iter().map(Lane::allowance);
+        allowances.map(|allowed| allowed.max(0.0).floor()).sum()
+    }
+
+    /// Sends the parts that batches under way still need, and begins others until `in_flight` are under way.
+    fn top_up(&mut self, wait: &Wait<'_>) -> Result<Option<Reason>> {
+        let mut blocked = None;
+        for index in 0..self.in_flight {
+            if index == self.batches.len() {
+                blocked = self.ready(wait)?;
+                if blocked.is_some() {
+                    break;
+                }
+                self.last_batch += 1;
+                let at = uniform()?;
+                let batch =
+                    PartialBatch::new(self.last_batch, self.request.count, &self.seen(), at);
+                self.batches.push_back(batch);
+            }
+            self.send_parts(index, wait)?;
+        }
+        for lane in &mut self.lanes {
+            if let Some(connection) = &mut lane.connection {
+                connection.try_flush();
+            }
+        }
+        Ok(blocked)
+    }
+
+    /// Sends what a batch owes its servers: items of each, and samples of any rate limiter.
+    fn send_parts(&mut self, index: usize, wait: &Wait<'_>) -> Result<()> {
+        let seen = self.seen();
+        let batch = &mut self.batches[index];
+        let begins = !std::mem::replace(&mut batch.begun, true);
+        let at = uniform()?;
+        let (counts, samples) = batch.take_owed(&seen, at);
+        let number = batch.number;
+        if !begins && samples == 0 && counts.iter().all(|&count| count == 0) {
+            return Ok(());
+        }
+        let present: Vec<usize> = (0..seen.len()).filter(|&at| seen[at].is_some()).collect();
+        let limits = present
+            .iter()
+            .any(|&at| self.lanes[at].allowance().is_finite());
+        let charges = if limits {
+            let allowances: Vec<f64> = present
+                .iter()
+                .map(|&at| self.lanes[at].allowance())
+                .collect();
+            limiter_samples(samples, &allowances)
+        } else {
+            present.iter().map(|&at| counts[at]).collect()
+        };
+        let now = Instant::now();
+        let held = now + HELD_FOR;
+        let due = match wait.deadline {
+            // Only the oldest batch is waited for.
+            Some(deadline) if index == 0 => deadline.clamp(now, held),
+            _ => held,
+        };
+        for (shard, charge) in present.into_iter().zip(charges) {
+            // A first part without items asks for the server's state, for the batches that follow.
+            if begins || counts[shard] > 0 || charge > 0 {
+                let part = (counts[shard], charge);
+                let sent = self.send(shard, number, part, due, wait);
+                if sent.is_err() {
+                    self.batches[index].owe(shard, part.0, part.1);
+                }
+                self.settle(shard, sent)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn send(
+        &mut self,
+        shard: usize,
+        batch: u64,
+        (count, limiter_samples): (u32, u32),
+        due: Instant,
+        wait: &Wait<'_>,
+    ) -> Result<()> {
+        let dialer = &self.group.shards[shard].client.dialer;
+        let lane = &mut self.lanes[shard];
+        if lane.connection.is_none() {
+            lane.connection = Some(dialer.dial(wait)?);
+        }
+        let body = RequestBody::Sample(SampleRequest {
+            count,
+            // A call takes fewer items at its own deadline, which is no server's.
+            allow_short: self.request.allow_short
+                && wait.deadline.is_some_and(|end| Instant::now() >= end),
+            part: Some(BatchPart { limiter_samples }),
+            ..self.request.clone()
+        });
+        let connection = (lane.connection.as_mut()).ok_or(Error::Closed("the connection"))?;
+        let id = connection.send(deadline_ms(Some(due)), body)?;
+        lane.pending.push(Pending {
+            id,
+            batch,
+            count,
+            limiter_samples,
+            due,
+        });
+        Ok(())
+    }
+
+    /// Waits for one reply to the parts of a batch; the reason if its server could not sample the part.
+    fn receive_for(&mut self, batch: u64, wait: &Wait<'_>) -> Result<Option<Reason>> {
+        let Some(shard) = self.lanes.iter().position(|lane| lane.awaits(batch)) else {
+            return Ok(None);
+        };
+        match self.receive(shard, wait) {
+            Ok(reason) => Ok(reason),
+            Err(error @ (Error::Deadline { .. } | Error::Interrupted)) => Err(error),
+            Err(error) => self.settle(shard, Err(error)).map(|()| None),
+        }
+    }
+
+    /// Waits for the next reply of a server. The reason if it could not sample: its part is owed again.
+    fn receive(&mut self, shard: usize, wait: &Wait<'_>) -> Result<Option<Reason>> {
+        let member = &self.group.shards[shard];
+        let (name, grace) = (member.name(), member.client.dialer.options.grace);
+        let lane = &mut self.lanes[shard];
+        let connection = (lane.connection.as_mut()).ok_or(Error::Closed("the connection"))?;
+        let due = lane.pending.iter().map(|pending| pending.due).min();
+        let due = due.unwrap_or_else(Instant::now);
+        // The server answers at the deadline of the request, and the grace covers the network. A caller whose own deadline is
+        // earlier calls again.
+        let silent = due + grace;
+        let until = match wait.deadline {
+            Some(deadline) if deadline < due => silent.min(deadline),
+            _ => silent,
+        };
+        let late = || Error::Deadline {
+            waited_for: format!("{name} did not answer"),
+        };
+        let reply = connection.run(wait, Some(until), late, RequestPipeline::reply);
+        let Reply { id, body } = match reply {
+            Err(Error::Deadline { .. }) if Instant::now() >= silent => {
+                return Err(Error::Disconnected {
+                    address: name,
+                    reason: format!("no answer for {} s", grace.as_secs_f64()),
+                });
+            }
+            reply => reply?,
+        };
+        let Some(at) = lane.pending.iter().position(|pending| pending.id == id) else {
+            return Err(Error::Protocol(format!(
+                "{name} answered request {id}, which is not in flight"
+            )));
+        };
+        let pending = lane.pending.remove(at);
+        let batch = find(&mut self.batches, pending.batch);
+        let error = match answer(body) {
+            Ok(ReplyBody::Sampled(sampled)) => {
+                let Some(state) = sampled.shard else {
+                    return Err(Error::Config(format!(
+                        "{name} cannot be one of several servers: it is of an older release; install the same release on all"
+                    )));
+                };
+                lane.seen = Some(Seen {
+                    state,
+                    with_priority: sampled.live_items,
+                    min_probability: sampled.min_probability,
+                });
+                self.group.note_number(state.number, shard);
+                if let Some(batch) = batch {
+                    batch.add(shard, sampled);
+                }
+                return Ok(None);
+            }
+            Ok(other) => return Err(unexpected(&other)),
+            Err(error) => error,
+        };
+        let waits = error.code() == ErrorCode::Deadline || is_renewal(&error);
+        if !waits && error.code() != ErrorCode::NoMass {
+            return Err(error);
+        }
+        if let Some(batch) = batch {
+            batch.owe(shard, pending.count, pending.limiter_samples);
+        }
+        let reason = match error.code() {
+            ErrorCode::Deadline => error.into_waited_for().unwrap_or_default(),
+            _ => error.to_string(),
+        };
+        Ok(Some(format!("{name}: {reason}")))
+    }
+
+    /// Waits a moment before the servers are asked again.
+    fn pause(&mut self, wait: &Wait<'_>, reason: Reason) -> Result<()> {
+        let now = Instant::now();
+        if wait.deadline.is_some_and(|end| now >= end) {
+            return Err(Error::Deadline { waited_for: reason });
+        }
+        wait.check()?;
+        wait.report(now, Wait::REPORT_AFTER, || reason);
+        let left = wait.deadline.map(|end| end.saturating_duration_since(now));
+        std::thread::sleep(left.map_or(ASK_AGAIN_AFTER, |left| left.min(ASK_AGAIN_AFTER)));
+        for lane in &mut self.lanes {
+            lane.seen = None;
+        }
+        Ok(())
+    }
+
+    /// The batch at the deadline of a call that takes fewer items: what has arrived, or else as many as the servers give at once.
+    fn short(&mut self, reason: Reason, wait: &Wait<'_>) -> Result<Sampled> {
+        if self.batches.front().is_none_or(|batch| batch.items() == 0) {
+            self.ask_states(wait)?;
+            if let Some(waited_for) = self.stocked(wait)? {
+                return Err(Error::Deadline { waited_for });
+            }
+            let count = self.admitted().min(f64::from(self.request.count)) as u32;
+            if count == 0 {
+                return Err(Error::Deadline { waited_for: reason });
+            }
+            let seen = self.seen();
+            self.last_batch += 1;
+            let batch = PartialBatch::new(self.last_batch, count, &seen, uniform()?);
+            self.batches = [batch].into();
+            self.send_parts(0, wait)?;
+        }
+        while let Some(batch) = self.batches.front()
+            && let number = batch.number
+            && self.lanes.iter().any(|lane| lane.awaits(number))
+        {
+            self.receive_for(number, wait)?;
+        }
+        match self.batches.pop_front() {
+            Some(batch) if batch.items() > 0 => Ok(batch.into_sampled()),
+            _ => Err(Error::Deadline { waited_for: reason }),
+        }
+    }
+
+    /// The oldest batch, after requests for those that follow: the servers sample while the caller decodes.
+    fn deliver(&mut self, wait: &Wait<'_>) -> Result<Sampled> {
+        let batch = self.batches.pop_front();
+        if self.in_flight > 1 {
+            // An error is met again by the next call.
+            let _ = self.top_up(&Wait {
+                deadline: None,
+                ..*wait
+            });
+        }
+        let sampled = batch.map(PartialBatch::into_sampled);
+        sampled.ok_or(Error::Closed("the batch"))
+    }
+}
+
+impl SampleChannel for ShardedSamples {
+    fn next(&mut self, wait: &Wait<'_>) -> Result<Sampled> {
+        self.group.check_process()?;
+        let next = self.next_batch(wait);
+        if let Err(error) = &next
+            && !matches!(error, Error::Deadline { .. } | Error::Interrupted)
+        {
+            // Requests are in flight that nobody waits for.
+            self.batches.clear();
+            for lane in &mut self.lanes {
+                *lane = Lane::default();
+            }
+            self.table = None;
+        }
+        next
+    }
+}
+
+/// A random number from 0 to 1.
+fn uniform() -> Result<f64> {
+    Ok((random_number()? >> 11) as f64 / (1_u64 << 53) as f64)
+}
+
+fn find(batches: &mut VecDeque<PartialBatch>, number: u64) -> Option<&mut PartialBatch> {
+    batches.iter_mut().find(|batch| batch.number == number)
+}

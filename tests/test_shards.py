@@ -1,0 +1,328 @@
+"""One memory over several servers: frequencies, weights, updates, the replay ratio, and servers that go away."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import innet_drl as innet
+from calls import Lines
+from innet_drl.launch import local
+from serving import Server, until
+from steps import VIEW, fill, step, still_works, table
+from training import lines, small
+
+pytestmark = pytest.mark.timeout(110)
+
+ALPHA = 0.6
+Connect = Callable[..., innet.Replay]
+
+
+def priority(action: int) -> float:
+    """A priority that only the step's number decides."""
+    return 0.1 + action * 7919 % 101 / 20
+
+
+def write(replay: innet.Replay, name: str, actions: range) -> None:
+    """Writes steps with these numbers as one writer; numbers at its end choose its server."""
+    with replay.writer("t", 1, VIEW, name=name) as writer:
+        for index, action in enumerate(actions):
+            one = step(index, priority=np.array([priority(action)]))
+            writer.append(**{**one, "action": np.array([action])})
+
+
+def count(log: Lines, part: str) -> int:
+    """Lines of the log with these words."""
+    return sum(part in line for line in log.lines)
+
+
+def excess(observed: Counter[int], expected: dict[int, float]) -> float:
+    """Chi-square of counts against expected ones, in standard deviations above its mean."""
+    assert set(observed) <= set(expected)
+    square = sum((observed[each] - mean) ** 2 / mean for each, mean in expected.items())
+    freedom = len(expected) - 1
+    return float((square - freedom) / np.sqrt(2 * freedom))
+
+
+@pytest.fixture
+def connect(tmp_path: Path) -> Iterator[Connect]:
+    """Connects to three servers, the first one on TCP, whose addresses are in the order of `stats()["shards"]`."""
+    with ExitStack() as stack:
+
+        def make(*tables: innet.Table, servers: int = 3) -> innet.Replay:
+            addresses = []
+            for server in range(servers):
+                at = "innet://127.0.0.1:0" if server == 0 else f"unix://{tmp_path}/{server}"
+                memory = stack.enter_context(innet.Memory())
+                addresses += stack.enter_context(memory.serve(at)).addresses
+            return stack.enter_context(innet.connect(",".join(addresses), tables=tables))
+
+        yield make
+
+
+@pytest.fixture
+def servers(tmp_path: Path) -> Iterator[list[Server]]:
+    """Two servers in processes of their own."""
+    with Server(f"unix://{tmp_path}/a") as first, Server(f"unix://{tmp_path}/b") as second:
+        yield [first, second]
+
+
+def address(servers: Sequence[Server]) -> str:
+    return ",".join(server.address for server in servers)
+
+
+PARTS = {"w 0": range(150), "w 1": range(200, 260), "w 2": range(300, 320)}
+
+
+def test_frequencies_and_weights_are_those_of_one_memory(connect: Connect) -> None:
+    shards = connect(table(capacity=3000))
+    with innet.Memory(table(capacity=3000)) as one:
+        for name, actions in PARTS.items():
+            write(shards, name, actions)
+            write(one, name, actions)
+        probability: dict[int, float] = {}
+        live = one.stats()["tables"]["t"]["items"]
+        while len(probability) < live:
+            batch = one.sample("t", 256, VIEW)
+            probability |= dict(zip(batch.action.tolist(), batch.probabilities.tolist(), strict=True))
+        assert shards.stats()["tables"]["t"]["items"] == live
+        least = one.sample("t", 8, VIEW, normalize="memory", beta=1.0)
+        with shards.batches("t", 64, VIEW, beta=1.0, timeout=30) as ahead:
+            for prefetched in (True, False):
+                counts: Counter[int] = Counter()
+                for _ in range(300):
+                    batch = next(ahead) if prefetched else shards.sample("t", 64, VIEW, beta=1.0)
+                    assert len(batch) == 64
+                    actions = batch.action.tolist()
+                    counts.update(actions)
+                    expected = np.array([probability[action] for action in actions])
+                    np.testing.assert_allclose(batch.probabilities, expected, rtol=1e-6)
+                    np.testing.assert_allclose(batch.weights, expected.min() / expected, rtol=1e-5)
+                assert excess(counts, {action: 300 * 64 * p for action, p in probability.items()}) < 5
+        # The weights over the whole memory need the smallest probability of all servers.
+        batch = shards.sample("t", 64, VIEW, normalize="memory", beta=1.0)
+        smallest = least.weights * least.probabilities
+        np.testing.assert_allclose(batch.weights * batch.probabilities, smallest[0], rtol=1e-5)
+        # The observations belong to their actions: the frame's pixels are the number of the step in its writer.
+        starts = {action: actions.start for actions in PARTS.values() for action in actions}
+        newest = batch.observation[:, -1, 0, 0]
+        assert newest.tolist() == [action - starts[action] for action in batch.action.tolist()]
+
+
+def test_frequencies_hold_while_one_shard_fills(connect: Connect) -> None:
+    shards = connect(table(capacity=3000))
+    write(shards, "w 0", range(100))
+    observed: Counter[int] = Counter()
+    expected: dict[int, float] = dict.fromkeys(range(2), 0.0)
+    written = 0
+    with shards.writer("t", 1, VIEW, name="w 1", chunk_steps=5) as writer:
+        for _ in range(100):
+            for _ in range(5):
+                one = step(written, priority=np.array([priority(1000 + written)]))
+                writer.append(**{**one, "action": np.array([1000 + written])})
+                written += 1
+            writer.flush()
+            totals = [
+                0.0 if stats is None else stats["tables"]["t"]["total_priority"]
+                for stats in shards.stats()["shards"].values()
+            ]
+            batch = shards.sample("t", 64, VIEW)
+            observed.update((batch.action >= 1000).astype(int).tolist())
+            for side in range(2):
+                expected[side] += 64 * totals[side] / sum(totals)
+    # A batch rounds the shares of its servers to whole items: the sums are closer than those of independent draws.
+    assert all(abs(observed[side] - expected[side]) < 20 for side in range(2)), (observed, expected)
+    assert expected[1] > expected[0]
+
+
+def test_updates_go_to_the_server_of_the_id(connect: Connect) -> None:
+    shards = connect(table(capacity=3000))
+    for name, actions in PARTS.items():
+        write(shards, name, actions)
+    batch = shards.sample("t", 512, VIEW)
+    ids = np.unique(batch.ids)
+    assert len({int(number) for number in ids >> 48}) == 3
+    receipt = shards.update_priorities("t", ids, np.full(len(ids), 1e-6))
+    assert (receipt.applied, receipt.stale) == (len(ids), 0)
+    assert len(np.intersect1d(shards.sample("t", 64, VIEW).ids, ids)) < 8
+    # Of a client that has sampled nothing, and with ids of no server.
+    with innet.connect(",".join(shards.stats()["shards"])) as other:
+        receipt = other.update_priorities("t", np.append(ids, np.uint64(7)), np.full(len(ids) + 1, 50.0))
+    assert (receipt.applied, receipt.stale) == (len(ids), 1)
+    assert np.isin(shards.sample("t", 64, VIEW).ids, ids).mean() > 0.9
+    with pytest.raises(innet.errors.PriorityError):
+        shards.update_priorities("t", ids, np.append(np.full(len(ids) - 1, 1e-6), -1.0))
+    assert np.isin(shards.sample("t", 64, VIEW).ids, ids).mean() > 0.9, "nothing of it was applied"
+
+
+def test_one_shard_may_hold_everything(connect: Connect) -> None:
+    shards = connect(table(capacity=3000, min_size=9))
+    with pytest.raises(innet.errors.DeadlineError, match=r'"t" has 0 items of the 9 that min_size.*127\.0\.0\.1.*unix'):
+        shards.sample("t", 4, VIEW, timeout=0)
+    write(shards, "w 2", range(40))
+    assert len(shards.sample("t", 64, VIEW)) == 64
+    assert [stats["tables"]["t"]["items"] > 0 for stats in shards.stats()["shards"].values()] == [False, False, True]
+
+
+def test_a_table_is_divided_and_read_whole(connect: Connect) -> None:
+    shards = connect(table(capacity=3000, min_size=90))
+    assert shards.table("t") == table(capacity=3000, min_size=90)
+    assert shards.tables() == {"t": shards.table("t")}
+    assert {stats["tables"]["t"]["capacity"] for stats in shards.stats()["shards"].values()} == {1000}
+    with pytest.raises(innet.errors.TableDiffersError, match="capacity"):
+        shards.create_table(table(capacity=6000, min_size=90))
+    fill(shards, 100)
+    shards.empty_table("t")
+    assert shards.stats()["tables"]["t"]["items"] == 0
+    shards.drop_table("t")
+    assert shards.tables() == {}
+
+
+def test_writers_are_spread_and_keep_to_their_server(connect: Connect) -> None:
+    shards = connect(table(capacity=3000))
+    with ExitStack() as stack:
+        for index in range(6):
+            stack.enter_context(shards.writer("t", 1, VIEW, name=f"actor {index}"))
+        for _ in range(3):
+            stack.enter_context(shards.writer("t", 1, VIEW, name="any"))
+        counts = [stats["tables"]["t"]["by_writer"] for stats in shards.stats()["shards"].values()]
+        names = [sorted(writer["name"] for writer in writers) for writers in counts]
+        assert names == [["actor 0", "actor 3", "any"], ["actor 1", "actor 4", "any"], ["actor 2", "actor 5", "any"]]
+
+
+@pytest.mark.parametrize("writers", [("w 0", "w 1", "w 2"), ("w 0",)])
+def test_the_replay_ratio_counts_over_all_servers(connect: Connect, writers: tuple[str, ...]) -> None:
+    ratio, slack, minimum = 2.0, 400.0, 90
+    shards = connect(table(capacity=9000, min_size=minimum, samples_per_insert=ratio, slack=slack))
+    # The items of one server have nearly all the priority: its limiter alone would hold up every batch.
+    for name in writers:
+        with shards.writer("t", 1, VIEW, name=name) as writer:
+            for index in range(150):
+                writer.append(**step(index, priority=np.array([100.0 if name == "w 0" else 0.01])))
+    sampled = 0
+    with pytest.raises(innet.errors.DeadlineError):
+        while True:
+            sampled += len(shards.sample("t", 16, VIEW, timeout=0.3))
+    stats = shards.stats()["tables"]["t"]
+    assert stats["limiter_sampled"] == sampled
+    each = [one["tables"]["t"]["limiter_inserted"] for one in shards.stats()["shards"].values()]
+    most = sum(max(0.0, ratio * inserted - ratio * minimum / 3 + slack) for inserted in each)
+    assert most - 16 < sampled <= most
+    short = shards.sample("t", 16, VIEW, timeout=0.3, allow_short=True) if most - sampled >= 1 else ()
+    assert len(short) == int(most - sampled)
+
+
+def test_parameters_have_one_version_everywhere(servers: list[Server], log: Lines) -> None:
+    tensors = {"w": np.arange(4, dtype=np.float32)}
+    with innet.connect(address(servers), tables=[table()]) as shards:
+        assert [shards.put_parameters("p", tensors) for _ in range(3)] == [1, 2, 3]
+        servers[1].kill()
+        assert shards.put_parameters("p", tensors) == 4
+        servers[1].start()
+        until(lambda: count(log, "answers again") == 1)
+        assert shards.put_parameters("p", {"w": np.zeros(4, np.float32)}) == 5
+        for server in servers:
+            with innet.connect(server.address) as one:
+                assert one.parameters() == {"p": 5}
+        found = shards.get_parameters("p", newer_than=4)
+        assert found is not None
+        assert found.version == 5
+
+
+def test_a_server_that_is_away_is_left_out_and_taken_up_again(servers: list[Server], log: Lines) -> None:
+    with innet.connect(address(servers), tables=[table(capacity=2000)]) as shards:
+        write(shards, "w 0", range(100))
+        write(shards, "w 1", range(200, 300))
+        with shards.batches("t", 32, VIEW, timeout=30) as batches:
+            before = [next(batches) for _ in range(20)]
+            ids = np.concatenate([batch.ids for batch in before])
+            assert {bool(action >= 200) for batch in before for action in batch.action} == {False, True}
+            servers[1].kill()
+            left = shards.sample("t", 64, VIEW)
+            assert (left.action < 200).all()
+            with innet.connect(servers[0].address) as one:
+                alone = one.sample("t", 2000, VIEW)
+            probability = dict(zip(alone.ids.tolist(), alone.probabilities.tolist(), strict=True))
+            # The weights count the servers that are there.
+            expected = [
+                probability.get(id, p) for id, p in zip(left.ids.tolist(), left.probabilities.tolist(), strict=True)
+            ]
+            np.testing.assert_allclose(left.probabilities, expected, rtol=1e-6)
+            for _ in range(20):
+                next(batches)
+            receipt = shards.update_priorities("t", ids, np.ones(len(ids)))
+            assert 0 < receipt.applied < len(ids)
+            assert receipt.applied + receipt.stale == len(ids)
+            assert shards.stats()["shards"][servers[1].address] is None
+            with pytest.raises(innet.errors.DisconnectedError, match="is emptied on every server"):
+                shards.empty_table("t")
+            write(shards, "w 1", range(100, 120))
+            assert count(log, "is away") == 1
+            servers[1].start()
+            until(lambda: count(log, "answers again") == 1)
+            write(shards, "w 1", range(300, 400))
+            until(lambda: bool((next(batches).action >= 300).any()))
+        assert shards.stats()["shards"][servers[1].address]["tables"]["t"]["items"] > 0
+        assert count(log, "is away") == 1
+
+
+def test_a_server_that_is_away_at_the_start_is_taken_up(servers: list[Server], log: Lines) -> None:
+    servers[0].kill()
+    with innet.connect(address(servers), tables=[table(capacity=2000)], timeout=0.5) as shards:
+        assert count(log, "is away") == 1
+        write(shards, "w 0", range(50))
+        assert len(shards.sample("t", 8, VIEW)) == 8
+        servers[0].start()
+        until(lambda: count(log, "answers again") == 1)
+        assert still_works(shards)
+        servers[0].kill()
+        servers[1].kill()
+        with pytest.raises(innet.errors.DeadlineError, match=r"none of these servers answers") as waited:
+            shards.sample("t", 8, VIEW, timeout=0.5)
+        assert all(server.address in str(waited.value) for server in servers)
+
+
+def test_bad_lists_of_servers_say_what_to_do(tmp_path: Path, connect: Connect) -> None:
+    def refusal(error: type[innet.ReplayError], text: str, to: str, **options: object) -> None:
+        with pytest.raises(error, match=text):
+            innet.connect(to, timeout=5.0, **options)  # type: ignore[arg-type]
+
+    refusal(innet.errors.ConfigError, "names innet://a:7710 twice: name each server once", "innet://a,b,a:7710")
+    refusal(innet.errors.ConfigError, "innet://host:port", "innet://a,,b")
+    with ExitStack() as stack:
+        tables = {"a": [table()], "b": [table(capacity=2000)], "c": [table("other")], "d": []}
+        at = {}
+        for name, made in tables.items():
+            memory = stack.enter_context(innet.Memory(made))
+            at[name] = stack.enter_context(memory.serve(f"unix://{tmp_path}/{name}.s")).addresses[0]
+        secret = stack.enter_context(innet.Memory()).serve(f"unix://{tmp_path}/e.s", token="sixteen bytes ok")
+        at["e"] = stack.enter_context(secret).addresses[0]
+        refusal(
+            innet.errors.TableDiffersError,
+            r"b\.s capacity is 2000, asked for 1000 by .*a\.s: drop",
+            f"{at['a']},{at['b']}",
+        )
+        refusal(innet.errors.ConfigError, r'"t" is at .*a\.s and not at .*c\.s: name', f"{at['a']},{at['c']}")
+        refusal(
+            innet.errors.AuthenticationError, r"e\.s.*servers of one list have the same token", f"{at['a']},{at['e']}"
+        )
+        with innet.connect(f"{at['d']},{at['a']}") as shards:
+            assert shards.table("t") == table(capacity=2000), "an empty server gets the tables of the others"
+        refusal(innet.errors.ConnectError, "nowhere", f"unix://{tmp_path}/nowhere,unix://{tmp_path}/nowhere2")
+    shards = connect(table("queue", sampler="fifo", max_times_sampled=1))
+    with pytest.raises(innet.errors.ConfigError, match="several servers do not share"):
+        shards.sample("queue", 1, VIEW)
+
+
+def test_training_runs_over_two_servers(tmp_path: Path, servers: list[Server]) -> None:
+    run = tmp_path / "run"
+    local.train(small(replay=address(servers)), run)
+    assert lines(run)[-1]["learner_updates"] > 50
+    with innet.connect(address(servers)) as shards:
+        each = [stats["tables"][run.name]["inserted_items"] for stats in shards.stats()["shards"].values()]
+        assert all(each)
