@@ -43,7 +43,7 @@ $(BIN)/uv:
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt uv
 
 # Everything but the package itself. The stamp names the choice of torch, so that another choice installs again.
-$(VENV)/.installed: $(BIN)/uv pyproject.toml constraints.txt $(VENV)/.torch-$(TORCH)
+$(VENV)/.installed: $(BIN)/uv Makefile pyproject.toml constraints.txt $(VENV)/.torch-$(TORCH)
 	$(UV) --compile-bytecode --constraint constraints.txt $(TORCH_FLAGS) --requirements pyproject.toml --extra train --extra bench --extra redis --extra wandb --extra dev
 	@touch $@
 
