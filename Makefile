@@ -43,8 +43,8 @@ $(BIN)/uv:
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt uv
 
 # Everything but the package itself. The stamp names the choice of torch, so that another choice installs again.
-$(VENV)/.installed: $(BIN)/uv pyproject.toml constraints.txt $(VENV)/.torch-$(TORCH)
-	$(UV) --compile-bytecode --constraint constraints.txt $(TORCH_FLAGS) --requirements pyproject.toml --extra train --extra redis --extra wandb --extra nvml --extra dev
+$(VENV)/.installed: $(BIN)/uv Makefile pyproject.toml constraints.txt $(VENV)/.torch-$(TORCH)
+	$(UV) --compile-bytecode --constraint constraints.txt $(TORCH_FLAGS) --requirements pyproject.toml --extra train --extra bench --extra redis --extra wandb --extra nvml --extra dev
 	@touch $@
 
 $(VENV)/.torch-$(TORCH): $(BIN)/uv
@@ -131,7 +131,7 @@ $(VENV)/.docs: $(VENV)/.installed
 	$(UV) --constraint constraints.txt --requirements pyproject.toml --extra docs
 	@touch $@
 
-bench: build $(VENV)/.bench ## every benchmark, beside the peers where `make bench-peers` was run (an hour on two cores)
+bench: build ## every benchmark, beside the peers where `make bench-peers` was run (an hour on two cores)
 	$(BIN)/python -m benchmarks all
 	$(BIN)/python -m benchmarks table
 
@@ -141,10 +141,6 @@ bench-peers: setup ## install the peers, in environments of their own under .pee
 	$(PYTHON) -m venv .peers/libraries
 	$(BIN)/uv pip install --quiet --python .peers/libraries/bin/python --requirements benchmarks/peers/libraries.txt
 	@command -v redis-server >/dev/null || echo 'redis-server is missing: install it (Debian: apt install redis-server)'
-
-$(VENV)/.bench: setup
-	$(UV) --constraint constraints.txt --requirements pyproject.toml --extra bench
-	@touch $@
 
 wire: ## generate the Rust code of the wire again, after a change of the schema (wants the command capnp)
 	cargo check --locked --quiet --package replay_wire --features generate

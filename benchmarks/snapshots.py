@@ -35,7 +35,7 @@ def _table(steps: int) -> innet.Table:
 
 
 def _push(address: str, steps: int, pipe: Connection) -> None:
-    """Fills the table, then pushes until it is told to end, and counts."""
+    """Fills the table, then pushes until the pipe has a message, and sends the number of steps."""
     # Rows that differ: equal ones would be stored as differences of no bytes.
     rows = itertools.cycle(np.random.default_rng(0).integers(0, 256, (61, 1, ROW_BYTES), np.uint8))
     with innet.connect(address, tables=[_table(steps)]) as memory:
@@ -55,7 +55,7 @@ def _push(address: str, steps: int, pipe: Connection) -> None:
 
 
 def _sample(address: str, pipe: Connection) -> None:
-    """Samples and updates until it is told to end, and counts."""
+    """Samples and updates until the pipe has a message, and sends the number of items."""
     pipe.recv()
     with innet.connect(address) as memory:
         pipe.send(None)

@@ -20,7 +20,7 @@ from wire_client import FIRST, SCHEMA, TERMINATED, ServerError, WireClient
 def test_a_server_that_is_not_there(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    for address in (f"innet://127.0.0.1:{port}", f"unix://{tmp_path}/nobody"):
+    for address in (f"innet://127.0.0.1:{port}", f"unix://{tmp_path}/absent"):
         with pytest.raises(errors.ConnectError, match="is `innet-replay serve` running there"):
             innet.connect(address, timeout=5)
     for address in ("http://a:1", "unix://relative", "innet://:7710", "innet://host:port"):

@@ -54,7 +54,7 @@ def test_a_missing_rom(tmp_path: Path, capsys: pytest.CaptureFixture[str], monke
 
 
 def test_a_server_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    address = f"unix://{tmp_path}/nobody"
+    address = f"unix://{tmp_path}/absent"
     flags = ["train", "--preset", "cartpole", "--replay", address, "--out", str(tmp_path / "run")]
     assert address in error_of(flags, capsys)
 
@@ -310,7 +310,7 @@ def test_actors_that_keep_dying_end_the_run(tmp_path: Path, monkeypatch: pytest.
     def elsewhere(
         self: actors.Actors, config: object, address: str, name: str, first_step: int, launcher: LocalLauncher
     ) -> None:
-        start(self, small(actor_restarts=1), f"unix://{tmp_path}/nobody", name, first_step, launcher)
+        start(self, small(actor_restarts=1), f"unix://{tmp_path}/absent", name, first_step, launcher)
 
     monkeypatch.setattr(actors.Actors, "__init__", elsewhere)
     with pytest.raises(ActorError, match="no restart is left"):

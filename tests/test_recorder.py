@@ -390,7 +390,7 @@ def test_settings_and_columns_are_those_of_a_table() -> None:
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
 def test_a_table_of_a_vector_environments_batched_spaces_is_named(mode: AutoresetMode) -> None:
     env = vector(mode)
-    batched = innet.Table.from_spaces("t", env.observation_space, env.action_space, capacity=100, view=VIEW)
+    batched = innet.Table.from_spaces("t", env.observation_space, env.action_space, capacity=1000, view=VIEW)
     with innet.Memory(batched) as replay, replay.writer("t", env.num_envs) as writer:
         recorder = innet.Recorder(env, writer)
         recorder.reset()

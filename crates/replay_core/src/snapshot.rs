@@ -28,7 +28,8 @@ use crate::snapshot_records::{
 };
 use crate::sync::lock;
 use crate::table::Table;
-use crate::table::restore::{Placed, Staged};
+use crate::table::restore::Staged;
+use crate::table::restore::place::Placed;
 use crate::table::save::Moment;
 
 /// Buffer of the file, for records smaller than it.

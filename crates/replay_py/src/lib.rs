@@ -83,8 +83,8 @@ fn run_server_cli(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
     py.detach(|| replay_net::cli::run(arguments))
 }
 
-/// The compiled core of innet_drl. A free-threaded interpreter turns its lock on to load it, with a warning: no test of this
-/// package has ever run without the lock.
+/// The compiled core of innet_drl. A free-threaded interpreter turns its lock on to load it, with a warning: no check of
+/// this repository repeats the tests without the lock.
 #[pymodule(gil_used = true)]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;

@@ -88,7 +88,7 @@ class RecordedRun:
         return float(values[-1]) if len(values) else None
 
     def shares(self, name: str) -> dict[str, float]:
-        """Returns shares of the whole run's time, from those of its lines."""
+        """Returns shares of the whole run's time, from the shares in its lines."""
         seconds = np.diff(self.column("time_s"), prepend=0.0)
         prefix = f"{name}/"
         sums = {

@@ -66,7 +66,7 @@ def settings(runs: Sequence[RecordedRun]) -> tuple[list[Row], list[Row]]:
     rows = [Row(name, [_setting(config[name]) for config in configs]) for name in configs[0]]
     if len(runs) > 1:
         return [row for row in rows if row.differs], rows
-    # The defaults do not depend on the environment, and those of a run alone may be refused for an Atari game.
+    # Every environment has the same defaults; CartPole accepts them all, an Atari game may not.
     defaults = Config(environment="CartPole-v1").as_dict()
     return [row for row in rows if row.name == "environment" or row.cells[0] != _setting(defaults[row.name])], rows
 

@@ -256,7 +256,7 @@ def _settings_flags(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _settings(known: argparse.Namespace, run: Path | None) -> tuple[PresetName, Config]:
-    """The preset, and its settings or those of an existing run, with the changes of a file of settings."""
+    """The preset, and the settings of the preset or of an existing run, with the changes of a file of settings."""
     changes = {} if known.config is None else read_settings(known.config)
     environment = known.environment or str(changes.get("environment", "atari/"))
     is_atari = environment.startswith("atari/")

@@ -1,15 +1,15 @@
 //! A table from the records of a snapshot: all of it is checked before anything is stored, and then put in place as
-//! a whole. The file comes from outside, so it is checked as a push is.
+//! a whole (`place`). The file comes from outside, so it is checked as a push is.
+
+pub(crate) mod place;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 
 use crate::chunk::PackedRows;
 use crate::error::{Error, Result};
-use crate::memory::Memory;
 use crate::schema::TableConfig;
 use crate::snapshot_records::RecordKind;
 use crate::snapshot_records::content::{
@@ -17,11 +17,7 @@ use crate::snapshot_records::content::{
 };
 
 use super::Table;
-use super::ids::ItemId;
-use super::items::{ItemRows, Items};
-use super::residents::Residents;
-use super::stored::{Charge, NewChunk, StoredChunk};
-use super::streams::Stream;
+use super::stored::Charge;
 use super::writers::{WriterIdentity, Writers};
 
 /// Limit of every count in a file, so that counting on from it does not overflow.
@@ -51,15 +47,6 @@ pub(crate) struct Staged {
     /// Steps that the table is too small for.
     left_out: u64,
     state: Option<TableState>,
-}
-
-/// A table of a snapshot in place.
-pub(crate) struct Placed {
-    pub table: Arc<Table>,
-    /// Earlier ids of its items, if the snapshot has them.
-    pub ids: Vec<(u64, ItemId)>,
-    /// Steps of the snapshot that the table is too small for.
-    pub left_out: u64,
 }
 
 struct StagedStream {
@@ -96,15 +83,6 @@ impl StagedChunk {
     fn span(&self) -> (u64, u32) {
         (self.first_step, self.packed.rows())
     }
-}
-
-/// A chunk of a snapshot with everything that placing it takes.
-struct ReadyChunk {
-    new: NewChunk,
-    charge: Arc<Charge>,
-    bytes: u64,
-    /// Index of the chunk whose first row follows this one's last.
-    continued_by: Option<usize>,
 }
 
 impl Staged {
@@ -175,157 +153,6 @@ impl Staged {
                 Err(format!("a {kind:?} record inside a table"))
             }
         }
-    }
-
-    /// Puts everything into the table, which has to be empty, and returns it. Everything is allocated before the insert
-    /// lock, which is held for the whole of it: an empty table has no samples to delay.
-    ///
-    /// # Errors
-    /// Nothing is stored with [`Error::NotEmpty`], or [`Error::UnknownTable`] (it was dropped).
-    pub fn place(mut self) -> Result<Placed> {
-        let state = self.state.unwrap_or_default();
-        let table = self.table.clone();
-        let identities = self.share_identities();
-        let streams: Vec<_> = self
-            .chunks
-            .iter()
-            .map(|chunk| (chunk.stream, chunk.span()))
-            .collect();
-        let mut ids = Vec::with_capacity(self.ids.len());
-        let mut chunks = self.build();
-
-        let mut residents = table.lock_residents()?;
-        table.check_open()?;
-        let mut news = chunks.iter_mut().map(|chunk| &mut chunk.new);
-        if !(table.is_unused(&residents) && news.all(|new| new.enter(&table.chunks))) {
-            let refused = Error::NotEmpty {
-                table: table.config.name.clone(),
-                steps: residents.steps,
-                bytes: table.held.bytes(),
-            };
-            drop(residents);
-            for handle in chunks.iter().filter_map(|chunk| chunk.new.handle()) {
-                table.chunks.retire(handle);
-            }
-            return Err(refused);
-        }
-        let first_arrival = residents.end();
-        for index in 0..chunks.len() {
-            let next = chunks[index].continued_by;
-            let next = next.and_then(|next| chunks[next].new.handle());
-            let chunk = &mut chunks[index];
-            let Some(resident) = chunk.new.take_resident() else {
-                continue;
-            };
-            chunk.charge.count(chunk.bytes);
-            if let Some(next) = next
-                && let Some(stored) = table.chunks.pin(resident.handle)
-            {
-                stored.set_next(next);
-            }
-            residents.push(resident);
-        }
-        for (index, item) in self.items.iter().enumerate() {
-            let arrival = first_arrival + u64::from(item.chunk) - self.first;
-            let Some(resident) = residents.get_mut(arrival) else {
-                continue;
-            };
-            let rows = ItemRows {
-                first_row: item.first_row,
-                before: item.before,
-                after: item.after,
-            };
-            // Without mass until its samples are counted, so that no sample finds it before.
-            let id = table
-                .items
-                .insert(resident.handle, rows, item.born, 0)
-                .expect("the table is empty, and there are no more items than it has slots");
-            table.items.count_earlier_samples(id, item.times_sampled);
-            table.sampler.insert_saved(&table.items, id, item.units);
-            let priority = table.sampler.saved_priority(&table.items, item.units);
-            // Rounding of the mass may have raised it.
-            let largest = f64::from_bits(state.max_priority);
-            table.max_priority.insert(id, priority.min(largest));
-            resident.items.push(id);
-            ids.extend(self.ids.get(index).map(|&bits| (bits, id)));
-        }
-        self.place_writers(identities, &streams, first_arrival);
-        table.go_on_from(&state, &self.saved);
-        drop(residents);
-        table.held.wake();
-        Ok(Placed {
-            table,
-            ids,
-            left_out: self.left_out,
-        })
-    }
-
-    /// Gives the chunks of a writer its identity, as those have that it pushes next.
-    fn share_identities(&mut self) -> Vec<Arc<WriterIdentity>> {
-        let streams = &mut self.streams;
-        let identity = |record: &WriterRecord| {
-            let identity = Arc::new(WriterIdentity {
-                name: record.name.clone(),
-                window_before: record.window_before,
-                window_after: record.window_after,
-            });
-            for stream in &record.streams {
-                if let Some(staged) = streams.get_mut(stream.record as usize) {
-                    staged.writer = identity.clone();
-                }
-            }
-            identity
-        };
-        self.writers.iter().map(identity).collect()
-    }
-
-    /// Opens the writers of the snapshot; `chunks` has the stream and the steps of each chunk.
-    fn place_writers(
-        &self,
-        identities: Vec<Arc<WriterIdentity>>,
-        chunks: &[(usize, (u64, u32))],
-        first_arrival: u64,
-    ) {
-        let mut of_record: Vec<_> = self.streams.iter().map(|_| None).collect();
-        for (writer, record) in self.writers.iter().enumerate() {
-            for (number, stream) in record.streams.iter().enumerate() {
-                if let Some(slot) = of_record.get_mut(stream.record as usize) {
-                    *slot = Some((writer, number));
-                }
-            }
-        }
-        let restored = |stream: &WriterStream| Stream::restored(stream.next_step);
-        let mut streams: Vec<Vec<Stream>> = (self.writers.iter())
-            .map(|record| record.streams.iter().map(restored).collect())
-            .collect();
-        for (arrival, &(record, (first_step, rows))) in (first_arrival..).zip(chunks) {
-            if let Some((writer, number)) = of_record[record] {
-                streams[writer][number].push_restored(arrival, first_step, rows);
-            }
-        }
-        for ((record, identity), streams) in self.writers.iter().zip(identities).zip(streams) {
-            self.table.writers.restore(record, identity, streams);
-        }
-    }
-
-    fn build(&mut self) -> Vec<ReadyChunk> {
-        let first = self.first;
-        let build = |chunk: StagedChunk| {
-            let stream = &self.streams[chunk.stream];
-            let bytes = chunk.bytes();
-            let writer = stream.writer.clone();
-            let stored = StoredChunk::new(chunk.packed, writer, stream.number, chunk.first_step);
-            ReadyChunk {
-                new: NewChunk::new(stored, bytes, chunk.items),
-                charge: chunk.charge,
-                bytes,
-                continued_by: chunk.continued_by.map(|number| (number - first) as usize),
-            }
-        };
-        std::mem::take(&mut self.chunks)
-            .into_iter()
-            .map(build)
-            .collect()
     }
 
     fn take_stream(&mut self, stream: StreamRecord) -> RecordResult {
@@ -450,7 +277,7 @@ impl Staged {
         }
         for (&id, index) in ids.iter().zip(self.last_items.drain(..)) {
             if let Some(index) = index {
-                // Without the ids of an items record, those of the ones before would name its items.
+                // Ids are matched to items by position: an items record without ids would shift them.
                 if index != self.ids.len() {
                     return Err("items without ids before items with ids".to_owned());
                 }
@@ -561,51 +388,5 @@ impl Staged {
         self.steps -= u64::from(oldest.packed.rows());
         self.bytes -= oldest.bytes();
         Some(oldest)
-    }
-}
-
-impl Placed {
-    /// Lets the items be named by their earlier ids, too, as far as the memory's limit allows.
-    pub fn remember_ids(self, memory: &Memory) {
-        if self.ids.is_empty() {
-            return;
-        }
-        let table = &self.table.config.name;
-        match memory.reserve(Items::earlier_ids_bytes(self.ids.len())) {
-            Some(reservation) => self.table.items.remember_earlier_ids(self.ids, reservation),
-            None => tracing::warn!(
-                table,
-                "max_bytes has no memory left for the ids of the restored items: updates by ids from before are stale"
-            ),
-        }
-    }
-}
-
-impl Table {
-    /// Whether the table has no step, and no reader holds bytes or items of it.
-    fn is_unused(&self, residents: &Residents) -> bool {
-        let free = self.items.free() == self.items.capacity();
-        let has_room = self.sampler.has_room(&self.items, self.items.capacity());
-        residents.steps == 0 && self.held.bytes() == 0 && free && has_room
-    }
-
-    /// Takes over the counts of a table of the definition `saved`. Under the insert lock, after the items: until then
-    /// the rate limiter holds samples back.
-    fn go_on_from(&self, state: &TableState, saved: &TableConfig) {
-        for ((_, counter), value) in self.counters.all().into_iter().zip(state.counters) {
-            counter.store(value, Ordering::Relaxed);
-        }
-        let largest = f64::from_bits(state.max_priority);
-        self.max_priority.go_on_from(largest);
-        self.samples.store(state.samples, Ordering::Relaxed);
-        self.limiter.go_on_from(
-            state.limiter_inserted,
-            state.limiter_sampled,
-            (
-                saved.samples_per_insert,
-                saved.effective_slack(),
-                saved.min_size,
-            ),
-        );
     }
 }

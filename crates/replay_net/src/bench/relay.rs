@@ -49,7 +49,7 @@ struct Shared {
 
 struct Direction {
     link: Mutex<Link>,
-    /// Bytes accepted, those of lost datagrams included. Relaxed: it publishes nothing else.
+    /// Accepted bytes, also of datagrams that the link loses. Relaxed: it publishes nothing else.
     bytes: AtomicU64,
 }
 

@@ -151,7 +151,7 @@ impl Updates {
 }
 
 impl UpdateChannel for Updates {
-    /// Waits only while [`WINDOW`] updates, or [`ConnectOptions::push_window_bytes`](super::ConnectOptions) of them, are
+    /// Waits only while `WINDOW` updates, or [`ConnectOptions::push_window_bytes`](super::ConnectOptions) of them, are
     /// unanswered, and for a new connection after a broken one.
     fn send(
         &mut self,

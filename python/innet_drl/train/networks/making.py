@@ -108,7 +108,7 @@ def _user_module(config: Config, spec: EnvironmentSpec) -> nn.Module:
         module = made(spec.observation_space, spec.actions, config)
     except Exception as error:
         parts = (
-            "; observations are dictionaries, and the space has no shape but those of its parts" if spec.parts else ""
+            "; observations are dictionaries: each part has a shape, the space itself has none" if spec.parts else ""
         )
         raise ConfigurationError(
             f"{setting}: called with ({spec.observation_space}, {spec.actions}, config) it raises "
