@@ -27,8 +27,8 @@ from innet_drl.train.errors import (
     UnavailableEnvironmentError,
 )
 from innet_drl.train.memory import ReplayMemory
+from innet_drl.train.reporting import Reporter
 from innet_drl.train.run_folder import RunFolder
-from innet_drl.train.trainer import Trainer
 from training import fail_and_stay, fail_to_begin, lines, small
 
 TINY = ["--preset", "cartpole", "--serial", "--steps", "400", "--min-size", "300", "--evaluation-games", "2"]
@@ -324,14 +324,14 @@ def test_a_server_that_goes_away_ends_the_run_with_a_checkpoint(
 ) -> None:
     run = tmp_path / "run"
     with innet.Memory() as memory, memory.serve(f"unix://{tmp_path}/replay") as server:
-        report = Trainer.report
+        report = Reporter.report
 
-        def report_and_close(self: Trainer, memory: ReplayMemory) -> None:
+        def report_and_close(self: Reporter, memory: ReplayMemory) -> None:
             report(self, memory)
-            if self.learner.updates > 0:
+            if self._learner.updates > 0:
                 server.close()
 
-        monkeypatch.setattr(Trainer, "report", report_and_close)
+        monkeypatch.setattr(Reporter, "report", report_and_close)
         with pytest.raises((innet.ReplayError, ActorError)):
             local.train(small(replay=server.addresses[0], actor_restarts=0, steps=100_000), run)
     assert RunFolder(run).latest_checkpoint().state["learner"]["updates"] > 0

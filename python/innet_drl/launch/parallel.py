@@ -66,7 +66,7 @@ def train(trainer: Trainer, launcher: Launcher | None) -> None:
                 actors.end(finished=not trainer.interrupted)
                 if learners is not None:
                     learners.end()
-                trainer.report_rest(memory)
+                trainer.reporter.report_rest(memory)
             except (innet.ReplayError, ProcessError, RelayError) as error:
                 if trainer.meter.agent_steps > 0 or trainer.learner.updates > 0:
                     trainer.checkpoint(memory=memory)
@@ -109,8 +109,8 @@ def _learn(
         if now - checked >= WAIT_SECONDS or batch is None:
             checked = now
             _check_actors(actors, trainer)
-            if trainer.report_due_by_time:
-                trainer.report(memory)
+            if trainer.reporter.due_by_time:
+                trainer.reporter.report(memory)
                 if memory.incarnation != incarnation:
                     if incarnation is not None:
                         logger.warning("the server of the replay memory was started again: its memory was empty")

@@ -108,11 +108,11 @@ def train(trainer: Trainer) -> None:
                     if trainer.publish_if_due(memory):
                         actor.pull(memory)
                     trainer.evaluate_if_due()
-                if trainer.report_due_by_steps:
-                    trainer.report(memory)
+                if trainer.reporter.due_by_steps:
+                    trainer.reporter.report(memory)
                 if trainer.checkpoint_due:
                     trainer.periodic_checkpoint(checkpoint)
-            trainer.report_rest(memory)
+            trainer.reporter.report_rest(memory)
             checkpoint()
         actor.close()
 

@@ -1,4 +1,4 @@
-"""The trainer: one session of a run, with its learner, metrics, checkpoints and evaluations, and when each is due.
+"""The trainer: one session of a run, with its learner, checkpoints and evaluations, and when each is due.
 
 `serial.py` and `innet_drl.launch.parallel` run the loop: they sample batches and call the trainer with each.
 """
@@ -6,13 +6,11 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import signal
 import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
@@ -23,7 +21,6 @@ import torch
 from numpy.typing import NDArray
 
 from innet_drl.batches import TorchBatch
-from innet_drl.errors import ReplayError
 from innet_drl.train import environments, video
 from innet_drl.train.callbacks import Callback, Result, StopTraining
 from innet_drl.train.checkpoints import Checkpoint
@@ -40,15 +37,14 @@ from innet_drl.train.errors import (
     resuming,
 )
 from innet_drl.train.evaluation import Evaluation
-from innet_drl.train.evaluation_report import aggregate
 from innet_drl.train.evaluation_schedule import EvaluationSchedule
 from innet_drl.train.importing import path_of
 from innet_drl.train.learner import Learner, Update
 from innet_drl.train.machine import description, file_position, versions
 from innet_drl.train.memory import MemorySettings, ReplayMemory, memory_class, memory_settings
-from innet_drl.train.metrics import Meter, Metrics, Stopwatch
-from innet_drl.train.metrics_files import MetricsFiles
+from innet_drl.train.metrics import Meter, Stopwatch
 from innet_drl.train.numerics import choose_numerics, random_batch
+from innet_drl.train.reporting import Reporter
 from innet_drl.train.run_folder import RunFolder
 
 logger = logging.getLogger(__name__)
@@ -57,10 +53,6 @@ RETRY_SECONDS = 60.0
 """Seconds from a checkpoint that could not be written to the next try."""
 SILENT_SECONDS = 0.5
 """Seconds of a call of the memory after which the page says that the run waits for it."""
-LAST_SECONDS = 0.25
-"""Seconds that the memory has for the last line of a run that a signal ends."""
-KEPT_LINES = 10_000
-"""Largest number of pending lines of metrics."""
 NETWORK_SETTINGS = (
     "environment",
     "environment_args",
@@ -139,16 +131,14 @@ class Trainer:
         self.stopwatch = Stopwatch()
         if resumed is not None:
             self._load(resumed)
-        self._files: MetricsFiles | None = None
-        self._last_line: Metrics | None = None
-        self._unwritten: deque[Metrics] = deque(maxlen=KEPT_LINES)
+        self.reporter = Reporter(self, config, folder, display, self.learner, self.meter, self.cost, self.stopwatch)
         self._next_checkpoint = time.monotonic() + 60 * config.checkpoint_minutes
         self.evaluations = EvaluationSchedule(
             config,
             folder,
             self.learner,
             self.meter,
-            lambda evaluation, agent_steps: self._call("on_evaluation", evaluation, agent_steps),
+            lambda evaluation, agent_steps: self.call("on_evaluation", evaluation, agent_steps),
             lambda: self.interrupted,
             display.progress,
         )
@@ -156,7 +146,6 @@ class Trainer:
         self._stopped = False
         self._signals = signals
         self._previous_handlers: dict[signal.Signals, Any] = {}
-        self._table: dict[str, Any] | None = None
         self._asked: float | None = None
         self._copying: tuple[str, Path, int] | None = None
         self._ended = threading.Event()
@@ -175,11 +164,8 @@ class Trainer:
             signal.signal(name, handler)
         self._ended.set()
         self._watch.join()
-        if self._files is not None:
-            with self.folder.writing():
-                with contextlib.suppress(RunFolderError):
-                    self._write_pending_lines()
-                self._files.close()
+        if self.reporter.has_begun:
+            self.reporter.close()
             how = "finished" if error is None else f"{type(error).__name__}: {error}".rstrip(": ")
             how = "interrupted" if self.interrupted and error is None else how
             self.folder.end_session(self.meter.agent_steps, how)
@@ -187,7 +173,7 @@ class Trainer:
             if isinstance(error, KeyboardInterrupt) and newest is not None:
                 logger.warning("interrupted: go on from %s with %s", newest, WithFlags(resuming(self.folder.path)))
             if error is not None:
-                self._call("on_error", error)
+                self.call("on_error", error)
 
     def begin(self) -> None:
         """Makes the run's folder, or continues in it. Call it last, when nothing else can keep training from starting.
@@ -198,16 +184,16 @@ class Trainer:
         with self.folder.writing():
             if not self.keeps_memory:
                 self.folder.remove_memory()
-            settings = self.config.as_dict()
-            self._files = MetricsFiles(self.folder.path, self.meter.agent_steps, settings, self.learner.updates)
+            self.reporter.begin()
         self.folder.begin(self.config)
         device = self.learner.device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
         about = {"host": socket.gethostname(), **description(), "device": name, "versions": versions()}
         self.folder.begin_session(self.meter.agent_steps, about)
-        self._call("on_start", self.config, self.folder.path)
+        self.call("on_start", self.config, self.folder.path)
 
-    def _call(self, method: str, *arguments: object) -> None:
+    def call(self, method: str, *arguments: object) -> None:
+        """Calls a method of every callback, which may end training."""
         for callback in self._callbacks:
             try:
                 getattr(callback, method)(*arguments)
@@ -394,72 +380,6 @@ class Trainer:
         self.stopwatch.lap("evaluate")
         return evaluation
 
-    def report(self, memory: ReplayMemory) -> None:
-        """Writes a line of metrics and shows it, unless a signal interrupts the run meanwhile."""
-        self._ask_for_counters(memory)
-        if not self.interrupted:
-            self._report()
-
-    def _ask_for_counters(self, memory: ReplayMemory) -> None:
-        def ask() -> None:
-            self._table = memory.stats()
-
-        self.ask(ask)
-
-    def _report(self) -> None:
-        if self._table is None:
-            return
-        self.meter.add_learner_time(self.stopwatch.take())
-        learner, cost = self.learner, self.cost.read(self.meter.env_frames)
-        metrics = self.meter.line(learner.updates, learner.publications, self._table, self._seconds_left, cost)
-        self._write(metrics)
-        self.stopwatch.lap("report")
-
-    @property
-    def report_due_by_steps(self) -> bool:
-        """Whether a multiple of `report_steps` was passed since the last line, which does not depend on the clock."""
-        period = self.config.report_steps
-        return self.meter.agent_steps // period > self.meter.reported_steps // period
-
-    @property
-    def report_due_by_time(self) -> bool:
-        """Whether `report_seconds` passed since the last line."""
-        return self.meter.seconds_since_line >= self.config.report_seconds
-
-    def report_rest(self, memory: ReplayMemory) -> None:
-        """Writes the last line of metrics, unless no step was taken since the previous line."""
-        if self.meter.agent_steps <= self.meter.reported_steps and self._last_line is not None:
-            return
-        if self.interrupted:
-            # If the memory does not answer, the last line has its counters of the line before.
-            with contextlib.suppress(ReplayError):
-                self._table = memory.stats(LAST_SECONDS)
-        else:
-            self._ask_for_counters(memory)
-        self._report()
-
-    def report_evaluation(self, evaluation: Evaluation) -> None:
-        """Writes the scores of the evaluation after training, and repeats the last line of metrics with their mean.
-
-        Raises:
-            RunFolderError: They cannot be written.
-        """
-        self.folder.save_evaluation(self.evaluations.agent().report(evaluation) | aggregate(evaluation.scores))
-        assert self._last_line is not None
-        metrics = dataclasses.replace(
-            self._last_line, evaluation_mean=evaluation.mean, evaluation_best=self.meter.evaluation_best
-        )
-        self._write(metrics)
-
-    def _seconds_left(self, steps_per_s: float) -> float | None:
-        """Seconds until training ends by the clock or by its steps at this rate; `None` if neither is set."""
-        config, ends = self.config, []
-        if config.minutes is not None:
-            ends.append(60 * config.minutes - self.meter.session_s)
-        if config.steps is not None and steps_per_s > 0:
-            ends.append((config.steps - self.meter.agent_steps) / steps_per_s)
-        return max(0.0, min(ends)) if ends else None
-
     @property
     def checkpoint_due(self) -> bool:
         """Whether `checkpoint_minutes` passed since the last one, or `RETRY_SECONDS` since one that failed."""
@@ -502,7 +422,7 @@ class Trainer:
         unsaved = None
         if memory is not None and self.keeps_memory:
             try:
-                size = 0 if self._table is None else self._table["bytes"]
+                size = 0 if self.reporter.table is None else self.reporter.table["bytes"]
                 with self._copies("saving the replay memory", self.folder.partial_snapshot, size):
                     whole_state["snapshot"] = self.folder.save_memory(memory)
             except RunFolderError as error:
@@ -515,27 +435,7 @@ class Trainer:
             self.folder.adopt_memory()
         self._next_checkpoint = time.monotonic() + 60 * self.config.checkpoint_minutes
         self.stopwatch.lap("checkpoint")
-        self._call("on_checkpoint", path)
-
-    def _write(self, metrics: Metrics) -> None:
-        """Writes pending lines of metrics, then this one, and shows it."""
-        self._last_line = metrics
-        self._unwritten.append(metrics)
-        try:
-            with self.folder.continuing():
-                self._write_pending_lines()
-        except RunFolderError as error:
-            if len(self._unwritten) == 1:
-                logger.warning("lines of metrics are pending until they can be written: %s", error)
-        self.display.show(metrics, self.note)
-        self._call("on_metrics", metrics)
-
-    def _write_pending_lines(self) -> None:
-        assert self._files is not None
-        with self.folder.writing():
-            while self._unwritten:
-                self._files.write(self._unwritten[0])
-                self._unwritten.popleft()
+        self.call("on_checkpoint", path)
 
     def _load(self, resumed: Checkpoint) -> None:
         counts = resumed.state["learner"]
@@ -580,10 +480,10 @@ class Trainer:
             evaluation = self.evaluate()
             if evaluation is not None:
                 self.note = "training has ended"
-                self.report_evaluation(evaluation)
+                self.reporter.report_evaluation(evaluation, self.evaluations.agent())
             if config.video and not self.interrupted:
                 self._record_video()
-        self._write_pending_lines()
+        self.reporter.write_pending_lines()
         best = "-" if meter.best is None else f"{meter.best:g}"
         logger.info(
             f"{meter.agent_steps:,} steps and {updates:,} updates in {seconds / 60:.1f} minutes, "
@@ -596,7 +496,7 @@ class Trainer:
         logger.info("everything is in %s; continue with %s", self.folder.path, command)
         best_mean = self.evaluations.best_mean
         result = Result(self.folder.path, meter.agent_steps, updates, seconds, evaluation, best_mean, cost)
-        self._call("on_end", result)
+        self.call("on_end", result)
         return result
 
     def _record_video(self) -> None:

@@ -1,0 +1,197 @@
+"""Lines of metrics of a session: when one is due, the memory's counters in it, and lines that wait for a full disk."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from innet_drl.errors import ReplayError
+from innet_drl.train.config import Config
+from innet_drl.train.cost import CostMeter
+from innet_drl.train.display import Display
+from innet_drl.train.errors import RunFolderError
+from innet_drl.train.evaluation import Evaluation
+from innet_drl.train.evaluation_report import aggregate
+from innet_drl.train.evaluation_schedule import EvaluatedAgent
+from innet_drl.train.learner import Learner
+from innet_drl.train.memory import ReplayMemory
+from innet_drl.train.metrics import Meter, Metrics, Stopwatch
+from innet_drl.train.metrics_files import MetricsFiles
+from innet_drl.train.run_folder import RunFolder
+
+logger = logging.getLogger(__name__)
+
+LAST_SECONDS = 0.25
+"""Seconds that the memory has for the last line of a run that a signal ends."""
+KEPT_LINES = 10_000
+"""Largest number of pending lines of metrics."""
+
+
+class Session(Protocol):
+    """The session whose metrics are reported."""
+
+    note: str
+    interrupted: bool
+
+    def ask(self, call: Callable[[], object]) -> None:
+        """Calls the memory, unless the run is interrupted."""
+
+    def call(self, method: str, *arguments: object) -> None:
+        """Calls a method of every callback."""
+
+
+class Reporter:
+    """Writes lines of metrics to the run's folder, and shows them.
+
+    Args:
+        session: The session.
+        config: The run's settings.
+        folder: The run's folder.
+        display: Shows the metrics.
+        learner: The learner.
+        meter: Collects the metrics.
+        cost: Meter of the run's cost.
+        stopwatch: Stopwatch of the learner's thread.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        config: Config,
+        folder: RunFolder,
+        display: Display,
+        learner: Learner,
+        meter: Meter,
+        cost: CostMeter,
+        stopwatch: Stopwatch,
+    ) -> None:
+        self.table: dict[str, Any] | None = None
+        """The memory's counters of the last line; `None` before the first."""
+        self._session = session
+        self._config = config
+        self._folder = folder
+        self._display = display
+        self._learner = learner
+        self._meter = meter
+        self._cost = cost
+        self._stopwatch = stopwatch
+        self._files: MetricsFiles | None = None
+        self._last_line: Metrics | None = None
+        self._unwritten: deque[Metrics] = deque(maxlen=KEPT_LINES)
+
+    def begin(self) -> None:
+        """Opens the files.
+
+        Raises:
+            OSError: They cannot be written.
+        """
+        settings = self._config.as_dict()
+        self._files = MetricsFiles(self._folder.path, self._meter.agent_steps, settings, self._learner.updates)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the files are open."""
+        return self._files is not None
+
+    def close(self) -> None:
+        """Writes pending lines if they can be written, and closes the files."""
+        assert self._files is not None
+        with self._folder.writing():
+            with contextlib.suppress(RunFolderError):
+                self.write_pending_lines()
+            self._files.close()
+
+    def report(self, memory: ReplayMemory) -> None:
+        """Writes a line of metrics and shows it, unless a signal interrupts the run meanwhile."""
+        self._ask_for_counters(memory)
+        if not self._session.interrupted:
+            self._report()
+
+    def _ask_for_counters(self, memory: ReplayMemory) -> None:
+        def ask() -> None:
+            self.table = memory.stats()
+
+        self._session.ask(ask)
+
+    def _report(self) -> None:
+        if self.table is None:
+            return
+        self._meter.add_learner_time(self._stopwatch.take())
+        learner, cost = self._learner, self._cost.read(self._meter.env_frames)
+        metrics = self._meter.line(learner.updates, learner.publications, self.table, self._seconds_left, cost)
+        self._write(metrics)
+        self._stopwatch.lap("report")
+
+    @property
+    def due_by_steps(self) -> bool:
+        """Whether a multiple of `report_steps` was passed since the last line, which does not depend on the clock."""
+        period = self._config.report_steps
+        return self._meter.agent_steps // period > self._meter.reported_steps // period
+
+    @property
+    def due_by_time(self) -> bool:
+        """Whether `report_seconds` passed since the last line."""
+        return self._meter.seconds_since_line >= self._config.report_seconds
+
+    def report_rest(self, memory: ReplayMemory) -> None:
+        """Writes the last line of metrics, unless no step was taken since the previous line."""
+        if self._meter.agent_steps <= self._meter.reported_steps and self._last_line is not None:
+            return
+        if self._session.interrupted:
+            # If the memory does not answer, the last line has its counters of the line before.
+            with contextlib.suppress(ReplayError):
+                self.table = memory.stats(LAST_SECONDS)
+        else:
+            self._ask_for_counters(memory)
+        self._report()
+
+    def report_evaluation(self, evaluation: Evaluation, agent: EvaluatedAgent) -> None:
+        """Writes the scores of the evaluation after training, and repeats the last line of metrics with their mean.
+
+        Raises:
+            RunFolderError: They cannot be written.
+        """
+        self._folder.save_evaluation(agent.report(evaluation) | aggregate(evaluation.scores))
+        assert self._last_line is not None
+        metrics = dataclasses.replace(
+            self._last_line, evaluation_mean=evaluation.mean, evaluation_best=self._meter.evaluation_best
+        )
+        self._write(metrics)
+
+    def _seconds_left(self, steps_per_s: float) -> float | None:
+        """Seconds until training ends by the clock or by its steps at this rate; `None` if neither is set."""
+        config, ends = self._config, []
+        if config.minutes is not None:
+            ends.append(60 * config.minutes - self._meter.session_s)
+        if config.steps is not None and steps_per_s > 0:
+            ends.append((config.steps - self._meter.agent_steps) / steps_per_s)
+        return max(0.0, min(ends)) if ends else None
+
+    def _write(self, metrics: Metrics) -> None:
+        """Writes pending lines of metrics, then this one, and shows it."""
+        self._last_line = metrics
+        self._unwritten.append(metrics)
+        try:
+            with self._folder.continuing():
+                self.write_pending_lines()
+        except RunFolderError as error:
+            if len(self._unwritten) == 1:
+                logger.warning("lines of metrics are pending until they can be written: %s", error)
+        self._display.show(metrics, self._session.note)
+        self._session.call("on_metrics", metrics)
+
+    def write_pending_lines(self) -> None:
+        """Writes lines that a full disk has kept out.
+
+        Raises:
+            RunFolderError: They still cannot be written.
+        """
+        assert self._files is not None
+        with self._folder.writing():
+            while self._unwritten:
+                self._files.write(self._unwritten[0])
+                self._unwritten.popleft()
