@@ -129,8 +129,8 @@ def plain_turn(config: Config, seconds: float, threads: int) -> dict[str, Any]:
     from innet_drl.train import environments
     from innet_drl.train.exploration import annealed, choose, epsilon_ladder
     from innet_drl.train.learner import Learner
-    from innet_drl.train.metrics import Stopwatch
     from innet_drl.train.numerics import choose_numerics
+    from innet_drl.train.stopwatch import Stopwatch
 
     torch.set_num_threads(threads)
     count = config.environments

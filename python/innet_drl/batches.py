@@ -8,7 +8,7 @@ memory on a separate stream, while the device computes.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Never, Self
 
 import numpy as np
@@ -96,12 +96,16 @@ class TorchBatches:
         self._batches = batches
         self._device = torch.device(device)
         self._upload = _Upload(self._device) if self._device.type == "cuda" else None
+        self.on_sample: Callable[[], object] | None = None
+        """Called in `next` once a batch is sampled, before its copy to the device begins: for timers."""
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> TorchBatch:
         batch = next(self._batches)
+        if self.on_sample is not None:
+            self.on_sample()
         if self._upload is not None:
             return self._upload(batch)
         return to_device(batch, self._device)

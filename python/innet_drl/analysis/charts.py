@@ -149,7 +149,8 @@ def _mean_of_actors(run: RecordedRun, name: str) -> Values:
 
 def _stack(run: RecordedRun, name: str, title: str) -> Chart:
     """Shares of time, one above the other; the smallest activities beyond the colours are joined."""
-    keys = run.keys(name)
+    # The activity "other" is the last one, and joined with the smallest.
+    keys = sorted(run.keys(name), key=lambda key: key == "other")
     first, rest = (keys, []) if len(keys) <= SERIES else (keys[: SERIES - 1], keys[SERIES - 1 :])
     parts = {key: run.column(f"{name}/{key}") for key in first}
     if rest:

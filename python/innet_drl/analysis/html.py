@@ -114,8 +114,9 @@ _TEMPLATE = """\
 {%- endfor %}
 {%- if learner_times or actor_times %}
 <h2>Where the time went</h2>
-<p class="quiet">Shares of the whole run. "wait for a batch" is the learner's wait for the actors; "write" of the actors
-has their wait for the learner, by the replay ratio.</p>
+<p class="quiet">Shares of the whole run. "wait for a batch" is the learner's wait for the actors; "wait for the memory"
+of the actors (in runs of earlier releases "write") has their wait for the learner, by the replay ratio. Each process:
+<code>innet-drl analyze breakdown</code>.</p>
 {%- if learner_times %}
 <h3>Learner</h3>
 {{ table(learner_times, runs) }}

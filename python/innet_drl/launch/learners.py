@@ -39,7 +39,9 @@ from innet_drl.train.environments import EnvironmentSpec
 from innet_drl.train.errors import LearnerError, TrainingError
 from innet_drl.train.learner import Learner, Numerics, use_device
 from innet_drl.train.memory import memory_class, memory_settings, memory_token
+from innet_drl.train.stopwatch import Stopwatch, TimedBatches
 from innet_drl.train.targets import TargetsAhead
+from innet_drl.train.times import CoreThreads, LearnerTimes
 
 logger = logging.getLogger(__name__)
 
@@ -95,6 +97,7 @@ class LearnerResult:
 
     updates: int
     digest: bytes
+    times: LearnerTimes = field(compare=False)
 
 
 LearnerMessage = LearnerReady | LearnerResult | ProcessFailure
@@ -172,8 +175,8 @@ class Learners:
         for pipe in self._pipes:
             pipe.close()
 
-    def end(self) -> None:
-        """Ends training in all learners with the same update, and compares their weights.
+    def end(self) -> dict[int, LearnerTimes]:
+        """Ends training in all learners with the same update, and compares their weights; returns the others' times.
 
         Raises:
             LearnerError: A learner failed, or its weights differ.
@@ -188,14 +191,17 @@ class Learners:
         except innet.errors.GradientError as error:
             raise self.explain(error) from error
         self._ended = True
-        ours = LearnerResult(self._learner.updates, digest(self._learner.network))
+        ours = LearnerResult(self._learner.updates, digest(self._learner.network), LearnerTimes({}, {}, {}))
+        times = {}
         for number, pipe in enumerate(self._pipes, 1):
             theirs = _receive(pipe, self._config.learner_deadline)
             if not isinstance(theirs, LearnerResult):
                 raise self._failed(number, theirs)
             if theirs != ours:
                 raise LearnerError(f"learner {number} ended with other weights than learner 0: {theirs}, not {ours}")
+            times[number] = theirs.times
         logger.info("%d learners ended with the same weights", len(self._pipes) + 1)
+        return times
 
     def explain(self, error: innet.errors.GradientError) -> LearnerError:
         """Returns the error message of the learner that made a sum fail, if it sent one."""
@@ -258,12 +264,14 @@ def run_learner(assignment: LearnerAssignment, pipe: multiprocessing.connection.
 
 
 def _learn(assignment: LearnerAssignment, pipe: multiprocessing.connection.Connection) -> LearnerResult:
-    config = assignment.config
+    config, stopwatch, core = assignment.config, Stopwatch(), CoreThreads()
+    stopwatches = {"": stopwatch}
     torch.set_num_threads(assignment.threads)
     torch.manual_seed(config.seed)
     learner = Learner(config, assignment.spec, assignment.number)
     use_device(learner.device)
     learner.use(assignment.numerics)
+    learner.stopwatch = stopwatch
     if assignment.checkpoint is not None:
         learner.load(load_checkpoint(assignment.checkpoint).tensors, assignment.updates, 0)
     settings = memory_settings(
@@ -278,14 +286,17 @@ def _learn(assignment: LearnerAssignment, pipe: multiprocessing.connection.Conne
         memory = running.enter_context(memory_class(config.replay).join(settings))
         batches = running.enter_context(memory.batches(str(learner.device), timeout=WAIT_SECONDS))
         if learner.targets_ahead:
-            batches = running.enter_context(TargetsAhead(learner, batches))
+            batches = ahead = running.enter_context(TargetsAhead(learner, batches))
+            stopwatches["targets"] = ahead.stopwatch
+        timed = TimedBatches(batches, stopwatch)
         worker = running.enter_context(join(assignment.job, assignment.number, config))
         learner.gradients = SharedGradients(worker, learner.network)
         pipe.send(LearnerReady())
+        stopwatch.lap("start")
         with contextlib.suppress(TrainingEnded):
             while True:
                 try:
-                    batch = next(batches)
+                    batch = next(timed)
                 except innet.errors.DeadlineError:
                     if pipe.poll(0):
                         # Training has ended, and there is no batch whose update would tell this learner.
@@ -294,4 +305,8 @@ def _learn(assignment: LearnerAssignment, pipe: multiprocessing.connection.Conne
                     continue
                 update = learner.update(batch)
                 memory.update_priorities(batch.ids, update.priorities())
-    return LearnerResult(learner.updates, digest(learner.network))
+                stopwatch.lap("priorities")
+                for each in stopwatches.values():
+                    each.record(config.trace_seconds)
+        times = LearnerTimes.take(stopwatches, core)
+    return LearnerResult(learner.updates, digest(learner.network), times)

@@ -22,6 +22,7 @@ from innet_drl.launch.launcher import Launcher
 from innet_drl.launch.learners import Learners
 from innet_drl.train.errors import ProcessError, RelayError, WithFlags, resuming
 from innet_drl.train.memory import ReplayMemory, memory_class
+from innet_drl.train.stopwatch import TimedBatches
 from innet_drl.train.targets import TargetsAhead
 from innet_drl.train.trainer import Trainer
 
@@ -46,6 +47,7 @@ def train(trainer: Trainer, launcher: Launcher | None) -> None:
         contextlib.ExitStack() as running,
     ):
         trainer.restore_memory(memory)
+        trainer.stopwatch.lap("start")
         trainer.publish(memory)
         if launcher is None:
             actors = JoinedActors(config, trainer.name, trainer.meter.agent_steps)
@@ -54,7 +56,8 @@ def train(trainer: Trainer, launcher: Launcher | None) -> None:
         running.enter_context(actors)
         batches = running.enter_context(memory.batches(str(trainer.learner.device), timeout=WAIT_SECONDS))
         if trainer.learner.targets_ahead:
-            batches = running.enter_context(TargetsAhead(trainer.learner, batches))
+            batches = ahead = running.enter_context(TargetsAhead(trainer.learner, batches))
+            trainer.reporter.threads["targets"] = ahead.stopwatch
         if config.evaluation_period:
             trainer.evaluations.evaluator = running.enter_context(Evaluator(config, trainer.spec))
         learners = running.enter_context(_learners(trainer, memory.address)) if config.learners > 1 else None
@@ -65,7 +68,8 @@ def train(trainer: Trainer, launcher: Launcher | None) -> None:
                 # Actors end while the last line and the checkpoint are written.
                 actors.end(finished=not trainer.interrupted)
                 if learners is not None:
-                    learners.end()
+                    for number, times in learners.end().items():
+                        trainer.reporter.add_learner(number, times)
                 trainer.reporter.report_rest(memory)
             except (innet.ReplayError, ProcessError, RelayError) as error:
                 if trainer.meter.agent_steps > 0 or trainer.learner.updates > 0:
@@ -82,17 +86,18 @@ def _learn(
     trainer: Trainer, memory: ReplayMemory, actors: Actors | JoinedActors, batches: Iterator[TorchBatch]
 ) -> None:
     pending = incarnation = None
+    timed = TimedBatches(batches, trainer.stopwatch)
     checked = time.monotonic()
     while not trainer.finished:
         try:
-            batch = next(batches)
+            batch = next(timed)
         except innet.errors.DeadlineError as error:
             trainer.say(str(error).removeprefix("the deadline passed: "))
             batch = None
-        trainer.stopwatch.lap("wait for a batch")
         if batch is not None:
             trainer.note = "learning"
             update = trainer.learn(batch)
+            trainer.stopwatch.lap("other")
             # Priorities are written one update late, so that the learner does not wait for a GPU to compute them.
             if pending is not None:
                 ids, earlier = pending
@@ -118,6 +123,7 @@ def _learn(
                     incarnation = memory.incarnation
             if trainer.checkpoint_due:
                 trainer.periodic_checkpoint(lambda: trainer.checkpoint(memory=memory))
+        trainer.stopwatch.lap("other")
 
 
 def _check_actors(actors: Actors | JoinedActors, trainer: Trainer) -> None:
@@ -131,7 +137,7 @@ def _check_actors(actors: Actors | JoinedActors, trainer: Trainer) -> None:
             raise
         return
     for report in reports:
-        trainer.meter.add_report(report)
+        trainer.reporter.add_report(report)
 
 
 @contextlib.contextmanager

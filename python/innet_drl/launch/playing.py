@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -18,8 +17,11 @@ from innet_drl.train.environments import Environments
 from innet_drl.train.memory import ReplayMemory, RowWriter, memory_class, memory_settings
 from innet_drl.train.metrics import ActorReport
 from innet_drl.train.networks import make_network, published
+from innet_drl.train.stopwatch import Stopwatch
 
 REPORT_SECONDS = 0.5
+MEMORY = "wait for the memory"
+"""Activity of an actor until the memory has taken its rows: their way, and the wait for the replay ratio."""
 CLOSE_SECONDS = 0.5
 """Seconds that an actor may take to send its last rows to a memory that outlives the run."""
 MEMORY_LOST = (innet.errors.ExpiredError, innet.errors.UnknownTableError, innet.errors.ForbiddenError)
@@ -68,14 +70,21 @@ def play(
         first_step: Agent steps of all actors until now.
         playing: Called after each step.
     """
+    stopwatch = Stopwatch()
     torch.set_num_threads(config.actor_threads)
     network = make_network(config, envs.spec)
     settings = memory_settings(config, envs.spec, name, published(network, 0), address=address, token=token)
     with memory_class(config.replay).join(settings) as memory:
         writer = memory.writer(index)
-        actor = Actor(config, index, envs, network, writer, first_step=first_step)
-        fetch = functools.partial(actor.pull, memory) if config.max_version_lag else None
+        actor = Actor(config, index, envs, network, writer, first_step=first_step, stopwatch=stopwatch)
+
+        def fetch() -> None:
+            stopwatch.lap(MEMORY)
+            actor.pull(memory)
+
+        stopwatch.lap("start")
         run.begin(actor, memory)
+        stopwatch.lap("start")
         reported = time.monotonic()
         vector_steps = 0
         try:
@@ -88,11 +97,12 @@ def play(
                 if vector_steps % config.chunk_steps == 0:
                     # Chunks are full. Waiting for them keeps the actor from playing ahead of the replay ratio with
                     # old parameters, by as many pushes as the writer would hold in flight.
-                    run.flush(writer, fetch)
-                    actor.stopwatch.lap("write")
+                    run.flush(writer, fetch if config.max_version_lag else None)
+                    stopwatch.lap(MEMORY)
                 if time.monotonic() - reported >= REPORT_SECONDS:
                     run.report(actor.report())
                     reported = time.monotonic()
+                    stopwatch.lap("report")
         except (Stopped, LeavesRun):
             if config.replay != "embedded":
                 # The replay ratio may not admit the rows, now that no learner samples.

@@ -252,8 +252,8 @@ def left_out_errors(points: Sequence[Point], config: Config, gpus: int) -> list[
 
 def _direct(points: Sequence[Point], gpus: int) -> Services:
     """Service times as they were measured, before the fit."""
-    # Time of writing includes waiting for the replay ratio: the smallest share of any point has the least of it.
-    transfer = min(_share(point.actor_shares, "write", "parameters") for point in points)
+    # Waiting for the memory includes the replay ratio: the smallest share of any point has the least of it.
+    transfer = min(_share(point.actor_shares, "write", "wait for the memory", "parameters") for point in points)
     played = [_share(point.actor_shares, "environment", "inference") for point in points]
     of_environment = [
         _share(point.actor_shares, "environment") / share if share else 0.5

@@ -16,8 +16,9 @@ from innet_drl.train.environments import Environments, Step
 from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.exploration import annealed, choose, epsilon_ladder
 from innet_drl.train.memory import ReplayMemory, RowWriter
-from innet_drl.train.metrics import ActorReport, Game, Stopwatch, score_of
+from innet_drl.train.metrics import ActorReport, Game, score_of
 from innet_drl.train.networks import Network, load_published
+from innet_drl.train.stopwatch import Stopwatch
 
 
 class Actor:
@@ -31,6 +32,7 @@ class Actor:
         writer: Writer of the replay memory.
         first_step: Agent steps of all actors in earlier sessions: the exploration schedule continues from there,
             and the games differ from earlier sessions'.
+        stopwatch: Stopwatch of this thread; a new one by default.
 
     Raises:
         ConfigurationError: A relay cannot take the environments' autoreset mode.
@@ -45,6 +47,7 @@ class Actor:
         writer: RowWriter,
         *,
         first_step: int = 0,
+        stopwatch: Stopwatch | None = None,
     ) -> None:
         if environments.resets_at_once and config.replay.partition("://")[0] not in ("embedded", *SERVER_SCHEMES):
             raise ConfigurationError(
@@ -54,7 +57,7 @@ class Actor:
         count = environments.count
         self.network = network.eval()
         self.random = np.random.default_rng([config.seed, index, first_step])
-        self.stopwatch = Stopwatch()
+        self.stopwatch = stopwatch or Stopwatch()
         self._config = config
         self._index = index
         self._environments = environments
@@ -86,20 +89,23 @@ class Actor:
             self._version = parameters.version
             self._parameter_updates = load_published(self.network, parameters.tensors)
         self.stopwatch.lap("parameters")
+        if self._parameter_updates > 0:
+            self.stopwatch.record(self._config.trace_seconds)
         return self._version > 0
 
     def step(self) -> None:
         """Takes one action in each environment and writes the completed row."""
         with torch.inference_mode():
             q: NDArray[np.float32] = self.network.q(torch.from_numpy(self._observation)).numpy()
-        self.stopwatch.lap("inference")
         # Each actor estimates the steps of all by its own: precise enough for exploration, without communication.
         all_steps = self._first_step + self._steps * self._config.playing_actors
         epsilon = annealed(self._epsilon, all_steps, self._config.epsilon_anneal_steps)
         self._explores = float(epsilon.mean())
         action = choose(q, epsilon, self.random)
+        self.stopwatch.lap("inference")
         step = self._environments.step(action)
         self.stopwatch.lap("environment")
+        last = {"final": self._final} if step.final_observation is None else self._last_observations(step)
         life_ends = step.life_lost if self._config.life_loss_ends else np.False_
         terminated = step.terminated | life_ends
         self._writer.append(
@@ -112,17 +118,19 @@ class Actor:
             q=q,
             # The run decides how long to wait for a server or a slow learner.
             timeout=None,
-            **({"final": self._final} if step.final_observation is None else self._last_observations(step)),
+            **last,
         )
         self.stopwatch.lap("write")
         self._count(step.reward, step.terminated | step.truncated)
         self._observation = step.observation
+        self.stopwatch.lap("other")
 
-    def report(self) -> ActorReport:
-        """Returns steps, games and times since the last report."""
+    def report(self, *, times: bool = True) -> ActorReport:
+        """Returns steps, games and times since the last report; without times if others take them."""
         games, self._games = self._games, []
         steps, self._reported_steps = self._steps - self._reported_steps, self._steps
-        return ActorReport(self._index, steps, games, self._parameter_updates, self.stopwatch.take(), self._explores)
+        seconds, laps = (self.stopwatch.take(), self.stopwatch.take_laps()) if times else ({}, None)
+        return ActorReport(self._index, steps, games, self._parameter_updates, seconds, self._explores, laps)
 
     def state(self) -> dict[str, Any]:
         """Returns all state of the next steps but the network, as plain JSON values."""
@@ -169,6 +177,7 @@ class Actor:
         assert step.final_observation is not None
         with torch.inference_mode():
             q: NDArray[np.float32] = self.network.q(torch.from_numpy(step.final_observation)).numpy()
+        self.stopwatch.lap("inference")
         return {
             "final": step.terminated | step.truncated,
             "final_frame": self._frame(step.final_observation),

@@ -279,6 +279,9 @@ class Config(_Named):
     """Seconds between lines of metrics."""
     report_steps: Count = 1000
     """Agent steps between lines of metrics of serial runs, which do not depend on the clock."""
+    trace_seconds: Positive | None = None
+    """Seconds, from the first update on, of which every process records a trace for `innet-drl analyze breakdown
+    --trace`; none by default."""
 
     def __post_init__(self) -> None:
         for name, hint in _hints().items():

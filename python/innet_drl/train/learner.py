@@ -26,6 +26,7 @@ from innet_drl.train.environments import EnvironmentSpec
 from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.machine import cores
 from innet_drl.train.networks import Network, make_network, published
+from innet_drl.train.stopwatch import Stopwatch
 
 
 class BatchWithTargets(TorchBatch):
@@ -97,6 +98,9 @@ class Learner:
         self.numerics = Numerics()
         self.gradients: SharedGradients | None = None
         """Averages the gradients of several learners; `None` for one learner."""
+        self.stopwatch = Stopwatch()
+        """Times the parts of `update`. On CUDA they are of the host, which starts the work and waits for it only where
+        it needs a result."""
 
     @property
     def targets_ahead(self) -> bool:
@@ -151,10 +155,13 @@ class Learner:
             transition_loss = self.loss(self.network, self.target, batch)
         q = losses.of_actions(transition_loss.q, batch.action)
         loss = (batch.weights * transition_loss.loss).mean()
+        self.stopwatch.lap("forward")
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
+        self.stopwatch.lap("backward")
         if self.gradients is not None:
             self.gradients.mean()
+            self.stopwatch.lap("average gradients")
         norm = torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.config.max_gradient_norm)
         with self._weights_lock:
             self.optimizer.step()
@@ -164,7 +171,9 @@ class Learner:
             # A new network: another thread may be computing with the old one.
             self.target = copy.deepcopy(self.network).requires_grad_(False)
         td_error, copied = _to_cpu(transition_loss.priority)
-        return Update(td_error, loss.detach(), q.float().mean(), norm, copied)
+        update = Update(td_error, loss.detach(), q.float().mean(), norm, copied)
+        self.stopwatch.lap("optimizer")
+        return update
 
     def try_loss(self, batch: TorchBatch) -> None:
         """Computes a loss of the user's own, without learning from it.
@@ -241,7 +250,10 @@ class Learner:
     def _with_targets(self, batch: TorchBatch) -> TorchBatch:
         if not self.loss.has_targets:
             return self._prepared(batch, ("observation", "next_observation"))
-        targets = None if isinstance(batch, BatchWithTargets) else self.targets(batch)
+        if isinstance(batch, BatchWithTargets):
+            return self._prepared(batch, ("observation",))
+        targets = self.targets(batch)
+        self.stopwatch.lap("targets")
         return self._prepared(batch, ("observation",), targets)
 
     def _prepared(

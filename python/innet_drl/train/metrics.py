@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from innet_drl.train.cost import Cost
     from innet_drl.train.learner import Update
+    from innet_drl.train.stopwatch import Laps
 
 RETURN_WINDOW = 100
 """Number of last games that `return_mean` averages."""
@@ -98,25 +99,6 @@ class Metrics:
     """Joules of a million frames, over the run."""
 
 
-class Stopwatch:
-    """Seconds of each activity, by its name."""
-
-    def __init__(self) -> None:
-        self._last = time.perf_counter()
-        self._seconds: dict[str, float] = {}
-
-    def lap(self, name: str) -> None:
-        """Adds the time since the last lap to `name`."""
-        now = time.perf_counter()
-        self._seconds[name] = self._seconds.get(name, 0.0) + now - self._last
-        self._last = now
-
-    def take(self) -> dict[str, float]:
-        """Returns the seconds by name since the last call."""
-        seconds, self._seconds = self._seconds, {}
-        return seconds
-
-
 def score_of(rewards: float) -> float:
     """A sum of float32 rewards as a score, without digits beyond their precision: 0.30000001192 is 0.3."""
     total = float(rewards)
@@ -145,8 +127,11 @@ class ActorReport:
     parameter_updates: int
     """The learner's count of updates when the actor's parameters were published."""
     seconds: dict[str, float]
+    """Seconds of the actor's main thread by activity."""
     epsilon: float
     """Mean probability of random actions over the actor's environments, at its last step."""
+    laps: Laps | None = None
+    """Laps for a trace (`--trace-seconds`)."""
 
 
 @dataclass
@@ -189,6 +174,8 @@ class Meter:
         self._sums = _Sums()
         self._sampled = self._inserted = 0
         self._waited: dict[str, float] = {}
+        self.waits_s: dict[str, float] = {}
+        """Seconds between the last two lines in which each actor, by its number, waited for the replay ratio."""
         self._earlier_s = 0.0
         self._started = self._last_time = time.perf_counter()
         self.reported_steps = self._last_updates = 0
@@ -247,9 +234,13 @@ class Meter:
         self.evaluation_mean = mean
         self.evaluation_best = mean if self.evaluation_best is None else max(self.evaluation_best, mean)
 
-    def add_learner_time(self, seconds: dict[str, float]) -> None:
-        """Adds the learner's seconds by activity."""
-        _add(self._sums.learner_seconds, seconds)
+    def add_learner_time(self, seconds: dict[str, float], acting: Collection[str] = ()) -> None:
+        """Adds the learner's seconds by activity; `acting` are those of the actor in its thread."""
+        _add(self._sums.learner_seconds, {name: value for name, value in seconds.items() if name not in acting})
+        acted = {name: value for name, value in seconds.items() if name in acting}
+        if acted:
+            _add(self._sums.actor_seconds, acted)
+            _add(self._sums.learner_seconds, {"act": sum(acted.values())})
 
     @property
     def env_frames(self) -> int:
@@ -335,6 +326,7 @@ class Meter:
         earlier, self._waited = self._waited, waited
         # The writer of a restarted actor begins at zero.
         since = {actor: max(0.0, total - earlier.get(actor, 0.0)) for actor, total in waited.items()}
+        self.waits_s = since
         return {actor: round(min(1.0, since[actor] / elapsed), 4) for actor in sorted(since, key=int)}
 
     def state(self) -> dict[str, Any]:

@@ -22,6 +22,7 @@ import innet_drl as innet
 from innet_drl.train.config import SERVER_SCHEMES, Config
 from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.metrics import ActorReport, Game
+from innet_drl.train.stopwatch import Laps
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +31,8 @@ REPORTS = "/reports"
 REPORT_BYTES = 2048
 REPORT_GAMES = 40
 """Largest number of games of one row, which then fits its bytes."""
+REPORT_LAPS = 80
+"""Largest number of laps of one row."""
 QUEUED_REPORTS = 4096
 """Reports that the server keeps for a learner that is away; the replay ratio lets actors make few meanwhile."""
 QUEUE_BYTES = 8 << 20
@@ -192,16 +195,23 @@ class ReportWriter:
 
 def _parts(report: ActorReport) -> Iterator[ActorReport]:
     """The report in parts that fit a row; the first one has its steps and seconds."""
-    games = report.games
-    yield dataclasses.replace(report, games=games[:REPORT_GAMES])
+    games, laps = report.games, report.laps
+    yield dataclasses.replace(report, games=games[:REPORT_GAMES], laps=None)
+    rest = dataclasses.replace(report, steps=0, seconds={}, games=[], laps=None)
     for first in range(REPORT_GAMES, len(games), REPORT_GAMES):
-        yield dataclasses.replace(report, steps=0, seconds={}, games=games[first : first + REPORT_GAMES])
+        yield dataclasses.replace(rest, games=games[first : first + REPORT_GAMES])
+    if laps is not None:
+        yield from (dataclasses.replace(rest, laps=part) for part in laps.parts(REPORT_LAPS))
 
 
 def _encoded(report: ActorReport) -> bytes:
     values = dataclasses.asdict(report)
     values["games"] = [list(game.values()) for game in values["games"]]
     values["seconds"] = {name: round(seconds, 6) for name, seconds in report.seconds.items()}
+    if report.laps is not None:
+        names = list(dict.fromkeys(name for name, _ in report.laps.laps))
+        values["laps"]["names"] = names
+        values["laps"]["laps"] = [[names.index(name), duration] for name, duration in report.laps.laps]
     encoded = json.dumps(values, separators=(",", ":")).encode()
     assert len(encoded) <= REPORT_BYTES, "a report of too many bytes"
     return encoded.ljust(REPORT_BYTES)
@@ -211,7 +221,12 @@ def _decoded(row: bytes) -> ActorReport | None:
     try:
         values = json.loads(row)
         games = [Game(int(environment), float(score), int(steps)) for environment, score, steps in values.pop("games")]
+        laps = values.pop("laps")
+        if laps is not None:
+            names = laps.pop("names")
+            laps["laps"] = [(str(names[index]), int(duration)) for index, duration in laps["laps"]]
+            values["laps"] = Laps(**laps)
         return ActorReport(games=games, **values)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
         logger.warning("a report of an actor cannot be read, and is left out: %s", error)
         return None

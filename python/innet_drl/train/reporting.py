@@ -19,9 +19,11 @@ from innet_drl.train.evaluation_report import aggregate
 from innet_drl.train.evaluation_schedule import EvaluatedAgent
 from innet_drl.train.learner import Learner
 from innet_drl.train.memory import ReplayMemory
-from innet_drl.train.metrics import Meter, Metrics, Stopwatch
+from innet_drl.train.metrics import ActorReport, Meter, Metrics
 from innet_drl.train.metrics_files import MetricsFiles
 from innet_drl.train.run_folder import RunFolder
+from innet_drl.train.stopwatch import Stopwatch
+from innet_drl.train.times import SERIAL, CoreThreads, LearnerTimes, Times
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +31,8 @@ LAST_SECONDS = 0.25
 """Seconds that the memory has for the last line of a run that a signal ends."""
 KEPT_LINES = 10_000
 """Largest number of pending lines of metrics."""
+ACTING = ("parameters", "inference", "environment", "write")
+"""Activities of the actor in a serial run, which shares the learner's stopwatch."""
 
 
 class Session(Protocol):
@@ -79,6 +83,12 @@ class Reporter:
         self._meter = meter
         self._cost = cost
         self._stopwatch = stopwatch
+        self.threads: dict[str, Stopwatch] = {}
+        """Stopwatches of other threads of this process, by their name."""
+        self._process = SERIAL if config.serial else "learner 0"
+        self._times = Times(folder.path, resumed=not folder.is_new)
+        self._core = CoreThreads()
+        self._ended = False
         self._files: MetricsFiles | None = None
         self._last_line: Metrics | None = None
         self._unwritten: deque[Metrics] = deque(maxlen=KEPT_LINES)
@@ -100,6 +110,7 @@ class Reporter:
     def close(self) -> None:
         """Writes pending lines if they can be written, and closes the files."""
         assert self._files is not None
+        self.end_times()
         with self._folder.writing():
             with contextlib.suppress(RunFolderError):
                 self.write_pending_lines()
@@ -120,11 +131,49 @@ class Reporter:
     def _report(self) -> None:
         if self.table is None:
             return
-        self._meter.add_learner_time(self._stopwatch.take())
+        self._take_times()
         learner, cost = self._learner, self._cost.read(self._meter.env_frames)
         metrics = self._meter.line(learner.updates, learner.publications, self.table, self._seconds_left, cost)
+        self._times.add_waits(self._meter.waits_s)
+        self._times.add_samples(self._process, self.table, self._config.batch_size)
+        self._times.write()
         self._write(metrics)
         self._stopwatch.lap("report")
+
+    def _take_times(self) -> None:
+        seconds = self._stopwatch.take()
+        self._times.add(self._process, seconds)
+        self._times.add_laps(self._process, self._stopwatch.take_laps())
+        for thread, stopwatch in self.threads.items():
+            self._times.add(self._process, stopwatch.take(), thread)
+            self._times.add_laps(self._process, stopwatch.take_laps(), thread)
+        self._times.add_core(self._process, self._core.take())
+        self._meter.add_learner_time(seconds, acting=ACTING if self._config.serial else ())
+
+    def add_report(self, report: ActorReport) -> None:
+        """Adds the report of an actor to the next line, its times and its trace."""
+        self._meter.add_report(report)
+        if report.seconds:
+            self._times.add(f"actor {report.actor}", report.seconds)
+            self._times.add_laps(f"actor {report.actor}", report.laps)
+
+    def add_learner(self, number: int, times: LearnerTimes) -> None:
+        """Adds the times of another learner, which has ended."""
+        self._times.add_learner(number, times)
+
+    def record_trace(self) -> None:
+        """Begins to record a trace of this process, if the settings ask for one and it has not begun."""
+        if self._config.trace_seconds is not None:
+            for stopwatch in (self._stopwatch, *self.threads.values()):
+                stopwatch.record(self._config.trace_seconds)
+
+    def end_times(self) -> None:
+        """Writes the times until now. What follows is no training, such as the last evaluation."""
+        if not self._ended:
+            self._ended = True
+            self._stopwatch.lap("other")
+            self._take_times()
+            self._times.write()
 
     @property
     def due_by_steps(self) -> bool:

@@ -17,6 +17,7 @@ from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.journal import Journal
 from innet_drl.train.memory import EmbeddedMemory
 from innet_drl.train.networks import make_network
+from innet_drl.train.stopwatch import TimedBatches
 from innet_drl.train.trainer import Trainer
 
 JOURNAL_SETTINGS = (
@@ -64,7 +65,9 @@ def train(trainer: Trainer) -> None:
             make_network(config, spec),
             journal or writer,
             first_step=trainer.meter.agent_steps,
+            stopwatch=trainer.stopwatch,
         )
+        timed = TimedBatches(batches, trainer.stopwatch, "sample")
         counts = _Counts()
         # A checkpoint of a session that was not serial has no journal.
         if trainer.resumed is not None and journal is not None and "actor" in trainer.resumed.state:
@@ -74,6 +77,7 @@ def train(trainer: Trainer) -> None:
             if restored:
                 table = memory.stats()
                 counts = _Counts(inserted=table["inserted_items"], drawn=table["sampled_items"])
+            trainer.stopwatch.lap("start")
             trainer.publish(memory)
             actor.pull(memory)
         trainer.begin()
@@ -93,16 +97,17 @@ def train(trainer: Trainer) -> None:
         with trainer.keeping(checkpoint if journal is None else trainer.keep_first):
             while not trainer.finished:
                 actor.step()
-                report = actor.report()
+                report = actor.report(times=False)
                 counts.inserted += report.steps
-                trainer.meter.add_report(report)
-                trainer.stopwatch.lap("act")
+                trainer.reporter.add_report(report)
                 ratio = config.samples_per_insert
                 while counts.drawn + config.batch_size <= ratio * (counts.inserted - config.min_size):
-                    batch = next(batches)
+                    trainer.stopwatch.lap("other")
+                    batch = next(timed)
                     counts.drawn += config.batch_size
-                    trainer.stopwatch.lap("sample")
-                    priorities = trainer.priorities(trainer.learn(batch))
+                    update = trainer.learn(batch)
+                    trainer.stopwatch.lap("other")
+                    priorities = trainer.priorities(update)
                     (journal or memory).update_priorities(batch.ids, priorities)
                     trainer.stopwatch.lap("priorities")
                     if trainer.publish_if_due(memory):
@@ -112,6 +117,7 @@ def train(trainer: Trainer) -> None:
                     trainer.reporter.report(memory)
                 if trainer.checkpoint_due:
                     trainer.periodic_checkpoint(checkpoint)
+                trainer.stopwatch.lap("other")
             trainer.reporter.report_rest(memory)
             checkpoint()
         actor.close()

@@ -19,6 +19,7 @@ import torch
 from innet_drl.batches import TorchBatch
 from innet_drl.errors import DeadlineError
 from innet_drl.train.learner import BatchWithTargets, Learner, use_device
+from innet_drl.train.stopwatch import Stopwatch, TimedBatches
 
 POLL_SECONDS = 0.05
 """Period at which `close` checks whether the thread has ended."""
@@ -34,8 +35,10 @@ class TargetsAhead:
     """
 
     def __init__(self, learner: Learner, batches: Iterator[TorchBatch]) -> None:
+        self.stopwatch = Stopwatch()
+        """Times of the thread."""
         self._learner = learner
-        self._batches = batches
+        self._batches = TimedBatches(batches, self.stopwatch)
         self._ready: queue.Queue[TorchBatch | Exception] = queue.Queue(maxsize=1)
         self._failure: Exception | None = None
         self._stopped = threading.Event()
@@ -78,7 +81,9 @@ class TargetsAhead:
                 batch = next(self._batches)
                 self._learner.copy_network(chooser)
                 targets = self._learner.targets(batch, chooser)
+                self.stopwatch.lap("targets")
                 self._ready.put(BatchWithTargets(len(batch), {**batch.as_dict(), **targets}))
+                self.stopwatch.lap("wait for the learner")
             except DeadlineError as error:
                 self._ready.put(error)
             except Exception as error:

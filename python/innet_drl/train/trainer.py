@@ -42,10 +42,11 @@ from innet_drl.train.importing import path_of
 from innet_drl.train.learner import Learner, Update
 from innet_drl.train.machine import description, file_position, versions
 from innet_drl.train.memory import MemorySettings, ReplayMemory, memory_class, memory_settings
-from innet_drl.train.metrics import Meter, Stopwatch
+from innet_drl.train.metrics import Meter
 from innet_drl.train.numerics import choose_numerics, random_batch
 from innet_drl.train.reporting import Reporter
 from innet_drl.train.run_folder import RunFolder
+from innet_drl.train.stopwatch import Stopwatch
 
 logger = logging.getLogger(__name__)
 
@@ -113,6 +114,7 @@ class Trainer:
         self.display = display
         self.resumed = resumed
         self.interrupted = False
+        self.stopwatch = Stopwatch()
         self.note = "starting"
         display.say(f"making {config.environment_name}")
         probe = environments.make(config, 1)
@@ -128,7 +130,7 @@ class Trainer:
             self.learner.try_loss(random_batch(self.spec, config.batch_size, self.learner.device, observations))
         self.meter = Meter(config.all_environments, self.spec.frames_per_step, config.samples_per_insert)
         self.cost = CostMeter(gpu_uuids(config.learners) if self.learner.device.type == "cuda" else ())
-        self.stopwatch = Stopwatch()
+        self.learner.stopwatch = self.stopwatch
         if resumed is not None:
             self._load(resumed)
         self.reporter = Reporter(self, config, folder, display, self.learner, self.meter, self.cost, self.stopwatch)
@@ -191,6 +193,7 @@ class Trainer:
         about = {"host": socket.gethostname(), **description(), "device": name, "versions": versions()}
         self.folder.begin_session(self.meter.agent_steps, about)
         self.call("on_start", self.config, self.folder.path)
+        self.stopwatch.lap("start")
 
     def call(self, method: str, *arguments: object) -> None:
         """Calls a method of every callback, which may end training."""
@@ -328,7 +331,7 @@ class Trainer:
         """Updates on a batch and records the update."""
         update = self.learner.update(batch)
         self.meter.add_update(update, batch.ages.double().mean())
-        self.stopwatch.lap("update")
+        self.reporter.record_trace()
         return update
 
     def priorities(self, update: Update) -> NDArray[np.float64]:
@@ -469,6 +472,7 @@ class Trainer:
         Raises:
             RunFolderError: The scores, or lines of metrics, still cannot be written.
         """
+        self.reporter.end_times()
         config, meter, updates = self.config, self.meter, self.learner.updates
         seconds = meter.state()["time_s"]
         cost = self.cost.read(meter.env_frames, fresh=True)

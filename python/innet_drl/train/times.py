@@ -1,0 +1,185 @@
+"""Times of a run: seconds of every process by activity (`times.json`), and laps for a trace (`trace.jsonl`).
+
+The sums are of all sessions, and are written with each line of metrics. The trace is of the newest session that
+recorded one (`--trace-seconds`).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from innet_drl.train.stopwatch import Laps, Stopwatch
+
+logger = logging.getLogger(__name__)
+
+TIMES = "times.json"
+TRACE = "trace.jsonl"
+SERIAL = "serial"
+"""Name of the process of a serial run, which acts and learns."""
+TASKS = Path("/proc/self/task")
+TICK_S = 0.01
+"""Unit of the kernel's processor times (USER_HZ)."""
+CORE_THREADS = {
+    "innet-batches": "sample ahead",
+    "innet-unpack": "decode ahead",
+    "innet-shard": "sample ahead",
+    "innet": "send, receive and serve",
+}
+"""Beginning of the name of a thread of the core, and its work; the first that fits counts."""
+
+
+@dataclass
+class ProcessTimes:
+    """Times of one process."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Seconds of its main thread by activity; every moment belongs to one."""
+    threads: dict[str, dict[str, float]] = field(default_factory=dict)
+    """The same of its other threads with a stopwatch, by their name: they work at the same time."""
+    processor_s: dict[str, float] = field(default_factory=dict)
+    """Processor seconds of the core's threads by their work: they work at the same time, too."""
+    waited_s: float = 0.0
+    """Seconds of an actor in which its rows waited for the replay ratio."""
+    samples: int = 0
+    """Batches of a learner that the memory sampled."""
+    blocked_samples: int = 0
+    """Those that waited for the replay ratio."""
+
+
+@dataclass(frozen=True)
+class LearnerTimes:
+    """Report of another learner's process to the first learner's."""
+
+    seconds: dict[str, dict[str, float]]
+    """By thread, the main one is ''; then by activity."""
+    processor_s: dict[str, float]
+    laps: dict[str, Laps]
+    """By thread."""
+
+    @classmethod
+    def take(cls, stopwatches: Mapping[str, Stopwatch], core: CoreThreads) -> LearnerTimes:
+        """Takes the times of stopwatches by thread."""
+        laps = {name: laps for name, each in stopwatches.items() if (laps := each.take_laps()) is not None}
+        return cls({name: each.take() for name, each in stopwatches.items()}, core.take(), laps)
+
+
+class CoreThreads:
+    """Processor seconds of the core's threads in this process, by their work (`CORE_THREADS`)."""
+
+    def __init__(self) -> None:
+        self._before: dict[str, float] = {}
+
+    def take(self) -> dict[str, float]:
+        """Returns the processor seconds since the last call. Threads that ended since then do not count."""
+        found: dict[str, float] = {}
+        before, self._before = self._before, {}
+        for task in TASKS.glob("*/stat"):
+            try:
+                text = task.read_text()
+            except OSError:
+                # It has ended.
+                continue
+            name, _, rest = text.partition("(")[2].rpartition(")")
+            work = next((work for begin, work in CORE_THREADS.items() if name.startswith(begin)), None)
+            if work is None:
+                continue
+            values = rest.split()
+            # Fields 14 and 15 of proc(5): user and kernel time.
+            seconds = TICK_S * (int(values[11]) + int(values[12]))
+            self._before[text.partition(" ")[0]] = seconds
+            found[work] = found.get(work, 0.0) + seconds - before.get(text.partition(" ")[0], 0.0)
+        return {work: seconds for work, seconds in found.items() if seconds > 0.0}
+
+
+class Times:
+    """Times of all processes of a run, over its sessions.
+
+    Args:
+        folder: The run's folder.
+        resumed: Continue the sums of earlier sessions.
+    """
+
+    def __init__(self, folder: Path, *, resumed: bool) -> None:
+        self._folder = folder
+        self.processes: dict[str, ProcessTimes] = read_times(folder) if resumed else {}
+        self._trace: list[dict[str, Any]] = []
+        self._has_trace = False
+        self._warned = False
+        self._sampled: tuple[int, int] | None = None
+
+    def process(self, name: str) -> ProcessTimes:
+        """The times of a process: `learner 0`, `actor 3`."""
+        return self.processes.setdefault(name, ProcessTimes())
+
+    def add(self, process: str, seconds: Mapping[str, float], thread: str = "") -> None:
+        """Adds seconds of a thread by activity; the main thread has no name."""
+        times = self.process(process)
+        _add(times.threads.setdefault(thread, {}) if thread else times.seconds, seconds)
+
+    def add_core(self, process: str, processor_s: Mapping[str, float]) -> None:
+        """Adds processor seconds of the core's threads by their work."""
+        _add(self.process(process).processor_s, processor_s)
+
+    def add_laps(self, process: str, laps: Laps | None, thread: str = "") -> None:
+        """Adds laps of a thread to the trace."""
+        if laps is not None:
+            self._trace.append({"process": process, "thread": thread, **asdict(laps)})
+
+    def add_learner(self, number: int, times: LearnerTimes) -> None:
+        """Adds the report of another learner."""
+        name = f"learner {number}"
+        for thread, seconds in times.seconds.items():
+            self.add(name, seconds, thread)
+            self.add_laps(name, times.laps.get(thread), thread)
+        self.add_core(name, times.processor_s)
+
+    def add_waits(self, waited_s: Mapping[str, float]) -> None:
+        """Adds seconds in which rows of actors, by their number, waited for the replay ratio."""
+        for actor, seconds in waited_s.items():
+            if f"actor {actor}" in self.processes:
+                self.processes[f"actor {actor}"].waited_s += seconds
+
+    def add_samples(self, process: str, table: Mapping[str, Any], batch_size: int) -> None:
+        """Adds the samples since the last call, from the table's counters."""
+        counts = int(table["sampled_items"]) // batch_size, int(table.get("blocked_samples", 0))
+        before, self._sampled = self._sampled or counts, counts
+        # The counts of a server that was started again begin at zero.
+        if counts[0] >= before[0] and counts[1] >= before[1]:
+            times = self.process(process)
+            times.samples += counts[0] - before[0]
+            times.blocked_samples += counts[1] - before[1]
+
+    def write(self) -> None:
+        """Writes the sums, and appends to the trace; if they cannot be written, a warning says so once."""
+        try:
+            if self._trace:
+                with (self._folder / TRACE).open("a" if self._has_trace else "w") as file:
+                    file.writelines(json.dumps(line, separators=(",", ":")) + "\n" for line in self._trace)
+                self._has_trace = True
+            partial = self._folder / f"{TIMES}.partial"
+            partial.write_text(json.dumps({name: asdict(times) for name, times in self.processes.items()}) + "\n")
+            partial.replace(self._folder / TIMES)
+        except OSError as error:
+            if not self._warned:
+                logger.warning("%s: the times of the run cannot be written: %s", self._folder, error.strerror or error)
+            self._warned = True
+        self._trace.clear()
+
+
+def read_times(folder: Path) -> dict[str, ProcessTimes]:
+    """Reads the times of a run by process; none if the file is missing, as in runs of earlier releases, or damaged."""
+    try:
+        found = json.loads((folder / TIMES).read_text())
+        return {name: ProcessTimes(**times) for name, times in found.items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
+
+
+def _add(sums: dict[str, float], seconds: Mapping[str, float]) -> None:
+    for name, value in seconds.items():
+        sums[name] = sums.get(name, 0.0) + value
