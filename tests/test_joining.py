@@ -31,6 +31,7 @@ from innet_drl.train.published_run import (
     reports_table,
 )
 from innet_drl.train.run_folder import RunFolder
+from innet_drl.train.stopwatch import Laps
 from serving import Server
 from training import small
 
@@ -65,7 +66,8 @@ def test_the_settings_of_a_run_reach_processes_that_join(address: str) -> None:
 def test_reports_arrive_whole_and_once(address: str) -> None:
     games = [Game(number % 8, 0.1 * number - 1e6, 100_000 + number) for number in range(1000)]
     seconds = {"inference": 0.25, "environment": 0.125}
-    reports = [ActorReport(1, 250, games, 77, seconds, 0.5), ActorReport(0, 8, [], 0, {}, 1.0)]
+    laps = Laps("a-host", 0.125, 1 << 40, [(f"activity {number % 7}", 10**9 + number) for number in range(1000)])
+    reports = [ActorReport(1, 250, games, 77, seconds, 0.5, laps), ActorReport(0, 8, [], 0, {}, 1.0)]
     with RunPublisher.connect("run", small(replay=address), "") as run, innet.connect(address) as replay:
         assert run.reports() == []
         for report in reports:
@@ -75,6 +77,10 @@ def test_reports_arrive_whole_and_once(address: str) -> None:
     assert [game for report in received for game in report.games] == games
     assert sum(report.steps for report in received) == 258
     assert [report.seconds for report in received if report.seconds] == [seconds]
+    parts = [report.laps for report in received if report.laps is not None]
+    assert [lap for part in parts for lap in part.laps] == laps.laps
+    begins = [laps.begin_ns + sum(duration for _, duration in laps.laps[: 80 * number]) for number in range(len(parts))]
+    assert [(part.host, part.offset_s, part.begin_ns) for part in parts] == [("a-host", 0.125, b) for b in begins]
     assert {report.actor: report.parameter_updates for report in received} == {1: 77, 0: 0}
 
 

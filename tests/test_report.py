@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import html.parser
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -110,8 +111,11 @@ def test_the_report_of_a_run_has_everything_in_one_file(
         assert page.charts[title] > 0, title
     assert page.charts["Who waits"] > 0
     assert {"actor 0", "actor 1"} <= {word.rpartition(" ")[0] for word in page.source.replace("<", ">").split(">")}
-    shares = [float(page.rows[name][0].rstrip("%")) for name in last["learner_time"]]
-    assert sum(shares) == pytest.approx(100, abs=1)
+    for role, metric in (("Learner", "learner_time"), ("Actors", "actor_time")):
+        rows = page.source.split(f"<h3>{role}</h3>")[1].split("</table>")[0]
+        shares = [float(share) for share in re.findall(r"--share: ([\d.]+)%", rows)]
+        assert len(shares) == len({name for line in lines(runs[0]) for name in line[metric]})
+        assert sum(shares) == pytest.approx(100, abs=1)
 
 
 def test_several_runs_differ_in_their_settings(runs: list[Path], tmp_path: Path) -> None:

@@ -28,8 +28,8 @@ commands:
   evaluate   play games with the agents of runs and print a report as JSON
   record     record a video of a game of the agent of a run
   report     write one HTML file with curves, results, settings and videos of runs
-  analyze    analyze ratio measures how many actors, threads and environments this machine needs, analyze what-if
-             predicts other machines
+  analyze    analyze breakdown shows the time of actors and learners, analyze ratio measures how many actors, threads
+             and environments this machine needs, analyze what-if predicts other machines
   bench      bench paper repeats the evaluation of in-network experience sampling, bench gradients measures
              sums of gradients
 
@@ -46,9 +46,9 @@ innet-drl bench paper --help and innet-drl bench gradients --help list the flags
 INTERRUPTED = 130
 """Exit status of a command that Ctrl-C ends: that of a process that SIGINT ends."""
 ANALYZE_USAGE = """\
-usage: innet-drl analyze {ratio,what-if} [flags]
+usage: innet-drl analyze {breakdown,ratio,what-if} [flags]
 
-innet-drl analyze ratio --help and innet-drl analyze what-if --help list the flags.
+innet-drl analyze breakdown --help, innet-drl analyze ratio --help and innet-drl analyze what-if --help list the flags.
 """
 
 BROKEN_PIPE = 141
@@ -275,13 +275,19 @@ def analyze(arguments: Sequence[str]) -> None:
     if what in ("-h", "--help"):
         print(ANALYZE_USAGE, end="")
         return
-    if what not in ("ratio", "what-if"):
-        raise ConfigurationError("innet-drl analyze has ratio and what-if: innet-drl analyze ratio --help")
-    from innet_drl.sweep.flags import RatioFlags, WhatIfFlags
+    analyses = {
+        "breakdown": ("analysis", "BreakdownFlags"),
+        "ratio": ("sweep", "RatioFlags"),
+        "what-if": ("sweep", "WhatIfFlags"),
+    }
+    if what not in analyses:
+        raise ConfigurationError("innet-drl analyze has breakdown, ratio and what-if: innet-drl analyze ratio --help")
     from innet_drl.train.flags import parse
 
-    flags = parse(RatioFlags if what == "ratio" else WhatIfFlags, f"analyze {what}", arguments[1:])
-    importlib.import_module(f"innet_drl.sweep.{what.replace('-', '_')}").run(flags)
+    package, name = analyses[what]
+    flags = getattr(importlib.import_module(f"innet_drl.{package}.flags"), name)
+    parsed = parse(flags, f"analyze {what}", arguments[1:])
+    importlib.import_module(f"innet_drl.{package}.{what.replace('-', '_')}").run(parsed)
 
 
 def bench(arguments: Sequence[str]) -> None:

@@ -100,6 +100,11 @@ class RecordedRun:
         return {key: value / total for key, value in sums.items()} if total > 0 else {}
 
     @property
+    def device(self) -> str | None:
+        """The learner's device in the last session, `cpu` or the name of a GPU; `None` in runs of earlier releases."""
+        return next((str(each["device"]) for each in reversed(self.sessions) if "device" in each), None)
+
+    @property
     def state(self) -> str:
         """How the run ended, or that it has not."""
         if self.is_training:

@@ -8,7 +8,7 @@ from typing import Any
 from innet_drl.sweep.machine import Machine
 from innet_drl.sweep.point import Point
 from innet_drl.sweep.sweep_file import Sweep
-from innet_drl.train.display import number
+from innet_drl.train.display import aligned, number
 
 
 def machine(found: Machine) -> str:
@@ -60,7 +60,7 @@ def points(found: Sequence[Point]) -> str:
         )
         for point in sorted(found, key=lambda point: (point.threads, point.environments, point.actors))
     ]
-    return _table([header, *rows])
+    return aligned([header, *rows])
 
 
 def summary(sweep: Sweep) -> str:
@@ -108,7 +108,7 @@ def prediction(found: dict[str, Any], sweep: Sweep) -> str:
     ]
     error, asked = found["left_out_error_median"], found["asked machine"]
     known = "unknown" if error is None else f"{error:.0%} at the median of points that were left out of the fit"
-    lines = [_table([header, *rows]), f"error: {known}, on the measured machine"]
+    lines = [aligned([header, *rows]), f"error: {known}, on the measured machine"]
     if asked["threads"] > max(found["measured_threads"]):
         lines.append(
             f"{asked['threads']} threads are more than the {max(found['measured_threads'])} that were measured: "
@@ -116,10 +116,4 @@ def prediction(found: dict[str, Any], sweep: Sweep) -> str:
         )
     if asked["gpus"] > max(1, sweep.gpus):
         lines.append("averaging the gradients of several GPUs is not part of the model: an upper bound")
-    return "\n".join(lines)
-
-
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(text.rjust(width) for text, width in zip(row, widths, strict=True)) for row in rows)
     return "\n".join(lines)

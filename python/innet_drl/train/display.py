@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Self
 
 from innet_drl.train.metrics import Metrics
@@ -78,6 +78,19 @@ def plain_line(metrics: Metrics, note: str = "") -> str:
         f"score {score(metrics.return_mean)} (best {score(metrics.return_best)})  "
         f"loss {number(metrics.td_loss, 4)}  replay {metrics.replay_steps:,}" + (f"  {note}" if note else "")
     )
+
+
+def aligned(rows: Sequence[Sequence[str]], left: int = 0) -> str:
+    """Returns rows of cells as a table with aligned columns, the first `left` ones to the left."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = (
+        "  ".join(
+            text.ljust(width) if number < left else text.rjust(width)
+            for number, (text, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    )
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def clock(seconds: float) -> str:

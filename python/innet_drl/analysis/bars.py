@@ -1,0 +1,188 @@
+"""The bars of a breakdown: the time of each process of a run by activity, in shares that sum to 1.
+
+Furukawa and Matsutani show their baseline so: one bar for the actors and one for the learner, in parts for parameters,
+experience, and computation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from innet_drl.analysis.recorded_run import read_run
+from innet_drl.train.display import silent
+from innet_drl.train.errors import ConfigurationError
+from innet_drl.train.run_folder import RunFolder
+from innet_drl.train.stopwatch import WAITING
+from innet_drl.train.times import ProcessTimes, read_times
+
+MEMORY = "wait for the memory"
+RATIO = "wait for the replay ratio"
+KINDS = {
+    "computation": ("inference", "environment", "act", "targets", "forward", "backward", "optimizer", "update"),
+    "communication": (
+        *("parameters", "write", "send", "sample", "upload", "average gradients", "priorities", "publish"),
+    ),
+    "waiting": (WAITING, RATIO, MEMORY, "wait for the learner"),
+    "bookkeeping": ("evaluate", "report", "checkpoint", "other"),
+}
+"""Activities by kind. `act`, `update` and `wait for the memory` are of runs without `times.json` alone."""
+START = "start"
+"""Activity before training, which is no part of the shares."""
+HOST_TIMES = (
+    "the learner's times are of its host: it starts the GPU's work, which overlaps all of them, and waits for it where "
+    "it needs a result, in priorities"
+)
+"""Note on runs whose learner has a GPU."""
+MOST_PROCESSES = 6
+"""Processes that have bars of their own in the table and the picture; of more, all actors share one."""
+
+
+@dataclass(frozen=True)
+class Bar:
+    """The time of one thread of a process, or of all actors together."""
+
+    process: str
+    """`learner 0`, `actor 3`, `serial`, or all `actors`."""
+    thread: str
+    """Name of a thread that works beside the main thread; empty for the main thread."""
+    seconds: float
+    """Seconds of training."""
+    shares: dict[str, float]
+    """Shares of the seconds by activity, which sum to 1."""
+    start_s: float = 0.0
+    """Seconds of the start before."""
+    beside: dict[str, float] = field(default_factory=dict)
+    """Processor seconds of the core's threads by their work, as shares of the process's seconds: they overlap."""
+
+    @property
+    def name(self) -> str:
+        """Name of the process, and of the thread that is overlapped."""
+        return f"{self.process}: {self.thread}" if self.thread else self.process
+
+    @property
+    def kinds(self) -> dict[str, float]:
+        """Shares by kind of activity."""
+        return {
+            kind: sum(self.shares.get(activity, 0.0) for activity in activities) for kind, activities in KINDS.items()
+        }
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the bar as plain JSON values."""
+        return {
+            "process": self.process,
+            "thread": self.thread or None,
+            "overlaps": self.process if self.thread else None,
+            "seconds": round(self.seconds, 3),
+            "start_s": round(self.start_s, 3),
+            "shares": self.shares,
+            "kinds": self.kinds,
+            "beside": self.beside,
+        }
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """The bars of a run."""
+
+    path: Path
+    environment: str
+    bars: list[Bar]
+    """Of every process, learners first, each with its threads."""
+    samples: int
+    """Batches that the memory sampled."""
+    blocked_samples: int
+    """Those that waited for the replay ratio."""
+    note: str = ""
+
+    @property
+    def shown(self) -> list[Bar]:
+        """Bars of every process, or of the learners and of all actors together."""
+        actors = [bar for bar in self.bars if bar.process.startswith("actor ")]
+        if len({bar.process for bar in self.bars}) <= MOST_PROCESSES or not actors:
+            return self.bars
+        return [*(bar for bar in self.bars if bar not in actors), together(actors)]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the breakdown as plain JSON values."""
+        return {
+            "run": str(self.path),
+            "environment": self.environment,
+            "note": self.note or None,
+            "samples": self.samples,
+            "blocked_samples": self.blocked_samples,
+            "bars": [bar.as_dict() for bar in self.bars],
+        }
+
+
+def read(path: Path) -> Breakdown:
+    """Reads the times of a run.
+
+    Raises:
+        RunFolderError: There is no run.
+        ConfigurationError: It has recorded no times.
+    """
+    config = RunFolder.open(path).config()
+    processes = read_times(path)
+    if not processes:
+        return _of_metrics(path)
+    names = sorted(processes, key=_order)
+    learner = processes[names[0]]
+    device = read_run(path, path.name, 0, silent).device
+    note = HOST_TIMES if device is not None and device != "cpu" else ""
+    bars = [bar for name in names for bar in _bars(name, processes[name])]
+    return Breakdown(path, config.environment_name, bars, learner.samples, learner.blocked_samples, note)
+
+
+def _of_metrics(path: Path) -> Breakdown:
+    """The breakdown of a run without `times.json`: shares of its lines of metrics, of all actors together."""
+    recorded = read_run(path, path.name, 0, silent)
+    seconds = recorded.last("time_s") or 0.0
+    names = {"learner_time": "learner 0", "actor_time": "actors"}
+    bars = [Bar(name, "", seconds, _shares(_without_start(recorded.shares(metric)))) for metric, name in names.items()]
+    bars = [bar for bar in bars if bar.shares]
+    if not bars:
+        raise ConfigurationError(f"{path} has recorded no times: it has no times.json, and no whole line of metrics")
+    note = "no times.json, as in runs of earlier releases: shares of the lines of metrics, of all actors together"
+    return Breakdown(path, recorded.config.environment_name, bars, 0, 0, note)
+
+
+def _order(name: str) -> tuple[bool, str, int]:
+    role, _, number = name.partition(" ")
+    return role == "actor", role, int(number) if number.isdecimal() else 0
+
+
+def _bars(name: str, times: ProcessTimes) -> list[Bar]:
+    seconds = dict(times.seconds)
+    if MEMORY in seconds:
+        # The memory counts the wait of an actor's rows; the rest of the actor's wait is their way.
+        waited = min(times.waited_s, seconds[MEMORY])
+        seconds |= {RATIO: waited, "send": seconds.pop(MEMORY) - waited}
+    start = seconds.get(START, 0.0)
+    seconds = _without_start(seconds)
+    whole = sum(seconds.values())
+    beside = {work: value / whole for work, value in times.processor_s.items()} if whole else {}
+    return [
+        Bar(name, "", whole, _shares(seconds), start, beside),
+        *(Bar(name, thread, sum(spent.values()), _shares(spent)) for thread, spent in times.threads.items()),
+    ]
+
+
+def together(bars: Sequence[Bar]) -> Bar:
+    """The bar of all actors: mean shares, weighted by their seconds."""
+    seconds: dict[str, float] = {}
+    for bar in bars:
+        for activity, share in bar.shares.items():
+            seconds[activity] = seconds.get(activity, 0.0) + share * bar.seconds
+    return Bar("actors", "", sum(seconds.values()), _shares(seconds), sum(bar.start_s for bar in bars))
+
+
+def _without_start(seconds: Mapping[str, float]) -> dict[str, float]:
+    return {activity: value for activity, value in seconds.items() if activity != START}
+
+
+def _shares(seconds: Mapping[str, float]) -> dict[str, float]:
+    total = sum(seconds.values())
+    return {name: value / total for name, value in seconds.items()} if total else {}

@@ -1,0 +1,99 @@
+"""The trace of runs in Chrome's JSON format, for Perfetto: all processes on one time axis.
+
+Processes of one host share the monotonic clock of its boot, so that their laps are exact beside each other. Laps of
+other hosts are placed by wall-clock time: as exact as the hosts' clocks are synchronised.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from innet_drl.analysis.recorded_run import reading
+from innet_drl.train.errors import ConfigurationError, writing
+from innet_drl.train.times import TRACE
+
+PARENTS = {
+    "update": ("targets", "forward", "backward", "average gradients", "optimizer"),
+    "step": ("inference", "environment", "write"),
+}
+"""Slices around consecutive laps, by their name."""
+PARENT_OF = {activity: parent for parent, activities in PARENTS.items() for activity in activities}
+
+
+def export(runs: Sequence[Path], out: Path) -> None:
+    """Writes the trace of runs.
+
+    Raises:
+        ConfigurationError: A run has recorded none, or it is damaged.
+        RunFolderError: A file cannot be read or written.
+    """
+    events: list[dict[str, Any]] = []
+    for run in runs:
+        prefix = f"{run.resolve().name}: " if len(runs) > 1 else ""
+        events += _events(_lines(run), prefix, sum(event["name"] == "process_name" for event in events))
+    slices = [event for event in events if event["ph"] == "X"]
+    first = min(event["ts"] for event in slices)
+    for event in slices:
+        # Microseconds; three digits are nanoseconds, exactly.
+        event["ts"], event["dur"] = (event["ts"] - first) / 1000, event["dur"] / 1000
+    with writing(str(out), "choose another file with --trace"):
+        out.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}) + "\n")
+
+
+def _lines(run: Path) -> list[dict[str, Any]]:
+    path = run / TRACE
+    if not path.is_file():
+        raise ConfigurationError(
+            f"{run} has recorded no trace: train with --trace-seconds 10, or continue the run with that flag"
+        )
+    with reading(path):
+        # A line without an end is being written, or was when the run was killed.
+        whole = path.read_text().rpartition("\n")[0].splitlines()
+    try:
+        lines: list[dict[str, Any]] = [json.loads(line) for line in whole]
+        if not lines:
+            raise ValueError("it is empty")
+    except ValueError as error:
+        raise ConfigurationError(f"{path} is damaged ({error}): record another trace with --trace-seconds") from error
+    return lines
+
+
+def _events(lines: Sequence[dict[str, Any]], prefix: str, earlier: int) -> Iterator[dict[str, Any]]:
+    """Returns events whose times are whole nanoseconds, by the clock of the first line's host."""
+    host, offset = lines[0]["host"], lines[0]["offset_s"]
+    numbers: dict[str, int] = {}
+    threads: dict[tuple[str, str], int] = {}
+    for line in lines:
+        process, thread = line["process"], line["thread"]
+        if process not in numbers:
+            numbers[process] = earlier + len(numbers) + 1
+            yield _name("process_name", prefix + process, numbers[process], 0)
+        if (process, thread) not in threads:
+            threads[process, thread] = sum(name == process for name, _ in threads) + 1
+            yield _name("thread_name", thread or "main", numbers[process], threads[process, thread])
+        shift = 0 if line["host"] == host else round(1e9 * (line["offset_s"] - offset))
+        where = {"pid": numbers[process], "tid": threads[process, thread]}
+        for name, begin, duration in _slices(line["begin_ns"] + shift, line["laps"]):
+            yield {"name": name, "cat": name, "ph": "X", "ts": begin, "dur": duration, **where}
+
+
+def _name(kind: str, name: str, process: int, thread: int) -> dict[str, Any]:
+    return {"name": kind, "ph": "M", "pid": process, "tid": thread, "args": {"name": name}}
+
+
+def _slices(begin: int, laps: Sequence[tuple[str, int]]) -> Iterator[tuple[str, int, int]]:
+    """Returns name, begin and duration of each lap, and before the laps of an update or step the one around them."""
+    number = 0
+    while number < len(laps):
+        parent, last = PARENT_OF.get(laps[number][0]), number + 1
+        while parent is not None and last < len(laps) and PARENT_OF.get(laps[last][0]) == parent:
+            last += 1
+        if parent is not None:
+            yield parent, begin, sum(duration for _, duration in laps[number:last])
+        for name, duration in laps[number:last]:
+            yield name, begin, duration
+            begin += duration
+        number = last
