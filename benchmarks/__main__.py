@@ -24,6 +24,7 @@ from benchmarks.shards import shards
 from benchmarks.snapshots import snapshots
 from benchmarks.sweep import RECORD, sweep
 from benchmarks.table import table, today
+from benchmarks.timers import profiler, timers
 
 
 def main() -> None:
@@ -40,10 +41,12 @@ def main() -> None:
         "growth": growth,
         "hostile": hostile,
         "killed": killed,
+        "profiler": profiler,
         "snapshots": snapshots,
         "shards": shards,
         "sweep": sweep,
         "table": table,
+        "timers": timers,
     }
     tyro.extras.subcommand_cli_from_dict(commands, description=__doc__)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import subprocess
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+import innet_drl as innet
 from benchmarks import report
 from benchmarks.away import away
 from benchmarks.catalogue import BENCHMARKS, BYTES, TRANSITIONS, Benchmark, Goal
@@ -26,6 +28,7 @@ from benchmarks.snapshots import snapshots
 from benchmarks.systems import Service
 from benchmarks.table import LINKING, README, REPORTS, filled, report_page
 from benchmarks.tasks import _Fed
+from benchmarks.timers import of_samples, timers
 
 ROWS, STREAMS, COUNT = 60, 2, 40
 
@@ -335,3 +338,37 @@ def test_several_servers_are_measured_against_one(capsys: pytest.CaptureFixture[
     one, three, ratio, frequencies = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert min(one["value"], three["value"], ratio["ratio"]) > 0
     assert frequencies["met"]
+
+
+def test_the_cost_of_timers_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    timers(rounds=1, steps=200)
+    *turns, goal, trace = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [turn["system"] for turn in turns] == ["without", "with", "trace"]
+    assert min(goal["ratio"], trace["ratio"]) > 0
+
+
+@pytest.mark.parametrize(
+    ("outer", "file", "call", "activity"),
+    [
+        ("playing.py", "train/actor.py", "self._environments.step(action)", "environment"),
+        ("playing.py", "train/actor.py", "action = choose(", "inference"),
+        ("playing.py", "train/actor.py", "self._count(", "other"),
+        ("playing.py", "launch/playing.py", "run.flush(writer", "wait for the memory"),
+        ("parallel.py", "train/learner.py", "loss.backward()", "backward"),
+        ("parallel.py", "train/learner.py", "targets = self.targets(batch)", "targets"),
+        ("parallel.py", "launch/parallel.py", "trainer.priorities(earlier)", "priorities"),
+        ("parallel.py", "batches.py", "batch = next(self._batches)", "wait for a batch"),
+        ("parallel.py", "batches.py", "return to_device(batch, self._device)", "upload"),
+    ],
+)
+def test_stacks_of_a_profile_have_the_activities_of_the_timers(outer: str, file: str, call: str, activity: str) -> None:
+    package = Path(innet.__file__).parent
+    source = (package / file).read_text()
+    line = 1 + next(number for number, text in enumerate(source.splitlines()) if call in text)
+    functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)]
+    inner = [node.name for node in functions if node.lineno <= line <= (node.end_lineno or 0)][-1]
+    loop = {"playing.py": "play", "parallel.py": "train"}[outer]
+    where = f"{package / file}:{line}"
+    frames = f"main (x.py:1);{loop} ({package / 'launch' / outer}:1);Class.{inner} ({where});f (/y.py:2)"
+    (shares,) = of_samples(f'process 1:"x";thread (1): MainThread;{frames} 7\n').values()
+    assert shares == {activity: 1.0}

@@ -114,6 +114,7 @@ def _learn(
         if now - checked >= WAIT_SECONDS or batch is None:
             checked = now
             _check_actors(actors, trainer)
+            trainer.stopwatch.lap("other")
             if trainer.reporter.due_by_time:
                 trainer.reporter.report(memory)
                 if memory.incarnation != incarnation:

@@ -121,6 +121,7 @@ class Reporter:
         self._ask_for_counters(memory)
         if not self._session.interrupted:
             self._report()
+        self._stopwatch.lap("report")
 
     def _ask_for_counters(self, memory: ReplayMemory) -> None:
         def ask() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,8 +23,6 @@ TRACE = "trace.jsonl"
 SERIAL = "serial"
 """Name of the process of a serial run, which acts and learns."""
 TASKS = Path("/proc/self/task")
-TICK_S = 0.01
-"""Unit of the kernel's processor times (USER_HZ)."""
 CORE_THREADS = {
     "innet-batches": "sample ahead",
     "innet-unpack": "decode ahead",
@@ -72,27 +71,25 @@ class CoreThreads:
     """Processor seconds of the core's threads in this process, by their work (`CORE_THREADS`)."""
 
     def __init__(self) -> None:
-        self._before: dict[str, float] = {}
+        self._before: dict[int, float] = {}
 
     def take(self) -> dict[str, float]:
         """Returns the processor seconds since the last call. Threads that ended since then do not count."""
         found: dict[str, float] = {}
         before, self._before = self._before, {}
-        for task in TASKS.glob("*/stat"):
+        for task in TASKS.glob("*/comm"):
             try:
-                text = task.read_text()
+                name, number = task.read_text(), int(task.parent.name)
+                work = next((work for begin, work in CORE_THREADS.items() if name.startswith(begin)), None)
+                if work is None:
+                    continue
+                # The clock of a thread that pthread_getcpuclockid(3) names.
+                seconds = time.clock_gettime(~number << 3 | 6)
             except OSError:
                 # It has ended.
                 continue
-            name, _, rest = text.partition("(")[2].rpartition(")")
-            work = next((work for begin, work in CORE_THREADS.items() if name.startswith(begin)), None)
-            if work is None:
-                continue
-            values = rest.split()
-            # Fields 14 and 15 of proc(5): user and kernel time.
-            seconds = TICK_S * (int(values[11]) + int(values[12]))
-            self._before[text.partition(" ")[0]] = seconds
-            found[work] = found.get(work, 0.0) + seconds - before.get(text.partition(" ")[0], 0.0)
+            self._before[number] = seconds
+            found[work] = found.get(work, 0.0) + seconds - before.get(number, 0.0)
         return {work: seconds for work, seconds in found.items() if seconds > 0.0}
 
 
