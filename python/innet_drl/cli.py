@@ -134,10 +134,14 @@ def train(arguments: Sequence[str]) -> None:
     from innet_drl.train.page import Page, logs_on_console
     from innet_drl.train.run_folder import RunFolder
 
-    out = flags.resume or flags.out
+    out, config = flags.resume or flags.out, flags.config
     with logs_on_console():
+        if flags.automatic:
+            from innet_drl.sweep.automatic import with_recommendation
+
+            config = with_recommendation(config, flags.automatic, flags.preset)
         local.train(
-            flags.config,
+            config,
             out or RunFolder.default_path(flags.name),
             resume=flags.resume is not None,
             unused=out is None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import json
 import os
 from dataclasses import dataclass, field
@@ -28,6 +29,8 @@ class Sweep:
     """Reason of each missing counter, by its name."""
     results: dict[str, Any] = field(default_factory=dict)
     """What follows from the points: `knee`, `threads_per_sm`, `recommended`, `model`."""
+    measured: str = ""
+    """Local time at which the newest point was measured; empty if no point was."""
 
     @property
     def gpus(self) -> int:
@@ -38,12 +41,18 @@ class Sweep:
         """Returns the measured point with these actors, threads and environments."""
         return next((point for point in self.points if point.key == key), None)
 
+    def add(self, point: Point) -> None:
+        """Adds a point that was measured now."""
+        self.points.append(point)
+        self.measured = f"{datetime.datetime.now():%Y-%m-%d %H:%M}"
+
     def save(self, path: Path) -> None:
         """Writes the file, whole or not at all."""
         values = {
             "machine": self.machine.as_dict(),
             "preset": self.preset,
             "settings": self.config.as_dict(),
+            "measured": self.measured,
             "missing": self.missing,
             "points": [dataclasses.asdict(point) for point in self.points],
             **self.results,
@@ -64,7 +73,8 @@ class Sweep:
             values = json.loads(path.read_text())
             points = [Point(**point) for point in values["points"]]
             machine, config = Machine.read(values["machine"]), Config(**values["settings"])
-            return cls(machine, values["preset"], config, points, values["missing"])
+            measured = values.get("measured", "")
+            return cls(machine, values["preset"], config, points, values["missing"], measured=measured)
         except OSError as error:
             raise ConfigurationError(
                 f"{path}: {error.strerror}: measure a sweep first, innet-drl analyze ratio --json {path}"

@@ -115,7 +115,8 @@ class Config(_Named):
     # Actors.
 
     actors: Count = 1
-    """Actor processes; a serial run always has one actor."""
+    """Actor processes; a serial run always has one actor. On the command line `--actors auto` takes the number that a
+    sweep recommends (`innet-drl analyze ratio`)."""
     environments: Count = 8
     """Environments of one actor, stepped together."""
     environment_threads: Count = 1

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,8 @@ class TrainFlags:
     track: bool = False
     """Send settings and metrics to Weights & Biases; needs the extra `wandb`. Its settings are environment variables:
     WANDB_PROJECT, WANDB_ENTITY, WANDB_MODE=offline."""
+    automatic: Annotated[tuple[str, ...], tyro.conf.Suppress] = ()
+    """Settings that `--actors auto` chooses: `actors`, and `environments` unless they are given."""
 
     @property
     def name(self) -> str:
@@ -211,12 +214,12 @@ def parse_train(arguments: Sequence[str]) -> TrainFlags:
     known = _settings_flags(arguments)
     if known.resume is not None and known.preset is not None:
         raise ConfigurationError("--resume uses the run's settings: omit --preset")
-    name, config = _settings(known, known.resume)
+    name, config, automatic = _settings(known, known.resume)
     flags = tyro.cli(
         TrainFlags,
         prog="innet-drl train",
-        args=list(arguments),
-        default=TrainFlags(config=config, preset=name),
+        args=_without_auto(arguments),
+        default=TrainFlags(config=config, preset=name, automatic=automatic),
         registry=_REGISTRY,
     )
     if flags.resume is not None and flags.out is not None:
@@ -234,7 +237,12 @@ def parse_learner(arguments: Sequence[str]) -> LearnerFlags:
     known = _settings_flags(arguments)
     out = known.out or known.resume
     has_run = out is not None and (out / "config.yaml").is_file()
-    name, config = _settings(known, out if has_run else None)
+    name, config, automatic = _settings(known, out if has_run else None)
+    if automatic:
+        raise ConfigurationError(
+            "--actors auto: the actors of innet-drl learner are on hosts that this one does not know: give the number "
+            "of all of them"
+        )
     return tyro.cli(
         LearnerFlags,
         prog="innet-drl learner",
@@ -252,12 +260,37 @@ def _settings_flags(arguments: Sequence[str]) -> argparse.Namespace:
     first.add_argument("--out", type=Path)
     first.add_argument("--config", type=Path)
     first.add_argument("--environment")
+    first.add_argument("--actors")
+    first.add_argument("--environments")
     return first.parse_known_args(arguments)[0]
 
 
-def _settings(known: argparse.Namespace, run: Path | None) -> tuple[PresetName, Config]:
-    """The preset, and the settings of the preset or of an existing run, with the changes of a file of settings."""
+def _without_auto(arguments: Sequence[str]) -> list[str]:
+    """The arguments without `--actors auto`."""
+    kept: list[str] = []
+    for argument in arguments:
+        if argument == "auto" and kept and kept[-1] == "--actors":
+            kept.pop()
+        elif argument != "--actors=auto":
+            kept.append(argument)
+    return kept
+
+
+def _settings(known: argparse.Namespace, run: Path | None) -> tuple[PresetName, Config, tuple[str, ...]]:
+    """The preset, and the settings of the preset or of an existing run, with the changes of a file of settings.
+
+    The names are of the settings that `--actors auto`, or `actors: auto` of the file, chooses.
+    """
     changes = {} if known.config is None else read_settings(known.config)
+    actors = known.actors or changes.get("actors")
+    if isinstance(actors, str) and actors != "auto" and not re.fullmatch(r"[-+]?[\d_]+", actors):
+        raise ConfigurationError(f"--actors {actors}: it must be a number of processes, or auto")
+    if changes.get("actors") == "auto":
+        del changes["actors"]
+    automatic: tuple[str, ...] = ()
+    if actors == "auto":
+        given = known.environments is not None or "environments" in changes
+        automatic = ("actors",) if given else ("actors", "environments")
     environment = known.environment or str(changes.get("environment", "atari/"))
     is_atari = environment.startswith("atari/")
     name: PresetName = known.preset or ("breakout" if is_atari else "vector")
@@ -270,4 +303,4 @@ def _settings(known: argparse.Namespace, run: Path | None) -> tuple[PresetName, 
             f"atari/<game>): omit --preset, or take --preset vector{atari_hint(environment)}"
         )
     config = chosen if run is None else RunFolder.open(run).config()
-    return name, dataclasses.replace(config, **changes)
+    return name, dataclasses.replace(config, **changes), automatic
