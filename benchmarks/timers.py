@@ -22,8 +22,8 @@ from pathlib import Path
 
 import innet_drl
 from benchmarks import report
-from innet_drl.analysis.bars import MEMORY, RATIO, START, read
-from innet_drl.train.stopwatch import WAITING
+from innet_drl.analysis.bars import RATIO, START, read
+from innet_drl.train.stopwatch import MEMORY, WAITING
 
 PACKAGE = Path(innet_drl.__file__).parent
 COST = 1.01

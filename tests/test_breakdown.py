@@ -221,9 +221,10 @@ def test_hosts_without_a_common_clock_are_placed_by_wall_clock(trained: tuple[Pa
 
 def test_laps_in_parts_are_the_same_laps() -> None:
     laps = Laps("host", 0.5, 100, [("a", 1), ("b", 20), ("a", 300)])
-    parts = list(laps.parts(2))
+    parts = list(laps.parts(2, 1000))
     assert [part.begin_ns for part in parts] == [100, 121]
     assert [lap for part in parts for lap in part.laps] == laps.laps
+    assert [part.laps for part in laps.parts(2, 120)] == [[("a", 1), ("b", 20)], [("a", 120), ("a", 120)], [("a", 60)]]
 
 
 def test_threads_of_the_core_are_found_by_their_names() -> None:

@@ -19,6 +19,7 @@ import brought
 import innet_drl as innet
 from docs._settings import PAGES, filled
 from innet_drl import train
+from innet_drl.analysis.flags import BreakdownFlags
 from innet_drl.bench.flags import PaperFlags
 from innet_drl.sweep.flags import RatioFlags, WhatIfFlags
 from innet_drl.train.config import Config
@@ -259,7 +260,7 @@ SLURM_FLAGS = {"array", "cpus_per_task", "gpus", "job_name", "open_mode", "reque
             SERVER_FLAGS | SLURM_FLAGS | {"now"},
         ),
         ("explanation/paper.md", (PaperFlags, TrainFlags, Config), set()),
-        ("explanation/analysis.md", (RatioFlags, WhatIfFlags, Config), set()),
+        ("explanation/analysis.md", (BreakdownFlags, RatioFlags, WhatIfFlags, TrainFlags, Config), set()),
     ],
 )
 def test_every_flag_that_is_named_exists(document: str, classes: tuple[Any, ...], others: set[str]) -> None:

@@ -23,6 +23,7 @@ from innet_drl.train.flags import parse_learner
 from innet_drl.train.following import follow
 from innet_drl.train.metrics import ActorReport, Game
 from innet_drl.train.published_run import (
+    REPORT_LAPS,
     REPORTS,
     ROW,
     ReportWriter,
@@ -79,7 +80,10 @@ def test_reports_arrive_whole_and_once(address: str) -> None:
     assert [report.seconds for report in received if report.seconds] == [seconds]
     parts = [report.laps for report in received if report.laps is not None]
     assert [lap for part in parts for lap in part.laps] == laps.laps
-    begins = [laps.begin_ns + sum(duration for _, duration in laps.laps[: 80 * number]) for number in range(len(parts))]
+    begins = [
+        laps.begin_ns + sum(duration for _, duration in laps.laps[: REPORT_LAPS * number])
+        for number in range(len(parts))
+    ]
     assert [(part.host, part.offset_s, part.begin_ns) for part in parts] == [("a-host", 0.125, b) for b in begins]
     assert {report.actor: report.parameter_updates for report in received} == {1: 77, 0: 0}
 

@@ -11,14 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from innet_drl.analysis.recorded_run import read_run
+from innet_drl.analysis.recorded_run import read_run, read_sessions
 from innet_drl.train.display import silent
 from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.run_folder import RunFolder
-from innet_drl.train.stopwatch import WAITING
+from innet_drl.train.stopwatch import MEMORY, WAITING
 from innet_drl.train.times import ProcessTimes, read_times
 
-MEMORY = "wait for the memory"
 RATIO = "wait for the replay ratio"
 KINDS = {
     "computation": ("inference", "environment", "act", "targets", "forward", "backward", "optimizer", "update"),
@@ -130,8 +129,8 @@ def read(path: Path) -> Breakdown:
         return _of_metrics(path)
     names = sorted(processes, key=_order)
     learner = processes[names[0]]
-    device = read_run(path, path.name, 0, silent).device
-    note = HOST_TIMES if device is not None and device != "cpu" else ""
+    devices = [session["device"] for session in read_sessions(path) if "device" in session]
+    note = HOST_TIMES if devices and devices[-1] != "cpu" else ""
     bars = [bar for name in names for bar in _bars(name, processes[name])]
     return Breakdown(path, config.environment_name, bars, learner.samples, learner.blocked_samples, note)
 

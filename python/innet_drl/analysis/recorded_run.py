@@ -100,11 +100,6 @@ class RecordedRun:
         return {key: value / total for key, value in sums.items()} if total > 0 else {}
 
     @property
-    def device(self) -> str | None:
-        """The learner's device in the last session, `cpu` or the name of a GPU; `None` in runs of earlier releases."""
-        return next((str(each["device"]) for each in reversed(self.sessions) if "device" in each), None)
-
-    @property
     def state(self) -> str:
         """How the run ended, or that it has not."""
         if self.is_training:
@@ -157,6 +152,17 @@ def read_run(path: Path, name: str, index: int, progress: Progress) -> RecordedR
         newest = max(videos, key=lambda video: video.stat().st_mtime, default=None)
         held = folder.is_held
     return RecordedRun(path, name, index, config, columns.arrays(), evaluation, sessions, newest, held, notes)
+
+
+def read_sessions(path: Path) -> list[dict[str, Any]]:
+    """Reads the sessions of a run's folder, without damaged lines.
+
+    Raises:
+        RunFolderError: The file cannot be read.
+    """
+    sessions: list[dict[str, Any]] = []
+    _read_lines(path / "sessions.jsonl", sessions.append)
+    return sessions
 
 
 class _Columns:

@@ -17,11 +17,9 @@ from innet_drl.train.environments import Environments
 from innet_drl.train.memory import ReplayMemory, RowWriter, memory_class, memory_settings
 from innet_drl.train.metrics import ActorReport
 from innet_drl.train.networks import make_network, published
-from innet_drl.train.stopwatch import Stopwatch
+from innet_drl.train.stopwatch import MEMORY, Stopwatch
 
 REPORT_SECONDS = 0.5
-MEMORY = "wait for the memory"
-"""Activity of an actor until the memory has taken its rows: their way, and the wait for the replay ratio."""
 CLOSE_SECONDS = 0.5
 """Seconds that an actor may take to send its last rows to a memory that outlives the run."""
 MEMORY_LOST = (innet.errors.ExpiredError, innet.errors.UnknownTableError, innet.errors.ForbiddenError)

@@ -6,6 +6,7 @@ table `<run>/reports`, a queue, from which the learner takes each of them once. 
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import dataclasses
 import json
@@ -31,8 +32,11 @@ REPORTS = "/reports"
 REPORT_BYTES = 2048
 REPORT_GAMES = 40
 """Largest number of games of one row, which then fits its bytes."""
-REPORT_LAPS = 80
+REPORT_LAPS = 240
 """Largest number of laps of one row."""
+LAP = np.dtype([("name", "u1"), ("duration", "<u4")])
+"""A lap in a row: number of its activity's name, and nanoseconds."""
+LONGEST_LAP = 2**32 - 1
 QUEUED_REPORTS = 4096
 """Reports that the server keeps for a learner that is away; the replay ratio lets actors make few meanwhile."""
 QUEUE_BYTES = 8 << 20
@@ -154,16 +158,21 @@ class RunPublisher:
 
     def reports(self) -> list[ActorReport]:
         """Takes the reports that have arrived, without waiting."""
-        try:
-            rows = self._replay.sample(self._name + REPORTS, TAKEN_REPORTS, ROW, allow_short=True, timeout=0)
-        except (
-            innet.errors.DeadlineError,
-            innet.errors.EmptyError,
-            innet.errors.ConnectError,
-            innet.errors.DisconnectedError,
-        ):
-            return []
-        return [report for row in rows.report if (report := _decoded(row.tobytes())) is not None]
+        found: list[ActorReport] = []
+        for _ in range(QUEUED_REPORTS // TAKEN_REPORTS):
+            try:
+                rows = self._replay.sample(self._name + REPORTS, TAKEN_REPORTS, ROW, allow_short=True, timeout=0)
+            except (
+                innet.errors.DeadlineError,
+                innet.errors.EmptyError,
+                innet.errors.ConnectError,
+                innet.errors.DisconnectedError,
+            ):
+                break
+            found += [report for row in rows.report if (report := _decoded(row.tobytes())) is not None]
+            if len(rows) < TAKEN_REPORTS:
+                break
+        return found
 
 
 class ReportWriter:
@@ -201,7 +210,7 @@ def _parts(report: ActorReport) -> Iterator[ActorReport]:
     for first in range(REPORT_GAMES, len(games), REPORT_GAMES):
         yield dataclasses.replace(rest, games=games[first : first + REPORT_GAMES])
     if laps is not None:
-        yield from (dataclasses.replace(rest, laps=part) for part in laps.parts(REPORT_LAPS))
+        yield from (dataclasses.replace(rest, laps=part) for part in laps.parts(REPORT_LAPS, LONGEST_LAP))
 
 
 def _encoded(report: ActorReport) -> bytes:
@@ -210,8 +219,8 @@ def _encoded(report: ActorReport) -> bytes:
     values["seconds"] = {name: round(seconds, 6) for name, seconds in report.seconds.items()}
     if report.laps is not None:
         names = list(dict.fromkeys(name for name, _ in report.laps.laps))
-        values["laps"]["names"] = names
-        values["laps"]["laps"] = [[names.index(name), duration] for name, duration in report.laps.laps]
+        laps = np.array([(names.index(name), duration) for name, duration in report.laps.laps], LAP)
+        values["laps"] |= {"names": names, "laps": base64.b85encode(laps.tobytes()).decode()}
     encoded = json.dumps(values, separators=(",", ":")).encode()
     assert len(encoded) <= REPORT_BYTES, "a report of too many bytes"
     return encoded.ljust(REPORT_BYTES)
@@ -224,7 +233,8 @@ def _decoded(row: bytes) -> ActorReport | None:
         laps = values.pop("laps")
         if laps is not None:
             names = laps.pop("names")
-            laps["laps"] = [(str(names[index]), int(duration)) for index, duration in laps["laps"]]
+            found = np.frombuffer(base64.b85decode(laps["laps"]), LAP).tolist()
+            laps["laps"] = [(str(names[index]), duration) for index, duration in found]
             values["laps"] = Laps(**laps)
         return ActorReport(games=games, **values)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:

@@ -156,7 +156,7 @@ class Reporter:
         self._meter.add_report(report)
         if report.seconds:
             self._times.add(f"actor {report.actor}", report.seconds)
-            self._times.add_laps(f"actor {report.actor}", report.laps)
+        self._times.add_laps(f"actor {report.actor}", report.laps)
 
     def add_learner(self, number: int, times: LearnerTimes) -> None:
         """Adds the times of another learner, which has ended."""

@@ -13,6 +13,8 @@ from typing import Any, Self
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 WAITING = "wait for a batch"
 """Activity of a learner that waits for its actors, or for a batch that is being sampled."""
+MEMORY = "wait for the memory"
+"""Activity of an actor until the memory has taken its rows: their way, and the wait for the replay ratio."""
 
 
 @dataclass(frozen=True)
@@ -28,11 +30,15 @@ class Laps:
     laps: list[tuple[str, int]]
     """Activity and nanoseconds of each lap."""
 
-    def parts(self, count: int) -> Iterator[Laps]:
-        """Returns the same laps in parts of at most `count`."""
+    def parts(self, count: int, longest_ns: int) -> Iterator[Laps]:
+        """Returns the same laps in parts of at most `count`; a longer lap than `longest_ns` becomes several."""
+        laps: list[tuple[str, int]] = []
+        for name, duration in self.laps:
+            whole, rest = divmod(duration, longest_ns)
+            laps += [(name, longest_ns)] * whole + [(name, rest)]
         begin = self.begin_ns
-        for first in range(0, len(self.laps), count):
-            part = self.laps[first : first + count]
+        for first in range(0, len(laps), count):
+            part = laps[first : first + count]
             yield replace(self, begin_ns=begin, laps=part)
             begin += sum(duration for _, duration in part)
 
