@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import shutil
 from collections import defaultdict
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,11 @@ from innet_drl.bench.figures import can_draw
 from innet_drl.cli import main
 from innet_drl.launch import local
 from innet_drl.train.callbacks import Result
+from innet_drl.train.published_run import REPORT_LAPS
 from innet_drl.train.stopwatch import Laps
 from innet_drl.train.times import CORE_THREADS, TASKS, read_times
+from processes import Command
+from serving import Server
 from training import lines, small
 
 OLD_RUN = Path(__file__).parent / "old_run"
@@ -176,6 +181,34 @@ def test_every_learner_has_a_bar(tmp_path: Path) -> None:
     assert len(sums[0]) == len(sums[1]) > 10
     for ours, theirs in zip(*sums, strict=True):
         assert max(ours[0], theirs[0]) < min(ours[1], theirs[1])
+
+
+def test_actors_that_join_report_their_times(tmp_path: Path) -> None:
+    run = tmp_path / "cart"
+    flags = ["--preset=cartpole", "--environments=4", "--min-size=128", "--batch-size=32", "--layers=32", "--hidden=32"]
+    flags += ["--actors=2", "--steps=1500", "--evaluation-games=1", "--evaluation-period=0", "--no-video"]
+    with Server(f"unix://{tmp_path}/replay") as server, ExitStack() as stack:
+        commands = [
+            ["learner", f"--replay={server.address}", "--out=cart", "--trace-seconds=600", *flags],
+            *(["actor", f"--replay={server.address}", f"--index={index}"] for index in (0, 1)),
+        ]
+        running = [stack.enter_context(Command(*command, folder=tmp_path)) for command in commands]
+        assert [process.end() for process in running] == [0, 0, 0]
+    bars = shares(tmp_path, run)
+    assert list(bars) == ["learner 0", "actor 0", "actor 1"]
+    slices = trace(tmp_path, run)
+    first = slices["learner 0: main"][0][0]
+    for number in (0, 1):
+        bar = bars[f"actor {number}"]
+        assert sum(bar["shares"].values()) == pytest.approx(1, abs=1e-9)
+        assert bar["shares"].keys() >= {"inference", "environment", "write", "wait for the replay ratio"}
+        steps = slices[f"actor {number}: main"]
+        check_nested(steps)
+        assert first < steps[0][0]
+        # Its laps came in many rows of the queue, and are whole.
+        leaves = [(begin, end) for begin, end, name in steps if name != "step"]
+        assert len(leaves) > 2 * REPORT_LAPS
+        assert all(abs(end - begin) < 1e-2 for (_, end), (begin, _) in itertools.pairwise(leaves))
 
 
 def test_a_resumed_run_adds_its_times(tmp_path: Path) -> None:

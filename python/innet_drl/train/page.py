@@ -32,6 +32,8 @@ ACTOR_WIDTH = 9
 """Columns of a terminal for the names of an actor's numbers, and for each actor."""
 TRAINING_LOGGERS = ("innet_drl.bench", "innet_drl.launch", "innet_drl.sweep", "innet_drl.train")
 """Loggers whose information is shown; of the core, which logs to `innet_drl`, warnings are."""
+MOST_SHARES = 6
+"""Largest shares of the time that are shown each."""
 REFRESH_SECONDS = 0.1
 """Seconds between pictures of progress."""
 LOG_FORMAT = "{time:HH:mm:ss} {level:<7} {message}"
@@ -204,7 +206,9 @@ def _print(console: Console, message: Any) -> None:
 
 def _shares(shares: dict[str, float]) -> str:
     ordered = sorted(shares.items(), key=lambda item: -item[1])
-    return "  ".join(f"{name} {_share(value)}" for name, value in ordered) or "-"
+    shown, rest = ordered[:MOST_SHARES], sum(value for _, value in ordered[MOST_SHARES:])
+    parts = [*shown, ("rest", rest)] if rest else shown
+    return "  ".join(f"{name} {_share(value)}" for name, value in parts) or "-"
 
 
 def _share(value: float | None) -> str:
