@@ -38,7 +38,7 @@ pytestmark = pytest.mark.timeout(300)
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
     """A traced run of two actors, and a learner with a second thread."""
     run = tmp_path_factory.mktemp("runs") / "apart"
-    return run, local.train(small(actors=2, targets_ahead="on", trace_seconds=600.0), run)
+    return run, local.train(small(actors=2, targets_ahead="on", evaluation_period=60, trace_seconds=600.0), run)
 
 
 def shares(tmp_path: Path, *runs: Path) -> dict[str, dict[str, Any]]:
@@ -86,7 +86,7 @@ def check_whole(run: Path, process: str, result: Result) -> None:
 def test_shares_of_each_process_sum_to_1(trained: tuple[Path, Result], tmp_path: Path, capfd: Any) -> None:
     run, result = trained
     bars = shares(tmp_path, run)
-    assert list(bars) == ["learner 0", "learner 0 targets", "actor 0", "actor 1"]
+    assert list(bars) == ["learner 0", "learner 0 targets", "evaluator", "actor 0", "actor 1"]
     known = {activity for activities in KINDS.values() for activity in activities}
     for bar in bars.values():
         assert sum(bar["shares"].values()) == pytest.approx(1, abs=1e-9)
@@ -101,6 +101,7 @@ def test_shares_of_each_process_sum_to_1(trained: tuple[Path, Result], tmp_path:
         "wait for the learner",
     }
     assert bars["learner 0 targets"]["overlaps"] == "learner 0"
+    assert bars["evaluator"]["shares"].keys() == {"wait for the learner", "evaluate"}
     for number in (0, 1):
         assert bars[f"actor {number}"]["shares"].keys() >= {"inference", "environment", "write", "parameters", "send"}
         assert bars[f"actor {number}"]["shares"]["wait for the replay ratio"] > 0
@@ -108,13 +109,15 @@ def test_shares_of_each_process_sum_to_1(trained: tuple[Path, Result], tmp_path:
     printed = capfd.readouterr().out
     assert "learner 0: targets" in printed
     assert "overlapped time" in printed
-    assert "100.0%              100.0%   100.0%   100.0%" in printed
+    assert "100.0%              100.0%     100.0%   100.0%   100.0%" in printed
 
 
 def test_a_trace_is_nested_and_on_one_clock(trained: tuple[Path, Result], tmp_path: Path) -> None:
     run, result = trained
     slices = trace(tmp_path, run)
-    assert slices.keys() == {"learner 0: main", "learner 0: targets", "actor 0: main", "actor 1: main"}
+    assert slices.keys() == {
+        *("learner 0: main", "learner 0: targets", "evaluator: main", "actor 0: main", "actor 1: main"),
+    }
     for each in slices.values():
         check_nested(each)
     names = {name: {name for _, _, name in each} for name, each in slices.items()}
@@ -225,8 +228,8 @@ def test_many_actors_share_a_bar(trained: tuple[Path, Result]) -> None:
     found = read(trained[0])
     actors = [bar for bar in found.bars if bar.process.startswith("actor ")]
     many = [dataclasses.replace(actors[n % 2], process=f"actor {n}") for n in range(8)]
-    shown = dataclasses.replace(found, bars=[*found.bars[:2], *many]).shown
-    assert [bar.name for bar in shown] == ["learner 0", "learner 0: targets", "actors"]
+    shown = dataclasses.replace(found, bars=[*found.bars[:3], *many]).shown
+    assert [bar.name for bar in shown] == ["learner 0", "learner 0: targets", "evaluator", "actors"]
     assert shown[-1].seconds == pytest.approx(sum(bar.seconds for bar in many))
     assert sum(together(many).shares.values()) == pytest.approx(1)
 

@@ -44,7 +44,7 @@ class Bar:
     """The time of one thread of a process, or of all actors together."""
 
     process: str
-    """`learner 0`, `actor 3`, `serial`, or all `actors`."""
+    """`learner 0`, `actor 3`, `evaluator`, `serial`, or all `actors`."""
     thread: str
     """Name of a thread that works beside the main thread; empty for the main thread."""
     seconds: float
@@ -148,9 +148,9 @@ def _of_metrics(path: Path) -> Breakdown:
     return Breakdown(path, recorded.config.environment_name, bars, 0, 0, note)
 
 
-def _order(name: str) -> tuple[bool, str, int]:
+def _order(name: str) -> tuple[int, int]:
     role, _, number = name.partition(" ")
-    return role == "actor", role, int(number) if number.isdecimal() else 0
+    return ("evaluator", "actor").index(role) + 1 if role in ("evaluator", "actor") else 0, int(number or 0)
 
 
 def _bars(name: str, times: ProcessTimes) -> list[Bar]:

@@ -6,7 +6,9 @@ import contextlib
 import logging
 import multiprocessing.connection
 import traceback
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
@@ -25,6 +27,7 @@ from innet_drl.train.environments import EnvironmentSpec
 from innet_drl.train.errors import ProcessError, TrainingError, WithFlags
 from innet_drl.train.evaluation import Evaluation, evaluate
 from innet_drl.train.networks import make_network
+from innet_drl.train.stopwatch import Laps, Stopwatch
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +37,17 @@ STOP_SECONDS = 2.0
 """Seconds that the process may take to close its environments before it is killed."""
 
 Parameters = dict[str, NDArray[Any]]
+ReportTimes = Callable[[dict[str, float], Laps | None], object]
+"""Takes the seconds of the process by activity since the last call, and its laps for a trace."""
+
+
+@dataclass(frozen=True)
+class Played:
+    """An evaluation, and the times of the process since the one before."""
+
+    evaluation: Evaluation
+    seconds: dict[str, float]
+    laps: Laps | None
 
 
 def run_evaluator(config: Config, spec: EnvironmentSpec, pipe: multiprocessing.connection.Connection) -> None:
@@ -42,11 +56,18 @@ def run_evaluator(config: Config, spec: EnvironmentSpec, pipe: multiprocessing.c
         prepare_to_play()
         # The other cores are the learner's and the actors'.
         torch.set_num_threads(1)
+        stopwatch = Stopwatch()
         network = make_network(config, spec)
+        stopwatch.lap("start")
         while True:
             received = pipe.recv()
+            stopwatch.lap("wait for the learner")
+            stopwatch.record(config.trace_seconds)
             network.load_state_dict({name: torch.from_numpy(array) for name, array in received.items()})
-            pipe.send(evaluate(config, network, seed=config.seed, threads=1))
+            evaluation = evaluate(config, network, seed=config.seed, threads=1)
+            assert evaluation is not None, "it is never stopped"
+            stopwatch.lap("evaluate")
+            pipe.send(Played(evaluation, stopwatch.take(), stopwatch.take_laps()))
     except (Stopped, EOFError, BrokenPipeError):
         pass
     except TrainingError as error:
@@ -65,15 +86,17 @@ class Evaluator:
     Args:
         config: The run's settings.
         spec: Spec of the environment.
+        report: Called with the times of the process after each evaluation.
     """
 
-    def __init__(self, config: Config, spec: EnvironmentSpec) -> None:
+    def __init__(self, config: Config, spec: EnvironmentSpec, report: ReportTimes = lambda seconds, laps: None) -> None:
         self._config = config
         self._spec = spec
+        self._report = report
         self._restarts_left = RESTARTS
         self._process: Any = None
         self._pipe: multiprocessing.connection.Connection | None = None
-        self._playing: Future[Evaluation | ProcessFailure] | None = None
+        self._playing: Future[Played | ProcessFailure] | None = None
         # Sending blocks until the process receives, which may be stopped: not in the learner's thread.
         self._thread = ThreadPoolExecutor(1, "evaluator")
 
@@ -106,8 +129,9 @@ class Evaluator:
         if self._playing is None or not self._playing.done():
             return None
         played, self._playing = self._playing.result(), None
-        if isinstance(played, Evaluation):
-            return played
+        if isinstance(played, Played):
+            self._report(played.seconds, played.laps)
+            return played.evaluation
         self._fail(played.message, fatal=played.fatal)
         return None
 
@@ -132,14 +156,14 @@ class Evaluator:
 
 def _play(
     pipe: multiprocessing.connection.Connection, sentinel: int, parameters: Parameters
-) -> Evaluation | ProcessFailure:
+) -> Played | ProcessFailure:
     try:
         # A failure that was sent before the pipe broke can still be received.
         with contextlib.suppress(BrokenPipeError):
             pipe.send(parameters)
         # Environments that are forks of the process hold its end of the pipe, too.
         if pipe in multiprocessing.connection.wait([pipe, sentinel]):
-            played: Evaluation | ProcessFailure = pipe.recv()
+            played: Played | ProcessFailure = pipe.recv()
             return played
     except (EOFError, OSError):
         pass

@@ -59,7 +59,8 @@ def train(trainer: Trainer, launcher: Launcher | None) -> None:
             batches = ahead = running.enter_context(TargetsAhead(trainer.learner, batches))
             trainer.reporter.threads["targets"] = ahead.stopwatch
         if config.evaluation_period:
-            trainer.evaluations.evaluator = running.enter_context(Evaluator(config, trainer.spec))
+            evaluator = Evaluator(config, trainer.spec, trainer.reporter.add_evaluator)
+            trainer.evaluations.evaluator = running.enter_context(evaluator)
         learners = running.enter_context(_learners(trainer, memory.address)) if config.learners > 1 else None
         trainer.begin()
         with trainer.keeping(lambda: trainer.checkpoint(memory=memory)):

@@ -22,7 +22,7 @@ from innet_drl.train.memory import ReplayMemory
 from innet_drl.train.metrics import ActorReport, Meter, Metrics
 from innet_drl.train.metrics_files import MetricsFiles
 from innet_drl.train.run_folder import RunFolder
-from innet_drl.train.stopwatch import Stopwatch
+from innet_drl.train.stopwatch import Laps, Stopwatch
 from innet_drl.train.times import SERIAL, CoreThreads, LearnerTimes, Times
 
 logger = logging.getLogger(__name__)
@@ -157,6 +157,11 @@ class Reporter:
         if report.seconds:
             self._times.add(f"actor {report.actor}", report.seconds)
         self._times.add_laps(f"actor {report.actor}", report.laps)
+
+    def add_evaluator(self, seconds: dict[str, float], laps: Laps | None) -> None:
+        """Adds times of the process that evaluates beside training."""
+        self._times.add("evaluator", seconds)
+        self._times.add_laps("evaluator", laps)
 
     def add_learner(self, number: int, times: LearnerTimes) -> None:
         """Adds the times of another learner, which has ended."""
