@@ -25,7 +25,7 @@ KINDS = {
         *("parameters", "write", "send", "sample", "upload", "average gradients", "priorities", "publish"),
     ),
     "waiting": (WAITING, RATIO, MEMORY, "wait for the learner"),
-    "bookkeeping": ("evaluate", "report", "checkpoint", "other"),
+    "bookkeeping": ("free", "evaluate", "report", "checkpoint", "other"),
 }
 """Activities by kind. `act`, `update` and `wait for the memory` are of runs without `times.json` alone."""
 START = "start"

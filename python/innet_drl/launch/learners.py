@@ -303,6 +303,7 @@ def _learn(assignment: LearnerAssignment, pipe: multiprocessing.connection.Conne
                         learner.gradients.end()
                         break
                     continue
+                stopwatch.lap("free")
                 update = learner.update(batch)
                 memory.update_priorities(batch.ids, update.priorities())
                 stopwatch.lap("priorities")

@@ -92,6 +92,8 @@ def _learn(
     while not trainer.finished:
         try:
             batch = next(timed)
+            # The arrays of the batch before are freed.
+            trainer.stopwatch.lap("free")
         except innet.errors.DeadlineError as error:
             trainer.say(str(error).removeprefix("the deadline passed: "))
             batch = None

@@ -104,6 +104,7 @@ def train(trainer: Trainer) -> None:
                 while counts.drawn + config.batch_size <= ratio * (counts.inserted - config.min_size):
                     trainer.stopwatch.lap("other")
                     batch = next(timed)
+                    trainer.stopwatch.lap("free")
                     counts.drawn += config.batch_size
                     update = trainer.learn(batch)
                     trainer.stopwatch.lap("other")
