@@ -117,6 +117,9 @@ def profiler(
                 [*recording, "--pid", str(trained.pid)], check=True, stdout=subprocess.DEVNULL, preexec_fn=_go_first
             )
         own, sampled = _of_timers(run), of_samples(raw.read_text())
+    missing = own.keys() - sampled.keys()
+    if missing:
+        sys.exit(f"{py_spy} has no samples of {', '.join(sorted(missing))}")
     worst = 0.0
     for thread in own:
         activities = sorted(own[thread].keys() | sampled[thread].keys())
@@ -174,6 +177,7 @@ def _kind(calls: list[tuple[Path, str, int]]) -> str | None:
         ("launch", "playing.py", "play"): "actor",
         ("launch", "parallel.py", "train"): "learner",
         ("launch", "learners.py", "_learn"): "learner",
+        ("launch", "evaluator.py", "run_evaluator"): "evaluator",
         ("train", "targets.py", "_run"): "targets",
         ("train", "serial.py", "train"): "serial",
     }
