@@ -44,6 +44,8 @@ pub struct ShardedSamples {
 #[derive(Default)]
 struct Lane {
     connection: Option<Connection>,
+    /// The connection has answered.
+    answered: bool,
     pending: Vec<Pending>,
     seen: Option<Seen>,
 }
@@ -196,7 +198,10 @@ impl ShardedSamples {
     fn settle(&mut self, shard: usize, result: Result<()>) -> Result<()> {
         let Err(error) = result else { return Ok(()) };
         if is_lost(&error) {
-            self.group.leave(shard, &error);
+            // A connection that broke may be of a server that has been started again: the next one shows it.
+            if !self.lanes[shard].answered {
+                self.group.leave(shard, &error);
+            }
             self.drop_lane(shard);
             return Ok(());
         }
@@ -423,15 +428,16 @@ impl ShardedSamples {
     fn receive(&mut self, shard: usize, wait: &Wait<'_>) -> Result<Option<Reason>> {
         let member = &self.group.shards[shard];
         let (name, grace) = (member.name(), member.client.dialer.options.grace);
+        let now = Instant::now();
         let lane = &mut self.lanes[shard];
         let connection = (lane.connection.as_mut()).ok_or(Error::Closed("the connection"))?;
         let due = lane.pending.iter().map(|pending| pending.due).min();
         let due = due.unwrap_or_else(Instant::now);
-        // The server answers at the deadline of the request, and the grace covers the network. A caller whose own deadline is
-        // earlier calls again.
+        // The server answers at the deadline of the request, and the grace covers the network. A caller with an earlier deadline
+        // than a request that was sent ahead of its call does not wait for the answer.
         let silent = due + grace;
         let until = match wait.deadline {
-            Some(deadline) if deadline < due => silent.min(deadline),
+            Some(deadline) if deadline.max(now) < due => deadline,
             _ => silent,
         };
         let late = || Error::Deadline {
@@ -440,13 +446,16 @@ impl ShardedSamples {
         let reply = connection.run(wait, Some(until), late, RequestPipeline::reply);
         let Reply { id, body } = match reply {
             Err(Error::Deadline { .. }) if Instant::now() >= silent => {
-                return Err(Error::Disconnected {
+                let error = Error::Disconnected {
                     address: name,
                     reason: format!("no answer for {} s", grace.as_secs_f64()),
-                });
+                };
+                self.group.leave(shard, &error);
+                return Err(error);
             }
             reply => reply?,
         };
+        lane.answered = true;
         let Some(at) = lane.pending.iter().position(|pending| pending.id == id) else {
             return Err(Error::Protocol(format!(
                 "{name} answered request {id}, which is not in flight"
