@@ -202,6 +202,9 @@ def test_settings_may_be_at_their_limits() -> None:
         ("device: tpu", "device 'tpu': it must be one of auto, cpu, cuda"),
         ("serial: 1", "serial 1: it must be true or false"),
         ("channels: [1, 2]", "three convolutions"),
+        # Of a newer release: its presets, and its networks.
+        ("preset: pong", r"config.yaml: there is no setting 'preset' in .*: a preset is chosen by the flag --preset"),
+        ("network: rnn", r"config.yaml: network rnn: it must be auto, .*; correct it, or install the release that wrote"),
     ],
 )
 def test_a_damaged_file_is_refused(content: str, reason: str, tmp_path: Path) -> None:

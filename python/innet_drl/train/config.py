@@ -46,6 +46,9 @@ LOSSES = ("double_q", "categorical", "quantile")
 PATH = "an import path module:name"
 """The end of messages about settings that may be import paths."""
 
+NEWER = "install the release that wrote the file, which may be newer"
+"""The end of messages about settings of a file."""
+
 EMBEDDED = "embedded, or an address such as innet://host:7710"
 
 MAX_SEED = 1 << 30
@@ -408,7 +411,10 @@ class Config(_Named):
         values = read_settings(path)
         if "environment" not in values:
             raise ConfigurationError(f"{path} names no environment: add `environment`, or start from a preset")
-        return cls(**values)
+        try:
+            return cls(**values)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{path}: {error.with_flags}; correct it, or {NEWER}") from error
 
 
 SETTINGS.update(field.name for field in dataclasses.fields(Config))
@@ -433,15 +439,13 @@ def check_names(names: Iterable[str], where: str = "") -> None:
         ConfigurationError: There is no setting of this name.
     """
     known = [field.name for field in dataclasses.fields(Config)]
-    unknown = "innet-drl train --help lists them"
-    if where:
-        unknown = "remove it, or install the release that wrote the file, which may be newer"
+    unknown = f"remove it, or {NEWER}" if where else "innet-drl train --help lists them"
     for name in names:
         if name not in known:
-            raise ConfigurationError(
-                f"{where}there is no setting {name!r} in innet-drl {innet.__version__}"
-                f"{did_you_mean(str(name), known, otherwise=unknown)}"
-            )
+            hint = did_you_mean(str(name), known, otherwise=unknown)
+            if name == "preset":
+                hint = ": a preset is chosen by the flag --preset, or by train.preset(name)"
+            raise ConfigurationError(f"{where}there is no setting {name!r} in innet-drl {innet.__version__}{hint}")
 
 
 def _move_message_settings(values: dict[str, Any]) -> None:
