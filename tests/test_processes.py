@@ -120,7 +120,7 @@ def test_each_process_may_be_killed_and_the_run_goes_on(server: Server, tmp_path
         kept.await_line("waiting for the learner of run cart")
         learner = command(*learning, *SMALL)
         learner.await_line("continuing the run of cart")
-        kept.await_line("actor 1 goes on")
+        kept.await_line("actor 1 continues")
         again = updates(run)
         until(lambda: updates(run) > again + 50 or not learner.runs)
         assert kept.output.count("plays for run cart") == 1

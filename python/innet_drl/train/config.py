@@ -144,8 +144,8 @@ class Config(_Named):
     sticky_actions: Share = 0.0
     """Probability that the emulator repeats the last action (Machado et al., 2018, advise 0.25)."""
     no_ops: Natural = 30
-    """Largest number of no-ops at the start of a game, drawn at random for each (Mnih et al., 2015; Machado et al.,
-    2018, advise 0, with sticky actions)."""
+    """Largest number of no-ops at the start of a game; each game has a random number of them (Mnih et al., 2015;
+    Machado et al., 2018, advise 0, with sticky actions)."""
     full_action_set: bool = False
     """Give the agent all 18 actions of the console (Machado et al., 2018), and not the game's minimal set."""
     episode_frames: Count = 108_000
@@ -379,7 +379,7 @@ class Config(_Named):
         write_mapping(path, self.as_dict(lost))
         if lost:
             logger.warning(
-                "config.yaml has text in place of %s, and so have `train.load` and a run that is resumed by its folder "
+                "config.yaml has text instead of %s, and so have `train.load` and a run that is resumed by its folder "
                 "alone: give numbers, text, lists and mappings, or make the object inside of the environment",
                 ", ".join(lost),
             )
