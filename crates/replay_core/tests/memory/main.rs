@@ -2,6 +2,9 @@
 
 mod support;
 
+#[path = "../../examples/fill_sample_update.rs"]
+mod example;
+
 mod eviction;
 mod ids;
 mod limiter;
@@ -14,3 +17,8 @@ mod server_snapshots;
 mod snapshot_files;
 mod snapshots;
 mod threads;
+
+#[test]
+fn the_example_of_the_library_runs() {
+    example::main().unwrap();
+}
