@@ -26,10 +26,10 @@ use replay_core::schema::TableConfig;
 use replay_net::client::Client;
 
 use crate::class::context_manager;
+use crate::exclusive::Exclusive;
 use crate::parameters::{self, PyParameters};
 use crate::process_local::ProcessLocal;
 use crate::table::{PyTable, Tables};
-use crate::turns::Turns;
 use crate::writer::OpenWriters;
 use crate::{integer, torch, wait};
 pub use memory::PyMemory;
@@ -57,7 +57,7 @@ struct Backend {
     /// The client, if the memory is on a server.
     client: Option<Arc<Client>>,
     /// Updates of priorities that are not waited for; `None` before the first one, and where each applies within its call.
-    updates: Arc<Turns<Option<Box<dyn UpdateChannel>>>>,
+    updates: Arc<Exclusive<Option<Box<dyn UpdateChannel>>>>,
 }
 
 /// Name of [`Backend::updates`] in errors.
@@ -104,7 +104,7 @@ impl PyReplay {
             replay: memory.clone(),
             memory: Some(memory),
             client: None,
-            updates: Arc::new(Turns::new(UPDATES, None)),
+            updates: Arc::new(Exclusive::new(UPDATES, None)),
         };
         Self::over(backend, "in this process".into())
     }
@@ -126,7 +126,7 @@ impl PyReplay {
             replay: client.clone(),
             memory: None,
             client: Some(client),
-            updates: Arc::new(Turns::new(UPDATES, None)),
+            updates: Arc::new(Exclusive::new(UPDATES, None)),
         };
         Self::over(backend, format!("at {address}"))
     }
