@@ -28,8 +28,8 @@ from benchmarks.timers import profiler, timers
 
 
 def main() -> None:
-    """Runs one benchmark, or what else is asked for."""
-    # What was started ends with it: each part leaves its processes by its `finally`.
+    """Runs one benchmark, or another command."""
+    # Started processes end with it: each part leaves its processes by its `finally`.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     recording.record()
     commands: dict[str, Callable[..., Any]] = {each.name: _command(each) for each in BENCHMARKS}
@@ -53,7 +53,7 @@ def main() -> None:
 
 def everything() -> None:
     """Runs every benchmark, each in a process of its own; when none failed, the lines are a report's raw data."""
-    # What is measured is the commit: a file of it that changes meanwhile would say otherwise.
+    # The commit is measured: a file of it that changes meanwhile would falsify that.
     collected = recording.FOLDER / "results.jsonl"
     runs = [["-m", "benchmarks", each.name] for each in BENCHMARKS]
     runs += [["-m", "benchmarks", "connections"], ["-m", "benchmarks", "growth"], ["-m", "benchmarks", "delay"]]

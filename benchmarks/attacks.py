@@ -43,7 +43,7 @@ class Attacker:
 
     Args:
         address: The server's.
-        token: What proves the role.
+        token: Proof of the role.
         tables: Names of tables that the requests use.
         seed: Of the order and the contents.
     """
@@ -67,7 +67,7 @@ class Attacker:
     def attack(self) -> str:
         """One attack; returns its name."""
         chosen = self._random.choice(self.attacks)
-        # A server that refuses, closes or does not answer is what an attacker lives with.
+        # An attacker expects a server that refuses, closes or does not answer.
         with suppress(OSError, ServerError, AssertionError, KeyError):
             chosen()
         return chosen.__name__

@@ -31,7 +31,7 @@ PUSH = 50
 TRAINING_PATIENCE_S, WRITING_PATIENCE_S = 60.0, 20.0
 """Longest times to work again or to end."""
 SILENT_S = 3.0
-"""Longest time for a message: what said nothing until then says nothing."""
+"""Longest time for a message: a process that is silent until then stays silent."""
 WRITER, TRAINING = "writer", "training"
 MESSAGES = {WRITER: "waiting up to", TRAINING: "waiting for the replay memory"}
 NAMED = {("killed", WRITER), ("killed", TRAINING), ("stopped", TRAINING)}

@@ -36,7 +36,7 @@ SERVER, CLIENT = 0, 1
 NAME = "policy"
 
 Times = dict[tuple[str, int], list[float]]
-"""Microseconds of calls, by what was done and the bytes."""
+"""Microseconds of calls, by operation and bytes."""
 
 
 def calls(rounds: int = 3, out: Path | None = None) -> None:
@@ -84,7 +84,7 @@ def measure(url: str, options: dict[str, Any], share: float) -> Times:
     """The client's part.
 
     Raises:
-        AssertionError: What came back is not what was put.
+        AssertionError: The returned bytes differ from the stored ones.
     """
     os.sched_setaffinity(0, {CLIENT})
     times: Times = {}
@@ -130,7 +130,7 @@ def _timed(call: Any, warm: int, count: int) -> list[float]:
 
 @contextmanager
 def on_core(core: int) -> Iterator[None]:
-    """What is started here stays on this core."""
+    """Processes started here stay on this core."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {core})
     try:

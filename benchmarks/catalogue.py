@@ -1,4 +1,4 @@
-"""The benchmarks: who takes part in each, and what this project is held to."""
+"""The benchmarks: the systems of each, and the goals of this project."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class Benchmark:
     unit: Unit
     entries: list[Entry]
     goals: list[Goal]
-    """None where there is nobody to compare with."""
+    """None where there is no peer."""
     limit: str | None = None
-    """Label of the entry that shows what the machine can do at best."""
+    """Label of the entry with the best possible result of the machine."""
     once: bool = False
-    """One round is enough: what is counted does not vary, or a second one would measure something else."""
+    """One round is enough: the counts do not vary, or a second one would measure something else."""
 
 
 def _entry(label: str, system: str, task: str, part: str, **settings: Any) -> Entry:
@@ -74,7 +74,7 @@ def _push(processes: int) -> list[Entry]:
 BENCHMARKS = [
     Benchmark(
         "limits",
-        "what the machine can do at best",
+        "the best possible results of the machine",
         MICROSECONDS,
         [
             _limit(what)

@@ -59,7 +59,7 @@ def learning(record: Path, path: Path) -> None:
 
 
 def growth(of: dict[str, list[Line]], path: Path) -> None:
-    """One small plot for each axis, cost over what grows, with the expected slope."""
+    """One small plot for each axis, cost over size, with the expected slope."""
     columns = 4
     figure, places = _pyplot().subplots(
         -(-len(AXES) // columns), columns, figsize=(13, 6.4), layout="constrained", squeeze=False

@@ -18,7 +18,7 @@ PUSH = 50
 
 
 class Clients:
-    """`processes` times `connections` writers of a system, told over pipes what to do, all at the same time."""
+    """`processes` times `connections` writers of a system, which get their work over pipes, all at the same time."""
 
     def __init__(
         self, system: str, address: Address, processes: int, connections: int, settings: dict[str, Any]
@@ -82,7 +82,7 @@ def _serve(
     processes: int,
     settings: dict[str, Any],
 ) -> None:
-    """A client process: does what the pipe says."""
+    """A client process: carries out the commands of the pipe."""
     make = importlib.import_module(system).Writer
     writers = [make(address, **settings) for _ in range(connections)]
     pipe.send("ready")

@@ -1,4 +1,4 @@
-"""Many connections at once, in open loop: what the last of them waits when all offer half of what the server can do."""
+"""Many connections at once, in open loop: the wait of the last of them when all offer half of the server's capacity."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COUNTS = (8, 64, 256)
 def connections(rounds: int = 3, seconds: float = 4.0) -> None:
     """p50 and p99 of a push of 50 transitions from 8, 64 and 256 connections that offer the same load together.
 
-    The load is half of what 8 connections of the same system can push as fast as they can; so each system has a load
+    The load is half of the largest rate of 8 connections of the same system; so each system has a load
     of its own.
 
     Args:

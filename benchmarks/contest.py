@@ -1,6 +1,6 @@
 """Systems that take turns: each is set up in a worker of its own, then all are measured round by round.
 
-What the machine does meanwhile (other loads, clock rates) falls on all of them alike, and ratios are taken within a
+Disturbances of the machine (other loads, clock rates) fall on all of them alike, and ratios are taken within a
 round.
 """
 
@@ -39,7 +39,7 @@ class Entry:
 
 @dataclass
 class Measured:
-    """What one system did."""
+    """Results of one system."""
 
     version: str
     rounds: list[dict[str, Any]] = field(default_factory=list)
@@ -76,7 +76,7 @@ class Worker:
             os.killpg(self.process.pid, number)
 
     def answer(self) -> dict[str, Any]:
-        """Raises what went wrong there."""
+        """Raises the error of that process."""
         line = self._lines.readline()
         answer: dict[str, Any] = json.loads(line) if line else {"error": "the worker died: see its message above"}
         if "error" in answer:
@@ -94,7 +94,7 @@ def interpreter(system: str) -> str | None:
 
 
 def missing(system: str) -> str | None:
-    """What a system needs and is not here."""
+    """A system needs something that is not here."""
     if interpreter(system) is None:
         return "its environment: run `make bench-peers`"
     if system == "redis" and shutil.which("redis-server") is None:
@@ -110,7 +110,7 @@ def _workers(entries: list[Entry]) -> Iterator[list[Worker]]:
 
 
 def measure(entries: list[Entry], rounds: int, seconds: float) -> dict[str, Measured]:
-    """What each entry did, by its label. Each system's answers are checked before and after."""
+    """Results of each entry, by its label. Each system's answers are checked before and after."""
     results: dict[str, Measured] = {}
     with _workers(entries) as running:
         for worker in running:

@@ -1,4 +1,4 @@
-"""How the cost of an operation grows with what it is done on."""
+"""Growth of the cost of an operation with its size."""
 
 from __future__ import annotations
 

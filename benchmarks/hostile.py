@@ -127,7 +127,7 @@ def audit(address: str, pipe: Connection) -> None:
 
 
 class Process:
-    """A process of its own, and what it sends."""
+    """A process of its own, and its messages."""
 
     def __init__(self, target: Callable[..., None], *arguments: Any) -> None:
         context = multiprocessing.get_context("spawn")
@@ -137,7 +137,7 @@ class Process:
         other.close()
 
     def result(self) -> Any:
-        """What it sent.
+        """Its messages.
 
         Raises:
             EOFError: It failed; its traceback is on standard error.
@@ -146,7 +146,7 @@ class Process:
 
 
 def of(times: Times, begin: float, end: float) -> Times:
-    """The durations of what began within a time."""
+    """The durations of calls that began within a time."""
     durations: Times = times[(begin <= times[:, 0]) & (times[:, 0] < end), 1]
     return durations
 

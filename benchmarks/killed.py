@@ -58,7 +58,7 @@ class Writer:
         """Returns when it has ended.
 
         Raises:
-            BaseException: What made it end.
+            BaseException: The cause of its end.
         """
         self._thread.join()
         if self.failure is not None:
@@ -165,7 +165,7 @@ def _kill(server: Server, writers: list[Writer], memory: innet.Replay, pause_s: 
 
 
 def _folder(kills: int, every_ms: int, generator: random.Random) -> dict[str, int]:
-    """Kills one server so often, and counts what it has in the end."""
+    """Kills one server so often, and counts its steps in the end."""
     counts = dict.fromkeys(("steps", "lost", "told", "missing", "doubled", "lost_before_snapshot"), 0)
     ended = threading.Event()
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""What the system knows about processes."""
+"""Figures of the system about processes."""
 
 from __future__ import annotations
 

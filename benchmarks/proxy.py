@@ -1,4 +1,4 @@
-"""A TCP proxy that counts what passes through it."""
+"""A TCP proxy that counts its bytes."""
 
 from __future__ import annotations
 

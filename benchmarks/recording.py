@@ -132,7 +132,7 @@ class Recording:
     def _known(self) -> dict[int, set[tuple[int, float, float, int | None]]]:
         """Checksum of an observation -> the action, return, discount and checksum of the next observation after it.
 
-        A transition that an end cuts short has the return up to there. What follows a terminal step is not looked at.
+        A transition that an end cuts short has the return up to there. Steps after a terminal one are not read.
         """
         columns = self.columns
         rows, streams = columns["first"].shape
@@ -161,7 +161,7 @@ class Recording:
             distinct: Part of the observations that must be different ones.
 
         Raises:
-            AssertionError: What was sampled is not what was pushed.
+            AssertionError: Sampled items differ from pushed ones.
         """
         shapes = batch["observation"].shape, batch["next_observation"].shape
         assert shapes == ((count, STACK, 84, 84),) * 2, f"a batch of {count} has observations of shape {shapes}"

@@ -1,4 +1,4 @@
-"""What every benchmark prints: one JSON object a line, with what it takes to compare it later."""
+"""The lines of every benchmark: one JSON object each, with everything needed to compare it later."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def machine() -> dict[str, Any]:
 
 
 def times(turns: list[Round]) -> dict[str, Any]:
-    """What else the rounds say: single calls over all of them, and CPU time for one of what was counted."""
+    """More results of the rounds: single calls over all of them, and CPU time for one counted operation."""
     count = sum(each["count"] for each in turns)
     told: dict[str, Any] = {"rounds": len(turns)}
     if all("elapsed" in each for each in turns):

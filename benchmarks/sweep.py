@@ -38,7 +38,7 @@ def best(system: str, part: str) -> dict[str, Any]:
 def sweep(
     systems: tuple[str, ...] = SYSTEMS, parts: tuple[str, ...] = (), rounds: int = 3, seconds: float = 2.0
 ) -> None:
-    """Tries the settings of the systems' parts, and records what each made: the more the better.
+    """Tries the settings of the systems' parts, and records the result of each: the more the better.
 
     Args:
         systems: Those to try; the record of the others stays.
@@ -84,7 +84,7 @@ def _record() -> list[dict[str, Any]]:
 
 
 def _choices(system: str) -> dict[str, list[dict[str, Any]]]:
-    """What a system's module names, asked of the Python that can import it."""
+    """Names of a system's module, from the Python that can import it."""
     program = f"import json; from benchmarks.systems import {system}; print(json.dumps({system}.SWEEP))"
     python = interpreter(system)
     assert python is not None

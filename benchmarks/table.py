@@ -83,7 +83,7 @@ def report_page(of: dict[str, list[Line]], sweep: list[Line], name: str) -> str:
         "Median and spread": _spread(of),
         "Limits of the machine": _limits(of),
         "Connections": _connections(of),
-        "Growth": [f"![cost over what grows, with the expected slope]({name}/growth.svg)", "", *_growth(of)],
+        "Growth": [f"![cost over size, with the expected slope]({name}/growth.svg)", "", *_growth(of)],
         "Training": _training(of),
         "Settings": _sweep(sweep),
     }
@@ -236,7 +236,7 @@ def _connections(of: dict[str, list[Line]]) -> Iterable[str]:
 
 def _growth(of: dict[str, list[Line]]) -> Iterable[str]:
     """A row for each axis."""
-    yield "| what grows | cost in µs at | exponent, expected and measured | steepest part |"
+    yield "| growing size | cost in µs at | exponent, expected and measured | steepest part |"
     yield "| --- | --- | --- | --- |"
     for axis in AXES:
         lines = of[f"growth_{axis.name}"]

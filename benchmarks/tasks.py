@@ -1,4 +1,4 @@
-"""What is measured, the same way for each system: a task sets a system up, checks its answers, and measures rounds.
+"""The measured tasks, equal for each system: a task sets a system up, checks its answers, and measures rounds.
 
 A task runs in a worker process (`benchmarks/worker.py`) with the Python of the system's environment. `contest.py` lets
 the tasks of several systems take turns.
@@ -36,7 +36,7 @@ LEAST = 1_600
 """Transitions that are on a server before anything is sampled."""
 
 Round = dict[str, Any]
-"""What a round gives: `count` of what, in `elapsed` seconds, with `times_ms` of single calls where there are such."""
+"""Result of a round: `count` units, in `elapsed` seconds, with `times_ms` of single calls where there are such."""
 
 
 class Task(Protocol):
@@ -49,7 +49,7 @@ class Task(Protocol):
         """Measures for about `seconds`."""
 
     def close(self) -> None:
-        """Ends what was started."""
+        """Ends all started processes."""
 
 
 class _OnServer:
@@ -67,7 +67,7 @@ class _OnServer:
 
 
 class _Fed(_OnServer):
-    """A task whose transitions a server takes in: it has to say that all arrived, and to give back what they were."""
+    """A task whose transitions a server takes in: it has to confirm that all arrived, and to return them."""
 
     streams = recording.STREAMS
     """Of all writers together, at most."""
@@ -83,7 +83,7 @@ class _Fed(_OnServer):
                 recording.load().check(opened.sample(), CHECKED, self.distinct)
 
     def check_count(self) -> None:
-        """What the server says that it took in is what was sent."""
+        """The server's count of inserted transitions equals the sent ones."""
         # The last steps of a stream are no transitions yet, and a batch may wait until it is full. The row after a
         # game's end, one of hundreds, never is one; and a writer of many streams may be some rows ahead.
         least = 0.99 * self.sent - recording.N * self.streams - LARGEST_BATCH
@@ -238,7 +238,7 @@ class Tree:
         self.turn = 0
 
     def check(self) -> None:
-        # What was measured has rewritten some.
+        # The measured rounds have rewritten some.
         everything = np.arange(self.items)
         self.tree.rewrite(everything, self.priorities)
         sampled = self._samples()
@@ -392,7 +392,7 @@ class Windows:
 
 
 class Limit:
-    """What the machine can do at best."""
+    """The best possible result of the machine."""
 
     def __init__(self, system: ModuleType, what: str) -> None:
         self.limit = system.LIMITS[what]()
@@ -420,7 +420,7 @@ def timed(
     calls: float = math.inf,
     finish: Callable[[], Any] = lambda: None,
 ) -> Round:
-    """Calls again and again, for some time or so many times, and finishes what that left to do."""
+    """Calls again and again, for some time or so many times, and finishes the work in flight."""
     for _ in range(warm_up):
         call()
     spent: list[float] = []

@@ -5,7 +5,7 @@
 
 The game is the blind cliffwalk of Schaul et al. (2016, section 3.1): a walk of n steps with two actions in each state.
 The wrong one ends the walk, and only the last right one is rewarded. The buffer holds every possible walk, so the
-reward is in one of 2^(n+1) - 2 transitions. Prioritized sampling finds it, and what follows from it, in far fewer
+reward is in one of 2^(n+1) - 2 transitions. Prioritized sampling finds it, and its consequences, in far fewer
 updates.
 """
 
@@ -26,7 +26,7 @@ class TorchBuffer:
         self.added, self.device, self.max_priority = 0, device, 1.0
 
     def add(self, **rows: Tensor) -> None:
-        """Adds transitions, in place of the oldest ones where the buffer is full; each will be sampled soon."""
+        """Adds transitions, over the oldest ones where the buffer is full; each will be sampled soon."""
         count = len(next(iter(rows.values())))
         indexes = torch.arange(self.added, self.added + count) % self.tree.capacity
         for name, values in rows.items():

@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,8 +15,8 @@ from typing import Any
 from innet_drl.launch import learners
 from innet_drl.launch.processes import ProcessFailure, end_with_parent, forking, start_fork_server
 from innet_drl.train.data_parallel import SharedGradients
+from serving import SERVE
 
-SERVE = [sys.executable, "-c", "from innet_drl.server_cli import main; main()", "serve"]
 SECONDS = 60.0
 """Longer than anything takes but what hangs."""
 
@@ -35,7 +34,7 @@ class Raised:
 @contextlib.contextmanager
 def gradient_process(*flags: str, listen: str = "innet://127.0.0.1:0") -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """A real `innet-replay serve --gradients`, which may be stopped by a signal; its address, and its process."""
-    command = [*SERVE, "--listen", listen, "--gradients", "127.0.0.1:0", *flags]
+    command = [*SERVE, listen, "--gradients", "127.0.0.1:0", *flags]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         line = server.stdout.readline()

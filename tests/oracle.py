@@ -1,6 +1,6 @@
 """A naive oracle for the views: plain Python over lists, one item at a time, nothing shared with the core.
 
-A `Stream` is what one environment did, row by row, as the writer is told. The functions below answer, for
+A `Stream` is what one environment did, row by row, as the writer gets it. The functions below answer, for
 an anchor row, what a view must deliver; `None` where the stream does not (yet) hold the item's window.
 """
 
@@ -46,7 +46,7 @@ class Stream:
         return np.stack(frames) if size > 1 else frames[0]
 
     def has(self, t: int) -> bool:
-        """Whether there is a row t that goes on from the row before it."""
+        """Whether there is a row t that continues the row before it."""
         return t < len(self.rows) and not self.rows[t].first
 
     def steps_to_end(self, t: int, limit: int) -> int | None:

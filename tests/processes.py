@@ -1,4 +1,4 @@
-"""Commands as processes of their own, whose output a test reads while they run."""
+"""Commands as processes of their own, whose output a test reads while they run, on other hosts where there are any."""
 
 from __future__ import annotations
 
@@ -81,3 +81,13 @@ class Command:
         """Ends it as Ctrl-C in a terminal, and returns its exit status."""
         self._process.send_signal(signal.SIGINT)
         return self.end()
+
+
+def namespaces_missing() -> str | None:
+    """The reason why there are no other hosts here: network namespaces, joined by a pair of veth interfaces."""
+    try:
+        made = ["unshare", "--net", "ip", "link", "add", "name", "v1", "type", "veth", "peer", "name", "v2"]
+        done = subprocess.run(made, capture_output=True, text=True, check=False)
+    except FileNotFoundError as error:
+        return str(error)
+    return None if done.returncode == 0 else f"no veth pair can be made: {done.stderr.strip()}"

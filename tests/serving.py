@@ -10,7 +10,9 @@ import threading
 from collections.abc import Callable
 from typing import Self
 
-SERVE = [sys.executable, "-c", "from innet_drl.server_cli import main; main()", "serve", "--listen"]
+SERVER_CLI = [sys.executable, "-c", "from innet_drl.server_cli import main; main()"]
+"""The command `innet-replay`."""
+SERVE = [*SERVER_CLI, "serve", "--listen"]
 
 
 class Server:

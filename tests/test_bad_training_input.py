@@ -304,7 +304,7 @@ def test_a_run_without_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_actors_that_keep_dying_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The actors are told of an address where nobody listens."""
+    """The actors get an address at which no process listens."""
     start = actors.Actors.__init__
 
     def elsewhere(

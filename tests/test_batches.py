@@ -35,7 +35,7 @@ def test_batches_wait_no_longer_than_their_timeout(make_replay: MakeReplay) -> N
         with replay.batches("t", 4, VIEW, prefetch=prefetch, timeout=0.5) as batches:
             with pytest.raises(errors.DeadlineError, match="50"):
                 next(batches)
-    # A deadline is not the end: the same iterator goes on when there is something to sample.
+    # A deadline is not the end: the same iterator continues when there is something to sample.
     with replay.batches("t", 4, VIEW, timeout=0.3) as batches:
         with pytest.raises(errors.DeadlineError):
             next(batches)

@@ -1,4 +1,4 @@
-"""A learner that goes on from a checkpoint: the same updates as if it had not ended, in either memory layout."""
+"""A learner that continues from a checkpoint: the same updates as if it had not ended, in either memory layout."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def test_arguments_that_a_file_cannot_have_are_named(tmp_path: Path, caplog: pyt
     config = dataclasses.replace(PRESETS["cartpole"], environment=dict, environment_args=given)
     config.save(tmp_path / "config.yaml")
     (record,) = caplog.records
-    assert "text in place of environment_args.locks, environment_args.inner.make, and so" in record.getMessage()
+    assert "text instead of environment_args.locks, environment_args.inner.make, and so" in record.getMessage()
     assert Config.load(tmp_path / "config.yaml").environment_args["length"] == 5
 
 
@@ -202,6 +202,12 @@ def test_settings_may_be_at_their_limits() -> None:
         ("device: tpu", "device 'tpu': it must be one of auto, cpu, cuda"),
         ("serial: 1", "serial 1: it must be true or false"),
         ("channels: [1, 2]", "three convolutions"),
+        # Of a newer release: its presets, and its networks.
+        ("preset: pong", r"config.yaml: there is no setting 'preset' in .*: a preset is chosen by the flag --preset"),
+        (
+            "network: rnn",
+            r"config.yaml: network rnn: it must be auto, .*; correct it, or install the release that wrote",
+        ),
     ],
 )
 def test_a_damaged_file_is_refused(content: str, reason: str, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 from nbclient import NotebookClient
 
 import innet_drl as innet
+from serving import SERVE
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -32,9 +33,7 @@ def example_server(folder: Path) -> Iterator[str]:
     """A server with the example's configuration."""
     address = f"unix://{folder}/server"
     # Addresses of the command line replace the file's, whose port may be in use on this machine.
-    main = "from innet_drl.server_cli import main; main()"
-    command = [sys.executable, "-c", main, "serve", "--config", str(EXAMPLES / "server.toml")]
-    server = subprocess.Popen([*command, "--listen", address])
+    server = subprocess.Popen([*SERVE, address, "--config", str(EXAMPLES / "server.toml")])
     try:
         yield address
     finally:

@@ -10,8 +10,7 @@ import pytest
 
 import innet_drl as innet
 from innet_drl import errors
-
-COMMAND = [sys.executable, "-c", "from innet_drl.server_cli import main; main()"]
+from serving import SERVER_CLI
 
 CONFIG = """
 [dpdk]
@@ -77,7 +76,7 @@ def test_a_client_reaches_a_server_over_memif(tmp_path: Path) -> None:
 
     serve = ["serve", "--stack=fstack", "--stack-config", config("server", 1, "10.7.0.2"), "--listen=10.7.0.2:7710"]
     secure = ["--token=token of the tests", "--trusted-network", "--max-bytes=2GiB"]
-    with subprocess.Popen([*COMMAND, *serve, *secure], stdout=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen([*SERVER_CLI, *serve, *secure], stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None
             assert "ready on innet://10.7.0.2:7710" in server.stdout.readline()

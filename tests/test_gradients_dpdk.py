@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 import innet_drl as innet
-from gradient_workers import SERVE, gradient_server
+from gradient_workers import gradient_server
 from innet_drl import errors
 from innet_drl.gradients import Station
+from serving import SERVE
 
 EAL = "--no-huge -m 256 --no-pci"
 
@@ -44,7 +45,7 @@ with innet.connect(address) as replay, replay.join_gradients("memif", worker, 2,
 def memif_server(sockets: list[Path]) -> Iterator[str]:
     """An aggregator with one memif for each worker; where they join."""
     devices = [f"net_memif{number},role=server,id=0,socket={socket}" for number, socket in enumerate(sockets)]
-    command = [*SERVE, "--listen=innet://127.0.0.1:0", "--gradients=10.8.1.1:7711", "--gradients-only"]
+    command = [*SERVE, "innet://127.0.0.1:0", "--gradients=10.8.1.1:7711", "--gradients-only"]
     command += ["--trusted-network", f"--gradients-eal={EAL}", "--gradients-idle-sleep-us=20"]
     command += [f"--gradients-devices={device}" for device in devices]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:

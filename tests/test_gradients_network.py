@@ -12,20 +12,12 @@ from typing import Any
 
 import pytest
 
+from processes import namespaces_missing
+from serving import SERVE, SERVER_CLI
+
 TESTS = Path(__file__).parent
-SERVE = [sys.executable, "-c", "from innet_drl.server_cli import main; main()", "serve"]
 WORKERS = 3
 PATIENCE = 110
-
-
-def missing() -> str | None:
-    """Why no such network can be made here."""
-    try:
-        made = ["unshare", "--net", "ip", "link", "add", "name", "v1", "type", "veth", "peer", "name", "v2"]
-        done = subprocess.run(made, capture_output=True, text=True, check=False)
-    except FileNotFoundError as error:
-        return str(error)
-    return None if done.returncode == 0 else f"no veth pair can be made: {done.stderr.strip()}"
 
 
 @contextmanager
@@ -51,7 +43,7 @@ def network(rate: float) -> Iterator[tuple[list[list[str]], subprocess.Popen[str
 
 
 def stats(inside: list[str]) -> dict[str, Any]:
-    ask = [*inside, *SERVE[:-1], "stats", "innet://10.77.0.1:7710", "--json"]
+    ask = [*inside, *SERVER_CLI, "stats", "innet://10.77.0.1:7710", "--json"]
     told = subprocess.run(ask, capture_output=True, text=True, check=True)
     gradients: dict[str, Any] = json.loads(told.stdout)["gradients"]
     return gradients
@@ -59,11 +51,11 @@ def stats(inside: list[str]) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("rate", "length", "rounds"), [(0.001, 100_000, 10), (0.01, 50_000, 6), (0.1, 10_000, 4)])
 def test_sums_are_exact_whatever_the_network_does(rate: float, length: int, rounds: int) -> None:
-    if reason := missing():
+    if reason := namespaces_missing():
         pytest.skip(reason)
     with ExitStack() as stack:
         (near, far), wire = stack.enter_context(network(rate))
-        listen = ["--listen", "10.77.0.1:7710", "--gradients", "0.0.0.0:7711", "--trusted-network", "--log-level=error"]
+        listen = ["10.77.0.1:7710", "--gradients", "0.0.0.0:7711", "--trusted-network", "--log-level=error"]
         server = stack.enter_context(process([*near, *SERVE, *listen]))
         assert " ready on " in line(server)
         work = [*far, sys.executable, str(TESTS / "gradient_worker.py"), "innet://10.77.0.1:7710"]

@@ -1,4 +1,4 @@
-"""Ctrl-C in a program that calls `train.run`: Python raises `KeyboardInterrupt`, and what was learned is kept."""
+"""Ctrl-C in a program that calls `train.run`: Python raises `KeyboardInterrupt`, and a checkpoint is kept."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_what_was_learned_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     assert kept.state["learner"]["updates"] >= 20
     (line,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     call = f"train.run(config, folder={str(run)!r}, resume=True)"
-    assert line == f"interrupted: go on from {kept.path} with {call}"
+    assert line == f"interrupted: continue from {kept.path} with {call}"
     steps = kept.state["meter"]["agent_steps"] + 400
     resumed = train.run(small(steps=steps, **changes), folder=run, resume=True)
     assert resumed.learner_updates > kept.state["learner"]["updates"]

@@ -9,7 +9,6 @@ import shutil
 import socket
 import ssl
 import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -27,10 +26,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 import innet_drl as innet
 from innet_drl import errors
-from serving import until
+from serving import SERVER_CLI, until
 from steps import VIEW, fill, table
 
-COMMAND = [sys.executable, "-c", "from innet_drl.server_cli import main; main()"]
 EXAMPLES = Path(__file__).parents[1] / "examples" / "monitoring"
 TOKEN = "secret of the tests"
 NAME = 'quoted "name" \\ \n <b>bold</b>'
@@ -244,7 +242,7 @@ def test_an_address_in_use_ends_the_start_before_anything_is_served(tmp_path: Pa
 
 
 def test_the_command_names_the_address(tmp_path: Path) -> None:
-    serve = [*COMMAND, "serve", "--listen", f"unix://{tmp_path}/s", "--http", "127.0.0.1:0"]
+    serve = [*SERVER_CLI, "serve", "--listen", f"unix://{tmp_path}/s", "--http", "127.0.0.1:0"]
     with subprocess.Popen(serve, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         ready = process.stdout.readline()
@@ -257,7 +255,7 @@ def test_the_command_names_the_address(tmp_path: Path) -> None:
 
 
 def test_clients_that_hang_keep_no_connection(tmp_path: Path) -> None:
-    serve = [*COMMAND, "serve", "--listen", f"unix://{tmp_path}/s", "--http", "127.0.0.1:0"]
+    serve = [*SERVER_CLI, "serve", "--listen", f"unix://{tmp_path}/s", "--http", "127.0.0.1:0"]
     serve += ["--handshake-deadline-ms", "100"]
     with subprocess.Popen(serve, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -276,7 +274,7 @@ def test_clients_that_hang_keep_no_connection(tmp_path: Path) -> None:
 
 
 def test_top_shows_the_server_again_and_again(server: innet.Server) -> None:
-    with subprocess.Popen([*COMMAND, "top", server.addresses[0]], stdout=subprocess.PIPE, text=True) as top:
+    with subprocess.Popen([*SERVER_CLI, "top", server.addresses[0]], stdout=subprocess.PIPE, text=True) as top:
         assert top.stdout is not None
         # Empty lines are between the parts of a screen, and one more at its end.
         screens = ["", ""]

@@ -229,10 +229,11 @@ def test_an_unknown_name_lists_the_names(name: str) -> None:
         small(**{name: "big"})
 
 
-def test_a_loss_that_becomes_nan_names_itself(tmp_path: Path) -> None:
+@pytest.mark.parametrize("serial", [True, False])
+def test_a_loss_that_becomes_nan_names_itself(serial: bool, tmp_path: Path) -> None:
     brought.later_nan.batches = 0
     with pytest.raises(DivergedError, match=r"loss brought:LaterNan"):
-        local.train(small(loss=brought.later_nan, serial=True), tmp_path / "run")
+        local.train(small(loss=brought.later_nan, serial=serial), tmp_path / "run")
 
 
 def batch_of(outputs: int) -> tuple[dict[str, np.ndarray[Any, Any]], TorchBatch, Any, Any]:

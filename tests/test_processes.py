@@ -14,8 +14,8 @@ import pytest
 from innet_drl.launch import local
 from innet_drl.train.exploration import epsilon_ladder
 from innet_drl.train.run_folder import RunFolder
-from processes import Command
-from serving import Server, until
+from processes import Command, namespaces_missing
+from serving import SERVE, Server, until
 from training import lines, newest, small
 
 pytestmark = pytest.mark.timeout(300)
@@ -120,7 +120,7 @@ def test_each_process_may_be_killed_and_the_run_goes_on(server: Server, tmp_path
         kept.await_line("waiting for the learner of run cart")
         learner = command(*learning, *SMALL)
         learner.await_line("continuing the run of cart")
-        kept.await_line("actor 1 goes on")
+        kept.await_line("actor 1 continues")
         again = updates(run)
         until(lambda: updates(run) > again + 50 or not learner.runs)
         assert kept.output.count("plays for run cart") == 1
@@ -191,16 +191,6 @@ def test_seeds_are_those_of_innet_drl_train(server: Server, tmp_path: Path, monk
     assert seeds("one") == seeds("two")
 
 
-def namespaces_missing() -> str | None:
-    """Why there are no other hosts here."""
-    try:
-        made = ["unshare", "--net", "ip", "link", "add", "name", "v1", "type", "veth", "peer", "name", "v2"]
-        done = subprocess.run(made, capture_output=True, text=True, check=False)
-    except FileNotFoundError as error:
-        return str(error)
-    return None if done.returncode == 0 else f"no veth pair can be made: {done.stderr.strip()}"
-
-
 @contextmanager
 def hosts() -> Iterator[tuple[list[str], list[str]]]:
     """What runs a command at either end of a wire between two network namespaces: 10.79.0.1 and 10.79.0.2."""
@@ -237,10 +227,8 @@ def test_an_actor_on_another_host(tmp_path: Path) -> None:
     address = "innet://10.79.0.1:7710"
     (tmp_path / "far").mkdir()
     with hosts() as (near, far), ExitStack() as stack:
-        serve = [*near, sys.executable, "-c", "from innet_drl.server_cli import main; main()", "serve"]
-        serving = subprocess.Popen(
-            [*serve, "--listen=10.79.0.1:7710", "--trusted-network"], stdout=subprocess.PIPE, text=True
-        )
+        serve = [*near, *SERVE, "10.79.0.1:7710", "--trusted-network"]
+        serving = subprocess.Popen(serve, stdout=subprocess.PIPE, text=True)
         stack.enter_context(serving)
         stack.callback(serving.kill)
         assert serving.stdout is not None

@@ -89,7 +89,7 @@ def test_a_run_goes_on_with_its_memory(tmp_path: Path, address: str) -> None:
 
 
 def test_a_redis_that_is_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The run ends with one error and a checkpoint, from which it goes on when the Redis is back."""
+    """The run ends with one error and a checkpoint, from which it continues when the Redis is back."""
     run, port = tmp_path / "run", free_port()
     flags = ["--replay", f"redis://127.0.0.1:{port}", "--report-seconds", "0.1", "--evaluation-games", "1"]
     command = [sys.executable, "-m", "innet_drl", "train", "--preset", "cartpole", "--out", str(run), *flags]

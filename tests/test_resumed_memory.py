@@ -1,4 +1,4 @@
-"""A run with actors apart goes on with its memory, or says why it cannot."""
+"""A run with actors apart continues with its memory, or says why it cannot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training with a server that is killed, stopped or restarted: the page names it, Ctrl-C ends the run, work goes on."""
+"""Training with a server that is killed, stopped or restarted: the page names it, Ctrl-C ends it, work continues."""
 
 from __future__ import annotations
 

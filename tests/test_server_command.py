@@ -14,16 +14,14 @@ import pytest
 
 import innet_drl as innet
 from benchmarks import processes
-from serving import Server
+from serving import SERVER_CLI, Server
 from steps import VIEW, fill, table
-
-COMMAND = [sys.executable, "-c", "from innet_drl.server_cli import main; main()"]
 
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])
 def test_it_serves_until_it_is_told_to_end(tmp_path: Path, end: signal.Signals) -> None:
     address = f"unix://{tmp_path}/s"
-    serve = [*COMMAND, "serve", "--listen", address]
+    serve = [*SERVER_CLI, "serve", "--listen", address]
     with subprocess.Popen(serve, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         assert f"ready on {address}" in server.stdout.readline()
@@ -36,9 +34,9 @@ def test_it_serves_until_it_is_told_to_end(tmp_path: Path, end: signal.Signals) 
 
 
 def test_its_exit_status_is_that_of_the_command() -> None:
-    version = subprocess.run([*COMMAND, "--version"], capture_output=True, text=True, check=True)
+    version = subprocess.run([*SERVER_CLI, "--version"], capture_output=True, text=True, check=True)
     assert version.stdout == f"innet-replay {innet.__version__}\n"
-    wrong = subprocess.run([*COMMAND, "serve", "--listen", "http://a"], capture_output=True, text=True, check=False)
+    wrong = subprocess.run([*SERVER_CLI, "serve", "--listen", "http://a"], capture_output=True, text=True, check=False)
     assert wrong.returncode == 2
     assert "http://a" in wrong.stderr
 
@@ -53,13 +51,13 @@ def test_modules_of_commands_run(module: str, name: str) -> None:
 
 def test_doctor_says_what_is_there() -> None:
     """What it finds depends on the machine; what it says of it does not."""
-    told = subprocess.run([*COMMAND, "doctor"], capture_output=True, text=True, check=False)
+    told = subprocess.run([*SERVER_CLI, "doctor"], capture_output=True, text=True, check=False)
     states = [line.split()[0] for line in told.stdout.splitlines() if not line.startswith(" ")]
     assert len(states) == 10
     assert set(states) <= {"ok", "missing"}
     assert told.stdout.count("to do: ") == states.count("missing")
     assert told.returncode == int("missing" in states)
-    as_json = subprocess.run([*COMMAND, "doctor", "--json"], capture_output=True, text=True, check=False)
+    as_json = subprocess.run([*SERVER_CLI, "doctor", "--json"], capture_output=True, text=True, check=False)
     parts = json.loads(as_json.stdout)
     assert parts["ok"] == (as_json.returncode == 0)
     assert [part["ok"] for part in parts["parts"]] == [state == "ok" for state in states]
@@ -68,7 +66,7 @@ def test_doctor_says_what_is_there() -> None:
 def test_doctor_checks_the_kernel_alone_for_the_settings_of_a_server(tmp_path: Path) -> None:
     settings = tmp_path / "server.toml"
     settings.write_text(f'listen = ["unix://{tmp_path}/s"]\nmax_bytes = "1MiB"\nmax_frame_bytes = "64KiB"\n')
-    command = [*COMMAND, "doctor", "--json", "--stack=kernel", "--config", str(settings), "--gradients=127.0.0.1:0"]
+    command = [*SERVER_CLI, "doctor", "--json", "--stack=kernel", "--config", str(settings), "--gradients=127.0.0.1:0"]
 
     def parts(*flags: str) -> dict[str, Any]:
         told = subprocess.run([*command, *flags], capture_output=True, text=True, check=False)
@@ -88,7 +86,7 @@ def test_doctor_checks_the_kernel_alone_for_the_settings_of_a_server(tmp_path: P
 def test_doctor_looks_for_what_a_configuration_needs(tmp_path: Path) -> None:
     config = tmp_path / "fstack.ini"
     config.write_text("[dpdk]\nlcore_mask=1\nno_huge=1\n[port0]\n[innet]\neal = --no-pci\neal = --vdev=net_memif0\n")
-    command = [*COMMAND, "doctor", "--json", "--stack-config"]
+    command = [*SERVER_CLI, "doctor", "--json", "--stack-config"]
     told = subprocess.run([*command, str(config)], capture_output=True, text=True, check=False)
     parts = {part["part"]: part for part in json.loads(told.stdout)["parts"]}
     for part in ("hugepages", "driver", "devices"):
@@ -101,7 +99,7 @@ def test_doctor_looks_for_what_a_configuration_needs(tmp_path: Path) -> None:
 
 def test_tables_are_listed_and_dropped(tmp_path: Path) -> None:
     def ask(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, check=False)
+        return subprocess.run([*SERVER_CLI, *arguments], capture_output=True, text=True, check=False)
 
     with innet.Memory([table("kept"), table("old run")]) as replay, replay.serve(f"unix://{tmp_path}/s") as server:
         address = server.addresses[0]
@@ -118,7 +116,7 @@ def test_tables_are_listed_and_dropped(tmp_path: Path) -> None:
 
 def test_statistics_are_printed_again_and_again(tmp_path: Path) -> None:
     with innet.Memory(table()) as replay, replay.serve(f"unix://{tmp_path}/s") as server:
-        watch = [*COMMAND, "stats", server.addresses[0], "--json", "--watch", "1"]
+        watch = [*SERVER_CLI, "stats", server.addresses[0], "--json", "--watch", "1"]
         with subprocess.Popen(watch, stdout=subprocess.PIPE, text=True) as watching:
             assert watching.stdout is not None
             uptimes = [json.loads(watching.stdout.readline())["uptime_s"] for _ in range(2)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,10 @@ import pytest
 
 import innet_drl as innet
 from innet_drl import errors
-from serving import SERVE, Server, until
+from serving import SERVE, SERVER_CLI, Server, until
 from steps import VIEW, fill, step, table
 
 pytestmark = pytest.mark.timeout(110)
-
-REPLAY = [sys.executable, "-c", "from innet_drl.server_cli import main; main()"]
 
 
 def snapshots(folder: Path) -> list[str]:
@@ -29,7 +26,7 @@ def snapshots(folder: Path) -> list[str]:
 
 def save(server: Server) -> str:
     """Saves on request."""
-    command = [*REPLAY, "snapshot", server.address]
+    command = [*SERVER_CLI, "snapshot", server.address]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
@@ -249,7 +246,7 @@ def test_a_full_disk_is_an_error_at_the_start_and_a_warning_later(
         log = capfd.readouterr().err
         assert "no new snapshot" in log
         assert "No space left" in log
-        failed = subprocess.run([*REPLAY, "snapshot", server.address], capture_output=True, text=True, check=False)
+        failed = subprocess.run([*SERVER_CLI, "snapshot", server.address], capture_output=True, text=True, check=False)
         assert failed.returncode == 1
         assert "No space left" in failed.stderr
         server.kill()
@@ -267,13 +264,13 @@ def test_the_operator_alone_may_ask_for_one(tmp_path: Path, folder: Path) -> Non
     with Server(f"unix://{tmp_path}/s", *flags) as server:
 
         def ask(role: str) -> Any:
-            command = [*REPLAY, "snapshot", server.address, f"--token={tokens[role]}"]
+            command = [*SERVER_CLI, "snapshot", server.address, f"--token={tokens[role]}"]
             return subprocess.run(command, capture_output=True, text=True, check=False)
 
         assert "may not snapshot" in ask("learner").stderr
         assert ask("operator").returncode == 0
     with Server(f"unix://{tmp_path}/without") as server:
-        command = [*REPLAY, "snapshot", server.address]
+        command = [*SERVER_CLI, "snapshot", server.address]
         asked = subprocess.run(command, capture_output=True, text=True, check=False)
         assert "start it with --snapshot DIR" in asked.stderr
 

@@ -32,7 +32,7 @@ def test_a_forked_child_is_told_to_connect_itself(make_replay: MakeReplay) -> No
     assert "spawn" in failures.get(timeout=30)
     child.join(30)
     assert child.exitcode == 0
-    # The parent's own use goes on.
+    # The parent's own use continues.
     fill(replay, 20)
     assert len(replay.sample("t", 4, VIEW, timeout=5)) == 4
 

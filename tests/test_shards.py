@@ -224,7 +224,7 @@ def test_parameters_have_one_version_everywhere(servers: list[Server], log: Line
         servers[1].kill()
         assert shards.put_parameters("p", tensors) == 4
         servers[1].start()
-        until(lambda: count(log, "answers again") == 1)
+        until(lambda: count(log, "is sampled again") == 1)
         assert shards.put_parameters("p", {"w": np.zeros(4, np.float32)}) == 5
         for server in servers:
             with innet.connect(server.address) as one:
@@ -264,7 +264,7 @@ def test_a_server_that_is_away_is_left_out_and_taken_up_again(servers: list[Serv
             write(shards, "w 1", range(100, 120))
             assert count(log, "is away") == 1
             servers[1].start()
-            until(lambda: count(log, "answers again") == 1)
+            until(lambda: count(log, "is sampled again") == 1)
             write(shards, "w 1", range(300, 400))
             until(lambda: bool((next(batches).action >= 300).any()))
         assert shards.stats()["shards"][servers[1].address]["tables"]["t"]["items"] > 0
@@ -278,7 +278,7 @@ def test_a_server_that_is_away_at_the_start_is_taken_up(servers: list[Server], l
         write(shards, "w 0", range(50))
         assert len(shards.sample("t", 8, VIEW)) == 8
         servers[0].start()
-        until(lambda: count(log, "answers again") == 1)
+        until(lambda: count(log, "is sampled again") == 1)
         assert still_works(shards)
         servers[0].kill()
         servers[1].kill()
@@ -321,7 +321,7 @@ def test_bad_lists_of_servers_say_what_to_do(tmp_path: Path, connect: Connect) -
 
 def test_training_runs_over_two_servers(tmp_path: Path, servers: list[Server]) -> None:
     run = tmp_path / "run"
-    local.train(small(replay=address(servers)), run)
+    local.train(small(replay=address(servers), actors=2), run)
     assert lines(run)[-1]["learner_updates"] > 50
     with innet.connect(address(servers)) as shards:
         each = [stats["tables"][run.name]["inserted_items"] for stats in shards.stats()["shards"].values()]

@@ -151,12 +151,12 @@ def test_messages_name_what_the_caller_wrote(capsys: pytest.CaptureFixture[str])
         ),
         ("choose another --out, or --no-serial", "choose another folder, or serial=False"),
         (
-            f"go on: {resuming('runs/x', further=True)}.",
-            "go on: train.run(dataclasses.replace(config, steps=N), folder='runs/x', resume=True).",
+            f"continue: {resuming('runs/x', further=True)}.",
+            "continue: train.run(dataclasses.replace(config, steps=N), folder='runs/x', resume=True).",
         ),
         (
-            f"go on with {resuming('my runs/x')}, or not",
-            "go on with train.run(config, folder='my runs/x', resume=True), or not",
+            f"continue with {resuming('my runs/x')}, or not",
+            "continue with train.run(config, folder='my runs/x', resume=True), or not",
         ),
         # Flags of other programs, and parts of names.
         ("pip install --upgrade a--seed", "pip install --upgrade a--seed"),

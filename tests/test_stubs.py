@@ -20,7 +20,7 @@ STUB = Path(_core.__file__).parent / "_core.pyi"
 @pytest.mark.timeout(400)
 def test_the_stub_agrees_with_the_core(tmp_path: Path) -> None:
     pytest.importorskip("mypy")
-    # Torch stands in one signature; to read all of its types takes a minute.
+    # Torch: one signature names it, and reading all of its types takes a minute.
     (tmp_path / "mypy.ini").write_text("[mypy]\n[mypy-torch.*]\nfollow_imports = skip\n")
     # PyO3 makes a slot of it, which has no name.
     (tmp_path / "allowed").write_text("innet_drl._core.Batch.__getattr__\n")

@@ -140,15 +140,15 @@ def apply_difference(difference: bytes, key: bytes) -> bytes:
 
 
 def server_binary() -> str:
-    """The `innet-replay` command: `INNET_REPLAY_BIN`, the one of this environment, or that on the path.
+    """The `innet-replay` command: `SERVER_CLI_BIN`, the one of this environment, or that on the path.
 
     Raises:
         FileNotFoundError: There is none.
     """
     beside = Path(sysconfig.get_path("scripts")) / "innet-replay"
-    found = os.environ.get("INNET_REPLAY_BIN") or shutil.which(beside) or shutil.which("innet-replay")
+    found = os.environ.get("SERVER_CLI_BIN") or shutil.which(beside) or shutil.which("innet-replay")
     if found is None:
-        raise FileNotFoundError("no innet-replay: run `make build`, or set INNET_REPLAY_BIN")
+        raise FileNotFoundError("no innet-replay: run `make build`, or set SERVER_CLI_BIN")
     return found
 
 

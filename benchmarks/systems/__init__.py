@@ -1,6 +1,6 @@
 """The systems that are measured, one module each, with the same parts as far as the system has them.
 
-| part | what it is |
+| part | meaning |
 | --- | --- |
 | `serve(capacity, **settings)` | starts the server in a process of its own, with room for `capacity` transitions |
 | `Writer(address, **settings)` | an actor's connection: `push(count)` hands over, `flush()` waits until all are there |
@@ -8,7 +8,7 @@
 | `Store(address)` | parameters: `put(weights)`, `get()` |
 | `Tree(items, batch, priorities)` | prioritized indexes alone: `sample()` (indexes), `rewrite(indexes, priorities)` |
 | `Memory(batch, **settings)` | a replay memory in this process: `push(count)`, `sample()` |
-| `VERSION` | what was measured |
+| `VERSION` | the measured version |
 | `SWEEP[part]` | the settings that were tried for a part, the best of which is used |
 
 A module of a peer is imported by the Python of the peer's own environment: it imports NumPy, the standard library, the
@@ -49,7 +49,7 @@ class Service:
 
 
 def free_port() -> int:
-    """A TCP port that nobody listens on."""
+    """A free TCP port."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port: int = listener.getsockname()[1]
         return port
@@ -63,4 +63,4 @@ def wait_for(address: Address, process: subprocess.Popen[bytes], seconds: float 
         with contextlib.suppress(OSError), socket.create_connection(address, timeout=1):
             return
         time.sleep(0.05)
-    raise TimeoutError(f"nobody listens at {address}")
+    raise TimeoutError(f"no process listens at {address}")

@@ -48,7 +48,7 @@ EXAMPLE: dict[str, NDArray[Any]] = {
 
 
 def serve(capacity: int, **settings: int) -> Service:
-    """A learner's process; it keeps nothing, whatever the capacity."""
+    """A learner's process; it keeps nothing, at any capacity."""
     address = ("127.0.0.1", free_port())
     command = [sys.executable, "-m", "benchmarks.systems.echo", str(address[1]), json.dumps(settings)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)

@@ -20,7 +20,7 @@ from benchmarks.systems import Address, Service, free_port, wait_for
 
 VIEW = innet.NStep(stack=recording.STACK, n=recording.N, gamma=recording.GAMMA, observation="frame")
 VERSION = f"innet-drl {innet.__version__}"
-# Writers have their default settings here: what a chunk has more in steps it takes less on the wire.
+# Writers have their default settings here: longer chunks take fewer bytes for each step.
 SWEEP: dict[str, list[dict[str, Any]]] = {
     "client": [{"threads": 1}, {"threads": 2}],
     "prefetching": [{"threads": 1}, {"threads": 2}],
@@ -83,7 +83,7 @@ class _Feed:
         self.close = self._writer.close
 
     def push(self, count: int) -> None:
-        """Appends rows until `count` more steps went in; what a row has beyond them counts for the next call."""
+        """Appends rows until `count` more steps went in; further steps of a row count for the next call."""
         while self._ahead < count:
             self._writer.append(**next(self._rows))
             self._ahead += self._streams
@@ -184,7 +184,7 @@ class Tree:
     """`SumTree` alone."""
 
     def __init__(self, items: int, batch: int, priorities: NDArray[np.float64]) -> None:
-        # The peers' are raised to the power of alpha by nobody either.
+        # The peers do not raise theirs to the power of alpha either.
         self._tree = innet.SumTree(items, priority_exponent=1.0)
         self._batch = batch
         self.rewrite = self._tree.update

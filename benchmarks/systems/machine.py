@@ -1,4 +1,4 @@
-"""What the machine can do at best: the limits that results are set beside. Needs `lz4`, of the peers' environment."""
+"""The machine's best possible results, as limits beside the measured ones. Needs `lz4`, of the peers' environment."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ Copy = Callable[[], Any]
 
 @dataclass(frozen=True)
 class Limit:
-    """What is timed."""
+    """The timed call."""
 
     call: Copy
     check: Callable[[], None]
-    """Fails unless a call does what it is said to do."""
+    """Fails unless a call has its described effect."""
     count: int = 1
-    """How much of what is counted a call does."""
+    """Counted units of one call."""
 
 
 def memory_copy() -> Limit:
@@ -94,7 +94,7 @@ def window_write(threads: int = 2) -> Limit:
     def check() -> None:
         target.fill(0)
         write()
-        assert (target == frame).all(), "what was written differs"
+        assert (target == frame).all(), "the written bytes differ"
 
     return Limit(write, check)
 
@@ -203,7 +203,7 @@ def _transfer(family: socket.AddressFamily) -> Limit:
     def check() -> None:
         buffer[:] = bytes(len(buffer))
         transfer()
-        assert buffer == payload, "what arrived differs"
+        assert buffer == payload, "the received bytes differ"
 
     threading.Thread(target=answer, daemon=True).start()
     return Limit(transfer, check)

@@ -52,7 +52,7 @@ SWEEP: dict[str, list[dict[str, Any]]] = {
 PREPARED = 2_000
 """Transitions that an actor repeats: 113 MB, made before anything is timed."""
 BATCHES = 100
-"""Of a learner's replay at most, which is a copy of what Redis holds."""
+"""Of a learner's replay at most, which is a copy of Redis' data."""
 LIST, PARAMETERS, CAPACITY = "experience", "parameters", "capacity"
 COLUMNS: dict[str, tuple[type, tuple[int, ...]]] = {
     "reward": (np.float32, ()),
@@ -169,10 +169,10 @@ class Writer:
 
 
 class Baseline:
-    """The learner of the paper's baseline: pulls what actors pushed, then samples from its own replay by priority.
+    """The learner of the paper's baseline: pulls the pushes of actors, then samples from its own replay by priority.
 
-    What it pulls it does not trim off: it reads the next part of the list each time, in turn. Else somebody would have
-    to push as fast as it pulls, on the same cores; so Redis is spared the trimming.
+    It does not trim off the pulled items: it reads the next part of the list each time, in turn. Otherwise an actor
+    would have to push as fast as it pulls, on the same cores; so Redis is spared the trimming.
     """
 
     def __init__(

@@ -86,7 +86,7 @@ SWEEP: dict[str, list[dict[str, Any]]] = {
     "get": [{}, {"tensorflow": True}],
     "put": [{}, {"tensorflow": True}],
 }
-"""What pushes fastest does not store smallest, so that `Wire` and `Resident` have settings of `Writer` of their own.
+"""The settings that push fastest do not store smallest: `Wire` and `Resident` have settings of `Writer` of their own.
 Those of readers are of the task `Sample`."""
 
 
@@ -123,7 +123,7 @@ def _serve(port: int, capacity: int) -> None:
 
 
 def _signatures() -> dict[str, dict[str, Any]]:
-    """What a sample of each table is."""
+    """Shape of a sample of each table."""
     stack = tf.TensorSpec((STACK, 84, 84), tf.uint8)
     frames = tf.TensorSpec((WINDOW, 84, 84), tf.uint8)
     outcome = tf.TensorSpec((3,), tf.float32)
@@ -153,7 +153,7 @@ def _inserted(client: Any) -> int:
 
 @dataclass(frozen=True)
 class _Step:
-    """What an actor has at one step of an environment."""
+    """Data of an actor at one step of an environment."""
 
     data: Row
     first: bool = False
@@ -246,7 +246,7 @@ class _Feed(ABC):
 
 class _Timesteps(_Feed):
     def flush(self) -> None:
-        # The first call sends what is pending, one with nothing pending waits for the server.
+        # The first call sends pending items, one with nothing pending waits for the server.
         self._writer.flush()
         self._writer.flush()
 

@@ -100,7 +100,7 @@ fn fstack() {
     match found.version {
         Some(version) => println!("cargo::rustc-env=FSTACK_VERSION={version}"),
         None => println!(
-            "cargo::warning=nothing in {} tells the release of F-Stack: the bindings are for {} or newer, and only its \
+            "cargo::warning=nothing in {} names the release of F-Stack: the bindings are for {} or newer, and only its \
              headers are compared with them",
             found.library.display(),
             release::OLDEST

@@ -1,4 +1,4 @@
-//! Passes on what an installed F-Stack needs from the linker: its own build script cannot.
+//! Passes on the linker arguments of an installed F-Stack: its own build script cannot.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

@@ -166,7 +166,7 @@ class Table:
                 changes it.
             action_space: Space of one action: `env.action_space`, or `single_action_space`.
             capacity: As in `Table`.
-            columns: More columns, or others in place of these three.
+            columns: More columns, or others instead of these three.
             **settings: As in `Table`.
 
         Raises:
@@ -511,7 +511,7 @@ class Relay(_ContextManager):
     def bytes(self) -> tuple[int, int]:
         """Bytes carried so far: to the server, and back."""
     def cut(self) -> None:
-        """Cuts all open connections; what is under way is lost. New ones are let through."""
+        """Cuts all open connections; data in flight are lost. New ones are let through."""
     def close(self) -> None:
         """Ends the relay and its connections."""
 
@@ -585,7 +585,7 @@ class Writer(_ContextManager):
             ClosedError: The writer was closed.
         """
     def flush(self, timeout: float | None = 60.0) -> None:
-        """Sends what is packed and waits until everything is in the table; open windows stay open.
+        """Sends all packed steps and waits until everything is in the table; open windows stay open.
 
         Raises:
             DeadlineError: Not done within `timeout` seconds.
@@ -1075,7 +1075,7 @@ class Replay(_ContextManager):
         """Stores a new version of named parameters, and returns its number: 1, 2, 3, ...
 
         Args:
-            name: What readers ask for.
+            name: Name by which readers ask for them.
             tensors: NumPy arrays or torch tensors by name, for example a `state_dict`.
             dtype: `"bfloat16"` rounds floats to half the bytes of float32 on the wire; `None` keeps them.
             timeout: Seconds to wait for the server.

@@ -38,7 +38,7 @@ def naming_extras() -> Iterator[None]:
     """Turns the error of a missing optional dependency into one that names the extra.
 
     Raises:
-        MissingExtraError: In place of a `ModuleNotFoundError`.
+        MissingExtraError: Instead of a `ModuleNotFoundError`.
     """
     try:
         yield

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["Recorder"]
 
 _Results = tuple[Any, Any, Any, Any, dict[str, Any]]
-"""What `step` of a Gymnasium environment returns."""
+"""Results of `step` of a Gymnasium environment."""
 
 
 class Recorder:
@@ -93,7 +93,7 @@ class Recorder:
         """Takes one step and appends it.
 
         After an error of the writer, such as `DeadlineError`, call `step` again: the environment has made its step, so
-        the call only appends it and returns its results, whatever its arguments but the timeout.
+        the call only appends it and returns its results; of its arguments only the timeout counts.
 
         Args:
             action: For the environment: one action, or one of each environment.
@@ -149,7 +149,7 @@ class Recorder:
             self._observation = self._kept(following)
 
     def _returned(self, names: str, results: Any) -> Any:
-        """What `reset` or `step` of the environment has returned, which has to have these parts."""
+        """The results of `reset` or `step` of the environment, which have to have these parts."""
         parts = names.split(", ")
         if not isinstance(results, tuple) or len(results) != len(parts):
             call = "reset" if len(parts) == 2 else "step"

@@ -79,9 +79,9 @@ fn constants_are_those_of_the_headers() {
 
 #[test]
 fn the_library_is_of_a_release_that_is_known_to_work() {
-    // Nothing in the headers tells the release.
+    // Nothing in the headers names the release.
     let Some(version) = RELEASE else {
-        println!("the release is unknown: nothing beside the library tells it");
+        println!("the release is unknown: nothing beside the library names it");
         return;
     };
     let numbers: Vec<u32> = version.split('.').filter_map(|n| n.parse().ok()).collect();

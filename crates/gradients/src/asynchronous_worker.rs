@@ -79,7 +79,7 @@ impl AsynchronousWorker {
         let mut session = self.shared.session();
         let taken = session.offer(gradient, index);
         if taken {
-            // Sends what may leave now, without waiting for the thread, which also reports failures.
+            // Sends the segments that may leave now, without waiting for the thread, which also reports failures.
             let _ = session.poll(Instant::now(), &mut out);
         }
         drop(session);

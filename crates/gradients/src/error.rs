@@ -76,7 +76,7 @@ pub enum Error {
         size: u64,
         /// Largest amount allowed.
         limit: u64,
-        /// What to do.
+        /// Advice to the caller.
         advice: &'static str,
     },
     /// A signal arrived while waiting.

@@ -65,7 +65,7 @@ impl ParentAggregator {
         self.next_try.filter(|_| self.is_unanswered())
     }
 
-    /// Sends whatever is unanswered, if it is due. The first try is due at once.
+    /// Sends the unanswered message, if it is due. The first try is due at once.
     pub(super) fn retry<T: Transmit>(&mut self, now: Instant, out: &mut T) {
         if self.is_unanswered() && self.next_try.is_none_or(|at| at <= now) {
             self.next_try = Some(now + control_timeout(self.tries));

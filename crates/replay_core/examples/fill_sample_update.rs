@@ -7,41 +7,24 @@ use replay_core::view::{ViewSpec, Window};
 use replay_core::writer::{StepBatch, Values, Writer, WriterOptions};
 use replay_core::{Replay, Result, TableConfig, replay::SampleRequest, wait::Wait};
 
-fn main() -> Result<()> {
+pub(crate) fn main() -> Result<()> {
     let columns = vec![Column::scalar("observation", Dtype::Int32)];
-    let table = TableConfig::new("steps", columns, 1000);
     let (memory, wait) = (Memory::new(MemoryLimits::default()), Wait::forever());
-    memory.create_table(&table)?;
+    memory.create_table(&TableConfig::new("steps", columns, 1000))?;
 
     let view = ViewSpec::Window(Window::default());
     let mut writer = Writer::open(&*memory, "steps", 1, &view, WriterOptions::default(), &wait)?;
     for step in 0..100_i32 {
-        let (dtype, shape, bytes) = (Dtype::Int32, &[1][..], &step.to_le_bytes()[..]);
-        let columns = &[(
-            "observation",
-            Values {
-                dtype,
-                shape,
-                bytes,
-            },
-        )][..];
-        writer.append(
-            &StepBatch {
-                columns,
-                ..StepBatch::default()
-            },
-            &wait,
-        )?;
+        let bytes = step.to_le_bytes();
+        let columns = [("observation", Values::new(Dtype::Int32, &[1], &bytes))];
+        writer.append(&StepBatch::new(&columns), &wait)?;
     }
     writer.close(&wait)?;
 
     let sampled = memory.sample(&SampleRequest::new("steps", 32, &view), &wait)?;
     let ids: Vec<u64> = sampled.items.iter().map(|item| item.id).collect();
     let updated = memory.update_priorities("steps", &ids, &[0.5; 32], &wait)?;
-    let (sampled, items) = (sampled.items.len(), sampled.live_items);
-    eprintln!(
-        "sampled {sampled} of {items} items, updated {}",
-        updated.applied
-    );
+    let (items, updated) = (sampled.live_items, updated.applied);
+    eprintln!("sampled 32 of {items} items, updated {updated}");
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Codecs: how the values of a column are packed, each by itself. What changed from one value to another is in
+//! Codecs: how the values of a column are packed, each by itself. Differences between values are in
 //! [`crate::difference`].
 //!
 //! A codec is a variant of [`Codec`]; the compiler names the matches of this file that lack it, and the enum of the wire.
@@ -29,9 +29,9 @@ thread_local! {
 pub enum Codec {
     /// Raw, inside the row.
     None,
-    /// A blob beside the row: an LZ4 block, or what changed since the key row.
+    /// A blob beside the row: an LZ4 block, or a difference from the key row.
     Lz4,
-    /// A blob beside the row: a zstd frame, or what changed since the key row.
+    /// A blob beside the row: a zstd frame, or a difference from the key row.
     Zstd,
 }
 

@@ -118,8 +118,8 @@ impl Patched {
                 self.base[end..].first_chunk::<SHORT>(),
             ) {
                 (Some(start), Some(after)) if count <= SHORT => {
-                    // Most runs are a few bytes: two registers take less time than a loop, and the second one puts back
-                    // what the first wrote too far.
+                    // Most runs are a few bytes: two registers take less time than a loop, and the second one corrects
+                    // the bytes that the first wrote too far.
                     self.value[run.start..][..SHORT].copy_from_slice(start);
                     self.value[end..][..SHORT].copy_from_slice(after);
                 }

@@ -277,7 +277,7 @@ mod tests {
         })
     }
 
-    /// Windows (anchor, before, after) that rows with these flags complete, and what was dropped.
+    /// Windows (anchor, before, after) that rows with these flags complete, and counts of dropped windows.
     fn windows(view: &ViewSpec, rows: &[u8]) -> (Vec<(u64, u16, u16)>, DroppedWindows) {
         let mut windows = EpisodeWindows::new(0, view);
         let mut items = Vec::new();

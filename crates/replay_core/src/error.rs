@@ -102,7 +102,7 @@ pub enum Error {
     /// A deadline that passed.
     #[error("{DEADLINE_PASSED}{waited_for}")]
     Deadline {
-        /// What the call was waiting for, and by how much it is missed.
+        /// Condition that the call waited for, and its distance from it.
         waited_for: String,
     },
     /// A request that waits longer than a server holds it. Clients send it again.
@@ -111,7 +111,7 @@ pub enum Error {
     )]
     Renew {
         held_ms: u64,
-        /// What the request was waiting for.
+        /// Condition that the request waited for.
         waited_for: String,
     },
     /// A view that needs more rows than the items' windows have.
@@ -336,7 +336,7 @@ impl Error {
         }
     }
 
-    /// What a call was waiting for at its deadline, in this process or on a server; `None` for any other error.
+    /// Condition that a call waited for at its deadline, in this process or on a server; `None` for any other error.
     pub fn into_waited_for(self) -> Option<String> {
         match self {
             Error::Deadline { waited_for } => Some(waited_for),

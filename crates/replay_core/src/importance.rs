@@ -31,7 +31,7 @@ pub fn check_beta(beta: f64) -> Result<()> {
 
 /// Weights of items from their probabilities. N, the number of live items, cancels: the largest weight belongs to the
 /// smallest probability p, and (N P(i))^-beta / (N p)^-beta = (p / P(i))^beta. An item without a positive probability
-/// was not drawn at random and weighs 1.
+/// was not sampled at random and weighs 1.
 ///
 /// # Errors
 /// [`Error::Config`] for a beta out of range, and for [`Normalization::Memory`] without the smallest

@@ -44,7 +44,7 @@ impl Count {
     }
 }
 
-/// One more push that has ended, in `Limiter::inserting`: without it, an admission could not tell that another push began,
+/// One more push that has ended, in `Limiter::inserting`: without it, an admission could not notice that another push began,
 /// was counted and ended since it read the counts.
 const ENDED: u64 = 1 << 40;
 

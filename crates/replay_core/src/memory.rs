@@ -73,7 +73,7 @@ impl Memory {
         })
     }
 
-    /// Drawn at random when the memory was made. Another one means that a server was started again.
+    /// Random number of this memory. Another one means that a server was started again.
     pub fn incarnation(&self) -> u64 {
         self.incarnation
     }

@@ -1,4 +1,4 @@
-//! Hints to the processor and the system about memory. They change how long an access takes, never what it reads.
+//! Hints to the processor and the system about memory. They change the duration of an access, never its result.
 
 /// Least bytes for huge pages: smaller memory would have none, or would pay for one that it does not fill.
 const HUGE_PAGES_FROM: usize = 4 << 20;

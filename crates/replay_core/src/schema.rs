@@ -1,4 +1,4 @@
-//! What a table is made of: columns, capacity, sampler and limits. The one configuration of a table,
+//! Definition of a table: columns, capacity, sampler and limits. The one configuration of a table,
 //! with the same names in TOML, on the wire and in Python.
 
 use std::fmt;
@@ -148,7 +148,7 @@ impl Column {
     }
 }
 
-/// How items are chosen. `Fifo` and what follows sample one item again and again, until it has been sampled
+/// How items are chosen. `Fifo` and the samplers after it sample one item again and again, until it has been sampled
 /// `max_times_sampled` times or, without that, until another one ranks first; its probability is 1. Among equal
 /// priorities the item that was inserted or updated the longest ago is first; the exponent does not count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -272,7 +272,7 @@ impl TableConfig {
     pub const MAX_STEP_BYTES: u64 = 1 << 28;
     /// Most columns.
     pub const MAX_COLUMNS: usize = 256;
-    /// Bytes that a chunk counts for beside its steps as stored: what is kept about it.
+    /// Bytes that a chunk counts for beside its stored steps: its bookkeeping.
     pub const CHUNK_BYTES: u64 = 512;
 
     /// Names that arguments of a writer's append and arrays of a batch have.

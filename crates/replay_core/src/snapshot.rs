@@ -152,7 +152,7 @@ fn lock_partial(partial: &Path) -> Result<File> {
             let text = "another process saves to this file now";
             return Err(io::Error::new(io::ErrorKind::WouldBlock, text));
         }
-        // What an earlier writer left. Nothing else is cut: a device has no length to set.
+        // Bytes of an earlier writer. Nothing else is cut: a device has no length to set.
         if file.metadata()?.len() > 0 {
             file.set_len(0)?;
         }

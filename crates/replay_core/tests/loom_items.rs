@@ -14,7 +14,7 @@ use replay_core::sync::thread;
 use replay_core::table::ids::{IdSpace, ItemId};
 use replay_core::table::items::{Claim, ItemRows, Items};
 
-/// Loom switches away from a thread that could go on at most this often in one execution. The faults below
+/// Loom switches away from a thread that could continue at most this often in one execution. The faults below
 /// show with two.
 const PREEMPTIONS: usize = 2;
 

@@ -9,7 +9,7 @@ use replay_core::slab::{Handle, Slab};
 use replay_core::sync::fault::{Fault, inject};
 use replay_core::sync::{Ordering, UnsafeCell, thread};
 
-/// Loom switches away from a thread that could go on at most this often in one execution. Every ordering and every
+/// Loom switches away from a thread that could continue at most this often in one execution. Every ordering and every
 /// exchange of the slab that was weakened in turn showed with two; three takes minutes with three threads.
 const PREEMPTIONS: usize = 2;
 

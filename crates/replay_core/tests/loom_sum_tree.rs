@@ -21,7 +21,7 @@ const LEAVES: u32 = 8;
 /// joins them. Loom finds that two accesses race by looking back from the later one to the last one before it: a
 /// load that has run too early is hidden by a writer's own load of the same word.
 ///
-/// Loom switches away from a thread that could go on at most `preemptions` times in one execution. The faults below,
+/// Loom switches away from a thread that could continue at most `preemptions` times in one execution. The faults below,
 /// and every ordering and fence of the tree when it was weakened in turn (the fence of `is_live`: see `loom_items.rs`),
 /// show with two; three takes minutes where a
 /// sampler reads a dozen words.

@@ -8,7 +8,7 @@
  * (-fPIC, or the program has a dpdk_argc of its own beside a shared libfstack's). The arguments: the end, F-Stack's
  * configuration (as docs/how-to/fstack.md has one; the server at 10.8.0.2 on core 0, the client at 10.8.0.1 on core 1), bytes of a request
  * and of a reply, requests, and arguments for DPDK. The client prints p50 and p99 of the time from a request's first
- * byte to its reply's last, leaving out the first tenth; the server goes on until it is killed. With SEGMENTS in the
+ * byte to its reply's last, leaving out the first tenth; the server runs until it is killed. With SEGMENTS in the
  * environment of both ends, and bsize=65535,rsize=7 in both devices, whole segments go through the memif.
  */
 

@@ -1,4 +1,4 @@
-//! The server's side of TLS, from PEM files with rustls, and what both sides share. TLS is 1.3: keying material of earlier versions
+//! The server's side of TLS, from PEM files with rustls, and parts of both sides. TLS is 1.3: keying material of earlier versions
 //! may be equal in two sessions.
 
 use std::path::Path;

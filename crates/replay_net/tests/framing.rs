@@ -1,4 +1,4 @@
-//! Frames over streams: lengths are capped, ends are noticed, and a dropped read or write goes on.
+//! Frames over streams: lengths are capped, ends are noticed, and a dropped read or write can be continued.
 
 use std::io::IoSlice;
 use std::pin::Pin;

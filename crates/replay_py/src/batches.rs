@@ -16,8 +16,8 @@ use replay_core::replay::{SampleChannel, Wait};
 use crate::batch::PyBatch;
 use crate::class::context_manager;
 use crate::decoded_sample::{DecodedSample, DecodedSampler};
+use crate::exclusive::{Exclusive, lock};
 use crate::process_local::{Closing, ProcessLocal};
-use crate::turns::{Turns, lock};
 use crate::writer::OpenWriters;
 use crate::{error, wait};
 
@@ -81,9 +81,9 @@ impl Beta {
 /// Source of the batches.
 enum Source {
     /// Samples and decodes in the call of the reader.
-    Direct(Turns<Direct>),
+    Direct(Exclusive<Direct>),
     /// A background thread.
-    Ahead(Turns<Ahead>),
+    Ahead(Exclusive<Ahead>),
 }
 
 struct Direct {
@@ -108,7 +108,7 @@ impl PyBatches {
         let table = sampler.request.table.clone();
         let start = || -> Result<Source> {
             let direct = |sampler, channel| {
-                Ok(Source::Direct(Turns::new(
+                Ok(Source::Direct(Exclusive::new(
                     WHAT,
                     Direct { sampler, channel },
                 )))
@@ -122,7 +122,7 @@ impl PyBatches {
                 return direct(sampler, Some(channel));
             }
             let ahead = Ahead::start(sampler, channel, prefetch, first_beta)?;
-            Ok(Source::Ahead(Turns::new(WHAT, ahead)))
+            Ok(Source::Ahead(Exclusive::new(WHAT, ahead)))
         };
         let source = wait::unlocked(py, start)?;
         Ok(PyBatches {
@@ -148,8 +148,8 @@ impl PyBatches {
         let beta = self.beta.now(py)?;
         let next = |source: &Arc<Source>, wait: &Wait<'_>| match &**source {
             Source::Direct(direct) => {
-                let mut turn = direct.take(wait)?;
-                let Direct { sampler, channel } = &mut *turn;
+                let mut direct = direct.take(wait)?;
+                let Direct { sampler, channel } = &mut *direct;
                 sampler.next(
                     wait,
                     || beta,
@@ -198,7 +198,7 @@ struct DecoderState {
     stop: AtomicBool,
     /// Bits of the float64 exponent for the next decoded batch.
     beta: AtomicU64,
-    /// What the last sample without a batch was waiting for.
+    /// Condition that the last sample without a batch waited for.
     waited_for: Mutex<String>,
 }
 

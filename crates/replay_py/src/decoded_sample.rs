@@ -10,7 +10,7 @@ use replay_core::schema::TableConfig;
 use replay_core::table::ids::IdSpace;
 use replay_core::view::{Batch, DecodeOptions, Decoder, ViewSpec};
 
-use crate::turns::lock;
+use crate::exclusive::lock;
 
 /// Longest time to ask about a batch that has arrived: for the table's definition, or to remove an item that cannot be decoded.
 const ASK_WITHIN: Duration = Duration::from_secs(5);

@@ -34,7 +34,7 @@ fn class_name(code: ErrorCode) -> &'static str {
         ErrorCode::Io => "StorageError",
         ErrorCode::Gradients => "GradientError",
         ErrorCode::Forbidden => "ForbiddenError",
-        // `wait::blocking` raises the pending KeyboardInterrupt in place of Interrupted.
+        // `wait::blocking` raises the pending KeyboardInterrupt instead of Interrupted.
         ErrorCode::Internal | ErrorCode::Interrupted => "InternalError",
     }
 }

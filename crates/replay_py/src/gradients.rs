@@ -13,9 +13,9 @@ use replay_core::replay::Wait;
 use replay_net::client::{Client, GradientWorker};
 
 use crate::class::{attributes, context_manager};
+use crate::exclusive::Exclusive;
 use crate::process_local::ProcessLocal;
 use crate::station::PyStation;
-use crate::turns::Turns;
 use crate::{array, error, integer, wait};
 
 /// Longest name of a worker, in bytes.
@@ -32,7 +32,7 @@ pub struct PyGradientWorker {
 
 struct SharedWorker {
     /// `None` after leaving.
-    turns: Turns<Option<GradientWorker>>,
+    worker: Exclusive<Option<GradientWorker>>,
     /// Number of the next round, readable during a sum. Relaxed accesses: it is a number on its own.
     round: AtomicU64,
 }
@@ -43,8 +43,10 @@ impl SharedWorker {
         wait: &Wait<'_>,
         work: impl FnOnce(&mut GradientWorker) -> Result<T>,
     ) -> Result<T> {
-        let mut turn = self.turns.take(wait)?;
-        let worker = turn.as_mut().ok_or(Error::Closed("this gradient worker"))?;
+        let mut worker = self.worker.take(wait)?;
+        let worker = worker
+            .as_mut()
+            .ok_or(Error::Closed("this gradient worker"))?;
         let done = work(worker);
         self.round.store(worker.next_round(), Ordering::Relaxed);
         done
@@ -95,7 +97,7 @@ impl PyGradientWorker {
         })?;
         let round = AtomicU64::new(worker.next_round());
         let shared = SharedWorker {
-            turns: Turns::new("gradient worker", Some(worker)),
+            worker: Exclusive::new("gradient worker", Some(worker)),
             round,
         };
         Ok(PyGradientWorker {
@@ -187,7 +189,7 @@ impl PyGradientWorker {
             return Ok(());
         };
         wait::blocking(py, deadline, None, move |wait| {
-            let worker = shared.turns.take(wait)?.take();
+            let worker = shared.worker.take(wait)?.take();
             worker.map_or(Ok(()), |worker| worker.leave(wait))
         })
     }

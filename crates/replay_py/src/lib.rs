@@ -15,7 +15,7 @@
 //! | `relay` | the emulated link of benchmarks and tests |
 //! | `array`, `dtype` | NumPy arrays, in and out without copies; dtypes |
 //! | `integer`, `keywords` | integer arguments, whose errors name them; misspelt keyword arguments |
-//! | `wait`, `turns` | waits with deadlines and Ctrl-C; values that threads use in turn |
+//! | `wait`, `exclusive` | waits with deadlines and Ctrl-C; values that one thread uses at a time |
 //! | `process_local`, `class` | values that can be closed and do not survive a fork; methods that classes share |
 //! | `error`, `log` | exceptions for error codes; log lines for Python's `logging` |
 //!
@@ -45,6 +45,7 @@ mod connect;
 mod decoded_sample;
 mod dtype;
 mod error;
+mod exclusive;
 mod gradient_updates;
 mod gradients;
 mod integer;
@@ -60,7 +61,6 @@ mod station;
 mod sum_tree;
 mod table;
 mod torch;
-mod turns;
 mod view;
 mod wait;
 mod writer;

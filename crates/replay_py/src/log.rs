@@ -13,7 +13,7 @@ use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::{Context, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 
-use crate::turns::lock;
+use crate::exclusive::lock;
 use crate::wait;
 
 /// Starts forwarding, once in a process. Not at import, since the command line has a log of its own.

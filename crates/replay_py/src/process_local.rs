@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use replay_core::error::Result;
 use replay_core::replay::Wait;
 
-use crate::turns::lock;
+use crate::exclusive::lock;
 use crate::{error, wait};
 
 /// Signal of `close` to the calls that it ends. They ask it as often as they check for Ctrl-C.

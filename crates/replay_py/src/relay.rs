@@ -9,9 +9,9 @@ use replay_net::bench::link::LinkConfig;
 use replay_net::bench::relay::Relay;
 
 use crate::class::context_manager;
+use crate::exclusive::lock;
 use crate::gradients::socket_address;
 use crate::process_local::Closing;
-use crate::turns::lock;
 use crate::{error, integer, wait};
 
 #[doc = stub_doc!("Relay")]

@@ -27,10 +27,10 @@ use replay_net::client::Client;
 use replay_net::client::shards::ShardedClient;
 
 use crate::class::context_manager;
+use crate::exclusive::Exclusive;
 use crate::parameters::{self, PyParameters};
 use crate::process_local::ProcessLocal;
 use crate::table::{PyTable, Tables};
-use crate::turns::Turns;
 use crate::writer::{OpenWriters, PyWriter};
 use crate::{integer, torch, wait};
 pub use memory::PyMemory;
@@ -58,7 +58,7 @@ struct Backend {
     /// The client, if the memory is on a server; of several the first one's, which sums gradients.
     client: Option<Arc<Client>>,
     /// Updates of priorities that are not waited for; `None` before the first one, and where each applies within its call.
-    updates: Arc<Turns<Option<Box<dyn UpdateChannel>>>>,
+    updates: Arc<Exclusive<Option<Box<dyn UpdateChannel>>>>,
 }
 
 /// Name of [`Backend::updates`] in errors.
@@ -105,7 +105,7 @@ impl PyReplay {
             replay: memory.clone(),
             memory: Some(memory),
             client: None,
-            updates: Arc::new(Turns::new(UPDATES, None)),
+            updates: Arc::new(Exclusive::new(UPDATES, None)),
         };
         Self::over(backend, "in this process".into())
     }
@@ -127,7 +127,7 @@ impl PyReplay {
             replay: client.clone(),
             memory: None,
             client: Some(client),
-            updates: Arc::new(Turns::new(UPDATES, None)),
+            updates: Arc::new(Exclusive::new(UPDATES, None)),
         };
         Self::over(backend, format!("at {address}"))
     }
@@ -139,7 +139,7 @@ impl PyReplay {
             client: Some(client.first().clone()),
             replay: Arc::new(client),
             memory: None,
-            updates: Arc::new(Turns::new(UPDATES, None)),
+            updates: Arc::new(Exclusive::new(UPDATES, None)),
         };
         Self::over(backend, location)
     }

@@ -1,4 +1,4 @@
-//! `Column` and `Table`: what a table is made of, as plain values.
+//! `Column` and `Table`: the definition of a table, as plain values.
 
 use numpy::PyArrayDescr;
 use pyo3::exceptions::PyTypeError;

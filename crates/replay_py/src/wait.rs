@@ -11,8 +11,8 @@ use replay_core::replay::Wait;
 use replay_core::wait::{Advice, WaitNotice};
 
 use crate::error;
+use crate::exclusive::lock;
 use crate::process_local::Closing;
-use crate::turns::lock;
 
 /// Seconds that a call waits where no timeout is given.
 pub const TIMEOUT: Option<f64> = Some(60.0);

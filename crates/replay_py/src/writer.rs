@@ -16,8 +16,8 @@ use replay_core::writer::{FinalObservations, StepBatch, Values, Writer, WriterCo
 
 use crate::array::{self, Expected, Input};
 use crate::class::{attributes, context_manager};
+use crate::exclusive::{Exclusive, lock};
 use crate::process_local::{Closing, ProcessLocal};
-use crate::turns::{Turns, lock};
 use crate::{error, wait};
 
 /// Longest flush at the end of a `with` block that raised an exception.
@@ -37,7 +37,7 @@ pub struct PyWriter {
 
 /// The writer, and its counters after the last call, readable while the next one blocks.
 struct WriterState {
-    turns: Turns<Writer>,
+    writer: Exclusive<Writer>,
     counters: Arc<Mutex<WriterCounters>>,
     /// The last call ended at its deadline or by a signal. Relaxed accesses: it is a flag on its own.
     late: AtomicBool,
@@ -45,7 +45,7 @@ struct WriterState {
 
 impl WriterState {
     fn call(&self, wait: &Wait<'_>, work: impl FnOnce(&mut Writer) -> Result<()>) -> Result<()> {
-        let mut writer = self.turns.take(wait)?;
+        let mut writer = self.writer.take(wait)?;
         let done = work(&mut writer);
         *lock(&self.counters) = writer.counters();
         let code = done.as_ref().err().map(Error::code);
@@ -94,7 +94,7 @@ impl PyWriter {
     ) -> Self {
         let id = writer.id().clone();
         let shared = WriterState {
-            turns: Turns::new("writer", writer),
+            writer: Exclusive::new("writer", writer),
             counters: Arc::default(),
             late: AtomicBool::new(false),
         };
@@ -205,11 +205,7 @@ impl PyWriter {
 }
 
 fn values<'a>(input: &'a Input<'_>) -> Values<'a> {
-    Values {
-        dtype: input.dtype,
-        shape: &input.shape,
-        bytes: input.bytes(),
-    }
+    Values::new(input.dtype, &input.shape, input.bytes())
 }
 
 attributes! { PyWriter as "Writer", |writer, py|
@@ -328,7 +324,7 @@ impl PyWriter {
         let deadline = wait::deadline(py, timeout)?;
         let writer = self.writer.get(py)?;
         let closing = self.writer.closing();
-        // Ends a blocked append or flush of another thread, which would keep the writer from its turn.
+        // Ends a blocked append or flush of another thread, which would keep the writer for itself.
         closing.end_calls();
         wait::blocking(py, deadline, closing.replay(), move |wait| {
             let writer = writer;

@@ -49,7 +49,7 @@
 #   count   LEB128, up to 4 bytes: bytes that are not
 #   bytes   `count` bytes
 #
-# and what comes after the last run is as in the key row; it may be empty, and is no longer than
+# and the bytes after the last run are as in the key row; it may be empty, and is no longer than
 # the raw column.
 #
 # The window of a sampled item is its rows, in order, in the same row layout, followed
@@ -81,7 +81,7 @@ struct Request {
     closeWriter @16 :CloseWriter;
     joinGradients @17 :JoinGradients;
     list @18 :Void;
-    # What there is: tables and parameters.
+    # Lists tables and parameters.
     snapshot @19 :Void;
     # Saves the server's memory in the folder of its configuration; the answer follows when the file is complete.
   }
@@ -166,7 +166,7 @@ struct Challenge {
   protocol @0 :UInt32;
   release @1 :Text;
   incarnation @2 :UInt64;
-  # drawn at random when the server starts: ids of another incarnation name nothing, except items that this one has restored
+  # random number of this start of the server: ids of another incarnation name nothing, except items that this one has restored
   nonce @3 :Data;
   # 32 random bytes
   tokenNeeded @4 :Bool;
@@ -245,11 +245,11 @@ struct TableConfig {
 
 struct OpenWriter {
   # On the connection that the writer's pushes will come over: a push over one that has opened no writer ends
-  # it. Pushes may have to wait, and the server holds apart what such connections send: open writers on
+  # it. Pushes may have to wait, and the server holds the requests of such connections apart: open writers on
   # connections of their own, away from requests that must not wait behind pushes.
   table @0 :Text;
   writer @1 :UInt64;
-  # drawn at random by the client; the same number again fences the older connection off
+  # random number of the client; the same number again fences the older connection off
   name @2 :Text;
   # display name in errors and logs
   streams @3 :UInt32;
@@ -397,7 +397,7 @@ struct PutParameters {
   # The payload is one safetensors file.
   name @0 :Text;
   id @1 :UInt64;
-  # Drawn at random for each put, for a client that may send it again after a broken connection: the server answers a
+  # Random number of each put, for a client that may send it again after a broken connection: the server answers a
   # repetition with the version that it stored, and does not put it over a newer one. 0 is always stored.
   version @2 :UInt64;
   # The version to store, unless the server has that one or a newer one: then, and for 0, it is the next.

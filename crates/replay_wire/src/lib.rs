@@ -196,7 +196,7 @@ pub struct Hello {
     pub protocol: u32,
     /// [`RELEASE`] of the client.
     pub release: String,
-    /// Drawn at random for this connection.
+    /// Random bytes of this connection.
     pub nonce: [u8; 32],
 }
 
@@ -207,9 +207,9 @@ pub struct Challenge {
     pub protocol: u32,
     /// [`RELEASE`] of the server.
     pub release: String,
-    /// Drawn at random when the server started.
+    /// Random number of this start of the server.
     pub incarnation: u64,
-    /// Drawn at random for this connection.
+    /// Random bytes of this connection.
     pub nonce: [u8; 32],
     /// Whether clients need a token.
     pub token_needed: bool,

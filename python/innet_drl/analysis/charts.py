@@ -1,4 +1,4 @@
-"""The charts of one or several runs of one environment: scores, losses, memory, throughput, and who waits for whom."""
+"""The charts of one or several runs of one environment: scores, losses, memory, throughput, and waits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Line charts as SVG in the page's colours: curves of any length, reduced to what a picture shows."""
+"""Line charts as SVG in the page's colours: curves of any length, reduced to the points that a picture shows."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ SETTINGS: dict[Any, object] = {
 
 
 def save(figure: Any, path: Path) -> None:
-    """Writes a figure: the same file for the same figure, whatever the day. Other formats than SVG as they are."""
+    """Writes a figure: the same file for the same figure on every day. Other formats than SVG as they are."""
     if path.suffix != ".svg":
         figure.savefig(path)
         return
@@ -38,7 +38,7 @@ def svg_of(figure: Any) -> str:
 
 
 def lean(text: str) -> str:
-    """Removes from an SVG file of matplotlib's what the picture does not need."""
+    """Removes the parts of matplotlib's SVG files that the picture does not need."""
     ElementTree.register_namespace("", SVG)
     ElementTree.register_namespace("xlink", LINK)
     root = ElementTree.fromstring(text)

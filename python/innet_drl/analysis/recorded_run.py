@@ -45,7 +45,7 @@ class FinalEvaluation:
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """What a run's folder has."""
+    """Contents of a run's folder."""
 
     path: Path
     name: str
@@ -119,7 +119,7 @@ def reading(path: Path) -> Iterator[None]:
     """Turns an `OSError` of a read into one that names the file.
 
     Raises:
-        RunFolderError: In place of an `OSError`.
+        RunFolderError: Instead of an `OSError`.
     """
     try:
         yield

@@ -38,7 +38,7 @@ class PaperFlags:
     update_ms: float | None = None
     """Simulated computing time of the learner for one update: 500 by default, with --delay-ms 10."""
     redis: str | None = None
-    """Address of a running Redis (`redis://host:port`), in place of a new one on this machine."""
+    """Address of a running Redis (`redis://host:port`), instead of a new one on this machine."""
     redis_stack: str = "kernel"
     """Network stack of the Redis, for the results: `fstack` if it runs on F-Stack."""
     redis_link: str = "loopback"

@@ -1,4 +1,4 @@
-"""Messages of a run over Redis: what an actor pushes, and how the learner reads it.
+"""Messages of a run over Redis: encoded by actors, decoded by the learner.
 
 Redis knows no columns and no windows: a message is one value of bytes, the arrays of an `ArrayLayout` one after the
 other, which both ends derive from the settings. There are two formats: `FrameFormat` sends rows, each frame once;

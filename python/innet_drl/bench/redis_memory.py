@@ -135,7 +135,7 @@ def _message_format(settings: MemorySettings) -> MessageFormat:
 
 
 class RedisWriter:
-    """An actor's writer, in place of `innet_drl.Writer`: collects rows in messages and pushes them.
+    """An actor's writer, instead of `innet_drl.Writer`: collects rows in messages and pushes them.
 
     Args:
         store: Connection to the list.

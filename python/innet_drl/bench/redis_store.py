@@ -123,7 +123,7 @@ class RedisStore:
 
     def _views(self, layout: ArrayLayout, value: bytes, *, whole: bool = True) -> dict[str, NDArray[Any]]:
         if len(value) < layout.nbytes or (whole and len(value) > layout.nbytes):
-            raise self.foreign(f"{self._parameters} has {len(value):,} bytes in place of {layout.nbytes:,}")
+            raise self.foreign(f"{self._parameters} has {len(value):,} bytes instead of {layout.nbytes:,}")
         return layout.views(value)
 
     def foreign(self, what: str) -> RelayError:
@@ -171,7 +171,7 @@ def parse_address(address: str) -> tuple[str, MessageOptions]:
             "config.yaml"
         )
     if parts.path.strip("/") and not parts.path.strip("/").isdecimal():
-        raise ConfigurationError(f"--replay {address}: what comes after the port is the number of a database")
+        raise ConfigurationError(f"--replay {address}: the path after the port is the number of a database")
     given = dict(parse_qsl(parts.query, keep_blank_values=True))
     message, transitions = given.pop("message", "frames"), given.pop("transitions", str(TRANSITIONS))
     if given or message not in get_args(MessageFormatName) or not transitions.isdecimal() or int(transitions) < 1:
@@ -219,5 +219,5 @@ def unpack(store: RedisStore, messages: MessageFormat, message: bytes) -> dict[s
         except lz4.block.LZ4BlockError as error:
             raise store.foreign(f"a message of {len(message):,} bytes does not unpack") from error
     if len(message) != size:
-        raise store.foreign(f"a message has {len(message):,} bytes in place of {size:,}")
+        raise store.foreign(f"a message has {len(message):,} bytes instead of {size:,}")
     return messages.layout.views(message)

@@ -28,7 +28,7 @@ from innet_drl.errors import BehindError, ConfigError, DeadlineError, ReplicaErr
 KEPT_DIGESTS = 16
 """Number of a replica's own last digests that are compared with other replicas' digests."""
 POLL_SECONDS = 0.02
-"""Period at which a replica checks what other replicas published at the server."""
+"""Period at which a replica looks for data that other replicas published at the server."""
 REPUBLISH_SECONDS = 0.5
 """Period at which a replica that waits for others checks that its published weights are still there."""
 

@@ -89,7 +89,7 @@ def run_actor(assignment: ActorAssignment, pipe: multiprocessing.connection.Conn
                 playing=playing.set,
             )
         finally:
-            # What ended the play is the failure to report; environments that failed may fail again.
+            # The failure to report ended the play; environments that failed may fail again.
             with contextlib.suppress(Exception):
                 envs.close()
     except (Stopped, BrokenPipeError):

@@ -32,7 +32,7 @@ from innet_drl.train.stopwatch import Laps, Stopwatch
 logger = logging.getLogger(__name__)
 
 RESTARTS = 3
-"""Processes that may fail and be replaced; then the run goes on without evaluations."""
+"""Processes that may fail and be replaced; then the run continues without evaluations."""
 STOP_SECONDS = 2.0
 """Seconds that the process may take to close its environments before it is killed."""
 

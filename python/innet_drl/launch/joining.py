@@ -54,7 +54,7 @@ class Joining:
     """Name of the run; `None` for the only one that is published there."""
     replay_ca: Path | None = None
     changes: dict[str, Any] = field(default_factory=dict)
-    """Settings that this host has in place of the run's."""
+    """Settings that this host has instead of the run's."""
     token: str = field(default="", repr=False)
     """Token of the server; empty for none."""
 
@@ -232,7 +232,7 @@ class _JoinedRun:
             )
 
     def flush(self, writer: RowWriter, fetch: Callable[[], object] | None) -> None:
-        """Waits for the learner, which draws as much as the replay ratio asks for, and for the server."""
+        """Waits for the learner, which samples as much as the replay ratio asks for, and for the server."""
         started, said = time.monotonic(), False
         while True:
             if fetch is not None:
@@ -247,7 +247,7 @@ class _JoinedRun:
                 self._look()
             else:
                 if said:
-                    logger.info("actor %d goes on", self._joining.index)
+                    logger.info("actor %d continues", self._joining.index)
                 return
 
     def report(self, report: ActorReport) -> None:

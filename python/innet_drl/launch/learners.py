@@ -299,7 +299,7 @@ def _learn(assignment: LearnerAssignment, pipe: multiprocessing.connection.Conne
                     batch = next(timed)
                 except innet.errors.DeadlineError:
                     if pipe.poll(0):
-                        # Training has ended, and there is no batch whose update would tell this learner.
+                        # Training has ended, and no batch is left whose update would end this learner.
                         learner.gradients.end()
                         break
                     continue

@@ -1,4 +1,4 @@
-"""Sessions of training on this machine: refuses what cannot work, makes or reopens the run's folder, and trains.
+"""Sessions of training on this machine: refuses unusable settings, makes or reopens the run's folder, and trains.
 
 Torch is imported once the folder, the environment and the addresses have been checked: a mistake is named at once.
 """
@@ -46,7 +46,7 @@ def train(
         resume: Continue from the folder's newest checkpoint.
         unused: Where there is a folder `out` already, make `<out>-2`, `<out>-3`, ...
         callbacks: Called on the way; they may end training.
-        display: Makes what shows the metrics, from a title.
+        display: Makes the display of the metrics, from a title.
         signals: End training with a checkpoint at SIGINT and SIGTERM, if this is the main thread.
 
     Raises:
@@ -80,7 +80,7 @@ def learn(
         config: The settings; `replay` is the address of a server.
         out: The run's folder.
         callbacks: Called on the way; they may end training.
-        display: Makes what shows the metrics, from a title.
+        display: Makes the display of the metrics, from a title.
         signals: End training with a checkpoint at SIGINT and SIGTERM, if this is the main thread.
 
     Raises:
@@ -100,7 +100,7 @@ def learn(
 
 
 def _check(config: Config, folder: RunFolder, display: Display, *, resume: bool) -> None:
-    """Refuses what can be known to fail before torch is imported, which takes seconds."""
+    """Refuses settings that are known to fail before torch is imported, which takes seconds."""
     if resume:
         folder.checkpoint_to_resume()
     if config.replay_ca is not None and not config.replay_ca.is_file():
@@ -181,6 +181,6 @@ def _check_pickles(config: Config) -> None:
             cloudpickle.dumps(getattr(config, field.name))
         except Exception as error:
             raise ConfigurationError(
-                f"{flag(field.name)}: it cannot be pickled for the processes of the actors ({error}): make what "
-                "it holds inside of the function, name it as module:name, or train in one process (serial=True)"
+                f"{flag(field.name)}: it cannot be pickled for the processes of the actors ({error}): create its "
+                "contents inside of the function, name it as module:name, or train in one process (serial=True)"
             ) from error

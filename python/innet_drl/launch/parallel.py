@@ -76,7 +76,7 @@ def train(trainer: Trainer, launcher: Launcher | None) -> None:
                 if trainer.meter.agent_steps > 0 or trainer.learner.updates > 0:
                     trainer.checkpoint(memory=memory)
                     advice = WithFlags(resuming(trainer.folder.path))
-                    logger.error("what was learned is kept: continue with %s", advice)
+                    logger.error("a checkpoint has all updates: continue with %s", advice)
                 if learners is not None and isinstance(error, innet.errors.GradientError):
                     raise learners.explain(error) from error
                 raise

@@ -148,7 +148,7 @@ class Actor:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restores what `state` returned."""
+        """Restores a result of `state`."""
         self._environments.restore(state["environments"])
         self.random.bit_generator.state = state["random"]
         self._observation = np.array(state["observation"], self._observation.dtype)
@@ -173,7 +173,7 @@ class Actor:
         return np.ascontiguousarray(newest)
 
     def _last_observations(self, step: Step) -> dict[str, NDArray[Any]]:
-        """What a row has of games that ended and were reset at once."""
+        """The last observations of a row, from games that ended and were reset at once."""
         assert step.final_observation is not None
         with torch.inference_mode():
             q: NDArray[np.float32] = self.network.q(torch.from_numpy(step.final_observation)).numpy()

@@ -61,8 +61,8 @@ class Agent:
         [N, stack, ...] in a batch. Atari games return observations that are stacked already.
 
         Args:
-            observation: What the environment or the vector environment returned.
-            epsilon: Probability of a random action in place of the best one.
+            observation: An observation of the environment, or the observations of the vector environment.
+            epsilon: Probability of a random action instead of the best one.
             random: Source of the random actions; a fresh one by default.
 
         Raises:

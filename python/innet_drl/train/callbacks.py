@@ -83,7 +83,7 @@ def check_callbacks(callbacks: Sequence[Callback]) -> None:
     """Checks the callbacks of a run, before it begins.
 
     Raises:
-        ConfigurationError: A class in place of an object, an object of another kind, a method `on_...` that no run
+        ConfigurationError: A class instead of an object, an object of another kind, a method `on_...` that no run
             calls, such as a misspelt one, or one that does not take the arguments of its call.
     """
     if not isinstance(callbacks, Sequence):

@@ -46,6 +46,9 @@ LOSSES = ("double_q", "categorical", "quantile")
 PATH = "an import path module:name"
 """The end of messages about settings that may be import paths."""
 
+NEWER = "install the release that wrote the file, which may be newer"
+"""The end of messages about settings of a file."""
+
 EMBEDDED = "embedded, or an address such as innet://host:7710"
 
 MAX_SEED = 1 << 30
@@ -142,8 +145,8 @@ class Config(_Named):
     sticky_actions: Share = 0.0
     """Probability that the emulator repeats the last action (Machado et al., 2018, advise 0.25)."""
     no_ops: Natural = 30
-    """Largest number of no-ops at the start of a game, drawn at random for each (Mnih et al., 2015; Machado et al.,
-    2018, advise 0, with sticky actions)."""
+    """Largest number of no-ops at the start of a game; each game has a random number of them (Mnih et al., 2015;
+    Machado et al., 2018, advise 0, with sticky actions)."""
     full_action_set: bool = False
     """Give the agent all 18 actions of the console (Machado et al., 2018), and not the game's minimal set."""
     episode_frames: Count = 108_000
@@ -392,7 +395,7 @@ class Config(_Named):
         write_mapping(path, self.as_dict(lost))
         if lost:
             logger.warning(
-                "config.yaml has text in place of %s, and so have `train.load` and a run that is resumed by its folder "
+                "config.yaml has text instead of %s, and so have `train.load` and a run that is resumed by its folder "
                 "alone: give numbers, text, lists and mappings, or make the object inside of the environment",
                 ", ".join(lost),
             )
@@ -424,7 +427,10 @@ class Config(_Named):
         values = read_settings(path)
         if "environment" not in values:
             raise ConfigurationError(f"{path} names no environment: add `environment`, or start from a preset")
-        return cls(**values)
+        try:
+            return cls(**values)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{path}: {error.with_flags}; correct it, or {NEWER}") from error
 
 
 SETTINGS.update(field.name for field in dataclasses.fields(Config))
@@ -449,15 +455,13 @@ def check_names(names: Iterable[str], where: str = "") -> None:
         ConfigurationError: There is no setting of this name.
     """
     known = [field.name for field in dataclasses.fields(Config)]
-    unknown = "innet-drl train --help lists them"
-    if where:
-        unknown = "remove it, or install the release that wrote the file, which may be newer"
+    unknown = f"remove it, or {NEWER}" if where else "innet-drl train --help lists them"
     for name in names:
         if name not in known:
-            raise ConfigurationError(
-                f"{where}there is no setting {name!r} in innet-drl {innet.__version__}"
-                f"{did_you_mean(str(name), known, otherwise=unknown)}"
-            )
+            hint = did_you_mean(str(name), known, otherwise=unknown)
+            if name == "preset":
+                hint = ": a preset is chosen by the flag --preset, or by train.preset(name)"
+            raise ConfigurationError(f"{where}there is no setting {name!r} in innet-drl {innet.__version__}{hint}")
 
 
 def _move_message_settings(values: dict[str, Any]) -> None:

@@ -51,7 +51,7 @@ class SharedGradients:
             parameter.grad.copy_(part.view(parameter.shape))
 
     def end(self) -> None:
-        """Ends training in all learners, in place of the next mean."""
+        """Ends training in all learners, instead of the next mean."""
         self._values[:] = 0.0
         self._values[-1] = 1.0
         self._worker.sum(self._values, mean=True)

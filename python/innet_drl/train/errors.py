@@ -29,7 +29,7 @@ def resuming(folder: str | PathLike[str], *, further: bool = False) -> str:
 
 
 def in_python(message: str) -> str:
-    """Returns a message with the names of settings, as a caller of `run` gives them, in place of flags."""
+    """Returns a message with the names of settings, as a caller of `run` gives them, instead of flags."""
 
     def resume(found: re.Match[str]) -> str:
         (folder,) = shlex.split(found[1])
@@ -130,7 +130,7 @@ def writing(what: str, advice: str, afterwards: str = "") -> Iterator[None]:
         afterwards: What to do once a full disk has free space.
 
     Raises:
-        RunFolderError: In place of an `OSError`.
+        RunFolderError: Instead of an `OSError`.
     """
     try:
         yield

@@ -44,7 +44,8 @@ class Evaluation:
     cut_off: int
     """Number of games that were truncated, by the environment or at `evaluation_frames`."""
     no_ops: int
-    """Largest number of no-ops at the start of a game, drawn at random for each; 0 outside `atari/<game>`."""
+    """Largest number of no-ops at the start of a game, of which each game has a random number; 0 outside
+    `atari/<game>`."""
     sticky_actions: float | None = None
     """Probability that the emulator repeats the last action; `None` outside `atari/<game>`."""
     full_action_set: bool | None = None
@@ -163,7 +164,7 @@ def _play(
         lengths += 1
         ended = step.terminated | step.truncated
         for environment in np.flatnonzero(ended | (lengths == longest)):
-            # A game that goes on beyond the limit has its score already.
+            # A game that continues beyond the limit has its score already.
             if len(scores[environment]) < quota and lengths[environment] <= longest:
                 scores[environment].append(score_of(running[environment]))
                 cut_off += int(not step.terminated[environment])

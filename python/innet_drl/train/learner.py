@@ -131,7 +131,7 @@ class Learner:
             self.average.to(memory_format=numerics.layout)
 
     def targets(self, batch: TorchBatch, chooser: Network | None = None) -> dict[str, Tensor]:
-        """Returns what the loss computes of a batch without gradient, on the learner's device: `target` and others.
+        """Returns the loss's values of a batch that need no gradient, on the learner's device: `target` and others.
 
         Args:
             batch: Transitions.
@@ -228,7 +228,7 @@ class Learner:
         return all(bool(tensor.isfinite().all()) for tensor in self.tensors().values())
 
     def load(self, tensors: dict[str, Tensor], updates: int, publications: int) -> None:
-        """Loads what `tensors` returned, and the counters of that moment."""
+        """Loads a result of `tensors`, and the counters of that moment."""
         self.network.load_state_dict(under("model.", tensors))
         self.target.load_state_dict(under("target.", tensors))
         self.average.load_state_dict(under("average.", tensors))

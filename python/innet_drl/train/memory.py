@@ -342,7 +342,7 @@ def memory_settings(
     token: str | None = None,
     earlier: Config | None = None,
 ) -> MemorySettings:
-    """Collects what the memory of a run depends on.
+    """Collects the settings of a run's memory.
 
     Args:
         config: The run's settings.

@@ -348,7 +348,7 @@ class Meter:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continues from what `state` returned."""
+        """Continues from a result of `state`."""
         self._earlier_s = state["time_s"]
         self.agent_steps = state["agent_steps"]
         self.games = state["games"]

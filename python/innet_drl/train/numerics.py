@@ -77,7 +77,7 @@ def random_batch(spec: EnvironmentSpec, size: int, device: torch.device, observa
         spec: The environment's spec.
         size: Transitions.
         device: Device of the tensors.
-        observations: Observations [2 * size, *observation_shape] in place of noise, the next ones last.
+        observations: Observations [2 * size, *observation_shape] instead of noise, the next ones last.
     """
     if observations is None:
         observations = torch.randint(0, 256, (2 * size, *spec.observation_shape))

@@ -49,7 +49,7 @@ ROW = innet.Window(0, 0)
 
 @dataclass(frozen=True)
 class PublishedRun:
-    """What the learner of a run publishes for processes that join."""
+    """Published data of a run, for processes that join."""
 
     release: str
     """Release of the learner's package."""

@@ -266,7 +266,7 @@ class RunFolder:
         """Turns an `OSError` of a write into an error that says what to do.
 
         Raises:
-            RunFolderError: In place of an `OSError`.
+            RunFolderError: Instead of an `OSError`.
         """
         is_new = self.newest_checkpoint() is None
         afterwards = " and start again" if is_new else f" and continue with {resuming(self.path)}"
@@ -312,7 +312,7 @@ class RunFolder:
                 file.unlink()
 
     def load_journal(self, number: int) -> dict[str, Tensor]:
-        """Reads what `save_journal` wrote.
+        """Reads a journal of `save_journal`.
 
         Raises:
             RunFolderError: The file is missing or damaged.
@@ -341,7 +341,7 @@ class RunFolder:
             return checksum
 
     def adopt_memory(self) -> None:
-        """Puts the snapshot of `save_memory` in place of the previous one, after its checkpoint was written.
+        """Replaces the previous snapshot by the new one of `save_memory`, after its checkpoint was written.
 
         Raises:
             RunFolderError: It cannot be renamed.
@@ -393,7 +393,7 @@ class RunFolder:
             raise RunFolderError(f"{error}: delete {self.snapshot} to continue with an empty memory") from error
 
     def save_evaluation(self, evaluation: dict[str, Any]) -> None:
-        """Writes the evaluation after training, in place of an earlier session's evaluation.
+        """Writes the evaluation after training, which replaces an earlier session's evaluation.
 
         Raises:
             RunFolderError: It cannot be written.
@@ -402,10 +402,10 @@ class RunFolder:
             (self.path / "evaluation.json").write_text(json.dumps(evaluation, indent=2) + "\n")
 
     def save_best(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        """Writes the agent with the best evaluation, in place of the one before.
+        """Writes the agent with the best evaluation, which replaces the previous one.
 
         Raises:
-            RunFolderError: It cannot be written; the one before stays whole.
+            RunFolderError: It cannot be written; the previous one stays whole.
         """
         with self.writing():
             save_checkpoint(self.best, tensors, state)

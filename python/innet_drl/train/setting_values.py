@@ -216,7 +216,7 @@ def can_be_imported(value: str | Callable[..., Any]) -> bool:
 
 
 def _of_script(path: str) -> str:
-    """The import path with the script's name in place of `__main__`, if the script is a file that can be imported."""
+    """The import path with the script's name instead of `__main__`, if the script is a file that can be imported."""
     module, _, name = path.partition(":")
     main = sys.modules["__main__"]
     if module != "__main__" or not hasattr(main, name.partition(".")[0]):

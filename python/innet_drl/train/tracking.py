@@ -22,8 +22,8 @@ class WandbCallback(Callback):
     """Sends settings, metrics and evaluations to Weights & Biases, as `--track` does.
 
     Metrics have their tags of TensorBoard, against `agent_steps`. The run's folder has the id of the W&B run in
-    `wandb.json`, which a resumed run continues, and W&B's files in `wandb/`. W&B prints nothing, and does not copy what
-    the program prints.
+    `wandb.json`, which a resumed run continues, and W&B's files in `wandb/`. W&B prints nothing, and does not copy the
+    output of the program.
 
     Args:
         settings: Arguments of `wandb.init`, such as `project` and `entity`; they may also be environment variables

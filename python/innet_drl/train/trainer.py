@@ -108,7 +108,7 @@ class Trainer:
     ) -> None:
         self.config = config
         self.folder = folder
-        # A server tells runs apart by their folders' names. An embedded memory has one name for all runs: samples
+        # A server distinguishes runs by their folders' names. An embedded memory has one name for all runs: samples
         # depend on the name.
         self.name = "apex" if config.serial or config.replay == "embedded" else folder.name
         self.display = display
@@ -173,7 +173,7 @@ class Trainer:
             self.folder.end_session(self.meter.agent_steps, how)
             newest = self.folder.newest_checkpoint()
             if isinstance(error, KeyboardInterrupt) and newest is not None:
-                logger.warning("interrupted: go on from %s with %s", newest, WithFlags(resuming(self.folder.path)))
+                logger.warning("interrupted: continue from %s with %s", newest, WithFlags(resuming(self.folder.path)))
             if error is not None:
                 self.call("on_error", error)
 
@@ -218,7 +218,7 @@ class Trainer:
             try:
                 write()
             except TrainingError as error:
-                logger.warning("what was learned could not be kept: %s", error)
+                logger.warning("the last checkpoint could not be written: %s", error)
 
     @contextlib.contextmanager
     def keeping(self, write: Callable[[], None]) -> Iterator[None]:
@@ -246,7 +246,7 @@ class Trainer:
     def ask(self, call: Callable[[], object]) -> None:
         """Calls the memory, unless the run is interrupted. A signal ends the call, and the page names a long one."""
         if self.config.serial:
-            # The memory of this process does not block, and a resumed run has to repeat what this one would have done.
+            # The memory of this process does not block, and a resumed run has to repeat this one exactly.
             call()
             return
         try:
@@ -355,7 +355,7 @@ class Trainer:
             + (
                 f"start again with {rate} and another --out"
                 if newest is None
-                else f"go on from its last good checkpoint, {newest}, with {resuming(self.folder.path)} and {rate}"
+                else f"continue from its last good checkpoint, {newest}, with {resuming(self.folder.path)} and {rate}"
             )
         )
 

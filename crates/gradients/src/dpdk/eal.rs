@@ -123,7 +123,7 @@ pub fn on_interrupt_thread<F: FnOnce() + Send>(work: F) {
     }
     let (done, waited) = mpsc::channel();
     let job = Box::into_raw(Box::new(InterruptCall { work, done }));
-    // SAFETY: the job is leaked until `call` takes it. Whatever it borrows lives until this function returns, which is after the message
+    // SAFETY: the job is leaked until `call` takes it. Its borrows live until this function returns, which is after the message
     // that `call` sends at its end.
     if unsafe { rte::rte_eal_alarm_set(1, call::<F>, job.cast()) } == 0 {
         // The job always sends: a panic in it would abort the process.

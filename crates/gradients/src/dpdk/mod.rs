@@ -152,7 +152,7 @@ impl OpenDevices {
             queues: Vec::new(),
         };
         for arguments in &config.devices {
-            // Both ends of a memif need the same number of queues, and the peer may be another program: one is what all have.
+            // Both ends of a memif need the same number of queues, and the peer may be another program: all have one.
             let queues = match arguments.starts_with("net_memif") {
                 true => 1,
                 false => threads,

@@ -132,7 +132,7 @@ impl Neighbours {
     }
 }
 
-/// Whether the table has space for another entry, if need be in place of the unused one that was silent longest.
+/// Whether the table has space for another entry, if need be instead of the unused one that was silent longest.
 fn make_room(table: &mut HashMap<Ipv4Addr, ArpEntry>) -> bool {
     if table.len() < MAX_ENTRIES {
         return true;

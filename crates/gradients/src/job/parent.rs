@@ -31,7 +31,7 @@ impl Job {
         parent.map_or_else(String::new, |parent| parent.describe(round))
     }
 
-    /// Sends again whatever the parent has not answered. The first call starts path validation.
+    /// Sends again all messages that the parent has not answered. The first call starts path validation.
     pub(crate) fn retry_parent<T: Transmit>(&mut self, now: Instant, out: &mut T) {
         if let Some(parent) = &mut self.parent {
             parent.retry(now, out);

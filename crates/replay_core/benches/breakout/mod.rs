@@ -82,24 +82,23 @@ pub fn frames(step: usize, streams: usize) -> Vec<u8> {
 /// Appends a step of `streams` streams, at most [`STREAMS`], with their frames and Q-values of 0; each is rewarded.
 pub fn append(writer: &mut Writer, frames: &[u8], streams: usize) {
     const ZEROS: [u8; 4 * ACTIONS * STREAMS] = [0; 4 * ACTIONS * STREAMS];
-    let values = |dtype, shape, bytes| Values {
-        dtype,
-        shape,
-        bytes,
-    };
     let (scalars, images, q) = ([streams], [streams, SIDE, SIDE], [streams, ACTIONS]);
     let rewards = [1.0f32.to_le_bytes(); STREAMS];
     let rewards = &rewards.as_flattened()[..4 * streams];
     let columns = [
-        ("frame", values(Dtype::Uint8, &images, frames)),
-        ("action", values(Dtype::Uint8, &scalars, &ZEROS[..streams])),
-        ("reward", values(Dtype::Float32, &scalars, rewards)),
+        ("frame", Values::new(Dtype::Uint8, &images, frames)),
+        (
+            "action",
+            Values::new(Dtype::Uint8, &scalars, &ZEROS[..streams]),
+        ),
+        ("reward", Values::new(Dtype::Float32, &scalars, rewards)),
     ];
-    let step = StepBatch {
-        columns: &columns,
-        q: Some(values(Dtype::Float32, &q, &ZEROS[..4 * ACTIONS * streams])),
-        ..StepBatch::default()
-    };
+    let mut step = StepBatch::new(&columns);
+    step.q = Some(Values::new(
+        Dtype::Float32,
+        &q,
+        &ZEROS[..4 * ACTIONS * streams],
+    ));
     writer
         .append(&step, &Wait::forever())
         .expect("a step that fits");

@@ -53,7 +53,7 @@ impl Table {
         Error::schema(&self.config.name, reason)
     }
 
-    /// Checks everything about a push that does not depend on other writers, and builds what it stores.
+    /// Checks everything about a push that does not depend on other writers, and builds its chunks and items.
     pub(super) fn prepare(&self, writer: &mut TableWriter, body: &PushBody) -> Result<Prepared> {
         let rows = body.chunks.iter().map(|c| u64::from(c.rows)).sum();
         let bytes = body.payload.len() as u64 + TableConfig::CHUNK_BYTES * body.chunks.len() as u64;

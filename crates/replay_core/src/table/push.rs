@@ -127,7 +127,7 @@ impl Table {
             let placed =
                 room.and_then(|enough| Ok(enough && self.place(&mut residents, &mut prepared)?));
             if let Ok(true) = placed {
-                // Under the lock: after a panic before this the table fails, so what is in place is never pushed again.
+                // Under the lock: after a panic before this the table fails, so chunks in place are never pushed again.
                 for chunk in &prepared.chunks {
                     writer.streams[chunk.stream as usize].push(chunk.span);
                 }

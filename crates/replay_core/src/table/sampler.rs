@@ -1,5 +1,5 @@
 //! The choice of items: one type behind the definition's [`Sampler`], with the order of items that some samplers keep.
-//! A new sampler is a variant of [`Sampler`]: every match here is exhaustive, so the compiler lists what to add.
+//! A new sampler is a variant of [`Sampler`]: every match here is exhaustive, so the compiler lists the missing arms.
 
 use std::sync::Mutex;
 

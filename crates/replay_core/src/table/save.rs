@@ -65,7 +65,7 @@ impl Drop for Moment {
 }
 
 impl Table {
-    /// Notes what there is, `with_writers` also the progress of the writers, which then agrees with the steps. One moment of a
+    /// Notes the steps and items of the table, `with_writers` also the progress of the writers, which then agrees with the steps. One moment of a
     /// table at a time.
     pub(crate) fn moment(self: Arc<Self>, with_writers: bool) -> Result<Moment> {
         let (end, state, writers) = if with_writers {

@@ -15,7 +15,7 @@ pub(super) type Decoded<T> = std::result::Result<T, String>;
 enum Blob<'a> {
     /// Packed by the column's codec.
     Value(&'a [u8]),
-    /// What changed since the key row.
+    /// A difference from the key row.
     Difference(&'a [u8]),
 }
 

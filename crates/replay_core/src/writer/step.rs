@@ -18,6 +18,17 @@ pub struct Values<'a> {
     pub bytes: &'a [u8],
 }
 
+impl<'a> Values<'a> {
+    /// Elements of `dtype` in the shape `[streams, ...]`: little endian, in row-major order.
+    pub const fn new(dtype: Dtype, shape: &'a [usize], bytes: &'a [u8]) -> Self {
+        Values {
+            dtype,
+            shape,
+            bytes,
+        }
+    }
+}
+
 /// The last observations of the episodes that a step ends, from an environment that resets in the same step (Gymnasium's
 /// SAME_STEP autoreset).
 #[derive(Debug, Clone, Copy)]
@@ -52,6 +63,16 @@ pub struct StepBatch<'a> {
     /// `[streams]`: priorities of the items anchored at this step, before the exponent; they override priorities from
     /// Q-values. Without either an item starts at the largest priority that the table has held.
     pub priority: Option<&'a [f32]>,
+}
+
+impl<'a> StepBatch<'a> {
+    /// A step with every column of the table; no episode ends with it.
+    pub fn new(columns: &'a [(&'a str, Values<'a>)]) -> Self {
+        StepBatch {
+            columns,
+            ..StepBatch::default()
+        }
+    }
 }
 
 pub(super) struct StepChecker {

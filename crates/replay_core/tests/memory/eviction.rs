@@ -166,7 +166,7 @@ fn an_emptied_table_starts_again_and_its_writers_go_on() {
     assert_eq!(stat(&table, "limiter_sampled"), 0, "an old credit is void");
     assert_eq!(stat(&table, "bytes"), 0);
 
-    // Step numbers go on; a window does not reach back over the emptying.
+    // Step numbers continue; a window does not reach back over the emptying.
     actor.push(
         Body::default()
             .chunk(0, 4, 4)

@@ -22,6 +22,36 @@ fn limited() -> TableConfig {
     }
 }
 
+#[test]
+fn the_slack_is_derived_from_the_ratio_min_size_and_capacity() {
+    let slack = |samples_per_insert, min_size, capacity, slack| {
+        let table = TableConfig {
+            samples_per_insert,
+            min_size,
+            slack,
+            ..config(capacity)
+        };
+        let derived = table.effective_slack();
+        // It is also valid as a setting.
+        TableConfig {
+            slack: derived,
+            ..table
+        }
+        .validate()
+        .unwrap();
+        derived
+    };
+    assert_eq!(slack(8.0, 1, 1 << 20, 0.0), 8.0 * 1024.0);
+    assert_eq!(slack(8.0, 50_000, 1 << 20, 0.0), 8.0 * 5000.0);
+    assert_eq!(slack(0.25, 1, 1 << 20, 0.0), 4096.0);
+    // Writers run ahead by no more items than fit beside min_size, and by at least one item.
+    assert_eq!(slack(8.0, 60, 100, 0.0), 8.0 * 40.0);
+    assert_eq!(slack(8.0, 100, 100, 0.0), 8.0);
+    assert_eq!(slack(0.5, 100, 100, 0.0), 1.0);
+    assert_eq!(slack(8.0, 1, 1 << 20, 9.5), 9.5);
+    assert_eq!(slack(0.0, 1, 1 << 20, 0.0), 0.0);
+}
+
 fn one_try() -> Wait<'static> {
     Wait::until(Some(Instant::now()))
 }

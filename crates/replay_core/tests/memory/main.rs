@@ -2,6 +2,9 @@
 
 mod support;
 
+#[path = "../../examples/fill_sample_update.rs"]
+mod example;
+
 mod eviction;
 mod ids;
 mod limiter;
@@ -15,3 +18,8 @@ mod snapshot_files;
 mod snapshots;
 mod threads;
 mod version_lag;
+
+#[test]
+fn the_example_of_the_library_runs() {
+    example::main().unwrap();
+}

@@ -257,7 +257,7 @@ fn the_newest_steps_are_kept_where_there_is_less_room() {
     // Nothing fits: nothing is kept.
     let none = case.again_as(&config(3));
     assert_eq!((stat(&none, "steps"), stat(&none, "items")), (0, 0));
-    // Writers go on in all of them.
+    // Writers continue in all of them.
     for table in [small, tight] {
         play(&table);
         table.check_at_rest().unwrap();

@@ -78,14 +78,7 @@ const NAN_Q: [u8; 12] = [0, 0, 0, 0, 0, 0, 0xc0, 0x7f, 0, 0, 0, 0];
 #[test]
 fn a_wrong_dtype_names_column_expected_and_got() {
     let wrong = |step: &mut StepBatch<'_>| {
-        step.columns = &[(
-            "state",
-            Values {
-                dtype: Dtype::Float64,
-                shape: &[1, 6],
-                bytes: &[0; 48],
-            },
-        )];
+        step.columns = const { &[("state", Values::new(Dtype::Float64, &[1, 6], &[0; 48]))] };
     };
     let words = ["\"state\"", "float32[1, 6]", "float64[1, 6]"];
     assert_refused(wrong, ErrorCode::Schema, &words);
@@ -94,14 +87,7 @@ fn a_wrong_dtype_names_column_expected_and_got() {
 #[test]
 fn a_wrong_shape_names_column_expected_and_got() {
     let wrong = |step: &mut StepBatch<'_>| {
-        step.columns = &[(
-            "state",
-            Values {
-                dtype: Dtype::Float32,
-                shape: &[2, 6],
-                bytes: &[0; 48],
-            },
-        )];
+        step.columns = const { &[("state", Values::new(Dtype::Float32, &[2, 6], &[0; 48]))] };
     };
     let words = ["\"state\"", "float32[1, 6]", "float32[2, 6]"];
     assert_refused(wrong, ErrorCode::Schema, &words);
@@ -110,14 +96,7 @@ fn a_wrong_shape_names_column_expected_and_got() {
 #[test]
 fn missing_bytes_are_refused() {
     let wrong = |step: &mut StepBatch<'_>| {
-        step.columns = &[(
-            "state",
-            Values {
-                dtype: Dtype::Float32,
-                shape: &[1, 6],
-                bytes: &[0; 23],
-            },
-        )];
+        step.columns = const { &[("state", Values::new(Dtype::Float32, &[1, 6], &[0; 23]))] };
     };
     assert_refused(wrong, ErrorCode::Schema, &["\"state\"", "24", "23"]);
 }
@@ -131,14 +110,7 @@ fn a_missing_column_is_named() {
 #[test]
 fn an_unknown_column_is_named() {
     let unknown = |step: &mut StepBatch<'_>| {
-        step.columns = &[(
-            "speed",
-            Values {
-                dtype: Dtype::Uint8,
-                shape: &[1],
-                bytes: &[0],
-            },
-        )];
+        step.columns = const { &[("speed", Values::new(Dtype::Uint8, &[1], &[0]))] };
     };
     assert_refused(unknown, ErrorCode::Schema, &["no column \"speed\""]);
 }
@@ -170,11 +142,7 @@ fn bad_priorities_and_q_values_are_refused() {
             &["finite"],
         );
     }
-    let q = |bytes, shape| Values {
-        dtype: Dtype::Float32,
-        shape,
-        bytes,
-    };
+    let q = |bytes, shape| Values::new(Dtype::Float32, shape, bytes);
     assert_refused(
         |step| step.q = Some(q(&NAN_Q, &[1, 3])),
         ErrorCode::Schema,

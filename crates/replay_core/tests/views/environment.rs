@@ -15,7 +15,7 @@ pub type Frame = [u8; FRAME_BYTES];
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
     GoesOn,
-    /// Learning ends, the game and its observation stack go on.
+    /// Learning ends, the game and its observation stack continue.
     LosesLife,
     Terminates,
     Truncates,

@@ -63,11 +63,6 @@ pub fn append_changed(
     let q_bytes = |q: &[f32; ACTIONS]| q.iter().flat_map(|q| q.to_le_bytes()).collect();
     let streams = rows.len();
     let frame_shape = [streams, FRAME_SHAPE[0], FRAME_SHAPE[1]];
-    let values = |dtype, shape, bytes| Values {
-        dtype,
-        shape,
-        bytes,
-    };
 
     let frames = join(rows.iter().map(|row| row.frame.to_vec()));
     let states = join(rows.iter().map(|row| row.step.state.clone()));
@@ -97,11 +92,14 @@ pub fn append_changed(
     let scalar_shape = [streams];
     let state_shape = [streams, STATE_BYTES / 4];
     let columns = [
-        ("action", values(Dtype::Int64, &scalar_shape, &actions)),
-        ("reward", values(Dtype::Float32, &scalar_shape, &rewards)),
-        ("frame", values(Dtype::Uint8, &frame_shape, &frames)),
-        ("state", values(Dtype::Float32, &state_shape, &states)),
-        ("id", values(Dtype::Uint64, &scalar_shape, &ids)),
+        ("action", Values::new(Dtype::Int64, &scalar_shape, &actions)),
+        (
+            "reward",
+            Values::new(Dtype::Float32, &scalar_shape, &rewards),
+        ),
+        ("frame", Values::new(Dtype::Uint8, &frame_shape, &frames)),
+        ("state", Values::new(Dtype::Float32, &state_shape, &states)),
+        ("id", Values::new(Dtype::Uint64, &scalar_shape, &ids)),
     ];
     let mut step = StepBatch {
         columns: &columns,
@@ -110,11 +108,11 @@ pub fn append_changed(
         first: Some(&first),
         final_rows: (!same_step).then_some(&is_final),
         final_observations: same_step.then_some(FinalObservations {
-            observation: values(Dtype::Uint8, &frame_shape, &final_frames),
+            observation: Values::new(Dtype::Uint8, &frame_shape, &final_frames),
             ended: Some(&ended),
-            q: Some(values(Dtype::Float32, &q_shape, &final_q)),
+            q: Some(Values::new(Dtype::Float32, &q_shape, &final_q)),
         }),
-        q: Some(values(Dtype::Float32, &q_shape, &q)),
+        q: Some(Values::new(Dtype::Float32, &q_shape, &q)),
         priority: None,
     };
     change(&mut step);

@@ -1,4 +1,4 @@
-//! What operations take, in counts that do not depend on the machine: allocations and their bytes, reads and writes of
+//! Costs of operations, in counts that do not depend on the machine: allocations and their bytes, reads and writes of
 //! the transport (each a system call on the kernel's stack), bytes on the wire. They are compared with those in
 //! `benchmarks/counts.json` (`make bench-check`), or recorded there (`make bench-record`, with `--record`).
 //!
@@ -24,7 +24,7 @@ use tally::Counts;
 
 const RECORDED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../benchmarks/counts.json");
 
-/// What `benchmarks/counts.json` holds.
+/// Contents of `benchmarks/counts.json`.
 #[derive(Serialize, Deserialize)]
 struct Record {
     /// The compiler, which decides on some allocations.
@@ -114,8 +114,8 @@ fn complaint(differences: &str, recorded: &Record, counted: &Record) -> String {
         ),
     };
     format!(
-        "What one operation takes is not what benchmarks/counts.json says:\n\n{differences}{compiler}\n\
-         Where it is more, find what the change made dearer. Where it is less, or more for a good reason, run \
+        "The costs of operations differ from benchmarks/counts.json:\n\n{differences}{compiler}\n\
+         Where a cost rose, find the part of the change that raised it. Where it fell, or rose for a good reason, run \
          `make bench-record` and commit benchmarks/counts.json together with the change that explains it."
     )
 }

@@ -1,5 +1,5 @@
 //! A connection in memory that counts: it takes as much at once as a Unix socket of Linux does by default, moves
-//! whatever there is, and wakes who waits for it.
+//! all of it, and wakes the waiting side.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};

@@ -1,4 +1,4 @@
-//! What is counted for each of the two sides, and the allocator that counts.
+//! Counters of each of the two sides, and the allocator that counts.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::collections::BTreeMap;
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 static TALLIES: [Tally; 2] = [const { Tally::new() }; 2];
 static SERVING: AtomicBool = AtomicBool::new(false);
 
-/// What one side has done so far.
+/// Counters of one side.
 pub struct Tally {
     allocations: AtomicU64,
     allocated_bytes: AtomicU64,
@@ -44,7 +44,7 @@ fn running() -> &'static Tally {
     &TALLIES[usize::from(SERVING.load(Relaxed))]
 }
 
-/// Counts what `work` does as the server's.
+/// Counts the operations of `work` as the server's.
 pub fn as_server<T>(work: impl FnOnce() -> T) -> T {
     SERVING.store(true, Relaxed);
     let done = work();
@@ -63,7 +63,7 @@ pub fn count_write(bytes: usize) {
     running().written_bytes.fetch_add(bytes as u64, Relaxed);
 }
 
-/// What one operation takes on average, by name: `client allocations` and so on.
+/// Averages of one operation, by name: `client allocations` and so on.
 pub type Counts = BTreeMap<String, f64>;
 
 /// Runs `operation` with the numbers up to `times`, both sides of it.

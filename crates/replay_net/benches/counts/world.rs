@@ -41,7 +41,7 @@ struct World {
     woken: Arc<Woken>,
 }
 
-/// What the tasks of a server leave for the world.
+/// New tasks and connections of a server, for the world.
 #[derive(Clone, Default)]
 struct SharedTasks(Rc<RefCell<Left>>);
 

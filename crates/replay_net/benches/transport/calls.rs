@@ -44,7 +44,7 @@ pub fn run(way: &str, folder: &Path) -> Value {
     ends::run(server, client)
 }
 
-/// The client's process: what it measured.
+/// The client's process: returns its measurements.
 pub fn measure(way: &str, config: &Path) -> Vec<Value> {
     let over_fstack = ends::is_fstack(way);
     let scheme = if over_fstack { "innet+fstack" } else { "innet" };

@@ -1,4 +1,4 @@
-//! The two ends: what carries the bytes, and a process on a core of its own.
+//! The two ends: the transport, and a process on a core of its own.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Seek};
@@ -23,7 +23,7 @@ pub fn is_fstack(way: &str) -> bool {
     way.starts_with(FSTACK)
 }
 
-/// What carries the bytes.
+/// The transport.
 pub fn link(way: &str) -> &'static str {
     if is_fstack(way) {
         "memif"
@@ -128,7 +128,7 @@ fn configure(folder: &Path, way: &str, role: &str, core: usize, host: usize) -> 
     path
 }
 
-/// What was measured of one cell: p50 and p99 by nearest rank, so that of up to 100 times the p99 is the longest.
+/// Measurements of one cell: p50 and p99 by nearest rank, so that of up to 100 times the p99 is the longest.
 pub fn cell(what: Value, mut times: Vec<Duration>) -> Value {
     times.sort_unstable();
     let at = |percent: usize| {

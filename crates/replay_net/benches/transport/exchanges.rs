@@ -90,7 +90,7 @@ async fn answer(mut stream: impl AsyncRead + AsyncWrite + Unpin) {
     }
 }
 
-/// The client's process: what it measured.
+/// The client's process: returns its measurements.
 pub fn measure(way: &str, config: &Path) -> Vec<Value> {
     let server: SocketAddr = ends::server(way).parse().unwrap();
     match way {

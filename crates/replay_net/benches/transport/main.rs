@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 
 use ends::{BARE_KERNEL, FSTACK, FSTACK_SEGMENTS, KERNEL};
 
-/// The cells of each round, by what carried the bytes.
+/// The cells of each round, by transport.
 type Rounds<'a> = BTreeMap<&'a str, Vec<Value>>;
 
 fn main() {

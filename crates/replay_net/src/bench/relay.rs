@@ -104,7 +104,7 @@ impl Relay {
         self.shared.directions.each_ref().map(of)
     }
 
-    /// Cuts all open connections; what is under way is lost. New ones are let through.
+    /// Cuts all open connections; data in flight are lost. New ones are let through.
     pub fn cut(&self) {
         self.shared.cut();
     }

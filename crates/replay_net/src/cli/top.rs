@@ -25,7 +25,7 @@ pub struct TopFlags {
     every: u32,
 }
 
-/// Shows the statistics of the server: in a terminal each time in place of the last, otherwise one after the other.
+/// Shows the statistics of the server: in a terminal each time over the last ones, otherwise one after the other.
 pub fn run(flags: &TopFlags) -> Result<()> {
     let client = flags.server.connect()?;
     let mut before: Option<Moment> = None;

@@ -401,8 +401,8 @@ impl Connection {
         })
     }
 
-    /// Writes TLS's end of the connection as far as that is possible at once. Without it the server cannot tell the end from
-    /// an attacker's.
+    /// Writes TLS's end of the connection as far as that is possible at once. Without it the server cannot distinguish the
+    /// end from an attacker's.
     fn close_tls(&mut self) {
         // Inside another runtime, or while the thread ends, nothing can be driven.
         let free = tokio::runtime::Handle::try_current();

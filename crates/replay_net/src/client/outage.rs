@@ -1,4 +1,4 @@
-//! What a client knows of a server that does not answer: since when, and whether it was closed for good.
+//! State of a server that does not answer, as its client knows it: since when, and whether it was closed for good.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! The handshake on a connection: it reads and writes what [`replay_wire::handshake`] decides.
+//! The handshake on a connection: it reads and writes the messages of [`replay_wire::handshake`].
 
 use tokio::io::{AsyncRead, AsyncWrite};
 

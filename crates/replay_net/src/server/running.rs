@@ -84,7 +84,7 @@ impl RunningServer {
     }
 
     fn join(&mut self) -> Result<()> {
-        // Every thread is joined, whatever became of the ones before.
+        // Every thread is joined, also after a panic of another.
         let panicked = self
             .tasks
             .drain(..)

@@ -109,7 +109,7 @@ impl Tables {
     }
 }
 
-/// Returns what a table has freed to the system. glibc keeps up to 64 MiB for each thread, so that a server exceeded its
+/// Returns the freed memory of a table to the system. glibc keeps up to 64 MiB for each thread, so that a server exceeded its
 /// `max_bytes` by a half once tables of some size were dropped.
 fn return_freed_memory() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]

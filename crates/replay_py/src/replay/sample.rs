@@ -21,7 +21,7 @@ use super::PyReplay;
 use crate::batch::PyBatch;
 use crate::batches::{Beta, PyBatches};
 use crate::decoded_sample::{DecodedSampler, Reading};
-use crate::turns::lock;
+use crate::exclusive::lock;
 use crate::view::ViewArgument;
 use crate::writer::PyWriter;
 use crate::{array, class, error, integer, keywords, torch, wait};
@@ -91,7 +91,7 @@ impl PyReplay {
         Ok(reading)
     }
 
-    /// What ids are that no batch of the table had; `None` for ids of it, as far as this replay has sampled.
+    /// Description of ids that no batch of the table had; `None` for ids of it, as far as this replay has sampled.
     fn foreign_ids(&self, table: &str, ids: &[u64]) -> Option<String> {
         // An id is below only if the number of its table and its slot are 0.
         if ids.iter().all(|&id| id < TableConfig::MAX_CAPACITY) {

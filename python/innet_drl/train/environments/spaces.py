@@ -28,7 +28,7 @@ MAX_ONE_HOT = 4096
 CONTINUOUS_PAGE = "docs/how-to/environments.md#continuous-actions"
 
 Encode = Callable[[Any], NDArray[Any]]
-"""A new array [N, ...] of N environments from what their vector environment returned, which it may overwrite."""
+"""A new array [N, ...] of N environments from the observations of their vector environment, which it may overwrite."""
 
 
 @dataclass(frozen=True)

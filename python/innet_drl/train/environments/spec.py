@@ -20,7 +20,7 @@ class Part:
     """`(height, width)` or `(channels, height, width)` of an image, `(n,)` of a vector."""
     dtype: Literal["uint8", "float32"]
     scale: float
-    """Largest value of what was declared as uint8, by which networks divide; 1 elsewhere."""
+    """Largest value of a space declared as uint8, by which networks divide; 1 elsewhere."""
 
     @property
     def nbytes(self) -> int:

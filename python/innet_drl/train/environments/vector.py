@@ -207,7 +207,7 @@ class Environments:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restores what `state` returned; call `reset` first."""
+        """Restores a result of `state`; call `reset` first."""
         cartpole = self.vector.unwrapped
         cartpole.state = np.array(state["state"], np.float64)
         cartpole.steps = np.array(state["steps"], np.int32)

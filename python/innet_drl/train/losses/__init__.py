@@ -1,4 +1,4 @@
-"""Losses: what a batch of transitions costs, and the priorities of its transitions.
+"""Losses: the loss and the priority of each transition of a batch.
 
 | file | subject |
 | --- | --- |

@@ -1,4 +1,4 @@
-"""The contract of losses: what a batch of transitions costs, their priorities, and the Q-values that actors play by.
+"""The contract of losses: loss and priority of each transition of a batch, and the Q-values that actors play by.
 
 The priority of a transition is |TD error| of its Q-value, r + discount * max Q(s') - Q(s, a), for every loss of this
 package: with equal parameters it equals the priority that the writer computes from an actor's Q-values at birth.

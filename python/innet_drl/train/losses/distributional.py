@@ -33,7 +33,7 @@ class DistributionalLoss(Loss):
             discount: [B]
             outputs: Of the next observation: [B, outputs] of the chosen action, or [B, actions, outputs] with a policy.
             policy: Probabilities [B, actions] of the next actions.
-            bonus: What each action's returns are raised by, [B, actions].
+            bonus: Added to each action's returns, [B, actions].
         """
 
     @abc.abstractmethod

@@ -1,4 +1,4 @@
-"""Networks: from observations to what the loss reads.
+"""Networks: from observations to the inputs of the loss.
 
 | file | subject |
 | --- | --- |

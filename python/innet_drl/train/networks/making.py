@@ -120,7 +120,7 @@ def _user_module(config: Config, spec: EnvironmentSpec) -> nn.Module:
 
 
 def _check(network: Network, loss: Loss, config: Config, spec: EnvironmentSpec) -> None:
-    """Compares the shape of a user's network's outputs with what the loss reads."""
+    """Compares the shape of a user's network's outputs with the shape that the loss reads."""
     setting, batch = f"--network {importing.path_of(config.network)}", 2
     zeros = torch.zeros((batch, *spec.observation_shape), dtype=getattr(torch, spec.frame_dtype))
     network.eval()
@@ -162,6 +162,6 @@ def published(network: nn.Module, updates: int) -> dict[str, NDArray[Any]]:
 
 
 def load_published(network: nn.Module, tensors: Mapping[str, NDArray[Any]]) -> int:
-    """Loads what `published` returned, and returns the number of updates."""
+    """Loads the arrays of `published`, and returns the number of updates."""
     network.load_state_dict({name: torch.tensor(value) for name, value in tensors.items() if name != _UPDATES})
     return int(tensors[_UPDATES])

@@ -17,13 +17,13 @@ from innet_drl.train.networks.torsos import Torso
 
 
 class Network(nn.Module):
-    """What actors and learners compute with: outputs `[B, actions]` or `[B, actions, outputs]` of observations.
+    """A network of actors and learners: outputs `[B, actions]` or `[B, actions, outputs]` of observations.
 
     `make_network` sets how observations of the memory are read, and how outputs become Q-values.
     """
 
     read: Callable[[Tensor], Any] | None = None
-    """Observations of the memory to what the network was made for; `None` if they are that already."""
+    """Observations of the memory to inputs of the network; `None` if they are its inputs already."""
     q_of: Callable[[Tensor], Tensor] | None = None
     """Outputs to Q-values [B, actions]; `None` if they are Q-values already."""
 

@@ -43,7 +43,7 @@ class ConvolutionTorso(nn.Module):
 
     def forward(self, frames: Tensor) -> Tensor:
         """Computes features of images of 0 to `scale`."""
-        # The weights of the first layer are scaled in place of the 28,224 pixels of each sample.
+        # The weights of the first layer are scaled instead of the 28,224 pixels of each sample.
         scaled = functional.conv2d(floating(frames), self.first.weight / self.scale, self.first.bias, stride=4)
         hidden = functional.relu(self.second(functional.relu(scaled)))
         return functional.relu(self.third(hidden)).flatten(1)

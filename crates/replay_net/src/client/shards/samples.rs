@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::super::Client;
-use super::super::connection::{Connection, deadline_ms};
-use super::super::pipeline::{RequestPipeline, answer, is_renewal, unexpected};
+use super::super::pipeline::is_renewal;
 use super::group::{Group, is_lost};
+use super::lane::Lane;
 use super::merge::min_size;
 use super::partial::{PartialBatch, Seen};
 use super::shares::limiter_samples;
@@ -16,7 +16,6 @@ use replay_core::error::{Error, ErrorCode, Result};
 use replay_core::replay::{BatchPart, Replay, SampleChannel, SampleRequest, Sampled, Wait};
 use replay_core::schema::TableConfig;
 use replay_core::sync::random_number;
-use replay_wire::{Reply, ReplyBody, RequestBody};
 
 /// Longest time for which a server holds a part. Then the rest of the batch is divided anew, by the servers' state at that time.
 const HELD_FOR: Duration = Duration::from_millis(250);
@@ -40,41 +39,8 @@ pub struct ShardedSamples {
     dark_since: Option<Instant>,
 }
 
-/// The connection to one server, and its last answer.
-#[derive(Default)]
-struct Lane {
-    connection: Option<Connection>,
-    pending: Vec<Pending>,
-    seen: Option<Seen>,
-}
-
-/// A request in flight.
-struct Pending {
-    id: u64,
-    /// Number of the batch.
-    batch: u64,
-    count: u32,
-    /// Samples that it asks of the rate limiter.
-    limiter_samples: u32,
-    /// Deadline in the request.
-    due: Instant,
-}
-
 /// Reason why there is no batch yet.
 type Reason = String;
-
-impl Lane {
-    fn awaits(&self, batch: u64) -> bool {
-        self.pending.iter().any(|pending| pending.batch == batch)
-    }
-
-    /// Samples that the rate limiter would admit after the requests in flight.
-    fn allowance(&self) -> f64 {
-        let in_flight = self.pending.iter().map(|p| f64::from(p.limiter_samples));
-        let allowed = self.seen.map_or(0.0, |seen| seen.state.allowance);
-        allowed - in_flight.sum::<f64>()
-    }
-}
 
 impl ShardedSamples {
     /// A channel that connects on its first batch.
@@ -102,7 +68,7 @@ impl ShardedSamples {
         self.table = None;
         self.batches.clear();
         for lane in &mut self.lanes {
-            if !lane.pending.is_empty() {
+            if !lane.is_idle() {
                 // Late replies to an earlier call.
                 *lane = Lane::default();
             }
@@ -196,7 +162,10 @@ impl ShardedSamples {
     fn settle(&mut self, shard: usize, result: Result<()>) -> Result<()> {
         let Err(error) = result else { return Ok(()) };
         if is_lost(&error) {
-            self.group.leave(shard, &error);
+            // A connection that broke may be of a server that has been started again: the next one shows it.
+            if !self.lanes[shard].has_answered() {
+                self.group.leave(shard, &error);
+            }
             self.drop_lane(shard);
             return Ok(());
         }
@@ -220,7 +189,7 @@ impl ShardedSamples {
     /// Divides what a server that is away was to sample among the others; items that have arrived stay in their batch.
     fn drop_lane(&mut self, shard: usize) {
         let lane = std::mem::take(&mut self.lanes[shard]);
-        for pending in lane.pending {
+        for pending in lane.into_pending() {
             if let Some(batch) = find(&mut self.batches, pending.batch) {
                 batch.owe(shard, pending.count, pending.limiter_samples);
             }
@@ -322,9 +291,7 @@ impl ShardedSamples {
             self.send_parts(index, wait)?;
         }
         for lane in &mut self.lanes {
-            if let Some(connection) = &mut lane.connection {
-                connection.try_flush();
-            }
+            lane.try_flush();
         }
         Ok(blocked)
     }
@@ -382,29 +349,16 @@ impl ShardedSamples {
         due: Instant,
         wait: &Wait<'_>,
     ) -> Result<()> {
-        let dialer = &self.group.shards[shard].client.dialer;
-        let lane = &mut self.lanes[shard];
-        if lane.connection.is_none() {
-            lane.connection = Some(dialer.dial(wait)?);
-        }
-        let body = RequestBody::Sample(SampleRequest {
+        let request = SampleRequest {
             count,
             // A call takes fewer items at its own deadline, which is no server's.
             allow_short: self.request.allow_short
                 && wait.deadline.is_some_and(|end| Instant::now() >= end),
             part: Some(BatchPart { limiter_samples }),
             ..self.request.clone()
-        });
-        let connection = (lane.connection.as_mut()).ok_or(Error::Closed("the connection"))?;
-        let id = connection.send(deadline_ms(Some(due)), body)?;
-        lane.pending.push(Pending {
-            id,
-            batch,
-            count,
-            limiter_samples,
-            due,
-        });
-        Ok(())
+        };
+        let client = &self.group.shards[shard].client;
+        self.lanes[shard].send(client, batch, request, due, wait)
     }
 
     /// Waits for one reply to the parts of a batch; the reason if its server could not sample the part.
@@ -422,57 +376,18 @@ impl ShardedSamples {
     /// Waits for the next reply of a server. The reason if it could not sample: its part is owed again.
     fn receive(&mut self, shard: usize, wait: &Wait<'_>) -> Result<Option<Reason>> {
         let member = &self.group.shards[shard];
-        let (name, grace) = (member.name(), member.client.dialer.options.grace);
-        let lane = &mut self.lanes[shard];
-        let connection = (lane.connection.as_mut()).ok_or(Error::Closed("the connection"))?;
-        let due = lane.pending.iter().map(|pending| pending.due).min();
-        let due = due.unwrap_or_else(Instant::now);
-        // The server answers at the deadline of the request, and the grace covers the network. A caller whose own deadline is
-        // earlier calls again.
-        let silent = due + grace;
-        let until = match wait.deadline {
-            Some(deadline) if deadline < due => silent.min(deadline),
-            _ => silent,
-        };
-        let late = || Error::Deadline {
-            waited_for: format!("{name} did not answer"),
-        };
-        let reply = connection.run(wait, Some(until), late, RequestPipeline::reply);
-        let Reply { id, body } = match reply {
-            Err(Error::Deadline { .. }) if Instant::now() >= silent => {
-                return Err(Error::Disconnected {
-                    address: name,
-                    reason: format!("no answer for {} s", grace.as_secs_f64()),
-                });
-            }
-            reply => reply?,
-        };
-        let Some(at) = lane.pending.iter().position(|pending| pending.id == id) else {
-            return Err(Error::Protocol(format!(
-                "{name} answered request {id}, which is not in flight"
-            )));
-        };
-        let pending = lane.pending.remove(at);
+        let (pending, sampled) = self.lanes[shard].receive(&member.client, wait)?;
         let batch = find(&mut self.batches, pending.batch);
-        let error = match answer(body) {
-            Ok(ReplyBody::Sampled(sampled)) => {
-                let Some(state) = sampled.shard else {
-                    return Err(Error::Config(format!(
-                        "{name} cannot be one of several servers: it is of an older release; install the same release on all"
-                    )));
-                };
-                lane.seen = Some(Seen {
-                    state,
-                    with_priority: sampled.live_items,
-                    min_probability: sampled.min_probability,
-                });
-                self.group.note_number(state.number, shard);
+        let error = match sampled {
+            Ok(sampled) => {
+                if let Some(state) = sampled.shard {
+                    self.group.note_number(state.number, shard);
+                }
                 if let Some(batch) = batch {
                     batch.add(shard, sampled);
                 }
                 return Ok(None);
             }
-            Ok(other) => return Err(unexpected(&other)),
             Err(error) => error,
         };
         let waits = error.code() == ErrorCode::Deadline || is_renewal(&error);
@@ -486,7 +401,7 @@ impl ShardedSamples {
             ErrorCode::Deadline => error.into_waited_for().unwrap_or_default(),
             _ => error.to_string(),
         };
-        Ok(Some(format!("{name}: {reason}")))
+        Ok(Some(format!("{}: {reason}", member.name())))
     }
 
     /// Waits a moment before the servers are asked again.

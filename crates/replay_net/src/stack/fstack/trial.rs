@@ -247,7 +247,7 @@ mod tests {
         while !fs::read_to_string(&state).unwrap().contains(") S ") {
             thread::yield_now();
         }
-        // SAFETY: the thread goes on until its child ends.
+        // SAFETY: the thread lives until its child ends.
         unsafe { libc::pthread_kill(thread, libc::SIGUSR2) };
         // Pairs with the store in the handler.
         while !INTERRUPTED.load(Relaxed) {

@@ -31,7 +31,7 @@ pub fn transcript(client_nonce: [u8; 32], challenge: &Challenge) -> Transcript {
     }
 }
 
-/// A client that says exactly what it is told to say.
+/// A client that sends exactly the given messages.
 pub struct TestClient {
     frames: FrameReader<ReadHalf<Box<dyn Duplex>>>,
     write: WriteHalf<Box<dyn Duplex>>,

@@ -1,4 +1,4 @@
-//! Who gets in, and what the others are told.
+//! Clients that are let in, and the errors of the others.
 
 use std::time::Duration;
 

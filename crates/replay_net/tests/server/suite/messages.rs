@@ -8,7 +8,7 @@ use replay_wire::RequestBody;
 
 pub const TABLE: &str = "steps";
 
-/// A table of one 64-bit column, so that a row's value tells which row it is.
+/// A table of one 64-bit column, so that a row's value identifies the row.
 pub fn table() -> TableConfig {
     let value = Column {
         name: "value".into(),

@@ -52,7 +52,7 @@ impl Machine {
         )
     }
 
-    /// What tables and replies may take, against what the machine and the control group of this process have left.
+    /// Limits of tables and replies, against the free memory of the machine and of the control group of this process.
     fn memory(&self, config: &ServerConfig) -> CheckResult {
         let wanted = config
             .memory_limits()

@@ -9,7 +9,7 @@ use replay_core::error::{Error, Result};
 use replay_core::replay::Wait;
 
 /// A value that one thread uses at a time.
-pub struct Turns<T> {
+pub struct Exclusive<T> {
     /// Locked only by the owner of `taken`, so locking it never blocks.
     value: Mutex<T>,
     taken: Mutex<bool>,
@@ -18,21 +18,21 @@ pub struct Turns<T> {
 }
 
 /// Exclusive use of the value, until dropped.
-pub struct Turn<'a, T> {
+pub struct ExclusiveGuard<'a, T> {
     value: MutexGuard<'a, T>,
     _end: End<'a>,
 }
 
-/// End of a turn. The last field of [`Turn`], so that it is dropped after the value's lock.
+/// End of the use. The last field of [`ExclusiveGuard`], so that it is dropped after the value's lock.
 struct End<'a> {
     taken: &'a Mutex<bool>,
     ended: &'a Condvar,
 }
 
-impl<T> Turns<T> {
+impl<T> Exclusive<T> {
     /// A value that errors call `what`.
     pub fn new(what: &'static str, value: T) -> Self {
-        Turns {
+        Exclusive {
             value: Mutex::new(value),
             taken: Mutex::new(false),
             ended: Condvar::new(),
@@ -48,7 +48,7 @@ impl<T> Turns<T> {
     ///
     /// # Errors
     /// [`Error::Deadline`] and [`Error::Interrupted`].
-    pub fn take(&self, wait: &Wait<'_>) -> Result<Turn<'_, T>> {
+    pub fn take(&self, wait: &Wait<'_>) -> Result<ExclusiveGuard<'_, T>> {
         let mut slices = wait.slices(wait.deadline);
         while std::mem::replace(&mut *lock(&self.taken), true) {
             let now = Instant::now();
@@ -69,7 +69,7 @@ impl<T> Turns<T> {
             taken: &self.taken,
             ended: &self.ended,
         };
-        Ok(Turn {
+        Ok(ExclusiveGuard {
             value: lock(&self.value),
             _end: end,
         })
@@ -81,7 +81,7 @@ pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl<T> Deref for Turn<'_, T> {
+impl<T> Deref for ExclusiveGuard<'_, T> {
     type Target = T;
 
     fn deref(&self) -> &T {
@@ -89,7 +89,7 @@ impl<T> Deref for Turn<'_, T> {
     }
 }
 
-impl<T> DerefMut for Turn<'_, T> {
+impl<T> DerefMut for ExclusiveGuard<'_, T> {
     fn deref_mut(&mut self) -> &mut T {
         &mut self.value
     }

@@ -1,0 +1,195 @@
+//! Connecting to several servers: their addresses, and the checks that they are one memory.
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use super::super::connection::Dialer;
+use super::super::pipeline::{is_absent, is_busy};
+use super::super::{Address, Client, ConnectOptions};
+use super::ShardedClient;
+use super::group::{self, Group, at, is_lost, lock};
+use crate::refuse;
+use replay_core::error::{Error, Result};
+use replay_core::replay::{Replay, Wait};
+use replay_core::schema::TableConfig;
+use replay_core::sync::random_number;
+
+/// Longest time for which a call tries a broken connection again: at once, and not after a pause.
+const RECONNECT_FOR: Duration = Duration::from_millis(10);
+
+/// The addresses of a list `innet://a:7710,b:7710`; those after the first may leave out its scheme.
+///
+/// # Errors
+/// [`Error::Config`] for an address that is none, or is named twice.
+pub fn parse_addresses(text: &str) -> Result<Vec<Address>> {
+    let scheme = text.split_once("://").map_or("", |(scheme, _)| scheme);
+    // The path of a Unix socket may have commas.
+    let parts: Vec<String> = match scheme {
+        "unix" => text.split(",unix://").map(str::to_owned).collect(),
+        _ => text.split(',').map(|part| part.trim().to_owned()).collect(),
+    };
+    let mut addresses: Vec<Address> = Vec::new();
+    for (index, part) in parts.iter().enumerate() {
+        let address = match part.contains("://") || index == 0 || scheme.is_empty() {
+            true => part.parse(),
+            false => format!("{scheme}://{part}").parse(),
+        };
+        let address: Address = address?;
+        if addresses.contains(&address) {
+            return refuse(format!(
+                "{text} names {address} twice: name each server once"
+            ));
+        }
+        addresses.push(address);
+    }
+    Ok(addresses)
+}
+
+impl ShardedClient {
+    /// Connects to servers that are one memory. A server that does not answer in time is left out until it does.
+    ///
+    /// # Errors
+    /// [`Error::Connect`] where none answers; [`Error::Config`] for servers of different releases, or of different tables;
+    /// [`Error::TableDiffers`] for tables of different definitions; the errors of [`Client::connect`], with the address.
+    pub fn connect(
+        addresses: &[Address],
+        options: &ConnectOptions,
+        wait: &Wait<'_>,
+    ) -> Result<Self> {
+        let begun = Instant::now();
+        let mut clients: Vec<Option<Client>> = Vec::new();
+        let mut missing = None;
+        for address in addresses {
+            // First those that answer at once, so that one that does not takes its time from no other.
+            let at_once = ConnectOptions {
+                await_server: Duration::ZERO,
+                ..options.clone()
+            };
+            clients.push(Self::one(address, at_once, wait, &mut missing)?);
+        }
+        for (address, client) in addresses.iter().zip(&mut clients) {
+            if client.is_none() {
+                let patient = ConnectOptions {
+                    await_server: options.await_server.saturating_sub(begun.elapsed()),
+                    ..options.clone()
+                };
+                *client = Self::one(address, patient, wait, &mut missing)?;
+            }
+        }
+        if clients.iter().all(Option::is_none) {
+            return Err(missing.unwrap_or(Error::Closed("the connection")));
+        }
+        let absent: Vec<_> = clients.iter().map(Option::is_none).collect();
+        let mut members = Vec::new();
+        for (address, client) in addresses.iter().zip(clients) {
+            let mut client = match client {
+                Some(client) => client,
+                None => Client::unconnected(Dialer::new(address.clone(), options.clone())?),
+            };
+            client.reconnect_for = RECONNECT_FOR;
+            members.push(client);
+        }
+        let group = Arc::new(Group::new(members, random_number()?, options.reconnect_for));
+        for (shard, absent) in absent.into_iter().enumerate() {
+            if absent && let Some(error) = &missing {
+                group.leave(shard, error);
+            }
+        }
+        let client = ShardedClient {
+            group,
+            idle: Mutex::default(),
+            incarnations: Mutex::default(),
+        };
+        client.check_alike(wait)?;
+        Ok(client)
+    }
+
+    /// Connects to one server; `None`, with the error in `missing`, if none answers.
+    fn one(
+        address: &Address,
+        options: ConnectOptions,
+        wait: &Wait<'_>,
+        missing: &mut Option<Error>,
+    ) -> Result<Option<Client>> {
+        match Client::connect(address, options, wait) {
+            Ok(client) => Ok(Some(client)),
+            Err(error) if is_absent(&error) || is_busy(&error) || is_lost(&error) => {
+                *missing = Some(error);
+                Ok(None)
+            }
+            Err(Error::Authentication(reason)) => Err(Error::Authentication(format!(
+                "{address}: {reason}; servers of one list have the same token"
+            ))),
+            Err(error) => Err(at(&address.to_string(), error)),
+        }
+    }
+
+    /// Checks that the servers are of one release and have the same tables. A server without tables gets those of the others.
+    fn check_alike(&self, wait: &Wait<'_>) -> Result<()> {
+        let group = &self.group;
+        let releases = group.each(|client| {
+            let stats = client.stats(wait)?;
+            Ok(stats["server"]["release"].as_str().unwrap_or("").to_owned())
+        })?;
+        let (first, release) = &releases[0];
+        if let Some((other, differs)) = releases.iter().find(|(_, other)| other != release) {
+            return refuse(format!(
+                "{} is of release {release} and {} of release {differs}: install the same release on all servers",
+                group.shards[*first].name(),
+                group.shards[*other].name(),
+            ));
+        }
+        let listings = group.each(|client| client.list(wait))?;
+        let with_tables = listings
+            .iter()
+            .find(|(_, listing)| !listing.tables.is_empty());
+        let Some((model, tables)) = with_tables.map(|(shard, listing)| (*shard, &listing.tables))
+        else {
+            return Ok(());
+        };
+        let name = |shard: usize| group.shards[shard].name();
+        for (shard, listing) in &listings {
+            let client = &group.shards[*shard].client;
+            if listing.tables.is_empty() {
+                group.answered(*shard, group::complete(client, &[], tables, wait))?;
+                continue;
+            }
+            let lacks = |there: &[TableConfig], here: &[TableConfig]| {
+                let known = |table: &&TableConfig| !here.iter().any(|t| t.name == table.name);
+                there.iter().find(known).map(|table| table.name.clone())
+            };
+            let lacking = lacks(tables, &listing.tables).map(|table| (table, model, *shard));
+            let lacking =
+                lacking.or_else(|| lacks(&listing.tables, tables).map(|t| (t, *shard, model)));
+            if let Some((table, has, has_not)) = lacking {
+                return refuse(format!(
+                    "table {table:?} is at {} and not at {}: name the servers of one memory alone, or drop the table there \
+                     (connect to that one server, and Replay.drop_table)",
+                    name(has),
+                    name(has_not),
+                ));
+            }
+            for table in &listing.tables {
+                let there = tables.iter().find(|there| there.name == table.name);
+                let Some(difference) = there.and_then(|there| table.difference(there)) else {
+                    continue;
+                };
+                return Err(Error::TableDiffers {
+                    table: table.name.clone(),
+                    difference: format!(
+                        "at {} {difference} by {}: drop it at one of them (connect to that one server, and Replay.drop_table), or \
+                         leave that server out",
+                        name(*shard),
+                        name(model),
+                    ),
+                });
+            }
+        }
+        let mut versions = lock(&group.versions);
+        for listed in listings.iter().flat_map(|(_, listing)| &listing.parameters) {
+            let newest = versions.entry(listed.name.clone()).or_default();
+            *newest = listed.version.max(*newest);
+        }
+        Ok(())
+    }
+}

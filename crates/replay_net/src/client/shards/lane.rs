@@ -1,0 +1,162 @@
+//! The requests to one server, and its last answer.
+
+use std::time::Instant;
+
+use super::super::Client;
+use super::super::connection::{Connection, deadline_ms};
+use super::super::pipeline::{RequestPipeline, answer, expect_reply};
+use super::partial::Seen;
+use replay_core::error::{Error, Result};
+use replay_core::replay::{SampleRequest, Sampled, Wait};
+use replay_wire::{ReplyBody, RequestBody};
+
+/// The connection to one server.
+#[derive(Default)]
+pub struct Lane {
+    connection: Option<Connection>,
+    /// The connection has answered, and no request on it has been without an answer for too long.
+    answers: bool,
+    pending: Vec<Pending>,
+    /// The last answer; `None` where the server is to be asked again.
+    pub seen: Option<Seen>,
+}
+
+/// A request in flight.
+pub struct Pending {
+    id: u64,
+    /// Number of the batch.
+    pub batch: u64,
+    /// Items that it asks for.
+    pub count: u32,
+    /// Samples that it asks of the rate limiter.
+    pub limiter_samples: u32,
+    /// Deadline in the request.
+    due: Instant,
+}
+
+impl Lane {
+    /// Whether a request of this batch is in flight.
+    pub fn awaits(&self, batch: u64) -> bool {
+        self.pending.iter().any(|pending| pending.batch == batch)
+    }
+
+    /// Whether no request is in flight.
+    pub fn is_idle(&self) -> bool {
+        self.pending.is_empty()
+    }
+
+    /// Whether the server has answered on this connection, and was not silent since.
+    pub fn has_answered(&self) -> bool {
+        self.answers
+    }
+
+    /// The requests in flight, whose answers do not come any more.
+    pub fn into_pending(self) -> Vec<Pending> {
+        self.pending
+    }
+
+    /// Samples that the rate limiter would admit after the requests in flight.
+    pub fn allowance(&self) -> f64 {
+        let in_flight = self.pending.iter().map(|p| f64::from(p.limiter_samples));
+        let allowed = self.seen.map_or(0.0, |seen| seen.state.allowance);
+        allowed - in_flight.sum::<f64>()
+    }
+
+    /// Writes what the socket accepts at once.
+    pub fn try_flush(&mut self) {
+        if let Some(connection) = &mut self.connection {
+            connection.try_flush();
+        }
+    }
+
+    /// Sends a part of a batch, which the server may hold until `due`. Connects first where there is no connection.
+    ///
+    /// # Errors
+    /// Errors of connecting, [`Error::Disconnected`].
+    pub fn send(
+        &mut self,
+        client: &Client,
+        batch: u64,
+        request: SampleRequest,
+        due: Instant,
+        wait: &Wait<'_>,
+    ) -> Result<()> {
+        let mut connection = match self.connection.take() {
+            Some(connection) => connection,
+            None => client.dialer.dial(wait)?,
+        };
+        let count = request.count;
+        let limiter_samples = request.part.map_or(0, |part| part.limiter_samples);
+        let sent = connection.send(deadline_ms(Some(due)), RequestBody::Sample(request));
+        self.connection = Some(connection);
+        self.pending.push(Pending {
+            id: sent?,
+            batch,
+            count,
+            limiter_samples,
+            due,
+        });
+        Ok(())
+    }
+
+    /// Waits for the next reply: its request, with the server's answer or its error.
+    ///
+    /// # Errors
+    /// [`Error::Deadline`] at the caller's deadline, [`Error::Interrupted`]; [`Error::Disconnected`] for a connection that broke, or
+    /// a server that does not answer in time; [`Error::Config`] for one of an older release.
+    pub fn receive(
+        &mut self,
+        client: &Client,
+        wait: &Wait<'_>,
+    ) -> Result<(Pending, Result<Sampled>)> {
+        let (name, grace) = (client.address().to_string(), client.dialer.options.grace);
+        let now = Instant::now();
+        let connection = (self.connection.as_mut()).ok_or(Error::Closed("the connection"))?;
+        let due = self.pending.iter().map(|pending| pending.due).min();
+        let due = due.unwrap_or(now);
+        // The server answers at the deadline of the request, and the grace covers the network. A caller with an earlier deadline
+        // than a request that was sent ahead of its call does not wait for the answer.
+        let silent = due + grace;
+        let until = match wait.deadline {
+            Some(deadline) if deadline.max(now) < due => deadline,
+            _ => silent,
+        };
+        let late = || Error::Deadline {
+            waited_for: format!("{name} did not answer"),
+        };
+        let reply = connection.run(wait, Some(until), late, RequestPipeline::reply);
+        if matches!(reply, Err(Error::Deadline { .. })) && Instant::now() >= silent {
+            self.answers = false;
+            return Err(Error::Disconnected {
+                address: name,
+                reason: format!("no answer for {} s", grace.as_secs_f64()),
+            });
+        }
+        let reply = reply?;
+        self.answers = true;
+        let of = |pending: &Pending| pending.id == reply.id;
+        let Some(at) = self.pending.iter().position(of) else {
+            return Err(Error::Protocol(format!(
+                "{name} answered request {}, which is not in flight",
+                reply.id
+            )));
+        };
+        let pending = self.pending.remove(at);
+        let body = match answer(reply.body) {
+            Ok(body) => body,
+            Err(error) => return Ok((pending, Err(error))),
+        };
+        let sampled = expect_reply!(body, ReplyBody::Sampled(sampled) => sampled)?;
+        let Some(state) = sampled.shard else {
+            return Err(Error::Config(format!(
+                "{name} cannot be one of several servers: it is of an older release; install the same release on all"
+            )));
+        };
+        self.seen = Some(Seen {
+            state,
+            with_priority: sampled.live_items,
+            min_probability: sampled.min_probability,
+        });
+        Ok((pending, Ok(sampled)))
+    }
+}
