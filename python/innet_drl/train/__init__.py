@@ -34,6 +34,7 @@ by `logging`.
 | `evaluation_report` | protocols of evaluations, interquartile means and intervals |
 | `run_folder`, `checkpoints` | files of a run |
 | `metrics`, `metrics_files`, `display`, `page` | metrics, their files, lines of a log, and the page in the terminal |
+| `stopwatch`, `times` | seconds of each process by activity, and laps for a trace |
 | `cost`, `energy` | processor seconds and joules of a run |
 | `errors`, `machine` | errors of training; cores and open files |
 
