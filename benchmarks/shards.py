@@ -12,7 +12,7 @@ import numpy as np
 
 import innet_drl as innet
 from benchmarks import report
-from benchmarks.recording import STREAMS
+from benchmarks.recording import STREAMS, record
 from benchmarks.systems.innet import VIEW, rows, table
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
@@ -73,6 +73,7 @@ def shards(rounds: int = 5, seconds: float = 2.0, steps: int = 48_000, servers: 
         steps: Steps of all servers together.
         servers: Number of servers.
     """
+    record()
     with ExitStack() as stack:
         learners = [Learner(count, steps, stack) for count in (1, servers)]
         rates: list[list[float]] = [[], []]

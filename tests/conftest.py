@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -21,6 +22,10 @@ with suppress(ImportError):
 
 # It would be every client's token.
 os.environ.pop("INNET_TOKEN", None)
+
+# A shell without job control starts programs in the background with SIGINT ignored, which their children inherit.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 MakeReplay: TypeAlias = Callable[..., innet.Replay]
 

@@ -54,7 +54,7 @@ class ProcessorTime:
         self._process = psutil.Process()
         self._first = self._all()
         self._last = 0.0
-        self._read = time.monotonic()
+        self._read = -PERIOD_SECONDS
 
     def read(self, *, fresh: bool = False) -> float:
         """Returns the seconds, at most `PERIOD_SECONDS` old unless `fresh`."""
