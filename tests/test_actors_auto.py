@@ -186,6 +186,8 @@ def test_runs_whose_actors_cannot_be_chosen(tmp_path: Path, capsys: pytest.Captu
     flags = ["--replay", "innet://127.0.0.1:1", "--out", str(tmp_path / "run"), "--actors", "auto"]
     assert main(["learner", *flags]) == 1
     assert "the actors of innet-drl learner are on hosts that this one does not know" in capsys.readouterr().err
+    assert main(["train", "--launcher=ray", "--actors=auto", "--out", str(tmp_path / "run")]) == 1
+    assert "it measures this machine, and with --launcher ray the actors are on others" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 

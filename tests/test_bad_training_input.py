@@ -16,7 +16,7 @@ import pytest
 import innet_drl as innet
 from innet_drl import train
 from innet_drl.cli import main
-from innet_drl.launch import actors, fork_server, launcher, local, processes
+from innet_drl.launch import actors, fork_server, local, processes
 from innet_drl.launch.launcher import LocalLauncher
 from innet_drl.train import metrics_files, trainer
 from innet_drl.train.errors import (
@@ -291,6 +291,27 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureF
     assert "the run's folder" in message
 
 
+@pytest.mark.parametrize(("launcher", "message"), [("ray", "ray is not installed: pip install 'innet-drl[ray]'")])
+def test_a_launcher_without_its_package(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    launcher: str,
+    message: str,
+) -> None:
+    monkeypatch.setitem(sys.modules, launcher, None)
+    monkeypatch.delitem(sys.modules, f"innet_drl.launch.{launcher}", raising=False)
+    found = error_of(["train", *TINY, f"--launcher={launcher}", "--out", str(tmp_path / "run")], capsys)
+    assert found.strip().removeprefix("error: ") == message
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_unknown_launcher_in_python(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="launcher x: it must be local or ray"):
+        train.run(small(), folder=tmp_path / "run", launcher="x")  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_folder_that_holds_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     RunFolder.new(tmp_path / "run").begin(small())
     message = error_of(["train", *TINY, "--out", str(tmp_path / "run")], capsys)
@@ -307,10 +328,8 @@ def test_actors_that_keep_dying_end_the_run(tmp_path: Path, monkeypatch: pytest.
     """The actors get an address at which no process listens."""
     start = actors.Actors.__init__
 
-    def elsewhere(
-        self: actors.Actors, config: object, address: str, name: str, first_step: int, launcher: LocalLauncher
-    ) -> None:
-        start(self, small(actor_restarts=1), f"unix://{tmp_path}/absent", name, first_step, launcher)
+    def elsewhere(self: actors.Actors, config: object, address: str, name: str, first_step: int, *others: Any) -> None:
+        start(self, small(actor_restarts=1), f"unix://{tmp_path}/absent", name, first_step, *others)
 
     monkeypatch.setattr(actors.Actors, "__init__", elsewhere)
     with pytest.raises(ActorError, match="no restart is left"):
@@ -343,7 +362,7 @@ def test_a_server_that_goes_away_ends_the_run_with_a_checkpoint(
 
 def test_a_failed_actor_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(actors, "run_actor", fail_and_stay)
-    monkeypatch.setattr(launcher, "STOP_SECONDS", 0.01)
+    monkeypatch.setattr(LocalLauncher, "stop_seconds", 0.01)
     started_here = LocalLauncher()
     with actors.Actors(small(actor_restarts=0), "unix:///nowhere", "apex", 0, started_here) as running:
         wait(list(started_here._pipes))
@@ -377,7 +396,7 @@ def test_a_server_that_holds_the_memory_of_other_settings(tmp_path: Path) -> Non
 
 def test_a_replaced_actor_explores_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(actors, "run_actor", fail_and_stay)
-    monkeypatch.setattr(launcher, "STOP_SECONDS", 0.01)
+    monkeypatch.setattr(LocalLauncher, "stop_seconds", 0.01)
     started: list[int] = []
     start = actors.Actors._start
 

@@ -279,6 +279,11 @@ SLURM_FLAGS = {"array", "cpus_per_task", "gpus", "job_name", "open_mode", "reque
             (Config, TrainFlags, LearnerFlags, ActorFlags, EvaluateFlags),
             SERVER_FLAGS | SLURM_FLAGS | {"now"},
         ),
+        (
+            "how-to/ray.md",
+            (Config, TrainFlags),
+            {"working_dir", "entrypoint_resources", "entrypoint_num_gpus"},
+        ),
         ("explanation/paper.md", (PaperFlags, TrainFlags, Config), set()),
         ("explanation/analysis.md", (BreakdownFlags, RatioFlags, WhatIfFlags, TrainFlags, Config), set()),
     ],

@@ -7,7 +7,6 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,13 @@ import brought
 from innet_drl import train
 from innet_drl.launch import evaluator as launch_evaluator
 from innet_drl.launch.evaluator import Evaluator
+from innet_drl.launch.launcher import LocalLauncher
 from innet_drl.train import environments
 from innet_drl.train.environments import EnvironmentSpec
 from innet_drl.train.evaluation import Evaluation, evaluate
 from innet_drl.train.networks import make_network
 from innet_drl.train.run_folder import RunFolder
+from serving import until
 from training import small
 
 SPEC = EnvironmentSpec(2, 1, (4,), "float32", 1)
@@ -38,7 +39,7 @@ def network() -> Any:
 
 @pytest.fixture
 def evaluator() -> Iterator[Evaluator]:
-    with Evaluator(CONFIG, SPEC) as made:
+    with Evaluator(CONFIG, SPEC, LocalLauncher()) as made:
         yield made
 
 
@@ -48,9 +49,20 @@ def arrays(network: Any) -> dict[str, Any]:
 
 def played(evaluator: Evaluator) -> Evaluation | None:
     """The result, once there is one or its process has failed."""
-    assert evaluator._playing is not None
-    wait([evaluator._playing])
-    return evaluator.result()
+    found: list[Evaluation] = []
+
+    def ended() -> bool:
+        result = evaluator.result()
+        found.extend([result] if result is not None else [])
+        return not evaluator._playing
+
+    until(ended)
+    return found[0] if found else None
+
+
+def process(evaluator: Evaluator) -> Any:
+    assert isinstance(evaluator._launcher, LocalLauncher)
+    return evaluator._launcher._processes.get("evaluator")
 
 
 def test_another_process_plays_the_games_of_this_one(evaluator: Evaluator, network: Any) -> None:
@@ -66,7 +78,7 @@ def test_a_killed_process_is_reported_and_replaced(
     evaluator: Evaluator, network: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     evaluator.begin(arrays(network))
-    os.kill(evaluator._process.pid, signal.SIGKILL)
+    os.kill(process(evaluator).pid, signal.SIGKILL)
     assert played(evaluator) is None
     (warning,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert "training continues; the next one gets a new process: its process was killed" in warning.getMessage()
@@ -96,11 +108,11 @@ def test_a_stopped_process_keeps_nothing_from_ending(evaluator: Evaluator, netwo
     large = {**arrays(network), "filler": np.zeros(1 << 20)}
     evaluator.begin(arrays(network))
     assert played(evaluator) is not None
-    os.kill(evaluator._process.pid, signal.SIGSTOP)
+    os.kill(process(evaluator).pid, signal.SIGSTOP)
     evaluator.begin(large)
     assert evaluator.result() is None
     evaluator.__exit__(None, None, None)
-    assert evaluator._process is None
+    assert process(evaluator) is None
 
 
 def test_a_hung_environment_process_keeps_nothing_from_ending(tmp_path: Path) -> None:
@@ -113,10 +125,10 @@ def test_a_hung_environment_process_keeps_nothing_from_ending(tmp_path: Path) ->
         evaluation_games=1,
     )
     spec = environments.make(small(environment=brought.Counter), 1).spec
-    with Evaluator(config, spec) as evaluator:
+    with Evaluator(config, spec, LocalLauncher()) as evaluator:
         evaluator.begin(arrays(make_network(config, spec)))
         hung = int((tmp_path / "steps").read_text())
-        os.kill(evaluator._process.pid, signal.SIGKILL)
+        os.kill(process(evaluator).pid, signal.SIGKILL)
         assert played(evaluator) is None
     # The environment hangs until now.
     os.kill(hung, signal.SIGKILL)
@@ -131,7 +143,7 @@ def test_an_evaluation_that_is_ended_closes_its_environments(tmp_path: Path) -> 
         evaluation_frames=10**9,
     )
     spec = environments.make(small(environment=brought.Counter), 1).spec
-    with Evaluator(config, spec) as evaluator:
+    with Evaluator(config, spec, LocalLauncher()) as evaluator:
         evaluator.begin(arrays(make_network(config, spec)))
         assert (tmp_path / "steps").read_text() == "stepped"
     (file,) = (path for path in tmp_path.iterdir() if path.name != "steps")

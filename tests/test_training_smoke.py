@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,11 @@ from loguru import logger
 import innet_drl as innet
 from innet_drl.cli import main
 from innet_drl.launch import local
+from innet_drl.launch.launcher import LocalLauncher
 from innet_drl.train import evaluation, evaluation_schedule, trainer, video
 from innet_drl.train.config import Config
 from innet_drl.train.evaluation import Evaluation
+from innet_drl.train.memory import EmbeddedMemory, MemorySettings
 from innet_drl.train.metrics import Metrics
 from innet_drl.train.run_folder import RunFolder
 from training import lines, small
@@ -267,3 +270,24 @@ def test_the_example_leaves_a_run_that_can_be_played(tmp_path: Path, capsys: pyt
     frames = imageio_ffmpeg.read_frames(str(tmp_path / "game.mp4"))
     assert next(frames)["size"] == (480, 630)
     frames.close()
+
+
+def test_a_memory_that_other_hosts_reach_wants_its_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As launchers with other hosts need it: actors and a second learner have the token, and others not."""
+    addresses: list[str] = []
+    create = EmbeddedMemory.create.__func__  # type: ignore[attr-defined]
+
+    @contextlib.contextmanager
+    def created(cls: type[EmbeddedMemory], settings: MemorySettings) -> Iterator[EmbeddedMemory]:
+        with create(cls, settings) as memory:
+            addresses.append(memory.address)
+            with pytest.raises(innet.errors.AuthenticationError):
+                memory.check(memory.address, "", None)
+            memory.check(memory.address, settings.token, None)
+            yield memory
+
+    monkeypatch.setattr(LocalLauncher, "listen", "innet://127.0.0.1:0")
+    monkeypatch.setattr(EmbeddedMemory, "create", classmethod(created))
+    result = local.train(small(learners=2, steps=600), tmp_path / "run")
+    assert result.learner_updates > 0
+    assert addresses[0].startswith("innet://127.0.0.1:")

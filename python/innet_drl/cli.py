@@ -145,6 +145,7 @@ def train(arguments: Sequence[str]) -> None:
             out or RunFolder.default_path(flags.name),
             resume=flags.resume is not None,
             unused=out is None,
+            launcher=flags.launcher,
             callbacks=callbacks,
             display=Page,
             signals=True,

@@ -28,6 +28,7 @@ _MODULES = {
     "wandb": ("wandb",),
     "bench": ("matplotlib",),
     "nvml": ("pynvml",),
+    "ray": ("ray",),
 }
 EXTRAS = {module: extra for extra, modules in _MODULES.items() for module in modules}
 """Extra of the package that installs a module."""

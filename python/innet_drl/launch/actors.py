@@ -18,7 +18,7 @@ from innet_drl.train import environments
 from innet_drl.train.actor import Actor
 from innet_drl.train.config import Config
 from innet_drl.train.errors import ActorError, TrainingError, WithFlags
-from innet_drl.train.memory import ReplayMemory, RowWriter, actor_token
+from innet_drl.train.memory import ReplayMemory, RowWriter
 from innet_drl.train.metrics import ActorReport
 
 logger = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ def run_actor(assignment: ActorAssignment, pipe: multiprocessing.connection.Conn
         pipe.send(ProcessFailure(error.with_flags, fatal=True))
     except innet.ReplayError as error:
         pipe.send(
-            ProcessFailure(str(error), fatal=isinstance(error, ValueError), by_memory=isinstance(error, MEMORY_LOST))
+            ProcessFailure(str(error), fatal=isinstance(error, ValueError), counts=not isinstance(error, MEMORY_LOST))
         )
     except Exception as error:
         # A replacement would meet the same before its first step.
@@ -116,11 +116,14 @@ class Actors:
         name: Name of the table and the parameters.
         first_step: Agent steps of earlier sessions.
         launcher: Starts the processes.
+        token: Token of the replay memory, empty for none.
     """
 
-    def __init__(self, config: Config, address: str, name: str, first_step: int, launcher: Launcher) -> None:
+    def __init__(
+        self, config: Config, address: str, name: str, first_step: int, launcher: Launcher, token: str = ""
+    ) -> None:
         self._assignments = {
-            f"actor {index}": ActorAssignment(config, index, address, name, first_step, actor_token(config))
+            f"actor {index}": ActorAssignment(config, index, address, name, first_step, token)
             for index in range(config.actors)
         }
         self.launcher = launcher
@@ -175,11 +178,11 @@ class Actors:
         self._shown.add(failure.kind)
         if failure.fatal:
             raise ActorError(f"actor {index} cannot play: {reason}")
-        self._failures += not failure.by_memory
-        if self._restarts_left == 0 and not failure.by_memory:
+        self._failures += failure.counts
+        if self._restarts_left == 0 and failure.counts:
             count = f" after {self._failures} failures of actors" if self._failures > 1 else ""
             raise ActorError(f"actor {index} failed, and no restart is left{count}: {reason}")
-        self._restarts_left -= not failure.by_memory
+        self._restarts_left -= failure.counts
         left = self._restarts_left
         logger.error("actor %d failed and is replaced (%d restarts left): %s", index, left, WithFlags(reason))
         self._start(replace(assignment, first_step=agent_steps))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import multiprocessing.connection
 import traceback
@@ -14,14 +13,8 @@ from typing import Any, Self
 import torch
 from numpy.typing import NDArray
 
-from innet_drl.launch.processes import (
-    ProcessFailure,
-    Stopped,
-    await_end,
-    prepare_to_play,
-    start,
-    start_fork_server,
-)
+from innet_drl.launch.launcher import Ended, Launcher
+from innet_drl.launch.processes import ProcessFailure, Stopped, prepare_to_play
 from innet_drl.train.config import Config
 from innet_drl.train.environments import EnvironmentSpec
 from innet_drl.train.errors import ProcessError, TrainingError, WithFlags
@@ -31,6 +24,7 @@ from innet_drl.train.stopwatch import Laps, Stopwatch
 
 logger = logging.getLogger(__name__)
 
+NAME = "evaluator"
 RESTARTS = 3
 """Processes that may fail and be replaced; then the run continues without evaluations."""
 STOP_SECONDS = 2.0
@@ -86,85 +80,69 @@ class Evaluator:
     Args:
         config: The run's settings.
         spec: Spec of the environment.
+        launcher: Starts the process, and no other one.
         report: Called with the times of the process after each evaluation.
     """
 
-    def __init__(self, config: Config, spec: EnvironmentSpec, report: ReportTimes = lambda seconds, laps: None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        spec: EnvironmentSpec,
+        launcher: Launcher,
+        report: ReportTimes = lambda seconds, laps: None,
+    ) -> None:
         self._config = config
         self._spec = spec
+        self._launcher = launcher
+        self._launcher.stop_seconds = STOP_SECONDS
         self._report = report
         self._restarts_left = RESTARTS
-        self._process: Any = None
-        self._pipe: multiprocessing.connection.Connection | None = None
-        self._playing: Future[Played | ProcessFailure] | None = None
+        self._runs = False
+        self._playing = False
         # Sending blocks until the process receives, which may be stopped: not in the learner's thread.
         self._thread = ThreadPoolExecutor(1, "evaluator")
+        self._sending: Future[None] | None = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stop()
+        # The thread's call ends with the process.
+        self._launcher.close()
         self._thread.shutdown()
 
     @property
     def idle(self) -> bool:
         """Whether `begin` may be called."""
-        return self._playing is None and self._restarts_left >= 0
+        return not self._playing and self._restarts_left >= 0
 
     def begin(self, parameters: Parameters) -> None:
         """Begins an evaluation of a network's arrays, which nothing may change meanwhile."""
-        if self._process is None:
+        if not self._runs:
             try:
-                start_fork_server()
-                self._process, self._pipe = start(run_evaluator, "evaluator", self._config, self._spec)
+                self._launcher.start(NAME, run_evaluator, self._config, self._spec)
             except ProcessError as error:
-                self._fail(error.with_flags, fatal=False)
+                self._fail(ProcessFailure(error.with_flags, fatal=False))
                 return
-        assert self._pipe is not None
-        self._playing = self._thread.submit(_play, self._pipe, self._process.sentinel, parameters)
+        self._runs = self._playing = True
+        self._sending = self._thread.submit(self._launcher.send, NAME, parameters)
 
     def result(self) -> Evaluation | None:
         """Returns the evaluation that has ended since the last call, without waiting."""
-        if self._playing is None or not self._playing.done():
-            return None
-        played, self._playing = self._playing.result(), None
-        if isinstance(played, Played):
-            self._report(played.seconds, played.laps)
-            return played.evaluation
-        self._fail(played.message, fatal=played.fatal)
-        return None
+        evaluation = None
+        for _, message in self._launcher.messages():
+            if isinstance(message, Ended):
+                self._fail(message.failure or ProcessFailure("its process was killed", fatal=False))
+            else:
+                self._report(message.seconds, message.laps)
+                evaluation, self._playing = message.evaluation, False
+        return evaluation
 
-    def _fail(self, reason: str, *, fatal: bool) -> None:
-        self._stop()
-        self._restarts_left = -1 if fatal else self._restarts_left - 1
+    def _fail(self, failure: ProcessFailure) -> None:
+        if self._sending is not None:
+            # It must not reach the next process.
+            self._sending.cancel()
+        self._runs = self._playing = False
+        self._restarts_left = -1 if failure.fatal else self._restarts_left - failure.counts
         advice = "the next one gets a new process" if self._restarts_left >= 0 else "there are no more during training"
-        logger.warning("an evaluation failed, and training continues; %s: %s", advice, WithFlags(reason))
-
-    def _stop(self) -> None:
-        if self._process is not None:
-            self._process.terminate()
-            await_end(self._process, STOP_SECONDS)
-            self._process.close()
-        # The thread's call has ended with the process.
-        if self._playing is not None:
-            self._playing.exception()
-        if self._pipe is not None:
-            self._pipe.close()
-        self._process = self._pipe = self._playing = None
-
-
-def _play(
-    pipe: multiprocessing.connection.Connection, sentinel: int, parameters: Parameters
-) -> Played | ProcessFailure:
-    try:
-        # A failure that was sent before the pipe broke can still be received.
-        with contextlib.suppress(BrokenPipeError):
-            pipe.send(parameters)
-        # Environments that are forks of the process hold its end of the pipe, too.
-        if pipe in multiprocessing.connection.wait([pipe, sentinel]):
-            played: Played | ProcessFailure = pipe.recv()
-            return played
-    except (EOFError, OSError):
-        pass
-    return ProcessFailure("its process was killed", fatal=False)
+        logger.warning("an evaluation failed, and training continues; %s: %s", advice, WithFlags(failure.message))

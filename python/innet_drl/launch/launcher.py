@@ -1,4 +1,7 @@
-"""The places where processes of a run are started: the interface, and its implementation for this machine."""
+"""The places where processes of a run are started: the interface, and its implementation for this machine.
+
+`innet_drl.launch.ray` is another implementation.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,6 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from innet_drl.launch.processes import ProcessFailure, await_end, start, start_fork_server
-
-STOP_SECONDS = 10.0
-"""Seconds that a process may take to end before it is killed."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,15 @@ class Launcher(abc.ABC):
     A launcher restarts nothing: the caller decides which process gets a replacement.
     """
 
+    listen: str | None = None
+    """Address for the server of a memory in this process, which the launcher's processes can reach; `None` is a Unix
+    socket."""
+    stop_seconds = 10.0
+    """Seconds that a process may take to end before it is killed."""
+
     @abc.abstractmethod
     def start(self, name: str, main: Callable[..., None], *arguments: Any) -> None:
-        """Calls `main(*arguments, pipe)` in a new process; `pipe.send` and `pipe.close` are its way to this one.
+        """Calls `main(*arguments, pipe)` in a new process; `pipe` is its connection to this one.
 
         Args:
             name: Unique among the processes that run.
@@ -42,6 +48,16 @@ class Launcher(abc.ABC):
 
         Raises:
             ProcessError: The process cannot be started.
+        """
+
+    @abc.abstractmethod
+    def send(self, name: str, message: Any) -> None:
+        """Sends a message to a process, whose `pipe.recv` returns it; any thread may call it.
+
+        A large message may wait until the process receives it.
+
+        Raises:
+            OSError: The process has ended.
         """
 
     @abc.abstractmethod
@@ -76,9 +92,16 @@ class LocalLauncher(Launcher):
     def start(self, name: str, main: Callable[..., None], *arguments: Any) -> None:
         """Forks the process from one that has imported torch."""
         start_fork_server()
-        process, pipe = start(main, name, *arguments, duplex=False)
+        process, pipe = start(main, name, *arguments)
         self._processes[name] = process
         self._pipes[pipe] = name
+
+    def send(self, name: str, message: Any) -> None:
+        """Sends a message to a process."""
+        pipe = next((pipe for pipe, owner in list(self._pipes.items()) if owner == name), None)
+        if pipe is None:
+            raise BrokenPipeError(f"{name} has ended")
+        pipe.send(message)
 
     def messages(self) -> list[tuple[str, Any]]:
         """Returns the messages since the last call; a process that reported its failure is ended."""
@@ -93,7 +116,7 @@ class LocalLauncher(Launcher):
                         failure, ended = message, True
                     else:
                         received.append((name, message))
-            except EOFError:
+            except (EOFError, ConnectionResetError):
                 ended = True
             if ended:
                 received.append((name, Ended(self._end(pipe), failure)))
@@ -102,7 +125,7 @@ class LocalLauncher(Launcher):
     def _end(self, pipe: multiprocessing.connection.Connection) -> int | None:
         process = self._processes.pop(self._pipes.pop(pipe))
         pipe.close()
-        await_end(process, STOP_SECONDS)
+        await_end(process, self.stop_seconds)
         code: int | None = process.exitcode
         process.close()
         return code
@@ -115,7 +138,7 @@ class LocalLauncher(Launcher):
     def close(self) -> None:
         """Ends every process; kills those that do not end."""
         self.begin_end()
-        deadline = time.monotonic() + STOP_SECONDS
+        deadline = time.monotonic() + self.stop_seconds
         for process in self._processes.values():
             await_end(process, max(0.0, deadline - time.monotonic()))
             process.close()

@@ -38,7 +38,7 @@ from innet_drl.train.data_parallel import SharedGradients, TrainingEnded, digest
 from innet_drl.train.environments import EnvironmentSpec
 from innet_drl.train.errors import LearnerError, TrainingError
 from innet_drl.train.learner import Learner, Numerics, use_device
-from innet_drl.train.memory import memory_class, memory_settings, memory_token
+from innet_drl.train.memory import memory_class, memory_settings
 from innet_drl.train.stopwatch import Stopwatch, TimedBatches
 from innet_drl.train.targets import TargetsAhead
 from innet_drl.train.times import CoreThreads, LearnerTimes
@@ -113,10 +113,11 @@ class Learners:
         name: Name of the table.
         server: Address of a server that sums gradients.
         checkpoint: The run's checkpoint to start from.
+        token: Token of the replay memory.
     """
 
     def __init__(
-        self, config: Config, learner: Learner, memory: str, name: str, server: str, checkpoint: Path | None
+        self, config: Config, learner: Learner, memory: str, name: str, server: str, checkpoint: Path | None, token: str
     ) -> None:
         self._learner = learner
         self._job = GradientJob(server, f"{name[:40]}-{secrets.token_hex(4)}", aggregator_token(config))
@@ -133,7 +134,7 @@ class Learners:
                 torch.get_num_threads(),
                 checkpoint,
                 learner.updates,
-                memory_token(config),
+                token,
             )
             for number in range(1, config.learners)
         ]

@@ -15,6 +15,7 @@ import cloudpickle
 
 from innet_drl.extras import naming_extras
 from innet_drl.launch.aggregator import check_aggregator
+from innet_drl.launch.launcher import Launcher, LocalLauncher
 from innet_drl.launch.processes import forbid_in_children, start_fork_server
 from innet_drl.train import environments
 from innet_drl.train.callbacks import Callback, Result, check_callbacks
@@ -27,6 +28,11 @@ from innet_drl.train.run_folder import RunFolder
 
 logger = logging.getLogger(__name__)
 
+Launchers = Callable[[], Launcher]
+"""Makes launchers of one run."""
+Place = Callable[[Config, str, Callable[[str], None]], contextlib.AbstractContextManager[Launchers]]
+"""Opens a place for the processes of a run, from its settings, its name and what shows the current phase."""
+
 
 def train(
     config: Config,
@@ -34,6 +40,7 @@ def train(
     *,
     resume: bool = False,
     unused: bool = False,
+    launcher: str = "local",
     callbacks: Sequence[Callback] = (),
     display: Callable[[str], Display] = Display,
     signals: bool = False,
@@ -45,6 +52,7 @@ def train(
         out: The run's folder: a new one, or with `resume` an existing one.
         resume: Continue from the folder's newest checkpoint.
         unused: Where there is a folder `out` already, make `<out>-2`, `<out>-3`, ...
+        launcher: Place where processes are started, `local` or `ray`.
         callbacks: Called on the way; they may end training.
         display: Makes the display of the metrics, from a title.
         signals: End training with a checkpoint at SIGINT and SIGTERM, if this is the main thread.
@@ -55,13 +63,15 @@ def train(
     """
     forbid_in_children()
     check_callbacks(callbacks)
+    place = _place(launcher, config)
     folder = RunFolder.open(out) if resume else RunFolder.unused(out) if unused else RunFolder.new(out)
     with folder.hold(), display(f"{config.environment_name} in {folder.path}") as shown:
         _check(config, folder, shown, resume=resume)
         if not config.serial:
             # The fork server imports torch at the same time as this process.
             start_fork_server()
-        return _train(config, folder, callbacks, shown, resume=resume, starts_actors=True, signals=signals)
+        with place(config, folder.name, shown.say) as launchers:
+            return _train(config, folder, callbacks, shown, launchers, resume=resume, signals=signals)
 
 
 def learn(
@@ -96,7 +106,19 @@ def learn(
         _check(config, folder, shown, resume=resume)
         if not folder.is_new:
             logger.info("continuing the run of %s", folder.path)
-        return _train(config, folder, callbacks, shown, resume=resume, starts_actors=False, signals=signals)
+        return _train(config, folder, callbacks, shown, None, resume=resume, signals=signals)
+
+
+def _place(name: str, config: Config) -> Place:
+    """The place of a name of `--launcher`, if the settings fit it."""
+    if name == "ray":
+        with naming_extras():
+            from innet_drl.launch import ray
+        ray.check(config)
+        return ray.cluster
+    if name != "local":
+        raise ConfigurationError(f"--launcher {name}: it must be local or ray")
+    return lambda *_: contextlib.nullcontext(LocalLauncher)
 
 
 def _check(config: Config, folder: RunFolder, display: Display, *, resume: bool) -> None:
@@ -124,21 +146,20 @@ def _train(
     folder: RunFolder,
     callbacks: Sequence[Callback],
     display: Display,
+    launchers: Launchers | None,
     *,
     resume: bool,
-    starts_actors: bool,
     signals: bool,
 ) -> Result:
     with naming_extras():
         from innet_drl.launch import parallel
-        from innet_drl.launch.launcher import LocalLauncher
         from innet_drl.train import serial
         from innet_drl.train.trainer import Trainer
 
     resumed = folder.latest_checkpoint() if resume else None
     # A learner that joins again ends a run that has taken its steps with the evaluation that is missing.
     if (
-        starts_actors
+        launchers is not None
         and resumed is not None
         and config.steps is not None
         and config.steps <= resumed.state["meter"]["agent_steps"]
@@ -153,7 +174,7 @@ def _train(
             if config.serial:
                 serial.train(trainer)
             else:
-                parallel.train(trainer, LocalLauncher() if starts_actors else None)
+                parallel.train(trainer, launchers)
             return trainer.finish()
     except BaseException:
         if trainer is not None and trainer.learner.updates == 0:

@@ -1,27 +1,29 @@
 """The loop of the first learner, with actors in processes of their own.
 
-By default its process holds the memory and serves it on a Unix socket, and actors and the other learners connect to it;
-with `--replay` all of them connect to a server.
+By default its process holds the memory and serves it, on a Unix socket or where the launcher's processes reach it, and
+actors and the other learners connect to it; with `--replay` all of them connect to a server.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import logging
+import secrets
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import innet_drl as innet
 from innet_drl.batches import TorchBatch
 from innet_drl.launch.actors import Actors
 from innet_drl.launch.evaluator import Evaluator
 from innet_drl.launch.joined_actors import JoinedActors
-from innet_drl.launch.launcher import Launcher
+from innet_drl.launch.launcher import Launcher, LocalLauncher
 from innet_drl.launch.learners import Learners
 from innet_drl.train.errors import ProcessError, RelayError, WithFlags, resuming
-from innet_drl.train.memory import ReplayMemory, memory_class
+from innet_drl.train.memory import ReplayMemory, actor_token, memory_class
 from innet_drl.train.stopwatch import TimedBatches
 from innet_drl.train.targets import TargetsAhead
 from innet_drl.train.trainer import Trainer
@@ -32,18 +34,22 @@ WAIT_SECONDS = 0.25
 """Timeout of a batch, and the period at which the first learner checks its actors."""
 
 
-def train(trainer: Trainer, launcher: Launcher | None) -> None:
+def train(trainer: Trainer, launchers: Callable[[], Launcher] | None) -> None:
     """Trains with actors in processes of their own until the trainer is finished, and leaves a checkpoint.
 
     Args:
         trainer: The session.
-        launcher: Starts the actors; `None` where they join by themselves.
+        launchers: Makes the launchers of actors and evaluations; `None` where actors join by themselves.
     """
-    config = trainer.config
+    config, settings = trainer.config, trainer.memory_settings()
     actors: Actors | JoinedActors
+    launcher = None if launchers is None else launchers()
+    embedded = config.replay == "embedded"
+    if embedded and launcher is not None and launcher.listen is not None:
+        settings = dataclasses.replace(settings, address=launcher.listen, token=secrets.token_hex(16))
     trainer.display.say("starting the memory" + ("" if launcher is None else f" and {config.actors} actors"))
     with (
-        memory_class(config.replay).create(trainer.memory_settings()) as memory,
+        memory_class(config.replay).create(settings) as memory,
         contextlib.ExitStack() as running,
     ):
         trainer.restore_memory(memory)
@@ -52,16 +58,20 @@ def train(trainer: Trainer, launcher: Launcher | None) -> None:
         if launcher is None:
             actors = JoinedActors(config, trainer.name, trainer.meter.agent_steps)
         else:
-            actors = Actors(config, memory.address, trainer.name, trainer.meter.agent_steps, launcher)
+            token = settings.token if embedded else actor_token(config)
+            actors = Actors(config, memory.address, trainer.name, trainer.meter.agent_steps, launcher, token)
         running.enter_context(actors)
         batches = running.enter_context(memory.batches(str(trainer.learner.device), timeout=WAIT_SECONDS))
         if trainer.learner.targets_ahead:
             batches = ahead = running.enter_context(TargetsAhead(trainer.learner, batches))
             trainer.reporter.threads["targets"] = ahead.stopwatch
         if config.evaluation_period:
-            evaluator = Evaluator(config, trainer.spec, trainer.reporter.add_evaluator)
+            evaluator = Evaluator(config, trainer.spec, (launchers or LocalLauncher)(), trainer.reporter.add_evaluator)
             trainer.evaluations.evaluator = running.enter_context(evaluator)
-        learners = running.enter_context(_learners(trainer, memory.address)) if config.learners > 1 else None
+        several = (
+            _learners(trainer, memory.address, settings.token) if config.learners > 1 else contextlib.nullcontext()
+        )
+        learners = running.enter_context(several)
         trainer.begin()
         with trainer.keeping(lambda: trainer.checkpoint(memory=memory)):
             try:
@@ -109,7 +119,6 @@ def _learn(
             trainer.stopwatch.lap("priorities")
             trainer.publish_if_due(memory)
             trainer.evaluate_if_due()
-        trainer.evaluations.take()
         if trainer.interrupted:
             # The last line of metrics is written while the actors end.
             break
@@ -117,6 +126,7 @@ def _learn(
         if now - checked >= WAIT_SECONDS or batch is None:
             checked = now
             _check_actors(actors, trainer)
+            trainer.evaluations.take()
             trainer.stopwatch.lap("other")
             if trainer.reporter.due_by_time:
                 trainer.reporter.report(memory)
@@ -145,7 +155,7 @@ def _check_actors(actors: Actors | JoinedActors, trainer: Trainer) -> None:
 
 
 @contextlib.contextmanager
-def _learners(trainer: Trainer, memory: str) -> Iterator[Learners]:
+def _learners(trainer: Trainer, memory: str, token: str) -> Iterator[Learners]:
     """The other learners; serves an aggregator for their gradients unless the settings name one."""
     config = trainer.config
     checkpoint = None if trainer.resumed is None else trainer.resumed.path
@@ -156,4 +166,4 @@ def _learners(trainer: Trainer, memory: str) -> Iterator[Learners]:
             server = f"unix://{directory}/gradients"
             empty = stack.enter_context(innet.Memory([]))
             stack.enter_context(empty.serve(server, gradients="127.0.0.1:0"))
-        yield stack.enter_context(Learners(config, trainer.learner, memory, trainer.name, server, checkpoint))
+        yield stack.enter_context(Learners(config, trainer.learner, memory, trainer.name, server, checkpoint, token))

@@ -56,8 +56,8 @@ class ProcessFailure:
     message: str
     fatal: bool
     """A replacement would fail in the same way."""
-    by_memory: bool = False
-    """The memory came back empty: a replacement counts as no restart."""
+    counts: bool = True
+    """A replacement counts as a restart: not where the memory came back empty, or the host was lost."""
     trace: str = ""
     """Traceback of an unforeseen error, whose type and text are `message`."""
 

@@ -54,7 +54,7 @@ from innet_drl.extras import naming_extras
 if TYPE_CHECKING:
     from innet_drl.train.agent import Agent, load
     from innet_drl.train.callbacks import Callback, Result, StopTraining
-    from innet_drl.train.config import Config
+    from innet_drl.train.config import Config, LauncherName
     from innet_drl.train.evaluation import Evaluation
     from innet_drl.train.metrics import Metrics
     from innet_drl.train.presets import PRESETS, preset
@@ -108,6 +108,7 @@ def run(
     callbacks: Sequence[Callback] = (),
     folder: str | PathLike[str] | None = None,
     resume: bool = False,
+    launcher: LauncherName = "local",
 ) -> Result:
     """Trains, evaluates the agent, records a video of it, and writes everything to the run's folder.
 
@@ -119,6 +120,8 @@ def run(
         callbacks: Called on the way; they may end training.
         folder: The run's folder; `runs/<environment>-<date>-<time>` by default.
         resume: Continue the run of the folder from its newest checkpoint, with these settings.
+        launcher: Place where actors and evaluations are processes: `"local"` is this machine, `"ray"` the Ray cluster
+            of RAY_ADDRESS, or a local one (`docs/how-to/ray.md`).
 
     Raises:
         TrainingError: A problem that the caller can solve.
@@ -139,6 +142,6 @@ def run(
         raise ConfigurationError("resume=True continues the run of a folder: name it, folder=...")
     out = RunFolder.default_path(config.environment_name) if folder is None else Path(folder)
     try:
-        return local.train(config, out, resume=resume, unused=folder is None, callbacks=callbacks)
+        return local.train(config, out, resume=resume, unused=folder is None, launcher=launcher, callbacks=callbacks)
     except TrainingError as error:
         raise shortened(error) from error.__cause__

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from os import PathLike
 from pathlib import Path
 
-SETTINGS: set[str] = set()
-"""Names of settings, which `innet_drl.train.config` adds."""
+SETTINGS: set[str] = {"launcher"}
+"""Names of settings, which `innet_drl.train.config` adds, and of an argument of `run`."""
 
 _RESUME = re.compile(r"--resume ('[^']*'|[\w@%+=:,./-]*[\w@%+=/-])( --steps N)?")
 # Flags of `innet-replay serve` have no other form.

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import tyro
 import yaml
 
-from innet_drl.train.config import Config, KeywordArguments, read_settings
+from innet_drl.train.config import Config, KeywordArguments, LauncherName, read_settings
 from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.importing import Importable, path_of
 from innet_drl.train.presets import PRESETS, preset
@@ -29,7 +29,7 @@ Flags = TypeVar("Flags")
 
 @dataclass(frozen=True)
 class TrainFlags:
-    """Train an agent with prioritized replay; actors and learner are processes of one machine by default."""
+    """Train an agent with prioritized replay; actors and learner are processes of one machine, or of a Ray cluster."""
 
     config: Annotated[Config, tyro.conf.arg(name="")]
     preset: PresetName = "breakout"
@@ -42,6 +42,9 @@ class TrainFlags:
     where that is not the preset's."""
     resume: Path | None = None
     """Folder of a run to continue from its newest checkpoint, with its settings changed by the given flags."""
+    launcher: LauncherName = "local"
+    """Place where actors and evaluations are processes: this machine, or the cluster of `ray`, which needs the extra
+    `ray`. The environment variable RAY_ADDRESS has its address; without it a local cluster is started."""
     track: bool = False
     """Send settings and metrics to Weights & Biases; needs the extra `wandb`. Its settings are environment variables:
     WANDB_PROJECT, WANDB_ENTITY, WANDB_MODE=offline."""
@@ -224,6 +227,11 @@ def parse_train(arguments: Sequence[str]) -> TrainFlags:
     )
     if flags.resume is not None and flags.out is not None:
         raise ConfigurationError("--resume uses the run's folder: omit --out")
+    if automatic and flags.launcher != "local":
+        raise ConfigurationError(
+            f"--actors auto: it measures this machine, and with --launcher {flags.launcher} the actors are on others: "
+            "give their number"
+        )
     return flags
 
 

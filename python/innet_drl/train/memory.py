@@ -4,7 +4,7 @@ The first learner creates the memory, and every other process of the run joins i
 
 | `--replay` | class | items are kept in |
 | --- | --- | --- |
-| `embedded` | `EmbeddedMemory` | the first learner's process, which serves them on a Unix socket |
+| `embedded` | `EmbeddedMemory` | the first learner's process, which serves them |
 | an address of `innet-replay serve` | `ServerMemory` | the server |
 | an address with another scheme | the entry point of that name in the group `innet_drl.memories` | as that class says |
 """
@@ -74,7 +74,7 @@ class MemorySettings:
     """The part of a run's settings that its memory depends on."""
 
     address: str
-    """`embedded`, or the address to create the memory at or to join it by."""
+    """`embedded`, or the address to create the memory at, to serve an embedded one at, or to join it by."""
     table: innet.Table
     """Rows as actors write them."""
     view: innet.NStep
@@ -296,14 +296,22 @@ class ServerMemory(ReplayMemory):
 
 
 class EmbeddedMemory(ServerMemory):
-    """The memory in the first learner's process; the run's other processes are clients of a Unix socket."""
+    """The memory in the first learner's process; the run's other processes are clients of it."""
 
     in_learner = True
 
     @classmethod
     @contextlib.contextmanager
     def create(cls, settings: MemorySettings) -> Iterator[Self]:
-        """Makes the memory and serves it to the run's other processes."""
+        """Makes the memory and serves it to the run's other processes: on a Unix socket, or at another address."""
+        if settings.address != "embedded":
+            # Processes prove the token, and the launcher's network is trusted with what they send.
+            with (
+                make_replay(settings) as replay,
+                replay.serve(settings.address, token=settings.token, trusted_network=True) as server,
+            ):
+                yield cls(replay, settings, server.addresses[0])
+            return
         # Not in the run's folder: the path of a Unix socket may have 107 bytes.
         with tempfile.TemporaryDirectory(prefix="innet-") as directory:
             address = f"unix://{directory}/replay"

@@ -1,0 +1,410 @@
+"""Processes of a run on a Ray cluster: `innet-drl train --launcher ray`.
+
+Ray reserves, places and names; every process is a plain one, the child of a Ray actor on its node. Learner and replay
+server are in this process, and their bundles are reserved on its node. Ray transports the messages of local pipes:
+reports of actors, parameters and results of evaluations. Steps are sent to the replay server directly.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import ray
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+import innet_drl as innet
+from innet_drl.launch.launcher import Ended, Launcher, LocalLauncher
+from innet_drl.launch.processes import ProcessFailure
+from innet_drl.train.config import Config
+from innet_drl.train.errors import ConfigurationError, ProcessError, WithFlags
+from innet_drl.train.machine import cores
+
+logger = logging.getLogger(__name__)
+
+HERE = ("learner", "replay server")
+"""Bundles of this process."""
+POLL_SECONDS = 0.1
+"""Period at which a Ray actor looks for messages of its process."""
+CONNECT_SECONDS = 10.0
+WAIT_SECONDS = 2.0
+"""Period at which the driver looks what a reservation waits for."""
+UNPLACED_SECONDS = 10.0
+"""Seconds after which a process that has no node is named."""
+
+Bundles = dict[str, dict[str, float]]
+
+
+def bundles(config: Config, *, gpus: int) -> Bundles:
+    """Returns the resources of each process of a run, by its name.
+
+    Args:
+        config: The run's settings.
+        gpus: GPUs of this node.
+    """
+    learner: dict[str, float] = {"CPU": config.learners * (config.learner_threads or 1)}
+    if config.device == "cuda" or (config.device == "auto" and gpus):
+        learner["GPU"] = min(config.learners, gpus or config.learners)
+    found: Bundles = {"learner": learner}
+    if config.replay == "embedded":
+        found["replay server"] = {"CPU": 1}
+    if config.evaluation_period:
+        found["evaluator"] = {"CPU": 1}
+    actor = {"CPU": max(config.actor_threads, config.environment_threads)}
+    return found | {f"actor {index}": dict(actor) for index in range(config.actors)}
+
+
+def check(config: Config) -> None:
+    """Refuses settings that do not fit a cluster.
+
+    Raises:
+        ConfigurationError: A serial run, a replay server that other nodes cannot reach, or no cluster at RAY_ADDRESS.
+    """
+    if config.serial:
+        raise ConfigurationError("--launcher ray: omit it in a serial run, which is one process")
+    if config.replay.startswith("unix://"):
+        raise ConfigurationError(
+            f"--launcher ray: actors on other nodes cannot reach --replay {config.replay}: omit it, or name a server "
+            "by innet://host:port"
+        )
+    address = os.environ.get("RAY_ADDRESS", "")
+    if address.startswith("ray://"):
+        raise ConfigurationError(
+            f"--launcher ray: RAY_ADDRESS is {address}, but the learner has to be on a node of the cluster: start the "
+            "command on the node that trains, with RAY_ADDRESS=auto, or by `ray job submit`"
+        )
+    host, _, port = address.rpartition(":")
+    if port.isdigit() and not ray.is_initialized():
+        # Ray tries for minutes, during which Ctrl-C has no effect.
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+        except OSError as error:
+            raise ConfigurationError(
+                f"--launcher ray: nothing answers at RAY_ADDRESS={address} ({error}): start a cluster there "
+                "(ray start --head), or omit RAY_ADDRESS for a local one"
+            ) from error
+
+
+@contextlib.contextmanager
+def cluster(config: Config, name: str, say: Callable[[str], None]) -> Iterator[Callable[[], Launcher]]:
+    """Reserves the resources of a run on the cluster of RAY_ADDRESS, or on a local one.
+
+    Yields what makes launchers of the run's processes. A wait for resources says for which, and ends on Ctrl-C.
+
+    Args:
+        config: The run's settings.
+        name: The run's name; its processes are named actors in the namespace `innet-drl/<name>`.
+        say: Shows the current phase.
+
+    Raises:
+        ConfigurationError: The cluster of RAY_ADDRESS cannot be used, or has a run of this name.
+    """
+    say("connecting to Ray")
+    full = f"innet-drl/{name}"
+    with _connected(config), contextlib.ExitStack() as stack:
+        node = ray.get_runtime_context().get_node_id()
+        here = next(each for each in ray.nodes() if each["NodeID"] == node)
+        wanted = bundles(config, gpus=int(here["Resources"].get("GPU", 0)))
+        if any(group["name"] == full and group["state"] != "REMOVED" for group in placement_group_table().values()):
+            raise ConfigurationError(
+                f"--launcher ray: another run named {name!r} is on the cluster: choose another --out, whose last part "
+                "is the name"
+            )
+        # The learner's process has its folder, and the page, on this node.
+        labels = [{"ray.io/node-id": node} if each in HERE else {} for each in wanted]
+        group = placement_group(list(wanted.values()), name=full, bundle_label_selector=labels)
+        stack.callback(remove_placement_group, group)
+        said = None
+        while not group.wait(WAIT_SECONDS):
+            waiting = f"waiting for the Ray cluster: {_lacking(wanted, here)}"
+            if waiting != said:
+                logger.warning(
+                    "%s; %s", waiting, WithFlags("add nodes (ray start), or end with Ctrl-C and lower --actors")
+                )
+                say(waiting)
+                said = waiting
+        logger.info("placed by Ray: %s", _placement(group, list(wanted)))
+        placed = _Placed(group, wanted, full, here["NodeManagerAddress"])
+        if "GPU" in wanted["learner"]:
+            stack.enter_context(_reserved_gpus(placed))
+        yield lambda: RayLauncher(placed)
+
+
+@contextlib.contextmanager
+def _connected(config: Config) -> Iterator[None]:
+    """Connects to a cluster, or starts one on this machine for this process; leaves a program's own connection."""
+    if ray.is_initialized():
+        yield
+        return
+    address = os.environ.get("RAY_ADDRESS") or "local"
+    options: dict[str, Any] = {"logging_level": logging.WARNING, "namespace": "innet-drl"}
+    if address == "local":
+        # As many processes as `--launcher local` would start here.
+        cpus = sum(bundle["CPU"] for bundle in bundles(config, gpus=0).values())
+        options |= {"num_cpus": max(cores(), int(cpus)), "include_dashboard": False}
+        logger.info("starting a local Ray cluster; RAY_ADDRESS names another one")
+    try:
+        ray.init(address, **options)
+    except (RuntimeError, ValueError, OSError) as error:
+        raise ConfigurationError(
+            f"--launcher ray: the cluster of RAY_ADDRESS={address} cannot be used: {_summary(error)}"
+        ) from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _lacking(wanted: Bundles, here: dict[str, Any]) -> str:
+    """Names the bundles that do not fit into what is free, and the resources that they wait for."""
+    own, free, total = here["Resources"], ray.available_resources(), ray.cluster_resources()
+    for resource in ("GPU", "CPU"):
+        needs = {name: bundle[resource] for name, bundle in wanted.items() if resource in bundle}
+        pinned = {name: need for name, need in needs.items() if name in HERE}
+        if sum(pinned.values()) > own.get(resource, 0):
+            return (
+                f"{_wait_for(pinned, resource)} on this node ({here['NodeManagerAddress']}), which has "
+                f"{own.get(resource, 0):g}"
+            )
+        left, waiting = free.get(resource, 0.0), {}
+        for name, need in needs.items():
+            left -= need
+            if left < 0:
+                waiting[name] = need
+        if waiting:
+            return (
+                f"{_wait_for(waiting, resource)}: {free.get(resource, 0):g} of {total.get(resource, 0):g} are free, "
+                f"and the run needs {sum(needs.values()):g}"
+            )
+    return f"{_wait_for(pinned, 'CPU')} on this node ({here['NodeManagerAddress']}), or others for as many on one node"
+
+
+def _wait_for(waiting: dict[str, float], resource: str) -> str:
+    names = list(waiting)
+    shown = ", ".join(names if len(names) <= 4 else [*names[:3], f"{len(names) - 3} more"])
+    return f"{shown} {'waits' if len(names) == 1 else 'wait'} for {sum(waiting.values()):g} {resource}"
+
+
+def _placement(group: PlacementGroup, names: list[str]) -> str:
+    nodes: dict[str, list[str]] = {}
+    for index, node in placement_group_table(group)["bundles_to_node_id"].items():
+        nodes.setdefault(node, []).append(names[int(index)])
+    addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+    return "; ".join(f"{', '.join(placed)} on {addresses.get(node, node)}" for node, placed in nodes.items())
+
+
+@contextlib.contextmanager
+def _reserved_gpus(placed: _Placed) -> Iterator[None]:
+    """Shows this process the GPUs that Ray has reserved for the learner, before torch looks for them."""
+    holder = placed.actor(_Gpus, "learner", num_gpus=placed.bundles["learner"]["GPU"]).remote()
+    before = os.environ.get("CUDA_VISIBLE_DEVICES")
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(ray.get(holder.numbers.remote()))
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["CUDA_VISIBLE_DEVICES"]
+        else:
+            os.environ["CUDA_VISIBLE_DEVICES"] = before
+
+
+class _Gpus:
+    """Ray actor that holds the learner's GPUs."""
+
+    def numbers(self) -> list[str]:
+        """Returns their numbers on this node."""
+        return [str(number) for number in ray.get_gpu_ids()]
+
+
+class _Placed:
+    """A run's placement group, with a bundle for each of its processes."""
+
+    def __init__(self, group: PlacementGroup, bundles: Bundles, namespace: str, address: str) -> None:
+        self.bundles = bundles
+        self.address = address
+        """This node's, by which others reach it."""
+        self._group = group
+        self._namespace = namespace
+
+    @property
+    def complete(self) -> bool:
+        """Whether every bundle has a node: a node that died has left some without."""
+        state: str = placement_group_table(self._group)["state"]
+        return state == "CREATED"
+
+    def actor(self, kind: type, name: str, **options: Any) -> Any:
+        """Returns what creates a named Ray actor in the bundle of its name. Ray does not restart it."""
+        bundle = list(self.bundles).index(name)
+        return ray.remote(kind).options(
+            name=name,
+            namespace=self._namespace,
+            num_cpus=self.bundles[name]["CPU"],
+            scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle),
+            **options,
+        )
+
+
+class _Host:
+    """Ray actor that runs one process of the run on its node."""
+
+    def __init__(self, release: str, name: str, main: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+        if release != innet.__version__:
+            raise RuntimeError(
+                f"its node has innet-drl {innet.__version__}, and the learner's {release}: install the same release"
+            )
+        # As on the command line: threads that wait for work leave the core to others.
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+        # The process would import Ray's main module.
+        vars(sys.modules["__main__"]).pop("__file__", None)
+        self._lock = threading.Lock()
+        self._runs = threading.Event()
+        self._ended: list[Any] = []
+        self._launcher = LocalLauncher()
+        self._process = (name, main, *arguments)
+
+    def __repr__(self) -> str:
+        # Ray writes it before each line that the process prints.
+        return str(self._process[0])
+
+    def node(self) -> str:
+        """Returns the node's id."""
+        node: str = ray.get_runtime_context().get_node_id()
+        return node
+
+    def messages(self) -> list[Any]:
+        """Waits for messages of the process, which the first call starts, and returns them."""
+        with self._lock:
+            if not self._runs.is_set():
+                self._launcher.start(*self._process)
+                self._runs.set()
+        # The last message is repeated: it may have been lost with a connection.
+        while not self._ended:
+            with self._lock:
+                received = [message for _, message in self._launcher.messages()]
+            if received:
+                self._ended = [message for message in received if isinstance(message, Ended)]
+                return received
+            time.sleep(POLL_SECONDS)
+        return self._ended
+
+    def send(self, name: str, message: Any) -> None:
+        """Sends the process a message."""
+        self._runs.wait()
+        with contextlib.suppress(OSError):
+            self._launcher.send(name, message)
+
+    def end(self) -> None:
+        """Asks the process to end."""
+        with self._lock:
+            self._launcher.begin_end()
+
+
+class RayLauncher(Launcher):
+    """Starts processes in the bundles of a placement group, each as the child of a named Ray actor.
+
+    Args:
+        placed: The placement group.
+    """
+
+    def __init__(self, placed: _Placed) -> None:
+        host = f"[{placed.address}]" if ":" in placed.address else placed.address
+        self.listen = f"innet://{host}:0"
+        self._placed = placed
+        self._hosts: dict[str, Any] = {}
+        self._polls: dict[Any, str] = {}
+        self._nodes: dict[str, Any] = {}
+        self._started: dict[str, float] = {}
+
+    def start(self, name: str, main: Callable[..., None], *arguments: Any) -> None:
+        """Starts the process as soon as its bundle has a node."""
+        actor = self._placed.actor(_Host, name, max_concurrency=4)
+        try:
+            host = actor.remote(innet.__version__, name, main, arguments)
+        except (ValueError, RayError) as error:
+            raise ProcessError(f"{name} cannot be started by Ray: {_summary(error)}") from error
+        self._hosts[name], self._nodes[name], self._started[name] = host, host.node.remote(), time.monotonic()
+        self._polls[host.messages.remote()] = name
+
+    def send(self, name: str, message: Any) -> None:
+        """Sends a message to a process, without waiting."""
+        self._hosts[name].send.remote(name, message)
+
+    def messages(self) -> list[tuple[str, Any]]:
+        """Returns the messages since the last call; the process of a node that died has ended."""
+        received: list[tuple[str, Any]] = []
+        for poll in self._ready(list(self._polls)):
+            name = self._polls.pop(poll)
+            try:
+                messages = ray.get(poll)
+            except ActorUnavailableError:
+                # Ray finds out whether its node has died.
+                messages = []
+            except RayError as error:
+                messages = [Ended(None, self._failure(name, error))]
+            received += [(name, message) for message in messages]
+            if messages and isinstance(messages[-1], Ended):
+                self._forget(name)
+            else:
+                self._polls[self._hosts[name].messages.remote()] = name
+        self._name_unplaced()
+        return received
+
+    @staticmethod
+    def _ready(refs: list[Any], seconds: float = 0.0, number: int | None = None) -> list[Any]:
+        return ray.wait(refs, num_returns=number or len(refs), timeout=seconds)[0] if refs else []
+
+    def _forget(self, name: str) -> None:
+        ray.kill(self._hosts.pop(name))
+        self._started.pop(name, None)
+        self._polls = {poll: other for poll, other in self._polls.items() if other != name}
+
+    def _failure(self, name: str, error: RayError) -> ProcessFailure:
+        """Why a Ray actor is gone, with its process."""
+        if isinstance(error, RayActorError) and error.actor_init_failed:
+            return ProcessFailure(_summary(error), fatal=True)
+        node = self._nodes[name]
+        home = ray.get(node) if self._ready([node]) else None
+        alive = any(each["NodeID"] == home and each["Alive"] for each in ray.nodes())
+        return ProcessFailure(_summary(error), fatal=False, counts=alive)
+
+    def _name_unplaced(self) -> None:
+        """Says which processes have no node, once for each."""
+        for name, started in list(self._started.items()):
+            if time.monotonic() - started >= UNPLACED_SECONDS:
+                del self._started[name]
+                if not self._ready([self._nodes[name]]) and not self._placed.complete:
+                    bundle = ", ".join(f"{amount:g} {each}" for each, amount in self._placed.bundles[name].items())
+                    logger.warning("%s waits for a node with %s; the run continues without it", name, bundle)
+
+    def begin_end(self) -> None:
+        """Asks every process to end."""
+        for host in self._hosts.values():
+            host.end.remote()
+
+    def close(self) -> None:
+        """Ends every process; kills those that do not end, or wait for a node."""
+        for name in list(self._hosts):
+            if not self._ready([self._nodes[name]]):
+                self._forget(name)
+        self.begin_end()
+        deadline = time.monotonic() + self.stop_seconds
+        while self._hosts and (left := deadline - time.monotonic()) > 0:
+            self._ready(list(self._polls), left, number=1)
+            self.messages()
+        for name in list(self._hosts):
+            self._forget(name)
+
+
+def _summary(error: BaseException) -> str:
+    """The last line of an error of Ray, which has the reason."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[-1].strip()
