@@ -81,9 +81,7 @@ def test_a_dictionary_takes_no_other_network() -> None:
 
 def test_a_network_for_vectors_is_told_of_a_dictionary() -> None:
     spec = environments.make(small(environment=brought.Sampler, environment_args={"observation": "dictionary"}), 1).spec
-    with pytest.raises(
-        ConfigurationError, match=r"Linear: .*; observations are dictionaries: each part has a shape"
-    ):
+    with pytest.raises(ConfigurationError, match=r"Linear: .*; observations are dictionaries: each part has a shape"):
         make_network(small(network="brought:Linear"), spec)
 
 
