@@ -20,6 +20,7 @@ from benchmarks.delay import delay
 from benchmarks.growth import growth
 from benchmarks.hostile import hostile
 from benchmarks.killed import killed
+from benchmarks.scrape import scrape
 from benchmarks.shards import shards
 from benchmarks.snapshots import snapshots
 from benchmarks.sweep import RECORD, sweep
@@ -42,8 +43,9 @@ def main() -> None:
         "hostile": hostile,
         "killed": killed,
         "profiler": profiler,
-        "snapshots": snapshots,
+        "scrape": scrape,
         "shards": shards,
+        "snapshots": snapshots,
         "sweep": sweep,
         "table": table,
         "timers": timers,

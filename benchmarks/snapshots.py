@@ -34,7 +34,7 @@ def _table(steps: int) -> innet.Table:
     return innet.Table("replay", {"row": row}, steps, capacity_bytes=2 * steps * ROW_BYTES)
 
 
-def _push(address: str, steps: int, pipe: Connection) -> None:
+def push(address: str, steps: int, pipe: Connection) -> None:
     """Fills the table, then pushes until the pipe has a message, and sends the number of steps."""
     # Rows that differ: equal ones would be stored as differences of no bytes.
     rows = itertools.cycle(np.random.default_rng(0).integers(0, 256, (61, 1, ROW_BYTES), np.uint8))
@@ -54,7 +54,7 @@ def _push(address: str, steps: int, pipe: Connection) -> None:
         pipe.send(pushed)
 
 
-def _sample(address: str, pipe: Connection) -> None:
+def sample(address: str, pipe: Connection) -> None:
     """Samples and updates until the pipe has a message, and sends the number of items."""
     pipe.recv()
     with innet.connect(address) as memory:
@@ -81,7 +81,7 @@ def _round(system: str, steps: int, seconds: float, every: str) -> dict[str, flo
         with Server(f"unix://{folder}/s", *flags, "--log-level=error") as server:
             pipes: list[Any] = []
             processes = []
-            for target, arguments in ((_push, (server.address, steps)), (_sample, (server.address,))):
+            for target, arguments in ((push, (server.address, steps)), (sample, (server.address,))):
                 ours, theirs = context.Pipe()
                 process = context.Process(target=target, args=(*arguments, theirs))
                 process.start()

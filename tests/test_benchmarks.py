@@ -23,6 +23,7 @@ from benchmarks.growth import standing
 from benchmarks.hostile import hostile
 from benchmarks.killed import killed
 from benchmarks.recording import GAMMA, N, Recording
+from benchmarks.scrape import scrape
 from benchmarks.shards import shards
 from benchmarks.snapshots import snapshots
 from benchmarks.systems import Service
@@ -331,6 +332,15 @@ def test_saving_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
     assert other["saved"] == 0
     assert min(ours["value"], other["value"], ours["sampled_per_s"], other["sampled_per_s"]) > 0
     assert len(goals) == 3
+
+
+def test_scrapes_are_measured_against_turns_without(capsys: pytest.CaptureFixture[str]) -> None:
+    scrape(pairs=2, seconds=0.3, steps=1_000)
+    without, scraped, pushes, samples, both = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    for line in (without, scraped):
+        assert min(line["pushed_per_s"], line["sampled_per_s"]) > 0
+    assert both["ratio"] == pytest.approx((pushes["ratio"] * samples["ratio"]) ** 0.5, rel=1e-3)
+    assert "met" in both
 
 
 def test_several_servers_are_measured_against_one(capsys: pytest.CaptureFixture[str]) -> None:
