@@ -14,6 +14,7 @@ import innet_drl as innet
 from benchmarks import report
 from benchmarks.recording import STREAMS, record
 from benchmarks.systems.innet import VIEW, rows, table
+from innet_drl import _core
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
@@ -26,11 +27,15 @@ GOAL = 0.9
 class Learner:
     """Samples ahead and sets the priorities of each batch, at servers of its own."""
 
-    def __init__(self, servers: int, steps: int, stack: ExitStack) -> None:
+    def __init__(self, servers: int, steps: int, each_way_ms: float, stack: ExitStack) -> None:
         at = "innet://127.0.0.1:0"
-        started = [stack.enter_context(Server(at, "--log-level=error")) for _ in range(servers)]
-        address = ",".join(server.address for server in started)
-        self._replay = stack.enter_context(innet.connect(address, tables=[table(servers * -(-steps // servers))]))
+        addresses = [stack.enter_context(Server(at, "--log-level=error")).address for _ in range(servers)]
+        if each_way_ms:
+            hosts = [address.removeprefix("innet://") for address in addresses]
+            links = [stack.enter_context(_core.Relay(host, delay=1e-3 * each_way_ms)) for host in hosts]
+            addresses = [f"innet://{link.address}" for link in links]
+        tables = [table(servers * -(-steps // servers))]
+        self._replay = stack.enter_context(innet.connect(",".join(addresses), tables=tables))
         each = STREAMS // servers
         for server in range(servers):
             with self._replay.writer("breakout", each, VIEW, name=f"writer {server}") as writer:
@@ -45,7 +50,7 @@ class Learner:
         done, began = 0, time.monotonic()
         while time.monotonic() - began < seconds:
             batch = next(self._batches)
-            self._replay.update_priorities("breakout", batch.ids, self._random.random(len(batch)) + 0.1)
+            self._replay.update_priorities("breakout", batch.ids, self._random.random(len(batch)) + 0.1, wait=False)
             done += 1
         return done / (time.monotonic() - began)
 
@@ -64,7 +69,9 @@ class Learner:
         return float((((observed - expected) ** 2 / expected).sum() - freedom) / np.sqrt(2 * freedom))
 
 
-def shards(rounds: int = 5, seconds: float = 2.0, steps: int = 48_000, servers: int = 3) -> None:
+def shards(
+    rounds: int = 5, seconds: float = 2.0, steps: int = 48_000, servers: int = 3, each_way_ms: float = 0.0
+) -> None:
     """Rate of a learner that samples 512 and updates, over several local servers and over one of the same total size.
 
     Args:
@@ -72,10 +79,11 @@ def shards(rounds: int = 5, seconds: float = 2.0, steps: int = 48_000, servers: 
         seconds: Length of a turn.
         steps: Steps of all servers together.
         servers: Number of servers.
+        each_way_ms: One-way delay of an emulated link in front of each server, in milliseconds; 0 has no link.
     """
     record()
     with ExitStack() as stack:
-        learners = [Learner(count, steps, stack) for count in (1, servers)]
+        learners = [Learner(count, steps, each_way_ms, stack) for count in (1, servers)]
         rates: list[list[float]] = [[], []]
         for learner in learners:
             learner.rate(seconds / 4)

@@ -160,6 +160,39 @@ def test_updates_go_to_the_server_of_the_id(connect: Connect) -> None:
     assert np.isin(shards.sample("t", 64, VIEW).ids, ids).mean() > 0.9, "nothing of it was applied"
 
 
+def test_updates_that_are_not_waited_for_go_to_the_server_of_the_id(connect: Connect) -> None:
+    shards = connect(table(capacity=3000))
+    for name, actions in PARTS.items():
+        write(shards, name, actions)
+    ids = np.unique(shards.sample("t", 512, VIEW).ids)
+    assert len({int(number) for number in ids >> 48}) == 3
+    receipts = [
+        shards.update_priorities("t", part, np.full(len(part), 1e-6), wait=False) for part in np.split(ids, [5, 9])
+    ]
+    receipts += [shards.update_priorities("t", [7], [1.0], wait=False), shards.update_priorities("t", [], [])]
+    assert (sum(one.applied for one in receipts), sum(one.stale for one in receipts)) == (len(ids), 1)
+    assert len(np.intersect1d(shards.sample("t", 64, VIEW).ids, ids)) < 8
+    with pytest.raises(innet.errors.PriorityError):
+        shards.update_priorities("t", ids, np.append(np.full(len(ids) - 1, 50.0), -1.0), wait=False)
+    assert shards.update_priorities("t", [], []).applied == 0, "nothing of it was sent"
+
+
+def test_updates_at_a_server_that_is_away_are_stale(servers: list[Server]) -> None:
+    with innet.connect(address(servers), tables=[table(capacity=2000)]) as shards:
+        write(shards, "w 0", range(100))
+        write(shards, "w 1", range(200, 300))
+        batch = shards.sample("t", 64, VIEW)
+        at_second = int((batch.action >= 200).sum())
+        shards.update_priorities("t", batch.ids, np.ones(64), wait=False)
+        first = shards.update_priorities("t", [], [])
+        assert first.stale == 0
+        servers[1].kill()
+        receipts = [shards.update_priorities("t", batch.ids, np.ones(64), wait=False) for _ in range(3)]
+        receipts.append(shards.update_priorities("t", [], []))
+        assert sum(one.applied for one in receipts) == 3 * (first.applied - at_second)
+        assert sum(one.stale for one in receipts) == 3 * at_second
+
+
 def test_one_shard_may_hold_everything(connect: Connect) -> None:
     shards = connect(table(capacity=3000, min_size=9))
     with pytest.raises(innet.errors.DeadlineError, match=r'"t" has 0 items of the 9 that min_size.*127\.0\.0\.1.*unix'):

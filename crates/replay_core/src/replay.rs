@@ -116,7 +116,7 @@ pub struct SampleRequest {
 /// [`min_size`](TableConfig::min_size), which counts over all memories, and its reply has a [`ShardState`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BatchPart {
-    /// Samples that the rate limiter admits and counts for this part, in place of its number of items: over all parts as many as
+    /// Samples that the rate limiter admits and counts for this part, instead of its number of items: over all parts as many as
     /// the batch has items.
     pub limiter_samples: u32,
 }

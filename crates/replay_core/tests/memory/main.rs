@@ -5,6 +5,7 @@ mod support;
 #[path = "../../examples/fill_sample_update.rs"]
 mod example;
 
+mod batch_parts;
 mod eviction;
 mod ids;
 mod limiter;

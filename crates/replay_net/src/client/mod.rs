@@ -307,6 +307,11 @@ impl Client {
         expect_reply!(reply, ReplyBody::Parameters(Some(stored)) => stored.version)
     }
 
+    /// A channel for updates that are not waited for.
+    fn updates_channel(&self) -> updates::Updates {
+        updates::Updates::new(self.dialer.clone(), self.reconnect_for)
+    }
+
     fn ask_done(&self, wait: &Wait<'_>, question: impl Fn(u64) -> RequestBody) -> Result<()> {
         let (reply, _) = self.ask(wait, question)?;
         expect_reply!(reply, ReplyBody::Done => ())
@@ -383,7 +388,7 @@ impl Replay for Client {
 
     fn updates(&self) -> Result<Option<Box<dyn UpdateChannel>>> {
         self.dialer.check_process()?;
-        Ok(Some(Box::new(updates::Updates::new(self.dialer.clone()))))
+        Ok(Some(Box::new(self.updates_channel())))
     }
 
     fn report_corrupt(

@@ -41,11 +41,11 @@ struct PendingSample {
 /// of the last ones. So a request arrives at the server before it has answered the earlier ones, and the rate can grow to
 /// the rate of the server, of the link or of the reader, whichever is lowest. A reader that pauses has few.
 #[derive(Default)]
-struct Pipelining {
+pub struct Pipelining {
     /// The shortest so far.
-    round_trip: Duration,
+    pub round_trip: Duration,
     /// Batches received.
-    received: u64,
+    pub received: u64,
     /// Requests in flight beyond the least number.
     more: usize,
 }
@@ -59,7 +59,7 @@ impl Pipelining {
     const MAX_BYTES: usize = 64 << 20;
 
     /// Takes note of a reply of `bytes`, which was requested at `sent`, when `received_before` batches had been received.
-    fn note(&mut self, sent: Instant, received_before: u64, now: Instant, bytes: usize) {
+    pub fn note(&mut self, sent: Instant, received_before: u64, now: Instant, bytes: usize) {
         let taken = now.saturating_duration_since(sent);
         self.round_trip = self.round_trip.min(taken);
         self.received += 1;
@@ -68,6 +68,14 @@ impl Pipelining {
             let batches = (self.received - received_before) as f64;
             let wanted = 2.0 * batches * self.round_trip.div_duration_f64(taken);
             self.more = (wanted as usize).min(Self::MAX_BYTES / bytes.max(1));
+        }
+    }
+
+    /// Requests in flight, `least` or more: one alone stays alone.
+    pub fn wanted(&self, least: usize) -> usize {
+        match least {
+            1 => 1,
+            least => (least + self.more).min(Self::MAX_REQUESTS.max(least)),
         }
     }
 }
@@ -117,17 +125,9 @@ impl Samples {
         }
     }
 
-    /// Requests in flight: one alone stays alone.
-    fn wanted(&self) -> usize {
-        match self.in_flight {
-            1 => 1,
-            least => (least + self.pipelining.more).min(Pipelining::MAX_REQUESTS.max(least)),
-        }
-    }
-
     /// Sends requests until as many are pending as wanted.
     fn top_up(&mut self, deadline: Option<Instant>, wait: &Wait<'_>) -> Result<()> {
-        let wanted = self.wanted();
+        let wanted = self.pipelining.wanted(self.in_flight);
         let connection = match &mut self.connection {
             Some(connection) => connection,
             None => {

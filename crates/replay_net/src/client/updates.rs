@@ -4,10 +4,11 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::connection::{Connection, Dialer};
 use super::pipeline::{RequestPipeline, is_broken, is_closed, unexpected};
-use super::pool::retry;
+use super::pool::retry_for;
 use replay_core::error::{Error, Result, check_priority};
 use replay_core::replay::{UpdateChannel, UpdateReceipt, Wait};
 use replay_wire::{Reply, ReplyBody, RequestBody};
@@ -18,6 +19,8 @@ const WINDOW: usize = 64;
 /// The updates of one client.
 pub struct Updates {
     dialer: Arc<Dialer>,
+    /// Longest time for which a call reconnects.
+    reconnect_for: Duration,
     connection: Option<Connection>,
     /// Unanswered updates, in order.
     pending: VecDeque<PendingUpdate>,
@@ -47,9 +50,10 @@ pub fn check_lengths(table: &str, ids: &[u64], priorities: &[f64]) -> Result<()>
 
 impl Updates {
     /// A channel that connects on its first update.
-    pub fn new(dialer: Arc<Dialer>) -> Self {
+    pub fn new(dialer: Arc<Dialer>, reconnect_for: Duration) -> Self {
         Updates {
             dialer,
+            reconnect_for,
             connection: None,
             pending: VecDeque::new(),
             pending_bytes: 0,
@@ -57,10 +61,21 @@ impl Updates {
         }
     }
 
+    /// Forgets unanswered updates, and returns the number of their ids.
+    pub fn abandon(mut self) -> u32 {
+        let pending = std::mem::take(&mut self.pending);
+        let ids = pending.into_iter().map(|update| match update.body {
+            RequestBody::UpdatePriorities { ids, .. } => ids.len() as u32,
+            _ => 0,
+        });
+        ids.sum()
+    }
+
     /// Sends updates and receives answers until `done`, over new connections after broken ones.
     fn work(&mut self, wait: &Wait<'_>, done: impl Fn(&Self) -> bool) -> Result<()> {
         let dialer = self.dialer.clone();
-        retry(&dialer, wait, || {
+        let longest = self.reconnect_for;
+        retry_for(longest, is_broken, &mut None, &dialer, wait, || {
             let worked = self.work_on_this_connection(wait, &done);
             if worked.as_ref().is_err_and(|e| is_broken(e) || is_closed(e)) {
                 self.connection = None;

@@ -79,6 +79,9 @@ impl FromStr for Address {
             "innets" => true,
             _ => return refuse("has an unknown scheme"),
         };
+        if rest.contains(',') {
+            return refuse("is of several servers, where one is wanted");
+        }
         let (host, port) = match rest.strip_prefix('[') {
             Some(rest) => match rest.split_once(']') {
                 Some((host, "")) => (host, None),
@@ -188,6 +191,7 @@ mod tests {
             "[::1]5",
             "unix://x",
             "a/b:1",
+            "a:1,b:1",
         ] {
             let error = text.parse::<Address>().unwrap_err().to_string();
             assert!(error.contains("innet://host:port"), "{text}: {error}");

@@ -1,6 +1,6 @@
 //! The requests to one server, and its last answer.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::super::Client;
 use super::super::connection::{Connection, deadline_ms};
@@ -69,7 +69,8 @@ impl Lane {
         }
     }
 
-    /// Sends a part of a batch, which the server may hold until `due`. Connects first where there is no connection.
+    /// Sends a part of a batch, which the server may hold until `due`. Connects first where there is no connection, and returns the
+    /// round trip of a new one.
     ///
     /// # Errors
     /// Errors of connecting, [`Error::Disconnected`].
@@ -80,10 +81,14 @@ impl Lane {
         request: SampleRequest,
         due: Instant,
         wait: &Wait<'_>,
-    ) -> Result<()> {
-        let mut connection = match self.connection.take() {
-            Some(connection) => connection,
-            None => client.dialer.dial(wait)?,
+    ) -> Result<Option<Duration>> {
+        let (mut connection, round_trip) = match self.connection.take() {
+            Some(connection) => (connection, None),
+            None => {
+                let mut connection = client.dialer.dial(wait)?;
+                let round_trip = connection.round_trip()?;
+                (connection, Some(round_trip))
+            }
         };
         let count = request.count;
         let limiter_samples = request.part.map_or(0, |part| part.limiter_samples);
@@ -96,7 +101,7 @@ impl Lane {
             limiter_samples,
             due,
         });
-        Ok(())
+        Ok(round_trip)
     }
 
     /// Waits for the next reply: its request, with the server's answer or its error.

@@ -7,6 +7,7 @@
 //! | `samples` | batches from all servers |
 //! | `lane` | requests to one server, and its last answer |
 //! | `partial` | one batch under way |
+//! | `updates` | updates of priorities, each for the server of its id |
 //! | `shares` | how items and samples of the rate limiters are divided |
 //! | `merge` | definitions and statistics of all servers as those of one |
 //!
@@ -25,6 +26,7 @@ mod merge;
 mod partial;
 mod samples;
 mod shares;
+mod updates;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -33,18 +35,17 @@ use std::sync::{Arc, Mutex};
 use bytes::Bytes;
 
 use super::Client;
-use super::pipeline::expect_reply;
 pub use connect::parse_addresses;
-use group::{Group, is_lost, lock};
-use replay_core::error::{Error, ErrorCode, Result, check_priorities};
+use group::{Group, lock};
+use replay_core::error::{Error, ErrorCode, Result};
 use replay_core::replay::{
-    BatchPart, Listing, OpenWriter, Parameters, PushChannel, Replay, SampleChannel, SampleRequest,
-    Sampled, UpdateReceipt, Wait, WriterId,
+    Listing, OpenWriter, Parameters, PushChannel, Replay, SampleChannel, SampleRequest, Sampled,
+    UpdateChannel, UpdateReceipt, Wait, WriterId,
 };
 use replay_core::schema::TableConfig;
 use replay_core::table::ids::IdSpace;
-use replay_wire::{ReplyBody, RequestBody};
 use samples::ShardedSamples;
+use updates::ShardedUpdates;
 
 /// Idle channels for samples that are kept.
 const MAX_IDLE: usize = 4;
@@ -110,52 +111,6 @@ impl ShardedClient {
         fewest
             .map(|&(shard, _)| shard)
             .ok_or_else(|| self.group.none_answers())
-    }
-
-    /// Asks all servers for the number in the ids of their table.
-    fn ask_numbers(&self, table: &str, wait: &Wait<'_>) -> Result<()> {
-        let request = SampleRequest {
-            table: table.to_owned(),
-            count: 0,
-            before: 0,
-            after: 0,
-            allow_short: false,
-            min_probability: false,
-            part: Some(BatchPart { limiter_samples: 0 }),
-        };
-        for (shard, sampled) in self.group.each(|client| client.sample(&request, wait))? {
-            if let Some(state) = sampled.shard {
-                self.group.note_number(state.number, shard);
-            }
-        }
-        Ok(())
-    }
-
-    /// The servers that may have an id.
-    fn route(&self, table: &str, ids: &[u64], wait: &Wait<'_>) -> Result<Vec<Vec<usize>>> {
-        let mut asked = false;
-        let mut routes: Vec<(u16, Vec<usize>)> = Vec::new();
-        let mut by_shard = vec![Vec::new(); self.group.shards.len()];
-        for (index, &id) in ids.iter().enumerate() {
-            let number = IdSpace::number_of(id);
-            let known = routes.iter().position(|(of, _)| *of == number);
-            let known = match known {
-                Some(known) => known,
-                None => {
-                    let mut shards = self.group.of_number(number);
-                    if shards.is_empty() && !std::mem::replace(&mut asked, true) {
-                        self.ask_numbers(table, wait)?;
-                        shards = self.group.of_number(number);
-                    }
-                    routes.push((number, shards));
-                    routes.len() - 1
-                }
-            };
-            for &shard in &routes[known].1 {
-                by_shard[shard].push(index);
-            }
-        }
-        Ok(by_shard)
     }
 }
 
@@ -238,49 +193,13 @@ impl Replay for ShardedClient {
         priorities: &[f64],
         wait: &Wait<'_>,
     ) -> Result<UpdateReceipt> {
-        if ids.len() != priorities.len() {
-            return Err(Error::Schema {
-                table: table.into(),
-                reason: format!("{} ids and {} priorities", ids.len(), priorities.len()),
-            });
-        }
         self.group.check_process()?;
-        // Before any server sets one: an update is applied as a whole or not at all.
-        check_priorities(priorities)?;
-        let mut applied = 0;
-        let mut begun = Vec::new();
-        for (shard, indexes) in self.route(table, ids, wait)?.into_iter().enumerate() {
-            if indexes.is_empty() || self.group.is_away(shard) {
-                continue;
-            }
-            let ids: Vec<u64> = indexes.iter().map(|&index| ids[index]).collect();
-            let priorities: Vec<f64> = indexes.iter().map(|&index| priorities[index]).collect();
-            let body = RequestBody::UpdatePriorities {
-                table: table.into(),
-                ids: ids.clone(),
-                priorities: priorities.clone(),
-            };
-            let request = self.group.shards[shard].client.begin(wait, body);
-            begun.push((shard, request, ids, priorities));
-        }
-        for (shard, request, ids, priorities) in begun {
-            let client = &self.group.shards[shard].client;
-            let reply = request.and_then(|request| client.finish(wait, request));
-            let receipt = match reply {
-                // On a new connection: the server may have been started again since the last call.
-                Err(error) if is_lost(&error) => {
-                    client.update_priorities(table, &ids, &priorities, wait)
-                }
-                reply => reply
-                    .and_then(|reply| expect_reply!(reply, ReplyBody::Updated(receipt) => receipt)),
-            };
-            if let Some(receipt) = self.group.answered(shard, receipt)? {
-                applied += receipt.applied;
-            }
-        }
-        // Not the sum of the servers': an id whose number two tables share was sent to both.
-        let stale = (ids.len() as u32).saturating_sub(applied);
-        Ok(UpdateReceipt { applied, stale })
+        self.group.update_priorities(table, ids, priorities, wait)
+    }
+
+    fn updates(&self) -> Result<Option<Box<dyn UpdateChannel>>> {
+        self.group.check_process()?;
+        Ok(Some(Box::new(ShardedUpdates::new(self.group.clone()))))
     }
 
     fn report_corrupt(

@@ -1,5 +1,7 @@
 //! A batch under way: the parts that have arrived, and what is still to be asked of the servers.
 
+use std::time::Instant;
+
 use bytes::{Bytes, BytesMut};
 
 use super::shares::divide;
@@ -20,6 +22,8 @@ pub struct Seen {
 pub struct PartialBatch {
     /// 1, 2, 3, ... on one channel.
     pub number: u64,
+    /// Time of its first requests, and the batches that had been received then.
+    pub asked: (Instant, u64),
     /// Its first requests have been sent.
     pub begun: bool,
     /// Expected part of the batch that each server has, of 1. The probability of an item is this times the one at its server, so the
@@ -41,12 +45,14 @@ fn totals(seen: &[Option<Seen>]) -> Vec<f64> {
 }
 
 impl PartialBatch {
-    /// A batch of `count` items, divided in proportion to the sums of priorities. `at`, from 0 to 1, is drawn anew for each batch.
-    pub fn new(number: u64, count: u32, seen: &[Option<Seen>], at: f64) -> Self {
+    /// A batch of `count` items, divided in proportion to the sums of priorities. `at`, from 0 to 1, is random for each batch; `received`
+    /// batches came before.
+    pub fn new(number: u64, count: u32, seen: &[Option<Seen>], at: f64, received: u64) -> Self {
         let totals = totals(seen);
         let sum: f64 = totals.iter().sum();
         PartialBatch {
             number,
+            asked: (Instant::now(), received),
             begun: false,
             shares: totals.iter().map(|total| total / sum).collect(),
             least: seen
@@ -102,6 +108,13 @@ impl PartialBatch {
         if !sampled.items.is_empty() {
             self.arrived.push((shard, sampled));
         }
+    }
+
+    /// Bytes that have arrived.
+    pub fn bytes(&self) -> usize {
+        let of =
+            |part: &Sampled| part.rows.len() + part.blobs.iter().map(Bytes::len).sum::<usize>();
+        self.arrived.iter().map(|(_, part)| of(part)).sum()
     }
 
     /// Items that have arrived.

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::super::Client;
 use super::super::pipeline::is_renewal;
+use super::super::sample::Pipelining;
 use super::group::{Group, is_lost};
 use super::lane::Lane;
 use super::merge::min_size;
@@ -35,6 +36,8 @@ pub struct ShardedSamples {
     /// Batches under way, the oldest first.
     batches: VecDeque<PartialBatch>,
     last_batch: u64,
+    /// By the slowest server's round trip.
+    pipelining: Pipelining,
     /// Begin of a time in which no server answers.
     dark_since: Option<Instant>,
 }
@@ -54,6 +57,7 @@ impl ShardedSamples {
             lanes,
             batches: VecDeque::new(),
             last_batch: NO_BATCH,
+            pipelining: Pipelining::default(),
             dark_since: None,
         }
     }
@@ -276,7 +280,7 @@ impl ShardedSamples {
     /// Sends the parts that batches under way still need, and begins others until `in_flight` are under way.
     fn top_up(&mut self, wait: &Wait<'_>) -> Result<Option<Reason>> {
         let mut blocked = None;
-        for index in 0..self.in_flight {
+        for index in 0..self.pipelining.wanted(self.in_flight) {
             if index == self.batches.len() {
                 blocked = self.ready(wait)?;
                 if blocked.is_some() {
@@ -284,8 +288,13 @@ impl ShardedSamples {
                 }
                 self.last_batch += 1;
                 let at = uniform()?;
-                let batch =
-                    PartialBatch::new(self.last_batch, self.request.count, &self.seen(), at);
+                let batch = PartialBatch::new(
+                    self.last_batch,
+                    self.request.count,
+                    &self.seen(),
+                    at,
+                    self.pipelining.received,
+                );
                 self.batches.push_back(batch);
             }
             self.send_parts(index, wait)?;
@@ -358,7 +367,10 @@ impl ShardedSamples {
             ..self.request.clone()
         };
         let client = &self.group.shards[shard].client;
-        self.lanes[shard].send(client, batch, request, due, wait)
+        if let Some(round_trip) = self.lanes[shard].send(client, batch, request, due, wait)? {
+            self.pipelining.round_trip = self.pipelining.round_trip.max(round_trip);
+        }
+        Ok(())
     }
 
     /// Waits for one reply to the parts of a batch; the reason if its server could not sample the part.
@@ -433,7 +445,13 @@ impl ShardedSamples {
             }
             let seen = self.seen();
             self.last_batch += 1;
-            let batch = PartialBatch::new(self.last_batch, count, &seen, uniform()?);
+            let batch = PartialBatch::new(
+                self.last_batch,
+                count,
+                &seen,
+                uniform()?,
+                self.pipelining.received,
+            );
             self.batches = [batch].into();
             self.send_parts(0, wait)?;
         }
@@ -452,6 +470,11 @@ impl ShardedSamples {
     /// The oldest batch, after requests for those that follow: the servers sample while the caller decodes.
     fn deliver(&mut self, wait: &Wait<'_>) -> Result<Sampled> {
         let batch = self.batches.pop_front();
+        if let Some(batch) = &batch {
+            let (sent, before) = batch.asked;
+            self.pipelining
+                .note(sent, before, Instant::now(), batch.bytes());
+        }
         if self.in_flight > 1 {
             // An error is met again by the next call.
             let _ = self.top_up(&Wait {

@@ -1,0 +1,75 @@
+//! A memory's part of a batch that is sampled from several memories.
+
+use replay_core::TableConfig;
+use replay_core::replay::{BatchPart, SampleRequest, ShardState};
+use replay_core::table::Turn;
+
+use crate::parameters::file;
+use crate::support::*;
+
+fn part(count: u32, limiter_samples: u32) -> SampleRequest {
+    SampleRequest {
+        part: Some(BatchPart { limiter_samples }),
+        ..request(count)
+    }
+}
+
+#[test]
+fn a_part_counts_its_own_samples_and_does_not_wait_for_min_size() {
+    let table = table(&TableConfig {
+        samples_per_insert: 2.0,
+        slack: 8.0,
+        min_size: 4,
+        ..config(100)
+    });
+    let mut actor = Actor::open(&table, 1);
+    actor.push_next(2);
+    let whole = table.try_sample(&request(1), false, &mut Turn::default());
+    assert!(blocked(whole).contains("min_size"));
+
+    // Two items allow 2 * (2 - 4) + 8 samples.
+    let state = sample_as(&table, &part(0, 0)).shard.unwrap();
+    let expected = ShardState {
+        number: state.number,
+        total_priority: 2.0,
+        items: 2,
+        inserted: 2,
+        allowance: 4.0,
+    };
+    assert_eq!(state, expected);
+    let mut sampled = sample_as(&table, &part(3, 1));
+    assert_eq!(sampled.items.len(), 3);
+    assert_eq!(sampled.shard.unwrap().allowance, 3.0);
+    deliver(&mut sampled);
+    assert_eq!(table.stats()["limiter_sampled"], 1);
+
+    // Items of this memory, samples of others' limiters; and the other way round.
+    assert_eq!(sample_as(&table, &part(8, 0)).shard.unwrap().allowance, 3.0);
+    let mut last = sample_as(&table, &part(0, 3));
+    assert_eq!(last.shard.unwrap().allowance, 0.0);
+    deliver(&mut last);
+    let more = table.try_sample(&part(0, 1), false, &mut Turn::default());
+    assert!(blocked(more).contains("samples_per_insert"));
+}
+
+#[test]
+fn a_table_without_a_ratio_allows_any_number() {
+    let table = table(&config(100));
+    Actor::open(&table, 1).push_next(3);
+    let state = sample_as(&table, &part(5, 5)).shard.unwrap();
+    assert_eq!(
+        (state.items, state.inserted, state.allowance),
+        (3, 3, f64::INFINITY)
+    );
+}
+
+#[test]
+fn parameters_are_stored_as_the_version_that_all_memories_have() {
+    let memory = memory();
+    let store = memory.parameters();
+    assert_eq!(store.put_version("policy", 1, 5, file(1, 4)).unwrap(), 5);
+    // Sent again, older than the newest, and of a client without a number.
+    assert_eq!(store.put_version("policy", 1, 5, file(1, 4)).unwrap(), 5);
+    assert_eq!(store.put_version("policy", 2, 3, file(2, 4)).unwrap(), 6);
+    assert_eq!(store.put("policy", 3, file(3, 4)).unwrap(), 7);
+}
