@@ -78,7 +78,10 @@ def test_every_statistic_is_explained(tmp_path: Path) -> None:
     with innet.Memory([table()]) as memory, memory.serve("innet://127.0.0.1:0", snapshot=tmp_path) as server:
         with innet.connect(server.addresses[0]) as replay:
             stats = replay.stats()
-    groups = (stats, stats["tables"]["t"], stats["server"], stats["snapshots"])
+        with innet.Memory() as other, other.serve("innet://127.0.0.1:0") as second:
+            with innet.connect(f"{server.addresses[0]},{second.addresses[0]}") as several:
+                whole = several.stats()
+    groups = (stats, stats["tables"]["t"], stats["server"], stats["snapshots"], whole)
     assert explained == {name for group in groups for name in group}
 
 
