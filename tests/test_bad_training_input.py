@@ -301,6 +301,7 @@ def test_a_launcher_without_its_package(
 ) -> None:
     monkeypatch.setitem(sys.modules, launcher, None)
     monkeypatch.delitem(sys.modules, f"innet_drl.launch.{launcher}", raising=False)
+    monkeypatch.delattr(f"innet_drl.launch.{launcher}", raising=False)
     found = error_of(["train", *TINY, f"--launcher={launcher}", "--out", str(tmp_path / "run")], capsys)
     assert found.strip().removeprefix("error: ") == message
     assert not list(tmp_path.iterdir())
