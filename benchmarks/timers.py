@@ -1,4 +1,4 @@
-"""The timers of a run: their cost, and their shares beside those of a sampling profiler.
+"""The timers of a run: what they cost, and how far their shares are from a sampling profiler's.
 
 `cost` trains pairs of serial runs, the same work with and without timers. `profiler` trains once under py-spy, which
 samples the stacks of all processes, waiting ones included; the activity of a stack is the next lap in the source below
@@ -88,7 +88,7 @@ def profiler(
     flags: str = "--actors 2 --no-video --evaluation-games 1 --evaluation-frames 100",
     py_spy: str = "py-spy",
 ) -> None:
-    """Shares of a run's timers beside those of py-spy, in points.
+    """Shares of a run's timers and py-spy's shares, in points.
 
     Args:
         preset: Settings of the run.

@@ -124,7 +124,7 @@ impl ShardedClient {
         }
     }
 
-    /// Checks that the servers are of one release and have the same tables. A server without tables gets those of the others.
+    /// Checks that the servers are of one release and have the same tables. A server without tables gets the others' tables.
     fn check_alike(&self, wait: &Wait<'_>) -> Result<()> {
         let group = &self.group;
         let releases = group.each(|client| {

@@ -1,4 +1,4 @@
-//! Definitions and statistics of several servers as those of one memory.
+//! Several servers' definitions and statistics, merged as if one memory held everything.
 
 use replay_core::replay::Listing;
 use replay_core::schema::TableConfig;
@@ -66,8 +66,8 @@ pub fn listing(listings: impl Iterator<Item = Listing>, servers: u64) -> Listing
 /// Statistics whose largest value counts, or that all servers share; all other numbers are added up.
 const LARGEST: [&str; 4] = ["max_priority", "samples_per_insert", "uptime_s", "version"];
 
-/// Statistics of the servers that answer: numbers are added up. `shards` has those of each server by its address, `null` for one that
-/// is away.
+/// Statistics of the servers that answer: numbers are added up. `shards` has each server's own by its address, `null` for one that is
+/// away.
 pub fn stats(incarnation: String, servers: Vec<(String, Option<Value>)>) -> Value {
     let mut merged = json!({});
     let mut shards = Map::new();
@@ -77,7 +77,7 @@ pub fn stats(incarnation: String, servers: Vec<(String, Option<Value>)>) -> Valu
         }
         shards.insert(name, stats.unwrap_or(Value::Null));
     }
-    // Parameters are on every server: their bytes are not those of all copies.
+    // Every server has a copy of the parameters: their bytes count once.
     let parameters: Vec<_> = shards.values().map(|stats| &stats["parameters"]).collect();
     let mut newest = Map::new();
     for (name, entry) in parameters

@@ -9,7 +9,7 @@
 //! | `partial` | one batch under way |
 //! | `updates` | updates of priorities, each for the server of its id |
 //! | `shares` | how items and samples of the rate limiters are divided |
-//! | `merge` | definitions and statistics of all servers as those of one |
+//! | `merge` | all servers' definitions and statistics, merged |
 //!
 //! - **Sampling.** A batch has items of each server in proportion to its sum of priorities, as of the server's last answer. An
 //!   item's probability is its server's expected part of the batch times its probability there.

@@ -494,7 +494,7 @@ impl SampleChannel for ShardedSamples {
         if let Err(error) = &next
             && !matches!(error, Error::Deadline { .. } | Error::Interrupted)
         {
-            // Requests are in flight that nobody waits for.
+            // Replies to requests in flight would be taken for replies to new ones.
             self.batches.clear();
             for lane in &mut self.lanes {
                 *lane = Lane::default();
