@@ -190,7 +190,9 @@ impl Table {
             Err(cause) => return Ok(Attempt::Blocked(self.limited(cause))),
         };
         let mut batch = Sampling::new(self, request, admitted);
-        match self.items.reserve_samples(batch.wanted, short) {
+        // A part takes what is left: its client asks another server for the rest.
+        let few = short || request.part.is_some();
+        match self.items.reserve_samples(batch.wanted, few) {
             Ok(samples) => {
                 batch.reserved = samples;
                 if self.samples_wanted.load(Ordering::Relaxed) > 0 {
@@ -226,7 +228,7 @@ impl Table {
                 (live_items, least, total)
             }
         };
-        if batch.reserved > 0 && (batch.items.is_empty() || !short) {
+        if batch.reserved > 0 && (batch.items.is_empty() || !few) {
             if batch.items.is_empty() && self.is_massless()? {
                 return Err(Error::NoMass {
                     table: self.config.name.clone(),

@@ -44,9 +44,7 @@ use ::gradients::{DpdkConfig, JoinJob};
 use connection::Dialer;
 pub use gradient_updates::GradientUpdates;
 pub use gradients::GradientWorker;
-use pipeline::{
-    RequestPipeline, expect_reply, is_absent, is_broken, is_busy, is_cut_off, is_renewal,
-};
+use pipeline::{expect_reply, is_absent, is_broken, is_busy, is_cut_off, is_renewal};
 use pool::{ConnectionPool, retry_for};
 use replay_core::error::{Error, ErrorCode, Result};
 use replay_core::replay::{
@@ -116,12 +114,6 @@ pub struct Client {
     reconnect_for: Duration,
     /// The server's incarnation and the version of the parameters received last, by name.
     parameters: Mutex<HashMap<String, (u64, u64)>>,
-}
-
-/// A request under way.
-struct Begun {
-    connection: connection::Connection,
-    id: u64,
 }
 
 /// Connects to a server. A refused connection is tried again for [`ConnectOptions::await_server`], a server at its limit of
@@ -271,27 +263,6 @@ impl Client {
             }
             Ok((reply?, incarnation))
         })
-    }
-
-    /// Sends a request, whose reply [`Client::finish`] awaits.
-    fn begin(&self, wait: &Wait<'_>, body: RequestBody) -> Result<Begun> {
-        let mut connection = self.idle.take(&self.dialer, wait)?;
-        let id = connection.send(connection::deadline_ms(wait.deadline), body)?;
-        connection.try_flush();
-        Ok(Begun { connection, id })
-    }
-
-    /// The answer to a request of [`Client::begin`]. A request that failed is not sent again.
-    fn finish(&self, wait: &Wait<'_>, begun: Begun) -> Result<ReplyBody> {
-        let Begun { mut connection, id } = begun;
-        let until = wait.deadline.map(|d| d + self.dialer.options.grace);
-        let late = || connection::no_answer(&self.dialer.address);
-        let reply = connection.run(wait, until, late, RequestPipeline::reply)?;
-        if reply.id != id {
-            return Err(pipeline::unexpected(&reply.body));
-        }
-        self.idle.give(connection);
-        pipeline::answer(reply.body)
     }
 
     /// Stores parameters as `version`, or as the next version if that is not newer.

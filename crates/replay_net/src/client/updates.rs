@@ -61,14 +61,22 @@ impl Updates {
         }
     }
 
-    /// Forgets unanswered updates, and returns the number of their ids.
-    pub fn abandon(mut self) -> u32 {
+    /// Forgets unanswered updates: their ids count as stale.
+    pub fn abandon(mut self) -> UpdateReceipt {
         let pending = std::mem::take(&mut self.pending);
         let ids = pending.into_iter().map(|update| match update.body {
             RequestBody::UpdatePriorities { ids, .. } => ids.len() as u32,
             _ => 0,
         });
-        ids.sum()
+        UpdateReceipt {
+            applied: self.answered.applied,
+            stale: self.answered.stale + ids.sum::<u32>(),
+        }
+    }
+
+    /// Updates without an answer.
+    pub fn unanswered(&self) -> usize {
+        self.pending.len()
     }
 
     /// Sends updates and receives answers until `done`, over new connections after broken ones.

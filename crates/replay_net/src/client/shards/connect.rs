@@ -23,11 +23,17 @@ const RECONNECT_FOR: Duration = Duration::from_millis(10);
 /// [`Error::Config`] for an address that is none, or is named twice.
 pub fn parse_addresses(text: &str) -> Result<Vec<Address>> {
     let scheme = text.split_once("://").map_or("", |(scheme, _)| scheme);
-    // The path of a Unix socket may have commas.
-    let parts: Vec<String> = match scheme {
-        "unix" => text.split(",unix://").map(str::to_owned).collect(),
-        _ => text.split(',').map(|part| part.trim().to_owned()).collect(),
-    };
+    let mut parts: Vec<String> = Vec::new();
+    for part in text.split(',') {
+        match parts.last_mut() {
+            // The path of a Unix socket may have commas.
+            Some(path) if path.starts_with("unix://") && !part.contains("://") => {
+                path.push(',');
+                path.push_str(part);
+            }
+            _ => parts.push(part.trim().to_owned()),
+        }
+    }
     let mut addresses: Vec<Address> = Vec::new();
     for (index, part) in parts.iter().enumerate() {
         let address = match part.contains("://") || index == 0 || scheme.is_empty() {
@@ -57,70 +63,71 @@ impl ShardedClient {
         wait: &Wait<'_>,
     ) -> Result<Self> {
         let begun = Instant::now();
-        let mut clients: Vec<Option<Client>> = Vec::new();
-        let mut missing = None;
+        // First those that answer soon, so that one that does not leaves the others their time.
+        let soon = ConnectOptions {
+            await_server: Duration::ZERO,
+            connect_timeout: options.connect_timeout / (addresses.len() as u32 + 1),
+            ..options.clone()
+        };
+        let mut clients = Vec::new();
         for address in addresses {
-            // First those that answer at once, so that one that does not takes its time from no other.
-            let at_once = ConnectOptions {
-                await_server: Duration::ZERO,
-                ..options.clone()
-            };
-            clients.push(Self::one(address, at_once, wait, &mut missing)?);
+            clients.push(Self::one(address, soon.clone(), wait)?);
         }
         for (address, client) in addresses.iter().zip(&mut clients) {
-            if client.is_none() {
+            let left = options.await_server.saturating_sub(begun.elapsed());
+            if client.is_err() && !left.is_zero() {
                 let patient = ConnectOptions {
-                    await_server: options.await_server.saturating_sub(begun.elapsed()),
+                    await_server: left,
+                    connect_timeout: options.connect_timeout.min(left),
                     ..options.clone()
                 };
-                *client = Self::one(address, patient, wait, &mut missing)?;
+                *client = Self::one(address, patient, wait)?;
             }
         }
-        if clients.iter().all(Option::is_none) {
+        if clients.iter().all(std::result::Result::is_err) {
+            let missing = clients.into_iter().find_map(std::result::Result::err);
             return Err(missing.unwrap_or(Error::Closed("the connection")));
         }
-        let absent: Vec<_> = clients.iter().map(Option::is_none).collect();
         let mut members = Vec::new();
-        for (address, client) in addresses.iter().zip(clients) {
-            let mut client = match client {
-                Some(client) => client,
-                None => Client::unconnected(Dialer::new(address.clone(), options.clone())?),
-            };
+        let mut absent = Vec::new();
+        for (shard, (address, client)) in addresses.iter().zip(clients).enumerate() {
+            let mut client = client.or_else(|error| {
+                absent.push((shard, error));
+                Ok::<_, Error>(Client::unconnected(Dialer::new(
+                    address.clone(),
+                    options.clone(),
+                )?))
+            })?;
+            if let Some(dialer) = Arc::get_mut(&mut client.dialer) {
+                // Later connections have the whole time.
+                dialer.options = options.clone();
+            }
             client.reconnect_for = RECONNECT_FOR;
             members.push(client);
         }
         let group = Arc::new(Group::new(members, random_number()?, options.reconnect_for));
-        for (shard, absent) in absent.into_iter().enumerate() {
-            if absent && let Some(error) = &missing {
-                group.leave(shard, error);
-            }
+        for (shard, error) in absent {
+            group.leave(shard, &error);
         }
         let client = ShardedClient {
             group,
             idle: Mutex::default(),
+            idle_updates: Mutex::default(),
             incarnations: Mutex::default(),
         };
         client.check_alike(wait)?;
         Ok(client)
     }
 
-    /// Connects to one server; `None`, with the error in `missing`, if none answers.
-    fn one(
-        address: &Address,
-        options: ConnectOptions,
-        wait: &Wait<'_>,
-        missing: &mut Option<Error>,
-    ) -> Result<Option<Client>> {
+    /// Connects to one server; the inner error if it does not answer.
+    fn one(address: &Address, options: ConnectOptions, wait: &Wait<'_>) -> Result<Result<Client>> {
         match Client::connect(address, options, wait) {
-            Ok(client) => Ok(Some(client)),
-            Err(error) if is_absent(&error) || is_busy(&error) || is_lost(&error) => {
-                *missing = Some(error);
-                Ok(None)
-            }
+            Err(error) if is_absent(&error) || is_busy(&error) || is_lost(&error) => Ok(Err(error)),
             Err(Error::Authentication(reason)) => Err(Error::Authentication(format!(
                 "{address}: {reason}; servers of one list have the same token"
             ))),
             Err(error) => Err(at(&address.to_string(), error)),
+            connected => Ok(connected),
         }
     }
 

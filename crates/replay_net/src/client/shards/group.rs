@@ -100,6 +100,8 @@ impl Group {
             .name("innet-shard".into())
             .spawn(move || await_return(&group, shard, since));
         if let Err(error) = started {
+            // The next call tries it again.
+            self.shards[shard].away.store(false, Ordering::Relaxed);
             tracing::error!("cannot start a thread that waits for a server: {error}");
         }
     }
@@ -139,6 +141,23 @@ impl Group {
         }
     }
 
+    /// Asks the servers in turn, the one at `first` before the others, until one answers.
+    ///
+    /// # Errors
+    /// The error of a server that answers; [`Error::Disconnected`] if none does.
+    pub fn any<T>(self: &Arc<Self>, first: usize, ask: impl Fn(&Client) -> Result<T>) -> Result<T> {
+        let count = self.shards.len();
+        for shard in (0..count).map(|step| (first + step) % count) {
+            if self.is_away(shard) {
+                continue;
+            }
+            if let Some(answer) = self.answered(shard, ask(&self.shards[shard].client))? {
+                return Ok(answer);
+            }
+        }
+        Err(self.none_answers())
+    }
+
     /// Notes the number in the ids of a server's table.
     pub fn note_number(&self, number: u16, shard: usize) {
         let mut numbers = lock(&self.numbers);
@@ -161,7 +180,7 @@ impl Group {
         let wait = Wait::until(Some(Instant::now() + RETRY_FOR));
         let client = &self.shards[shard].client;
         let here = client.list(&wait)?;
-        let Some(other) = self.present().next() else {
+        let Some(other) = self.present().find(|&other| other != shard) else {
             return Ok(());
         };
         let other = &self.shards[other].client;
@@ -260,6 +279,8 @@ fn await_return(group: &Weak<Group>, shard: usize, since: Instant) {
         match group.take_up(shard) {
             Ok(()) => {
                 group.shards[shard].away.store(false, Ordering::Relaxed);
+                // Parameters that were put meanwhile, before the puts saw it again. The next put makes up for a failure.
+                let _ = group.take_up(shard);
                 let seconds = since.elapsed().as_secs();
                 tracing::warn!("{name} answers again after {seconds} s, and is sampled again");
                 return;

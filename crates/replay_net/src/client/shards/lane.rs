@@ -119,9 +119,10 @@ impl Lane {
         let connection = (self.connection.as_mut()).ok_or(Error::Closed("the connection"))?;
         let due = self.pending.iter().map(|pending| pending.due).min();
         let due = due.unwrap_or(now);
-        // The server answers at the deadline of the request, and the grace covers the network. A caller with an earlier deadline
-        // than a request that was sent ahead of its call does not wait for the answer.
-        let silent = due + grace;
+        // The server answers at the deadline of the request, and the grace covers the network. It begins now at the earliest: a
+        // caller that paused has read nothing meanwhile. A caller with an earlier deadline than a request that was sent ahead of its
+        // call does not wait for the answer.
+        let silent = due.max(now) + grace;
         let until = match wait.deadline {
             Some(deadline) if deadline.max(now) < due => deadline,
             _ => silent,

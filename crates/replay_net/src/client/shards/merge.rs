@@ -64,7 +64,13 @@ pub fn listing(listings: impl Iterator<Item = Listing>, servers: u64) -> Listing
 }
 
 /// Statistics whose largest value counts, or that all servers share; all other numbers are added up.
-const LARGEST: [&str; 4] = ["max_priority", "samples_per_insert", "uptime_s", "version"];
+const LARGEST: [&str; 5] = [
+    "max_priority",
+    "max_version_lag",
+    "samples_per_insert",
+    "uptime_s",
+    "version",
+];
 
 /// Statistics of the servers that answer: numbers are added up. `shards` has each server's own by its address, `null` for one that is
 /// away.
@@ -124,6 +130,8 @@ fn add(name: &str, sum: &mut Value, more: &Value) {
         (Value::Number(known), Value::Number(number)) => {
             *sum = match (known.as_u64(), number.as_u64()) {
                 (Some(known), Some(number)) if LARGEST.contains(&name) => known.max(number).into(),
+                // As in `min_size`.
+                (Some(1), Some(1)) if name == "min_size" => 1.into(),
                 (Some(known), Some(number)) => known.saturating_add(number).into(),
                 _ => {
                     let (known, number) = (known.as_f64(), number.as_f64());

@@ -47,7 +47,7 @@ use replay_core::table::ids::IdSpace;
 use samples::ShardedSamples;
 use updates::ShardedUpdates;
 
-/// Idle channels for samples that are kept.
+/// Idle channels of one kind that are kept.
 const MAX_IDLE: usize = 4;
 
 /// One memory over several servers.
@@ -55,6 +55,8 @@ pub struct ShardedClient {
     group: Arc<Group>,
     /// Channels for single samples.
     idle: Mutex<Vec<ShardedSamples>>,
+    /// Channels for updates that are waited for.
+    idle_updates: Mutex<Vec<ShardedUpdates>>,
     /// Incarnations of the servers, as of the last statistics.
     incarnations: Mutex<BTreeMap<usize, String>>,
 }
@@ -111,6 +113,13 @@ impl ShardedClient {
         fewest
             .map(|&(shard, _)| shard)
             .ok_or_else(|| self.group.none_answers())
+    }
+}
+
+fn keep<T>(idle: &Mutex<Vec<T>>, channel: T) {
+    let mut idle = lock(idle);
+    if idle.len() < MAX_IDLE {
+        idle.push(channel);
     }
 }
 
@@ -172,10 +181,7 @@ impl Replay for ShardedClient {
         let mut channel =
             idle.unwrap_or_else(|| ShardedSamples::new(self.group.clone(), request.clone(), 1));
         let sampled = channel.once(request, wait);
-        let mut idle = lock(&self.idle);
-        if idle.len() < MAX_IDLE {
-            idle.push(channel);
-        }
+        keep(&self.idle, channel);
         sampled
     }
 
@@ -193,8 +199,14 @@ impl Replay for ShardedClient {
         priorities: &[f64],
         wait: &Wait<'_>,
     ) -> Result<UpdateReceipt> {
-        self.group.check_process()?;
-        self.group.update_priorities(table, ids, priorities, wait)
+        let idle = lock(&self.idle_updates).pop();
+        let mut channel = idle.unwrap_or_else(|| ShardedUpdates::new(self.group.clone()));
+        let updated = channel.once(table, ids, priorities, wait);
+        // After an error its unanswered updates are of no call.
+        if updated.is_ok() {
+            keep(&self.idle_updates, channel);
+        }
+        updated
     }
 
     fn updates(&self) -> Result<Option<Box<dyn UpdateChannel>>> {
@@ -241,20 +253,11 @@ impl Replay for ShardedClient {
         wait: &Wait<'_>,
     ) -> Result<Option<Parameters>> {
         self.group.check_process()?;
-        let count = self.group.shards.len();
         // Relaxed: a hint, as in `open_writer`.
         let own = self.group.own.load(Ordering::Relaxed);
-        for shard in (0..count).map(|step| (own + step) % count) {
-            if self.group.is_away(shard) {
-                continue;
-            }
-            let client = &self.group.shards[shard].client;
-            let found = client.get_parameters(name, newer_than, writer, wait);
-            if let Some(found) = self.group.answered(shard, found)? {
-                return Ok(found);
-            }
-        }
-        Err(self.group.none_answers())
+        self.group.any(own, |client| {
+            client.get_parameters(name, newer_than, writer, wait)
+        })
     }
 
     fn list(&self, wait: &Wait<'_>) -> Result<Listing> {

@@ -113,6 +113,7 @@ impl ShardedSamples {
                 if late {
                     return Err(Error::Deadline { waited_for: reason });
                 }
+                wait.check()?;
                 wait.report(Instant::now(), Wait::REPORT_AFTER, || reason);
                 // The batch is divided anew, by the state of now.
                 self.ask_states(wait)?;
@@ -127,7 +128,7 @@ impl ShardedSamples {
                 self.drop_lane(shard);
             } else if self.lanes[shard].seen.is_none() {
                 let asked = self.ask_state(shard, wait);
-                self.settle(shard, asked)?;
+                self.settle(shard, asked, wait)?;
             }
         }
         if self.lanes.iter().any(|lane| lane.seen.is_some()) {
@@ -146,7 +147,7 @@ impl ShardedSamples {
         for shard in 0..self.lanes.len() {
             if self.lanes[shard].seen.is_some() {
                 let asked = self.ask_state(shard, wait);
-                self.settle(shard, asked)?;
+                self.settle(shard, asked, wait)?;
             }
         }
         Ok(())
@@ -163,7 +164,7 @@ impl ShardedSamples {
     }
 
     /// The result of a call to one server. If the server does not answer, or has lost its table, it is left out.
-    fn settle(&mut self, shard: usize, result: Result<()>) -> Result<()> {
+    fn settle(&mut self, shard: usize, result: Result<()>, wait: &Wait<'_>) -> Result<()> {
         let Err(error) = result else { return Ok(()) };
         if is_lost(&error) {
             // A connection that broke may be of a server that has been started again: the next one shows it.
@@ -174,7 +175,10 @@ impl ShardedSamples {
             return Ok(());
         }
         if error.code() == ErrorCode::UnknownTable {
-            let wait = Wait::until(Some(Instant::now() + HELD_FOR));
+            let wait = Wait {
+                deadline: Some(Instant::now() + HELD_FOR),
+                ..*wait
+            };
             let others = self.group.present().filter(|&other| other != shard);
             let mut clients = others.map(|other| &self.group.shards[other].client);
             let known =
@@ -209,9 +213,9 @@ impl ShardedSamples {
             return Ok(table.clone());
         }
         let name = self.request.table.clone();
-        let tables = self.group.each(|client| client.table_config(&name, wait))?;
-        let first = tables.into_iter().map(|(_, table)| table).next();
-        let table = first.ok_or_else(|| self.group.none_answers())?;
+        let table = self
+            .group
+            .any(0, |client| client.table_config(&name, wait))?;
         Ok(self.table.insert(table).clone())
     }
 
@@ -307,15 +311,14 @@ impl ShardedSamples {
 
     /// Sends what a batch owes its servers: items of each, and samples of any rate limiter.
     fn send_parts(&mut self, index: usize, wait: &Wait<'_>) -> Result<()> {
+        if self.batches[index].is_complete() {
+            return Ok(());
+        }
         let seen = self.seen();
         let batch = &mut self.batches[index];
         let begins = !std::mem::replace(&mut batch.begun, true);
-        let at = uniform()?;
-        let (counts, samples) = batch.take_owed(&seen, at);
+        let (counts, samples) = batch.take_owed(&seen, uniform()?);
         let number = batch.number;
-        if !begins && samples == 0 && counts.iter().all(|&count| count == 0) {
-            return Ok(());
-        }
         let present: Vec<usize> = (0..seen.len()).filter(|&at| seen[at].is_some()).collect();
         let limits = present
             .iter()
@@ -344,7 +347,7 @@ impl ShardedSamples {
                 if sent.is_err() {
                     self.batches[index].owe(shard, part.0, part.1);
                 }
-                self.settle(shard, sent)?;
+                self.settle(shard, sent, wait)?;
             }
         }
         Ok(())
@@ -381,7 +384,7 @@ impl ShardedSamples {
         match self.receive(shard, wait) {
             Ok(reason) => Ok(reason),
             Err(error @ (Error::Deadline { .. } | Error::Interrupted)) => Err(error),
-            Err(error) => self.settle(shard, Err(error)).map(|()| None),
+            Err(error) => self.settle(shard, Err(error), wait).map(|()| None),
         }
     }
 
@@ -396,18 +399,20 @@ impl ShardedSamples {
                     self.group.note_number(state.number, shard);
                 }
                 if let Some(batch) = batch {
+                    // With `max_times_sampled` a server may have fewer samples left than its share.
+                    batch.owe(shard, pending.count - sampled.items.len() as u32, 0);
                     batch.add(shard, sampled);
                 }
                 return Ok(None);
             }
             Err(error) => error,
         };
+        if let Some(batch) = batch {
+            batch.owe(shard, pending.count, pending.limiter_samples);
+        }
         let waits = error.code() == ErrorCode::Deadline || is_renewal(&error);
         if !waits && error.code() != ErrorCode::NoMass {
             return Err(error);
-        }
-        if let Some(batch) = batch {
-            batch.owe(shard, pending.count, pending.limiter_samples);
         }
         let reason = match error.code() {
             ErrorCode::Deadline => error.into_waited_for().unwrap_or_default(),
@@ -434,6 +439,7 @@ impl ShardedSamples {
 
     /// The batch at the deadline of a call that takes fewer items: what has arrived, or else as many as the servers give at once.
     fn short(&mut self, reason: Reason, wait: &Wait<'_>) -> Result<Sampled> {
+        self.receive_rest(wait)?;
         if self.batches.front().is_none_or(|batch| batch.items() == 0) {
             self.ask_states(wait)?;
             if let Some(waited_for) = self.stocked(wait)? {
@@ -455,16 +461,22 @@ impl ShardedSamples {
             self.batches = [batch].into();
             self.send_parts(0, wait)?;
         }
+        self.receive_rest(wait)?;
+        match self.batches.pop_front() {
+            Some(batch) if batch.items() > 0 => Ok(batch.into_sampled()),
+            _ => Err(Error::Deadline { waited_for: reason }),
+        }
+    }
+
+    /// Waits for all replies to the parts of the oldest batch.
+    fn receive_rest(&mut self, wait: &Wait<'_>) -> Result<()> {
         while let Some(batch) = self.batches.front()
             && let number = batch.number
             && self.lanes.iter().any(|lane| lane.awaits(number))
         {
             self.receive_for(number, wait)?;
         }
-        match self.batches.pop_front() {
-            Some(batch) if batch.items() > 0 => Ok(batch.into_sampled()),
-            _ => Err(Error::Deadline { waited_for: reason }),
-        }
+        Ok(())
     }
 
     /// The oldest batch, after requests for those that follow: the servers sample while the caller decodes.
@@ -494,7 +506,7 @@ impl SampleChannel for ShardedSamples {
         if let Err(error) = &next
             && !matches!(error, Error::Deadline { .. } | Error::Interrupted)
         {
-            // Replies to requests in flight would be taken for replies to new ones.
+            // Replies to the requests in flight are of no use without their batches: new connections do without them.
             self.batches.clear();
             for lane in &mut self.lanes {
                 *lane = Lane::default();

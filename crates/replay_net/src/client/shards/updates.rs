@@ -1,14 +1,13 @@
 //! Updates of priorities: each goes to the server of its id.
 
 use std::sync::Arc;
+use std::time::Instant;
 
-use super::super::pipeline::expect_reply;
 use super::super::updates::{Updates, check_lengths};
-use super::group::{Group, is_lost};
-use replay_core::error::{Result, check_priorities};
+use super::group::{Group, Shard, is_lost};
+use replay_core::error::{Error, Result, check_priorities};
 use replay_core::replay::{BatchPart, Replay, SampleRequest, UpdateChannel, UpdateReceipt, Wait};
 use replay_core::table::ids::IdSpace;
-use replay_wire::{ReplyBody, RequestBody};
 
 impl Group {
     /// Asks all servers for the number in the ids of their table.
@@ -61,59 +60,41 @@ impl Group {
         }
         Ok(by_shard)
     }
+}
 
-    /// Updates priorities, and waits for the answers. Ids of servers that are away are stale.
-    ///
-    /// # Errors
-    /// Errors of [`Replay::update_priorities`].
-    pub fn update_priorities(
-        self: &Arc<Self>,
-        table: &str,
-        ids: &[u64],
-        priorities: &[f64],
-        wait: &Wait<'_>,
-    ) -> Result<UpdateReceipt> {
-        check_lengths(table, ids, priorities)?;
-        // Before any server sets one: an update is applied as a whole or not at all.
-        check_priorities(priorities)?;
-        let mut applied = 0;
-        let mut begun = Vec::new();
-        for (shard, indexes) in self.route(table, ids, wait)?.into_iter().enumerate() {
-            if indexes.is_empty() || self.is_away(shard) {
-                continue;
-            }
-            let ids: Vec<u64> = indexes.iter().map(|&index| ids[index]).collect();
-            let priorities: Vec<f64> = indexes.iter().map(|&index| priorities[index]).collect();
-            let body = RequestBody::UpdatePriorities {
-                table: table.into(),
-                ids: ids.clone(),
-                priorities: priorities.clone(),
-            };
-            let request = self.shards[shard].client.begin(wait, body);
-            begun.push((shard, request, ids, priorities));
-        }
-        for (shard, request, ids, priorities) in begun {
-            let client = &self.shards[shard].client;
-            let reply = request.and_then(|request| client.finish(wait, request));
-            let receipt = match reply {
-                // On a new connection: the server may have been started again since the last call.
-                Err(error) if is_lost(&error) => {
-                    client.update_priorities(table, &ids, &priorities, wait)
+/// A call of a server's channel. A server holds no update back: without any answer for the grace it is lost.
+fn answering<T>(
+    channel: &mut Updates,
+    shard: &Shard,
+    wait: &Wait<'_>,
+    call: impl Fn(&mut Updates, &Wait<'_>) -> Result<T>,
+) -> Result<T> {
+    let grace = shard.client.dialer.options.grace;
+    loop {
+        let unanswered = channel.unanswered();
+        let silent = Instant::now() + grace;
+        let deadline = wait
+            .deadline
+            .map_or(silent, |deadline| deadline.min(silent));
+        let own = Wait {
+            deadline: Some(deadline),
+            ..*wait
+        };
+        match call(channel, &own) {
+            Err(Error::Deadline { .. }) if Some(deadline) != wait.deadline => {
+                if channel.unanswered() == unanswered {
+                    return Err(Error::Disconnected {
+                        address: shard.name(),
+                        reason: format!("no answer for {} s", grace.as_secs_f64()),
+                    });
                 }
-                reply => reply
-                    .and_then(|reply| expect_reply!(reply, ReplyBody::Updated(receipt) => receipt)),
-            };
-            if let Some(receipt) = self.answered(shard, receipt)? {
-                applied += receipt.applied;
             }
+            done => return done,
         }
-        // Not the sum of the servers': an id whose number two tables share was sent to both.
-        let stale = (ids.len() as u32).saturating_sub(applied);
-        Ok(UpdateReceipt { applied, stale })
     }
 }
 
-/// Updates that are not waited for, over a channel to each server.
+/// Updates over a channel to each server.
 pub struct ShardedUpdates {
     group: Arc<Group>,
     channels: Vec<Option<Updates>>,
@@ -133,14 +114,64 @@ impl ShardedUpdates {
         }
     }
 
+    /// Updates priorities, and waits for the answers. Ids of servers that are away are stale.
+    ///
+    /// # Errors
+    /// Errors of [`Replay::update_priorities`].
+    pub fn once(
+        &mut self,
+        table: &str,
+        ids: &[u64],
+        priorities: &[f64],
+        wait: &Wait<'_>,
+    ) -> Result<UpdateReceipt> {
+        let updated = self.send(table, ids, priorities, wait).and_then(|sent| {
+            // The grace covers the network, as in other calls.
+            let grace = self.group.shards[0].client.dialer.options.grace;
+            let deadline = wait.deadline.map(|deadline| deadline + grace);
+            let rest = self.flush(&Wait { deadline, ..*wait })?;
+            Ok(UpdateReceipt {
+                applied: sent.applied + rest.applied,
+                stale: sent.stale + rest.stale,
+            })
+        });
+        if updated.is_err() {
+            for shard in 0..self.channels.len() {
+                self.abandon(shard);
+            }
+        }
+        updated
+    }
+
+    /// Forgets the updates that a server has not answered: their ids count as stale.
+    fn abandon(&mut self, shard: usize) -> UpdateReceipt {
+        let channel = self.channels[shard].take();
+        channel.map_or_else(UpdateReceipt::default, Updates::abandon)
+    }
+
+    /// Waits for a server's answers.
+    fn answers(&mut self, shard: usize, wait: &Wait<'_>) -> Result<UpdateReceipt> {
+        if self.group.is_away(shard) {
+            return Ok(self.abandon(shard));
+        }
+        match &mut self.channels[shard] {
+            Some(channel) => {
+                answering(channel, &self.group.shards[shard], wait, |channel, wait| {
+                    channel.flush(wait)
+                })
+            }
+            None => Ok(UpdateReceipt::default()),
+        }
+    }
+
     /// Counts the answers of a server. If it does not answer it is left out, and its unanswered updates are stale.
     fn settle(&mut self, shard: usize, receipt: Result<UpdateReceipt>, ids: u32) -> Result<()> {
         let receipt = match receipt {
             Err(error) if is_lost(&error) => {
                 self.group.leave(shard, &error);
-                let channel = self.channels[shard].take();
-                let stale = ids + channel.map_or(0, Updates::abandon);
-                UpdateReceipt { applied: 0, stale }
+                let mut receipt = self.abandon(shard);
+                receipt.stale += ids;
+                receipt
             }
             Err(error) => return Err(self.group.shards[shard].named(error)),
             Ok(receipt) => receipt,
@@ -189,19 +220,27 @@ impl UpdateChannel for ShardedUpdates {
             let priorities: Vec<f64> = indexes.iter().map(|&index| priorities[index]).collect();
             let client = &self.group.shards[shard].client;
             let channel = self.channels[shard].get_or_insert_with(|| client.updates_channel());
-            let sent = channel.send(table, &ids, &priorities, wait);
+            let sent = answering(channel, &self.group.shards[shard], wait, |channel, wait| {
+                channel.send(table, &ids, &priorities, wait)
+            });
             self.settle(shard, sent, count)?;
         }
         Ok(std::mem::take(&mut self.answered))
     }
 
     fn flush(&mut self, wait: &Wait<'_>) -> Result<UpdateReceipt> {
+        let mut failed = None;
         for shard in 0..self.channels.len() {
-            if let Some(channel) = &mut self.channels[shard] {
-                let flushed = channel.flush(wait);
-                self.settle(shard, flushed, 0)?;
+            let answers = self.answers(shard, wait);
+            match self.settle(shard, answers, 0) {
+                Ok(()) => {}
+                Err(error @ Error::Interrupted) => return Err(error),
+                Err(error) => failed = failed.or(Some(error)),
             }
         }
-        Ok(std::mem::take(&mut self.answered))
+        match failed {
+            Some(error) => Err(error),
+            None => Ok(std::mem::take(&mut self.answered)),
+        }
     }
 }

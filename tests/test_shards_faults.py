@@ -1,0 +1,129 @@
+"""One memory over several servers, where one of them stops, runs out or says nothing, or a reader pauses."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import innet_drl as innet
+from calls import Lines
+from serving import Server
+from steps import VIEW, fill, step, table
+
+pytestmark = pytest.mark.timeout(110)
+
+
+def write(replay: innet.Replay, writer: str, actions: range, priority: float = 1.0) -> None:
+    """Writes steps with these numbers; the number at the end of the writer's name chooses its server."""
+    with replay.writer("t", 1, VIEW, name=writer) as one:
+        for t, action in enumerate(actions):
+            one.append(**{**step(t, priority=np.array([priority])), "action": np.array([action])})
+
+
+def in_process(stack: ExitStack, tmp_path: Path, name: str) -> str:
+    """The address of a server in this process."""
+    memory = stack.enter_context(innet.Memory())
+    return stack.enter_context(memory.serve(f"unix://{tmp_path}/{name}")).addresses[0]
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[list[str]]:
+    """Addresses of two servers in this process."""
+    with ExitStack() as stack:
+        yield [in_process(stack, tmp_path, name) for name in "ab"]
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """An address whose connections nobody answers, as of a host that drops packets."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as listening:
+        yield f"innet://127.0.0.1:{listening.getsockname()[1]}"
+
+
+def test_batches_are_whole_where_a_server_loses_its_table(pair: list[str], log: Lines) -> None:
+    with innet.connect(",".join(pair), tables=[table(capacity=2000)]) as shards:
+        write(shards, "w 0", range(100))
+        write(shards, "w 1", range(200, 300))
+        with shards.batches("t", 32, VIEW, timeout=30, prefetch=8) as batches:
+            next(batches)
+            with innet.connect(pair[1]) as one:
+                one.drop_table("t")
+            found = [next(batches) for _ in range(40)]
+        assert {len(batch) for batch in found} == {32}
+        assert (found[-1].action < 200).all()
+
+
+@pytest.mark.parametrize("sampler", ["prioritized", "uniform"])
+def test_a_server_with_fewer_samples_left_than_its_share_gives_those(pair: list[str], sampler: str) -> None:
+    once = table(capacity=2000, sampler=sampler, max_times_sampled=1)  # type: ignore[arg-type]
+    with innet.connect(",".join(pair), tables=[once]) as shards:
+        write(shards, "w 0", range(120), priority=0.01)
+        write(shards, "w 1", range(200, 210), priority=1000.0)
+        live = shards.stats()["tables"]["t"]["items"]
+        drawn: list[int] = []
+        while len(drawn) + 16 <= live:
+            batch = shards.sample("t", 16, VIEW, timeout=30)
+            assert len(batch) == 16
+            drawn += batch.action.tolist()
+        assert len(set(drawn)) == len(drawn)
+        assert len(shards.sample("t", 16, VIEW, timeout=0.2, allow_short=True)) == live - len(drawn)
+
+
+def test_a_server_is_not_away_after_a_pause_of_the_reader(pair: list[str], log: Lines) -> None:
+    pixels = innet.Table("t", {"frame": ("uint8", (512, 512))}, 400)
+    view = innet.Window(0, 0)
+    with innet.connect(",".join(pair), tables=[pixels], grace=0.2) as shards:
+        noise = np.random.default_rng(0).integers(0, 256, (1, 512, 512), np.uint8)
+        for name in ("w 0", "w 1"):
+            with shards.writer("t", 1, view, name=name) as writer:
+                for _ in range(40):
+                    writer.append(frame=noise, terminated=[False], truncated=[False], first=[False])
+        with shards.batches("t", 32, view, timeout=30, prefetch=4) as batches:
+            for _ in range(3):
+                next(batches)
+                # Longer than the servers hold a part, with the grace.
+                time.sleep(0.6)
+                assert len(next(batches)) == 32
+    assert not [line for line in log.lines if "is away" in line]
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_updates_do_not_wait_for_a_server_that_says_nothing(tmp_path: Path, log: Lines, wait: bool) -> None:
+    with Server(f"unix://{tmp_path}/a") as first, Server(f"unix://{tmp_path}/b") as second:
+        to = f"{first.address},{second.address}"
+        with innet.connect(to, tables=[table(capacity=2000)], grace=0.3) as shards:
+            write(shards, "w 0", range(100))
+            write(shards, "w 1", range(200, 300))
+            batch = shards.sample("t", 64, VIEW)
+            second.send(signal.SIGSTOP)
+            receipts = [shards.update_priorities("t", batch.ids, np.ones(64), wait=wait, timeout=None)]
+            receipts.append(shards.update_priorities("t", [], []))
+            at_second = int((batch.action >= 200).sum())
+            assert (sum(one.applied for one in receipts), sum(one.stale for one in receipts)) == (
+                64 - at_second,
+                at_second,
+            )
+            assert any("is away" in line for line in log.lines)
+            second.kill()
+
+
+@pytest.mark.parametrize("order", ["silent first", "silent last"])
+def test_connecting_leaves_out_a_server_that_says_nothing(pair: list[str], silent: str, log: Lines, order: str) -> None:
+    to = [silent, *pair] if order == "silent first" else [*pair, silent]
+    with innet.connect(",".join(to), tables=[table(capacity=2000)], timeout=3.0) as shards:
+        fill(shards, 20)
+        assert len(shards.sample("t", 8, VIEW)) == 8
+    assert [line for line in log.lines if f"{silent} is away" in line]
+
+
+def test_settings_are_no_sums(pair: list[str]) -> None:
+    with innet.connect(",".join(pair), tables=[table(max_version_lag=2)]) as shards:
+        found = shards.stats()["tables"]["t"]
+    assert (found["max_version_lag"], found["min_size"]) == (2, 1)
