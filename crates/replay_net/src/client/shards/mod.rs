@@ -9,6 +9,7 @@
 //! | `partial` | one batch under way |
 //! | `updates` | updates of priorities, each for the server of its id |
 //! | `shares` | how items and samples of the rate limiters are divided |
+//! | `writers` | the server of each open writer |
 //! | `merge` | all servers' definitions and statistics, merged |
 //!
 //! - **Sampling.** A batch has items of each server in proportion to its sum of priorities, as of the server's last answer. An
@@ -27,9 +28,9 @@ mod partial;
 mod samples;
 mod shares;
 mod updates;
+mod writers;
 
 use std::collections::BTreeMap;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
@@ -46,6 +47,7 @@ use replay_core::schema::TableConfig;
 use replay_core::table::ids::IdSpace;
 use samples::ShardedSamples;
 use updates::ShardedUpdates;
+use writers::ShardedPushes;
 
 /// Idle channels for samples that are kept.
 const MAX_IDLE: usize = 4;
@@ -159,10 +161,9 @@ impl Replay for ShardedClient {
             let opened = self.group.shards[shard]
                 .client
                 .open_writer(open.clone(), wait);
-            // Relaxed: a hint for `get_parameters`.
-            self.group.own.store(shard, Ordering::Relaxed);
             if let Some(channel) = self.group.answered(shard, opened)? {
-                return Ok(channel);
+                let (group, writer) = (self.group.clone(), open.writer);
+                return Ok(Box::new(ShardedPushes::new(group, shard, writer, channel)));
             }
         }
     }
@@ -242,8 +243,9 @@ impl Replay for ShardedClient {
     ) -> Result<Option<Parameters>> {
         self.group.check_process()?;
         let count = self.group.shards.len();
-        // Relaxed: a hint, as in `open_writer`.
-        let own = self.group.own.load(Ordering::Relaxed);
+        // A writer's server must learn what the writer has got, or it holds its steps back by `max_version_lag`.
+        let own = writer.and_then(|writer| self.group.server_of(writer));
+        let own = own.unwrap_or(self.group.own);
         for shard in (0..count).map(|step| (own + step) % count) {
             if self.group.is_away(shard) {
                 continue;
