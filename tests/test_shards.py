@@ -341,6 +341,9 @@ def test_bad_lists_of_servers_say_what_to_do(tmp_path: Path, connect: Connect) -
             f"{at['a']},{at['b']}",
         )
         refusal(innet.errors.ConfigError, r'"t" is at .*a\.s and not at .*c\.s: name', f"{at['a']},{at['c']}")
+        refusal(innet.errors.ConfigError, r'"t" is at .*a\.s and not at', f"{at['d']},{at['a']},{at['c']}")
+        with innet.connect(at["d"]) as empty:
+            assert empty.tables() == {}, "a list that is refused changes no server"
         refusal(
             innet.errors.AuthenticationError, r"e\.s.*servers of one list have the same token", f"{at['a']},{at['e']}"
         )
