@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import innet_drl as innet
-from calls import Lines
+from calls import Call, Lines
 from innet_drl.launch import local
 from serving import Server, until
 from steps import VIEW, fill, step, still_works, table
@@ -207,6 +209,10 @@ def test_a_table_is_divided_and_read_whole(connect: Connect) -> None:
     assert shards.table("t") == table(capacity=3000, min_size=90)
     assert shards.tables() == {"t": shards.table("t")}
     assert {stats["tables"]["t"]["capacity"] for stats in shards.stats()["shards"].values()} == {1000}
+    limited = table("limited", capacity=3000, samples_per_insert=2.0, slack=300.0)
+    shards.create_table(limited)
+    assert shards.table("limited") == limited
+    shards.drop_table("limited")
     with pytest.raises(innet.errors.TableDiffersError, match="capacity"):
         shards.create_table(table(capacity=6000, min_size=90))
     fill(shards, 100)
@@ -235,7 +241,7 @@ def test_the_replay_ratio_counts_over_all_servers(connect: Connect, writers: tup
     # The items of one server have nearly all the priority: its limiter alone would hold up every batch.
     for name in writers:
         with shards.writer("t", 1, VIEW, name=name) as writer:
-            for index in range(150):
+            for index in range(95):
                 writer.append(**step(index, priority=np.array([100.0 if name == "w 0" else 0.01])))
     sampled = 0
     with pytest.raises(innet.errors.DeadlineError):
@@ -244,10 +250,43 @@ def test_the_replay_ratio_counts_over_all_servers(connect: Connect, writers: tup
     stats = shards.stats()["tables"]["t"]
     assert stats["limiter_sampled"] == sampled
     each = [one["tables"]["t"]["limiter_inserted"] for one in shards.stats()["shards"].values()]
-    most = sum(max(0.0, ratio * inserted - ratio * minimum / 3 + slack) for inserted in each)
+    # A third of the slack at each server, rounded up.
+    most = sum(max(0.0, ratio * inserted - ratio * minimum / 3 + 134) for inserted in each)
     assert most - 16 < sampled <= most
     short = shards.sample("t", 16, VIEW, timeout=0.3, allow_short=True) if most - sampled >= 1 else ()
     assert len(short) == int(most - sampled)
+
+
+@pytest.mark.parametrize("writers", [("w 0", "w 1", "w 2"), ("w 0",)])
+def test_several_servers_admit_every_batch_that_one_server_admits(connect: Connect, writers: tuple[str, ...]) -> None:
+    limited, most = table(capacity=3000, min_size=9, samples_per_insert=2.0, slack=33.0), 64
+    with innet.Memory(limited) as one, pytest.raises(innet.errors.ConfigError, match=f"at most {most} items"):
+        one.sample("t", most + 1, VIEW)
+    shards = connect(limited)
+    ended = threading.Event()
+
+    def act(name: str) -> None:
+        with shards.writer("t", 1, VIEW, name=name, chunk_steps=1) as writer:
+            t = 0
+            while not ended.is_set():
+                with suppress(innet.errors.DeadlineError):
+                    writer.append(**step(t), timeout=0.05)
+                    t += 1
+
+    acting = [Call(partial(act, name)) for name in writers]
+    for _ in range(30):
+        assert len(shards.sample("t", most, VIEW, timeout=60)) == most
+    # No limiter counted a sample that was not delivered.
+    assert shards.stats()["tables"]["t"]["limiter_sampled"] == 30 * most
+    with shards.batches("t", most, VIEW, timeout=60) as ahead:
+        for _ in range(30):
+            assert len(next(ahead)) == most
+    ended.set()
+    # The writers' last steps wait for samples.
+    while any(call.is_alive() for call in acting):
+        with suppress(innet.errors.DeadlineError):
+            shards.sample("t", most, VIEW, timeout=0.05, allow_short=True)
+    assert [call.ended() for call in acting] == [None] * len(writers)
 
 
 def test_parameters_have_one_version_everywhere(servers: list[Server], log: Lines) -> None:

@@ -16,7 +16,9 @@
 //!   item's probability is its server's expected part of the batch times its probability there.
 //! - **Replay ratio.** Each server's rate limiter compares its own inserts with the samples that it counts. The samples of a batch
 //!   are divided over the limiters by what these admit, and not by the items of the batch: so no limiter holds up a batch or a
-//!   writer while another could go on, and over all servers the samples keep to `samples_per_insert` within the sum of the slacks.
+//!   writer while another could go on, and over all servers the samples keep to `samples_per_insert` within the sum of the slacks. A
+//!   batch begins once it is admitted as a whole: an abandoned one has counted nothing. Only a limiter that holds its writers back
+//!   counts what it admits before the rest is: with few writers, no limiter may ever admit the whole.
 //! - **Writers** keep to one server.
 //! - **A server that is away** is left out by each client that misses it, and taken up again when it answers.
 
