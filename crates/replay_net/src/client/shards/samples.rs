@@ -193,6 +193,10 @@ impl ShardedSamples {
     /// Divides what a server that is away was to sample among the others; items that have arrived stay in their batch.
     fn drop_lane(&mut self, shard: usize) {
         let lane = std::mem::take(&mut self.lanes[shard]);
+        // The servers that are left may be nearer: batches in a long queue would not show it.
+        let slowest = self.lanes.iter().map(|lane| lane.round_trip).max();
+        let round_trip = &mut self.pipelining.round_trip;
+        *round_trip = slowest.unwrap_or_default().min(*round_trip);
         for pending in lane.into_pending() {
             if let Some(batch) = find(&mut self.batches, pending.batch) {
                 batch.owe(shard, pending.count, pending.limiter_samples);
