@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 
 import numpy as np
 import pytest
@@ -74,18 +74,21 @@ def test_a_sampler_goes_on_over_a_new_connection() -> None:
                     link.cut()
 
 
-def ahead(memory: innet.Memory, to: str, delay: float, prefetch: int) -> int:
-    """Most batches that the server has sampled and the reader has not read yet."""
-    most, before = 0, memory.stats()["tables"]["steps"]["sampled_items"]
-    with (
-        _core.Relay(to, delay=delay) as link,
-        innet.connect(f"innet://{link.address}") as replay,
-        replay.batches("steps", 4, VIEW, prefetch=prefetch) as batches,
-    ):
+def sampled(memories: Sequence[innet.Memory]) -> int:
+    """Items that the servers have sampled."""
+    return sum(memory.stats()["tables"]["steps"]["sampled_items"] for memory in memories)
+
+
+def ahead(memories: Sequence[innet.Memory], to: Sequence[str], delay: float, prefetch: int) -> int:
+    """Most batches that the servers have sampled and the reader has not read yet."""
+    most, before = 0, sampled(memories)
+    with ExitStack() as stack:
+        links = [stack.enter_context(_core.Relay(one, delay=delay)) for one in to]
+        replay = stack.enter_context(innet.connect(",".join(f"innet://{link.address}" for link in links)))
+        batches = stack.enter_context(replay.batches("steps", 4, VIEW, prefetch=prefetch))
         for read in range(200 if prefetch > 1 else 10):
-            sampled = (memory.stats()["tables"]["steps"]["sampled_items"] - before) // 4
-            most = max(most, sampled - read)
-            next(batches)
+            most = max(most, (sampled(memories) - before) // 4 - read)
+            assert len(next(batches)) == 4
     return most
 
 
@@ -93,8 +96,48 @@ def test_requests_under_way_grow_with_the_round_trip() -> None:
     with served(prioritized()) as (memory, to):
         fill(memory)
         # One that is decoded ahead, one under way, and one in the decoder.
-        assert ahead(memory, to, 0.05, prefetch=1) <= 3
-        assert ahead(memory, to, 0.05, prefetch=2) > 12
+        assert ahead([memory], [to], 0.05, prefetch=1) <= 3
+        assert ahead([memory], [to], 0.05, prefetch=2) > 12
+
+
+def test_requests_to_several_servers_grow_with_the_round_trip() -> None:
+    with served(prioritized()) as (first, to_first), served(prioritized()) as (second, to_second):
+        memories, to = [first, second], [to_first, to_second]
+        for memory in memories:
+            fill(memory)
+        assert ahead(memories, to, 0.05, prefetch=1) <= 3
+        assert ahead(memories, to, 0.05, prefetch=2) > 12
+
+
+def test_requests_shrink_when_the_far_server_is_left_out() -> None:
+    with (
+        served(prioritized()) as (near, to_near),
+        served(prioritized()) as (far, to_far),
+        _core.Relay(to_far, delay=0.05) as link,
+    ):
+        for memory in (near, far):
+            fill(memory)
+        of_near = set(ids_of(near).tolist())
+        before = sampled([near])
+        with (
+            innet.connect(f"innet://{to_near},innet://{link.address}") as replay,
+            replay.batches("steps", 4, VIEW, prefetch=2, threads=1) as batches,
+        ):
+
+            def read() -> int:
+                """Items of the near server in the next batch."""
+                return sum(id in of_near for id in next(batches).ids.tolist())
+
+            items = sum(read() for _ in range(200))
+            # Half of each batch is the near server's.
+            assert (sampled([near]) - before - items) / 2 > 12
+            link.close()
+            full = 0
+            while full < 200:
+                got = read()
+                items, full = items + got, full + 1 if got == 4 else 0
+            # Two under way, two decoded ahead, one in the decoder.
+            assert (sampled([near]) - before - items) / 4 <= 5
 
 
 def test_updates_that_are_not_waited_for_apply_in_order_also_over_a_cut_link() -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy.stats
 
 import innet_drl as innet
-from calls import Lines
+from calls import Call, Lines
 from innet_drl.launch import local
 from serving import Server, until
 from steps import VIEW, fill, step, still_works, table
@@ -41,12 +44,46 @@ def count(log: Lines, part: str) -> int:
     return sum(part in line for line in log.lines)
 
 
-def excess(observed: Counter[int], expected: dict[int, float]) -> float:
-    """Chi-square of counts against expected ones, in standard deviations above its mean."""
+FALSE_ALARM = 1e-8
+"""P-value of wrong frequencies. Servers sample in strata: counts are closer to their means than independent ones."""
+
+
+def p_value(observed: Counter[int], expected: dict[int, float]) -> float:
+    """Of a chi-square of counts by item; the rarest items are counted together, 20 expected or more at a time."""
     assert set(observed) <= set(expected)
-    square = sum((observed[each] - mean) ** 2 / mean for each, mean in expected.items())
-    freedom = len(expected) - 1
-    return float((square - freedom) / np.sqrt(2 * freedom))
+    counts, means, count, mean = [], [], 0, 0.0
+    for each in sorted(expected, key=expected.__getitem__):
+        count, mean = count + observed[each], mean + expected[each]
+        if mean >= 20:
+            counts.append(count)
+            means.append(mean)
+            count, mean = 0, 0.0
+    # The most frequent one that is left over belongs to the last group.
+    counts[-1] += count
+    means[-1] += mean
+    return float(scipy.stats.chisquare(counts, means).pvalue)
+
+
+def probabilities(memory: innet.Replay) -> dict[int, float]:
+    """Probabilities of all items of a memory, by action."""
+    found: dict[int, float] = {}
+    while len(found) < memory.stats()["tables"]["t"]["items"]:
+        batch = memory.sample("t", 256, VIEW)
+        found |= dict(zip(batch.action.tolist(), batch.probabilities.tolist(), strict=True))
+    return found
+
+
+def expect(draws: float, mass: dict[int, float]) -> dict[int, float]:
+    """Expected counts of items by action, in proportion to their mass."""
+    total = sum(mass.values())
+    return {action: draws * each / total for action, each in mass.items()}
+
+
+def expect_equal_parts(draws: int, mass: dict[int, float]) -> dict[int, float]:
+    """Expected counts if each server's part of a batch were the same, which is wrong."""
+    servers = {action // 150 for action in mass}
+    parts = [{action: each for action, each in mass.items() if action // 150 == server} for server in servers]
+    return {action: count for part in parts for action, count in expect(draws / len(parts), part).items()}
 
 
 @pytest.fixture
@@ -85,11 +122,8 @@ def test_frequencies_and_weights_are_those_of_one_memory(connect: Connect) -> No
         for name, actions in PARTS.items():
             write(shards, name, actions)
             write(one, name, actions)
-        probability: dict[int, float] = {}
-        live = one.stats()["tables"]["t"]["items"]
-        while len(probability) < live:
-            batch = one.sample("t", 256, VIEW)
-            probability |= dict(zip(batch.action.tolist(), batch.probabilities.tolist(), strict=True))
+        probability = probabilities(one)
+        live = len(probability)
         assert shards.stats()["tables"]["t"]["items"] == live
         least = one.sample("t", 8, VIEW, normalize="memory", beta=1.0)
         with shards.batches("t", 64, VIEW, beta=1.0, timeout=30) as ahead:
@@ -103,7 +137,8 @@ def test_frequencies_and_weights_are_those_of_one_memory(connect: Connect) -> No
                     expected = np.array([probability[action] for action in actions])
                     np.testing.assert_allclose(batch.probabilities, expected, rtol=1e-6)
                     np.testing.assert_allclose(batch.weights, expected.min() / expected, rtol=1e-5)
-                assert excess(counts, {action: 300 * 64 * p for action, p in probability.items()}) < 5
+                assert p_value(counts, expect(300 * 64, probability)) > FALSE_ALARM
+                assert p_value(counts, expect_equal_parts(300 * 64, probability)) < FALSE_ALARM
         # The weights over the whole memory need the smallest probability of all servers.
         batch = shards.sample("t", 64, VIEW, normalize="memory", beta=1.0)
         smallest = least.weights * least.probabilities
@@ -114,30 +149,41 @@ def test_frequencies_and_weights_are_those_of_one_memory(connect: Connect) -> No
         assert newest.tolist() == [action - starts[action] for action in batch.action.tolist()]
 
 
-def test_frequencies_hold_while_one_shard_fills(connect: Connect) -> None:
+@pytest.mark.parametrize("prefetched", [False, True])
+def test_frequencies_hold_while_one_server_fills(connect: Connect, prefetched: bool) -> None:
     shards = connect(table(capacity=3000))
-    write(shards, "w 0", range(100))
-    observed: Counter[int] = Counter()
-    expected: dict[int, float] = dict.fromkeys(range(2), 0.0)
-    written = 0
-    with shards.writer("t", 1, VIEW, name="w 1", chunk_steps=5) as writer:
-        for _ in range(100):
-            for _ in range(5):
-                one = step(written, priority=np.array([priority(1000 + written)]))
-                writer.append(**{**one, "action": np.array([1000 + written])})
-                written += 1
+    full, filling = range(150, 250), range(150)
+    with innet.Memory(table(capacity=3000)) as one:
+        write(one, "w 1", full)
+        write(one, "w 0", filling)
+        mass = probabilities(one)
+    write(shards, "w 1", full)
+    counts: Counter[int] = Counter()
+    expected, wrong = dict.fromkeys(mass, 0.0), dict.fromkeys(mass, 0.0)
+    with (
+        shards.batches("t", 64, VIEW, timeout=30, prefetch=1, threads=1) as ahead,
+        shards.writer("t", 1, VIEW, name="w 0") as writer,
+    ):
+        for action in filling:
+            row = step(action, priority=np.array([priority(action)]))
+            writer.append(**{**row, "action": np.array([action])})
+            if action % 10 != 9:
+                continue
+            # Whole episodes: each of their steps is an item.
             writer.flush()
-            totals = [
-                0.0 if stats is None else stats["tables"]["t"]["total_priority"]
-                for stats in shards.stats()["shards"].values()
-            ]
-            batch = shards.sample("t", 64, VIEW)
-            observed.update((batch.action >= 1000).astype(int).tolist())
-            for side in range(2):
-                expected[side] += 64 * totals[side] / sum(totals)
-    # A batch rounds the shares of its servers to whole items: the sums are closer than those of independent draws.
-    assert all(abs(observed[side] - expected[side]) < 20 for side in range(2)), (observed, expected)
-    assert expected[1] > expected[0]
+            live = {each: mass[each] for each in (*full, *range(action + 1))}
+            if prefetched:
+                # Those asked for before the flush, and those whose parts are by an answer from before it.
+                for _ in range(8):
+                    next(ahead)
+            for _ in range(20):
+                batch = next(ahead) if prefetched else shards.sample("t", 64, VIEW)
+                counts.update(batch.action.tolist())
+            for each in live:
+                expected[each] += expect(20 * 64, live)[each]
+                wrong[each] += expect_equal_parts(20 * 64, live)[each]
+    assert p_value(counts, expected) > FALSE_ALARM
+    assert p_value(counts, wrong) < FALSE_ALARM
 
 
 def test_updates_go_to_the_server_of_the_id(connect: Connect) -> None:
@@ -207,6 +253,10 @@ def test_a_table_is_divided_and_read_whole(connect: Connect) -> None:
     assert shards.table("t") == table(capacity=3000, min_size=90)
     assert shards.tables() == {"t": shards.table("t")}
     assert {stats["tables"]["t"]["capacity"] for stats in shards.stats()["shards"].values()} == {1000}
+    limited = table("limited", capacity=3000, samples_per_insert=2.0, slack=300.0)
+    shards.create_table(limited)
+    assert shards.table("limited") == limited
+    shards.drop_table("limited")
     with pytest.raises(innet.errors.TableDiffersError, match="capacity"):
         shards.create_table(table(capacity=6000, min_size=90))
     fill(shards, 100)
@@ -235,7 +285,7 @@ def test_the_replay_ratio_counts_over_all_servers(connect: Connect, writers: tup
     # The items of one server have nearly all the priority: its limiter alone would hold up every batch.
     for name in writers:
         with shards.writer("t", 1, VIEW, name=name) as writer:
-            for index in range(150):
+            for index in range(95):
                 writer.append(**step(index, priority=np.array([100.0 if name == "w 0" else 0.01])))
     sampled = 0
     with pytest.raises(innet.errors.DeadlineError):
@@ -244,10 +294,43 @@ def test_the_replay_ratio_counts_over_all_servers(connect: Connect, writers: tup
     stats = shards.stats()["tables"]["t"]
     assert stats["limiter_sampled"] == sampled
     each = [one["tables"]["t"]["limiter_inserted"] for one in shards.stats()["shards"].values()]
-    most = sum(max(0.0, ratio * inserted - ratio * minimum / 3 + slack) for inserted in each)
+    # A third of the slack at each server, rounded up.
+    most = sum(max(0.0, ratio * inserted - ratio * minimum / 3 + 134) for inserted in each)
     assert most - 16 < sampled <= most
     short = shards.sample("t", 16, VIEW, timeout=0.3, allow_short=True) if most - sampled >= 1 else ()
     assert len(short) == int(most - sampled)
+
+
+@pytest.mark.parametrize("writers", [("w 0", "w 1", "w 2"), ("w 0",)])
+def test_several_servers_admit_every_batch_that_one_server_admits(connect: Connect, writers: tuple[str, ...]) -> None:
+    limited, most = table(capacity=3000, min_size=9, samples_per_insert=2.0, slack=33.0), 64
+    with innet.Memory(limited) as one, pytest.raises(innet.errors.ConfigError, match=f"at most {most} items"):
+        one.sample("t", most + 1, VIEW)
+    shards = connect(limited)
+    ended = threading.Event()
+
+    def act(name: str) -> None:
+        with shards.writer("t", 1, VIEW, name=name, chunk_steps=1) as writer:
+            t = 0
+            while not ended.is_set():
+                with suppress(innet.errors.DeadlineError):
+                    writer.append(**step(t), timeout=0.05)
+                    t += 1
+
+    acting = [Call(partial(act, name)) for name in writers]
+    for _ in range(30):
+        assert len(shards.sample("t", most, VIEW, timeout=60)) == most
+    # No limiter counted a sample that was not delivered.
+    assert shards.stats()["tables"]["t"]["limiter_sampled"] == 30 * most
+    with shards.batches("t", most, VIEW, timeout=60) as ahead:
+        for _ in range(30):
+            assert len(next(ahead)) == most
+    ended.set()
+    # The writers' last steps wait for samples.
+    while any(call.is_alive() for call in acting):
+        with suppress(innet.errors.DeadlineError):
+            shards.sample("t", most, VIEW, timeout=0.05, allow_short=True)
+    assert [call.ended() for call in acting] == [None] * len(writers)
 
 
 def test_parameters_have_one_version_everywhere(servers: list[Server], log: Lines) -> None:
@@ -341,6 +424,9 @@ def test_bad_lists_of_servers_say_what_to_do(tmp_path: Path, connect: Connect) -
             f"{at['a']},{at['b']}",
         )
         refusal(innet.errors.ConfigError, r'"t" is at .*a\.s and not at .*c\.s: name', f"{at['a']},{at['c']}")
+        refusal(innet.errors.ConfigError, r'"t" is at .*a\.s and not at', f"{at['d']},{at['a']},{at['c']}")
+        with innet.connect(at["d"]) as empty:
+            assert empty.tables() == {}, "a list that is refused changes no server"
         refusal(
             innet.errors.AuthenticationError, r"e\.s.*servers of one list have the same token", f"{at['a']},{at['e']}"
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +177,25 @@ def test_the_bound_holds_beside_a_learner_that_publishes(make_replay: MakeReplay
     now = stats(replay)
     assert now["inserted_steps"] == 400
     assert lags_above(now["version_lag"], LAG) == 0
+
+
+def test_each_of_several_servers_learns_what_its_writers_have(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        memories = [stack.enter_context(innet.Memory()) for _ in range(2)]
+        servers = [stack.enter_context(one.serve(f"unix://{tmp_path}/{i}")) for i, one in enumerate(memories)]
+        address = ",".join(server.addresses[0] for server in servers)
+        shards = stack.enter_context(innet.connect(address, tables=[table(max_version_lag=LAG)]))
+        # The first one's server is not that of the last writer that was opened.
+        writers = [stack.enter_context(shards.writer("t", 1, VIEW, name=f"w {i}")) for i in range(2)]
+        for turn in range(3):
+            publish(shards, LAG + 1)
+            for writer in writers:
+                assert shards.get_parameters("policy", writer=writer) is not None
+            for writer in writers:
+                writer.append(**step(turn))
+                writer.flush(timeout=10)
+        each = [one["tables"]["t"] for one in shards.stats()["shards"].values()]
+        assert [(one["inserted_steps"], one["version_lag"]["sum"]) for one in each] == [(3, 0), (3, 0)]
 
 
 def test_a_snapshot_keeps_the_bound(tmp_path: Path) -> None:

@@ -131,21 +131,16 @@ impl ShardedClient {
         }
     }
 
-    /// Checks that the servers are of one release and have the same tables. A server without tables gets the others' tables.
+    /// Checks that the servers are of one release and have the same tables. Then servers without tables get the others' tables.
     fn check_alike(&self, wait: &Wait<'_>) -> Result<()> {
         let group = &self.group;
         let releases = group.each(|client| {
             let stats = client.stats(wait)?;
             Ok(stats["server"]["release"].as_str().unwrap_or("").to_owned())
         })?;
-        let (first, release) = &releases[0];
-        if let Some((other, differs)) = releases.iter().find(|(_, other)| other != release) {
-            return refuse(format!(
-                "{} is of release {release} and {} of release {differs}: install the same release on all servers",
-                group.shards[*first].name(),
-                group.shards[*other].name(),
-            ));
-        }
+        let releases = releases.into_iter();
+        let named = releases.map(|(shard, release)| (group.shards[shard].name(), release));
+        check_releases(&named.collect::<Vec<_>>())?;
         let listings = group.each(|client| client.list(wait))?;
         let with_tables = listings
             .iter()
@@ -156,9 +151,7 @@ impl ShardedClient {
         };
         let name = |shard: usize| group.shards[shard].name();
         for (shard, listing) in &listings {
-            let client = &group.shards[*shard].client;
             if listing.tables.is_empty() {
-                group.answered(*shard, group::complete(client, &[], tables, wait))?;
                 continue;
             }
             let lacks = |there: &[TableConfig], here: &[TableConfig]| {
@@ -192,11 +185,49 @@ impl ShardedClient {
                 });
             }
         }
+        for (shard, _) in listings.iter().filter(|(_, one)| one.tables.is_empty()) {
+            let client = &group.shards[*shard].client;
+            group.answered(*shard, group::complete(client, &[], tables, wait))?;
+        }
         let mut versions = lock(&group.versions);
         for listed in listings.iter().flat_map(|(_, listing)| &listing.parameters) {
             let newest = versions.entry(listed.name.clone()).or_default();
             *newest = listed.version.max(*newest);
         }
         Ok(())
+    }
+}
+
+/// Checks the releases of servers, each with its address.
+fn check_releases(servers: &[(String, String)]) -> Result<()> {
+    let differs = |pair: &&[(String, String)]| pair[0].1 != pair[1].1;
+    match servers.windows(2).find(differs) {
+        None => Ok(()),
+        Some(pair) => refuse(format!(
+            "{} is of release {} and {} of release {}: install the same release on all servers",
+            pair[0].0, pair[0].1, pair[1].0, pair[1].1
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_of_different_releases_are_refused_by_name() {
+        let servers = |releases: &[&str]| {
+            let named = releases.iter().enumerate();
+            let named =
+                named.map(|(at, release)| (format!("innet://h{at}:1"), release.to_string()));
+            check_releases(&named.collect::<Vec<_>>())
+        };
+        assert!(servers(&["0.2.0"]).is_ok());
+        assert!(servers(&["0.2.0", "0.2.0", "0.2.0"]).is_ok());
+        let refused = servers(&["0.2.0", "0.2.0", "0.1.0"]).unwrap_err();
+        assert_eq!(
+            refused.to_string(),
+            "innet://h1:1 is of release 0.2.0 and innet://h2:1 of release 0.1.0: install the same release on all servers"
+        );
     }
 }

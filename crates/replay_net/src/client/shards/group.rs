@@ -1,7 +1,7 @@
 //! The servers of one connection: which of them answer, and how one that was away is taken up again.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -28,8 +28,10 @@ pub struct Group {
     numbers: Mutex<HashMap<u16, Vec<usize>>>,
     /// Newest versions of the parameters, by name.
     pub versions: Mutex<BTreeMap<String, u64>>,
-    /// The server that parameters are read from: that of the last writer, at first any. Relaxed accesses: a hint.
-    pub own: AtomicUsize,
+    /// Servers of the open writers, by the writer's number.
+    pub writers: Mutex<HashMap<u64, usize>>,
+    /// The server that parameters are read from where no writer asks: any, of each client another.
+    pub own: usize,
     /// Longest time for which a sample waits while no server answers.
     pub reconnect_for: Duration,
 }
@@ -41,7 +43,7 @@ const RETRY_FOR: Duration = Duration::from_secs(5);
 
 impl Group {
     pub fn new(clients: Vec<Client>, own: u64, reconnect_for: Duration) -> Self {
-        let own = AtomicUsize::new((own % clients.len() as u64) as usize);
+        let own = (own % clients.len() as u64) as usize;
         let shards = clients.into_iter().map(|client| Shard {
             client: Arc::new(client),
             away: AtomicBool::new(false),
@@ -50,6 +52,7 @@ impl Group {
             shards: shards.collect(),
             numbers: Mutex::default(),
             versions: Mutex::default(),
+            writers: Mutex::default(),
             own,
             reconnect_for,
         }

@@ -17,6 +17,8 @@ pub struct Lane {
     /// The connection has answered, and no request on it has been without an answer for too long.
     answers: bool,
     pending: Vec<Pending>,
+    /// Round trip of the connection, as of its begin.
+    pub round_trip: Duration,
     /// The last answer; `None` where the server is to be asked again.
     pub seen: Option<Seen>,
 }
@@ -86,8 +88,8 @@ impl Lane {
             Some(connection) => (connection, None),
             None => {
                 let mut connection = client.dialer.dial(wait)?;
-                let round_trip = connection.round_trip()?;
-                (connection, Some(round_trip))
+                self.round_trip = connection.round_trip()?;
+                (connection, Some(self.round_trip))
             }
         };
         let count = request.count;

@@ -4,9 +4,19 @@ use replay_core::replay::Listing;
 use replay_core::schema::TableConfig;
 use serde_json::{Map, Value, json};
 
-/// One server's part of a table: of what the table holds, one part of `servers`, rounded up.
+/// One server's part of a table: of what the table holds, and of a slack that is given, one part of `servers`, rounded up. A derived
+/// slack stays the server's own: it covers chunks and batches on their way there.
 pub fn part(whole: &TableConfig, servers: u64) -> TableConfig {
+    let slack = match whole.slack {
+        0.0 => 0.0,
+        // At least as much as one table needs: one insert and one sample.
+        slack => (slack / servers as f64)
+            .max(whole.samples_per_insert)
+            .max(1.0)
+            .ceil(),
+    };
     TableConfig {
+        slack,
         capacity: whole.capacity.div_ceil(servers),
         capacity_bytes: whole.capacity_bytes.div_ceil(servers),
         min_size: whole.min_size.div_ceil(servers),
@@ -17,6 +27,7 @@ pub fn part(whole: &TableConfig, servers: u64) -> TableConfig {
 /// The table that `servers` of these parts are.
 pub fn whole(part: &TableConfig, servers: u64) -> TableConfig {
     TableConfig {
+        slack: part.slack * servers as f64,
         capacity: part.capacity * servers,
         capacity_bytes: part.capacity_bytes.saturating_mul(servers),
         min_size: min_size(part, servers),
@@ -163,6 +174,26 @@ mod tests {
         let first = TableConfig::new("t", Vec::new(), 3000);
         assert_eq!(whole(&part(&first, 3), 3), first, "min_size 1 stays");
         assert_eq!(part(&table, 7).capacity, 429);
+        let limited = |slack: f64, samples_per_insert: f64| TableConfig {
+            slack,
+            samples_per_insert,
+            ..table.clone()
+        };
+        let slacks = [
+            (90.0, 4.0),
+            (100.0, 4.0),
+            (5.0, 4.5),
+            (1.0, 1.0),
+            (0.0, 4.0),
+        ];
+        let parts = slacks.map(|(slack, ratio)| part(&limited(slack, ratio), 3));
+        assert_eq!(
+            parts.each_ref().map(|part| part.slack),
+            [30.0, 34.0, 5.0, 1.0, 0.0]
+        );
+        for each in parts {
+            assert_eq!(part(&whole(&each, 3), 3), each, "read and made again");
+        }
     }
 
     #[test]

@@ -9,13 +9,16 @@
 //! | `partial` | one batch under way |
 //! | `updates` | updates of priorities, each for the server of its id |
 //! | `shares` | how items and samples of the rate limiters are divided |
+//! | `writers` | the server of each open writer |
 //! | `merge` | all servers' definitions and statistics, merged |
 //!
 //! - **Sampling.** A batch has items of each server in proportion to its sum of priorities, as of the server's last answer. An
 //!   item's probability is its server's expected part of the batch times its probability there.
 //! - **Replay ratio.** Each server's rate limiter compares its own inserts with the samples that it counts. The samples of a batch
 //!   are divided over the limiters by what these admit, and not by the items of the batch: so no limiter holds up a batch or a
-//!   writer while another could go on, and over all servers the samples keep to `samples_per_insert` within the sum of the slacks.
+//!   writer while another could go on, and over all servers the samples keep to `samples_per_insert` within the sum of the slacks. A
+//!   batch begins once it is admitted as a whole: an abandoned one has counted nothing. Only a limiter that holds its writers back
+//!   counts what it admits before the rest is: with few writers, no limiter may ever admit the whole.
 //! - **Writers** keep to one server.
 //! - **A server that is away** is left out by each client that misses it, and taken up again when it answers.
 
@@ -27,9 +30,9 @@ mod partial;
 mod samples;
 mod shares;
 mod updates;
+mod writers;
 
 use std::collections::BTreeMap;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
@@ -46,6 +49,7 @@ use replay_core::schema::TableConfig;
 use replay_core::table::ids::IdSpace;
 use samples::ShardedSamples;
 use updates::ShardedUpdates;
+use writers::ShardedPushes;
 
 /// Idle channels of one kind that are kept.
 const MAX_IDLE: usize = 4;
@@ -168,10 +172,9 @@ impl Replay for ShardedClient {
             let opened = self.group.shards[shard]
                 .client
                 .open_writer(open.clone(), wait);
-            // Relaxed: a hint for `get_parameters`.
-            self.group.own.store(shard, Ordering::Relaxed);
             if let Some(channel) = self.group.answered(shard, opened)? {
-                return Ok(channel);
+                let (group, writer) = (self.group.clone(), open.writer);
+                return Ok(Box::new(ShardedPushes::new(group, shard, writer, channel)));
             }
         }
     }
@@ -253,9 +256,9 @@ impl Replay for ShardedClient {
         wait: &Wait<'_>,
     ) -> Result<Option<Parameters>> {
         self.group.check_process()?;
-        // Relaxed: a hint, as in `open_writer`.
-        let own = self.group.own.load(Ordering::Relaxed);
-        self.group.any(own, |client| {
+        // A writer's server must learn what the writer has got, or it holds its steps back by `max_version_lag`.
+        let own = writer.and_then(|writer| self.group.server_of(writer));
+        self.group.any(own.unwrap_or(self.group.own), |client| {
             client.get_parameters(name, newer_than, writer, wait)
         })
     }

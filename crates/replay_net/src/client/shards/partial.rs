@@ -72,6 +72,11 @@ impl PartialBatch {
         self.owed_samples += samples;
     }
 
+    /// Samples still to be asked of the rate limiters.
+    pub fn owed_samples(&self) -> u32 {
+        self.owed_samples
+    }
+
     /// What is to be asked now: items of each server, and samples of the rate limiters. Items of servers that are away, or have
     /// none any more, are divided among the others.
     pub fn take_owed(&mut self, seen: &[Option<Seen>], at: f64) -> (Vec<u32>, u32) {

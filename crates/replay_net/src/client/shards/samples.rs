@@ -197,6 +197,10 @@ impl ShardedSamples {
     /// Divides what a server that is away was to sample among the others; items that have arrived stay in their batch.
     fn drop_lane(&mut self, shard: usize) {
         let lane = std::mem::take(&mut self.lanes[shard]);
+        // The servers that are left may be nearer: batches in a long queue would not show it.
+        let slowest = self.lanes.iter().map(|lane| lane.round_trip).max();
+        let round_trip = &mut self.pipelining.round_trip;
+        *round_trip = slowest.unwrap_or_default().min(*round_trip);
         for pending in lane.into_pending() {
             if let Some(batch) = find(&mut self.batches, pending.batch) {
                 batch.owe(shard, pending.count, pending.limiter_samples);
@@ -229,11 +233,7 @@ impl ShardedSamples {
         let items: u64 = seen.iter().map(|seen| seen.state.items).sum();
         let min_size = min_size(&table, seen.len() as u64);
         // A server's limiter holds its writers back before its part of min_size can make up for servers without writers.
-        let most = 2.0 * table.effective_slack() - table.samples_per_insert;
-        let holds_writers = |seen: &Seen| {
-            table.samples_per_insert > 0.0 && seen.state.allowance >= most.floor().max(1.0)
-        };
-        if items < min_size && !seen.iter().any(holds_writers) {
+        if items < min_size && !self.holds_writers() {
             return Ok(Some(format!(
                 "table {:?} has {items} items of the {min_size} that min_size asks for, on the servers {}",
                 table.name,
@@ -254,6 +254,22 @@ impl ShardedSamples {
         Ok(None)
     }
 
+    /// Most samples that one rate limiter is asked for: as many as it certainly admits before it holds its writers back.
+    fn most_of_one(&self) -> f64 {
+        match &self.table {
+            Some(table) if table.samples_per_insert > 0.0 => {
+                (2.0 * table.effective_slack() - table.samples_per_insert).floor()
+            }
+            _ => f64::INFINITY,
+        }
+    }
+
+    /// Whether a rate limiter may hold its writers back until it is asked for samples.
+    fn holds_writers(&self) -> bool {
+        let most = self.most_of_one();
+        most.is_finite() && self.lanes.iter().any(|lane| lane.allowance() >= most)
+    }
+
     /// Whether the servers together have what a batch needs, or else the reason to wait.
     fn ready(&mut self, wait: &Wait<'_>) -> Result<Option<Reason>> {
         if let Some(reason) = self.stocked(wait)? {
@@ -264,20 +280,31 @@ impl ShardedSamples {
         if missing <= 0.0 {
             return Ok(None);
         }
+        // Except where writers wait for these samples: their limiter counts what it admits, they go on, and the rest follows. A short
+        // batch is what is admitted at the deadline.
+        if !self.request.allow_short && self.holds_writers() {
+            return Ok(None);
+        }
+        self.limited(missing, wait).map(Some)
+    }
+
+    /// The reason to wait for `missing` samples of the rate limiters.
+    fn limited(&mut self, missing: f64, wait: &Wait<'_>) -> Result<Reason> {
         let table = self.table(wait)?;
-        Ok(Some(format!(
+        Ok(format!(
             "table {:?} has no {} samples left by samples_per_insert {}: insert {} more items, on the servers {}",
             table.name,
             self.request.count,
             table.samples_per_insert,
             (missing / table.samples_per_insert).ceil(),
             self.group.names()
-        )))
+        ))
     }
 
     /// Samples that all rate limiters together would admit now.
     fn admitted(&self) -> f64 {
-        let allowances = self.lanes.iter().map(Lane::allowance);
+        let most = self.most_of_one();
+        let allowances = self.lanes.iter().map(|lane| lane.allowance().min(most));
         allowances.map(|allowed| allowed.max(0.0).floor()).sum()
     }
 
@@ -302,6 +329,12 @@ impl ShardedSamples {
                 self.batches.push_back(batch);
             }
             self.send_parts(index, wait)?;
+            // The batches that follow would only take from its samples.
+            let owed = self.batches[index].owed_samples();
+            if owed > 0 && self.most_of_one().is_finite() {
+                blocked = Some(self.limited(f64::from(owed), wait)?);
+                break;
+            }
         }
         for lane in &mut self.lanes {
             lane.try_flush();
@@ -324,11 +357,14 @@ impl ShardedSamples {
             .iter()
             .any(|&at| self.lanes[at].allowance().is_finite());
         let charges = if limits {
-            let allowances: Vec<f64> = present
-                .iter()
-                .map(|&at| self.lanes[at].allowance())
-                .collect();
-            limiter_samples(samples, &allowances)
+            let most = self.most_of_one();
+            let allowances = present.iter().map(|&at| self.lanes[at].allowance());
+            let allowances: Vec<f64> = allowances.map(|allowed| allowed.min(most)).collect();
+            let charges = limiter_samples(samples, &allowances);
+            // What no limiter admits yet is asked for later: none would admit a part before the writers that wait for it.
+            let charged: u32 = charges.iter().sum();
+            self.batches[index].owe(0, 0, samples - charged);
+            charges
         } else {
             present.iter().map(|&at| counts[at]).collect()
         };

@@ -24,8 +24,8 @@ pub fn divide(count: u32, weights: &[f64], at: f64) -> Vec<u32> {
     weights.iter().enumerate().map(part).collect()
 }
 
-/// How many of `count` samples each limiter is to admit, in proportion to what it would admit now (`allowances`). Where that is not
-/// enough, since another client was faster, parts of the rest wait at every server.
+/// How many of `count` samples each limiter is to admit, in proportion to what it would admit now (`allowances`): all of that where it
+/// is not enough.
 pub fn limiter_samples(count: u32, allowances: &[f64]) -> Vec<u32> {
     let most = f64::from(count);
     let now: Vec<f64> = allowances
@@ -34,9 +34,7 @@ pub fn limiter_samples(count: u32, allowances: &[f64]) -> Vec<u32> {
         .collect();
     let total: f64 = now.iter().sum();
     if total < most {
-        let waiting = divide(count - total as u32, &vec![1.0; now.len()], 0.5);
-        let parts = now.iter().zip(waiting);
-        return parts.map(|(&now, waiting)| now as u32 + waiting).collect();
+        return now.iter().map(|&now| now as u32).collect();
     }
     let mut parts: Vec<u32> = now
         .iter()
@@ -77,11 +75,11 @@ mod tests {
     }
 
     #[test]
-    fn limiters_give_what_they_have_before_any_has_to_wait() {
+    fn limiters_give_what_they_have() {
         assert_eq!(limiter_samples(8, &[4.0, 12.0]), [3, 5]);
         assert_eq!(limiter_samples(8, &[8.0, 0.0]), [8, 0]);
-        assert_eq!(limiter_samples(8, &[-3.0, 2.5]), [3, 5]);
+        assert_eq!(limiter_samples(8, &[-3.0, 2.5]), [0, 2]);
         assert_eq!(limiter_samples(3, &[1.0, 1.0, 1.0]), [1, 1, 1]);
-        assert_eq!(limiter_samples(4, &[0.0, 0.0]), [2, 2]);
+        assert_eq!(limiter_samples(4, &[0.0, 0.0]), [0, 0]);
     }
 }

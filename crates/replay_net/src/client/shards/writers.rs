@@ -1,0 +1,112 @@
+//! The server of each open writer.
+
+use std::sync::Arc;
+
+use super::group::{Group, lock};
+use replay_core::error::Result;
+use replay_core::replay::{PushBody, PushChannel, Wait, WriterId};
+
+impl Group {
+    /// The server of a writer of this client, while it is open.
+    pub fn server_of(&self, writer: &WriterId) -> Option<usize> {
+        lock(&self.writers).get(&writer.writer).copied()
+    }
+}
+
+/// The pushes of one writer, whose server the group knows while this exists.
+pub struct ShardedPushes {
+    group: Arc<Group>,
+    writer: u64,
+    channel: Box<dyn PushChannel>,
+}
+
+impl ShardedPushes {
+    /// A writer that has been opened at a server.
+    pub fn new(
+        group: Arc<Group>,
+        shard: usize,
+        writer: u64,
+        channel: Box<dyn PushChannel>,
+    ) -> Self {
+        lock(&group.writers).insert(writer, shard);
+        ShardedPushes {
+            group,
+            writer,
+            channel,
+        }
+    }
+}
+
+impl Drop for ShardedPushes {
+    fn drop(&mut self) {
+        lock(&self.group.writers).remove(&self.writer);
+    }
+}
+
+impl PushChannel for ShardedPushes {
+    fn push(&mut self, body: PushBody, wait: &Wait<'_>) -> Result<()> {
+        self.channel.push(body, wait)
+    }
+
+    fn flush(&mut self, wait: &Wait<'_>) -> Result<()> {
+        self.channel.flush(wait)
+    }
+
+    fn end_steps(&mut self, wait: &Wait<'_>) -> Result<()> {
+        self.channel.end_steps(wait)
+    }
+
+    fn close(&mut self, wait: &Wait<'_>) -> Result<()> {
+        self.channel.close(wait)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::super::super::{Client, ConnectOptions};
+    use super::*;
+    use crate::client::connection::Dialer;
+    use replay_core::error::Error;
+
+    struct Pushes;
+
+    impl PushChannel for Pushes {
+        fn push(&mut self, _: PushBody, _: &Wait<'_>) -> Result<()> {
+            Err(Error::Interrupted)
+        }
+        fn flush(&mut self, _: &Wait<'_>) -> Result<()> {
+            Err(Error::Interrupted)
+        }
+        fn end_steps(&mut self, _: &Wait<'_>) -> Result<()> {
+            Err(Error::Interrupted)
+        }
+        fn close(&mut self, _: &Wait<'_>) -> Result<()> {
+            Err(Error::Interrupted)
+        }
+    }
+
+    #[test]
+    fn a_writer_is_known_while_it_is_open() {
+        let client = |name: &str| {
+            let address = format!("unix:///{name}").parse().unwrap();
+            Client::unconnected(Dialer::new(address, ConnectOptions::default()).unwrap())
+        };
+        let clients = vec![client("a"), client("b")];
+        let group = Arc::new(Group::new(clients, 0, Duration::ZERO));
+        let id = |writer| WriterId {
+            table: "t".into(),
+            writer,
+        };
+        let open =
+            |shard, writer| ShardedPushes::new(group.clone(), shard, writer, Box::new(Pushes));
+        let (first, second) = (open(0, 7), open(1, 8));
+        assert_eq!(group.server_of(&id(7)), Some(0));
+        assert_eq!(group.server_of(&id(8)), Some(1));
+        drop(first);
+        assert_eq!(group.server_of(&id(7)), None);
+        drop(second);
+        assert!(lock(&group.writers).is_empty());
+    }
+}
