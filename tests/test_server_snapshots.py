@@ -17,6 +17,7 @@ import pytest
 
 import innet_drl as innet
 from innet_drl import errors
+from recording_relay import RecordingRelay
 from serving import SERVE, SERVER_CLI, Server, until
 from steps import VIEW, fill, step, table
 
@@ -149,6 +150,28 @@ def test_no_step_is_lost_or_doubled_if_the_server_ends_during_pushes(server: Ser
         while len(actions) < pushed:
             actions += reader.sample("t", min(100, pushed - len(actions)), one_step, timeout=0).action.tolist()
         assert actions == list(range(pushed))
+
+
+def test_a_push_that_was_not_acknowledged_applies_once(tmp_path: Path, server: Server) -> None:
+    with (
+        innet.connect(server.address, tables=[table()]) as reader,
+        RecordingRelay(tmp_path / "relay", tmp_path / "s") as relay,
+        innet.connect(relay.address) as replay,
+        replay.writer("t", 1, VIEW, chunk_steps=5) as writer,
+    ):
+        for t in range(10):
+            writer.append(**step(t))
+        writer.flush()
+        relay.loses_replies = True
+        # A chunk leaves with the step after it.
+        for t in range(10, 16):
+            writer.append(**step(t))
+        until(lambda: reader.stats()["tables"]["t"]["steps"] == 15)
+        stop(server)
+        relay.loses_replies = False
+        server.start()
+        writer.flush()
+        assert reader.stats()["tables"]["t"]["inserted_steps"] == 16
 
 
 def test_a_writer_learns_how_many_steps_a_kill_has_lost(server: Server) -> None:
