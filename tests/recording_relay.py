@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
@@ -17,6 +18,7 @@ class RecordingRelay:
 
     def __init__(self, path: Path, server: Path) -> None:
         self.address = f"unix://{path}"
+        self.loses_replies = False
         self._server = str(server)
         self._sent: list[bytearray] = []
         self._listener = socket.socket(socket.AF_UNIX)
@@ -47,10 +49,19 @@ class RecordingRelay:
 
     def _serve(self, client: socket.socket, sent: bytearray) -> None:
         with client, socket.socket(socket.AF_UNIX) as server:
-            server.connect(self._server)
-            replies = threading.Thread(target=_forward, args=(server, client, bytearray()))
+            try:
+                server.connect(self._server)
+            except OSError:
+                # The server is away.
+                return
+            replies = threading.Thread(target=_forward, args=(server, client, lambda _: not self.loses_replies))
             replies.start()
-            _forward(client, server, sent)
+
+            def record(part: bytes) -> bool:
+                sent.extend(part)
+                return True
+
+            _forward(client, server, record)
             replies.join()
 
     def requests(self) -> list[tuple[str, int]]:
@@ -69,9 +80,11 @@ class RecordingRelay:
         return found
 
 
-def _forward(source: socket.socket, target: socket.socket, record: bytearray) -> None:
-    while part := source.recv(1 << 16):
-        record += part
-        target.sendall(part)
+def _forward(source: socket.socket, target: socket.socket, passes: Callable[[bytes], bool]) -> None:
+    # An error is the end of one side, which the other one then sees.
+    with suppress(OSError):
+        while part := source.recv(1 << 16):
+            if passes(part):
+                target.sendall(part)
     with suppress(OSError):
         target.shutdown(socket.SHUT_WR)

@@ -9,6 +9,7 @@ import inspect
 import re
 import subprocess
 import sys
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,22 @@ def test_every_statistic_is_explained(tmp_path: Path) -> None:
                 whole = several.stats()
     groups = (stats, stats["tables"]["t"], stats["server"], stats["snapshots"], whole)
     assert explained == {name for group in groups for name in group}
+
+
+def test_every_prefix_of_a_metric_is_explained(tmp_path: Path) -> None:
+    text = (DOCUMENTS / "reference" / "statistics.md").read_text()
+    prefixes = tuple(re.findall(r"(?m)^\| `(innet_\w+_)` \|", text.split("## Prometheus\n")[1]))
+    loopback = "127.0.0.1:0"
+    with (
+        innet.Memory([table()]) as memory,
+        memory.serve(f"innet://{loopback}", http=loopback, gradients=loopback, snapshot=tmp_path) as server,
+        urllib.request.urlopen(f"{server.http}/metrics") as answer,
+    ):
+        metrics = re.findall(r"(?m)^# HELP (\w+)", answer.read().decode())
+    assert len(metrics) > 50
+    assert {metric for metric in metrics if not f"{metric}_".startswith(prefixes)} == set()
+    # Each prefix is a group's, not only a part of another one.
+    assert {prefix for prefix in prefixes if not any(metric.startswith(prefix) for metric in metrics)} == set()
 
 
 @pytest.mark.parametrize("name", PAGES)

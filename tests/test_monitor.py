@@ -9,11 +9,13 @@ import shutil
 import socket
 import ssl
 import subprocess
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +23,15 @@ import numpy as np
 import pytest
 import trustme
 import yaml
+from PIL import Image
 from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 import innet_drl as innet
 from innet_drl import errors
 from serving import SERVER_CLI, until
-from steps import VIEW, fill, table
+from steps import VIEW, fill, step, table
+from wire_client import SCHEMA, WireClient
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "monitoring"
 TOKEN = "secret of the tests"
@@ -54,17 +58,27 @@ def scrape(url: str) -> dict[str, Metric]:
 
 
 @pytest.fixture
-def server() -> Iterator[innet.Server]:
-    """A server with a table that was written, sampled and updated, and with parameters."""
+def server(tmp_path: Path) -> Iterator[innet.Server]:
+    """A server with a table that was written, sampled and updated, with parameters, and with a snapshot."""
     tables = [table(NAME, samples_per_insert=4.0, slack=1000.0), table("empty")]
-    with innet.Memory(tables) as memory, memory.serve("innet://127.0.0.1:0", http="127.0.0.1:0") as server:
+    with (
+        innet.Memory(tables) as memory,
+        memory.serve(
+            "innet://127.0.0.1:0", http="127.0.0.1:0", snapshot=tmp_path / "snapshots", snapshot_every=0.2
+        ) as server,
+    ):
         with innet.connect(server.addresses[0]) as replay:
-            fill(replay, 200, name=NAME)
+            with replay.writer(NAME, 1, VIEW) as writer:
+                replay.put_parameters("policy", {"w": np.ones(3, np.float32)})
+                assert replay.get_parameters("policy", writer=writer) is not None
+                for _ in range(2):
+                    replay.put_parameters("policy", {"w": np.ones(3, np.float32)})
+                for t in range(200):
+                    writer.append(**step(t))
             batch = replay.sample(NAME, 64, VIEW, timeout=10)
             replay.update_priorities(NAME, batch.ids, np.ones(64))
-            for _ in range(3):
-                replay.put_parameters("policy", {"w": np.ones(3, np.float32)})
             assert replay.get_parameters("policy", newer_than=1) is not None
+            until(lambda: replay.stats()["snapshots"]["saved"] > 0)
         yield server
 
 
@@ -87,6 +101,7 @@ def test_every_statistic_is_a_metric(server: innet.Server) -> None:
         *numbers("table", stats["tables"][NAME]),
         *numbers("writer", {"steps": 0, "blocked_pushes": 0, "waited_s": 0}),
         *numbers("parameters", stats["parameters"]["policy"]),
+        *numbers("snapshots", stats["snapshots"]),
         "innet_server",
         "innet_server_latency_seconds",
     }
@@ -109,6 +124,10 @@ def test_metrics_have_the_values_of_the_statistics(server: innet.Server) -> None
     assert value("innet_table_inserted_steps", "_total", table="empty") == 0
     assert value("innet_table_updated_priorities", "_total", **labels) == 64
     assert value("innet_table_samples_per_insert", **labels) == 4
+    assert value("innet_table_slack", **labels) == 1000
+    # The writer has made all of them with the first of three versions.
+    pushes = value("innet_table_version_lag", "_count", **labels)
+    assert value("innet_table_version_lag", "_sum", **labels) == 2 * pushes > 0
     assert value("innet_table_sample_age", "_count", **labels) == 64
     assert value("innet_table_sample_age", "_bucket", le="+Inf", **labels) == 64
     assert value("innet_table_sample_age", "_sum", **labels) < 64 * 200
@@ -137,6 +156,37 @@ def test_snapshots_have_metrics(tmp_path: Path) -> None:
         (failed,) = families["innet_snapshots_failed"].samples
         assert bytes_.value > 0
         assert failed.value == 0
+
+
+def test_the_room_of_the_rate_limiter_follows_from_the_statistics() -> None:
+    limited = table(samples_per_insert=2.0, slack=8.0, min_size=4)
+    view = innet.NStep(n=1, observation="frame")
+    with innet.Memory(limited) as memory:
+
+        def lead() -> float:
+            stats = memory.stats()["tables"]["t"]
+            inserted = stats["limiter_inserted"] - stats["min_size"]
+            return float(stats["samples_per_insert"] * inserted - stats["limiter_sampled"])
+
+        slack = memory.stats()["tables"]["t"]["slack"]
+        with memory.writer("t", 1, view, chunk_steps=1) as writer:
+
+            def insert(first: int, count: int) -> None:
+                # Each step ends an episode, so it is an item.
+                for t in range(first, first + count):
+                    writer.append(**step(t, episode=1))
+                    writer.flush(timeout=0)
+
+            insert(0, 4)
+            assert (slack - lead()) / 2 == 4
+            insert(4, 4)
+            with pytest.raises(errors.DeadlineError):
+                insert(8, 1)
+            assert slack + lead() == 16
+            memory.sample("t", 14, view, timeout=0)
+            with pytest.raises(errors.DeadlineError):
+                memory.sample("t", 3, view, timeout=0)
+            memory.sample("t", 2, view, timeout=0)
 
 
 def test_waiting_calls_are_seen_with_their_reason() -> None:
@@ -254,6 +304,45 @@ def test_the_command_names_the_address(tmp_path: Path) -> None:
         assert process.returncode == 0
 
 
+def test_the_command_ends_in_one_line_if_the_port_is_in_use(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        url = f"127.0.0.1:{busy.getsockname()[1]}"
+        serve = [*SERVER_CLI, "serve", "--listen", f"unix://{tmp_path}/s", "--http", url]
+        ended = subprocess.run(serve, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith(
+        f"innet-replay: cannot listen on http://{url} (--http): choose another port, or end the program"
+    )
+    assert "Address already in use" in line
+    assert not (tmp_path / "s").exists()
+
+
+def test_health_is_503_while_the_server_answers_its_last_request(tmp_path: Path) -> None:
+    large = np.zeros(4_000_000, np.float32)
+    serve = [*SERVER_CLI, "serve", "--listen", f"unix://{tmp_path}/s", "--http", "127.0.0.1:0"]
+    serve += ["--drain-deadline-ms", "60000"]
+    with subprocess.Popen(serve, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().split()[-1]
+        with innet.connect(f"unix://{tmp_path}/s") as replay:
+            replay.put_parameters("large", {"w": large})
+        with WireClient(f"{tmp_path}/s") as client:
+            # The sockets' buffers do not hold the reply, so it is under way until the client reads it.
+            client.send(getParameters=SCHEMA.GetParameters.new_message(name="large"))
+            until(lambda: json.loads(get(f"{url}/stats")[1])["reply_bytes"] > large.nbytes)
+            assert get(f"{url}/healthz") == (200, "ok\n")
+            process.terminate()
+            until(lambda: get(f"{url}/healthz") == (503, "shutting down\n"))
+            assert get(f"{url}/metrics")[0] == 200
+            reply, payload = client.receive()
+            assert reply.which() == "parameters"
+            assert len(payload) > large.nbytes
+        assert process.wait() == 0
+    with pytest.raises(urllib.error.URLError):
+        get(f"{url}/healthz")
+
+
 def test_clients_that_hang_keep_no_connection(tmp_path: Path) -> None:
     serve = [*SERVER_CLI, "serve", "--listen", f"unix://{tmp_path}/s", "--http", "127.0.0.1:0"]
     serve += ["--handshake-deadline-ms", "100"]
@@ -287,6 +376,9 @@ def test_top_shows_the_server_again_and_again(server: innet.Server) -> None:
         assert NAME.replace("\n", "\\n") in screen
         assert "update_priorities" in screen
         assert "0 requests/s" in screen
+        assert re.search(r"\d+ snapshots saved, the last [\d.]+ \w?s ago \([\d.]+ KiB in .*\)  0 failed", screen)
+        (row,) = [line for line in screen.splitlines() if line.startswith("quoted")]
+        assert row.split()[-1] == "2", "versions behind"
 
 
 def test_the_dashboard_asks_for_metrics_that_exist(server: innet.Server) -> None:
@@ -301,35 +393,107 @@ def test_the_dashboard_asks_for_metrics_that_exist(server: innet.Server) -> None
         "innet_writer_waited_seconds_total"  # no writer is open
     }
     assert {"innet_gradients_job_round", "innet_gradients_job_halted"} < asked
+    assert {"innet_snapshots_age_seconds", "innet_snapshots_failed_total", "innet_table_version_lag_bucket"} < asked
     scraped = yaml.safe_load((EXAMPLES / "prometheus.yml").read_text())["scrape_configs"]
     assert [job["job_name"] for job in scraped] == ["innet-replay"]
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_browser_shows_the_page(server: innet.Server, tmp_path: Path, scheme: str) -> None:
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if chromium is None:
+@contextmanager
+def pushed_between(server: innet.Server) -> Iterator[tuple[str, list[int]]]:
+    """A server of the same pages that pushes ten steps before each look at the statistics; the steps at each look."""
+    looks: list[int] = []
+    turn = threading.Lock()
+
+    class Between(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            with turn:
+                if self.path == "/stats":
+                    fill(replay, 10, name=NAME)
+                    looks.append(replay.stats()["tables"][NAME]["steps"])
+                with urllib.request.urlopen(f"{server.http}{self.path}") as answer:
+                    content = answer.read()
+            self.send_response(200)
+            for name in ("Content-Type", "Content-Security-Policy"):
+                if name in answer.headers:
+                    self.send_header(name, answer.headers[name])
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with (
+        innet.connect(server.addresses[0]) as replay,
+        ThreadingHTTPServer(("127.0.0.1", 0), Between) as between,
+        ThreadPoolExecutor() as thread,
+    ):
+        thread.submit(between.serve_forever, 0.01)
+        yield f"http://127.0.0.1:{between.server_address[1]}", looks
+        between.shutdown()
+
+
+@pytest.fixture
+def chromium() -> str:
+    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if found is None:
         pytest.skip("no chromium: apt install chromium")
-    picture = tmp_path / "page.png"
+    return found
+
+
+def browse(chromium: str, url: str, picture: Path, scheme: str) -> str:
+    """The page's elements after a few seconds, also as a picture."""
     flags = [
         "--headless",
         "--no-sandbox",
         "--disable-gpu",
         "--disable-dev-shm-usage",
-        f"--user-data-dir={tmp_path}/profile",
+        f"--user-data-dir={picture.parent}/profile",
         "--enable-logging=stderr",
-        "--window-size=1200,1000",
+        "--window-size=1200,1300",
         # Virtual milliseconds: the page asks for the statistics every thousand.
         "--virtual-time-budget=5000",
         f"--blink-settings=preferredColorScheme={0 if scheme == 'dark' else 1}",
     ]
-    command = [chromium, *flags, "--dump-dom", f"--screenshot={picture}", f"{server.http}/"]
+    command = [chromium, *flags, "--dump-dom", f"--screenshot={picture}", f"{url}/"]
     shown = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "CONSOLE" not in shown.stderr, shown.stderr
-    text = re.sub(r"(?s)<script>.*?</script>|<[^>]*>", " ", shown.stdout)
-    for part in ("quoted", "200 of 1,000 steps", "samples per insert, 4 wanted", "policy", "update_priorities"):
+    return shown.stdout
+
+
+def test_a_browser_shows_the_page_live(server: innet.Server, chromium: str, tmp_path: Path) -> None:
+    # No further snapshot can be saved.
+    (tmp_path / "snapshots").rename(tmp_path / "moved")
+    until(lambda: json.loads(get(f"{server.http}/stats")[1])["snapshots"]["failed"] > 0)
+    with pushed_between(server) as (url, looks):
+        page = browse(chromium, url, tmp_path / "page.png", "light")
+    (tmp_path / "moved").rename(tmp_path / "snapshots")
+    text = re.sub(r"(?s)<script>.*?</script>|<[^>]*>", " ", page)
+    for part in ("quoted", "samples per insert, 4 wanted", "Writers 2 versions behind", "update_priorities"):
         assert part in text, text
     # The name is text, not a part of the page.
-    assert "&lt;b&gt;bold&lt;/b&gt;" in shown.stdout
+    assert "&lt;b&gt;bold&lt;/b&gt;" in page
     assert "no answer" not in text
-    assert picture.stat().st_size > 10_000
+    # Of the looks at the server, the page shows a later one: it had 200 steps before the first.
+    steps = re.findall(r"(\d+) of 1,000 steps", text)[-1]
+    assert len(looks) > 2
+    assert int(steps) in looks[1:]
+    (rate,) = set(re.findall(r"steps in ([\d.]+)/s", text)) - {"0"}
+    assert float(rate) > 0
+    cells = re.search(r"Snapshots\s+last\s+size\s+took\s+saved\s+failed\s+[\d.]+ \w?s ago .*?(\d+)\s+(\d+)\s", text)
+    assert cells is not None, text
+    assert min(int(cells[1]), int(cells[2])) > 0
+    assert "Snapshots have failed since the start" in text
+
+
+def test_the_page_is_dark_where_the_browser_is(server: innet.Server, chromium: str, tmp_path: Path) -> None:
+    brightness = {}
+    for scheme in ("light", "dark"):
+        picture = tmp_path / f"{scheme}.png"
+        browse(chromium, str(server.http), picture, scheme)
+        with Image.open(picture) as image:
+            pixels = np.asarray(image.convert("L"))
+        # Text and lines stand out from the ground in both.
+        assert pixels.std() > 5
+        brightness[scheme] = pixels.mean()
+    assert brightness["dark"] < 64
+    assert brightness["light"] > 192

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import signal
 import subprocess
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ import pytest
 
 import innet_drl as innet
 from innet_drl import errors
+from recording_relay import RecordingRelay
 from serving import SERVE, SERVER_CLI, Server, until
 from steps import VIEW, fill, step, table
 
@@ -95,6 +99,79 @@ def test_everything_continues_after_a_restart(server: Server, folder: Path) -> N
                 other.append(**step(t, 2))
         assert after["inserted_items"] == uninterrupted.stats()["tables"]["t"]["inserted_items"]
         assert after["late_items"] == 0
+
+
+def test_no_step_is_lost_or_doubled_if_the_server_ends_during_pushes(server: Server) -> None:
+    # A queue: each item, which is one step, is sampled once, in the order of the pushes.
+    queue = table(sampler="fifo", max_times_sampled=1, capacity=100_000)
+    one_step = innet.NStep(n=1, observation="frame")
+    acknowledged = 0
+    ended = threading.Event()
+
+    def push() -> int:
+        """Pushes without a pause; returns the number of steps."""
+        nonlocal acknowledged
+        with replay.writer("t", 1, one_step, chunk_steps=3) as writer:
+            for t in itertools.count():
+                if ended.is_set():
+                    return t
+                writer.append(**step(t, episode=1))
+                if t % 50 == 49:
+                    writer.flush()
+                    acknowledged = t + 1
+        raise AssertionError("count() does not end")
+
+    with (
+        innet.connect(server.address, tables=[queue]) as replay,
+        innet.connect(server.address) as reader,
+        ThreadPoolExecutor() as thread,
+    ):
+        pushing = thread.submit(push)
+
+        def pushes_go_on() -> None:
+            before = acknowledged
+            until(lambda: acknowledged > before or pushing.done())
+
+        try:
+            for _ in range(3):
+                pushes_go_on()
+                stop(server)
+                before = acknowledged
+                server.start()
+                # At least these: the writer may have sent others again.
+                restored = reader.stats()["tables"]["t"]["steps"]
+                assert restored >= before > 0
+        finally:
+            ended.set()
+        pushed = pushing.result()
+        stats = reader.stats()["tables"]["t"]
+        assert stats["items"] == stats["inserted_items"] == pushed
+        actions: list[int] = []
+        while len(actions) < pushed:
+            actions += reader.sample("t", min(100, pushed - len(actions)), one_step, timeout=0).action.tolist()
+        assert actions == list(range(pushed))
+
+
+def test_a_push_that_was_not_acknowledged_applies_once(tmp_path: Path, server: Server) -> None:
+    with (
+        innet.connect(server.address, tables=[table()]) as reader,
+        RecordingRelay(tmp_path / "relay", tmp_path / "s") as relay,
+        innet.connect(relay.address) as replay,
+        replay.writer("t", 1, VIEW, chunk_steps=5) as writer,
+    ):
+        for t in range(10):
+            writer.append(**step(t))
+        writer.flush()
+        relay.loses_replies = True
+        # A chunk leaves with the step after it.
+        for t in range(10, 16):
+            writer.append(**step(t))
+        until(lambda: reader.stats()["tables"]["t"]["steps"] == 15)
+        stop(server)
+        relay.loses_replies = False
+        server.start()
+        writer.flush()
+        assert reader.stats()["tables"]["t"]["inserted_steps"] == 16
 
 
 def test_a_writer_learns_how_many_steps_a_kill_has_lost(server: Server) -> None:

@@ -299,7 +299,8 @@ impl ServerConfig {
         ]
     }
 
-    fn has_token(&self) -> bool {
+    /// Whether clients need a token of some role.
+    pub(crate) fn has_token(&self) -> bool {
         let settings = self.token_settings();
         settings
             .iter()

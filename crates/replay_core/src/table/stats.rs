@@ -106,6 +106,7 @@ impl Table {
             "total_priority": self.items.tree.from_units(self.items.tree.total()),
             "max_priority": self.max_priority.get(&self.items),
             "samples_per_insert": self.config.samples_per_insert,
+            "slack": self.config.effective_slack(),
             "min_size": self.config.min_size,
             "max_version_lag": self.config.max_version_lag,
             "version_lag": self.counters.version_lag.stats(1.0),

@@ -128,6 +128,7 @@ impl Change<'_> {
                 readable_count(number(&server["errors"])),
             ),
         ];
+        lines.extend(snapshots(&stats["snapshots"]));
         self.tables(&mut lines);
         self.requests(&mut lines);
         self.parameters(&mut lines);
@@ -145,6 +146,7 @@ impl Change<'_> {
             let ratio =
                 number(&table["limiter_sampled"]) / number(&table["limiter_inserted"]).max(1.0);
             let age = self.gained(&path("sample_age"));
+            let lag = self.gained(&path("version_lag"));
             rows.push(vec![
                 name.clone(),
                 readable_count(number(&table["steps"])),
@@ -160,6 +162,7 @@ impl Change<'_> {
                     wanted => readable_count(wanted),
                 },
                 readable_count(age.mean()),
+                readable_count(lag.mean()),
             ]);
             for (calls, reason) in [
                 ("waiting_pushes", "pushes_wait_for"),
@@ -193,6 +196,7 @@ impl Change<'_> {
             "PER INSERT",
             "WANTED",
             "AGE",
+            "LAG",
         ];
         aligned(lines, &head, rows);
         lines.append(&mut notes);
@@ -275,6 +279,25 @@ impl Change<'_> {
             rows,
         );
     }
+}
+
+/// The line about snapshots, of a server that saves any.
+fn snapshots(stats: &Value) -> Option<String> {
+    let (saved, failed) = (stats["saved"].as_u64()?, number(&stats["failed"]));
+    let last = stats["age_s"].as_f64().map(|age| {
+        format!(
+            ", the last {} ago ({} in {})",
+            readable_time(age),
+            readable_bytes(number(&stats["bytes"]) as u64),
+            readable_time(number(&stats["duration_s"])),
+        )
+    });
+    Some(format!(
+        "{} snapshots saved{}  {} failed",
+        with_separators(saved),
+        last.unwrap_or_default(),
+        readable_count(failed),
+    ))
 }
 
 /// A histogram of the statistics.
@@ -386,6 +409,23 @@ mod tests {
     use super::*;
 
     #[test]
+    fn snapshots_are_one_line_with_the_age_of_the_last() {
+        let mut stats =
+            json!({"saved": 0, "failed": 2, "age_s": null, "bytes": null, "duration_s": null});
+        let line = |stats: &Value| snapshots(stats).unwrap();
+        assert_eq!(line(&stats), "0 snapshots saved  2 failed");
+        stats["saved"] = 7.into();
+        stats["age_s"] = 61.25.into();
+        stats["bytes"] = (3u64 << 30).into();
+        stats["duration_s"] = 0.25.into();
+        assert_eq!(
+            line(&stats),
+            "7 snapshots saved, the last 61.2 s ago (3.0 GiB in 250.0 ms)  2 failed"
+        );
+        assert_eq!(snapshots(&Value::Null), None);
+    }
+
+    #[test]
     fn rates_are_of_the_time_between_two_looks() {
         let stats = |steps: u64, count: u64| {
             json!({
@@ -399,6 +439,7 @@ mod tests {
                     "steps": steps, "capacity": 1_000_000, "bytes": 2048, "inserted_steps": steps, "limiter_inserted": 100,
                     "limiter_sampled": 250, "samples_per_insert": 4.0, "waiting_pushes": 2,
                     "pushes_wait_for": "the rate limiter",
+                    "version_lag": {"count": steps, "sum": 1.5 * steps as f64, "buckets": []},
                     "by_writer": [{"name": "actor 1", "steps": steps, "blocked_pushes": 1, "waited_s": 0.5}],
                 }},
                 "parameters": {},
@@ -428,7 +469,8 @@ mod tests {
             ["6,000", "1,000,000", "2.0 KiB", "2,500"],
             "{text}"
         );
-        assert_eq!(cells[8..10], ["2.5", "4"], "{text}");
+        assert_eq!(cells[8..], ["2.5", "4", "0", "1.5"], "{text}");
+        assert!(!text.contains("snapshots"), "{text}");
         assert!(
             text.contains("waiting pushes: 2 (the rate limiter)"),
             "{text}"

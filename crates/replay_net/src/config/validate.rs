@@ -157,15 +157,21 @@ impl ServerConfig {
         if self.trusted_network {
             return Ok(());
         }
-        let missing = match (self.has_token(), self.tls_cert.is_some()) {
+        let everyone = "everyone who can connect may read and write";
+        let (missing, trust) = match (self.has_token(), self.tls_cert.is_some()) {
             (true, true) => return Ok(()),
-            (true, false) => "TLS (tls_cert and tls_key)",
-            (false, true) => "a token (token_file, or INNET_TOKEN)",
-            (false, false) => "a token (token_file, or INNET_TOKEN) and TLS (tls_cert and tls_key)",
+            (true, false) => (
+                "TLS (tls_cert and tls_key)",
+                "nobody on the network between can read or change what clients send",
+            ),
+            (false, true) => ("a token (token_file, or INNET_TOKEN)", everyone),
+            (false, false) => (
+                "a token (token_file, or INNET_TOKEN) and TLS (tls_cert and tls_key)",
+                everyone,
+            ),
         };
         Err(Error::Config(format!(
-            "{name} can be reached from other machines and needs {missing}; \
-             set trusted_network if everyone who can connect may read and write"
+            "{name} can be reached from other machines and needs {missing}; set trusted_network if {trust}"
         )))
     }
 }
@@ -182,6 +188,7 @@ mod tests {
         let refused = |rest: &[&str]| refusal(&[&[open], rest].concat().concat());
         assert!(refused(&[]).contains("needs a token"));
         assert!(refused(&[token]).contains("needs TLS"));
+        assert!(refused(&[token]).contains("trusted_network if nobody on the network"));
         assert!(refused(&[tls]).contains("needs a token"));
         for rest in [[token, tls].concat(), "trusted_network = true".to_owned()] {
             read(&[open, &rest].concat()).unwrap().validate().unwrap();

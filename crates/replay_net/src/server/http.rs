@@ -4,6 +4,7 @@
 mod metrics;
 
 use std::convert::Infallible;
+use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, TcpListener as StdTcpListener};
 use std::pin::pin;
 use std::sync::{Arc, PoisonError};
@@ -63,8 +64,13 @@ impl HttpListener {
             let bound = listener.local_addr()?;
             Ok((listener, bound))
         };
-        let (listener, bound) = bind().map_err(|source| Error::Io {
-            what: format!("cannot listen on {address} (--http)"),
+        let (listener, bound) = bind().map_err(|source: io::Error| Error::Io {
+            what: match source.kind() {
+                ErrorKind::AddrInUse => format!(
+                    "cannot listen on {address} (--http): choose another port, or end the program that has it"
+                ),
+                _ => format!("cannot listen on {address} (--http)"),
+            },
             source,
         })?;
         Ok(HttpListener {

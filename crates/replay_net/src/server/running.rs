@@ -261,8 +261,8 @@ impl Server {
         if config.spin {
             tracing::warn!("spin is set: each I/O thread takes a whole core, busy or idle");
         }
-        if config.trusted_network {
-            tracing::warn!("trusted_network is set: everyone who can connect may read and write");
+        if let Some(risk) = trusted_with(config) {
+            tracing::warn!("trusted_network is set: {risk}");
         }
         Ok(running)
     }
@@ -347,6 +347,21 @@ impl Server {
     }
 }
 
+/// What the network of these addresses is trusted with; `None` where nothing is left to trust.
+fn trusted_with(config: &ServerConfig) -> Option<&'static str> {
+    let (token, tls) = (config.has_token(), config.tls_cert.is_some());
+    match config.trusted_network {
+        true if !token => Some("everyone who can connect may read and write"),
+        true if !tls => Some(
+            "clients need a token, but without TLS everyone on the network between can read and change what they send",
+        ),
+        true if config.gradients.is_some() => {
+            Some("datagrams of gradients are neither encrypted nor authenticated")
+        }
+        _ => None,
+    }
+}
+
 /// Open descriptors of a server with so many connections.
 pub fn open_files(connections: u32) -> u64 {
     u64::from(connections) + OTHER_FILES
@@ -373,6 +388,24 @@ mod tests {
     use replay_core::memory::MemoryLimits;
 
     use super::*;
+
+    #[test]
+    fn the_warning_of_a_trusted_network_is_of_what_token_and_tls_leave_open() {
+        let risk = |text: &str| {
+            let text = format!("trusted_network = true\n{text}");
+            trusted_with(&toml::from_str(&text).unwrap()).unwrap_or_default()
+        };
+        let (token, tls) = ("token = \"a\"\n", "tls_cert = \"c\"\ntls_key = \"k\"\n");
+        let gradients = "gradients = \"127.0.0.1:0\"\n";
+        for open in ["", tls] {
+            assert!(risk(open).contains("everyone who can connect"));
+        }
+        assert!(risk(token).contains("without TLS"));
+        assert!(risk("actor_token = \"a\"").contains("without TLS"));
+        assert_eq!(risk(&[token, tls].concat()), "");
+        assert!(risk(&[token, tls, gradients].concat()).contains("datagrams of gradients"));
+        assert_eq!(trusted_with(&ServerConfig::default()), None);
+    }
 
     #[test]
     fn a_thread_that_panicked_ends_the_others_before_the_server_has_ended() {

@@ -70,6 +70,11 @@ const TABLE: &[Metric] = &[
         "samples_per_insert",
         "Wanted samples for each inserted item; 0 is any number",
     ),
+    (
+        Gauge,
+        "slack",
+        "Sampled items by which the replay ratio may be off",
+    ),
     (Gauge, "min_size", "Least items for sampling"),
     (
         Gauge,
