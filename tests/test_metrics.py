@@ -276,9 +276,7 @@ def test_a_terminal_gets_a_page_and_a_pipe_gets_lines() -> None:
     with Page("breakout", Console(file=shown, force_terminal=True, width=120, height=40)) as page:
         page.say("measuring")
         waits, rates = {"0": 0.0, "1": 0.4}, {"0": 1234.0, "1": 56.0}
-        page.show(
-            dataclasses.replace(line, seconds_left=95.0, actor_waits=waits, actor_steps_per_s=rates), "learning"
-        )
+        page.show(dataclasses.replace(line, seconds_left=95.0, actor_waits=waits, actor_steps_per_s=rates), "learning")
         page.progress("evaluation", "3 of 30 games")
     assert "breakout" in shown.getvalue()
     assert "measuring" in shown.getvalue()
