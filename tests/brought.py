@@ -37,6 +37,7 @@ OBSERVATIONS: dict[str, spaces.Space[Any]] = {
     "image, channels first": spaces.Box(0, 255, (3, 20, 24), np.uint8),
     "image of booleans": spaces.Box(0, 1, (10, 10, 4), np.bool_),
     "image of floats": spaces.Box(0, 1, (9, 9, 2)),
+    "long vector": spaces.Box(-1, 1, (5000,)),
     "stack of images": spaces.Box(0, 255, (4, 16, 16, 3), np.uint8),
     "discrete": spaces.Discrete(6, start=2),
     "several discrete": spaces.MultiDiscrete([3, 4], start=[1, 0]),
@@ -96,6 +97,18 @@ class Counter(gymnasium.Env[Any, Any]):
     def _observation(self) -> NDArray[Any]:
         space: Any = self.observation_space
         return np.full(space.shape, self.steps, space.dtype)
+
+
+class Printing(Counter):
+    """Prints once in each process."""
+
+    printed = False
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if not Printing.printed:
+            Printing.printed = True
+            print("the motor starts", flush=True)
+        return super().step(action)
 
 
 class Gym(Counter):
