@@ -37,7 +37,6 @@ OBSERVATIONS: dict[str, spaces.Space[Any]] = {
     "image, channels first": spaces.Box(0, 255, (3, 20, 24), np.uint8),
     "image of booleans": spaces.Box(0, 1, (10, 10, 4), np.bool_),
     "image of floats": spaces.Box(0, 1, (9, 9, 2)),
-    "long vector": spaces.Box(-1, 1, (5000,)),
     "stack of images": spaces.Box(0, 255, (4, 16, 16, 3), np.uint8),
     "discrete": spaces.Discrete(6, start=2),
     "several discrete": spaces.MultiDiscrete([3, 4], start=[1, 0]),
@@ -75,6 +74,14 @@ class Sampler(gymnasium.Env[Any, Any]):
         ended = self.steps == self.length
         cut = ended and self.games % 2 == 0
         return self.observation_space.sample(), float(np.sum(action)), ended and not cut, cut, {}
+
+
+class Long(Sampler):
+    """Observes long vectors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_space = spaces.Box(-1, 1, (5000,))
 
 
 class Counter(gymnasium.Env[Any, Any]):
