@@ -76,6 +76,14 @@ class Sampler(gymnasium.Env[Any, Any]):
         return self.observation_space.sample(), float(np.sum(action)), ended and not cut, cut, {}
 
 
+class Long(Sampler):
+    """Observes long vectors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_space = spaces.Box(-1, 1, (5000,))
+
+
 class Counter(gymnasium.Env[Any, Any]):
     """Observes how many steps it has taken, as an image or a vector; games of 5 steps are truncated."""
 
@@ -96,6 +104,18 @@ class Counter(gymnasium.Env[Any, Any]):
     def _observation(self) -> NDArray[Any]:
         space: Any = self.observation_space
         return np.full(space.shape, self.steps, space.dtype)
+
+
+class Printing(Counter):
+    """Prints once in each process."""
+
+    printed = False
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if not Printing.printed:
+            Printing.printed = True
+            print("the motor starts", flush=True)
+        return super().step(action)
 
 
 class Gym(Counter):

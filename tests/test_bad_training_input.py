@@ -302,14 +302,14 @@ def test_a_launcher_without_its_package(
     monkeypatch.setitem(sys.modules, launcher, None)
     monkeypatch.delitem(sys.modules, f"innet_drl.launch.{launcher}", raising=False)
     monkeypatch.delattr(f"innet_drl.launch.{launcher}", raising=False)
-    found = error_of(["train", *TINY, f"--launcher={launcher}", "--out", str(tmp_path / "run")], capsys)
+    found = error_of(["train", *TINY, "--no-serial", f"--launcher={launcher}", "--out", str(tmp_path / "run")], capsys)
     assert found.strip().removeprefix("error: ") == message
     assert not list(tmp_path.iterdir())
 
 
 def test_an_unknown_launcher_in_python(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="launcher x: it must be local or ray"):
-        train.run(small(), folder=tmp_path / "run", launcher="x")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="launcher x: it must be local, ray, or your own"):
+        train.run(small(), folder=tmp_path / "run", launcher="x")
     assert not list(tmp_path.iterdir())
 
 

@@ -9,7 +9,7 @@ import pytest
 import innet_drl as innet
 from innet_drl import _core
 from innet_drl.analysis import pictures
-from innet_drl.bench import figures, results
+from innet_drl.bench import figures, results, services
 from innet_drl.cli import main
 
 LATENCIES = {"actor push", "actor pull", "learner set", "learner sampling"}
@@ -79,22 +79,27 @@ def test_our_systems_give_every_figure(tmp_path: Path, capsys: pytest.CaptureFix
         assert "<svg" in (tmp_path / "out.svg").read_text()
 
 
-def test_throughput_and_bytes_against_the_delay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("systems", ["sampling,edge", "redis"])
+def test_throughput_and_bytes_against_the_delay(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], systems: str
+) -> None:
+    if systems == "redis" and (reason := services.why_not_redis(None)):
+        pytest.skip(reason)
     out = tmp_path / "out.json"
-    flags = ["--delay-ms", "0.5,5", "--link-mbit", "1000", "--systems", "sampling,edge", "--stacks", "fstack,kernel"]
+    flags = ["--delay-ms", "0.5,5", "--link-mbit", "1000", "--systems", systems, "--stacks", "fstack,kernel"]
     assert main([*SHORT, *flags, "--json", str(out)]) == 0
     told = capsys.readouterr().out
     assert "fstack is left out: --delay-ms relays the kernel's TCP" in told
     rows = rows_of(out)
     assert {(row["system"], row["link"], row["format"], row["delay_ms"]) for row in rows} == {
-        (system, "relay", "frames", delay) for system in ("sampling", "edge") for delay in (0.5, 5.0)
+        (system, "relay", "frames", delay) for system in systems.split(",") for delay in (0.5, 5.0)
     }
     for row in rows:
         if row["what"] in ("updates", "experiences"):
             assert float(str(row["per_s"])) > 0
         if str(row["what"]).endswith("link"):
             assert float(str(row["mb_per_s"])) > 0
-    assert "| edge server, sampled ahead |" in told
+    assert ("| edge server, sampled ahead |" in told) == ("edge" in systems)
     if figures.can_draw():
         assert "one-way delay" in (tmp_path / "out.svg").read_text()
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +17,7 @@ import pytest
 from nbclient import NotebookClient
 
 import innet_drl as innet
-from serving import SERVE
+from serving import SERVE, Server
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -73,6 +75,26 @@ def test_a_learner_in_the_cloud_learns_from_actors_at_the_edge() -> None:
     output = run_example("edge_cloud.py", "--updates", "600", "--delay-ms", "5")
     assert re.search(r"600 updates, \d+ a second: greedy mean \d+\.\d", output)
     assert re.search(r"\d+\.\d kB an update crossed the link", output)
+
+
+@pytest.mark.timeout(300)
+def test_the_ends_of_a_link_are_programs_of_their_own(tmp_path: Path) -> None:
+    with Server("innet://127.0.0.1:0") as server, (tmp_path / "actors").open("w") as printed:
+        command = [sys.executable, str(EXAMPLES / "edge_cloud.py"), "--role", "actors", "--server", server.address]
+        # Ctrl-C in its terminal ends the program with its actors.
+        actors = subprocess.Popen(command, stdout=printed, stderr=subprocess.STDOUT, start_new_session=True)
+        try:
+            output = run_example("edge_cloud.py", "--role", "learner", "--server", server.address, "--updates", "300")
+            assert actors.poll() is None
+        finally:
+            os.killpg(actors.pid, signal.SIGINT)
+            actors.wait(timeout=60)
+        with innet.connect(server.address) as replay:
+            # The learner writes no steps, and actors publish nothing.
+            assert replay.stats()["tables"]["dqn"]["inserted_items"] > 0
+            assert replay.parameters() == {"dqn": 3}
+        assert "KeyboardInterrupt" in (tmp_path / "actors").read_text()
+    assert re.search(r"300 updates, \d+ a second: greedy mean \d+\.\d", output)
 
 
 @pytest.mark.timeout(300)

@@ -1,4 +1,4 @@
-"""What a process needs to join a run: the published settings, and the queue of reports; and why it may not join."""
+"""What a process needs to join a run: the published settings, and the reports of actors; and why it may not join."""
 
 from __future__ import annotations
 
@@ -37,10 +37,18 @@ from serving import Server
 from training import small
 
 
-@pytest.fixture
-def address(tmp_path: Path) -> Iterator[str]:
-    with innet.Memory() as memory, memory.serve(f"unix://{tmp_path}/replay") as server:
-        yield server.addresses[0]
+@pytest.fixture(params=[1])
+def address(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[str]:
+    """Address of one server, or of as many as the test's parameter asks for."""
+    with ExitStack() as stack:
+        addresses = []
+        for number in range(request.param):
+            memory = stack.enter_context(innet.Memory())
+            addresses += stack.enter_context(memory.serve(f"unix://{tmp_path}/{number}")).addresses
+        yield ",".join(addresses)
+
+
+ONE_AND_SEVERAL_SERVERS = pytest.mark.parametrize("address", [1, 3], indirect=True)
 
 
 def publish(address: str, name: str, *, ended: bool = False, **changes: Any) -> None:
@@ -48,6 +56,7 @@ def publish(address: str, name: str, *, ended: bool = False, **changes: Any) -> 
         assert run.publish(0, ended=ended)
 
 
+@ONE_AND_SEVERAL_SERVERS
 def test_the_settings_of_a_run_reach_processes_that_join(address: str) -> None:
     config = small(
         replay=address, actors=5, environment="brought:make", environment_args={"size": 3, "name": "x"}, layers=(7, 8)
@@ -64,6 +73,7 @@ def test_the_settings_of_a_run_reach_processes_that_join(address: str) -> None:
         assert other.replay_ca == Path("here.pem")
 
 
+@ONE_AND_SEVERAL_SERVERS
 def test_reports_arrive_whole_and_once(address: str) -> None:
     games = [Game(number % 8, 0.1 * number - 1e6, 100_000 + number) for number in range(1000)]
     seconds = {"inference": 0.25, "environment": 0.125}
@@ -106,8 +116,25 @@ def test_reports_to_a_server_that_was_away_arrive_once(tmp_path: Path) -> None:
         server.send(signal.SIGCONT)
         write(8, None)
         received = run.reports()
-    assert sum(report.steps for report in received) == 15
+    assert [report.steps for report in received if report.steps] == [1, 2, 4, 8]
     assert sum(len(report.games) for report in received) == 400
+
+
+@ONE_AND_SEVERAL_SERVERS
+def test_reports_of_an_actor_arrive_in_order(address: str) -> None:
+    """The newest one has its present parameters, and the last games count."""
+    actors, written = range(4), 500
+    with RunPublisher.connect("run", small(replay=address), "") as run, innet.connect(address) as replay:
+        writers = [ReportWriter(replay, "run", actor) for actor in actors]
+        # Later ones take the places of earlier ones in the table.
+        for _ in range(3):
+            for updates in range(written):
+                for actor in actors:
+                    writers[actor].write(ActorReport(actor, 1, [], updates, {}, 0.0), None)
+            received = run.reports()
+            for actor in actors:
+                order = [report.parameter_updates for report in received if report.actor == actor]
+                assert order == list(range(written))
 
 
 def test_a_report_that_cannot_be_read_is_left_out(address: str, caplog: pytest.LogCaptureFixture) -> None:

@@ -13,6 +13,7 @@ import torch
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+from tensorboard.plugins.custom_scalar import layout_pb2
 
 from innet_drl.train.display import plain_line
 from innet_drl.train.learner import Update
@@ -152,25 +153,61 @@ def test_a_meter_goes_on_from_its_state() -> None:
     assert (line.length_mean, line.actor_scores) == (30.0, {"0": 5.0, "1": 5.0})
 
 
+def events(folder: Path) -> tuple[dict[str, float], layout_pb2.Layout]:
+    """The scalars of a folder with one line of metrics, by tag, and the layout of the tab CUSTOM SCALARS."""
+    (file,) = folder.glob("events.out.tfevents.*")
+    found: dict[str, float] = {}
+    layout = layout_pb2.Layout()
+    for event in EventFileLoader(str(file)).Load():
+        for value in event.summary.value:
+            plugin = value.metadata.plugin_data.plugin_name
+            if plugin == "custom_scalars":
+                layout.ParseFromString(value.tensor.string_val[0])
+            elif plugin != "hparams":
+                assert event.step == 150
+                found[value.tag] = value.tensor.float_val[0] if value.HasField("tensor") else value.simple_value
+    return found, layout
+
+
 def test_the_same_numbers_go_to_both_files(tmp_path: Path) -> None:
     line = filled_meter().line(10, 2, TABLE)
     files = MetricsFiles(tmp_path)
     files.write(line)
     files.close()
     assert json.loads((tmp_path / "metrics.jsonl").read_text()) == dataclasses.asdict(line)
-    (events,) = tmp_path.glob("events.out.tfevents.*")
-    found: dict[str, float] = {}
-    for event in EventFileLoader(str(events)).Load():
-        for value in event.summary.value:
-            if value.metadata.plugin_data.plugin_name in ("hparams", "custom_scalars"):
-                continue
-            assert event.step == 150
-            found[value.tag] = value.tensor.float_val[0] if value.HasField("tensor") else value.simple_value
+    found, _ = events(tmp_path)
     values: dict[str, Any] = dataclasses.asdict(line)
     for name, tag in TENSORBOARD_NAMES.items():
         if values[name] is not None:
             assert found[tag] == pytest.approx(values[name])
     assert {"charts/episodic_return", "charts/SPS", "losses/td_loss", "losses/q_values"} <= found.keys()
+
+
+def test_charts_of_tensorboard_show_tags_of_the_run(tmp_path: Path) -> None:
+    meter = filled_meter()
+    meter.add_evaluation(7.0)
+    meter.add_learner_time({"wait for a batch": 1.0})
+    writers = [{"name": f"actor {actor}", "waited_s": 0.0} for actor in range(2)]
+    files = MetricsFiles(tmp_path)
+    files.write(meter.line(10, 2, {**TABLE, "by_writer": writers}, seconds_left=lambda _: 95.0))
+    files.close()
+    found, layout = events(tmp_path)
+    assert found["actor_return/0"] == found["actor_return/1"] == 5.0
+    assert found["actor_SPS/0"] > found["actor_SPS/1"] > 0.0
+    assert found["actor_waits/0"] == found["actor_waits/1"] == 0.0
+    (category,) = layout.category
+    charts = {chart.title: list(chart.multiline.tag) for chart in category.chart}
+    assert {"score of each actor", "Q-loss", "steps in the replay memory"} <= charts.keys()
+    shown = {
+        title: {tag for expression in expressions for tag in found if re.match(expression, tag)}
+        for title, expressions in charts.items()
+    }
+    assert shown["score of each actor"] == {"actor_return/0", "actor_return/1"}
+    assert shown["Q-loss"] == {"losses/td_loss"}
+    assert shown["steps in the replay memory"] == {"replay/steps"}
+    for title, expressions in charts.items():
+        for expression in expressions:
+            assert any(re.match(expression, tag) for tag in found), f"{title}: no tag is {expression}"
 
 
 def test_a_run_that_goes_on_appends_its_lines(tmp_path: Path) -> None:
@@ -230,20 +267,30 @@ def test_seconds_left_out_are_no_training(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_terminal_gets_a_page_and_a_pipe_gets_lines() -> None:
-    line = filled_meter().line(10, 2, TABLE)
+    meter = filled_meter()
+    meter.add_learner_time({"wait for a batch": 3.0, "forward": 1.0})
+    for mean in (7.0, 6.0):
+        meter.add_evaluation(mean)
+    line = meter.line(10, 2, TABLE | {"bytes": 5 << 20})
     shown = io.StringIO()
     with Page("breakout", Console(file=shown, force_terminal=True, width=120, height=40)) as page:
         page.say("measuring")
-        page.show(dataclasses.replace(line, seconds_left=95.0, actor_waits={"0": 0.0, "1": 0.4}), "learning")
+        waits, rates = {"0": 0.0, "1": 0.4}, {"0": 1234.0, "1": 56.0}
+        page.show(dataclasses.replace(line, seconds_left=95.0, actor_waits=waits, actor_steps_per_s=rates), "learning")
         page.progress("evaluation", "3 of 30 games")
     assert "breakout" in shown.getvalue()
     assert "measuring" in shown.getvalue()
-    assert "1:35 left" in shown.getvalue()
-    assert "3.20 of 8" in shown.getvalue()
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.getvalue())
     rows = [" ".join(row.strip("│ ").split()) for row in text.splitlines()]
-    assert {"actor 0 1", "score 5.00 5.00", "waits 0% 40%"} <= set(rows)
-    assert any(row.startswith("who waits actors for the learner 20%") for row in rows)
+    assert {"actor 0 1", "score 5.00 5.00", "steps/s 1,234 56", "waits 0% 40%"} <= set(rows)
+    for expected in (
+        r"time 0:00, 1:35 left .*",
+        r"score 5.00, best 9.00 loss 2.0000 .*",
+        r"evaluation 6.00, best 7.00 replay ratio 3.20 of 8 lag 3 updates",
+        r"replay 100 steps, 5 MiB .*",
+        r"who waits learner for samples 75% actors for the learner 20%",
+    ):
+        assert any(re.fullmatch(expected, row) for row in rows), f"no row is {expected}: {rows}"
     assert "evaluation: 3 of 30 games" in shown.getvalue()
     small = io.StringIO()
     with Page("breakout", Console(file=small, force_terminal=True, width=120, height=10)) as page:

@@ -53,12 +53,19 @@ def server() -> Iterator[Server]:
         yield serving
 
 
+@pytest.fixture(params=[1, 2])
+def replay(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The value of `--replay` for one server, and for a list of servers."""
+    with ExitStack() as stack:
+        yield ",".join(stack.enter_context(Server("innet://127.0.0.1:0")).address for _ in range(request.param))
+
+
 def updates(run: Path) -> int:
     """Updates in the last whole line of metrics."""
     return int(newest(run).get("learner_updates", 0))
 
 
-def test_processes_that_are_started_separately_train_an_agent(server: Server, tmp_path: Path) -> None:
+def test_processes_that_are_started_separately_train_an_agent(replay: str, tmp_path: Path) -> None:
     run = tmp_path / "cart"
     with ExitStack() as stack:
 
@@ -66,14 +73,14 @@ def test_processes_that_are_started_separately_train_an_agent(server: Server, tm
             return stack.enter_context(Command(*arguments, folder=tmp_path))
 
         follower = command("evaluate", "--follow", "cart", "--games=3")
-        early = command("actor", "--replay", server.address, "--index=0")
+        early = command("actor", "--replay", replay, "--index=0")
         early.await_line("waiting for a learner (innet-drl learner --replay innet://127.0.0.1")
-        learning = ["learner", "--replay", server.address, "--out=cart", "--checkpoint-minutes=0.01", *SMALL]
+        learning = ["learner", "--replay", replay, "--out=cart", "--checkpoint-minutes=0.01", *SMALL]
         learner = command(*learning)
         until(lambda: updates(run) > 10 or not learner.runs)
-        late = command("actor", "--replay", server.address, "--index=1")
+        late = command("actor", "--replay", replay, "--index=1")
         until(lambda: newest(run).get("actor_scores", {}).keys() == {"0", "1"} or not learner.runs)
-        twin = command("actor", "--replay", server.address, "--index=1")
+        twin = command("actor", "--replay", replay, "--index=1")
         twin.await_line("another actor 1 plays for run cart")
         assert twin.interrupt() == 0
         assert learner.interrupt() == 0

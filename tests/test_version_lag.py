@@ -198,6 +198,45 @@ def test_each_of_several_servers_learns_what_its_writers_have(tmp_path: Path) ->
         assert [(one["inserted_steps"], one["version_lag"]["sum"]) for one in each] == [(3, 0), (3, 0)]
 
 
+@IN_PROCESS_AND_REMOTE
+def test_steps_are_older_than_the_bound_by_what_is_published_during_their_chunk(make_replay: MakeReplay) -> None:
+    """Each step has the version that it was made with, and the test knows the newest one when it was stored."""
+    columns: dict[str, Any] = {"step": "int64", "version": "int64"}
+    rows, chunk_steps, most_published = innet.Window(0, 0), 4, 2
+    replay = make_replay([innet.Table("t", columns, 1000, sampler="fifo", max_times_sampled=1, max_version_lag=LAG)])
+    random, newest, made_with = np.random.default_rng(0), 0, 0
+    newest_when_stored: list[int] = []
+    with replay.writer("t", 1, rows, chunk_steps=chunk_steps) as writer:
+
+        def fetch() -> int:
+            parameters = replay.get_parameters("policy", writer=writer)
+            return 0 if parameters is None else parameters.version
+
+        for number in range(400):
+            published = int(random.integers(most_published + 1))
+            publish(replay, published)
+            newest += published
+            if random.random() < 0.1:
+                made_with = fetch()
+            step_made = {"step": np.array([number]), "version": np.array([made_with])}
+            full = number % chunk_steps == chunk_steps - 1
+            try:
+                writer.append(**step_made, terminated=[False], truncated=[False], timeout=None)
+                if full:
+                    writer.flush(timeout=0.02)
+            except errors.DeadlineError:
+                # The chunk passes with its old steps.
+                made_with = fetch()
+                writer.flush(timeout=None)
+            if full:
+                newest_when_stored += [newest] * chunk_steps
+    assert stats(replay)["blocked_pushes"] > 0
+    stored = replay.sample("t", 400, rows)
+    assert stored.step.ravel().tolist() == list(range(400))
+    lags = np.array(newest_when_stored) - stored.version.ravel()
+    assert LAG < lags.max() <= LAG + chunk_steps * most_published
+
+
 def test_a_snapshot_keeps_the_bound(tmp_path: Path) -> None:
     limited = table(max_version_lag=LAG)
     with innet.Memory([limited]) as memory:

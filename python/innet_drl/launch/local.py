@@ -22,6 +22,7 @@ from innet_drl.train.callbacks import Callback, Result, check_callbacks
 from innet_drl.train.config import Config, flag
 from innet_drl.train.display import Display
 from innet_drl.train.errors import ConfigurationError, resuming
+from innet_drl.train.importing import Importable, is_path, load, path_of
 from innet_drl.train.memory import actor_token, memory_class, memory_token
 from innet_drl.train.published_run import check_address
 from innet_drl.train.run_folder import RunFolder
@@ -40,7 +41,7 @@ def train(
     *,
     resume: bool = False,
     unused: bool = False,
-    launcher: str = "local",
+    launcher: Importable = "local",
     callbacks: Sequence[Callback] = (),
     display: Callable[[str], Display] = Display,
     signals: bool = False,
@@ -52,7 +53,7 @@ def train(
         out: The run's folder: a new one, or with `resume` an existing one.
         resume: Continue from the folder's newest checkpoint.
         unused: Where there is a folder `out` already, make `<out>-2`, `<out>-3`, ...
-        launcher: Place where processes are started, `local` or `ray`.
+        launcher: Place where processes are started: `local`, `ray`, or a launcher's class or its import path.
         callbacks: Called on the way; they may end training.
         display: Makes the display of the metrics, from a title.
         signals: End training with a checkpoint at SIGINT and SIGTERM, if this is the main thread.
@@ -109,16 +110,26 @@ def learn(
         return _train(config, folder, callbacks, shown, None, resume=resume, signals=signals)
 
 
-def _place(name: str, config: Config) -> Place:
-    """The place of a name of `--launcher`, if the settings fit it."""
-    if name == "ray":
+def _place(launcher: Importable, config: Config) -> Place:
+    """The place of a value of `--launcher`, if the settings fit it."""
+    if launcher == "local":
+        return lambda *_: contextlib.nullcontext(LocalLauncher)
+    shown = f"--launcher {path_of(launcher)}"
+    if config.serial:
+        raise ConfigurationError(f"{shown}: omit it in a serial run, which is one process")
+    if launcher == "ray":
         with naming_extras():
             from innet_drl.launch import ray
         ray.check(config)
         return ray.cluster
-    if name != "local":
-        raise ConfigurationError(f"--launcher {name}: it must be local or ray")
-    return lambda *_: contextlib.nullcontext(LocalLauncher)
+    if isinstance(launcher, str) and not is_path(launcher):
+        raise ConfigurationError(f"{shown}: it must be local, ray, or your own launcher as module:name")
+    own = load(launcher, "--launcher")
+    if not (isinstance(own, type) and issubclass(own, Launcher)):
+        raise ConfigurationError(f"{shown}: it must be a subclass of innet_drl.launch.launcher.Launcher")
+    if lacking := sorted(own.__abstractmethods__):
+        raise ConfigurationError(f"{shown}: it lacks {', '.join(lacking)} of innet_drl.launch.launcher.Launcher")
+    return lambda *_: contextlib.nullcontext(own)
 
 
 def _check(config: Config, folder: RunFolder, display: Display, *, resume: bool) -> None:

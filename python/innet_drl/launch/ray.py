@@ -67,10 +67,8 @@ def check(config: Config) -> None:
     """Refuses settings that do not fit a cluster.
 
     Raises:
-        ConfigurationError: A serial run, a replay server that other nodes cannot reach, or no cluster at RAY_ADDRESS.
+        ConfigurationError: A replay server that other nodes cannot reach, or no cluster at RAY_ADDRESS.
     """
-    if config.serial:
-        raise ConfigurationError("--launcher ray: omit it in a serial run, which is one process")
     if config.replay.startswith("unix://"):
         raise ConfigurationError(
             f"--launcher ray: actors on other nodes cannot reach --replay {config.replay}: omit it, or name a server "

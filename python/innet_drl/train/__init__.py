@@ -54,8 +54,9 @@ from innet_drl.extras import naming_extras
 if TYPE_CHECKING:
     from innet_drl.train.agent import Agent, load
     from innet_drl.train.callbacks import Callback, Result, StopTraining
-    from innet_drl.train.config import Config, LauncherName
+    from innet_drl.train.config import Config
     from innet_drl.train.evaluation import Evaluation
+    from innet_drl.train.importing import Importable
     from innet_drl.train.metrics import Metrics
     from innet_drl.train.presets import PRESETS, preset
     from innet_drl.train.tracking import WandbCallback
@@ -108,7 +109,7 @@ def run(
     callbacks: Sequence[Callback] = (),
     folder: str | PathLike[str] | None = None,
     resume: bool = False,
-    launcher: LauncherName = "local",
+    launcher: Importable = "local",
 ) -> Result:
     """Trains, evaluates the agent, records a video of it, and writes everything to the run's folder.
 
@@ -121,7 +122,8 @@ def run(
         folder: The run's folder; `runs/<environment>-<date>-<time>` by default.
         resume: Continue the run of the folder from its newest checkpoint, with these settings.
         launcher: Place where actors and evaluations are processes: `"local"` is this machine, `"ray"` the Ray cluster
-            of RAY_ADDRESS, or a local one (`docs/how-to/ray.md`).
+            of RAY_ADDRESS, or a local one (`docs/how-to/ray.md`); or your own subclass of
+            `innet_drl.launch.launcher.Launcher`, or its import path.
 
     Raises:
         TrainingError: A problem that the caller can solve.

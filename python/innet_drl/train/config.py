@@ -57,9 +57,6 @@ MAX_SEED = 1 << 30
 MAX_LEARNERS = 64
 """Largest number of workers of a gradient job."""
 
-LauncherName = Literal["local", "ray"]
-"""Names of `--launcher`, which is no setting: a run may continue elsewhere."""
-
 Bound = tuple[Callable[[Any], bool], str]
 """A test of a setting's value, which may be `None` where its type allows it, and the allowed values in words."""
 Count = Annotated[int, (lambda value: value is None or value >= 1, "at least 1")]

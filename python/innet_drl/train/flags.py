@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import tyro
 import yaml
 
-from innet_drl.train.config import Config, KeywordArguments, LauncherName, read_settings
+from innet_drl.train.config import Config, KeywordArguments, read_settings
 from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.importing import Importable, path_of
 from innet_drl.train.presets import PRESETS, preset
@@ -42,9 +42,10 @@ class TrainFlags:
     where that is not the preset's."""
     resume: Path | None = None
     """Folder of a run to continue from its newest checkpoint, with its settings changed by the given flags."""
-    launcher: LauncherName = "local"
-    """Place where actors and evaluations are processes: this machine, or the cluster of `ray`, which needs the extra
-    `ray`. The environment variable RAY_ADDRESS has its address; without it a local cluster is started."""
+    launcher: Importable = "local"
+    """Place where actors and evaluations are processes: this machine (`local`); the cluster of `ray`, which needs the
+    extra `ray`; or that of your own launcher, `module:name`. The environment variable RAY_ADDRESS has the cluster's
+    address; without it a local one is started."""
     track: bool = False
     """Send settings and metrics to Weights & Biases; needs the extra `wandb`. Its settings are environment variables:
     WANDB_PROJECT, WANDB_ENTITY, WANDB_MODE=offline."""
@@ -229,8 +230,8 @@ def parse_train(arguments: Sequence[str]) -> TrainFlags:
         raise ConfigurationError("--resume uses the run's folder: omit --out")
     if automatic and flags.launcher != "local":
         raise ConfigurationError(
-            f"--actors auto: it measures this machine, and with --launcher {flags.launcher} the actors are on others: "
-            "give their number"
+            f"--actors auto: it measures this machine, and with --launcher {path_of(flags.launcher)} the actors are on "
+            "others: give their number"
         )
     return flags
 

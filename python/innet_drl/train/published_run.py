@@ -1,7 +1,7 @@
 """A run as its server shows it to processes that join by themselves: its settings, and the reports of its actors.
 
 The learner publishes the settings as parameters named `<run>/run`, one JSON document. Actors push their reports to the
-table `<run>/reports`, a queue, from which the learner takes each of them once. A run's name has no slash.
+table `<run>/reports`, from which the learner takes each of them once. A run's name has no slash.
 """
 
 from __future__ import annotations
@@ -40,8 +40,6 @@ LONGEST_LAP = 2**32 - 1
 QUEUED_REPORTS = 4096
 """Reports that the server keeps for a learner that is away; the replay ratio lets actors make few meanwhile."""
 QUEUE_BYTES = 8 << 20
-TAKEN_REPORTS = 256
-"""Reports that a learner takes at a time."""
 CALL_SECONDS = 1.0
 """Timeout of the learner's calls: its calls of the memory report a server that is away."""
 ROW = innet.Window(0, 0)
@@ -101,13 +99,14 @@ def check_address(replay: str) -> None:
 
 
 def reports_table(run: str) -> innet.Table:
-    """The queue of the reports of a run's actors."""
+    """The table of the reports of a run's actors."""
     return innet.Table(
         run + REPORTS,
         {"report": ("uint8", (REPORT_BYTES,))},
         QUEUED_REPORTS,
         capacity_bytes=QUEUE_BYTES,
-        sampler="fifo",
+        # Several servers share no order of their items: `reports` restores it.
+        sampler="uniform",
         max_times_sampled=1,
     )
 
@@ -128,7 +127,7 @@ class RunPublisher:
     """The learner's side: publishes its run, and takes the reports of actors.
 
     Args:
-        replay: Connection to the server, which makes the queue (`reports_table`).
+        replay: Connection to the server, which makes the table (`reports_table`).
         name: Name of the run.
         config: Its settings.
     """
@@ -157,26 +156,23 @@ class RunPublisher:
         return True
 
     def reports(self) -> list[ActorReport]:
-        """Takes the reports that have arrived, without waiting."""
-        found: list[ActorReport] = []
-        for _ in range(QUEUED_REPORTS // TAKEN_REPORTS):
-            try:
-                rows = self._replay.sample(self._name + REPORTS, TAKEN_REPORTS, ROW, allow_short=True, timeout=0)
-            except (
-                innet.errors.DeadlineError,
-                innet.errors.EmptyError,
-                innet.errors.ConnectError,
-                innet.errors.DisconnectedError,
-            ):
-                break
-            found += [report for row in rows.report if (report := _decoded(row.tobytes())) is not None]
-            if len(rows) < TAKEN_REPORTS:
-                break
-        return found
+        """Takes the reports that have arrived, without waiting; an actor's own are in their order."""
+        try:
+            rows = self._replay.sample(self._name + REPORTS, QUEUED_REPORTS, ROW, allow_short=True, timeout=0)
+        except (
+            innet.errors.DeadlineError,
+            innet.errors.EmptyError,
+            innet.errors.ConnectError,
+            innet.errors.DisconnectedError,
+        ):
+            return []
+        # Ages count the steps of one server, to which a writer keeps.
+        in_order = rows.report[np.argsort(rows.ages)[::-1]]
+        return [report for row in in_order if (report := _decoded(row.tobytes())) is not None]
 
 
 class ReportWriter:
-    """An actor's side of the queue of reports.
+    """An actor's side of the table of reports.
 
     Args:
         replay: Connection to the server.
