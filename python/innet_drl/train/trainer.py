@@ -474,7 +474,7 @@ class Trainer:
         """
         self.reporter.end_times()
         config, meter, updates = self.config, self.meter, self.learner.updates
-        seconds = meter.state()["time_s"]
+        seconds = meter.time_s
         cost = self.cost.read(meter.env_frames, fresh=True)
         evaluation = None
         if updates > 0 and not self.interrupted:
