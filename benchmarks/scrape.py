@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import multiprocessing
 import statistics
 import sys
 import tempfile
@@ -11,13 +10,12 @@ import time
 import urllib.request
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 import innet_drl as innet
 from benchmarks import report
-from benchmarks.snapshots import push, sample
+from benchmarks.snapshots import clients
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
@@ -25,6 +23,8 @@ from redis_server import free_port
 from serving import Server
 
 GOAL = 0.98
+SCRAPE_SECONDS = 10.0
+"""Longest scrape."""
 COUNTERS = {"pushed_per_s": "inserted_items", "sampled_per_s": "sampled_items"}
 """Rates, and the statistics of the table that count for them."""
 BOTH = "geometric mean"
@@ -45,26 +45,13 @@ def scrape(pairs: int = 100, seconds: float = 1.0, steps: int = 20_000) -> None:
         address = f"unix://{folder}/s"
         http = f"127.0.0.1:{free_port()}"
         stack.enter_context(Server(address, f"--http={http}", "--log-level=error"))
-        context = multiprocessing.get_context("spawn")
-        pipes: list[Any] = []
-        for target, arguments in ((push, (address, steps)), (sample, (address,))):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=target, args=(*arguments, theirs))
-            process.start()
-            stack.callback(process.join)
-            stack.callback(process.terminate)
-            pipes.append(ours)
-        pipes[0].recv()
-        pipes[1].send(None)
-        pipes[1].recv()
-        for pipe in pipes:
-            pipe.send(None)
+        stack.enter_context(clients(address, steps))
         memory = stack.enter_context(innet.connect(address))
 
         def turn(scraped: bool) -> dict[str, float]:
             before, began = memory.stats()["tables"]["replay"], time.monotonic()
             if scraped:
-                urllib.request.urlopen(f"http://{http}/metrics").read()
+                urllib.request.urlopen(f"http://{http}/metrics", timeout=SCRAPE_SECONDS).read()
             time.sleep(max(0.0, began + seconds - time.monotonic()))
             after, taken = memory.stats()["tables"]["replay"], time.monotonic() - began
             return {rate: (after[name] - before[name]) / taken for rate, name in COUNTERS.items()}
@@ -77,7 +64,9 @@ def scrape(pairs: int = 100, seconds: float = 1.0, steps: int = 20_000) -> None:
             order = bool(random.integers(2))
             rates = {scraped: turn(scraped) for scraped in (order, not order)}
             for rate in COUNTERS:
-                logs[rate].append(math.log(rates[True][rate] / rates[False][rate]))
+                # A turn without any counts as one with one.
+                with_scrape, without = (max(rates[scraped][rate], 1 / seconds) for scraped in (True, False))
+                logs[rate].append(math.log(with_scrape / without))
             logs[BOTH].append(statistics.fmean(logs[rate][-1] for rate in COUNTERS))
             for rate in COUNTERS:
                 for scraped, one in rates.items():
@@ -86,5 +75,8 @@ def scrape(pairs: int = 100, seconds: float = 1.0, steps: int = 20_000) -> None:
             report.line("scrape", name, totals[scraped]["pushed_per_s"], "steps/s", **totals[scraped])
         for rate, each in logs.items():
             ratio, error = math.exp(float(np.mean(each))), float(np.std(each) / math.sqrt(pairs))
-            goal = {"goal": f"at least {GOAL:g} of without", "met": ratio >= GOAL} if rate == BOTH else {}
-            report.closing("scrape", "scraped", rate=rate, ratio=ratio, standard_error=error, **goal)
+            quartiles = [round(math.exp(float(value)), 4) for value in np.percentile(each, (25, 75))]
+            goal = {"goal": f"at least {GOAL:g} of without", "met": ratio >= GOAL}
+            report.closing(
+                "scrape", "scraped", rate=rate, ratio=ratio, standard_error=error, quartiles=quartiles, **goal
+            )

@@ -8,9 +8,10 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -68,6 +69,34 @@ def sample(address: str, pipe: Connection) -> None:
         pipe.send(sampled)
 
 
+@contextmanager
+def clients(address: str, steps: int) -> Iterator[list[Connection]]:
+    """A process that pushes and one that samples, which work from here on; the pipes that end them, and bring counts.
+
+    Raises:
+        EOFError, ConnectionError: A process has ended by itself.
+    """
+    context = multiprocessing.get_context("spawn")
+    with ExitStack() as stack:
+        pipes: list[Connection] = []
+        for target, arguments in ((push, (address, steps)), (sample, (address,))):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=target, args=(*arguments, theirs))
+            process.start()
+            stack.callback(process.join)
+            stack.callback(process.terminate)
+            # With this end the pipe would outlive its process, which is then waited for without an end.
+            theirs.close()
+            pipes.append(ours)
+        pushing, sampling = pipes
+        pushing.recv()
+        sampling.send(None)
+        sampling.recv()
+        for pipe in pipes:
+            pipe.send(None)
+        yield pipes
+
+
 def _resident(pid: int, name: str) -> int:
     """Bytes of a process, by the name of the line of /proc."""
     (line,) = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith(name)]
@@ -75,37 +104,19 @@ def _resident(pid: int, name: str) -> int:
 
 
 def _round(system: str, steps: int, seconds: float, every: str) -> dict[str, float]:
-    context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         flags = [f"--snapshot={folder}/snapshots", f"--snapshot-every={every}"] if system == WITH else []
         with Server(f"unix://{folder}/s", *flags, "--log-level=error") as server:
-            pipes: list[Any] = []
-            processes = []
-            for target, arguments in ((push, (server.address, steps)), (sample, (server.address,))):
-                ours, theirs = context.Pipe()
-                process = context.Process(target=target, args=(*arguments, theirs))
-                process.start()
-                pipes.append(ours)
-                processes.append(process)
-            try:
-                pipes[0].recv()
-                pipes[1].send(None)
-                pipes[1].recv()
-                for pipe in pipes:
-                    pipe.send(None)
+            with clients(server.address, steps) as pipes:
                 began = time.monotonic()
                 time.sleep(seconds)
                 for pipe in pipes:
                     pipe.send(None)
                 pushed, sampled = (pipe.recv() for pipe in pipes)
                 taken = time.monotonic() - began
-                with innet.connect(server.address) as memory:
-                    saved = memory.stats().get("snapshots", {})
-                peak = _resident(server.pid, "VmHWM")
-            finally:
-                for process in processes:
-                    process.terminate()
-                    process.join()
+            with innet.connect(server.address) as memory:
+                saved = memory.stats().get("snapshots", {})
+            peak = _resident(server.pid, "VmHWM")
     return {
         "pushed_per_s": pushed / taken,
         "sampled_per_s": sampled / taken,

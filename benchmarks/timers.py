@@ -1,8 +1,8 @@
 """The timers of a run: what they cost, and how far their shares are from a sampling profiler's.
 
-`cost` trains pairs of serial runs, the same work with and without timers. `profiler` trains once under py-spy, which
-samples the stacks of all processes, waiting ones included; the activity of a stack is the next lap in the source below
-the line of its innermost function that has laps.
+`timers` trains serial runs of three kinds, the same work without timers, with them, and with a trace. `profiler`
+trains once under py-spy, which samples the stacks of all processes, waiting ones included; the activity of a stack is
+the next lap in the source below the line of its innermost function that has laps.
 """
 
 from __future__ import annotations

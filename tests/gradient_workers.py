@@ -15,6 +15,7 @@ from typing import Any
 from innet_drl.launch import learners
 from innet_drl.launch.processes import ProcessFailure, end_with_parent, forking, start_fork_server
 from innet_drl.train.data_parallel import SharedGradients
+from innet_drl.train.errors import LearnerError
 from serving import SERVE
 
 SECONDS = 60.0
@@ -126,3 +127,13 @@ def die_while_learning(assignment: learners.LearnerAssignment, pipe: Connection)
 def fail_to_begin(assignment: learners.LearnerAssignment, pipe: Connection) -> None:
     """The main function of a learner that fails at once."""
     pipe.send(ProcessFailure("no place here", fatal=True))
+
+
+def name_gpus(assignment: learners.LearnerAssignment, pipe: Connection) -> None:
+    """The main function of a learner that fails with the GPUs that it sees."""
+
+    def fail(*_: object) -> None:
+        raise LearnerError(f"it sees the GPUs {os.environ.get('CUDA_VISIBLE_DEVICES')}")
+
+    learners._learn = fail  # type: ignore[assignment]
+    learners.run_learner(assignment, pipe)

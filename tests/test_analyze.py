@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from innet_drl.bench.figures import can_draw
 from innet_drl.cli import main
 from innet_drl.sweep import cache
 from innet_drl.sweep.flags import RatioFlags
+from innet_drl.sweep.point import busy_seconds
 from innet_drl.sweep.ratio import lists_of
 from innet_drl.train.machine import cores
 from innet_drl.train.presets import preset
@@ -24,7 +26,7 @@ from innet_drl.train.presets import preset
 # Each point is a run with processes of its own.
 pytestmark = pytest.mark.timeout(300)
 
-SHORT = ["--preset", "cartpole", "--settings", "min_size=128", "--seconds", "0.5", "--warm-up", "0.1"]
+SHORT = ["--preset", "cartpole", "--settings", "min_size=128", "--seconds", "2", "--warm-up", "0.1"]
 FIELDS = {
     *("actors", "threads", "environments", "frames_per_s", "updates_per_s", "samples_per_insert"),
     *("cpu", "gpu", "cpu_watts", "gpu_watts", "watts", "frames_per_joule"),
@@ -140,6 +142,19 @@ def test_an_interrupted_sweep_keeps_its_points_and_continues(tmp_path: Path) -> 
     assert main(ratio(file, *flags)) == 0
     assert points(file)[:1] == kept
     assert len(points(file)) == 2
+
+
+def test_busy_threads_are_found_by_their_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that are offline are not listed, and some containers list fewer."""
+    tick, fields = os.sysconf("SC_CLK_TCK"), len(psutil.cpu_times())
+    rows = {"cpu": 60, "cpu0": 10, "cpu2": 20, "cpu3": 30}
+    # Busy ticks, then `nice`, `system`, `idle` and the others.
+    lines = [f"{name} {busy * tick} 0 0 99 {'0 ' * (fields - 4)}\n" for name, busy in rows.items()]
+    (tmp_path / "stat").write_text("".join(lines) + "intr 1\n")
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
+    assert busy_seconds([0, 3]) == 40
+    assert busy_seconds([2]) == 20
+    assert busy_seconds([0, 1]) == 60
 
 
 def test_lists_fit_the_machine() -> None:

@@ -6,6 +6,7 @@ have work, event by event.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import statistics
 from pathlib import Path
@@ -18,6 +19,7 @@ from innet_drl.sweep.knee import curve_of, knee, recommended
 from innet_drl.sweep.machine import Gpu, Machine
 from innet_drl.sweep.model import Model, Services, Setting, fit, left_out_errors, setting_of, throughput
 from innet_drl.sweep.point import Point
+from innet_drl.sweep.ratio import Key, Lists, propose, results
 from innet_drl.sweep.sweep_file import Sweep
 from innet_drl.sweep.tables import prediction
 from innet_drl.sweep.what_if import predict
@@ -210,6 +212,25 @@ def test_a_faster_gpu_needs_the_measured_ones_utilization(small_machine: list[Po
 def test_too_few_points_are_not_fitted(small_machine: list[Point]) -> None:
     with pytest.raises(ConfigurationError, match="the model needs 3 measured points, and there are 2"):
         predict(sweep(small_machine[:2], 0), WhatIfFlags(Path("sweep.json"), cores=8))
+
+
+def test_points_without_an_update_are_left_out(small_machine: list[Point]) -> None:
+    """A sweep with such a point ends, and is continued."""
+    idle = dataclasses.replace(small_machine[0], actors=7, updates_per_s=0.0)
+    stopped = dataclasses.replace(small_machine[0], actors=9, frames_per_s=0.0, updates_per_s=0.0)
+    with_idle = [idle, *small_machine[:5], stopped]
+    assert left_out_errors(with_idle, CONFIG, 0) == left_out_errors(small_machine[:5], CONFIG, 0) != []
+    flags = WhatIfFlags(Path("sweep.json"), cores=8)
+    assert predict(sweep(with_idle, 0), flags) == predict(sweep(small_machine[:5], 0), flags)
+    assert results(sweep(with_idle, 0))["model"] is not None
+    # With too few others there is no model and no proposal.
+    few = sweep([idle, stopped, *small_machine[:2]], 0)
+    assert results(few)["model"] is None
+    propose(Lists([1, 2, 3], [4], [8]), few, refuse)
+
+
+def refuse(key: Key) -> Point:
+    raise AssertionError(key)
 
 
 PAGE = Path(__file__).parent.parent / "docs/explanation/analysis.md"

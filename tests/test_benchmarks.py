@@ -25,11 +25,12 @@ from benchmarks.killed import killed
 from benchmarks.recording import GAMMA, N, Recording
 from benchmarks.scrape import scrape
 from benchmarks.shards import shards
-from benchmarks.snapshots import snapshots
+from benchmarks.snapshots import clients, snapshots
 from benchmarks.systems import Service
 from benchmarks.table import LINKING, README, REPORTS, filled, report_page
 from benchmarks.tasks import _Fed
 from benchmarks.timers import of_samples, timers
+from serving import Server
 
 ROWS, STREAMS, COUNT = 60, 2, 40
 
@@ -340,7 +341,24 @@ def test_scrapes_are_measured_against_turns_without(capsys: pytest.CaptureFixtur
     for line in (without, scraped):
         assert min(line["pushed_per_s"], line["sampled_per_s"]) > 0
     assert both["ratio"] == pytest.approx((pushes["ratio"] * samples["ratio"]) ** 0.5, rel=1e-3)
-    assert "met" in both
+    for goal in (pushes, samples, both):
+        assert goal["met"] == (goal["ratio"] >= 0.98)
+        least, most = goal["quartiles"]
+        assert least <= goal["ratio"] <= most
+
+
+@pytest.mark.parametrize("client", ["push", "sample"])
+def test_a_client_that_ends_at_its_start_ends_the_measurement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, client: str
+) -> None:
+    monkeypatch.setattr(f"benchmarks.snapshots.{client}", end_at_once)
+    ended = pytest.raises((EOFError, ConnectionError))
+    with Server(f"unix://{tmp_path}/s", "--log-level=error") as server, ended, clients(server.address, 1_000):
+        pass
+
+
+def end_at_once(*_: object) -> None:
+    """The main function of a client that ends at its start."""
 
 
 def test_several_servers_are_measured_against_one(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,8 @@ import dataclasses
 import itertools
 import json
 import shutil
+import subprocess
+import sys
 from collections import defaultdict
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,9 +23,9 @@ from innet_drl.launch import local
 from innet_drl.train.callbacks import Result
 from innet_drl.train.published_run import REPORT_LAPS
 from innet_drl.train.stopwatch import Laps
-from innet_drl.train.times import CORE_THREADS, TASKS, read_times
+from innet_drl.train.times import CORE_THREADS, NUMBER, TASKS, Times, read_times
 from processes import Command
-from serving import Server
+from serving import Server, until
 from training import lines, small
 
 OLD_RUN = Path(__file__).parent / "old_run"
@@ -276,6 +278,38 @@ def test_threads_of_the_core_are_found_by_their_names() -> None:
     assert CORE_THREADS.keys() & names == {"innet-batches"}
 
 
+def test_every_thread_of_a_server_has_its_work(tmp_path: Path) -> None:
+    def names() -> set[str]:
+        found = {NUMBER.sub("", file.read_text().strip()) for file in TASKS.glob("*/comm")}
+        return {name for name in found if name.startswith("innet")}
+
+    serving = {"innet-io", "innet-http", "innet-gradients"}
+    local = "127.0.0.1:0"
+    with innet.Memory() as memory, memory.serve(f"unix://{tmp_path}/s", http=local, gradients=local):
+        until(lambda: names() >= serving)
+        assert names() <= CORE_THREADS.keys()
+
+
+def test_threads_of_a_command_are_not_of_the_core() -> None:
+    """A command's first thread has its name, `innet-drl`, which the threads of torch inherit."""
+    program = (
+        "from pathlib import Path; from innet_drl.train.times import CoreThreads\n"
+        "Path('/proc/self/comm').write_text('innet-drl')\nprint(CoreThreads().take())"
+    )
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "{}\n"
+
+
+def test_samples_of_a_new_run_count_from_its_first_line(tmp_path: Path) -> None:
+    table = {"sampled_items": 640, "blocked_samples": 3}
+    for resumed, samples, blocked in ((False, 20, 3), (True, 0, 0)):
+        times = Times(tmp_path, resumed=resumed)
+        times.add_samples("learner 0", table, 32)
+        counted = times.process("learner 0")
+        assert (counted.samples, counted.blocked_samples) == (samples, blocked)
+        times.add_samples("learner 0", {"sampled_items": 704, "blocked_samples": 4}, 32)
+        assert (counted.samples, counted.blocked_samples) == (samples + 2, blocked + 1)
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -301,7 +335,8 @@ def test_flags_that_cannot_be_used(
 
 def test_a_damaged_trace_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = Path(shutil.copytree(OLD_RUN, tmp_path / "run"))
-    for text in ("", "half a li", "no json\n"):
+    empty = json.dumps({"process": "a", "thread": "", "host": "h", "offset_s": 0.0, "begin_ns": 0, "laps": []})
+    for text in ("", "half a li", "no json\n", "{}\n", "5\n", f"{empty}\n", empty.replace("[]", "[[1]]") + "\n"):
         (run / "trace.jsonl").write_text(text)
         assert main(["analyze", "breakdown", str(run), "--trace", str(tmp_path / "t.json")]) == 1
         assert f"{run / 'trace.jsonl'} is damaged" in capsys.readouterr().err

@@ -101,6 +101,18 @@ def test_a_counter_that_starts_again_goes_on(tmp_path: Path) -> None:
         assert counters.read().cpu == pytest.approx(joules)
 
 
+def test_a_counter_that_fails_later_is_named(tmp_path: Path) -> None:
+    counters = EnergyCounters(powercap=powercap(tmp_path))
+    assert counters.read().cpu == 0.0
+    (tmp_path / "intel-rapl:1/energy_uj").unlink()
+    energy = counters.read()
+    assert (energy.cpu, energy.gpu, energy.joules) == (None, 0.0, None)
+    assert "No such file" in counters.missing["RAPL"]
+    # What was not counted stays unknown.
+    (tmp_path / "intel-rapl:1/energy_uj").write_text("5")
+    assert counters.read().cpu is None
+
+
 def test_a_machine_without_counters_names_them(tmp_path: Path) -> None:
     counters = EnergyCounters(powercap=tmp_path)
     assert counters.read().joules is None
@@ -151,6 +163,12 @@ def test_a_gpu_without_a_counter_is_named(tmp_path: Path) -> None:
     code = "counters = EnergyCounters(['MIG-02'], none)\nprint(counters.read().gpu, counters.gpu_utilization())\n"
     printed = by_nvml(tmp_path, code + "print(counters.missing['NVML'])")
     assert printed.startswith("None None\nNot Supported (energy is counted since Volta")
+
+
+def test_a_gpu_that_is_lost_is_named(tmp_path: Path) -> None:
+    code = "lost = EnergyCounters(['GPU-03'], none)\nprint(lost.read().gpu, lost.missing['NVML'])\n"
+    code += "lost = EnergyCounters(['GPU-03'], none)\nprint(lost.gpu_utilization(), lost.missing['NVML'])"
+    assert by_nvml(tmp_path, code).splitlines() == ["None it failed during the run: GPU is lost"] * 2
 
 
 def test_gpus_without_a_driver_are_named(tmp_path: Path) -> None:

@@ -9,9 +9,13 @@ from pathlib import Path
 import pytest
 
 import innet_drl as innet
-from gradient_workers import die_while_learning, fail_to_begin, gradient_server
+from gradient_workers import die_while_learning, fail_to_begin, gradient_server, name_gpus
 from innet_drl.launch import learners, local
+from innet_drl.launch.learners import LearnerResult
+from innet_drl.launch.processes import start_fork_server
 from innet_drl.train.errors import ConfigurationError, LearnerError
+from innet_drl.train.stopwatch import Laps
+from innet_drl.train.times import LearnerTimes
 from training import lines, small
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "ddp_hook.py"
@@ -71,6 +75,21 @@ def test_a_learner_that_cannot_begin_says_why(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(learners, "run_learner", fail_to_begin)
     with pytest.raises(LearnerError, match="no place here"):
         local.train(small(learners=2), tmp_path / "run")
+
+
+def test_further_learners_see_the_gpus_of_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those that were chosen, as by Ray, after the process was started that learners are forked from."""
+    start_fork_server()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,7")
+    monkeypatch.setattr(learners, "run_learner", name_gpus)
+    with pytest.raises(LearnerError, match="it sees the GPUs 6,7"):
+        local.train(small(learners=2, device="cpu"), tmp_path / "run")
+
+
+def test_an_error_has_no_laps_of_a_trace() -> None:
+    laps = Laps("host", 0.0, 0, [("forward", 1)] * 1000)
+    result = LearnerResult(5, b"", LearnerTimes({}, {}, {"": laps}))
+    assert len(str(result)) < 100
 
 
 def test_several_learners_want_processes_and_a_replay_server() -> None:

@@ -169,6 +169,18 @@ def events(folder: Path) -> tuple[dict[str, float], layout_pb2.Layout]:
     return found, layout
 
 
+def test_a_restarted_learner_does_not_count_waits_again() -> None:
+    """The writers of actors that have joined by themselves outlive the learner."""
+    meter = Meter(4, 4, 8.0)
+    meter.line(10, 2, {**TABLE, "by_writer": [{"name": "actor 1", "waited_s": 40.0}]})
+    assert meter.waits_s == {"1": 40.0}
+    other = Meter(4, 4, 8.0)
+    other.restore(json.loads(json.dumps(meter.state())))
+    for waited, since in ((50.0, 0.0), (52.0, 2.0)):
+        other.line(10, 2, {**TABLE, "by_writer": [{"name": "actor 1", "waited_s": waited}]})
+        assert other.waits_s == {"1": since}
+
+
 def test_the_same_numbers_go_to_both_files(tmp_path: Path) -> None:
     line = filled_meter().line(10, 2, TABLE)
     files = MetricsFiles(tmp_path)

@@ -30,9 +30,10 @@ ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'inne
 
 from ray._private.internal_api import get_memory_info_reply, get_state_from_address  # noqa: E402 - where Ray is installed
 from ray.cluster_utils import Cluster  # noqa: E402 - as above
+from ray.exceptions import ActorUnavailableError  # noqa: E402
 
 from innet_drl.launch.launcher import Ended, Launcher  # noqa: E402
-from innet_drl.launch.ray import bundles, cluster  # noqa: E402
+from innet_drl.launch.ray import RayLauncher, bundles, check_node, cluster  # noqa: E402
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
 
@@ -136,12 +137,21 @@ def test_a_cluster_that_is_too_small_is_waited_for(nodes: Any, tmp_path: Path) -
         )
         assert training.output.count(waiting) == 1
         assert "Traceback" not in training.output
-    with Command(*SMALL, "--learner-threads=2", folder=tmp_path) as training:
-        training.await_line(waiting)
-        assert training.interrupt() == 130
-        assert "learner, replay server wait for 3 CPU on this node" in training.output
     assert not list(tmp_path.iterdir())
     assert not processes()
+
+
+def test_a_node_that_can_never_hold_the_learner_is_named(nodes: Any) -> None:
+    """Other nodes do not help: the learner is on this one."""
+    threads = r"has 2 CPU, too few for learner, replay server \(3\): lower learner_threads or learners, or start the"
+    gpus = r"has 2 GPU, too few for learner \(3\): take device cpu, or start the command on another node"
+    here = {"NodeManagerAddress": "here", "Resources": {"CPU": 2.0, "GPU": 2.0}}
+    with pytest.raises(ConfigurationError, match=gpus):
+        check_node({"learner": {"CPU": 1, "GPU": 3}}, here)
+    with pytest.raises(ConfigurationError, match=threads):
+        with cluster(small(device="cpu", actors=1, learner_threads=2), "large", print):
+            pass
+    assert not processes("large")
 
 
 def test_the_learner_gets_the_gpus_that_are_reserved_for_it(nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,6 +193,46 @@ def test_messages_go_both_ways_until_the_process_ends(nodes: Any) -> None:
         launcher.start("actor 0", answer, 3)
         launcher.send("actor 0", 5)
         assert received(launcher, 1) == {"actor 0": [15, Ended(0)]}
+
+
+def test_messages_of_a_lost_connection_come_again(nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    get = ray.get
+    lost: list[Any] = []
+
+    def lose_the_first(ref: Any) -> Any:
+        found = get(ref)
+        if lost:
+            return found
+        lost.append(found)
+        raise ActorUnavailableError("its connection is lost", None)
+
+    with cluster(small(device="cpu", actors=1), "lost", print) as launchers, launchers() as launcher:
+        launcher.start("actor 0", answer, 2)
+        launcher.send("actor 0", 21)
+        with monkeypatch.context() as patch:
+            patch.setattr(ray, "get", lose_the_first)
+            assert received(launcher, 1) == {"actor 0": [42, Ended(0)]}
+        assert lost
+        with pytest.raises(OSError, match="actor 0 has ended"):
+            launcher.send("actor 0", 1)
+
+
+def test_a_process_whose_node_dies_before_it_is_known_has_ended(nodes: Any) -> None:
+    def die() -> None:
+        os._exit(1)
+
+    dying = ray.remote(die).options(max_retries=0)
+    with cluster(small(device="cpu", actors=1), "gone", print) as launchers, launchers() as launcher:
+        assert isinstance(launcher, RayLauncher)
+        launcher.start("actor 0", answer, 2)
+        # As the answers of a node that died at once.
+        launcher._nodes["actor 0"], launcher._polls = dying.remote(), {dying.remote(): "actor 0"}
+        until(lambda: len(launcher._ready([launcher._nodes["actor 0"], *launcher._polls])) == 2)
+        ((name, ended),) = launcher.messages()
+    assert name == "actor 0"
+    assert isinstance(ended, Ended)
+    assert ended.failure is not None
+    assert not ended.failure.counts
 
 
 def answer(factor: int, pipe: Any) -> None:

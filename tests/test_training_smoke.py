@@ -25,6 +25,7 @@ from innet_drl.train.evaluation import Evaluation
 from innet_drl.train.memory import EmbeddedMemory, MemorySettings
 from innet_drl.train.metrics import Metrics
 from innet_drl.train.run_folder import RunFolder
+from serving import until
 from training import lines, small
 
 
@@ -243,7 +244,7 @@ def test_actors_end_with_a_learner_that_is_killed(tmp_path: Path) -> None:
             learner.kill()
             # The actors have the same standard output: it ends when the last of them has ended.
             learner.communicate(timeout=60)
-            assert not any(is_running(actor) for actor in actors)
+            until(lambda: not any(is_running(actor) for actor in actors))
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(learner.pid, signal.SIGKILL)
@@ -253,7 +254,7 @@ def test_actors_end_with_a_learner_that_is_killed(tmp_path: Path) -> None:
 def test_the_example_leaves_a_run_that_can_be_played(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     example = Path(__file__).parent.parent / "examples" / "breakout_apex.py"
-    flags = "--steps 600 --minutes 4 --environments 4 --min-size 128 --capacity 2000 --chunk-steps 10"
+    flags = "--steps 600 --minutes 2 --environments 4 --min-size 128 --capacity 2000 --chunk-steps 10"
     flags += " --channels 4 4 4 --hidden 8 --batch-size 16 --samples-per-insert 1 --device cpu --numerics float32"
     flags += " --layout contiguous --evaluation-games 1 --evaluation-frames 200 --video"
     command = [sys.executable, str(example), *flags.split(), "--out", str(run)]

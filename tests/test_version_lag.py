@@ -129,12 +129,14 @@ def test_the_wait_ends_by_ctrl_c_and_close(make_replay: MakeReplay, log: Lines) 
     writer.append(**step(0))
 
     def interrupt() -> None:
-        log.wait_for("has got no parameters")
-        os.kill(os.getpid(), signal.SIGINT)
+        try:
+            log.wait_for("has got no parameters")
+        finally:
+            os.kill(os.getpid(), signal.SIGINT)
 
     interrupting = Call(interrupt)
     with pytest.raises(KeyboardInterrupt):
-        writer.flush(timeout=None)
+        writer.flush(timeout=60)
     assert interrupting.ended() is None
 
     dropped = write(of_dropped)
@@ -252,6 +254,7 @@ def test_a_snapshot_keeps_the_bound(tmp_path: Path) -> None:
         memory.create_table(table(max_version_lag=3))
 
 
+@pytest.mark.timeout(300)
 def test_the_bound_holds_in_a_run(tmp_path: Path) -> None:
     lag = 4
     with innet.Memory() as memory, memory.serve(f"unix://{tmp_path}/replay") as server:

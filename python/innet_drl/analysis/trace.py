@@ -33,7 +33,7 @@ def export(runs: Sequence[Path], out: Path) -> None:
     events: list[dict[str, Any]] = []
     for run in runs:
         prefix = f"{run.resolve().name}: " if len(runs) > 1 else ""
-        events += _events(_lines(run), prefix, sum(event["name"] == "process_name" for event in events))
+        events += _events_of(run, prefix, sum(event["name"] == "process_name" for event in events))
     slices = [event for event in events if event["ph"] == "X"]
     first = min(event["ts"] for event in slices)
     for event in slices:
@@ -43,7 +43,7 @@ def export(runs: Sequence[Path], out: Path) -> None:
         out.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}) + "\n")
 
 
-def _lines(run: Path) -> list[dict[str, Any]]:
+def _events_of(run: Path, prefix: str, earlier: int) -> list[dict[str, Any]]:
     path = run / TRACE
     if not path.is_file():
         raise ConfigurationError(
@@ -53,12 +53,13 @@ def _lines(run: Path) -> list[dict[str, Any]]:
         # A line without an end is being written, or was when the run was killed.
         whole = path.read_text().rpartition("\n")[0].splitlines()
     try:
-        lines: list[dict[str, Any]] = [json.loads(line) for line in whole]
-        if not lines:
-            raise ValueError("it is empty")
-    except ValueError as error:
-        raise ConfigurationError(f"{path} is damaged ({error}): record another trace with --trace-seconds") from error
-    return lines
+        events = list(_events([json.loads(line) for line in whole], prefix, earlier))
+        if not any(event["ph"] == "X" for event in events):
+            raise ValueError("it has no laps")
+    except (ValueError, TypeError, KeyError, IndexError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigurationError(f"{path} is damaged ({reason}): record another trace with --trace-seconds") from error
+    return events
 
 
 def _events(lines: Sequence[dict[str, Any]], prefix: str, earlier: int) -> Iterator[dict[str, Any]]:

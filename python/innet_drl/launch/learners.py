@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import multiprocessing.connection
+import os
 import secrets
 import signal
 import traceback
@@ -49,6 +50,7 @@ WAIT_SECONDS = 0.5
 """Timeout of a batch, after which a learner checks whether training has ended."""
 STOP_SECONDS = 10.0
 """Seconds that a learner may take to end before it is killed."""
+GPUS = "CUDA_VISIBLE_DEVICES"
 FAILURE_SECONDS = 2.0
 """Seconds to wait for the error message of a missing learner."""
 
@@ -84,6 +86,8 @@ class LearnerAssignment:
     """Updates of earlier sessions."""
     token: str = field(repr=False)
     """Token of the replay memory."""
+    gpus: str | None
+    """The run's `CUDA_VISIBLE_DEVICES`. Ray chooses it after the process was started that learners are forked from."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +101,7 @@ class LearnerResult:
 
     updates: int
     digest: bytes
-    times: LearnerTimes = field(compare=False)
+    times: LearnerTimes = field(compare=False, repr=False)
 
 
 LearnerMessage = LearnerReady | LearnerResult | ProcessFailure
@@ -135,6 +139,7 @@ class Learners:
                 checkpoint,
                 learner.updates,
                 token,
+                os.environ.get(GPUS),
             )
             for number in range(1, config.learners)
         ]
@@ -246,6 +251,9 @@ def join(job: GradientJob, number: int, config: Config) -> Iterator[GradientWork
 
 def run_learner(assignment: LearnerAssignment, pipe: multiprocessing.connection.Connection) -> None:
     """The main function of a learner's process."""
+    os.environ.pop(GPUS, None)
+    if assignment.gpus is not None:
+        os.environ[GPUS] = assignment.gpus
     # These signals reach every process of the run; the first learner ends it, and kills learners that do not end.
     for number in END_SIGNALS:
         signal.signal(number, signal.SIG_IGN)

@@ -104,7 +104,8 @@ def cluster(config: Config, name: str, say: Callable[[str], None]) -> Iterator[C
         say: Shows the current phase.
 
     Raises:
-        ConfigurationError: The cluster of RAY_ADDRESS cannot be used, or has a run of this name.
+        ConfigurationError: The cluster of RAY_ADDRESS cannot be used, or has a run of this name, or this node is too
+            small for the learner.
     """
     say("connecting to Ray")
     full = f"innet-drl/{name}"
@@ -117,6 +118,7 @@ def cluster(config: Config, name: str, say: Callable[[str], None]) -> Iterator[C
                 f"--launcher ray: another run named {name!r} is on the cluster: choose another --out, whose last part "
                 "is the name"
             )
+        check_node(wanted, here)
         # The learner's process has its folder, and the page, on this node.
         labels = [{"ray.io/node-id": node} if each in HERE else {} for each in wanted]
         group = placement_group(list(wanted.values()), name=full, bundle_label_selector=labels)
@@ -162,17 +164,24 @@ def _connected(config: Config) -> Iterator[None]:
         ray.shutdown()
 
 
+def check_node(wanted: Bundles, here: dict[str, Any]) -> None:
+    """Refuses a learner that this node can never hold: other nodes that join do not help."""
+    for resource, advice in (("GPU", "take --device cpu"), ("CPU", "lower --learner-threads or --learners")):
+        needs = {name: wanted[name][resource] for name in HERE if resource in wanted.get(name, {})}
+        present = here["Resources"].get(resource, 0)
+        if sum(needs.values()) > present:
+            raise ConfigurationError(
+                f"--launcher ray: this node ({here['NodeManagerAddress']}) has {present:g} {resource}, too few "
+                f"for {', '.join(needs)} ({sum(needs.values()):g}): {advice}, or start the command on another node"
+            )
+
+
 def _lacking(wanted: Bundles, here: dict[str, Any]) -> str:
     """Names the bundles that do not fit into what is free, and the resources that they wait for."""
-    own, free, total = here["Resources"], ray.available_resources(), ray.cluster_resources()
+    free, total = ray.available_resources(), ray.cluster_resources()
     for resource in ("GPU", "CPU"):
         needs = {name: bundle[resource] for name, bundle in wanted.items() if resource in bundle}
         pinned = {name: need for name, need in needs.items() if name in HERE}
-        if sum(pinned.values()) > own.get(resource, 0):
-            return (
-                f"{_wait_for(pinned, resource)} on this node ({here['NodeManagerAddress']}), which has "
-                f"{own.get(resource, 0):g}"
-            )
         left, waiting = free.get(resource, 0.0), {}
         for name, need in needs.items():
             left -= need
@@ -265,7 +274,8 @@ class _Host:
         vars(sys.modules["__main__"]).pop("__file__", None)
         self._lock = threading.Lock()
         self._runs = threading.Event()
-        self._ended: list[Any] = []
+        self._calls = self._batches = 0
+        self._last: list[Any] = []
         self._launcher = LocalLauncher()
         self._process = (name, main, *arguments)
 
@@ -278,21 +288,27 @@ class _Host:
         node: str = ray.get_runtime_context().get_node_id()
         return node
 
-    def messages(self) -> list[Any]:
-        """Waits for messages of the process, which the first call starts, and returns them."""
+    def messages(self, received: int) -> tuple[int, list[Any]]:
+        """Waits for messages of the process, which the first call starts; returns them and the number of their batch.
+
+        A batch is repeated until a call has `received` it: it may have been lost with a connection.
+        """
         with self._lock:
             if not self._runs.is_set():
                 self._launcher.start(*self._process)
                 self._runs.set()
-        # The last message is repeated: it may have been lost with a connection.
-        while not self._ended:
+            self._calls += 1
+            call = self._calls
+        while True:
             with self._lock:
-                received = [message for _, message in self._launcher.messages()]
-            if received:
-                self._ended = [message for message in received if isinstance(message, Ended)]
-                return received
+                # A call whose reply is lost may still wait here when the next one comes.
+                if call != self._calls:
+                    return received, []
+                if received == self._batches and (found := [message for _, message in self._launcher.messages()]):
+                    self._batches, self._last = self._batches + 1, found
+                if received < self._batches:
+                    return self._batches, self._last
             time.sleep(POLL_SECONDS)
-        return self._ended
 
     def send(self, name: str, message: Any) -> None:
         """Sends the process a message."""
@@ -319,6 +335,7 @@ class RayLauncher(Launcher):
         self._placed = placed
         self._hosts: dict[str, Any] = {}
         self._polls: dict[Any, str] = {}
+        self._received: dict[str, int] = {}
         self._nodes: dict[str, Any] = {}
         self._started: dict[str, float] = {}
 
@@ -330,29 +347,37 @@ class RayLauncher(Launcher):
         except (ValueError, RayError) as error:
             raise ProcessError(f"{name} cannot be started by Ray: {_summary(error)}") from error
         self._hosts[name], self._nodes[name], self._started[name] = host, host.node.remote(), time.monotonic()
-        self._polls[host.messages.remote()] = name
+        self._poll(name, 0)
+
+    def _poll(self, name: str, received: int) -> None:
+        self._received[name] = received
+        self._polls[self._hosts[name].messages.remote(received)] = name
 
     def send(self, name: str, message: Any) -> None:
         """Sends a message to a process, without waiting."""
-        self._hosts[name].send.remote(name, message)
+        host = self._hosts.get(name)
+        if host is None:
+            raise BrokenPipeError(f"{name} has ended")
+        host.send.remote(name, message)
 
     def messages(self) -> list[tuple[str, Any]]:
         """Returns the messages since the last call; the process of a node that died has ended."""
         received: list[tuple[str, Any]] = []
         for poll in self._ready(list(self._polls)):
             name = self._polls.pop(poll)
+            batch, messages = self._received[name], []
             try:
-                messages = ray.get(poll)
+                batch, messages = ray.get(poll)
             except ActorUnavailableError:
                 # Ray finds out whether its node has died.
-                messages = []
+                pass
             except RayError as error:
                 messages = [Ended(None, self._failure(name, error))]
             received += [(name, message) for message in messages]
             if messages and isinstance(messages[-1], Ended):
                 self._forget(name)
             else:
-                self._polls[self._hosts[name].messages.remote()] = name
+                self._poll(name, batch)
         self._name_unplaced()
         return received
 
@@ -370,7 +395,10 @@ class RayLauncher(Launcher):
         if isinstance(error, RayActorError) and error.actor_init_failed:
             return ProcessFailure(_summary(error), fatal=True)
         node = self._nodes[name]
-        home = ray.get(node) if self._ready([node]) else None
+        home = None
+        # Its node may have died before it was told.
+        with contextlib.suppress(RayError):
+            home = ray.get(node) if self._ready([node]) else None
         alive = any(each["NodeID"] == home and each["Alive"] for each in ray.nodes())
         return ProcessFailure(_summary(error), fatal=False, counts=alive)
 

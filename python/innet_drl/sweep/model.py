@@ -25,9 +25,8 @@ from scipy.optimize import brentq, least_squares, nnls
 from innet_drl.sweep.point import Point
 from innet_drl.train.config import Config
 from innet_drl.train.errors import ConfigurationError
+from innet_drl.train.stopwatch import MEMORY, WAITING
 
-WAITING = "wait for a batch"
-"""Activity of the learner that is no work."""
 SMALLEST_FIT = 3
 """Points that the model can be fitted to."""
 PRIOR = 0.3
@@ -109,7 +108,7 @@ class Model:
         """Predicts the rates of a setting."""
         services, config = self.services, self.config
         learners = max(setting.gpus, config.learners)
-        # Transitions of all learners' updates for one step.
+        # Updates of all learners for one step.
         updates_per_step = config.samples_per_insert / config.batch_size
         step = services.step(setting.environments)
         fill = setting.actors * services.actor_speed / step
@@ -194,18 +193,23 @@ def setting_of(point: Point, gpus: int) -> Setting:
     return Setting(point.actors, point.threads, point.environments, gpus)
 
 
+def usable(points: Sequence[Point]) -> list[Point]:
+    """Returns the points that the model can be fitted to: with frames and updates."""
+    return [point for point in points if point.frames_per_s > 0 and point.updates_per_s > 0]
+
+
 def fit(points: Sequence[Point], config: Config, gpus: int) -> Model:
-    """Fits the model to measured points.
+    """Fits the model to the usable ones of measured points.
 
     Args:
-        points: Points with frames and updates.
+        points: Points.
         config: Settings of their runs.
         gpus: GPUs of the learners; 0 for learners on the CPU.
 
     Raises:
         ConfigurationError: There are too few points.
     """
-    used = [point for point in points if point.frames_per_s > 0 and point.updates_per_s > 0]
+    used = usable(points)
     if len(used) < SMALLEST_FIT:
         raise ConfigurationError(
             f"the model needs {SMALLEST_FIT} measured points, and there are {len(used)}: sweep more of them with "
@@ -241,10 +245,15 @@ def fit(points: Sequence[Point], config: Config, gpus: int) -> Model:
 
 
 def left_out_errors(points: Sequence[Point], config: Config, gpus: int) -> list[float]:
-    """Returns the relative error of each point's frames a second, predicted from all other points."""
-    errors = []
-    for index, point in enumerate(points):
-        others = [*points[:index], *points[index + 1 :]]
+    """Returns the relative error of each usable point's frames a second, predicted from all others.
+
+    It is empty with too few points.
+    """
+    used, errors = usable(points), []
+    if len(used) <= SMALLEST_FIT:
+        return []
+    for index, point in enumerate(used):
+        others = [*used[:index], *used[index + 1 :]]
         predicted = fit(others, config, gpus).predict(setting_of(point, gpus)).frames_per_s
         errors.append(abs(predicted / point.frames_per_s - 1))
     return errors
@@ -253,7 +262,7 @@ def left_out_errors(points: Sequence[Point], config: Config, gpus: int) -> list[
 def _direct(points: Sequence[Point], gpus: int) -> Services:
     """Service times as they were measured, before the fit."""
     # Waiting for the memory includes the replay ratio: the smallest share of any point has the least of it.
-    transfer = min(_share(point.actor_shares, "write", "wait for the memory", "parameters") for point in points)
+    transfer = min(_share(point.actor_shares, "write", MEMORY, "parameters") for point in points)
     played = [_share(point.actor_shares, "environment", "inference") for point in points]
     of_environment = [
         _share(point.actor_shares, "environment") / share if share else 0.5

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import multiprocessing.connection
 import os
+import re
 import statistics
 import tempfile
 import time
@@ -161,12 +162,7 @@ class _Watch(train.Callback):
         self._energy = EnergyCounters(gpu_uuids(gpus) if torch.cuda.is_available() else ())
         self.missing = self._energy.missing
         self._processes, self._learner = ProcessorTime(), time.process_time()
-        self._busy, self._started = self._busy_seconds(), time.monotonic()
-
-    def _busy_seconds(self) -> float:
-        """Seconds in which the hardware threads were busy, with any program."""
-        every = psutil.cpu_times(percpu=True)
-        return float(sum(sum(every[thread]) - every[thread].idle - every[thread].iowait for thread in self._threads))
+        self._busy, self._started = busy_seconds(self._threads), time.monotonic()
 
     def _end(self) -> None:
         energy = self._energy.read()
@@ -189,7 +185,7 @@ class _Watch(train.Callback):
             gpu_watts=_watts(energy.gpu, elapsed) if self._gpu else None,
             watts=_watts(joules, elapsed),
             frames_per_joule=round(frames * elapsed / joules, 3) if joules else None,
-            others=round(max(0.0, self._busy_seconds() - self._busy - whole) / available, 4),
+            others=round(max(0.0, busy_seconds(self._threads) - self._busy - whole) / available, 4),
             seconds=round(elapsed, 3),
             frames_per_step=self._lines[-1].env_frames // max(1, self._lines[-1].agent_steps),
             actor_processor_s=max(0.0, whole - learner) / elapsed / steps if steps else 0.0,
@@ -215,6 +211,18 @@ class _Watch(train.Callback):
 
 def _watts(joules: float | None, seconds: float) -> float | None:
     return None if joules is None else round(joules / seconds, 2)
+
+
+def busy_seconds(threads: Sequence[int]) -> float:
+    """Returns the seconds in which hardware threads were busy, with any program.
+
+    If the system does not list one of them, as in some containers, they are of the whole machine.
+    """
+    # The list has no place for threads that are offline.
+    numbers = re.findall(r"(?m)^cpu(\d+) ", (Path(psutil.PROCFS_PATH) / "stat").read_text())
+    listed = dict(zip(map(int, numbers), psutil.cpu_times(percpu=True), strict=False))
+    counted = [listed[thread] for thread in threads] if listed.keys() >= set(threads) else [psutil.cpu_times()]
+    return float(sum(sum(each) - each.idle - each.iowait for each in counted))
 
 
 def settings_of(config: Config, actors: int, environments: int, seconds: float) -> Config:

@@ -18,7 +18,7 @@ from innet_drl.sweep import cache, figures, tables
 from innet_drl.sweep.flags import RatioFlags
 from innet_drl.sweep.knee import NUMBERS, curve_of, knee, quality, recommended
 from innet_drl.sweep.machine import hardware_threads, this_machine
-from innet_drl.sweep.model import MOST_ACTORS_PER_THREAD, SMALLEST_FIT, Setting, fit, left_out_errors
+from innet_drl.sweep.model import MOST_ACTORS_PER_THREAD, SMALLEST_FIT, Setting, fit, left_out_errors, usable
 from innet_drl.sweep.point import Point, measure, settings_of
 from innet_drl.sweep.sweep_file import Sweep
 from innet_drl.train import environments, preset
@@ -97,7 +97,7 @@ def run(flags: RatioFlags) -> None:
                     measured(key)
             else:
                 _axes(lists, config, measured)
-                _proposed(lists, sweep, measured)
+                propose(lists, sweep, measured)
     except KeyboardInterrupt:
         print(f"interrupted: {flags.json} keeps {len(sweep.points)} points; the same command continues with the rest")
         raise
@@ -182,11 +182,11 @@ def _axes(lists: Lists, config: Config, measured: Callable[[Key], Point]) -> Non
         measured((actors, all_threads, number))
 
 
-def _proposed(lists: Lists, sweep: Sweep, measured: Callable[[Key], Point]) -> None:
+def propose(lists: Lists, sweep: Sweep, measured: Callable[[Key], Point]) -> None:
     """Measures combinations of the lists that the model, fitted to all points, expects to be the best."""
     for _ in range(PROPOSALS):
         left = [key for key in lists.grid if sweep.point(key) is None]
-        if not left or len(sweep.points) < SMALLEST_FIT:
+        if not left or len(usable(sweep.points)) < SMALLEST_FIT:
             break
         model = fit(sweep.points, sweep.config, sweep.gpus)
         rates = {key: model.predict(Setting(*key, gpus=sweep.gpus)).frames_per_s for key in left}
@@ -214,10 +214,10 @@ def results(sweep: Sweep) -> dict[str, Any]:
 
 def model_of(sweep: Sweep) -> dict[str, Any] | None:
     """Returns the model's service times and its errors at points left out of the fit; `None` with too few points."""
-    if len(sweep.points) <= SMALLEST_FIT:
+    errors = left_out_errors(sweep.points, sweep.config, sweep.gpus)
+    if not errors:
         return None
     services = fit(sweep.points, sweep.config, sweep.gpus).services
-    errors = left_out_errors(sweep.points, sweep.config, sweep.gpus)
     return {
         "services": dataclasses.asdict(services),
         "left_out_error_median": round(statistics.median(errors), 4),

@@ -51,7 +51,7 @@ def predict(sweep: Sweep, flags: WhatIfFlags) -> dict[str, Any]:
             f"--gpu-speed {flags.gpu_speed:g}: {flags.sweep} has no utilization of the GPU ({reason}): sweep with NVML"
         )
     model = fit(sweep.points, sweep.config, sweep.gpus)
-    errors = left_out_errors(sweep.points, sweep.config, sweep.gpus) if len(sweep.points) > 3 else []
+    errors = left_out_errors(sweep.points, sweep.config, sweep.gpus)
     best = recommended(sweep.points)
     here = Setting(best.actors, sweep.machine.threads, best.environments, sweep.gpus)
     asked = Setting(

@@ -5,7 +5,7 @@ Both count the whole device, other programs on it included. A counter that canno
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -62,6 +62,7 @@ class EnergyCounters:
     def __init__(self, gpus: Sequence[str] = (), powercap: Path = POWERCAP) -> None:
         self.missing: dict[str, str] = {}
         """Reason of each counter that cannot be read, by its name: `RAPL`, `NVML`."""
+        self._failures: tuple[type[Exception], ...] = (OSError,)
         self._zones = self._open_rapl(powercap)
         self._nvml: Any = None
         self._gpus: list[tuple[Any, int]] = []
@@ -70,16 +71,32 @@ class EnergyCounters:
 
     def read(self) -> Energy:
         """Returns the joules since the counters were opened."""
-        cpu = sum(zone.read() for zone in self._zones) / MICROJOULES
-        gpu = sum(self._nvml.nvmlDeviceGetTotalEnergyConsumption(gpu) - first for gpu, first in self._gpus)
-        return Energy(None if "RAPL" in self.missing else cpu, None if "NVML" in self.missing else gpu / MILLIJOULES)
+
+        def of_gpus() -> float:
+            counts = [self._nvml.nvmlDeviceGetTotalEnergyConsumption(gpu) - first for gpu, first in self._gpus]
+            return float(sum(counts)) / MILLIJOULES
+
+        cpu = self._read("RAPL", lambda: sum(zone.read() for zone in self._zones) / MICROJOULES)
+        return Energy(cpu, self._read("NVML", of_gpus))
 
     def gpu_utilization(self) -> float | None:
         """Returns the share of the last sample period (up to a second) in which the GPUs computed, mean over them."""
-        if not self._gpus:
+
+        def share() -> float:
+            rates = [self._nvml.nvmlDeviceGetUtilizationRates(gpu).gpu for gpu, _ in self._gpus]
+            return float(sum(rates)) / len(rates) / 100
+
+        return self._read("NVML", share) if self._gpus else None
+
+    def _read(self, counter: str, read: Callable[[], float]) -> float | None:
+        """Reads a counter, which is missing from its first failure on: training is worth more than its joules."""
+        if counter in self.missing:
             return None
-        rates = [self._nvml.nvmlDeviceGetUtilizationRates(gpu).gpu for gpu, _ in self._gpus]
-        return float(sum(rates)) / len(rates) / 100
+        try:
+            return read()
+        except self._failures as error:
+            self.missing[counter] = f"it failed during the run: {error}"
+            return None
 
     def _open_rapl(self, powercap: Path) -> list[_Zone]:
         try:
@@ -108,6 +125,7 @@ class EnergyCounters:
             handles = [pynvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in gpus]
             self._gpus = [(handle, pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)) for handle in handles]
             self._nvml = pynvml
+            self._failures = (OSError, pynvml.NVMLError)
         except pynvml.NVMLError as error:
             self.missing["NVML"] = f"{error} (energy is counted since Volta, and not for MIG instances)"
 

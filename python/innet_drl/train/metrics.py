@@ -173,7 +173,7 @@ class Meter:
         self._epsilon: dict[int, float] = {}
         self._sums = _Sums()
         self._sampled = self._inserted = 0
-        self._waited: dict[str, float] = {}
+        self._waited: dict[str, float] | None = {}
         self.waits_s: dict[str, float] = {}
         """Seconds between the last two lines in which each actor, by its number, waited for the replay ratio."""
         self._earlier_s = 0.0
@@ -323,7 +323,8 @@ class Meter:
             kind, _, actor = writer["name"].partition(" ")
             if kind == "actor":
                 waited[actor] = waited.get(actor, 0.0) + writer["waited_s"]
-        earlier, self._waited = self._waited, waited
+        # The writers of actors that have joined by themselves go on: the waits of the session before are theirs, too.
+        earlier, self._waited = waited if self._waited is None else self._waited, waited
         # The writer of a restarted actor begins at zero.
         since = {actor: max(0.0, total - earlier.get(actor, 0.0)) for actor, total in waited.items()}
         self.waits_s = since
@@ -361,6 +362,7 @@ class Meter:
         for actor, scores in state.get("scores_by_actor", {}).items():
             self._of_actor(int(actor)).extend(scores)
         self._sampled, self._inserted = state.get("sampled", 0), state.get("inserted", 0)
+        self._waited = None
         self._last_updates = state["updates"]
         self.reported_steps = state["steps"]
 

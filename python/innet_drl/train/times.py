@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -23,13 +24,16 @@ TRACE = "trace.jsonl"
 SERIAL = "serial"
 """Name of the process of a serial run, which acts and learns."""
 TASKS = Path("/proc/self/task")
+SERVING = ("io", "http", "work", "snapshots", "fstack", "eal", "gradients", "parent", "updates")
 CORE_THREADS = {
     "innet-batches": "sample ahead",
-    "innet-unpack": "decode ahead",
     "innet-shard": "sample ahead",
-    "innet": "send, receive and serve",
+    "innet-unpack": "decode ahead",
+    **{f"innet-{name}": "send, receive and serve" for name in SERVING},
 }
-"""Beginning of the name of a thread of the core, and its work; the first that fits counts."""
+"""Names of the core's threads, without a number at the end, and their work. The names are whole: other threads have the
+command's, `innet-drl`."""
+NUMBER = re.compile(r"-\d+$")
 
 
 @dataclass
@@ -79,8 +83,8 @@ class CoreThreads:
         before, self._before = self._before, {}
         for task in TASKS.glob("*/comm"):
             try:
-                name, number = task.read_text(), int(task.parent.name)
-                work = next((work for begin, work in CORE_THREADS.items() if name.startswith(begin)), None)
+                name, number = NUMBER.sub("", task.read_text().strip()), int(task.parent.name)
+                work = CORE_THREADS.get(name)
                 if work is None:
                     continue
                 # The clock of a thread that pthread_getcpuclockid(3) names.
@@ -107,7 +111,8 @@ class Times:
         self._trace: list[dict[str, Any]] = []
         self._has_trace = False
         self._warned = False
-        self._sampled: tuple[int, int] | None = None
+        # The first line of a resumed run is the baseline: earlier sessions have counted what is before it.
+        self._sampled = None if resumed else (0, 0)
 
     def process(self, name: str) -> ProcessTimes:
         """The times of a process: `learner 0`, `actor 3`."""

@@ -472,9 +472,10 @@ class Trainer:
         Raises:
             RunFolderError: The scores, or lines of metrics, still cannot be written.
         """
-        self.reporter.end_times()
         config, meter, updates = self.config, self.meter, self.learner.updates
-        seconds = meter.state()["time_s"]
+        seconds = meter.time_s
+        # It writes files, which is no training.
+        self.reporter.end_times()
         cost = self.cost.read(meter.env_frames, fresh=True)
         evaluation = None
         if updates > 0 and not self.interrupted:
