@@ -42,7 +42,7 @@ pub struct ServerWait {
 
 impl ServerWait {
     /// Time for the server's reason to arrive, after which the log says that the server does not answer.
-    const ARRIVES_WITHIN: Duration = Duration::from_secs(1);
+    const ARRIVES_WITHIN: Duration = Duration::from_secs(3);
 
     /// A server called `peer`, without a reason.
     pub fn new(peer: String) -> Self {
