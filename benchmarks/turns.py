@@ -1,0 +1,123 @@
+"""Rates of a writer and of a learner at one server, in turns that differ by one thing.
+
+Turns of different processes differ more than by a few hundredths.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import multiprocessing
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from multiprocessing.connection import Connection
+
+import numpy as np
+
+import innet_drl as innet
+from benchmarks import report
+
+VIEW = innet.Window(0, 0)
+ROW_BYTES = 4096
+BATCH = 64
+CHUNK = 50
+COUNTERS = {"pushed_per_s": "inserted_items", "sampled_per_s": "sampled_items"}
+"""Rates, and the statistics of the table that count for them."""
+BOTH = "geometric mean"
+Rates = dict[str, float]
+
+
+def _table(steps: int) -> innet.Table:
+    row = innet.Column("uint8", (ROW_BYTES,), codec=None)
+    return innet.Table("replay", {"row": row}, steps, capacity_bytes=2 * steps * ROW_BYTES)
+
+
+def push(address: str, steps: int, pipe: Connection) -> None:
+    """Fills the table, then pushes until its process ends."""
+    # Rows that differ: equal ones would be stored as differences of no bytes.
+    rows = itertools.cycle(np.random.default_rng(0).integers(0, 256, (61, 1, ROW_BYTES), np.uint8))
+    with innet.connect(address, tables=[_table(steps)]) as memory:
+        writer = memory.writer("replay", 1, VIEW, chunk_steps=CHUNK)
+        for _ in range(steps):
+            writer.append(row=next(rows), terminated=[False], truncated=[False])
+        writer.flush()
+        pipe.send(None)
+        pipe.recv()
+        while True:
+            for _ in range(CHUNK):
+                writer.append(row=next(rows), terminated=[False], truncated=[False])
+
+
+def sample(address: str, pipe: Connection) -> None:
+    """Samples and updates until the pipe has a message, and sends the number of items."""
+    pipe.recv()
+    with innet.connect(address) as memory:
+        pipe.send(None)
+        pipe.recv()
+        while True:
+            batch = memory.sample("replay", BATCH, VIEW)
+            memory.update_priorities("replay", batch.ids, np.ones(BATCH))
+
+
+@contextmanager
+def clients(address: str, steps: int) -> Iterator[None]:
+    """A process that pushes 4 KiB a step into a full table, and one that samples 64, which work from here on.
+
+    Raises:
+        EOFError, ConnectionError: A process has ended by itself.
+    """
+    context = multiprocessing.get_context("spawn")
+    with ExitStack() as stack:
+        pipes: list[Connection] = []
+        for target, arguments in ((push, (address, steps)), (sample, (address,))):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=target, args=(*arguments, theirs))
+            process.start()
+            stack.callback(process.join)
+            stack.callback(process.terminate)
+            # With this end the pipe would outlive its process, which is then waited for without an end.
+            theirs.close()
+            pipes.append(ours)
+        pushing, sampling = pipes
+        pushing.recv()
+        sampling.send(None)
+        sampling.recv()
+        for pipe in pipes:
+            pipe.send(None)
+        yield
+
+
+def turn(memory: innet.Replay, seconds: float, act: Callable[[], object] = lambda: None) -> Rates:
+    """Rates of the clients in a turn of this length, at whose begin something is done."""
+    before, began = memory.stats()["tables"]["replay"], time.monotonic()
+    act()
+    time.sleep(max(0.0, began + seconds - time.monotonic()))
+    after, taken = memory.stats()["tables"]["replay"], time.monotonic() - began
+    # A turn without any counts as one with one.
+    return {rate: max(after[name] - before[name], 1) / taken for rate, name in COUNTERS.items()}
+
+
+def compare(benchmark: str, name: str, goal: float, pairs: list[tuple[Rates, Rates]]) -> None:
+    """Prints rates of turns `name` and of those without, and the ratios of pairs against the goal.
+
+    Args:
+        benchmark: Name of the benchmark.
+        name: Name of the first turn of each pair.
+        goal: Least ratio of each rate.
+        pairs: Rates of neighbouring turns, with and without.
+    """
+    for index, system in ((1, "without"), (0, name)):
+        means = {rate: statistics.fmean(pair[index][rate] for pair in pairs) for rate in COUNTERS}
+        report.line(benchmark, system, means["pushed_per_s"], "steps/s", pairs=len(pairs), **means)
+    logs = {rate: [math.log(one[rate] / other[rate]) for one, other in pairs] for rate in COUNTERS}
+    # Both share the cores: where one gains by chance, the other loses.
+    logs[BOTH] = [statistics.fmean(each) for each in zip(*logs.values(), strict=True)]
+    for rate, each in logs.items():
+        ratio, error = math.exp(float(np.mean(each))), float(np.std(each) / math.sqrt(len(each)))
+        quartiles = [round(math.exp(float(value)), 4) for value in np.percentile(each, (25, 75))]
+        spread = {"standard_error": error, "quartiles": quartiles}
+        report.closing(
+            benchmark, name, rate=rate, ratio=ratio, **spread, goal=f"at least {goal:g} of without", met=ratio >= goal
+        )
