@@ -59,6 +59,7 @@ PRESETS: dict[str, Config] = {
         epsilon_anneal_steps=2_000,
         capacity=20_000,
         min_size=1_000,
+        n_step=5,
         batch_size=64,
         target_period=100,
         evaluation_games=100,
