@@ -91,7 +91,8 @@ def shards(
             for learner, measured in zip(learners, rates, strict=True):
                 measured.append(learner.rate(seconds))
         for learner, measured in zip(learners, rates, strict=True):
-            report.line("shards", learner.name, statistics.median(measured), "batches/s", batch=BATCH)
+            settings = {"batch": BATCH, "each_way_ms": each_way_ms}
+            report.line("shards", learner.name, statistics.median(measured), "batches/s", **settings)
         ratio = statistics.median(many / one for one, many in zip(*rates, strict=True))
         report.closing(
             "shards", learners[1].name, goal=f"at least {GOAL} of one server", ratio=ratio, met=ratio >= GOAL

@@ -36,14 +36,15 @@ def snapshots(steps: int = 50_000, every: float = 6.0, pairs: int = 25) -> None:
         seconds: list[float] = []
         found: list[tuple[Rates, Rates]] = []
         unpaired: dict[bool, Rates] = {}
-        resident = _resident(server.pid)
+        resident = _bytes(server.pid, "VmRSS")
         while len(found) < pairs:
             before = memory.stats()["snapshots"]["saved"]
             rates = turn(memory, every / 2)
             saved = memory.stats()["snapshots"]
+            if saved["saved"] == 0:
+                # Without any snapshot so far.
+                resident = _bytes(server.pid, "VmRSS")
             if before == 0:
-                # Before the first snapshot.
-                resident = _resident(server.pid)
                 continue
             unpaired[saved["saved"] > before] = rates
             if saved["saved"] > before:
@@ -51,21 +52,13 @@ def snapshots(steps: int = 50_000, every: float = 6.0, pairs: int = 25) -> None:
             if len(unpaired) == 2:
                 found.append((unpaired.pop(True), unpaired.pop(False)))
         compare("snapshots", "with a snapshot", GOAL, found)
-        peak = _peak(server.pid) / resident
+        peak = _bytes(server.pid, "VmHWM") / resident
         more = {"every_s": every, "bytes": saved["bytes"], "duration_s": statistics.median(seconds)}
         goal = f"peak memory at most {MEMORY_GOAL:g} of before"
         report.closing("snapshots", "with a snapshot", goal=goal, ratio=peak, met=peak <= MEMORY_GOAL, **more)
 
 
-def _line(pid: int, name: str) -> int:
+def _bytes(pid: int, name: str) -> int:
     """Bytes of a process, by the name of the line of /proc."""
     (line,) = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith(name)]
     return int(line.split()[1]) << 10
-
-
-def _resident(pid: int) -> int:
-    return _line(pid, "VmRSS")
-
-
-def _peak(pid: int) -> int:
-    return _line(pid, "VmHWM")

@@ -51,7 +51,7 @@ def push(address: str, steps: int, pipe: Connection) -> None:
 
 
 def sample(address: str, pipe: Connection) -> None:
-    """Samples and updates until the pipe has a message, and sends the number of items."""
+    """Samples and updates until its process ends."""
     pipe.recv()
     with innet.connect(address) as memory:
         pipe.send(None)
@@ -115,7 +115,7 @@ def compare(benchmark: str, name: str, goal: float, pairs: list[tuple[Rates, Rat
     # Both share the cores: where one gains by chance, the other loses.
     logs[BOTH] = [statistics.fmean(each) for each in zip(*logs.values(), strict=True)]
     for rate, each in logs.items():
-        ratio, error = math.exp(float(np.mean(each))), float(np.std(each) / math.sqrt(len(each)))
+        ratio, error = math.exp(float(np.mean(each))), float(np.std(each, ddof=1) / math.sqrt(len(each)))
         quartiles = [round(math.exp(float(value)), 4) for value in np.percentile(each, (25, 75))]
         spread = {"standard_error": error, "quartiles": quartiles}
         report.closing(

@@ -428,8 +428,10 @@ def pushed_between(server: innet.Server) -> Iterator[tuple[str, list[int]]]:
         ThreadPoolExecutor() as thread,
     ):
         thread.submit(between.serve_forever, 0.01)
-        yield f"http://127.0.0.1:{between.server_address[1]}", looks
-        between.shutdown()
+        try:
+            yield f"http://127.0.0.1:{between.server_address[1]}", looks
+        finally:
+            between.shutdown()
 
 
 @pytest.fixture

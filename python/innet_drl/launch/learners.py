@@ -51,6 +51,7 @@ WAIT_SECONDS = 0.5
 STOP_SECONDS = 10.0
 """Seconds that a learner may take to end before it is killed."""
 GPUS = "CUDA_VISIBLE_DEVICES"
+"""Environment variable with the GPUs that a process sees."""
 FAILURE_SECONDS = 2.0
 """Seconds to wait for the error message of a missing learner."""
 

@@ -155,6 +155,13 @@ impl Lane {
             Err(error) => return Ok((pending, Err(error))),
         };
         let sampled = expect_reply!(body, ReplyBody::Sampled(sampled) => sampled)?;
+        if sampled.items.len() > pending.count as usize {
+            return Err(Error::Protocol(format!(
+                "{name} answered a request for {} items with {}",
+                pending.count,
+                sampled.items.len()
+            )));
+        }
         let Some(state) = sampled.shard else {
             return Err(Error::Config(format!(
                 "{name} cannot be one of several servers: it is of an older release; install the same release on all"

@@ -205,7 +205,7 @@ impl Replay for ShardedClient {
         let idle = lock(&self.idle_updates).pop();
         let mut channel = idle.unwrap_or_else(|| ShardedUpdates::new(self.group.clone()));
         let updated = channel.once(table, ids, priorities, wait);
-        // After an error its unanswered updates are of no call.
+        // After an error it has counts that are of no call.
         if updated.is_ok() {
             keep(&self.idle_updates, channel);
         }
