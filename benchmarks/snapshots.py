@@ -19,7 +19,7 @@ from serving import Server
 GOAL, MEMORY_GOAL = 0.9, 1.1
 
 
-def snapshots(steps: int = 50_000, every: float = 6.0, pairs: int = 25) -> None:
+def snapshots(steps: int = 50_000, every: float = 1.0, pairs: int = 60) -> None:
     """Rates of a writer and of a learner that samples 64 in turns with a snapshot against turns without.
 
     Args:
