@@ -71,10 +71,12 @@ def clients(address: str, steps: int) -> Iterator[None]:
     context = multiprocessing.get_context("spawn")
     with ExitStack() as stack:
         pipes: list[Connection] = []
+        processes = []
         for target, arguments in ((push, (address, steps)), (sample, (address,))):
             ours, theirs = context.Pipe()
             process = context.Process(target=target, args=(*arguments, theirs))
             process.start()
+            processes.append(process)
             stack.callback(process.join)
             stack.callback(process.terminate)
             # With this end the pipe would outlive its process, which is then waited for without an end.
@@ -87,6 +89,8 @@ def clients(address: str, steps: int) -> Iterator[None]:
         for pipe in pipes:
             pipe.send(None)
         yield
+        if not all(process.is_alive() for process in processes):
+            raise EOFError("a client has ended by itself")
 
 
 def turn(memory: innet.Replay, seconds: float, act: Callable[[], object] = lambda: None) -> Rates:

@@ -330,23 +330,25 @@ def test_steps_of_a_killed_server_with_snapshots_are_counted(capsys: pytest.Capt
 def test_saving_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
     snapshots(steps=1_000, every=0.6, pairs=2)
     without, saving, *rates, memory = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    # A turn without any counts as one with one step.
     for line in (without, saving):
-        assert min(line["pushed_per_s"], line["sampled_per_s"]) > 0
+        assert min(line["pushed_per_s"], line["sampled_per_s"]) > 10
     assert len(rates) == 3
     assert memory["bytes"] > 0
-    assert memory["met"] == (memory["ratio"] <= 1.1)
+    # Of a rounded ratio.
+    assert memory["met"] == (memory["ratio"] <= 1.1) or memory["ratio"] == 1.1
 
 
 def test_scrapes_are_measured_against_turns_without(capsys: pytest.CaptureFixture[str]) -> None:
     scrape(pairs=2, seconds=0.3, steps=1_000)
     without, scraped, pushes, samples, both = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     for line in (without, scraped):
-        assert min(line["pushed_per_s"], line["sampled_per_s"]) > 0
+        assert min(line["pushed_per_s"], line["sampled_per_s"]) > 10
     assert both["ratio"] == pytest.approx((pushes["ratio"] * samples["ratio"]) ** 0.5, rel=1e-3)
     for goal in (pushes, samples, both):
-        assert goal["met"] == (goal["ratio"] >= 0.98)
+        assert goal["met"] == (goal["ratio"] >= 0.98) or goal["ratio"] == 0.98
         least, most = goal["quartiles"]
-        assert least <= goal["ratio"] <= most
+        assert least - 1e-3 <= goal["ratio"] <= most + 1e-3
 
 
 @pytest.mark.parametrize("client", ["push", "sample"])

@@ -26,7 +26,7 @@ from innet_drl.train.stopwatch import Laps
 from innet_drl.train.times import CORE_THREADS, NUMBER, TASKS, Times, read_times
 from processes import Command
 from serving import Server, until
-from training import lines, small
+from training import BothHavePlayed, lines, newest, small
 
 OLD_RUN = Path(__file__).parent / "old_run"
 Slice = tuple[float, float, str]
@@ -40,7 +40,8 @@ pytestmark = pytest.mark.timeout(300)
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
     """A traced run of two actors, and a learner with a second thread."""
     run = tmp_path_factory.mktemp("runs") / "apart"
-    return run, local.train(small(actors=2, targets_ahead="on", evaluation_period=60, trace_seconds=600.0), run)
+    config = small(actors=2, targets_ahead="on", evaluation_period=60, trace_seconds=600.0, steps=1_000_000)
+    return run, local.train(config, run, callbacks=[BothHavePlayed(evaluated=True)])
 
 
 def shares(tmp_path: Path, *runs: Path) -> dict[str, dict[str, Any]]:
@@ -191,14 +192,19 @@ def test_every_learner_has_a_bar(tmp_path: Path) -> None:
 def test_actors_that_join_report_their_times(tmp_path: Path) -> None:
     run = tmp_path / "cart"
     flags = ["--preset=cartpole", "--environments=4", "--min-size=128", "--batch-size=32", "--layers=32", "--hidden=32"]
-    flags += ["--actors=2", "--steps=1500", "--evaluation-games=1", "--evaluation-period=0", "--no-video"]
+    flags += ["--actors=2", "--steps=1000000000", "--evaluation-games=1", "--evaluation-period=0", "--no-video"]
+    flags += ["--report-seconds=0.2"]
     with Server(f"unix://{tmp_path}/replay") as server, ExitStack() as stack:
         commands = [
             ["learner", f"--replay={server.address}", "--out=cart", "--trace-seconds=600", *flags],
             *(["actor", f"--replay={server.address}", f"--index={index}"] for index in (0, 1)),
         ]
         running = [stack.enter_context(Command(*command, folder=tmp_path)) for command in commands]
-        assert [process.end() for process in running] == [0, 0, 0]
+        learner = running[0]
+        until(lambda: newest(run).get("actor_scores", {}).keys() == {"0", "1"} or not learner.runs)
+        begun = newest(run)["agent_steps"]
+        until(lambda: newest(run)["agent_steps"] > begun + 3_000 or not learner.runs)
+        assert [process.interrupt() for process in running] == [0, 0, 0]
     bars = shares(tmp_path, run)
     assert list(bars) == ["learner 0", "actor 0", "actor 1"]
     slices = trace(tmp_path, run)

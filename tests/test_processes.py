@@ -76,7 +76,7 @@ def test_processes_that_are_started_separately_train_an_agent(replay: str, tmp_p
         early = command("actor", "--replay", replay, "--index=0")
         early.await_line("waiting for a learner (innet-drl learner --replay innet://127.0.0.1")
         learning = ["learner", "--replay", replay, "--out=cart", "--checkpoint-minutes=0.01", *SMALL]
-        learner = command(*learning)
+        learner = command(*learning, "--steps=1000000000")
         until(lambda: updates(run) > 10 or not learner.runs)
         late = command("actor", "--replay", replay, "--index=1")
         until(lambda: newest(run).get("actor_scores", {}).keys() == {"0", "1"} or not learner.runs)
@@ -108,7 +108,7 @@ def test_processes_that_are_started_separately_train_an_agent(replay: str, tmp_p
 
 def test_each_process_may_be_killed_and_the_run_goes_on(server: Server, tmp_path: Path) -> None:
     run = tmp_path / "cart"
-    learning = ["learner", "--replay", server.address, "--out=cart", "--minutes=30", "--checkpoint-minutes=0.01"]
+    learning = ["learner", "--replay", server.address, "--out=cart", "--steps=1000000000", "--checkpoint-minutes=0.01"]
     with ExitStack() as stack:
 
         def command(*arguments: str) -> Command:

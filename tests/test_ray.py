@@ -40,8 +40,9 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
 SMALL = ["train", "--launcher=ray", "--out=cart", "--preset=cartpole", "--environments=4", "--min-size=128"]
 SMALL += ["--batch-size=32", "--layers=32", "--hidden=32", "--epsilon-anneal-steps=0", "--evaluation-games=3"]
 SMALL += ["--no-video", "--report-seconds=0.2", "--actors=3", "--minutes=30", "--device=cpu", "--capacity=1000000"]
+SMALL += ["--steps=1000000000"]
 """Flags of a small run, which evicts nothing."""
-OPEN_STEPS = 4 * (4 + 3)
+OPEN_STEPS = 4 * (4 + 5)
 """Steps of an actor's open windows: of each environment, a chunk and the steps of a return."""
 NODE = {"num_cpus": 2, "object_store_memory": 80 << 20}
 
@@ -143,7 +144,10 @@ def test_a_cluster_that_is_too_small_is_waited_for(nodes: Any, tmp_path: Path) -
 
 def test_a_node_that_can_never_hold_the_learner_is_named(nodes: Any) -> None:
     """Other nodes do not help: the learner is on this one."""
-    threads = r"has 2 CPU, too few for learner, replay server \(3\): lower learner_threads or learners, or start the"
+    threads = (
+        r"has 2 CPU, too few for learner, replay server \(3\): lower learner_threads or learners, name a server "
+        r"\(replay\), or start the"
+    )
     gpus = r"has 2 GPU, too few for learner \(3\): take device cpu, or start the command on another node"
     here = {"NodeManagerAddress": "here", "Resources": {"CPU": 2.0, "GPU": 2.0}}
     with pytest.raises(ConfigurationError, match=gpus):

