@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import innet_drl as innet
-from calls import Lines
+from calls import Call, Lines
 from serving import Server
 from steps import VIEW, fill, step, table
 
@@ -42,7 +42,7 @@ def pair(tmp_path: Path) -> Iterator[list[str]]:
 
 @pytest.fixture
 def silent() -> Iterator[str]:
-    """An address whose connections nobody answers, as of a host that drops packets."""
+    """An address that accepts connections and never answers them, like a host that drops packets."""
     with closing(socket.create_server(("127.0.0.1", 0))) as listening:
         yield f"innet://127.0.0.1:{listening.getsockname()[1]}"
 
@@ -73,7 +73,21 @@ def test_a_server_with_fewer_samples_left_than_its_share_gives_those(pair: list[
             assert len(batch) == 16
             drawn += batch.action.tolist()
         assert len(set(drawn)) == len(drawn)
-        assert len(shards.sample("t", 16, VIEW, timeout=0.2, allow_short=True)) == live - len(drawn)
+        assert len(shards.sample("t", 16, VIEW, timeout=2, allow_short=True)) == live - len(drawn)
+
+
+def test_a_call_at_its_deadline_uses_up_no_samples(pair: list[str]) -> None:
+    with innet.connect(",".join(pair), tables=[table(capacity=2000, max_times_sampled=1)]) as shards:
+        write(shards, "w 0", range(20))
+        write(shards, "w 1", range(200, 220))
+        live = shards.stats()["tables"]["t"]["items"]
+        with pytest.raises(
+            innet.errors.DeadlineError, match=f"{live} items, each for 1 samples at most and fewer than 64"
+        ):
+            shards.sample("t", 64, VIEW, timeout=0.2)
+        assert shards.stats()["tables"]["t"]["items"] == live
+        write(shards, "w 0", range(20, 100))
+        assert len(shards.sample("t", 64, VIEW, timeout=30)) == 64
 
 
 def test_a_server_is_not_away_after_a_pause_of_the_reader(pair: list[str], log: Lines) -> None:
@@ -112,6 +126,61 @@ def test_updates_do_not_wait_for_a_server_that_says_nothing(tmp_path: Path, log:
             )
             assert any("is away" in line for line in log.lines)
             second.kill()
+
+
+def actions_of(replay: innet.Replay) -> list[int]:
+    """The actions of all items, sorted; of an item that is there twice, two."""
+    found: dict[int, int] = {}
+    while len(found) < replay.stats()["tables"]["t"]["items"]:
+        batch = replay.sample("t", 64, VIEW)
+        found |= dict(zip(batch.ids.tolist(), batch.action.tolist(), strict=True))
+    return sorted(found.values())
+
+
+@pytest.mark.parametrize("how", ["stopped", "restarted", "emptied"])
+def test_an_open_writer_waits_for_its_server_and_the_others_write_on(tmp_path: Path, log: Lines, how: str) -> None:
+    snapshots = [] if how == "emptied" else [f"--snapshot={tmp_path}/snapshots"]
+    with (
+        Server(f"unix://{tmp_path}/a") as first,
+        Server(f"unix://{tmp_path}/b", *snapshots) as second,
+        innet.connect(f"{first.address},{second.address}", tables=[table(capacity=2000)], grace=0.3) as shards,
+    ):
+        writers = [shards.writer("t", 1, VIEW, name=f"w {number}") for number in range(2)]
+
+        def play(number: int, steps: range) -> None:
+            """Episodes of ten steps, whose actions are of this writer alone."""
+            for t in steps:
+                writers[number].append(**{**step(t), "action": np.array([1000 * number + t])})
+            writers[number].flush()
+
+        play(0, range(45))
+        play(1, range(45))
+        if how == "stopped":
+            second.send(signal.SIGSTOP)
+        else:
+            second.send(signal.SIGTERM if how == "restarted" else signal.SIGKILL)
+            second.wait()
+        waiting = Call(lambda: play(1, range(45, 100)))
+        play(0, range(45, 100))
+        assert (shards.sample("t", 64, VIEW).action < 1000).all()
+        assert waiting.is_alive()
+        if how == "stopped":
+            second.send(signal.SIGCONT)
+        else:
+            second.start()
+        error = waiting.ended()
+        log.wait_for("is sampled again")
+        if how == "emptied":
+            assert isinstance(error, innet.errors.ExpiredError)
+            assert "w 1" in str(error)
+            writers[1] = shards.writer("t", 1, VIEW, name="w 1")
+            play(1, range(100))
+        else:
+            assert error is None
+        for writer in writers:
+            writer.close()
+        assert actions_of(shards) == [*range(100), *range(1000, 1100)]
+        assert len([line for line in log.lines if f"{second.address} is away" in line]) == 1
 
 
 @pytest.mark.parametrize("order", ["silent first", "silent last"])

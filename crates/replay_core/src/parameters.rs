@@ -91,7 +91,8 @@ impl ParameterStore {
         self.put_version(name, id, 0, bytes)
     }
 
-    /// [`ParameterStore::put`] as version `version` if that is newer than the newest, so that several memories agree.
+    /// [`ParameterStore::put`] as version `version` if that is newer than the newest, so that several memories agree. A copy of
+    /// another memory's version has no number, and is stored only then.
     ///
     /// # Errors
     /// Errors of [`ParameterStore::put`].
@@ -111,6 +112,9 @@ impl ParameterStore {
         }
         let known = stored.is_some();
         let next = stored.map_or(1, |stored| stored.parameters.version.saturating_add(1));
+        if id == 0 && (1..next).contains(&version) {
+            return Ok(next - 1);
+        }
         let version = next.max(version);
         if !known && newest.len() >= Self::MAX_NAMES {
             return Err(Self::refusal(

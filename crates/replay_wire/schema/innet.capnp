@@ -398,9 +398,10 @@ struct PutParameters {
   name @0 :Text;
   id @1 :UInt64;
   # Random number of each put, for a client that may send it again after a broken connection: the server answers a
-  # repetition with the version that it stored, and does not put it over a newer one. 0 is always stored.
+  # repetition with the version that it stored, and does not put it over a newer one. 0 is no repetition.
   version @2 :UInt64;
-  # The version to store, unless the server has that one or a newer one: then, and for 0, it is the next.
+  # The version to store, unless the server has that one or a newer one: then, and for 0, it is the next. With the id 0 it
+  # is a copy of another server's version, which is not stored then.
 }
 
 struct GetParameters {

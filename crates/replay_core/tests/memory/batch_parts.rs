@@ -68,8 +68,18 @@ fn parameters_are_stored_as_the_version_that_all_memories_have() {
     let memory = memory();
     let store = memory.parameters();
     assert_eq!(store.put_version("policy", 1, 5, file(1, 4)).unwrap(), 5);
-    // Sent again, older than the newest, and of a client without a number.
+    // Sent again, and older than the newest.
     assert_eq!(store.put_version("policy", 1, 5, file(1, 4)).unwrap(), 5);
     assert_eq!(store.put_version("policy", 2, 3, file(2, 4)).unwrap(), 6);
     assert_eq!(store.put("policy", 3, file(3, 4)).unwrap(), 7);
+    // Copies of another memory's versions: the newest one here, an older one, a newer one.
+    for (version, newest) in [(7, 7), (6, 7), (9, 9)] {
+        assert_eq!(
+            store
+                .put_version("policy", 0, version, file(version as u8, 4))
+                .unwrap(),
+            newest
+        );
+    }
+    assert_eq!(store.get("policy", 0).unwrap().bytes, file(9, 4));
 }

@@ -268,7 +268,22 @@ impl Client {
     /// Stores parameters as `version`, or as the next version if that is not newer.
     fn put_version(&self, name: &str, version: u64, bytes: Bytes, wait: &Wait<'_>) -> Result<u64> {
         // The server recognises the number when the put is sent again, and does not put it over a newer one.
-        let id = random_number()?;
+        self.put_numbered(name, random_number()?, version, bytes, wait)
+    }
+
+    /// Stores another server's version, if it is newer than the newest here.
+    fn copy_version(&self, name: &str, version: u64, bytes: Bytes, wait: &Wait<'_>) -> Result<u64> {
+        self.put_numbered(name, 0, version, bytes, wait)
+    }
+
+    fn put_numbered(
+        &self,
+        name: &str,
+        id: u64,
+        version: u64,
+        bytes: Bytes,
+        wait: &Wait<'_>,
+    ) -> Result<u64> {
         let (reply, _) = self.ask(wait, |_| RequestBody::PutParameters {
             name: name.into(),
             id,

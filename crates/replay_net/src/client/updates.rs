@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::connection::{Connection, Dialer};
 use super::pipeline::{RequestPipeline, is_broken, is_closed, unexpected};
 use super::pool::retry_for;
-use replay_core::error::{Error, Result, check_priority};
+use replay_core::error::{Error, Result, check_priorities};
 use replay_core::replay::{UpdateChannel, UpdateReceipt, Wait};
 use replay_wire::{Reply, ReplyBody, RequestBody};
 
@@ -185,9 +185,7 @@ impl UpdateChannel for Updates {
     ) -> Result<UpdateReceipt> {
         self.dialer.check_process()?;
         check_lengths(table, ids, priorities)?;
-        for &priority in priorities {
-            check_priority(priority)?;
-        }
+        check_priorities(priorities)?;
         let bytes = size_of_val(ids) + size_of_val(priorities);
         let most = self.dialer.options.push_window_bytes;
         self.work(wait, |updates| {

@@ -162,7 +162,7 @@ impl ServerConfig {
             (true, true) => return Ok(()),
             (true, false) => (
                 "TLS (tls_cert and tls_key)",
-                "nobody on the network between can read or change what clients send",
+                "no other host can read or change what clients send",
             ),
             (false, true) => ("a token (token_file, or INNET_TOKEN)", everyone),
             (false, false) => (
@@ -188,7 +188,7 @@ mod tests {
         let refused = |rest: &[&str]| refusal(&[&[open], rest].concat().concat());
         assert!(refused(&[]).contains("needs a token"));
         assert!(refused(&[token]).contains("needs TLS"));
-        assert!(refused(&[token]).contains("trusted_network if nobody on the network"));
+        assert!(refused(&[token]).contains("trusted_network if no other host"));
         assert!(refused(&[tls]).contains("needs a token"));
         for rest in [[token, tls].concat(), "trusted_network = true".to_owned()] {
             read(&[open, &rest].concat()).unwrap().validate().unwrap();

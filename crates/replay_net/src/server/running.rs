@@ -353,7 +353,7 @@ fn trusted_with(config: &ServerConfig) -> Option<&'static str> {
     match config.trusted_network {
         true if !token => Some("everyone who can connect may read and write"),
         true if !tls => Some(
-            "clients need a token, but without TLS everyone on the network between can read and change what they send",
+            "clients need a token, but without TLS other hosts can read and change what they send",
         ),
         true if config.gradients.is_some() => {
             Some("datagrams of gradients are neither encrypted nor authenticated")

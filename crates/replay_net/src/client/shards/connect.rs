@@ -7,7 +7,7 @@ use super::super::connection::Dialer;
 use super::super::pipeline::{is_absent, is_busy};
 use super::super::{Address, Client, ConnectOptions};
 use super::ShardedClient;
-use super::group::{self, Group, at, is_lost, lock};
+use super::group::{self, Group, ask_promptly, at, is_lost, lock};
 use crate::refuse;
 use replay_core::error::{Error, Result};
 use replay_core::replay::{Replay, Wait};
@@ -73,9 +73,15 @@ impl ShardedClient {
         for address in addresses {
             clients.push(Self::one(address, soon.clone(), wait)?);
         }
+        let mut missing = clients.iter().filter(|client| client.is_err()).count() as u32;
         for (address, client) in addresses.iter().zip(&mut clients) {
-            let left = options.await_server.saturating_sub(begun.elapsed());
-            if client.is_err() && !left.is_zero() {
+            if client.is_ok() {
+                continue;
+            }
+            // An equal part of what is left, also for the last.
+            let left = options.await_server.saturating_sub(begun.elapsed()) / missing;
+            missing -= 1;
+            if !left.is_zero() {
                 let patient = ConnectOptions {
                     await_server: left,
                     connect_timeout: options.connect_timeout.min(left),
@@ -135,13 +141,13 @@ impl ShardedClient {
     fn check_alike(&self, wait: &Wait<'_>) -> Result<()> {
         let group = &self.group;
         let releases = group.each(|client| {
-            let stats = client.stats(wait)?;
+            let stats = ask_promptly(client, wait, |wait| client.stats(wait))?;
             Ok(stats["server"]["release"].as_str().unwrap_or("").to_owned())
         })?;
         let releases = releases.into_iter();
         let named = releases.map(|(shard, release)| (group.shards[shard].name(), release));
         check_releases(&named.collect::<Vec<_>>())?;
-        let listings = group.each(|client| client.list(wait))?;
+        let listings = group.each(|client| ask_promptly(client, wait, |wait| client.list(wait)))?;
         let with_tables = listings
             .iter()
             .find(|(_, listing)| !listing.tables.is_empty());

@@ -195,7 +195,7 @@ impl Group {
                 && let Some(newest) = other.get_parameters(&listed.name, 0, None, &wait)?
             {
                 let version = newest.version;
-                let put = client.put_version(&listed.name, version, newest.bytes, &wait);
+                let put = client.copy_version(&listed.name, version, newest.bytes, &wait);
                 allowed(put.map(drop))?;
             }
         }
@@ -230,6 +230,35 @@ pub fn at(name: &str, error: Error) -> Error {
         Error::Protocol(reason) => Error::Protocol(here(reason)),
         Error::Config(reason) => Error::Config(here(reason)),
         error => error,
+    }
+}
+
+/// A question that a server answers at once: without an answer for the grace it is lost, also where the caller would wait longer.
+///
+/// # Errors
+/// [`Error::Disconnected`] then; errors of the call.
+pub fn ask_promptly<T>(
+    client: &Client,
+    wait: &Wait<'_>,
+    ask: impl Fn(&Wait<'_>) -> Result<T>,
+) -> Result<T> {
+    let grace = client.dialer.options.grace;
+    let silent = Instant::now() + grace;
+    let deadline = wait
+        .deadline
+        .map_or(silent, |deadline| deadline.min(silent));
+    let asked = ask(&Wait {
+        deadline: Some(deadline),
+        ..*wait
+    });
+    match asked {
+        Err(Error::Deadline { .. }) if Some(deadline) != wait.deadline => {
+            Err(Error::Disconnected {
+                address: client.address().to_string(),
+                reason: format!("no answer for {} s", grace.as_secs_f64()),
+            })
+        }
+        answered => answered,
     }
 }
 

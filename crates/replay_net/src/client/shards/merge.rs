@@ -75,7 +75,9 @@ pub fn listing(listings: impl Iterator<Item = Listing>, servers: u64) -> Listing
 }
 
 /// Statistics whose largest value counts, or that all servers share; all other numbers are added up.
-const LARGEST: [&str; 5] = [
+const LARGEST: [&str; 7] = [
+    "age_s",
+    "duration_s",
     "max_priority",
     "max_version_lag",
     "samples_per_insert",

@@ -17,8 +17,8 @@
 //! - **Replay ratio.** Each server's rate limiter compares its own inserts with the samples that it counts. The samples of a batch
 //!   are divided over the limiters by what these admit, and not by the items of the batch: so no limiter holds up a batch or a
 //!   writer while another could go on, and over all servers the samples keep to `samples_per_insert` within the sum of the slacks. A
-//!   batch begins once it is admitted as a whole: an abandoned one has counted nothing. Only a limiter that holds its writers back
-//!   counts what it admits before the rest is: with few writers, no limiter may ever admit the whole.
+//!   batch begins once it is admitted as a whole: an abandoned one has counted nothing. Only while a limiter holds its writers back
+//!   do the limiters count what they admit before the rest is: with few writers, no limiter may ever admit the whole.
 //! - **Writers** keep to one server.
 //! - **A server that is away** is left out by each client that misses it, and taken up again when it answers.
 
@@ -39,7 +39,7 @@ use bytes::Bytes;
 
 use super::Client;
 pub use connect::parse_addresses;
-use group::{Group, lock};
+use group::{Group, ask_promptly, lock};
 use replay_core::error::{Error, ErrorCode, Result};
 use replay_core::replay::{
     Listing, OpenWriter, Parameters, PushChannel, Replay, SampleChannel, SampleRequest, Sampled,
@@ -90,6 +90,17 @@ impl ShardedClient {
         }
     }
 
+    /// A channel for a single sample: the one with a batch of this request that no call has got, before any other.
+    fn idle_samples(&self, request: &SampleRequest) -> ShardedSamples {
+        let mut idle = lock(&self.idle);
+        let begun = idle.iter().position(|channel| channel.has_begun(request));
+        let channel = match begun {
+            Some(index) => Some(idle.swap_remove(index)),
+            None => idle.pop(),
+        };
+        channel.unwrap_or_else(|| ShardedSamples::new(self.group.clone(), request.clone(), 1))
+    }
+
     /// The server of a new writer: by the number at the end of its name, or the one with the fewest writers of the table.
     fn shard_of_writer(&self, open: &OpenWriter, wait: &Wait<'_>) -> Result<usize> {
         let count = self.group.shards.len();
@@ -104,7 +115,9 @@ impl ShardedClient {
             let mut present = order.filter(|&shard| !self.group.is_away(shard));
             return present.next().ok_or_else(|| self.group.none_answers());
         }
-        let stats = self.group.each(|client| client.stats(wait))?;
+        let stats = self
+            .group
+            .each(|client| ask_promptly(client, wait, |wait| client.stats(wait)))?;
         let writers = |stats: &serde_json::Value| {
             let writers = &stats["tables"][&open.table]["writers"];
             writers.as_u64().unwrap_or(0)
@@ -135,7 +148,9 @@ impl Replay for ShardedClient {
     }
 
     fn table_config(&self, table: &str, wait: &Wait<'_>) -> Result<Arc<TableConfig>> {
-        let tables = self.group.each(|client| client.table_config(table, wait))?;
+        let tables = self
+            .group
+            .each(|client| ask_promptly(client, wait, |wait| client.table_config(table, wait)))?;
         let whole = merge::whole(&tables[0].1, self.group.shards.len() as u64);
         Ok(Arc::new(whole))
     }
@@ -180,9 +195,7 @@ impl Replay for ShardedClient {
     }
 
     fn sample(&self, request: &SampleRequest, wait: &Wait<'_>) -> Result<Sampled> {
-        let idle = lock(&self.idle).pop();
-        let mut channel =
-            idle.unwrap_or_else(|| ShardedSamples::new(self.group.clone(), request.clone(), 1));
+        let mut channel = self.idle_samples(request);
         let sampled = channel.once(request, wait);
         keep(&self.idle, channel);
         sampled
@@ -264,7 +277,9 @@ impl Replay for ShardedClient {
     }
 
     fn list(&self, wait: &Wait<'_>) -> Result<Listing> {
-        let listings = self.group.each(|client| client.list(wait))?;
+        let listings = self
+            .group
+            .each(|client| ask_promptly(client, wait, |wait| client.list(wait)))?;
         let count = self.group.shards.len() as u64;
         Ok(merge::listing(
             listings.into_iter().map(|(_, one)| one),
@@ -273,7 +288,9 @@ impl Replay for ShardedClient {
     }
 
     fn stats(&self, wait: &Wait<'_>) -> Result<serde_json::Value> {
-        let answers = self.group.each(|client| client.stats(wait))?;
+        let answers = self
+            .group
+            .each(|client| ask_promptly(client, wait, |wait| client.stats(wait)))?;
         let mut incarnations = lock(&self.incarnations);
         for (shard, stats) in &answers {
             let incarnation = stats["incarnation"].as_str().unwrap_or("").to_owned();

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::super::Client;
 use super::super::pipeline::is_renewal;
 use super::super::sample::Pipelining;
-use super::group::{Group, is_lost};
+use super::group::{Group, ask_promptly, is_lost};
 use super::lane::Lane;
 use super::merge::min_size;
 use super::partial::{PartialBatch, Seen};
@@ -62,23 +62,32 @@ impl ShardedSamples {
         }
     }
 
-    /// One batch of another request, by the servers' sums of priorities of this moment.
+    /// One batch, by the servers' sums of priorities of this moment. A call that met its deadline has left a batch that servers
+    /// have counted: the next call of its request gets it.
     ///
     /// # Errors
     /// Errors of [`Replay::sample`].
     pub fn once(&mut self, request: &SampleRequest, wait: &Wait<'_>) -> Result<Sampled> {
-        self.request = request.clone();
-        // Another client may have made the table anew.
-        self.table = None;
-        self.batches.clear();
+        let continues = self.has_begun(request);
+        if !continues {
+            self.request = request.clone();
+            // Another client may have made the table anew.
+            self.table = None;
+            self.batches.clear();
+        }
         for lane in &mut self.lanes {
-            if !lane.is_idle() {
+            if !continues && !lane.is_idle() {
                 // Late replies to an earlier call.
                 *lane = Lane::default();
             }
             lane.seen = None;
         }
         self.next(wait)
+    }
+
+    /// Whether servers have been asked for parts of a batch of this request, which no call has got yet.
+    pub fn has_begun(&self, request: &SampleRequest) -> bool {
+        self.request == *request && self.batches.front().is_some_and(|batch| batch.begun)
     }
 
     fn next_batch(&mut self, wait: &Wait<'_>) -> Result<Sampled> {
@@ -217,9 +226,9 @@ impl ShardedSamples {
             return Ok(table.clone());
         }
         let name = self.request.table.clone();
-        let table = self
-            .group
-            .any(0, |client| client.table_config(&name, wait))?;
+        let table = self.group.any(0, |client| {
+            ask_promptly(client, wait, |wait| client.table_config(&name, wait))
+        })?;
         Ok(self.table.insert(table).clone())
     }
 
@@ -275,6 +284,9 @@ impl ShardedSamples {
         if let Some(reason) = self.stocked(wait)? {
             return Ok(Some(reason));
         }
+        if let Some(reason) = self.used_up() {
+            return Ok(Some(reason));
+        }
         // A batch begins once it is admitted as a whole: a part that one limiter has counted does not wait for the others.
         let missing = f64::from(self.request.count) - self.admitted();
         if missing <= 0.0 {
@@ -286,6 +298,27 @@ impl ShardedSamples {
             return Ok(None);
         }
         self.limited(missing, wait).map(Some)
+    }
+
+    /// The reason to wait where items that are sampled a number of times have fewer samples left than a batch. A rate limiter that
+    /// holds its writers back has to be asked, and a short batch takes what there is.
+    fn used_up(&self) -> Option<Reason> {
+        let table = self.table.as_ref()?;
+        let times = u64::from(table.max_times_sampled);
+        if times == 0 || table.samples_per_insert > 0.0 || self.request.allow_short {
+            return None;
+        }
+        let seen = self.lanes.iter().filter_map(|lane| lane.seen);
+        let items: u64 = seen.map(|seen| seen.state.items).sum();
+        let few = items.saturating_mul(times) < u64::from(self.request.count);
+        few.then(|| {
+            format!(
+                "table {:?} has {items} items, each for {times} samples at most and fewer than {}, on the servers {}",
+                table.name,
+                self.request.count,
+                self.group.names()
+            )
+        })
     }
 
     /// The reason to wait for `missing` samples of the rate limiters.
@@ -375,18 +408,24 @@ impl ShardedSamples {
             Some(deadline) if index == 0 => deadline.clamp(now, held),
             _ => held,
         };
+        let mut settled = Ok(());
         for (shard, charge) in present.into_iter().zip(charges) {
             // A first part without items asks for the server's state, for the batches that follow.
             if begins || counts[shard] > 0 || charge > 0 {
                 let part = (counts[shard], charge);
+                if settled.is_err() {
+                    // A call after an interrupted one sends it.
+                    self.batches[index].owe(shard, part.0, part.1);
+                    continue;
+                }
                 let sent = self.send(shard, number, part, due, wait);
                 if sent.is_err() {
                     self.batches[index].owe(shard, part.0, part.1);
                 }
-                self.settle(shard, sent, wait)?;
+                settled = self.settle(shard, sent, wait);
             }
         }
-        Ok(())
+        settled
     }
 
     fn send(

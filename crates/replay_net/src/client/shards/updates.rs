@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::super::updates::{Updates, check_lengths};
-use super::group::{Group, Shard, is_lost};
+use super::group::{Group, Shard, ask_promptly, is_lost};
 use replay_core::error::{Error, Result, check_priorities};
 use replay_core::replay::{BatchPart, Replay, SampleRequest, UpdateChannel, UpdateReceipt, Wait};
 use replay_core::table::ids::IdSpace;
@@ -21,7 +21,9 @@ impl Group {
             min_probability: false,
             part: Some(BatchPart { limiter_samples: 0 }),
         };
-        for (shard, sampled) in self.each(|client| client.sample(&request, wait))? {
+        for (shard, sampled) in
+            self.each(|client| ask_promptly(client, wait, |wait| client.sample(&request, wait)))?
+        {
             if let Some(state) = sampled.shard {
                 self.note_number(state.number, shard);
             }
