@@ -34,6 +34,7 @@ class Learner:
             hosts = [address.removeprefix("innet://") for address in addresses]
             links = [stack.enter_context(_core.Relay(host, delay=1e-3 * each_way_ms)) for host in hosts]
             addresses = [f"innet://{link.address}" for link in links]
+        self._addresses = addresses
         tables = [table(servers * -(-steps // servers))]
         self._replay = stack.enter_context(innet.connect(",".join(addresses), tables=tables))
         each = STREAMS // servers
@@ -56,17 +57,26 @@ class Learner:
 
     def excess(self, batches: int) -> float:
         """Chi-square of items by server against the sums of priorities, in standard deviations above its mean."""
-        shards = self._replay.stats()
-        parts = shards.get("shards", {"": shards}).values()
-        totals = np.array([part["tables"]["breakout"]["total_priority"] for part in parts])
-        counts: dict[int, int] = {}
+        expected: dict[int, float] = {}
+        for address in self._addresses:
+            with innet.connect(address) as server:
+                number = _numbers(server.sample("breakout", 1, VIEW))[0]
+                expected[number] = server.stats()["tables"]["breakout"]["total_priority"]
+        observed = dict.fromkeys(expected, 0)
         for _ in range(batches):
-            for number in (self._replay.sample("breakout", BATCH, VIEW).ids >> np.uint64(48)).tolist():
-                counts[number] = counts.get(number, 0) + 1
-        observed = np.sort(np.array(list(counts.values())))
-        expected = np.sort(totals / totals.sum() * observed.sum())
+            for number in _numbers(self._replay.sample("breakout", BATCH, VIEW)):
+                observed[number] += 1
+        sampled, total = batches * BATCH, sum(expected.values())
+        means = {number: sampled * mass / total for number, mass in expected.items()}
+        square = sum((observed[number] - mean) ** 2 / mean for number, mean in means.items())
         freedom = max(len(expected) - 1, 1)
-        return float((((observed - expected) ** 2 / expected).sum() - freedom) / np.sqrt(2 * freedom))
+        return float((square - freedom) / np.sqrt(2 * freedom))
+
+
+def _numbers(batch: innet.Batch) -> list[int]:
+    """For each item, the number of its server's table: the first 16 bits of its id."""
+    numbers: list[int] = (batch.ids >> np.uint64(48)).tolist()
+    return numbers
 
 
 def shards(

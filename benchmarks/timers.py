@@ -165,6 +165,8 @@ def of_samples(raw: str) -> dict[str, dict[str, float]]:
         for file, name, number in reversed(calls):
             activity = _activity(file, name, number)
             if activity is not None:
+                # A serial run samples when it needs a batch.
+                activity = "sample" if (kind, activity) == ("serial", WAITING) else activity
                 if activity != START:
                     found[kind][activity] += int(count)
                 break
