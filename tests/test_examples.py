@@ -72,8 +72,9 @@ def test_dqn_learns_in_one_process(flags: tuple[str, ...]) -> None:
 
 @pytest.mark.timeout(300)
 def test_a_learner_in_the_cloud_learns_from_actors_at_the_edge() -> None:
-    output = run_example("edge_cloud.py", "--updates", "600", "--delay-ms", "5")
-    assert re.search(r"600 updates, \d+ a second: greedy mean \d+\.\d", output)
+    output = run_example("edge_cloud.py", "--updates", "3000", "--delay-ms", "5")
+    (mean,) = re.findall(r"3000 updates, \d+ a second: greedy mean (\d+\.\d)", output)
+    assert float(mean) > 2 * CHANCE
     assert re.search(r"\d+\.\d kB an update crossed the link", output)
 
 
