@@ -19,6 +19,8 @@ class RecordingRelay:
     def __init__(self, path: Path, server: Path) -> None:
         self.address = f"unix://{path}"
         self.loses_replies = False
+        self.in_replies = (b"", b"")
+        """Bytes of replies, and as many that take their place: an answer of another server."""
         self._server = str(server)
         self._sent: list[bytearray] = []
         self._listener = socket.socket(socket.AF_UNIX)
@@ -54,15 +56,18 @@ class RecordingRelay:
             except OSError:
                 # The server is away.
                 return
-            replies = threading.Thread(target=_forward, args=(server, client, lambda _: not self.loses_replies))
+            replies = threading.Thread(target=_forward, args=(server, client, self._reply))
             replies.start()
 
-            def record(part: bytes) -> bool:
+            def record(part: bytes) -> bytes:
                 sent.extend(part)
-                return True
+                return part
 
             _forward(client, server, record)
             replies.join()
+
+    def _reply(self, part: bytes) -> bytes:
+        return b"" if self.loses_replies else part.replace(*self.in_replies)
 
     def requests(self) -> list[tuple[str, int]]:
         """Kind and deadline in milliseconds of each whole request so far, connection after connection."""
@@ -80,11 +85,10 @@ class RecordingRelay:
         return found
 
 
-def _forward(source: socket.socket, target: socket.socket, passes: Callable[[bytes], bool]) -> None:
+def _forward(source: socket.socket, target: socket.socket, what_passes: Callable[[bytes], bytes]) -> None:
     # An error is the end of one side, which the other one then sees.
     with suppress(OSError):
         while part := source.recv(1 << 16):
-            if passes(part):
-                target.sendall(part)
+            target.sendall(what_passes(part))
     with suppress(OSError):
         target.shutdown(socket.SHUT_WR)

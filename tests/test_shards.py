@@ -16,6 +16,7 @@ import scipy.stats
 import innet_drl as innet
 from calls import Call, Lines
 from innet_drl.launch import local
+from recording_relay import RecordingRelay
 from serving import Server, until
 from steps import VIEW, fill, step, still_works, table
 from training import lines, small
@@ -438,6 +439,14 @@ def test_bad_lists_of_servers_say_what_to_do(tmp_path: Path, connect: Connect) -
         with innet.connect(f"{at['d']},{at['a']}") as shards:
             assert shards.table("t") == table(capacity=2000), "an empty server gets the tables of the others"
         refusal(innet.errors.ConnectError, "nowhere", f"unix://{tmp_path}/nowhere,unix://{tmp_path}/nowhere2")
+        with RecordingRelay(tmp_path / "f.s", tmp_path / "a.s") as relay:
+            release = innet.__version__.encode()
+            relay.in_replies = release, b"9" * len(release)
+            refusal(
+                innet.errors.ConfigError,
+                rf"a\.s is of release {innet.__version__} and .*f\.s of release 9+: install the same release",
+                f"{at['a']},{relay.address}",
+            )
     shards = connect(table("queue", sampler="fifo", max_times_sampled=1))
     with pytest.raises(innet.errors.ConfigError, match="several servers do not share"):
         shards.sample("queue", 1, VIEW)
