@@ -65,14 +65,10 @@ class Interpreters(Launcher):
                 del self._processes[name]
         return received
 
-    def begin_end(self) -> None:
-        """Sends SIGTERM to every process."""
+    def close(self) -> None:
+        """Sends SIGTERM to every process, and waits for it."""
         for process, _ in self._processes.values():
             process.terminate()
-
-    def close(self) -> None:
-        """Ends every process."""
-        self.begin_end()
         for process, pipe in self._processes.values():
             process.wait()
             pipe.close()
@@ -138,7 +134,7 @@ def test_a_class_is_taken_as_it_is(tmp_path: Path) -> None:
         ("nowhere:Slurm", "--launcher nowhere:Slurm: there is no module 'nowhere'"),
         ("test_own_launcher:Interpreter", "test_own_launcher has no 'Interpreter': did you mean Interpreters?"),
         ("test_own_launcher:serve", "it must be a subclass of innet_drl.launch.launcher.Launcher"),
-        ("test_own_launcher:Half", "it lacks begin_end, close, messages, start of innet_drl.launch.launcher.Launcher"),
+        ("test_own_launcher:Half", "it lacks close, messages, start of innet_drl.launch.launcher.Launcher"),
     ],
 )
 def test_unusable_launchers(tmp_path: Path, capsys: pytest.CaptureFixture[str], launcher: str, message: str) -> None:

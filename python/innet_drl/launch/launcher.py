@@ -67,9 +67,8 @@ class Launcher(abc.ABC):
         The last message of a process is `Ended`; its name is free again.
         """
 
-    @abc.abstractmethod
-    def begin_end(self) -> None:
-        """Asks every process to end, without waiting: leaving the context waits."""
+    def begin_end(self) -> None:  # noqa: B027 - a launcher may leave it to `close`
+        """Asks every process to end, without waiting: processes of several launchers then end at the same time."""
 
     @abc.abstractmethod
     def close(self) -> None:
