@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | `connect` | their addresses; checks that they are one memory |
 //! | `group` | which servers answer; how one that was away is taken up again |
-//! | `samples` | batches from all servers |
+//! | `samples` | batches from all servers, and when one begins (`samples/admission`) |
 //! | `lane` | requests to one server, and its last answer |
 //! | `partial` | one batch under way |
 //! | `updates` | updates of priorities, each for the server of its id |

@@ -1,0 +1,117 @@
+//! When a batch begins: what the servers together have, and what their rate limiters admit.
+
+use super::{Reason, ShardedSamples};
+use crate::client::shards::merge::min_size;
+use replay_core::error::{Error, Result};
+use replay_core::replay::Wait;
+
+impl ShardedSamples {
+    /// Whether the servers together have enough items, or else the reason to wait.
+    pub(super) fn stocked(&mut self, wait: &Wait<'_>) -> Result<Option<Reason>> {
+        let seen: Vec<_> = self.lanes.iter().filter_map(|lane| lane.seen).collect();
+        if seen.is_empty() {
+            return Ok(Some(self.group.none_answers().to_string()));
+        }
+        let table = self.table(wait)?;
+        let items: u64 = seen.iter().map(|seen| seen.state.items).sum();
+        let min_size = min_size(&table, seen.len() as u64);
+        // A server's limiter holds its writers back before its part of min_size can make up for servers without writers.
+        if items < min_size && !self.holds_writers() {
+            return Ok(Some(format!(
+                "table {:?} has {items} items of the {min_size} that min_size asks for, on the servers {}",
+                table.name,
+                self.group.names()
+            )));
+        }
+        if seen.iter().all(|seen| seen.state.total_priority <= 0.0) {
+            if items > 0 && table.max_times_sampled == 0 {
+                let table = table.name.clone();
+                return Err(Error::NoMass { table, items });
+            }
+            return Ok(Some(format!(
+                "table {:?} has nothing to sample, on the servers {}",
+                table.name,
+                self.group.names()
+            )));
+        }
+        Ok(None)
+    }
+
+    /// Most samples that one rate limiter is asked for: as many as it certainly admits before it holds its writers back.
+    pub(super) fn most_of_one(&self) -> f64 {
+        match &self.table {
+            Some(table) if table.samples_per_insert > 0.0 => {
+                (2.0 * table.effective_slack() - table.samples_per_insert).floor()
+            }
+            _ => f64::INFINITY,
+        }
+    }
+
+    /// Whether a rate limiter may hold its writers back until it is asked for samples.
+    fn holds_writers(&self) -> bool {
+        let most = self.most_of_one();
+        most.is_finite() && self.lanes.iter().any(|lane| lane.allowance() >= most)
+    }
+
+    /// Whether the servers together have what a batch needs, or else the reason to wait.
+    pub(super) fn ready(&mut self, wait: &Wait<'_>) -> Result<Option<Reason>> {
+        if let Some(reason) = self.stocked(wait)? {
+            return Ok(Some(reason));
+        }
+        if let Some(reason) = self.used_up() {
+            return Ok(Some(reason));
+        }
+        // A batch begins once it is admitted as a whole: a part that one limiter has counted does not wait for the others.
+        let missing = f64::from(self.request.count) - self.admitted();
+        if missing <= 0.0 {
+            return Ok(None);
+        }
+        // Except where writers wait for these samples: their limiter counts what it admits, they go on, and the rest follows. A short
+        // batch is what is admitted at the deadline.
+        if !self.request.allow_short && self.holds_writers() {
+            return Ok(None);
+        }
+        self.limited(missing, wait).map(Some)
+    }
+
+    /// The reason to wait where items that are sampled a number of times have fewer samples left than a batch. A rate limiter that
+    /// holds its writers back has to be asked, and a short batch takes what there is.
+    fn used_up(&self) -> Option<Reason> {
+        let table = self.table.as_ref()?;
+        let times = u64::from(table.max_times_sampled);
+        if times == 0 || table.samples_per_insert > 0.0 || self.request.allow_short {
+            return None;
+        }
+        let seen = self.lanes.iter().filter_map(|lane| lane.seen);
+        let items: u64 = seen.map(|seen| seen.state.items).sum();
+        let few = items.saturating_mul(times) < u64::from(self.request.count);
+        few.then(|| {
+            format!(
+                "table {:?} has {items} items, each for {times} samples at most and fewer than {}, on the servers {}",
+                table.name,
+                self.request.count,
+                self.group.names()
+            )
+        })
+    }
+
+    /// The reason to wait for `missing` samples of the rate limiters.
+    pub(super) fn limited(&mut self, missing: f64, wait: &Wait<'_>) -> Result<Reason> {
+        let table = self.table(wait)?;
+        Ok(format!(
+            "table {:?} has no {} samples left by samples_per_insert {}: insert {} more items, on the servers {}",
+            table.name,
+            self.request.count,
+            table.samples_per_insert,
+            (missing / table.samples_per_insert).ceil(),
+            self.group.names()
+        ))
+    }
+
+    /// Samples that all rate limiters together would admit now.
+    pub(super) fn admitted(&self) -> f64 {
+        let most = self.most_of_one();
+        let allowances = self.lanes.iter().map(|lane| lane.allowance().min(most));
+        allowances.map(|allowed| allowed.max(0.0).floor()).sum()
+    }
+}
