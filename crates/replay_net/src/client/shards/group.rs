@@ -233,32 +233,38 @@ pub fn at(name: &str, error: Error) -> Error {
     }
 }
 
-/// A question that a server answers at once: without an answer for the grace it is lost, also where the caller would wait longer.
+/// A call to a server for the grace at most; `None` where the caller would wait longer.
+pub fn within_grace<T>(
+    client: &Client,
+    wait: &Wait<'_>,
+    call: impl FnOnce(&Wait<'_>) -> Result<T>,
+) -> Result<Option<T>> {
+    let grace = Instant::now() + client.dialer.options.grace;
+    let deadline = Some(wait.deadline.map_or(grace, |deadline| deadline.min(grace)));
+    match call(&Wait { deadline, ..*wait }) {
+        Err(Error::Deadline { .. }) if deadline != wait.deadline => Ok(None),
+        called => called.map(Some),
+    }
+}
+
+/// A question that a server answers at once: without an answer for the grace it is lost.
 ///
 /// # Errors
 /// [`Error::Disconnected`] then; errors of the call.
 pub fn ask_promptly<T>(
     client: &Client,
     wait: &Wait<'_>,
-    ask: impl Fn(&Wait<'_>) -> Result<T>,
+    ask: impl FnOnce(&Wait<'_>) -> Result<T>,
 ) -> Result<T> {
-    let grace = client.dialer.options.grace;
-    let silent = Instant::now() + grace;
-    let deadline = wait
-        .deadline
-        .map_or(silent, |deadline| deadline.min(silent));
-    let asked = ask(&Wait {
-        deadline: Some(deadline),
-        ..*wait
-    });
-    match asked {
-        Err(Error::Deadline { .. }) if Some(deadline) != wait.deadline => {
-            Err(Error::Disconnected {
-                address: client.address().to_string(),
-                reason: format!("no answer for {} s", grace.as_secs_f64()),
-            })
-        }
-        answered => answered,
+    within_grace(client, wait, ask)?.ok_or_else(|| silent(client))
+}
+
+/// The error of a server without an answer for the grace.
+pub fn silent(client: &Client) -> Error {
+    let grace = client.dialer.options.grace.as_secs_f64();
+    Error::Disconnected {
+        address: client.address().to_string(),
+        reason: format!("no answer for {grace} s"),
     }
 }
 

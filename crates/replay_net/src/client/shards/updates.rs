@@ -1,10 +1,9 @@
 //! Updates of priorities: each goes to the server of its id.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use super::super::updates::{Updates, check_lengths};
-use super::group::{Group, Shard, ask_promptly, is_lost};
+use super::group::{Group, Shard, ask_promptly, is_lost, silent, within_grace};
 use replay_core::error::{Error, Result, check_priorities};
 use replay_core::replay::{BatchPart, Replay, SampleRequest, UpdateChannel, UpdateReceipt, Wait};
 use replay_core::table::ids::IdSpace;
@@ -71,27 +70,13 @@ fn answering<T>(
     wait: &Wait<'_>,
     call: impl Fn(&mut Updates, &Wait<'_>) -> Result<T>,
 ) -> Result<T> {
-    let grace = shard.client.dialer.options.grace;
     loop {
         let unanswered = channel.unanswered();
-        let silent = Instant::now() + grace;
-        let deadline = wait
-            .deadline
-            .map_or(silent, |deadline| deadline.min(silent));
-        let own = Wait {
-            deadline: Some(deadline),
-            ..*wait
-        };
-        match call(channel, &own) {
-            Err(Error::Deadline { .. }) if Some(deadline) != wait.deadline => {
-                if channel.unanswered() == unanswered {
-                    return Err(Error::Disconnected {
-                        address: shard.name(),
-                        reason: format!("no answer for {} s", grace.as_secs_f64()),
-                    });
-                }
-            }
-            done => return done,
+        if let Some(done) = within_grace(&shard.client, wait, |wait| call(channel, wait))? {
+            return Ok(done);
+        }
+        if channel.unanswered() == unanswered {
+            return Err(silent(&shard.client));
         }
     }
 }
