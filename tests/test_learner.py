@@ -15,6 +15,7 @@ from innet_drl.train import environments, machine, numerics
 from innet_drl.train.actor import Actor
 from innet_drl.train.config import Config
 from innet_drl.train.environments import EnvironmentSpec
+from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.learner import Learner, Numerics, choose_device
 from innet_drl.train.losses import PRIORITY_FLOOR
 from innet_drl.train.memory import EmbeddedMemory, make_view, memory_settings
@@ -195,6 +196,8 @@ def test_chosen_arithmetic_is_taken_unmeasured(monkeypatch: pytest.MonkeyPatch) 
     assert choose_numerics(breakout, IMAGES) == Numerics(torch.bfloat16, torch.channels_last)
     plain = dataclasses.replace(breakout, numerics="float32", layout="contiguous")
     assert choose_numerics(plain, IMAGES) == Numerics(torch.float32, torch.contiguous_format)
+    blocks = dataclasses.replace(plain, layout="space_to_depth")
+    assert choose_numerics(blocks, IMAGES) == Numerics(torch.float32, torch.channels_last, space_to_depth=True)
     assert choose_numerics(breakout, VECTOR) == Numerics(torch.bfloat16, torch.contiguous_format)
     assert choose_numerics(small(device="cpu"), VECTOR) == Numerics(torch.float32, torch.contiguous_format)
     assert choose_numerics(dataclasses.replace(PRESETS["breakout"], serial=True), IMAGES) == Numerics()
@@ -206,6 +209,33 @@ def test_the_fastest_arithmetic_is_taken(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(numerics, "_seconds_of_update", measured)
     assert choose_numerics(PRESETS["breakout"], IMAGES) == Numerics(torch.float32, torch.channels_last)
+
+
+@pytest.mark.parametrize(
+    ("spec", "network"),
+    [
+        (EnvironmentSpec(4, 4, (84, 82), "uint8", 4), "nature"),
+        (EnvironmentSpec(4, 1, (3, 84, 84), "float32", 1), "nature"),
+        (EnvironmentSpec(4, 4, (3, 84, 84), "uint8", 4), "nature"),
+        (IMAGES, "impala"),
+        (VECTOR, "auto"),
+    ],
+)
+def test_blocks_of_pixels_are_for_images_that_have_whole_ones(
+    spec: EnvironmentSpec, network: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[Numerics] = []
+
+    def measure(config: Config, spec: EnvironmentSpec, numerics: Numerics, limit: float) -> float:
+        measured.append(numerics)
+        return 1.0
+
+    monkeypatch.setattr(numerics, "_seconds_of_update", measure)
+    config = dataclasses.replace(PRESETS["breakout"], network=network, device="cpu")
+    choose_numerics(config, spec)
+    assert not any(candidate.space_to_depth for candidate in measured)
+    with pytest.raises(ConfigurationError, match=r"layout space_to_depth: .*multiples of 4"):
+        choose_numerics(dataclasses.replace(config, layout="space_to_depth"), spec)
 
 
 @pytest.mark.parametrize(

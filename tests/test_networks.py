@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from innet_drl.train.environments import EnvironmentSpec
-from innet_drl.train.networks import QNetwork, VectorTorso, make_network
+from innet_drl.train.networks import QNetwork, VectorTorso, make_network, space_to_depth
 from innet_drl.train.presets import PRESETS
 
 BREAKOUT = EnvironmentSpec(4, 4, (84, 84), "uint8", 4)
@@ -53,6 +53,24 @@ def test_frames_are_scaled_once() -> None:
     network(frames)
     expected = torch.relu(network.torso.get_submodule("first")(frames.float() / 255))
     torch.testing.assert_close(seen[0], expected)
+
+
+def test_blocks_of_pixels_as_channels_give_the_same_values_and_gradients() -> None:
+    spec = EnvironmentSpec(4, 4, (44, 60), "uint8", 4)
+    network = make_network(dataclasses.replace(PRESETS["breakout"], layer_norm=False), spec)
+    frames = torch.randint(0, 256, (3, 4, 44, 60), dtype=torch.uint8)
+    blocks = space_to_depth(frames, torch.float32)
+    assert blocks.shape == (3, 64, 11, 15)
+    assert blocks.is_contiguous(memory_format=torch.channels_last)
+    # Image 2, block (5, 7), row 1 and column 3 of the block.
+    assert (blocks[:, 2 * 16 + 1 * 4 + 3, 5, 7] == frames[:, 2, 5 * 4 + 1, 7 * 4 + 3]).all()
+    results = []
+    for observation in (frames.float(), blocks):
+        network.zero_grad()
+        q = network(observation)
+        q.square().sum().backward()
+        results.append((q, [parameter.grad for parameter in network.parameters()]))
+    torch.testing.assert_close(*results)
 
 
 def test_normalised_hidden_units_do_not_depend_on_the_scale_of_the_features() -> None:

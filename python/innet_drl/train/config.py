@@ -253,8 +253,9 @@ class Config(_Named):
     does for images on a CPU with more than one core."""
     numerics: Literal["auto", "float32", "bfloat16"] = "auto"
     """Arithmetic of the learner's forward and backward pass; `auto` measures at start-up."""
-    layout: Literal["auto", "contiguous", "channels_last"] = "auto"
-    """Memory layout of the learner's images; `auto` measures at start-up."""
+    layout: Literal["auto", "contiguous", "channels_last", "space_to_depth"] = "auto"
+    """Memory layout of the learner's images; `auto` measures at start-up. `space_to_depth`, for `nature` alone, turns
+    blocks of 4x4 pixels into channels: the same convolution, with the shape that matrix units want."""
 
     # Evaluation.
 

@@ -24,8 +24,8 @@ from innet_drl.train.config import Config
 from innet_drl.train.data_parallel import SharedGradients
 from innet_drl.train.environments import EnvironmentSpec
 from innet_drl.train.errors import ConfigurationError
-from innet_drl.train.machine import cores
-from innet_drl.train.networks import Network, make_network, published
+from innet_drl.train.machine import cores, keep_freed_memory
+from innet_drl.train.networks import Network, make_network, published, space_to_depth
 from innet_drl.train.stopwatch import Stopwatch
 
 
@@ -61,9 +61,12 @@ class Numerics:
 
     dtype: torch.dtype = torch.float32
     layout: torch.memory_format = torch.contiguous_format
+    space_to_depth: bool = False
+    """Images with blocks of pixels as channels (`networks.space_to_depth`)."""
 
     def __str__(self) -> str:
         layout = "channels-last" if self.layout == torch.channels_last else "contiguous"
+        layout = "space-to-depth" if self.space_to_depth else layout
         return f"{str(self.dtype).removeprefix('torch.')}, {layout}"
 
 
@@ -80,6 +83,8 @@ class Learner:
         self.config = config
         self.spec = spec
         self.device = choose_device(config, number)
+        if self.device.type == "cpu" and spec.is_image:
+            keep_freed_memory()
         self.loss = losses.make_loss(config)
         self._image_shape = (-1, *spec.arrays[0].stacked(spec.stack))
         self.network = make_network(config, spec).to(self.device)
@@ -265,6 +270,8 @@ class Learner:
         return TorchBatch(len(batch), {**tensors, **prepared, **(targets or {})})
 
     def _prepare(self, observation: Tensor) -> Tensor:
+        if self.numerics.space_to_depth:
+            return space_to_depth(observation, self.numerics.dtype)
         if self.spec.is_image:
             # Converted first: transposing bytes takes longer than transposing floats.
             images = observation.to(self.numerics.dtype)

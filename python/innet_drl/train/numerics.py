@@ -14,10 +14,18 @@ from innet_drl.batches import TorchBatch
 from innet_drl.train.config import NETWORKS, Config
 from innet_drl.train.display import Progress, silent
 from innet_drl.train.environments import EnvironmentSpec
+from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.learner import Learner, Numerics
+from innet_drl.train.networks import has_blocks
 
 logger = logging.getLogger(__name__)
 
+_LAYOUTS = {
+    "contiguous": (torch.contiguous_format, False),
+    "channels_last": (torch.channels_last, False),
+    "space_to_depth": (torch.channels_last, True),
+}
+"""Layouts of `--layout`: that of the weights, and whether blocks of pixels are channels."""
 HOPELESS_SLOWDOWN = 5.0
 """A candidate whose first update is this many times slower than the best is not measured further."""
 
@@ -30,16 +38,21 @@ def choose_numerics(config: Config, spec: EnvironmentSpec, progress: Progress = 
     dtypes = {"float32": [torch.float32], "bfloat16": [torch.bfloat16]}.get(
         config.numerics, [torch.float32, torch.bfloat16]
     )
-    layouts = {"contiguous": [torch.contiguous_format], "channels_last": [torch.channels_last]}.get(
-        config.layout, [torch.contiguous_format, torch.channels_last]
-    )
+    blocks = has_blocks(config, spec)
+    if config.layout == "space_to_depth" and not blocks:
+        raise ConfigurationError(
+            "--layout space_to_depth: it is for images of bytes under --network nature, whose height and width are "
+            f"multiples of 4: take auto for {spec.observation_space}"
+        )
+    names = [config.layout] if config.layout != "auto" else [*_LAYOUTS][: 3 if blocks else 2]
+    layouts = [_LAYOUTS[name] for name in names]
     if config.network not in NETWORKS:
         # A head of the user's own may need more than the 8 bits of precision of bfloat16.
         dtypes, layouts = dtypes[:1], layouts[:1]
     if not spec.is_image:
         # The networks of vectors are too small to gain by bfloat16.
-        dtypes, layouts = dtypes[:1], [torch.contiguous_format]
-    candidates = [Numerics(dtype, layout) for dtype, layout in itertools.product(dtypes, layouts)]
+        dtypes, layouts = dtypes[:1], [_LAYOUTS["contiguous"]]
+    candidates = [Numerics(dtype, *layout) for dtype, layout in itertools.product(dtypes, layouts)]
     if config.serial or len(candidates) == 1:
         return candidates[0]
     seconds: dict[Numerics, float] = {}

@@ -7,9 +7,16 @@
 | `making` | the configured network, and its parameters as they are published |
 """
 
-from innet_drl.train.networks.making import load_published, make_network, published, q_values, reader
+from innet_drl.train.networks.making import (
+    has_blocks,
+    load_published,
+    make_network,
+    published,
+    q_values,
+    reader,
+)
 from innet_drl.train.networks.q_network import Network, QNetwork, UserNetwork
-from innet_drl.train.networks.torsos import ConvolutionTorso, DictTorso, ImpalaTorso, VectorTorso
+from innet_drl.train.networks.torsos import ConvolutionTorso, DictTorso, ImpalaTorso, VectorTorso, space_to_depth
 
 __all__ = [
     "ConvolutionTorso",
@@ -19,9 +26,11 @@ __all__ = [
     "QNetwork",
     "UserNetwork",
     "VectorTorso",
+    "has_blocks",
     "load_published",
     "make_network",
     "published",
     "q_values",
     "reader",
+    "space_to_depth",
 ]

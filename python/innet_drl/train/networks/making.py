@@ -96,6 +96,19 @@ def _torso_of(config: Config, name: str, part: Part, stack: int) -> Torso:
     return ConvolutionTorso(shape[0], config.channels, shape[1], shape[2], scale=part.scale)
 
 
+def has_blocks(config: Config, spec: EnvironmentSpec) -> bool:
+    """Whether the configured network takes images as `space_to_depth` returns them."""
+    if not spec.is_image or config.network not in ("auto", "nature"):
+        return False
+    shape = spec.arrays[0].stacked(spec.stack)
+    return (
+        spec.frame_dtype == "uint8"
+        and shape == spec.observation_shape
+        and min(shape[1:]) >= ConvolutionTorso.MIN_SIZE
+        and all(size % 4 == 0 for size in shape[1:])
+    )
+
+
 def _user_module(config: Config, spec: EnvironmentSpec) -> nn.Module:
     setting = f"--network {importing.path_of(config.network)}"
     made = importing.load(config.network, "--network")

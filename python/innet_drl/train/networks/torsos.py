@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Mapping
 from typing import Literal
 
+import torch
 from torch import Tensor, cat, nn
 from torch.nn import functional
 from torch.nn.utils.parametrizations import spectral_norm
@@ -16,8 +17,29 @@ def floating(values: Tensor) -> Tensor:
     return values if values.is_floating_point() else values.float()
 
 
+def space_to_depth(images: Tensor, dtype: torch.dtype) -> Tensor:
+    """Turns blocks of 4x4 pixels into channels: a convolution of 8x8 with stride 4 is one of 2x2 over them.
+
+    Matrix units want many input channels, and a stack of frames has four.
+
+    Args:
+        images: Bytes [B, channels, height, width]; height and width are multiples of 4.
+        dtype: Floating dtype of the result.
+
+    Returns:
+        [B, 16 * channels, height / 4, width / 4] in channels-last; channels in the order image, row, column.
+    """
+    batch, channels, height, width = images.shape
+    # The four bytes of a block's row move together.
+    words = images.contiguous().view(torch.int32).view(batch, channels, height // 4, 4, width // 4)
+    blocks = words.permute(0, 2, 4, 1, 3).contiguous().view(torch.uint8)
+    return blocks.view(batch, height // 4, width // 4, 16 * channels).to(dtype).permute(0, 3, 1, 2)
+
+
 class ConvolutionTorso(nn.Module):
     """Three convolutions (Mnih et al., 2015) over images [B, stack, height, width]; returns [B, features].
+
+    Images may come as `space_to_depth` returns them: the first convolution is then the same sums as one of 2x2.
 
     Args:
         stack: Channels of the images.
@@ -44,7 +66,12 @@ class ConvolutionTorso(nn.Module):
     def forward(self, frames: Tensor) -> Tensor:
         """Computes features of images of 0 to `scale`."""
         # The weights of the first layer are scaled instead of the 28,224 pixels of each sample.
-        scaled = functional.conv2d(floating(frames), self.first.weight / self.scale, self.first.bias, stride=4)
+        weight, stride = self.first.weight / self.scale, 4
+        filters, channels = weight.shape[:2]
+        if frames.shape[1] == 16 * channels:
+            blocks = weight.view(filters, channels, 2, 4, 2, 4).permute(0, 1, 3, 5, 2, 4)
+            weight, stride = blocks.reshape(filters, 16 * channels, 2, 2), 1
+        scaled = functional.conv2d(floating(frames), weight, self.first.bias, stride=stride)
         hidden = functional.relu(self.second(functional.relu(scaled)))
         return functional.relu(self.third(hidden)).flatten(1)
 
