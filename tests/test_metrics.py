@@ -20,6 +20,7 @@ from innet_drl.train.learner import Update
 from innet_drl.train.metrics import ActorReport, Game, Meter, Metrics
 from innet_drl.train.metrics_files import TENSORBOARD_NAMES, MetricsFiles
 from innet_drl.train.page import Page, logs_on_console
+from innet_drl.train.prediction import Predictions
 
 TABLE = {
     "items": 90,
@@ -28,6 +29,8 @@ TABLE = {
     "inserted_items": 200,
     "sampled_items": 640,
     "stale_updates": 3,
+    "total_priority": 45.0,
+    "max_priority": 2.5,
 }
 
 REQUIRED = {
@@ -58,9 +61,12 @@ def filled_meter() -> Meter:
     meter = Meter(environments=4, frames_per_step=4, samples_per_insert=8.0)
     seconds = {"environment": 3.0, "inference": 1.0}
     meter.add_report(ActorReport(0, 100, [Game(0, 1.0, 20), Game(1, 9.0, 30)], 8, seconds, epsilon=0.5))
-    meter.add_report(ActorReport(1, 50, [Game(2, 4.0, 10), Game(3, 6.0, 50)], 6, {"environment": 4.0}, epsilon=0.25))
-    meter.add_update(update(1.0), 10.0)
-    meter.add_update(update(3.0), 20.0)
+    predictions = Predictions(20, 30.0, 25.0)
+    meter.add_report(
+        ActorReport(1, 50, [Game(2, 4.0, 10), Game(3, 6.0, 50)], 6, {"environment": 4.0}, 0.25, predictions=predictions)
+    )
+    meter.add_update(update(1.0), 10.0, 0.02)
+    meter.add_update(update(3.0), 20.0, 0.04)
     return meter
 
 
@@ -80,6 +86,17 @@ def test_a_line_sums_up_what_happened() -> None:
     assert (line.replay_steps, line.replay_bytes, line.stale_updates) == (100, 5000, 3)
     assert line.learner_time == {"update": 0.75, "wait": 0.25}
     assert line.actor_time == {"environment": 0.875, "inference": 0.125}
+
+
+def test_a_line_has_values_against_returns_and_how_priorities_are_spread() -> None:
+    meter = filled_meter()
+    line = meter.line(10, 2, TABLE)
+    assert (line.q_predicted, line.return_discounted) == (1.5, 1.25)
+    assert (line.priority_total, line.priority_max) == (45.0, 2.5)
+    # 90 items, whose sampled ones had 0.03 on the mean.
+    assert line.priority_concentration == pytest.approx(2.7)
+    after = meter.line(10, 2, TABLE)
+    assert (after.q_predicted, after.return_discounted, after.priority_concentration) == (None, None, None)
 
 
 def test_the_mean_score_is_of_the_half_that_explores_less() -> None:
@@ -137,7 +154,7 @@ def test_averages_start_anew_with_each_line() -> None:
 
 def test_a_diverged_loss_is_null_and_the_line_stays_json() -> None:
     meter = Meter(1, 1, 8.0)
-    meter.add_update(update(float("nan")), 0.0)
+    meter.add_update(update(float("nan")), 0.0, 0.0)
     line = meter.line(1, 1, TABLE)
     assert line.td_loss is None
     json.loads(json.dumps(dataclasses.asdict(line), allow_nan=False))

@@ -100,4 +100,9 @@ def test_training_goes_on(run: Path, serial: bool) -> None:
         "processor_s_per_million_frames",
         "joules",
         "joules_per_million_frames",
+        "q_predicted",
+        "return_discounted",
+        "priority_total",
+        "priority_max",
+        "priority_concentration",
     }

@@ -36,6 +36,8 @@ def _of_one(run: RecordedRun) -> list[Chart]:
     ]
     single = [
         ("q_mean", "Q-value", "sampled actions"),
+        ("priority_total", "Priorities", "sum, after the exponent"),
+        ("priority_concentration", "Concentration of priorities", "1 if uniform"),
         ("gradient_norm", "Gradient norm", "before clipping"),
         ("sample_age", "Age of samples", "steps"),
         ("parameter_lag", "Lag of the actors' parameters", "updates"),
@@ -50,6 +52,7 @@ def _of_one(run: RecordedRun) -> list[Chart]:
         Chart("Replay ratio", "samples per insert", ratio),
         throughput if throughput.drawn else _chart([run], "agent_steps_per_s", "Throughput", "steps/s"),
         _chart([run], "learner_updates_per_s", "Updates", "updates/s"),
+        _predicted(run, "Values of the actors' actions"),
         Chart("Who waits", "share of the time", waits, is_share=True),
         *(_chart([run], name, title, unit) for name, title, unit in single),
         _stack(run, "learner_time", "The learner's time"),
@@ -75,6 +78,9 @@ def _of_several(runs: Sequence[RecordedRun]) -> list[Chart]:
         ),
         each("td_loss", "Q-loss", "weighted", may_be_logarithmic=True),
         each("q_mean", "Q-value", "sampled actions"),
+        *(_predicted(run, f"Values of the actors' actions: {run.name}") for run in runs),
+        each("priority_total", "Priorities", "sum, after the exponent"),
+        each("priority_concentration", "Concentration of priorities", "1 if uniform"),
         each("replay_steps", "Memory", "steps in the replay memory"),
         Chart("Replay ratio", "samples per insert", ratio),
         each("agent_steps_per_s", "Throughput", "steps/s"),
@@ -103,6 +109,12 @@ def _chart(
 
 def _curve(run: RecordedRun, name: str, label: str, series: int, *, markers: bool = False) -> Curve:
     return Curve(label, run.column("agent_steps"), run.column(name), series, markers=markers)
+
+
+def _predicted(run: RecordedRun, title: str) -> Chart:
+    """Q-values above the returns are overestimates."""
+    curves = [_curve(run, "q_predicted", "Q-value", 0), _curve(run, "return_discounted", "return that followed", 1)]
+    return Chart(title, "discounted", curves)
 
 
 def _by_time(runs: Sequence[RecordedRun]) -> Chart:

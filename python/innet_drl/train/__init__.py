@@ -22,7 +22,7 @@ by `logging`.
 | `config`, `setting_values`, `presets`, `flags` | settings, their types and files, presets, flags |
 | `environments` | anything that Gymnasium makes or a factory returns |
 | `networks`, `losses`, `importing` | networks, losses, import paths of a user's own |
-| `exploration`, `actor` | epsilon-greedy exploration; playing and writing steps |
+| `exploration`, `actor`, `prediction` | epsilon-greedy exploration; playing; values against returns |
 | `memory` | the interface of the replay memory: embedded, on a server, or another package's |
 | `published_run` | a run as its server shows it to processes that join by themselves |
 | `learner`, `numerics`, `targets`, `data_parallel` | updates; measured arithmetic; targets ahead; several learners |

@@ -18,6 +18,7 @@ from innet_drl.train.exploration import annealed, choose, epsilon_ladder
 from innet_drl.train.memory import ReplayMemory, RowWriter
 from innet_drl.train.metrics import ActorReport, Game, score_of
 from innet_drl.train.networks import Network, load_published
+from innet_drl.train.prediction import Predicting
 from innet_drl.train.stopwatch import Stopwatch
 
 
@@ -76,6 +77,9 @@ class Actor:
         self._scores = np.zeros(count, np.float64)
         self._lengths = np.zeros(count, np.int64)
         self._explores = 1.0
+        numbers = index * count + np.arange(count)
+        # Random actions make returns smaller than the values of the best ones.
+        self._predicting = Predicting(2 * numbers + 1 >= config.all_environments, config.gamma)
 
     @property
     def final_epsilon(self) -> NDArray[np.float64]:
@@ -105,15 +109,19 @@ class Actor:
         self.stopwatch.lap("inference")
         step = self._environments.step(action)
         self.stopwatch.lap("environment")
-        last = {"final": self._final} if step.final_observation is None else self._last_observations(step)
+        last: dict[str, Any] = {"final": self._final}
+        if step.final_observation is not None:
+            last = self._last_observations(step)
         life_ends = step.life_lost if self._config.life_loss_ends else np.False_
         terminated = step.terminated | life_ends
+        truncated = step.truncated & ~terminated
+        reward = np.sign(step.reward) if self._config.clip_rewards else step.reward
         self._writer.append(
             frame=self._frame(self._observation),
             action=action.astype(self._environments.spec.action_dtype),
-            reward=np.sign(step.reward) if self._config.clip_rewards else step.reward,
+            reward=reward,
             terminated=terminated,
-            truncated=step.truncated & ~terminated,
+            truncated=truncated,
             first=self._first,
             q=q,
             # The run decides how long to wait for a server or a slow learner.
@@ -121,6 +129,15 @@ class Actor:
             **last,
         )
         self.stopwatch.lap("write")
+        self._predicting.add(
+            q,
+            action,
+            reward,
+            terminated=terminated,
+            truncated=truncated,
+            final=self._final,
+            final_q=last.get("final_q"),
+        )
         self._count(step.reward, step.terminated | step.truncated)
         self._observation = step.observation
         self.stopwatch.lap("other")
@@ -130,7 +147,16 @@ class Actor:
         games, self._games = self._games, []
         steps, self._reported_steps = self._steps - self._reported_steps, self._steps
         seconds, laps = (self.stopwatch.take(), self.stopwatch.take_laps()) if times else ({}, None)
-        return ActorReport(self._index, steps, games, self._parameter_updates, seconds, self._explores, laps)
+        return ActorReport(
+            self._index,
+            steps,
+            games,
+            self._parameter_updates,
+            seconds,
+            self._explores,
+            laps,
+            self._predicting.take(),
+        )
 
     def state(self) -> dict[str, Any]:
         """Returns all state of the next steps but the network, as plain JSON values."""
@@ -142,6 +168,7 @@ class Actor:
             "final": self._final.tolist(),
             "scores": self._scores.tolist(),
             "lengths": self._lengths.tolist(),
+            "predictions": self._predicting.state(),
             "first_step": self._first_step,
             "steps": self._steps,
             "parameter_updates": self._parameter_updates,
@@ -157,6 +184,8 @@ class Actor:
         self._scores = np.array(state["scores"], np.float64)
         # Checkpoints of the first release count the steps of the games under way from here.
         self._lengths = np.array(state.get("lengths", np.zeros_like(self._lengths)), np.int64)
+        if "predictions" in state:
+            self._predicting.restore(state["predictions"])
         self._first_step = state["first_step"]
         self._steps = self._reported_steps = state["steps"]
         self._parameter_updates = state["parameter_updates"]

@@ -12,6 +12,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from innet_drl.train import prediction
+
 if TYPE_CHECKING:
     from innet_drl.train.cost import Cost
     from innet_drl.train.learner import Update
@@ -97,6 +99,19 @@ class Metrics:
     """Energy of processors and GPUs, where the machine counts it (`Cost`)."""
     joules_per_million_frames: float | None = None
     """Joules of a million frames, over the run."""
+    q_predicted: float | None = None
+    """Mean Q-value that actors had for the actions they took, over the steps of the episodes that ended since the last
+    line, in the half of the environments that explores less. Episodes are the learner's: the loss of a life may end
+    one."""
+    return_discounted: float | None = None
+    """Mean discounted return that followed these actions, of rewards as the learner sees them."""
+    priority_total: float | None = None
+    """Sum of the priorities in the memory, after the exponent."""
+    priority_max: float | None = None
+    """Priority of new transitions that have none of their own, before the exponent."""
+    priority_concentration: float | None = None
+    """Mean sampling probability of the sampled transitions since the last line, times the transitions in memory: 1 if
+    they are sampled uniformly; half of them never, 2."""
 
 
 def score_of(rewards: float) -> float:
@@ -132,6 +147,8 @@ class ActorReport:
     """Mean probability of random actions over the actor's environments, at its last step."""
     laps: Laps | None = None
     """Laps for a trace (`--trace-seconds`)."""
+    predictions: prediction.Predictions = prediction.NONE
+    """Of the half of the environments that explores less."""
 
 
 @dataclass
@@ -143,6 +160,8 @@ class _Sums:
     q: Any = 0.0
     gradient_norm: Any = 0.0
     age: Any = 0.0
+    probability: Any = 0.0
+    predictions: prediction.Predictions = prediction.NONE
     steps_by_actor: dict[int, int] = field(default_factory=dict)
     learner_seconds: dict[str, float] = field(default_factory=dict)
     actor_seconds: dict[str, float] = field(default_factory=dict)
@@ -208,6 +227,7 @@ class Meter:
         steps = self._sums.steps_by_actor
         steps[report.actor] = steps.get(report.actor, 0) + report.steps
         _add(self._sums.actor_seconds, report.seconds)
+        self._sums.predictions += report.predictions
         scores = self._of_actor(report.actor)
         for game in report.games:
             self.games += 1
@@ -221,13 +241,14 @@ class Meter:
     def _of_actor(self, actor: int) -> deque[float]:
         return self._scores_by_actor.setdefault(actor, deque(maxlen=ACTOR_WINDOW))
 
-    def add_update(self, update: Update, mean_age: Any) -> None:
-        """Adds an update and the mean age of its batch, without reading a tensor before the next line is due."""
+    def add_update(self, update: Update, mean_age: Any, mean_probability: Any) -> None:
+        """Adds an update, and the means of its batch, without reading a tensor before the next line is due."""
         self._sums.updates += 1
         self._sums.loss = self._sums.loss + update.loss
         self._sums.q = self._sums.q + update.q_mean
         self._sums.gradient_norm = self._sums.gradient_norm + update.gradient_norm
         self._sums.age = self._sums.age + mean_age
+        self._sums.probability = self._sums.probability + mean_probability
 
     def add_evaluation(self, mean: float) -> None:
         """Adds the mean score of an evaluation."""
@@ -268,6 +289,7 @@ class Meter:
         elapsed = max(now - self._last_time, 1e-9)
         sums, self._sums = self._sums, _Sums()
         by_actor = {str(actor): _mean(list(scores)) for actor, scores in sorted(self._scores_by_actor.items())}
+        predictions = sums.predictions
         lags = [updates - acted for acted in self._parameter_updates.values()]
         steps_per_s = round((self.agent_steps - self.reported_steps) / elapsed, 2)
         left = seconds_left(steps_per_s)
@@ -307,6 +329,13 @@ class Meter:
             processor_s_per_million_frames=None if cost is None else cost.processor_s_per_million_frames,
             joules=None if cost is None else cost.joules,
             joules_per_million_frames=None if cost is None else cost.joules_per_million_frames,
+            q_predicted=_finite(predictions.q / predictions.steps) if predictions.steps else None,
+            return_discounted=_finite(predictions.discounted / predictions.steps) if predictions.steps else None,
+            priority_total=table.get("total_priority"),
+            priority_max=table.get("max_priority"),
+            priority_concentration=(
+                table["items"] * float(sums.probability) / sums.updates if sums.updates and "items" in table else None
+            ),
         )
         self._last_time, self.reported_steps, self._last_updates = now, self.agent_steps, updates
         return metrics

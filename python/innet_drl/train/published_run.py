@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import innet_drl as innet
+from innet_drl.train import prediction
 from innet_drl.train.config import SERVER_SCHEMES, Config
 from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.metrics import ActorReport, Game
@@ -202,7 +203,7 @@ def _parts(report: ActorReport) -> Iterator[ActorReport]:
     """The report in parts that fit a row; the first one has its steps and seconds."""
     games, laps = report.games, report.laps
     yield dataclasses.replace(report, games=games[:REPORT_GAMES], laps=None)
-    rest = dataclasses.replace(report, steps=0, seconds={}, games=[], laps=None)
+    rest = dataclasses.replace(report, steps=0, seconds={}, games=[], laps=None, predictions=prediction.NONE)
     for first in range(REPORT_GAMES, len(games), REPORT_GAMES):
         yield dataclasses.replace(rest, games=games[first : first + REPORT_GAMES])
     if laps is not None:
@@ -232,6 +233,7 @@ def _decoded(row: bytes) -> ActorReport | None:
             found = np.frombuffer(base64.b85decode(laps["laps"]), LAP).tolist()
             laps["laps"] = [(str(names[index]), duration) for index, duration in found]
             values["laps"] = Laps(**laps)
+        values["predictions"] = prediction.Predictions(**values["predictions"])
         return ActorReport(games=games, **values)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
         logger.warning("a report of an actor cannot be read, and is left out: %s", error)

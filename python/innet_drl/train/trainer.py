@@ -330,7 +330,7 @@ class Trainer:
     def learn(self, batch: TorchBatch) -> Update:
         """Updates on a batch and records the update."""
         update = self.learner.update(batch)
-        self.meter.add_update(update, batch.ages.double().mean())
+        self.meter.add_update(update, batch.ages.double().mean(), batch.probabilities.mean())
         self.reporter.record_trace()
         return update
 
