@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
@@ -185,6 +185,30 @@ def test_a_priority_at_birth_is_the_error_of_the_learner() -> None:
         np.testing.assert_allclose(at_birth, ours.update(sampled).td_error.numpy(), atol=1e-5)
         assert (batch.discount == 0).any()
         assert at_birth.std() > 0.01
+
+
+def test_the_step_size_falls_to_its_final_value() -> None:
+    config = dataclasses.replace(
+        TINY, learning_rate=0.1, learning_rate_final=0.02, learning_rate_anneal_updates=4, adam_epsilon=1e-12
+    )
+    ours = tiny_learner(config)
+    rates, steps = [], []
+    for _ in range(6):
+        before = weights_of(ours.network)["value.bias"]
+        rates.append(ours.update(torch_batch()).learning_rate)
+        steps.append(float(np.abs(weights_of(ours.network)["value.bias"] - before).item()))
+    assert rates == pytest.approx([0.1, 0.08, 0.06, 0.04, 0.02, 0.02])
+    # The first step of Adam has the size of the rate.
+    assert steps[0] == pytest.approx(0.1, rel=1e-4)
+    resumed = tiny_learner(config)
+    resumed.load({name: tensor.clone() for name, tensor in ours.tensors().items()}, updates=2, publications=0)
+    assert resumed.update(torch_batch()).learning_rate == pytest.approx(0.06)
+
+
+@pytest.mark.parametrize("settings", [{"learning_rate_final": 1e-4}, {"learning_rate_anneal_updates": 10}])
+def test_an_annealed_step_size_has_an_end_and_a_length(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match="given with"):
+        dataclasses.replace(TINY, **settings)
 
 
 def test_chosen_arithmetic_is_taken_unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:

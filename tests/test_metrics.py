@@ -54,7 +54,7 @@ REQUIRED = {
 
 
 def update(loss: float) -> Update:
-    return Update(torch.ones(2), torch.tensor(loss), torch.tensor(0.5), torch.tensor(2 * loss))
+    return Update(torch.ones(2), torch.tensor(loss), torch.tensor(0.5), torch.tensor(2 * loss), 1e-3)
 
 
 def filled_meter() -> Meter:
@@ -92,6 +92,7 @@ def test_a_line_has_values_against_returns_and_how_priorities_are_spread() -> No
     meter = filled_meter()
     line = meter.line(10, 2, TABLE)
     assert (line.q_predicted, line.return_discounted) == (1.5, 1.25)
+    assert line.learning_rate == 1e-3
     assert (line.priority_total, line.priority_max) == (45.0, 2.5)
     # 90 items, whose sampled ones had 0.03 on the mean.
     assert line.priority_concentration == pytest.approx(2.7)

@@ -37,6 +37,8 @@ def test_settings_and_checkpoint_are_read(run: Path) -> None:
     assert {then.pop("message"), then.pop("message_transitions")} == {"frames", 200}
     assert now.items() >= then.items()
     assert now.keys() - then.keys() == {
+        "learning_rate_final",
+        "learning_rate_anneal_updates",
         "replay_patience",
         "environment_args",
         "environment_wrappers",
@@ -100,6 +102,7 @@ def test_training_goes_on(run: Path, serial: bool) -> None:
         "processor_s_per_million_frames",
         "joules",
         "joules_per_million_frames",
+        "learning_rate",
         "q_predicted",
         "return_discounted",
         "priority_total",

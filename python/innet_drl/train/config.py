@@ -225,6 +225,10 @@ class Config(_Named):
     """Transitions of one update."""
     learning_rate: Positive = 5e-4
     """Adam's step size."""
+    learning_rate_final: Positive | None = None
+    """Adam's step size after `learning_rate_anneal_updates`; None keeps `learning_rate`."""
+    learning_rate_anneal_updates: Natural = 0
+    """Updates over which the step size goes from `learning_rate` to `learning_rate_final` on a straight line."""
     adam_epsilon: Positive = 1.5e-4
     """Adam's epsilon (Hessel et al., 2018)."""
     max_gradient_norm: Positive = 10.0
@@ -330,6 +334,11 @@ class Config(_Named):
                 "max_version_lag",
                 self.max_version_lag == 0 or self.replay.partition("://")[0] in ("embedded", *SERVER_SCHEMES),
                 "0 with a relay, which does not know the parameters of its actors",
+            ),
+            (
+                "learning_rate_final",
+                (self.learning_rate_final is None) == (self.learning_rate_anneal_updates == 0),
+                "given with --learning-rate-anneal-updates, and not without",
             ),
             ("learners", self.learners == 1 or not self.serial, "1 in a serial run"),
             ("learners", self.learners <= MAX_LEARNERS, f"at most {MAX_LEARNERS}"),

@@ -45,6 +45,8 @@ class Update:
     """Mean Q-value of the taken actions."""
     gradient_norm: Tensor
     """Norm of all gradients, before clipping."""
+    learning_rate: float
+    """Adam's step size."""
     copied: torch.cuda.Event | None = None
     """Event after the copy of `td_error` to the CPU; `None` if the learner is on a CPU."""
 
@@ -161,6 +163,7 @@ class Learner:
         q = losses.of_actions(transition_loss.q, batch.action)
         loss = (batch.weights * transition_loss.loss).mean()
         self.stopwatch.lap("forward")
+        self.optimizer.param_groups[0]["lr"] = annealed_rate(self.config, self.updates)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         self.stopwatch.lap("backward")
@@ -176,7 +179,8 @@ class Learner:
             # A new network: another thread may be computing with the old one.
             self.target = copy.deepcopy(self.network).requires_grad_(False)
         td_error, copied = _to_cpu(transition_loss.priority)
-        update = Update(td_error, loss.detach(), q.float().mean(), norm, copied)
+        rate = self.optimizer.param_groups[0]["lr"]
+        update = Update(td_error, loss.detach(), q.float().mean(), norm, rate, copied)
         self.stopwatch.lap("optimizer")
         return update
 
@@ -283,6 +287,12 @@ class Learner:
         if self.numerics.dtype == torch.float32:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, self.numerics.dtype)
+
+
+def annealed_rate(config: Config, updates: int) -> float:
+    """Returns Adam's step size of an update, the first one being 0."""
+    start, end, over = config.learning_rate, config.learning_rate_final, config.learning_rate_anneal_updates
+    return start if end is None else start + (end - start) * min(1.0, updates / over)
 
 
 def use_device(device: torch.device) -> None:

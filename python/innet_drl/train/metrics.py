@@ -99,6 +99,8 @@ class Metrics:
     """Energy of processors and GPUs, where the machine counts it (`Cost`)."""
     joules_per_million_frames: float | None = None
     """Joules of a million frames, over the run."""
+    learning_rate: float | None = None
+    """Adam's step size at the last update."""
     q_predicted: float | None = None
     """Mean Q-value that actors had for the actions they took, over the steps of the episodes that ended since the last
     line, in the half of the environments that explores less. Episodes are the learner's: the loss of a life may end
@@ -161,6 +163,7 @@ class _Sums:
     gradient_norm: Any = 0.0
     age: Any = 0.0
     probability: Any = 0.0
+    learning_rate: float | None = None
     predictions: prediction.Predictions = prediction.NONE
     steps_by_actor: dict[int, int] = field(default_factory=dict)
     learner_seconds: dict[str, float] = field(default_factory=dict)
@@ -248,6 +251,7 @@ class Meter:
         self._sums.q = self._sums.q + update.q_mean
         self._sums.gradient_norm = self._sums.gradient_norm + update.gradient_norm
         self._sums.age = self._sums.age + mean_age
+        self._sums.learning_rate = update.learning_rate
         self._sums.probability = self._sums.probability + mean_probability
 
     def add_evaluation(self, mean: float) -> None:
@@ -329,6 +333,7 @@ class Meter:
             processor_s_per_million_frames=None if cost is None else cost.processor_s_per_million_frames,
             joules=None if cost is None else cost.joules,
             joules_per_million_frames=None if cost is None else cost.joules_per_million_frames,
+            learning_rate=sums.learning_rate,
             q_predicted=_finite(predictions.q / predictions.steps) if predictions.steps else None,
             return_discounted=_finite(predictions.discounted / predictions.steps) if predictions.steps else None,
             priority_total=table.get("total_priority"),

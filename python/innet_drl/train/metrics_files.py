@@ -37,6 +37,7 @@ TENSORBOARD_NAMES: dict[str, str] = {
     "td_loss": "losses/td_loss",
     "q_mean": "losses/q_values",
     "gradient_norm": "losses/gradient_norm",
+    "learning_rate": "charts/learning_rate",
     "q_predicted": "values/q_predicted",
     "return_discounted": "values/return_discounted",
     "priority_total": "priorities/total",
