@@ -102,6 +102,7 @@ def test_training_goes_on(run: Path, serial: bool) -> None:
         "processor_s_per_million_frames",
         "joules",
         "joules_per_million_frames",
+        "resident_bytes",
         "learning_rate",
         "q_predicted",
         "return_discounted",

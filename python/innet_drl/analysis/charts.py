@@ -42,6 +42,7 @@ def _of_one(run: RecordedRun) -> list[Chart]:
         ("sample_age", "Age of samples", "steps"),
         ("parameter_lag", "Lag of the actors' parameters", "updates"),
         ("epsilon", "Exploration", "probability of random actions"),
+        ("resident_bytes", "Memory of all processes", "bytes"),
     ]
     return [
         Chart("Score", "", score),

@@ -1,4 +1,4 @@
-"""The cost of training: processor seconds of all processes of a run, and joules where the machine counts them."""
+"""The cost of training: processor seconds and memory of all processes, and joules where the machine counts them."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ class Cost:
     (RAPL, NVML) in any session."""
     frames: int
     """Environment frames since the count began, which a run of the first release does when it is resumed."""
+    resident_bytes: int
+    """Resident memory of these processes now. Memory that they share counts in each of them."""
 
     @property
     def processor_s_per_million_frames(self) -> float | None:
@@ -48,10 +50,15 @@ class Cost:
 
 
 class ProcessorTime:
-    """Processor seconds of this process and its descendants, ended ones included, since the object was made."""
+    """Processor seconds of this process and its descendants, ended ones included, since the object was made.
+
+    Also their resident memory, which the same search finds.
+    """
 
     def __init__(self) -> None:
         self._process = psutil.Process()
+        self.resident_bytes = 0
+        """Resident memory at the last `read`."""
         self._first = self._all()
         self._last = 0.0
         self._read = -PERIOD_SECONDS
@@ -65,7 +72,9 @@ class ProcessorTime:
         return self._last
 
     def _all(self) -> float:
-        return sum(map(_processor_s, [self._process, *self._process.children(recursive=True)]))
+        found = [_use(process) for process in (self._process, *self._process.children(recursive=True))]
+        self.resident_bytes = sum(resident for _, resident in found)
+        return sum(seconds for seconds, _ in found)
 
 
 class CostMeter:
@@ -99,6 +108,7 @@ class CostMeter:
             round(self._earlier_s + self._time.read(fresh=fresh), 2),
             None if joules is None or earlier is None else round(earlier + joules, 2),
             frames - self._first_frame,
+            self._time.resident_bytes,
         )
 
     def state(self) -> dict[str, Any]:
@@ -115,13 +125,14 @@ class CostMeter:
             self._first_frame = state["first_frame"]
 
 
-def _processor_s(process: psutil.Process) -> float:
+def _use(process: psutil.Process) -> tuple[float, int]:
+    """Processor seconds and resident bytes of a process."""
     try:
-        spent = process.cpu_times()
+        spent, resident = process.cpu_times(), process.memory_info().rss
     except psutil.NoSuchProcess:
-        return 0.0
+        return 0.0, 0
     # Ended children count in the process that has waited for them.
-    return float(spent.user + spent.system + spent.children_user + spent.children_system)
+    return float(spent.user + spent.system + spent.children_user + spent.children_system), int(resident)
 
 
 def _per_million(value: float | None, frames: int) -> float | None:

@@ -99,6 +99,8 @@ class Metrics:
     """Energy of processors and GPUs, where the machine counts it (`Cost`)."""
     joules_per_million_frames: float | None = None
     """Joules of a million frames, over the run."""
+    resident_bytes: int | None = None
+    """Resident memory of all processes of the run; what they share counts in each of them."""
     learning_rate: float | None = None
     """Adam's step size at the last update."""
     q_predicted: float | None = None
@@ -333,6 +335,7 @@ class Meter:
             processor_s_per_million_frames=None if cost is None else cost.processor_s_per_million_frames,
             joules=None if cost is None else cost.joules,
             joules_per_million_frames=None if cost is None else cost.joules_per_million_frames,
+            resident_bytes=None if cost is None else cost.resident_bytes,
             learning_rate=sums.learning_rate,
             q_predicted=_finite(predictions.q / predictions.steps) if predictions.steps else None,
             return_discounted=_finite(predictions.discounted / predictions.steps) if predictions.steps else None,

@@ -59,6 +59,7 @@ TENSORBOARD_NAMES: dict[str, str] = {
     "seconds_left": "counts/seconds_left",
     "processor_s": "cost/processor_s",
     "processor_s_per_million_frames": "cost/processor_s_per_million_frames",
+    "resident_bytes": "cost/resident_bytes",
     "joules": "cost/joules",
     "joules_per_million_frames": "cost/joules_per_million_frames",
 }
