@@ -17,7 +17,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
-from wire_client import FIRST, SCHEMA, ServerError, WireClient
+from wire_client import FIRST, PROTOCOL, SCHEMA, ServerError, WireClient
 
 THREADS = 4
 ATTACK_S = 2.0
@@ -150,14 +150,19 @@ class Attacker:
                 stack.enter_context(self._socket())
             time.sleep(ATTACK_S / 4)
 
-    def half_handshakes(self) -> None:
-        """Connections that say hello and no more."""
+    def half_handshakes(self) -> int:
+        """Connections that say hello and no more; returns how many the server has challenged."""
+        challenged = 0
         with ExitStack() as stack:
             for _ in range(FLOOD):
                 client = stack.enter_context(WireClient(self._address, handshake=False))
                 client.socket.settimeout(ATTACK_S)
-                client.send(hello=SCHEMA.Hello.new_message(protocol=3, release="x", nonce=bytes(32)))
+                # Strangers of one address are refused from a number on.
+                with suppress(ServerError, ConnectionError):
+                    client.call(hello=SCHEMA.Hello.new_message(protocol=PROTOCOL, release="x", nonce=bytes(32)))
+                    challenged += 1
             time.sleep(ATTACK_S / 4)
+        return challenged
 
     def unread(self) -> None:
         """Requests for large replies that are not read."""

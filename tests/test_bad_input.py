@@ -250,7 +250,24 @@ def test_steps_that_make_no_item_are_named_while_a_sample_waits(make_replay: Mak
             writer.append(**step(t, first=True, terminated=False))
         writer.flush()
         assert writer.dropped_windows == 199
-        with pytest.raises(errors.DeadlineError, match=r"200 steps have arrived and made no item: .*first=True"):
+        with pytest.raises(
+            errors.DeadlineError, match=r"200 steps have arrived and made no item: .*first=True"
+        ) as raised:
+            replay.sample("t", 1, VIEW, timeout=0)
+        assert "(199 windows were dropped: a row with first=True follows no end of an episode" in str(raised.value)
+
+
+def test_dropped_windows_are_named_where_others_are_not(make_replay: MakeReplay) -> None:
+    replay = make_replay([table(min_size=30)])
+    with replay.writer("t", 1, VIEW, chunk_steps=1) as writer:
+        for t in range(20):
+            writer.append(**step(t, episode=1000))
+        for t in range(15):
+            writer.append(**step(t, first=True, terminated=False))
+        writer.flush()
+        dropped = writer.dropped_windows
+        assert dropped > 0
+        with pytest.raises(errors.DeadlineError, match=rf"waiting for writers \({dropped} windows were dropped: "):
             replay.sample("t", 1, VIEW, timeout=0)
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import faulthandler
+import functools
 import itertools
 import logging
 import socket
 import struct
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
 import innet_drl as innet
+from calls import Call
 from innet_drl import errors
 from steps import fill, still_works, table
 from wire_client import FIRST, SCHEMA, TERMINATED, ServerError, WireClient
@@ -143,6 +147,49 @@ def test_where_no_item_decodes_others_are_sampled(tmp_path: Path) -> None:
             with pytest.raises(errors.DeadlineError, match='none of 4 items sampled from table "t" could be decoded'):
                 client.sample("t", 4, view, timeout=0)
         assert memory.stats()["tables"]["t"]["corrupt_items"] == 9
+
+
+class Held(logging.Handler):
+    """Holds up the thread that logs an item that does not decode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entered, self.released = threading.Event(), threading.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "does not decode" in record.getMessage():
+            self.entered.set()
+            self.released.wait()
+
+
+@pytest.mark.parametrize("reading", [False, True])
+def test_the_end_of_an_iterator_leaves_the_interpreter_to_its_thread(tmp_path: Path, reading: bool) -> None:
+    """The end waits for a thread that is in a line of the log: if it kept the interpreter, both would wait for ever.
+
+    The last reference is dropped by `close`, or by a `next` that it ends.
+    """
+    path, view, held = f"{tmp_path}/s", innet.NStep(stack=1, n=1, observation="frame"), Held()
+    logger = logging.getLogger("innet_drl")
+    logger.addHandler(held)
+    # The test's own time limit is a thread that needs the interpreter.
+    faulthandler.dump_traceback_later(60, exit=True)
+    try:
+        with innet.Memory([table(priority_exponent=1.0)]) as memory, memory.serve(f"unix://{path}"):
+            fill(memory, 20, view=view, priority=0.001)
+            push_a_bad_blob(path, writer=1, name="careless", priority=1e6)
+            batches = memory.batches("t", 4, view, prefetch=2, timeout=None)
+            calls = [Call(functools.partial(next, batches))] if reading else []
+            assert held.entered.wait(30)
+            closing = Call(batches.close)
+            # Time in which the end of the iterator comes to wait for the thread.
+            time.sleep(0.5)
+            held.released.set()
+            assert closing.ended() is None
+            for call in calls:
+                assert isinstance(call.ended(), errors.ClosedError)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+        logger.removeHandler(held)
 
 
 def test_a_blob_that_does_not_decode_is_left_out_and_its_writer_named(

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 import innet_drl as innet
 from benchmarks import report
+from benchmarks.attacks import Attacker
 from benchmarks.away import away
 from benchmarks.catalogue import BENCHMARKS, BYTES, TRANSITIONS, Benchmark, Goal
 from benchmarks.contest import Entry, Measured
@@ -307,6 +308,13 @@ def test_honest_clients_beside_a_hostile_one_lose_nothing(capsys: pytest.Capture
     assert [row["attacks"] is None for row in rows] == [True, False, False]
     assert all(row["value"] > 0 for row in rows)
     assert (steps["lost"], steps["doubled"], steps["met"]) == (0, 0, True)
+
+
+def test_a_hostile_client_holds_half_handshakes() -> None:
+    """A client of another protocol would be refused at once, and attack nobody."""
+    with innet.Memory() as memory, memory.serve("innet://127.0.0.1:0") as server:
+        host, _, port = server.addresses[0].removeprefix("innet://").partition(":")
+        assert Attacker((host, int(port)), "", [], seed=0).half_handshakes() > 10
 
 
 def test_a_server_that_is_away_is_measured(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,19 @@ def learner(layout: torch.memory_format) -> Learner:
     made = Learner(CONFIG, SPEC)
     made.use(Numerics(torch.float32, layout))
     return made
+
+
+def test_the_new_name_of_a_checkpoint_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name is in the directory, which a crash of the machine may lose on its own."""
+    synced: list[tuple[Path, bool]] = []
+    path = tmp_path / "one.safetensors"
+
+    def sync(file: int) -> None:
+        synced.append((Path(os.readlink(f"/proc/self/fd/{file}")), path.exists()))
+
+    monkeypatch.setattr(os, "fsync", sync)
+    save_checkpoint(path, {"model.weight": torch.ones(2)}, {})
+    assert synced == [(path.with_suffix(".partial"), False), (tmp_path, True)]
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)

@@ -85,11 +85,12 @@ def test_close_of_the_writer_ends_a_push_that_waits(make_replay: MakeReplay) -> 
 @ENDS
 @pytest.mark.parametrize("address", ["unix://{}/s", "innet://127.0.0.1:0"])
 def test_close_of_the_server_ends_calls_of_its_clients(tmp_path: Path, address: str) -> None:
-    with innet.Memory([limited()]) as memory:
+    with innet.Memory([limited(), limited("full")]) as memory:
         server = memory.serve(address.format(tmp_path))
         with innet.connect(server.addresses[0]) as client, innet.connect(server.addresses[0]) as idle:
             batches = client.batches("t", 4, VIEW)
-            calls = [Call(lambda: client.sample("t", 4, VIEW)), Call(lambda: next(batches))]
+            _, writing = write_until_blocked(client, "full")
+            calls = [Call(lambda: client.sample("t", 4, VIEW)), Call(lambda: next(batches)), writing]
             # The iterator keeps two samples in flight.
             until(lambda: memory.stats()["tables"]["t"]["blocked_samples"] >= 3)
             server.close()

@@ -143,6 +143,22 @@ def test_a_server_logs_to_the_loggers_of_python(caplog: pytest.LogCaptureFixture
     assert "listening" in caplog.text
 
 
+def test_served_floats_are_those_of_the_memory() -> None:
+    random = np.random.default_rng(0)
+    with (
+        innet.Memory([table(priority_exponent=0.6)]) as memory,
+        memory.serve("innet://127.0.0.1:0") as server,
+        innet.connect(server.addresses[0]) as client,
+    ):
+        fill(client, 50)
+        for _ in range(100):
+            batch = client.sample("t", 32, VIEW)
+            client.update_priorities("t", batch.ids, random.random(32))
+            served, own = (replay.stats()["tables"]["t"] for replay in (client, memory))
+            # Without a reader that rounds correctly, one in some is off by its last bit.
+            assert (served["total_priority"], served["max_priority"]) == (own["total_priority"], own["max_priority"])
+
+
 def test_a_servers_deadline_is_reported_once() -> None:
     with innet.Memory([table(min_size=1)]) as replay, replay.serve("innet://127.0.0.1:0") as server:
         client = innet.connect(server.addresses[0])

@@ -59,6 +59,13 @@ pub struct WriterCounters {
     pub unsent_rows: u64,
 }
 
+impl WriterCounters {
+    /// All dropped windows.
+    pub fn dropped(&self) -> u64 {
+        self.dropped_by_reset + self.dropped_without_final_row
+    }
+}
+
 /// Packs the steps of some streams and pushes them to a table.
 ///
 /// [`Writer::append`] is atomic: after an error the same step may be appended again. Steps are kept in open chunks until
@@ -252,7 +259,7 @@ impl Writer {
             counters.dropped_by_reset,
             counters.dropped_without_final_row,
         );
-        let dropped = by_reset + without_final_row;
+        let dropped = counters.dropped();
         if self.warned || dropped == 0 || (counters.items > 0 && dropped < MANY_DROPPED) {
             return;
         }

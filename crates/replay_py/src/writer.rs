@@ -66,7 +66,8 @@ impl OpenWriters {
         writers.push((table.to_owned(), Arc::downgrade(counters)));
     }
 
-    /// Addition to the `reason` of a wait for steps of a table that these writers have not sent.
+    /// Addition to the `reason` of a wait for steps of a table: those that these writers have not sent, and their windows
+    /// that make no items.
     pub fn advice(&self, table: &str, reason: &str) -> Option<String> {
         if !reason.contains(FOR_WRITERS) {
             return None;
@@ -74,10 +75,21 @@ impl OpenWriters {
         let writers = lock(&self.0);
         let of_table = writers.iter().filter(|(of, _)| of == table);
         let open = of_table.filter_map(|(_, counters)| counters.upgrade());
-        let unsent: u64 = open.map(|counters| lock(&counters).unsent_rows).sum();
-        (unsent > 0).then(|| {
-            format!(" (an open writer holds {unsent} unsent steps: flush, or chunk_steps=1)")
-        })
+        let counters: Vec<_> = open.map(|counters| *lock(&counters)).collect();
+        let unsent: u64 = counters.iter().map(|writer| writer.unsent_rows).sum();
+        let dropped: u64 = counters.iter().map(WriterCounters::dropped).sum();
+        let mut advice = String::new();
+        if unsent > 0 {
+            advice +=
+                &format!(" (an open writer holds {unsent} unsent steps: flush, or chunk_steps=1)");
+        }
+        if dropped > 0 {
+            advice += &format!(
+                " ({dropped} windows were dropped: a row with first=True follows no end of an episode, or a truncated row \
+                 no final one)"
+            );
+        }
+        (!advice.is_empty()).then_some(advice)
     }
 }
 
@@ -212,10 +224,7 @@ attributes! { PyWriter as "Writer", |writer, py|
     num_envs: usize = writer.num_envs;
     steps: PyResult<u64> = Ok(writer.counters(py)?.steps);
     items: PyResult<u64> = Ok(writer.counters(py)?.items);
-    dropped_windows: PyResult<u64> = {
-        let counters = writer.counters(py)?;
-        Ok(counters.dropped_by_reset + counters.dropped_without_final_row)
-    };
+    dropped_windows: PyResult<u64> = Ok(writer.counters(py)?.dropped());
 }
 
 context_manager!(PyWriter, |writer, py, failed| match failed {

@@ -124,7 +124,7 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
     fn descend(&self, targets: &[f64], total: u64, out: &mut Vec<SampledLeaf>) -> Vec<f64> {
         #[cfg(all(target_arch = "x86_64", not(feature = "loom")))]
         if FANOUT == vector::FANOUT && vector::is_available() {
-            // SAFETY: the processor has AVX2.
+            // SAFETY: the processor has AVX2 and BMI1.
             return unsafe { self.descend_avx2(targets, total, out) };
         }
         self.descend_by(targets, total, out, |node, level| node.read(level))

@@ -1,4 +1,4 @@
-//! The running sums of 16 children with AVX2, where the processor has it: a node is then read with four loads and
+//! The running sums of 16 children with AVX2 and BMI1, where the processor has them: a node is then read with four loads and
 //! searched with four comparisons.
 
 use core::arch::asm;

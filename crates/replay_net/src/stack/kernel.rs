@@ -19,8 +19,9 @@ use replay_core::error::{Error, Result};
 /// Length of the kernel's queue of connections before `accept`.
 const BACKLOG: i32 = 1024;
 
-/// Silence after which a TCP socket asks its peer for a sign of life, and the interval of further questions. Without an
-/// answer to [`KEEPALIVE_RETRIES`] of them the connection is over: 60 s after the peer's last sign.
+/// Silence after which a TCP socket asks its peer for a sign of life, and the interval of further questions. Where there
+/// is a user time-out, Linux ends the connection at the first unanswered question after it; elsewhere
+/// [`KEEPALIVE_RETRIES`] of them end it. Both are 60 s of silence for a server.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 const KEEPALIVE_RETRIES: u32 = 3;
