@@ -49,7 +49,7 @@ def newest(run: Path) -> dict[str, Any]:
 
 
 def without_times(metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Metrics without what depends on the clock."""
+    """Metrics without what depends on the clock or the system."""
     timed = {
         "time_s",
         "seconds_left",
@@ -63,6 +63,7 @@ def without_times(metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:
         "processor_s_per_million_frames",
         "joules",
         "joules_per_million_frames",
+        "resident_bytes",
     }
     return [{name: value for name, value in line.items() if name not in timed} for line in metrics]
 
