@@ -17,6 +17,7 @@ from benchmarks.catalogue import BENCHMARKS, Benchmark
 from benchmarks.connections import connections
 from benchmarks.contest import measure, missing
 from benchmarks.delay import delay
+from benchmarks.fairness import fairness
 from benchmarks.growth import growth
 from benchmarks.hostile import hostile
 from benchmarks.killed import killed
@@ -39,6 +40,7 @@ def main() -> None:
         "away": away,
         "connections": connections,
         "delay": delay,
+        "fairness": fairness,
         "growth": growth,
         "hostile": hostile,
         "killed": killed,

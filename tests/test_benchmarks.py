@@ -20,6 +20,7 @@ from benchmarks.attacks import Attacker
 from benchmarks.away import away
 from benchmarks.catalogue import BENCHMARKS, BYTES, TRANSITIONS, Benchmark, Goal
 from benchmarks.contest import Entry, Measured
+from benchmarks.fairness import TRANSPORTS, fairness, unfairness
 from benchmarks.growth import standing
 from benchmarks.hostile import hostile
 from benchmarks.killed import killed
@@ -315,6 +316,22 @@ def test_a_hostile_client_holds_half_handshakes() -> None:
     with innet.Memory() as memory, memory.serve("innet://127.0.0.1:0") as server:
         host, _, port = server.addresses[0].removeprefix("innet://").partition(":")
         assert Attacker((host, int(port)), "", [], seed=0).half_handshakes() > 10
+
+
+def test_the_worst_window_of_two_writers_counts() -> None:
+    times = [0.0, 1.0, 2.0, 3.0]
+    assert unfairness(times, [[0, 0], [10, 0], [10, 10], [20, 10]], 2.0) == 0.0
+    assert unfairness(times, [[0, 0], [10, 0], [10, 10], [20, 10]], 1.0) == 1.0
+    assert unfairness(times, [[5, 0], [15, 8], [25, 16], [35, 24]], 2.0) == pytest.approx(0.2)
+
+
+def test_writers_behind_a_replay_ratio_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    fairness(seconds=2.0, window_s=1.0)
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["system"] for line in told[::2]] == list(TRANSPORTS)
+    for line, goal in zip(told[::2], told[1::2], strict=True):
+        assert min(line["by_writer"]) > 0, line
+        assert goal["ratio"] < 5, goal
 
 
 def test_a_server_that_is_away_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
