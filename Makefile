@@ -21,6 +21,9 @@ FSTACK := $(if $(FF_PATH),yes,$(shell pkg-config --exists libfstack 2>/dev/null 
 # the glibc of 2014: it runs on every newer distribution.
 EXTENSION := --profile release --locked --zig --compatibility manylinux2014 --interpreter $(abspath $(BIN))/python
 
+DENY := $(shell cargo deny --version >/dev/null 2>&1 && echo yes)
+# Advisories are checked where there is a copy of their database: `cargo deny fetch`.
+ADVISORIES := $(if $(wildcard $(or $(CARGO_HOME),$(HOME)/.cargo)/advisory-dbs/*),advisories)
 DPDK := $(shell pkg-config --exists 'libdpdk >= 22.11' 2>/dev/null && echo yes)
 
 export VIRTUAL_ENV := $(abspath $(VENV))
@@ -72,8 +75,9 @@ $(VENV)/.packaging: $(BIN)/uv constraints.txt
 licenses: ## gather the licences of the extension's crates again; needs cargo-about
 	cargo about generate --locked --offline --manifest-path crates/replay_py/Cargo.toml --output-file LICENSES-THIRD-PARTY.txt about.hbs
 
-deny: ## licences, duplicates and sources of dependencies; needs cargo-deny
-	cargo deny --offline --all-features check licenses bans sources
+deny: ## licences, duplicates, sources and known faults of dependencies; needs cargo-deny
+	cargo deny --offline --locked --all-features check licenses bans sources $(ADVISORIES)
+	$(if $(ADVISORIES),,@echo 'skipped, no copy of the advisories (cargo deny fetch): known faults of dependencies')
 
 lint: setup ## formatting, clippy, ruff, mypy
 	cargo fmt --all --check
@@ -89,6 +93,7 @@ lint: setup ## formatting, clippy, ruff, mypy
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/hadolint Containerfile
+	$(if $(DENY),$(MAKE) deny,@echo 'skipped, cargo-deny not found (cargo install --locked cargo-deny): make deny')
 
 rust-test: setup ## Rust tests
 	$(RUST_TESTS)

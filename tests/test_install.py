@@ -53,6 +53,14 @@ def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
+def test_everything_in_the_environment_is_pinned() -> None:
+    pinned = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
+    at = f"{sys.prefix}/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
+    names = {re.sub("[-_.]+", "-", each.name).lower() for each in importlib.metadata.distributions(path=[at])}
+    assert len(names) > 50
+    assert names - set(pinned) <= {"innet-drl", "pip", "setuptools"}
+
+
 def program() -> str:
     """The program of the page on installing."""
     (text,) = re.findall(r"(?ms)^```python\n(.*?)^```$", (ROOT / "docs" / "how-to" / "install.md").read_text())
