@@ -21,6 +21,7 @@ from innet_drl.analysis.drawing import SERIES, Chart, Curve, draw
 from innet_drl.analysis.recorded_run import RecordedRun, read_run, reading
 from innet_drl.train.display import Progress, silent
 from innet_drl.train.errors import ConfigurationError, writing
+from innet_drl.train.files import new_file
 from innet_drl.train.run_folder import RunFolder
 
 EMBEDDED_BYTES = 4 * 2**20
@@ -82,7 +83,7 @@ def write_report(runs: Sequence[Path], out: Path | None = None, *, progress: Pro
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         # A file that cannot be written is an error before the work.
-        partial.touch()
+        new_file(partial).close()
     try:
         names = _names(folders)
         read = [
@@ -91,7 +92,8 @@ def write_report(runs: Sequence[Path], out: Path | None = None, *, progress: Pro
         videos = [_video(run, run.video, path) for run in read if run.video is not None]
         text = _page(read, videos, progress)
         with writing(str(path), "choose another file with --out"):
-            partial.write_text(text, encoding="utf-8")
+            with new_file(partial) as file:
+                file.write(text.encode())
             partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)

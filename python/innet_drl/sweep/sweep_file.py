@@ -14,6 +14,7 @@ from innet_drl.sweep.machine import Machine
 from innet_drl.sweep.point import Point
 from innet_drl.train.config import Config
 from innet_drl.train.errors import ConfigurationError, writing
+from innet_drl.train.files import new_file
 
 
 @dataclass
@@ -59,7 +60,8 @@ class Sweep:
         }
         part = path.with_name(path.name + ".part")
         with writing(str(path), "choose another file with --json"):
-            part.write_text(json.dumps(values, indent=1) + "\n")
+            with new_file(part) as file:
+                file.write((json.dumps(values, indent=1) + "\n").encode())
             os.replace(part, path)
 
     @classmethod

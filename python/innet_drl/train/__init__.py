@@ -32,7 +32,7 @@ by `logging`.
 | `agent`, `evaluation`, `evaluation_schedule`, `video` | a trained agent, its games, and when they are played |
 | `following` | evaluations of each new checkpoint, in a process of their own |
 | `evaluation_report` | protocols of evaluations, interquartile means and intervals |
-| `run_folder`, `checkpoints` | files of a run |
+| `run_folder`, `checkpoints`, `files` | files of a run |
 | `metrics`, `metrics_files`, `display`, `page` | metrics, their files, lines of a log, and the page in the terminal |
 | `stopwatch`, `times` | seconds of each process by activity, and laps for a trace |
 | `cost`, `energy` | processor seconds and joules of a run |

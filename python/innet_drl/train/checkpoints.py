@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from innet_drl.train.errors import RunFolderError
+from innet_drl.train.files import new_file, put_in_place
 
 if TYPE_CHECKING:
     # The command line reads a run's settings before it imports torch.
@@ -40,28 +41,13 @@ def save_checkpoint(path: Path, tensors: dict[str, Tensor], state: dict[str, Any
     counters = json.dumps(state)
     content = safetensors.torch.save(whole, {"state": counters, "crc32": str(_checksum(whole, counters))})
     try:
-        with partial.open("wb") as file:
+        with new_file(partial) as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         put_in_place(partial, path)
     finally:
         partial.unlink(missing_ok=True)
-
-
-def put_in_place(file: Path, path: Path) -> None:
-    """Renames a complete file to `path`, durably.
-
-    Raises:
-        OSError: It cannot be renamed.
-    """
-    file.replace(path)
-    # The new name is in the directory, which is written on its own.
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
 
 
 def load_checkpoint(path: Path) -> Checkpoint:

@@ -33,9 +33,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import innet_drl as innet
-from innet_drl.train.checkpoints import Checkpoint, load_checkpoint, put_in_place, save_checkpoint
+from innet_drl.train.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
 from innet_drl.train.config import Config
 from innet_drl.train.errors import RunFolderError, resuming, writing
+from innet_drl.train.files import new_file, put_in_place
 
 if TYPE_CHECKING:
     # The command line reads a run's settings before it imports torch.
@@ -239,6 +240,7 @@ class RunFolder:
         with self.writing():
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             partial = self.path / "config.partial"
+            new_file(partial).close()
             config.save(partial)
             partial.replace(self.path / "config.yaml")
 

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from innet_drl.train.files import new_file
 from innet_drl.train.stopwatch import Laps, Stopwatch
 
 logger = logging.getLogger(__name__)
@@ -164,7 +165,9 @@ class Times:
                     file.writelines(json.dumps(line, separators=(",", ":")) + "\n" for line in self._trace)
                 self._has_trace = True
             partial = self._folder / f"{TIMES}.partial"
-            partial.write_text(json.dumps({name: asdict(times) for name, times in self.processes.items()}) + "\n")
+            text = json.dumps({name: asdict(times) for name, times in self.processes.items()}) + "\n"
+            with new_file(partial) as file:
+                file.write(text.encode())
             partial.replace(self._folder / TIMES)
         except OSError as error:
             if not self._warned:

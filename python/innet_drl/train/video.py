@@ -17,6 +17,7 @@ from innet_drl.train.config import Config
 from innet_drl.train.display import Progress, silent
 from innet_drl.train.errors import ConfigurationError, UnavailableEnvironmentError
 from innet_drl.train.exploration import choose
+from innet_drl.train.files import new_file
 from innet_drl.train.metrics import score_of
 from innet_drl.train.networks import q_values
 
@@ -55,7 +56,7 @@ def record(
         raise ConfigurationError(f"--seconds {seconds}: it must be a number above 0")
     partial = path.with_suffix(".partial.mp4")
     # The error of a missing or read-only folder is clearer here than from ffmpeg.
-    partial.touch()
+    new_file(partial).close()
     try:
         recorded = _record(config, network, partial, seed, seconds, progress)
         partial.replace(path)
