@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,8 @@ from innet_drl import errors
 from serving import Server, until
 from steps import VIEW, fill, step, table
 
+TERMINAL = innet.NStep(n=1, observation="frame")
+"""A view in which each step of an episode of one step is an item."""
 UNSENT = " (an open writer holds {} unsent steps: flush, or chunk_steps=1)"
 IN_PROCESS_AND_REMOTE = pytest.mark.parametrize("make_replay", ["process", "unix"], indirect=True)
 
@@ -178,3 +182,86 @@ def test_a_gradient_worker_says_who_is_missing(log: Lines) -> None:
             assert isinstance(summing.ended(), errors.ClosedError)
     (line,) = log.lines
     assert re.match(r"still waiting after \d+ s, for up to \d+ s more", line), line
+
+
+@pytest.fixture(params=["process", "unix", "four I/O threads"])
+def clients(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[innet.Replay]]:
+    """Five clients of one table, in which one sample makes room for one step, and one step for one sample."""
+    tables = [table(min_size=1, samples_per_insert=1.0, slack=4.0)]
+    with ExitStack() as stack:
+        if request.param == "process":
+            yield [stack.enter_context(innet.Memory(tables))] * 5
+            return
+        address = f"unix://{tmp_path}/s" if request.param == "unix" else "innet://127.0.0.1:0"
+        flags = [] if request.param == "unix" else ["--io-threads", "4"]
+        server = stack.enter_context(Server(address, *flags))
+        yield [stack.enter_context(innet.connect(server.address, tables=tables)) for _ in range(5)]
+
+
+def served_in_rounds(
+    waiting: Callable[[], int], calls: list[Callable[[], object]], let_one_pass: Callable[[], object]
+) -> None:
+    """Checks the order of calls that wait: each is made again once it has returned, behind the others.
+
+    Args:
+        waiting: Number of calls that wait.
+        calls: Calls that wait.
+        let_one_pass: Makes room for one of them.
+    """
+    rounds, passed = 5, 0
+    expected = list(range(len(calls))) * rounds
+    returned: list[int] = []
+
+    def repeat(number: int) -> None:
+        for _ in range(rounds):
+            calls[number]()
+            returned.append(number)
+
+    def one_passed() -> bool:
+        return len(returned) == passed
+
+    def all_wait() -> bool:
+        return waiting() == min(len(expected) - passed, len(calls))
+
+    repeating = []
+    for number in range(len(calls)):
+        repeating.append(Call(functools.partial(repeat, number)))
+        until(lambda: waiting() == len(repeating))
+    while passed < len(expected):
+        passed += 1
+        let_one_pass()
+        until(one_passed)
+        assert returned == expected[:passed]
+        until(all_wait)
+    assert [call.ended() for call in repeating] == [None] * len(calls)
+
+
+def write_one(writer: innet.Writer) -> None:
+    writer.append(**step(0, episode=1))
+    writer.flush()
+
+
+def test_pushes_that_wait_are_served_in_the_order_in_which_they_began(clients: list[innet.Replay]) -> None:
+    reader, *others = clients
+    with ExitStack() as stack:
+        writers = [stack.enter_context(each.writer("t", 1, TERMINAL, chunk_steps=1)) for each in others]
+        for _ in range(5):  # slack and min_size
+            write_one(writers[0])
+        served_in_rounds(
+            lambda: int(reader.stats()["tables"]["t"]["waiting_pushes"]),
+            [functools.partial(write_one, writer) for writer in writers],
+            lambda: reader.sample("t", 1, TERMINAL),
+        )
+
+
+def test_samples_that_wait_are_served_in_the_order_in_which_they_began(clients: list[innet.Replay]) -> None:
+    source, *readers = clients
+    with source.writer("t", 1, TERMINAL, chunk_steps=1) as writer:
+        write_one(writer)
+        for _ in range(4):  # slack
+            source.sample("t", 1, TERMINAL)
+        served_in_rounds(
+            lambda: int(source.stats()["tables"]["t"]["waiting_samples"]),
+            [functools.partial(reader.sample, "t", 1, TERMINAL) for reader in readers],
+            lambda: write_one(writer),
+        )
