@@ -245,6 +245,23 @@ def test_a_stopped_server_is_named_at_the_deadline(server: Server) -> None:
 
 
 @ENDS
+def test_leaving_an_asynchronous_job_ends_waits(log: Lines) -> None:
+    with innet.Memory() as memory, memory.serve("innet://127.0.0.1:0", gradients="127.0.0.1:0") as server:
+        with innet.connect(server.addresses[0]) as client:
+            updates = client.follow_gradients("job", 0, 2, values=4, threshold=2, deadline=60.0)
+            # The second worker's gradient is missing: there is no mean, and no room for another gradient.
+            assert updates.offer(np.zeros(4, np.float32), 0)
+            calls = [Call(updates.wait), Call(lambda: updates.wait(for_gradient=True))]
+            log.wait_for_lines(len(calls))
+            assert all("the mean of update 1 is not complete" in line for line in log.lines)
+            updates.leave()
+            for call in calls:
+                error = call.ended()
+                assert isinstance(error, errors.ClosedError)
+                assert str(error) == "this asynchronous gradient worker is closed"
+
+
+@ENDS
 def test_a_quick_start_of_a_client_before_its_server_is_not_in_the_log(tmp_path: Path, log: Lines) -> None:
     path = tmp_path / "s"
     connecting: list[innet.Replay] = []

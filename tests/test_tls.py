@@ -13,6 +13,7 @@ import trustme
 
 import innet_drl as innet
 from innet_drl import errors
+from serving import until
 from steps import VIEW, fill, table
 
 TOKEN = "secret of the tests"
@@ -89,3 +90,27 @@ def test_tls_before_1_3_is_refused_at_both_ends(address: str, authority: Path, t
 def test_a_client_without_tls_is_told_of_it(address: str) -> None:
     with pytest.raises(errors.ReplayError, match="innets://"):
         innet.connect(address.replace("innets", "innet"), token=TOKEN)
+
+
+def test_a_failed_handshake_of_tls_is_a_failed_login(address: str, authority: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.pem"
+    trustme.CA().cert_pem.write_to_path(str(other))
+    with innet.connect(address, tls_ca=authority, token=TOKEN) as replay:
+
+        def failed() -> int:
+            return int(replay.stats()["server"]["failed_logins"])
+
+        assert failed() == 0
+        with pytest.raises(errors.AuthenticationError, match=r"TLS with .* failed"):
+            innet.connect(address, tls_ca=other, token=TOKEN)
+        until(lambda: failed() == 1)
+        host, port = address.removeprefix("innets://").split(":")
+        with socket.create_connection((host, int(port)), timeout=60) as plain:
+            plain.sendall(bytes(64))
+            until(lambda: failed() == 2)
+        innet.connect(address, tls_ca=authority, token=TOKEN).close()
+        assert failed() == 2
+        # It tries more than once.
+        with pytest.raises(errors.ReplayError, match="innets://"):
+            innet.connect(address.replace("innets", "innet"), token=TOKEN)
+        until(lambda: failed() > 2)

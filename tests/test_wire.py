@@ -394,6 +394,36 @@ def test_the_token_is_proved_and_never_sent() -> None:
         assert refused.value.code == "authentication"
 
 
+def test_an_actor_reaches_no_writer_of_another_client(tmp_path: Path) -> None:
+    """A writer is known by the random number that its client has chosen, which no reply has."""
+    number = 0x5DEECE66D1234567
+    of_learner, of_actor, path = "token of the learners", "token of the actors", f"{tmp_path}/s"
+    with innet.Memory() as memory, memory.serve(f"unix://{path}", learner_token=of_learner, actor_token=of_actor):
+        with WireClient(path, of_learner) as learner:
+            learner.call(createTable=table())
+        with WireClient(path, of_actor) as owner, WireClient(path, of_actor) as other:
+            open_writer(owner, number)
+            message, payload = push(1, 1, 0, 5, writer=number)
+            assert owner.call(payload, push=message)[0].pushed.steps == 5
+            for request in ({"stats": None}, {"list": None}, {"describeTable": "steps"}):
+                assert str(number) not in str(other.call(**request)[0])
+            stats = json.loads(other.call(stats=None)[0].stats)
+            assert [writer["name"] for writer in stats["tables"]["steps"]["by_writer"]] == ["python"]
+            open_writer(other, number + 1)
+            for guess in (number - 1, number + 2, 0):
+                close = SCHEMA.CloseWriter.new_message(table="steps", writer=guess, epoch=1)
+                assert other.call(closeWriter=close)[0].which() == "done"
+                message, payload = push(1, 2, 5, 5, writer=guess)
+                with pytest.raises(ServerError) as refused:
+                    other.call(payload, push=message)
+                assert refused.value.code == "expired"
+                with pytest.raises(ServerError) as refused:
+                    open_writer(other, guess, resume=True)
+                assert refused.value.code == "expired"
+            message, payload = push(1, 2, 5, 5, writer=number)
+            assert owner.call(payload, push=message)[0].pushed.steps == 10
+
+
 @pytest.mark.parametrize(
     "sent",
     [
