@@ -19,7 +19,7 @@ from innet_drl.train.display import plain_line
 from innet_drl.train.learner import Update
 from innet_drl.train.metrics import ActorReport, Game, Meter, Metrics
 from innet_drl.train.metrics_files import TENSORBOARD_NAMES, MetricsFiles
-from innet_drl.train.page import Page, logs_on_console
+from innet_drl.train.page import SMALLEST_PAGE, Page, logs_on_console
 from innet_drl.train.prediction import Predictions
 
 TABLE = {
@@ -338,3 +338,26 @@ def test_a_terminal_gets_a_page_and_a_pipe_gets_lines() -> None:
     assert again.getvalue() == ""
     assert plain_line(line, "learning") in piped.getvalue()
     assert "WARNING a line of the core" in piped.getvalue()
+
+
+def test_a_page_says_that_the_run_starts_before_its_first_numbers() -> None:
+    shown = io.StringIO()
+    with Page("breakout", Console(file=shown, force_terminal=True, width=120, height=40)):
+        assert "breakout" in shown.getvalue()
+        assert "starting" in shown.getvalue()
+
+
+@pytest.mark.parametrize(("width", "height"), [(SMALLEST_PAGE[0] - 1, 40), (120, SMALLEST_PAGE[1] - 1), (30, 5)])
+def test_a_small_terminal_keeps_every_line_of_the_log(width: int, height: int) -> None:
+    """No page is drawn there, which would move the cursor over the lines."""
+    shown = io.StringIO()
+    console = Console(file=shown, force_terminal=True, width=width, height=height)
+    logged = [f"line {number} of the log" for number in range(3 * height)]
+    with logs_on_console(console), Page("breakout", console) as page:
+        for number, line in enumerate(logged):
+            logging.getLogger("innet_drl").warning(line)
+            page.progress("evaluation", f"{number} games")
+            page.show(filled_meter().line(10, 2, TABLE), "learning")
+            page.show_note("waiting")
+    assert [line.partition("WARNING ")[2] for line in shown.getvalue().splitlines() if "of the log" in line] == logged
+    assert "\x1b" not in shown.getvalue()

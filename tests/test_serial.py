@@ -1,13 +1,17 @@
 """Serial runs: a function of the seed, a falling loss, and resuming as if nothing had happened."""
 
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import safetensors.torch
 import torch
 
 from innet_drl.launch import local
+from innet_drl.train import evaluation_schedule
 from innet_drl.train.errors import RunFolderError
+from innet_drl.train.evaluation import evaluate
 from innet_drl.train.run_folder import RunFolder
 from training import lines, small, without_times
 
@@ -27,6 +31,24 @@ def test_the_loss_falls_where_the_target_stands_still(tmp_path: Path) -> None:
     local.train(config, tmp_path / "run")
     losses = [line["td_loss"] for line in lines(tmp_path / "run") if line["td_loss"] is not None]
     assert losses[-1] < 0.2 * losses[0]
+
+
+def test_evaluations_in_line_are_no_training_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that is an hour further after each evaluation."""
+    clock, evaluated = time.perf_counter, 0
+
+    def evaluate_for_an_hour(*arguments: Any, **settings: Any) -> Any:
+        nonlocal evaluated
+        evaluated += 1
+        return evaluate(*arguments, **settings)
+
+    monkeypatch.setattr(time, "perf_counter", lambda: clock() + 3600.0 * evaluated)
+    monkeypatch.setattr(evaluation_schedule, "evaluate", evaluate_for_an_hour)
+    result = local.train(small(serial=True, evaluation_period=50, minutes=30), tmp_path / "run")
+    assert evaluated > 2
+    assert result.agent_steps >= 1_000, "an evaluation took of the minutes"
+    assert result.seconds < 3600
+    assert max(line["time_s"] for line in lines(tmp_path / "run")) < 3600
 
 
 def test_resuming_is_exact(tmp_path: Path) -> None:

@@ -182,3 +182,22 @@ def test_a_wrong_address_is_named_before_anything_is_measured(
     run = str(tmp_path / "run")
     assert main(["train", "--preset", "cartpole", "--replay", "innet://no-such-host.invalid:7710", "--out", run]) == 1
     assert "cannot connect to innet://no-such-host.invalid:7710" in capsys.readouterr().err
+
+
+def test_a_run_that_starts_before_its_server_waits_for_it(terminal: Shown, tmp_path: Path) -> None:
+    run, address = tmp_path / "run", f"unix://{tmp_path}/s"
+    serving: list[Server] = []
+
+    def act() -> None:
+        until(lambda: terminal.has(f"connecting to the replay memory at {address}"))
+        serving.append(Server(address))
+        until(lambda: updates(run) > 20)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    try:
+        config = small(steps=None, minutes=30, replay=address, report_seconds=0.5)
+        assert while_training(config, run, act) is None
+        assert updates(run) > 20
+    finally:
+        for server in serving:
+            server.kill()
