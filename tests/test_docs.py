@@ -144,6 +144,17 @@ def test_the_program_for_continuous_actions_runs() -> None:
     assert names["batch"].action.shape == (64, 1)
 
 
+def test_the_slack_of_the_page_is_that_of_a_run() -> None:
+    page = (DOCUMENTS / "explanation" / "replay-ratio.md").read_text()
+    (rule,) = re.findall(r"(?m)^slack = (.*)$", page)
+    config = Config("CartPole-v1", actors=4, environments=16, chunk_steps=50, batch_size=512, prefetch=4)
+    names = vars(config) | {"environments": config.all_environments}
+    assert eval(rule, {}, names) == config.slack
+    few = dataclasses.replace(config, chunk_steps=5)
+    for number in (config.slack, few.slack, config.slack / config.samples_per_insert):
+        assert f"{number:,.0f}" in page
+
+
 def test_the_networks_and_losses_of_the_page_train(tmp_path: Path) -> None:
     chapters = (DOCUMENTS / "how-to/environments.md").read_text().split("## Networks\n")[1]
     programs = re.findall(r"(?ms)^```python\n(.*?)^```$", chapters)
