@@ -2,7 +2,7 @@
 #![cfg(not(feature = "loom"))]
 
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
 use proptest::collection::vec;
@@ -249,17 +249,24 @@ fn mass_is_conserved_when_threads_are_done() {
     const SLOTS: u32 = 300;
     const WRITERS: u32 = 3;
     const ROUNDS: u32 = 4_000;
+    /// The end of writers that nobody samples beside.
+    const MOST_ROUNDS: u32 = 1_000_000;
     let tree: SumTree = SumTree::new(SLOTS, 0);
     // Each slot's present generation, for who wants to update or evict its item: it may have passed when it is used.
     let generations: Vec<_> = (0..SLOTS).map(|_| AtomicU64::new(0)).collect();
     let dead = Mutex::new((0..SLOTS).collect::<Vec<_>>());
+    let sampled_beside = AtomicBool::new(false);
     thread::scope(|scope| {
         let writers: Vec<_> = (0..WRITERS)
             .map(|writer| {
                 let (tree, generations, dead) = (&tree, &generations, &dead);
+                let sampled_beside = &sampled_beside;
                 scope.spawn(move || {
                     let mut numbers = Numbers(u64::from(writer) + 1);
-                    for round in 0..ROUNDS {
+                    for round in 0..MOST_ROUNDS {
+                        if round >= ROUNDS && sampled_beside.load(Ordering::Relaxed) {
+                            break;
+                        }
                         let slot = numbers.below(SLOTS);
                         let generation = generations[slot as usize].load(Ordering::Relaxed) as u32;
                         let units = u64::from(numbers.below(50));
@@ -308,8 +315,13 @@ fn mass_is_conserved_when_threads_are_done() {
                     .iter()
                     .all(|item| item.units > 0 && item.generation % 2 == 1)
             );
+            sampled_beside.fetch_or(!sampled.is_empty(), Ordering::Relaxed);
         }
     });
+    assert!(
+        sampled_beside.into_inner(),
+        "something was sampled meanwhile"
+    );
     tree.check_at_rest().unwrap();
     let live: u64 = (0..SLOTS)
         .filter_map(|slot| {

@@ -44,12 +44,18 @@ impl ReplyBudget {
         self.held.load(Ordering::Relaxed)
     }
 
-    /// Whether the limit is reached.
-    pub fn is_full(&self) -> bool {
-        self.held() >= self.limit
+    /// Whether the limit is not reached. Whoever finds room lets the next listener look, so that a release wakes as many as
+    /// fit, and not all.
+    pub fn has_room(&self) -> bool {
+        let has_room = self.held() < self.limit;
+        if has_room {
+            self.freed.notify(1);
+        }
+        has_room
     }
 
-    /// Listens for the next reply that a client has read.
+    /// Listens for room. Look for it again after this call, so that none is missed; a listener that is dropped leaves its
+    /// notice to the next.
     pub fn freed(&self) -> EventListener {
         self.freed.listen()
     }
@@ -57,8 +63,10 @@ impl ReplyBudget {
 
 impl Drop for ReplyShare {
     fn drop(&mut self) {
-        self.budget.held.fetch_sub(self.bytes, Ordering::Relaxed);
-        self.budget.freed.notify(usize::MAX);
+        let before = self.budget.held.fetch_sub(self.bytes, Ordering::Relaxed);
+        if before - self.bytes < self.budget.limit {
+            self.budget.freed.notify(1);
+        }
     }
 }
 
@@ -72,15 +80,48 @@ mod tests {
     fn a_reply_that_was_read_makes_room_and_says_so() {
         let budget = ReplyBudget::new(100);
         let first = budget.hold(60);
-        assert!(!budget.is_full());
+        assert!(budget.has_room());
         let second = budget.hold(60);
-        assert!(budget.is_full());
+        assert!(!budget.has_room());
         let mut freed = budget.freed();
         assert!((&mut freed).now_or_never().is_none());
         drop(first);
         assert!(freed.now_or_never().is_some());
-        assert_eq!((budget.held(), budget.is_full()), (60, false));
+        assert_eq!((budget.held(), budget.has_room()), (60, true));
         drop(second);
         assert_eq!(budget.held(), 0);
+    }
+
+    #[test]
+    fn a_reply_that_was_read_wakes_only_who_fits() {
+        let budget = ReplyBudget::new(100);
+        let (small, large) = (budget.hold(10), budget.hold(150));
+        let mut waiting: Vec<_> = (0..5).map(|_| budget.freed()).collect();
+        let woken = |waiting: &mut Vec<EventListener>| {
+            let before = waiting.len();
+            waiting.retain_mut(|one| one.now_or_never().is_none());
+            before - waiting.len()
+        };
+        drop(small);
+        assert_eq!(woken(&mut waiting), 0, "the limit is still reached");
+        drop(large);
+        for _ in 0..2 {
+            assert_eq!(woken(&mut waiting), 1);
+            assert!(budget.has_room());
+            std::mem::forget(budget.hold(50));
+        }
+        assert_eq!(woken(&mut waiting), 1);
+        assert!(!budget.has_room());
+        assert_eq!(woken(&mut waiting), 0);
+    }
+
+    #[test]
+    fn who_was_woken_and_is_gone_leaves_its_turn_to_the_next() {
+        let budget = ReplyBudget::new(100);
+        let full = budget.hold(100);
+        let [gone, next] = [budget.freed(), budget.freed()];
+        drop(full);
+        drop(gone);
+        assert!(next.now_or_never().is_some());
     }
 }

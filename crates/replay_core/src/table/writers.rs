@@ -125,6 +125,8 @@ struct KnownWriter {
 impl KnownWriter {
     /// Time of the last push; `None` while one waits, or a frame of the connection, which may be one.
     fn idle_since(&self) -> Option<Instant> {
+        #[cfg(test)]
+        tests::LOOKS.set(tests::LOOKS.get() + 1);
         let own = self.activity.idle_since()?;
         match &self.connection {
             Some(connection) => Some(own.max(connection.idle_since()?)),
@@ -458,6 +460,11 @@ mod tests {
     use super::*;
     use crate::error::ErrorCode;
 
+    thread_local! {
+        /// Looks at whether a writer is idle.
+        pub(super) static LOOKS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+    }
+
     fn open(writer: u64, streams: u32) -> OpenWriter {
         OpenWriter {
             table: "t".into(),
@@ -542,6 +549,21 @@ mod tests {
                 .open(&open(5, Writers::MAX_STREAMS + 1), Instant::now())
                 .is_err()
         );
+    }
+
+    #[test]
+    fn a_newcomer_looks_at_each_writer_once() {
+        const WRITERS: u64 = 1_024;
+        let streams = Writers::MAX_STREAMS / WRITERS as u32;
+        let (writers, start) = (Writers::new("t"), Instant::now());
+        for writer in 0..WRITERS {
+            writers.open(&open(writer, streams), start).unwrap();
+        }
+        assert_eq!(LOOKS.get(), 0, "there was room");
+        let newcomer = open(WRITERS, Writers::MAX_STREAMS);
+        writers.open(&newcomer, start + Writers::IDLE).unwrap();
+        assert_eq!(LOOKS.take(), WRITERS);
+        assert_eq!(writers.counts(), (1, Writers::MAX_STREAMS.into()));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
 use replay_core::memory::Memory;
@@ -441,6 +441,14 @@ fn a_full_disk_leaves_the_snapshot_that_was_there() {
     assert!(!case.folder.path().join("replay.snapshot.partial").exists());
 }
 
+struct SetOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for SetOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
 #[test]
 fn snapshots_of_a_table_in_use_are_consistent() {
     // A few hundred steps within tight bytes: the table is replaced many times, and pins have to be short.
@@ -450,7 +458,10 @@ fn snapshots_of_a_table_in_use_are_consistent() {
     };
     let case = Case::new(&config);
     let done = AtomicBool::new(false);
+    let sampled = AtomicU64::new(0);
     let items = thread::scope(|scope| {
+        // Also after a failed assertion, so that the threads end.
+        let end = SetOnDrop(&done);
         let writers: Vec<_> = (1..=2)
             .map(|writer| {
                 let table = &case.table;
@@ -483,11 +494,16 @@ fn snapshots_of_a_table_in_use_are_consistent() {
                     let priorities = vec![2.0; batch.items.len()];
                     let ids = ids(&batch);
                     case.table.update_priorities(&ids, &priorities).unwrap();
+                    sampled.fetch_add(ids.len() as u64, Ordering::Relaxed);
                 }
             }
         });
         let mut items = 0;
-        for _ in 0..60 {
+        for round in 0.. {
+            if round >= 60 && sampled.load(Ordering::Relaxed) > 0 {
+                break;
+            }
+            assert!(round < 6_000, "the reader has sampled nothing");
             let again = case.again();
             items += stat(&again, "items");
             if stat(&again, "items") > 0 {
@@ -495,7 +511,7 @@ fn snapshots_of_a_table_in_use_are_consistent() {
             }
             assert!(stat(&again, "bytes") <= 12_000);
         }
-        done.store(true, Ordering::Release);
+        drop(end);
         writers.into_iter().for_each(|w| w.join().unwrap());
         reader.join().unwrap();
         items

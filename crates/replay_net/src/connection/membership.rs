@@ -50,7 +50,7 @@ impl<'a> Membership<'a> {
             request,
             RequestBody::Sample(_) | RequestBody::GetParameters { .. }
         );
-        let attempt = match large && self.service.reply_budget().is_full() {
+        let attempt = match large && !self.service.reply_budget().has_room() {
             true => Attempt::Blocked(WaitReason::Other(format!(
                 "{} bytes of replies wait for clients to read them, which is the server's limit (--reply-bytes)",
                 self.service.reply_budget().held()

@@ -6,17 +6,21 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustls::pki_types::ServerName;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
 use replay_core::memory::{Memory, MemoryLimits};
 use replay_core::replay::{Replay, Wait};
 use replay_core::{Error, ErrorCode, Result};
-use replay_net::client::{Client, ConnectOptions, connect};
+use replay_net::client::{Client, ConnectOptions, connect, tls};
 use replay_net::config::ServerConfig;
 use replay_net::server::{RunningServer, Server};
 use replay_net::stack::Address;
-use replay_wire::RequestBody;
-use replay_wire::auth::Secret;
+use replay_wire::auth::{self, CHANNEL_BINDING_LABEL, Secret, Side, Transcript};
+use replay_wire::{PROTOCOL, RequestBody};
 
-use crate::suite::{config, refused, sample, table, writer};
+use crate::suite::{Connection, TestClient, config, refused, sample, table, transcript, writer};
 use crate::support::until;
 
 /// A test that waits longer has failed.
@@ -231,6 +235,64 @@ fn a_stranger_that_does_not_finish_tls_holds_a_place_until_the_deadline() {
         connect(&address, client).unwrap();
         assert_eq!(stranger.read(&mut [0; 100]).unwrap(), 0, "it is closed");
     }
+}
+
+/// TLS by itself, with the certificate that is trusted.
+pub async fn dial_tls(host: &str, port: u16, trusted: &Path) -> TlsStream<tokio::net::TcpStream> {
+    let stream = tokio::net::TcpStream::connect((host, port)).await.unwrap();
+    let connector = TlsConnector::from(tls::client_config(trusted).unwrap());
+    let name = ServerName::try_from("localhost").unwrap();
+    connector.connect(name, stream).await.unwrap()
+}
+
+/// A connection that just ends may have been cut: TLS says the end, and a client that reads on sees an error without it.
+#[test]
+fn the_server_says_the_end_of_a_tls_connection() {
+    const TOKEN: &str = "secret of the tests";
+    let folder = tempfile::tempdir().unwrap();
+    let config = ServerConfig {
+        max_handshakes: 1,
+        ..with_tls(folder.path())
+    };
+    let running = start(&config).unwrap();
+    let Address::Tcp { host, port, .. } = &running.addresses()[0] else {
+        panic!("expected a TCP address");
+    };
+    let trusted = config.tls_cert.as_deref().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let stream = dial_tls(host, *port, trusted).await;
+        let session = stream.get_ref().1;
+        let channel_binding = session
+            .export_keying_material([0; 32], CHANNEL_BINDING_LABEL, Some(&[]))
+            .unwrap();
+        let over_tls = |stream| {
+            TestClient::new(Connection {
+                stream: Box::new(stream),
+                cut: Box::new(|| {}),
+            })
+        };
+        let mut served = over_tls(stream);
+        let mut refused = over_tls(dial_tls(host, *port, trusted).await);
+        assert_eq!(refused.receive_error().await.1, ErrorCode::Connect);
+        assert!(refused.receive().await.unwrap().is_none());
+
+        let challenge = served.hello(PROTOCOL, [7; 32]).await.unwrap();
+        let transcript = Transcript {
+            channel_binding: Some(channel_binding),
+            ..transcript([7; 32], &challenge)
+        };
+        let proof = auth::proof(TOKEN, Side::Client, &transcript);
+        let authenticate = RequestBody::Authenticate(Some(proof));
+        served.ask(authenticate, 0).await.unwrap();
+        served.stats().await;
+        running.shut_down();
+        assert!(served.receive().await.unwrap().is_none());
+    });
+    running.wait().unwrap();
 }
 
 #[test]

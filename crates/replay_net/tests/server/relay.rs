@@ -1,17 +1,15 @@
 //! A relay between client and server that has a certificate which the client trusts, and forwards the handshake.
 
-use rustls::pki_types::ServerName;
 use tokio::io::copy_bidirectional;
-use tokio::net::{TcpListener, TcpStream};
-use tokio_rustls::TlsConnector;
+use tokio::net::TcpListener;
 
 use replay_core::ErrorCode;
 use replay_core::replay::{Replay, Wait};
-use replay_net::client::{connect, tls};
+use replay_net::client::connect;
 use replay_net::stack::Address;
 use replay_net::tls::acceptor;
 
-use crate::kernel::{certificate, options, start, with_tls};
+use crate::kernel::{certificate, dial_tls, options, start, with_tls};
 use crate::suite::refused;
 use crate::support::until;
 
@@ -26,7 +24,7 @@ fn a_relay_that_forwards_the_handshake_owns_no_session() {
     let of_relay = tempfile::tempdir().unwrap();
     let (relay_certificate, relay_key) = certificate(of_relay.path());
     let accepted = acceptor(&relay_certificate, &relay_key).unwrap();
-    let trusted = tls::client_config(config.tls_cert.as_deref().unwrap()).unwrap();
+    let trusted = config.tls_cert.clone().unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -37,10 +35,7 @@ fn a_relay_that_forwards_the_handshake_owns_no_session() {
         runtime.block_on(async {
             let (client, _) = listener.accept().await.unwrap();
             let mut client = accepted.accept(client).await.unwrap();
-            let stream = TcpStream::connect((host.as_str(), port)).await.unwrap();
-            let name = ServerName::try_from("localhost").unwrap();
-            let connector = TlsConnector::from(trusted);
-            let mut stream = connector.connect(name, stream).await.unwrap();
+            let mut stream = dial_tls(&host, port, &trusted).await;
             // An error is the end of one of the two.
             let _ = copy_bidirectional(&mut client, &mut stream).await;
         });

@@ -6,9 +6,13 @@ use std::time::Duration;
 use replay_core::ErrorCode;
 use replay_core::replay::SampleRequest;
 use replay_core::schema::TableConfig;
+use replay_net::client::tls;
 use replay_net::config::ServerConfig;
-use replay_wire::{ReplyBody, RequestBody};
+use replay_wire::{PROTOCOL, ReplyBody, RequestBody};
+use rustls::pki_types::ServerName;
+use tokio_rustls::TlsConnector;
 
+use crate::kernel::certificate;
 use crate::suite::simulation::SimStack;
 use crate::suite::*;
 
@@ -172,6 +176,56 @@ fn a_request_is_held_for_a_while_and_then_has_to_be_sent_again() {
     });
 }
 
+/// Its deadline counts from the accept, and no step of the handshake moves it.
+#[test]
+fn a_client_that_takes_its_time_before_and_after_its_hello_is_closed_at_the_deadline() {
+    const ALLOWED: Duration = Duration::from_secs(2);
+    const TRIP: Duration = Duration::from_millis(300);
+    let folder = tempfile::tempdir().unwrap();
+    let (certificate, key) = certificate(folder.path());
+    for with_tls in [false, true] {
+        let mut config = ServerConfig {
+            handshake_deadline_ms: ALLOWED.as_millis() as u64,
+            ..config(table())
+        };
+        if with_tls {
+            config.listen = vec!["innets://127.0.0.1:7710".parse().unwrap()];
+            config.tls_cert = Some(certificate.clone());
+            config.tls_key = Some(key.clone());
+        }
+        let trusted = tls::client_config(&certificate).unwrap();
+        World::simulated(20, config, |world, network| async move {
+            network.set_delay(TRIP..=TRIP);
+            for says_hello in [false, true] {
+                let deadline = world.now() + ALLOWED;
+                let stream = network.connect(&world.address).unwrap();
+                let mut client = TestClient::new(match with_tls {
+                    false => stream.into(),
+                    true => {
+                        let connector = TlsConnector::from(trusted.clone());
+                        let name = ServerName::try_from("localhost").unwrap();
+                        Connection {
+                            stream: Box::new(connector.connect(name, stream).await.unwrap()),
+                            cut: Box::new(|| {}),
+                        }
+                    }
+                });
+                world.sleep(deadline - 4 * TRIP - world.now()).await;
+                if says_hello {
+                    client.hello(PROTOCOL, [1; 32]).await.unwrap();
+                }
+                assert!(client.receive().await.unwrap().is_none());
+                assert!(world.now() >= deadline);
+                world.assert_soon_after(deadline + TRIP);
+                drop(client);
+                world
+                    .until(|world| world.server_stat("connections") == 0)
+                    .await;
+            }
+        });
+    }
+}
+
 #[test]
 fn a_frame_has_its_whole_time_to_arrive_once_there_is_room() {
     let config = ServerConfig {
@@ -250,5 +304,48 @@ fn requests_behind_a_new_table_are_answered_after_it() {
         for name in ["done", "table"] {
             assert_eq!(client.receive().await.unwrap().unwrap().body.name(), name);
         }
+    });
+}
+
+/// Each reply that is read lets one of those that wait for it try, not all.
+#[test]
+fn a_crowd_that_waits_for_readers_is_woken_one_by_one() {
+    const CLIENTS: u64 = 32;
+    const BYTES: usize = 100_000;
+    let config = ServerConfig {
+        reply_bytes: 1,
+        ..config(table())
+    };
+    World::simulated(24, config, |world, network| async move {
+        let put = RequestBody::PutParameters {
+            name: "policy".into(),
+            version: 0,
+            id: 0,
+            bytes: parameters(BYTES),
+        };
+        world.client().await.ask(put, 0).await.unwrap();
+        network.set_buffer(4096);
+        let mut clients = Vec::new();
+        for _ in 0..CLIENTS {
+            let mut client = world.client().await;
+            let get = RequestBody::GetParameters {
+                name: "policy".into(),
+                newer_than: 0,
+                writer: None,
+            };
+            client.send(get, u32::MAX).await.unwrap();
+            clients.push(client);
+        }
+        world
+            .until(|world| world.server_stat("requests") == 1 + CLIENTS)
+            .await;
+        let reading = clients.iter_mut().map(|client| async {
+            let reply = client.receive().await.unwrap().unwrap();
+            assert_eq!(reply.body.name(), "parameters");
+        });
+        futures_util::future::join_all(reading).await;
+        // Before and after each takes its place, at its turn, and behind whoever takes the room.
+        let tried = world.server_stat("retries");
+        assert!((CLIENTS..5 * CLIENTS).contains(&tried), "{tried} attempts");
     });
 }

@@ -16,4 +16,4 @@ mod world;
 
 pub use client::{CLOGGABLE, CLOGGING, LARGE, TestClient, transcript};
 pub use messages::*;
-pub use world::{World, config};
+pub use world::{Connection, World, config};

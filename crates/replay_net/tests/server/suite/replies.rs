@@ -1,6 +1,9 @@
 //! Replies that clients do not read: their memory is limited for each connection and for all.
 
+use bytes::Bytes;
 use replay_core::ErrorCode;
+use replay_core::replay::{ChunkHead, NewItem, OpenWriter, Push, PushBody, SampleRequest};
+use replay_core::schema::{Codec, Column, Dtype, TableConfig, flags};
 use replay_net::config::ServerConfig;
 use replay_wire::{ReplyBody, RequestBody};
 
@@ -12,11 +15,45 @@ const UNREAD: u64 = 3;
 /// Replies that one client asks for.
 const ASKED: usize = 6;
 
-fn get() -> RequestBody {
-    RequestBody::GetParameters {
-        name: "large".into(),
-        newer_than: 0,
-        writer: None,
+/// Rows before the anchor of a sampled item.
+const BEFORE: u16 = 1_000;
+
+/// Parameters, and a sample, which is as large by its rows.
+#[derive(Clone, Copy)]
+enum Ask {
+    Parameters,
+    Sample,
+}
+
+const BOTH: [Ask; 2] = [Ask::Parameters, Ask::Sample];
+
+impl Ask {
+    fn body(self) -> RequestBody {
+        match self {
+            Ask::Parameters => RequestBody::GetParameters {
+                name: "large".into(),
+                newer_than: 0,
+                writer: None,
+            },
+            Ask::Sample => RequestBody::Sample(SampleRequest {
+                table: TABLE.into(),
+                count: 450,
+                before: BEFORE,
+                after: 0,
+                allow_short: false,
+                min_probability: false,
+                part: None,
+            }),
+        }
+    }
+
+    fn is_answered_by(self, reply: &ReplyBody) -> bool {
+        let bytes = match (self, reply) {
+            (Ask::Parameters, ReplyBody::Parameters(Some(got))) => got.bytes.len(),
+            (Ask::Sample, ReplyBody::Sampled(got)) => got.rows.len(),
+            _ => 0,
+        };
+        bytes > LARGE
     }
 }
 
@@ -30,100 +67,244 @@ fn limited() -> ServerConfig {
     }
 }
 
-async fn put_large(world: &World) {
+/// Puts what both ask for.
+async fn fill(world: &World) {
+    let mut client = world.client().await;
+    let open = OpenWriter {
+        window_before: BEFORE,
+        ..writer(9)
+    };
+    let open = RequestBody::OpenWriter {
+        open,
+        resume: false,
+    };
+    client.ask(open, 0).await.unwrap();
+    let mut long = push(9, 1, 1, 0, &[1; BEFORE as usize + 1]);
+    let last = long.body.items.pop().unwrap();
+    long.body.items = vec![NewItem {
+        before: BEFORE,
+        ..last
+    }];
+    client.ask(RequestBody::Push(long), 0).await.unwrap();
     let put = RequestBody::PutParameters {
         name: "large".into(),
         version: 0,
         id: 0,
         bytes: parameters(LARGE),
     };
-    world.client().await.ask(put, 0).await.unwrap();
+    client.ask(put, 0).await.unwrap();
 }
 
 /// Clients that ask for more than they may leave unread, and read nothing yet.
-async fn slow_readers(world: &World, count: usize) -> Vec<TestClient> {
+async fn slow_readers(world: &World, ask: Ask, count: usize) -> Vec<TestClient> {
     let mut readers = Vec::new();
     for _ in 0..count {
         let mut reader = world.client().await;
         for _ in 0..ASKED {
-            reader.send(get(), u32::MAX).await.unwrap();
+            reader.send(ask.body(), u32::MAX).await.unwrap();
         }
         readers.push(reader);
     }
     readers
 }
 
-async fn read_all(reader: &mut TestClient) {
+async fn read_all(reader: &mut TestClient, ask: Ask) {
     for _ in 0..ASKED {
         let reply = reader.receive().await.unwrap().unwrap();
-        assert!(matches!(reply.body, ReplyBody::Parameters(Some(_))));
+        assert!(ask.is_answered_by(&reply.body), "{}", reply.body.name());
     }
 }
 
 #[test]
 fn one_connection_leaves_only_so_many_replies_unread() {
-    World::run(21, limited(), |world| async move {
-        put_large(&world).await;
-        let mut reader = slow_readers(&world, 1).await.remove(0);
-        world
-            .until(|world| world.reply_bytes() > LARGE as u64)
-            .await;
-        let mut other = world.client().await;
-        for _ in 0..100 {
-            // Where there was time for these, there was time for more replies.
-            other.stats().await;
-            let unread = world.reply_bytes();
-            assert!(unread < 3 * LARGE as u64, "{unread}");
-        }
-        other.ask(get(), 0).await.unwrap();
-        read_all(&mut reader).await;
-        world.until(|world| world.reply_bytes() == 0).await;
-    });
+    for ask in BOTH {
+        World::run(21, limited(), move |world| async move {
+            fill(&world).await;
+            let mut reader = slow_readers(&world, ask, 1).await.remove(0);
+            world
+                .until(|world| world.reply_bytes() > LARGE as u64)
+                .await;
+            let mut other = world.client().await;
+            for _ in 0..100 {
+                // Where there was time for these, there was time for more replies.
+                other.stats().await;
+                let unread = world.reply_bytes();
+                assert!(unread < 3 * LARGE as u64, "{unread}");
+            }
+            for also in BOTH {
+                let reply = other.ask(also.body(), 0).await.unwrap();
+                assert!(also.is_answered_by(&reply));
+            }
+            read_all(&mut reader, ask).await;
+            world.until(|world| world.reply_bytes() == 0).await;
+        });
+    }
 }
 
 #[test]
 fn all_connections_leave_only_so_many_replies_unread() {
-    World::run(22, limited(), |world| async move {
-        put_large(&world).await;
-        let mut readers = slow_readers(&world, 4).await;
-        world
-            .until(|world| world.reply_bytes() >= UNREAD * LARGE as u64)
-            .await;
-        let mut other = world.client().await;
-        for _ in 0..100 {
-            other.stats().await;
-            // The server has one I/O thread.
-            let unread = world.reply_bytes();
-            assert!(unread < (UNREAD + 2) * LARGE as u64, "{unread}");
-        }
-        let (code, message) = refused(other.ask(get(), 0).await);
-        assert_eq!(code, ErrorCode::Deadline);
-        assert!(message.contains("--reply-bytes"), "{message}");
-        other.open(1).await;
-        other
-            .ask(RequestBody::Push(push(1, 1, 1, 0, &[1])), 0)
-            .await
-            .unwrap();
-        // A waiting client gets its reply when the others have read their replies.
-        other.send(get(), u32::MAX).await.unwrap();
-        futures_util::future::join_all(readers.iter_mut().map(read_all)).await;
-        let reply = other.receive().await.unwrap().unwrap();
-        assert!(matches!(reply.body, ReplyBody::Parameters(Some(_))));
-        world.until(|world| world.reply_bytes() == 0).await;
-    });
+    for ask in BOTH {
+        World::run(22, limited(), move |world| async move {
+            fill(&world).await;
+            let mut readers = slow_readers(&world, ask, 4).await;
+            world
+                .until(|world| world.reply_bytes() >= UNREAD * LARGE as u64)
+                .await;
+            let mut other = world.client().await;
+            for _ in 0..100 {
+                other.stats().await;
+                // The server has one I/O thread.
+                let unread = world.reply_bytes();
+                assert!(unread < (UNREAD + 2) * LARGE as u64, "{unread}");
+            }
+            for also in BOTH {
+                let (code, message) = refused(other.ask(also.body(), 0).await);
+                assert_eq!(code, ErrorCode::Deadline);
+                assert!(message.contains("--reply-bytes"), "{message}");
+            }
+            other.open(1).await;
+            let mut without_items = push(1, 1, 1, 0, &[1]);
+            without_items.body.items.clear();
+            other
+                .ask(RequestBody::Push(without_items), 0)
+                .await
+                .unwrap();
+            // A waiting client gets its reply when the others have read their replies.
+            other.send(ask.body(), u32::MAX).await.unwrap();
+            let reading = readers.iter_mut().map(|reader| read_all(reader, ask));
+            futures_util::future::join_all(reading).await;
+            let reply = other.receive().await.unwrap().unwrap();
+            assert!(ask.is_answered_by(&reply.body));
+            world.until(|world| world.reply_bytes() == 0).await;
+        });
+    }
 }
 
 #[test]
 fn a_reader_that_leaves_gives_the_memory_of_its_replies_back() {
-    World::run(23, limited(), |world| async move {
-        put_large(&world).await;
-        let readers = slow_readers(&world, 4).await;
-        world
-            .until(|world| world.reply_bytes() >= UNREAD * LARGE as u64)
-            .await;
-        drop(readers);
-        world
-            .until(|world| world.server_stat("connections") == 0 && world.reply_bytes() == 0)
-            .await;
-    });
+    for ask in BOTH {
+        World::run(23, limited(), move |world| async move {
+            fill(&world).await;
+            let readers = slow_readers(&world, ask, 4).await;
+            world
+                .until(|world| world.reply_bytes() >= UNREAD * LARGE as u64)
+                .await;
+            drop(readers);
+            world
+                .until(|world| world.server_stat("connections") == 0 && world.reply_bytes() == 0)
+                .await;
+            let reply = world.client().await.ask(ask.body(), 0).await.unwrap();
+            assert!(ask.is_answered_by(&reply));
+        });
+    }
+}
+
+/// Bytes of a step of [`blobs`].
+const BLOB: usize = 1 << 20;
+
+/// A table that no configuration keeps, whose samples are slices of what was pushed.
+fn blobs() -> TableConfig {
+    let frame = Column {
+        name: "frame".into(),
+        dtype: Dtype::Uint8,
+        shape: vec![BLOB as u32],
+        codec: Codec::Lz4,
+    };
+    TableConfig::new("blobs", vec![frame], 10)
+}
+
+fn blob() -> Vec<u8> {
+    (0..BLOB).map(|i| (i / 7) as u8).collect()
+}
+
+/// One step with an item.
+async fn fill_blobs(client: &mut TestClient) {
+    client
+        .ask(RequestBody::CreateTable(blobs()), 0)
+        .await
+        .unwrap();
+    let table = || "blobs".to_owned();
+    let open = OpenWriter {
+        table: table(),
+        ..writer(1)
+    };
+    let open = RequestBody::OpenWriter {
+        open,
+        resume: false,
+    };
+    client.ask(open, 0).await.unwrap();
+    let mut payload = vec![flags::FIRST];
+    payload.extend((BLOB as u32).to_le_bytes());
+    payload.extend(blob());
+    let mut push = Push {
+        table: table(),
+        ..push(1, 1, 1, 0, &[1])
+    };
+    push.body = PushBody {
+        chunks: vec![ChunkHead {
+            bytes: payload.len() as u32,
+            ..push.body.chunks[0]
+        }],
+        payload: Bytes::from(payload),
+        ..push.body
+    };
+    client.ask(RequestBody::Push(push), 0).await.unwrap();
+}
+
+#[test]
+fn a_table_that_goes_leaves_unread_samples_whole_and_then_gives_its_memory_back() {
+    const SAMPLES: usize = 6;
+    const COUNT: u32 = 4;
+    let config = ServerConfig {
+        reply_bytes: 2 * (SAMPLES * COUNT as usize * BLOB) as u64,
+        ..limited()
+    };
+    for dropped in [false, true] {
+        World::run(24, config.clone(), move |world| async move {
+            let held = |world: &World| match dropped {
+                true => world.stats()["reserved_bytes"].as_u64().unwrap(),
+                false => world.stats()["tables"]["blobs"]["bytes"]
+                    .as_u64()
+                    .unwrap_or(0),
+            };
+            let before = held(&world);
+            let mut owner = world.client().await;
+            fill_blobs(&mut owner).await;
+            let filled = held(&world);
+            assert!(filled > before);
+            let mut reader = world.client().await;
+            for _ in 0..SAMPLES {
+                let RequestBody::Sample(request) = sample(COUNT) else {
+                    unreachable!("a sample is a sample");
+                };
+                let request = SampleRequest {
+                    table: "blobs".into(),
+                    ..request
+                };
+                reader.send(RequestBody::Sample(request), 0).await.unwrap();
+            }
+            let sampled = SAMPLES as u64 * u64::from(COUNT);
+            world
+                .until(|world| world.stats()["tables"]["blobs"]["sampled_items"] == sampled)
+                .await;
+            let go = match dropped {
+                true => RequestBody::DropTable("blobs".into()),
+                false => RequestBody::EmptyTable("blobs".into()),
+            };
+            owner.ask(go, 0).await.unwrap();
+            assert!(world.reply_bytes() > LARGE as u64, "unread");
+            assert_eq!(held(&world), filled, "the unread replies hold it");
+            for _ in 0..SAMPLES {
+                let reply = reader.receive().await.unwrap().unwrap();
+                let ReplyBody::Sampled(sampled) = reply.body else {
+                    panic!("expected a sample, got {}", reply.body.name());
+                };
+                let bytes: Vec<u8> = sampled.blobs.concat();
+                assert!(bytes == blob().repeat(COUNT as usize));
+            }
+            world
+                .until(|world| world.reply_bytes() == 0 && held(world) == before)
+                .await;
+        });
+    }
 }
