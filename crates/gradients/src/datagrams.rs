@@ -396,8 +396,8 @@ mod tests {
             let here = loopback.parse().unwrap();
             let Ok(receiver) = bind(here) else {
                 // Past the capture of `eprintln!`, which would hide it; nextest shows it by its configuration.
-                let mut said = std::io::stderr();
-                writeln!(said, "skipped: the address {loopback} is not there").unwrap();
+                let mut stderr = std::io::stderr();
+                writeln!(stderr, "skipped: the address {loopback} is not there").unwrap();
                 continue;
             };
             let sender = bind(here).unwrap();

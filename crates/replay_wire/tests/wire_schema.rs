@@ -16,7 +16,8 @@ fn root() -> &'static Path {
 
 /// Says so past the capture of `eprintln!`, which would hide it; nextest shows it by its configuration.
 fn skipped(reason: &str) {
-    writeln!(std::io::stderr(), "skipped: {reason}").unwrap();
+    let mut stderr = std::io::stderr();
+    writeln!(stderr, "skipped: {reason}").unwrap();
 }
 
 #[test]

@@ -20,7 +20,8 @@ use replay_net::stack::Address;
 use replay_wire::auth::{self, CHANNEL_BINDING_LABEL, Secret, Side, Transcript};
 use replay_wire::{PROTOCOL, RequestBody};
 
-use crate::suite::{Connection, TestClient, config, refused, sample, table, transcript, writer};
+use crate::suite::world::Connection;
+use crate::suite::{TestClient, config, refused, sample, table, transcript, writer};
 use crate::support::until;
 
 /// A test that waits longer has failed.

@@ -14,6 +14,7 @@ use tokio_rustls::TlsConnector;
 
 use crate::kernel::certificate;
 use crate::suite::simulation::SimStack;
+use crate::suite::world::Connection;
 use crate::suite::*;
 
 #[test]

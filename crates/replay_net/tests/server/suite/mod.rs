@@ -12,8 +12,8 @@ mod replies;
 mod roles;
 mod shutdown;
 pub mod simulation;
-mod world;
+pub mod world;
 
 pub use client::{CLOGGABLE, CLOGGING, LARGE, TestClient, transcript};
 pub use messages::*;
-pub use world::{Connection, World, config};
+pub use world::{World, config};
