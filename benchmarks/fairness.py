@@ -118,14 +118,16 @@ def fairness(seconds: float = 40.0, window_s: float = WINDOW_S) -> None:
         with _at_work(transport) as memory:
             times: list[float] = []
             steps: list[list[int]] = []
-            begin = time.monotonic()
-            while not times or times[-1] < begin + seconds:
+            end = time.monotonic() + seconds
+            while time.monotonic() < end:
                 time.sleep(POLL_S)
                 table = memory.stats()["tables"]["t"]
                 by_writer = {each["name"]: each for each in table["by_writer"]}
                 if len(by_writer) == WRITERS and table["blocked_pushes"]:
                     times.append(time.monotonic())
                     steps.append([by_writer[str(each)]["steps"] for each in range(WRITERS)])
+        assert max(times, default=0.0) > end - 1, f"{transport}: a writer has ended, or none has ever waited"
+        assert times[-1] >= times[0] + window_s, f"{transport}: no window of {window_s:g} s: take more --seconds"
         admitted = np.subtract(steps[-1], steps[0])
         waited = [each["waited_s"] for each in by_writer.values()]
         more = {"by_writer": admitted.tolist(), "blocked_pushes": table["blocked_pushes"], "waited_s": max(waited)}

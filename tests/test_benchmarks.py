@@ -312,7 +312,7 @@ def test_honest_clients_beside_a_hostile_one_lose_nothing(capsys: pytest.Capture
 
 
 def test_a_hostile_client_holds_half_handshakes() -> None:
-    """A client of another protocol would be refused at once, and attack nobody."""
+    """Servers refuse clients of another protocol number at once, so a wrong number would make the attack harmless."""
     with innet.Memory() as memory, memory.serve("innet://127.0.0.1:0") as server:
         host, _, port = server.addresses[0].removeprefix("innet://").partition(":")
         assert Attacker((host, int(port)), "", [], seed=0).half_handshakes() > 10

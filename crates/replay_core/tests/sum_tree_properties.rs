@@ -249,7 +249,7 @@ fn mass_is_conserved_when_threads_are_done() {
     const SLOTS: u32 = 300;
     const WRITERS: u32 = 3;
     const ROUNDS: u32 = 4_000;
-    /// The end of writers that nobody samples beside.
+    /// Rounds after which a writer ends although nothing was sampled meanwhile: the test then fails.
     const MOST_ROUNDS: u32 = 1_000_000;
     let tree: SumTree = SumTree::new(SLOTS, 0);
     // Each slot's present generation, for who wants to update or evict its item: it may have passed when it is used.

@@ -44,8 +44,8 @@ impl ReplyBudget {
         self.held.load(Ordering::Relaxed)
     }
 
-    /// Whether the limit is not reached. Whoever finds room lets the next listener look, so that a release wakes as many as
-    /// fit, and not all.
+    /// Whether there is room for another reply. A caller that finds room wakes the next listener: so a release wakes as many
+    /// listeners as fit, and not all.
     pub fn has_room(&self) -> bool {
         let has_room = self.held() < self.limit;
         if has_room {
@@ -54,8 +54,8 @@ impl ReplyBudget {
         has_room
     }
 
-    /// Listens for room. Look for it again after this call, so that none is missed; a listener that is dropped leaves its
-    /// notice to the next.
+    /// Listens for room. Callers ask `has_room` again after this call: room that came before it wakes nobody. A listener
+    /// that was woken and is dropped passes that on to the next.
     pub fn freed(&self) -> EventListener {
         self.freed.listen()
     }

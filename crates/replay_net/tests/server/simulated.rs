@@ -345,7 +345,8 @@ fn a_crowd_that_waits_for_readers_is_woken_one_by_one() {
             assert_eq!(reply.body.name(), "parameters");
         });
         futures_util::future::join_all(reading).await;
-        // Before and after each takes its place, at its turn, and behind whoever takes the room.
+        // Attempts of a client: on arrival, again when it listens for room, when it is woken, and once more if another client
+        // was quicker.
         let tried = world.server_stat("retries");
         assert!((CLIENTS..5 * CLIENTS).contains(&tried), "{tried} attempts");
     });
