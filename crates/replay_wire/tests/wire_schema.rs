@@ -14,7 +14,7 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Says so past the capture of `eprintln!`, which would hide it; nextest shows it by its configuration.
+/// Prints why a test is skipped, past the capture of `eprintln!`, which would hide it; nextest shows it by its configuration.
 fn skipped(reason: &str) {
     let mut stderr = std::io::stderr();
     writeln!(stderr, "skipped: {reason}").unwrap();

@@ -177,7 +177,7 @@ fn a_request_is_held_for_a_while_and_then_has_to_be_sent_again() {
     });
 }
 
-/// Its deadline counts from the accept, and no step of the handshake moves it.
+/// The deadline counts from the accept, and no step of the handshake moves it.
 #[test]
 fn a_client_that_takes_its_time_before_and_after_its_hello_is_closed_at_the_deadline() {
     const ALLOWED: Duration = Duration::from_secs(2);
