@@ -8,9 +8,7 @@ starts fast.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import gc
 import importlib
 import os
 import signal
@@ -107,8 +105,6 @@ def _main(given: list[str]) -> int:
 
 def run_command(command: Callable[[Sequence[str]], None], arguments: Sequence[str]) -> int:
     """Runs one command; prints errors that the user can correct as one line, without a traceback."""
-    # An interpreter that ends searches all objects for cycles, and torch has half a second of them.
-    atexit.register(gc.freeze)
     # libgomp reads this when torch is loaded, which is later: threads that wait for work must leave the core to the
     # actors.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")

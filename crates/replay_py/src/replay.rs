@@ -65,7 +65,7 @@ struct Backend {
 const UPDATES: &str = "replay for updates of priorities";
 
 /// Longest wait of `close` for the answers to updates of priorities.
-const CLOSE_WITHIN: Duration = Duration::from_millis(500);
+const CLOSE_WITHIN: Duration = Duration::from_millis(250);
 
 impl Backend {
     /// Sends an update without waiting for it; `None` if it has to apply within the call.
