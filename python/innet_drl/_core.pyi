@@ -1192,7 +1192,8 @@ class Replay(_ContextManager):
         """Ends the connection, or releases the memory.
 
         Blocked calls of other threads end with `ClosedError`, and so does every call of its writers and iterators of
-        batches. Close those first. Answers to `update_priorities(wait=False)` are waited for, up to a quarter of a second.
+        batches. Close those first. Answers to `update_priorities(wait=False)` are waited for, up to a quarter of a
+        second.
         """
 
 @final

@@ -7,7 +7,7 @@
 
 use std::f64::consts::{LN_2, SQRT_2};
 
-/// Replaces each value, finite and not negative, by its power, with a relative error below 1e-13. 0 stays 0. The power of
+/// Replaces each value, finite and not negative, by its power, with a relative error below 2e-13. 0 stays 0. The power of
 /// a positive value is clamped to the positive normal numbers.
 pub fn raise(values: &mut [f64], exponent: f64) {
     if exponent == 1.0 {
@@ -119,8 +119,9 @@ mod tests {
             let value = value.min(f64::MAX);
             let expected = value.powf(exponent).clamp(f64::MIN_POSITIVE, f64::MAX);
             let got = raised(value, exponent);
-            // Near the limits the two are clamped at different points.
-            let relative = if (1e-300..1e300).contains(&expected) { 1e-13 } else { 3.0 };
+            // y log2 x, up to 1022, is rounded twice, to 2^-53 each: 1.6e-13 of the power. Near the limits the two are
+            // clamped at different points.
+            let relative = if (1e-300..1e300).contains(&expected) { 2e-13 } else { 3.0 };
             prop_assert!((got / expected - 1.0).abs() < relative, "{value}^{exponent}: {got}, not {expected}");
         }
 
