@@ -11,6 +11,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import innet_drl as innet
 from innet_drl import errors
+from oracle import Row, Stream, n_step
 
 VIEW = innet.NStep(n=1, gamma=0.9)
 
@@ -412,3 +413,90 @@ def test_observations_of_another_dtype_than_their_space_name_the_wrapper() -> No
         )
         with pytest.raises(errors.SchemaError, match=message):
             recorder.step(1)
+
+
+class Noted(Counter):
+    """Notes its rows for the oracle."""
+
+    def __init__(self, number: int, mode: AutoresetMode) -> None:
+        super().__init__(number)
+        self.mode, self.stream, self.begun = mode, Stream(), False
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        rows = self.stream.rows
+        ended = bool(rows) and (rows[-1].terminated or rows[-1].truncated)
+        # A mask comes with options, and a reset by itself without. Of an episode that ended and is reset by a mask, the
+        # mode NEXT_STEP records no last observation.
+        if ended and (self.mode is AutoresetMode.SAME_STEP or options is None):
+            rows.append(Row(self._see(), final=True))
+        self.begun = True
+        return super().reset(seed=seed)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        before = self._see()
+        following, reward, terminated, truncated, info = super().step(action)
+        row = Row(before, int(action), reward, terminated, truncated, first=self.begun)
+        self.stream.rows.append(row)
+        self.begun = False
+        return following, reward, terminated, truncated, info
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+def test_a_reset_mask_cuts_off_the_episodes_of_the_mask_alone(mode: AutoresetMode) -> None:
+    random = np.random.default_rng(5)
+    made = [Noted(number, mode) for number in range(3)]
+    env = SyncVectorEnv([lambda each=each: each for each in made], autoreset_mode=mode)  # type: ignore[misc]
+    view = innet.NStep(stack=2, n=3, gamma=0.9, padding="zero")
+    queue = {"sampler": "fifo", "min_size": 1, "max_times_sampled": 1}
+    table = innet.Table.from_spaces("t", *spaces(env), capacity=5000, view=view, **queue)  # type: ignore[arg-type]
+    with innet.Memory(table) as replay:
+        with innet.Recorder(env, replay.writer("t", 3)) as recorder:
+            recorder.reset(options={})
+            for step in range(400):
+                if random.random() < 0.3:
+                    mask = random.random(3) < 0.4
+                    mask[random.integers(3)] = True
+                    recorder.reset(options={"reset_mask": mask})
+                recorder.step(np.full(3, step))
+        batch = replay.sample("t", 2000, allow_short=True, timeout=0)
+    written = {
+        (int(batch.observation[i, -1, 0]), int(batch.action[i])): (
+            batch.observation[i].tolist(),
+            batch.reward[i],
+            batch.discount[i],
+            batch.next_observation[i].tolist() if batch.discount[i] else None,
+        )
+        for i in range(len(batch.ids))
+    }
+    expected = {}
+    for number, each in enumerate(made):
+        for anchor, row in enumerate(each.stream.rows):
+            right = n_step(each.stream, anchor, stack=2, n=3, gamma=0.9, padding="zero")
+            if right is not None:
+                following = None if right.next_observation is None else right.next_observation.tolist()
+                reward, discount = np.float32(right.reward), np.float32(right.discount)
+                expected[number, row.action] = right.observation.tolist(), reward, discount, following
+    assert len(expected) > 300
+    assert written.keys() == expected.keys()
+    for item, (observation, reward, discount, following) in expected.items():
+        assert written[item][0] == observation, item
+        assert written[item][3] == following, item
+        np.testing.assert_allclose(written[item][1:3], (reward, discount), rtol=1e-6)
+
+
+def test_a_wrong_reset_mask_is_named_and_a_lost_step_wants_a_whole_reset() -> None:
+    env = vector(AutoresetMode.NEXT_STEP)
+    some = np.array([True, False, False])
+    with memory(env) as replay, innet.Recorder(env, replay.writer("t", 3, VIEW)) as recorder:
+        with pytest.raises(errors.ConfigError, match="no episode has begun"):
+            recorder.reset(options={"reset_mask": some})
+        recorder.reset()
+        for wrong in (np.ones(2, bool), np.ones(3)):
+            with pytest.raises(errors.ConfigError, match=r"reset_mask has to be an array of bool\[3\]"):
+                recorder.reset(options={"reset_mask": wrong})
+        with pytest.raises(errors.SchemaError, match="colour"):
+            recorder.step(np.zeros(3, int), colour=np.zeros(3, np.float32))
+        with pytest.raises(errors.ConfigError, match="without a `reset_mask`"):
+            recorder.reset(options={"reset_mask": some})
+        recorder.reset(options={"reset_mask": np.ones(3, bool)})
+        recorder.step(np.zeros(3, int))

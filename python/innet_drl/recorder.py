@@ -69,17 +69,45 @@ class Recorder:
         # Row and results of a step that the writer has not taken yet.
         self._pending: tuple[dict[str, Any], _Results] | None = None
 
-    def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, options: dict[str, Any] | None = None, **arguments: Any) -> tuple[Any, dict[str, Any]]:
         """Resets the environment; an episode that was not over is cut off, and its open windows are dropped.
 
+        Args:
+            options: For the environment. With a `reset_mask`, bool `(num_envs,)`, a vector environment resets the
+                environments of the mask alone, and the episodes of the others go on. In the mode NEXT_STEP, reset an
+                episode that was truncated in the last step only after the next one, which has its last observation.
+            **arguments: For the environment, such as `seed`.
+
         Raises:
+            ConfigError: A `reset_mask` for another number of environments, or one that leaves out environments after
+                their step was lost.
             ReplayError: As in `step`, for a step that was not appended before; the environment was not reset.
         """
         self._append_pending(60.0)
-        observation, info = self._returned("observation, info", self._env.reset(**options))
+        mask = self._reset_mask(options)
+        if options is not None:
+            arguments["options"] = options
+        observation, info = self._returned("observation, info", self._env.reset(**arguments))
         self._observation = self._kept(observation)
-        self._first, self._final = np.ones(self._streams, bool), np.zeros(self._streams, bool)
+        self._first, self._final = self._first | mask, self._final & ~mask
         return observation, info
+
+    def _reset_mask(self, options: dict[str, Any] | None) -> NDArray[np.bool_]:
+        """A copy of the mask, which Gymnasium's environments take out of the options."""
+        if not self._vector or options is None or options.get("reset_mask") is None:
+            return np.ones(self._streams, bool)
+        mask = np.array(options["reset_mask"])
+        if mask.dtype != np.bool_ or mask.shape != (self._streams,):
+            raise ConfigError(
+                f"reset_mask has to be an array of bool[{self._streams}], one for each environment, and is "
+                f"{mask.dtype}{list(mask.shape)}"
+            )
+        if self._observation is None and not mask.all():
+            raise ConfigError(
+                "no episode has begun, or the last step was refused, so no environment can go on: call `reset` without "
+                "a `reset_mask`"
+            )
+        return mask
 
     def step(
         self,
