@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import tempfile
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +147,32 @@ class Failing(Counter):
         if self.steps_left == 0:
             raise ValueError(f"the motor {id(self)} is stuck")
         return super().step(action)
+
+
+class Hanging(Counter):
+    """Hangs at its 60th step, the first of all that do, whose process is in the file `hung`."""
+
+    steps_left = 60
+
+    def __init__(self, hung: str, *, holding_the_lock: bool = False) -> None:
+        super().__init__()
+        self.hung, self.holding_the_lock = hung, holding_the_lock
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.steps_left -= 1
+        if self.steps_left == 0:
+            with suppress(FileExistsError):
+                with open(self.hung, "x") as hung:
+                    hung.write(str(os.getpid()))
+                hang(holding_the_lock=self.holding_the_lock)
+        return super().step(action)
+
+
+def hang(*, holding_the_lock: bool) -> None:
+    """Sleeps for ever, also in C that keeps Python's lock, as an extension may."""
+    library = ctypes.PyDLL(None) if holding_the_lock else ctypes.CDLL(None)
+    while True:
+        library.sleep(1000)
 
 
 class Lives(Counter):

@@ -320,7 +320,7 @@ def test_an_actors_error_is_shown_once_with_its_traceback(tmp_path: Path, caplog
     assert re.match(rf"actor 0 failed and is replaced \(1 restarts left\): {what}\nTraceback", first)
     assert "brought.py" in first
     assert re.fullmatch(rf"actor 0 failed and is replaced \(0 restarts left\): {what}", second)
-    last = rf"actor 0 failed, and no restart is left after 3 failures of actors: {what}"
+    last = rf"actor 0 failed, and no restart is left after 3 failures of actors in 10 minutes: {what}"
     assert re.fullmatch(last, str(raised.value))
 
 

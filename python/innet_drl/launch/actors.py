@@ -6,6 +6,8 @@ import contextlib
 import logging
 import multiprocessing.connection
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Self
@@ -14,15 +16,19 @@ import innet_drl as innet
 from innet_drl.launch.launcher import Ended, Launcher
 from innet_drl.launch.playing import MEMORY_LOST, play
 from innet_drl.launch.processes import ProcessFailure, Stopped, import_failure, prepare_to_play
+from innet_drl.launch.silence import Silence
 from innet_drl.train import environments
 from innet_drl.train.actor import Actor
 from innet_drl.train.config import Config
 from innet_drl.train.errors import ActorError, TrainingError, WithFlags
 from innet_drl.train.memory import ReplayMemory, RowWriter
 from innet_drl.train.metrics import ActorReport
+from innet_drl.train.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 
+RESTART_MINUTES = 10.0
+"""Minutes in which `actor_restarts` actors may be replaced."""
 FETCH_SECONDS = 1.0
 """Seconds that an actor waits with its rows before it looks for newer parameters, with `max_version_lag`."""
 
@@ -117,18 +123,29 @@ class Actors:
         first_step: Agent steps of earlier sessions.
         launcher: Starts the processes.
         token: Token of the replay memory, empty for none.
+        clock: Seconds, as of `time.monotonic`.
     """
 
     def __init__(
-        self, config: Config, address: str, name: str, first_step: int, launcher: Launcher, token: str = ""
+        self,
+        config: Config,
+        address: str,
+        name: str,
+        first_step: int,
+        launcher: Launcher,
+        token: str = "",
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._assignments = {
             f"actor {index}": ActorAssignment(config, index, address, name, first_step, token)
             for index in range(config.actors)
         }
         self.launcher = launcher
-        self._restarts_left = config.actor_restarts
-        self._failures = 0
+        self.silence = Silence("an environment may hang (--environment-timeout replaces the actor then)", clock)
+        self._config = config
+        self._clock = clock
+        # Times of the failures that count, of the last minutes.
+        self._failures: deque[float] = deque()
         self._shown: set[str] = set()
 
     def __enter__(self) -> Self:
@@ -162,13 +179,20 @@ class Actors:
                 self._replace(self._assignments[name], message, agent_steps)
             else:
                 reports.append(message)
+        self.silence.check({report.actor for report in reports})
         return reports
 
     def _start(self, assignment: ActorAssignment) -> None:
+        self.silence.begin(assignment.index)
         self.launcher.start(f"actor {assignment.index}", run_actor, assignment)
 
     def _replace(self, assignment: ActorAssignment, ended: Ended, agent_steps: int) -> None:
         index, failure = assignment.index, ended.failure
+        limit = self._config.environment_timeout
+        # The last report was up to a second before the step.
+        if ended.exit_code == Watchdog.EXIT_CODE and limit is not None and self.silence.seconds(index) > limit - 1:
+            hung = f"its environments did not return for {limit:g} s (--environment-timeout); its stacks are above"
+            failure = failure or ProcessFailure(hung, fatal=False)
         if failure is None and (reason := import_failure(ended.exit_code)) is not None:
             failure = ProcessFailure(reason, fatal=True)
         if failure is None:
@@ -178,11 +202,18 @@ class Actors:
         self._shown.add(failure.kind)
         if failure.fatal:
             raise ActorError(f"actor {index} cannot play: {reason}")
-        self._failures += failure.counts
-        if self._restarts_left == 0 and failure.counts:
-            count = f" after {self._failures} failures of actors" if self._failures > 1 else ""
-            raise ActorError(f"actor {index} failed, and no restart is left{count}: {reason}")
-        self._restarts_left -= failure.counts
-        left = self._restarts_left
+        left = self._restarts_left()
+        if failure.counts:
+            self._failures.append(self._clock())
+            if left == 0:
+                failures = len(self._failures)
+                count = f" after {failures} failures of actors in {RESTART_MINUTES:g} minutes" if failures > 1 else ""
+                raise ActorError(f"actor {index} failed, and no restart is left{count}: {reason}")
+            left -= 1
         logger.error("actor %d failed and is replaced (%d restarts left): %s", index, left, WithFlags(reason))
         self._start(replace(assignment, first_step=agent_steps))
+
+    def _restarts_left(self) -> int:
+        while self._failures and self._clock() - self._failures[0] >= 60 * RESTART_MINUTES:
+            self._failures.popleft()
+        return self._config.actor_restarts - len(self._failures)

@@ -6,6 +6,7 @@ import contextlib
 import time
 from typing import Self
 
+from innet_drl.launch.silence import Silence
 from innet_drl.train.config import Config
 from innet_drl.train.memory import memory_token
 from innet_drl.train.metrics import ActorReport
@@ -25,6 +26,7 @@ class JoinedActors:
         self._config = config
         self._name = name
         self._agent_steps = agent_steps
+        self.silence = Silence("it has left the run, or an environment hangs")
         self._stack = contextlib.ExitStack()
         self._next_publication = 0.0
 
@@ -47,7 +49,10 @@ class JoinedActors:
             # A server that was started again has lost the publication before.
             self._run.publish(agent_steps)
             self._next_publication = time.monotonic() + self._config.report_seconds
-        return self._run.reports()
+        reports = self._run.reports()
+        # From its first report on: actors join and leave at any time.
+        self.silence.check({report.actor for report in reports})
+        return reports
 
     def end(self, *, finished: bool) -> None:
         """Publishes that training has reached its end: then every actor ends. Otherwise they wait for the learner."""

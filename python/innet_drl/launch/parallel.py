@@ -105,7 +105,7 @@ def _learn(
             # The arrays of the batch before are freed.
             trainer.stopwatch.lap("free")
         except innet.errors.DeadlineError as error:
-            trainer.say(str(error).removeprefix("the deadline passed: "))
+            trainer.say(actors.silence.note() or str(error).removeprefix("the deadline passed: "))
             batch = None
         if batch is not None:
             trainer.note = "learning"

@@ -6,6 +6,7 @@ the learner's process is gone.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import multiprocessing
 import multiprocessing.connection
@@ -148,6 +149,9 @@ def prepare_to_play() -> None:
     # To its parent it is a daemon, which ends with the parent. Daemons may not start processes, such as environments.
     multiprocessing.current_process().daemon = False
     os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+    # Environments that are processes are of the actor's group, by which `await_end` kills those that hang.
+    with contextlib.suppress(PermissionError):
+        os.setpgid(0, 0)
     # Gymnasium's warning about environments that are closed during a step: the end of a run does that.
     warnings.filterwarnings("ignore", message=".*Calling `close` while waiting")
     signal.signal(signal.SIGTERM, _stop)
@@ -184,8 +188,11 @@ def end_with_parent() -> None:
 
 
 def await_end(process: Any, seconds: float) -> None:
-    """Waits for a process to end, and kills it if it has not."""
+    """Waits for a process to end, and kills it if it has not, and what it has left behind."""
     process.join(seconds)
     if process.is_alive():
         process.kill()
         process.join()
+    # The group is that of a process which has prepared to play. Others have none.
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)

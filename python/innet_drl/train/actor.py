@@ -20,6 +20,7 @@ from innet_drl.train.metrics import ActorReport, Game, score_of
 from innet_drl.train.networks import Network, load_published
 from innet_drl.train.prediction import Predicting
 from innet_drl.train.stopwatch import Stopwatch
+from innet_drl.train.watchdog import Watchdog
 
 
 class Actor:
@@ -71,7 +72,10 @@ class Actor:
         self._version = 0
         self._parameter_updates = 0
         self._games: list[Game] = []
-        self._observation = environments.reset(int(self.random.integers(2**30)))
+        # A serial run is one process, with the learner.
+        self._watchdog = Watchdog(None if config.serial else config.environment_timeout)
+        with self._watchdog:
+            self._observation = environments.reset(int(self.random.integers(2**30)))
         self._first = np.ones(count, np.bool_)
         self._final = np.zeros(count, np.bool_)
         self._scores = np.zeros(count, np.float64)
@@ -107,7 +111,8 @@ class Actor:
         self._explores = float(epsilon.mean())
         action = choose(q, epsilon, self.random)
         self.stopwatch.lap("inference")
-        step = self._environments.step(action)
+        with self._watchdog:
+            step = self._environments.step(action)
         self.stopwatch.lap("environment")
         last: dict[str, Any] = {"final": self._final}
         if step.final_observation is not None:

@@ -127,7 +127,10 @@ class Config(_Named):
     actor_threads: Count = 1
     """Threads of one actor's network."""
     actor_restarts: Natural = 3
-    """Actors that may die and be replaced before the run fails."""
+    """Actors that may die and be replaced within ten minutes before the run fails."""
+    environment_timeout: Positive | None = None
+    """Seconds of one step or reset of the environments after which an actor prints its stacks and is replaced: for
+    environments that may hang. None waits, and the log names the actor after a minute. Not in a serial run."""
     pull_period: Count = 4
     """Vector steps between checks for newer parameters."""
     epsilon_base: Share = 0.4

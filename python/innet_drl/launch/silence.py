@@ -1,0 +1,68 @@
+"""Names actors that report nothing, as of a hung environment."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+
+from innet_drl.train.errors import WithFlags
+
+logger = logging.getLogger(__name__)
+
+SILENT_SECONDS = 60.0
+"""Seconds without a report after which an actor is named."""
+LONGEST_GAP = 1.0
+"""Largest part of the time between two checks that counts: the learner may have been busy, and its actors waited."""
+
+
+class Silence:
+    """Time since each actor's last report, while the learner samples or waits for samples.
+
+    Such a learner lets each actor write within seconds, so a long silence is that of the actor's environment.
+
+    Args:
+        cause: Likely cause of a silence, for the log and the page.
+        clock: Seconds, as of `time.monotonic`.
+    """
+
+    def __init__(self, cause: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._cause = cause
+        self._clock = clock
+        self._checked = clock()
+        self._heard: dict[int, float] = {}
+        self._silent: dict[int, float] = {}
+        self._named: set[int] = set()
+
+    def begin(self, actor: int) -> None:
+        """Expects reports of an actor from now on."""
+        self._heard[actor], self._silent[actor] = self._clock(), 0.0
+        self._named.discard(actor)
+
+    def check(self, reported: Iterable[int]) -> None:
+        """Takes the actors that have reported since the last check, and logs once which of the others are silent."""
+        now = self._clock()
+        elapsed, self._checked = min(now - self._checked, LONGEST_GAP), now
+        for actor in self._silent:
+            self._silent[actor] += elapsed
+        for actor in reported:
+            if actor in self._named:
+                logger.info("actor %d steps again", actor)
+            self.begin(actor)
+        for actor, seconds in self._silent.items():
+            if seconds >= SILENT_SECONDS and actor not in self._named:
+                self._named.add(actor)
+                logger.warning("%s", WithFlags(self._line([actor])))
+
+    def seconds(self, actor: int) -> float:
+        """Seconds since the actor's last report or its start, of which all count."""
+        return self._clock() - self._heard[actor]
+
+    def note(self) -> str:
+        """What the page says of silent actors; may be empty."""
+        return self._line(sorted(self._named)) if self._named else ""
+
+    def _line(self, actors: list[int]) -> str:
+        names = f"actor {actors[0]} has" if len(actors) == 1 else f"actors {', '.join(map(str, actors))} have"
+        seconds = min(self._silent[actor] for actor in actors)
+        return f"{names} not stepped for {seconds:.0f} s: {self._cause}"
