@@ -6,6 +6,7 @@
 PYTHON ?= python3
 TORCH ?= auto
 MINUTES ?= 3
+TIMES ?= 3
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -28,7 +29,7 @@ DPDK := $(shell pkg-config --exists 'libdpdk >= 22.11' 2>/dev/null && echo yes)
 
 export VIRTUAL_ENV := $(abspath $(VENV))
 
-.PHONY: help setup build demo test format lint deny rust-test dpdk-test fstack-test loom wheel licenses bench-check bench-record python-test docs bench bench-peers wire clean
+.PHONY: help setup build demo test format lint deny rust-test dpdk-test fstack-test loom wheel licenses bench-check bench-record python-test docs bench bench-peers soak wire clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -146,6 +147,9 @@ bench-peers: setup ## install the peers, in environments of their own under .pee
 	$(PYTHON) -m venv .peers/libraries
 	$(BIN)/uv pip install --quiet --python .peers/libraries/bin/python --requirements benchmarks/peers/libraries.txt
 	@command -v redis-server >/dev/null || echo 'redis-server is missing: install it (Debian: apt install redis-server)'
+
+soak: build ## the Rust and Python suites, TIMES=3 times each while four processes keep the processors busy; output in build/soak
+	$(BIN)/python -m benchmarks soak --times $(TIMES)
 
 wire: ## generate the Rust code of the wire again, after a change of the schema (wants the command capnp)
 	cargo check --locked --quiet --package replay_wire --features generate

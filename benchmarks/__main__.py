@@ -24,6 +24,7 @@ from benchmarks.killed import killed
 from benchmarks.scrape import scrape
 from benchmarks.shards import shards
 from benchmarks.snapshots import snapshots
+from benchmarks.soak import soak
 from benchmarks.sweep import RECORD, sweep
 from benchmarks.table import table, today
 from benchmarks.timers import profiler, timers
@@ -48,6 +49,7 @@ def main() -> None:
         "scrape": scrape,
         "shards": shards,
         "snapshots": snapshots,
+        "soak": soak,
         "sweep": sweep,
         "table": table,
         "timers": timers,

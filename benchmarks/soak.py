@@ -1,0 +1,64 @@
+"""The suites again and again on a busy machine: what passes on a quiet one by luck fails here."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks import report
+
+ROOT = Path(__file__).parent.parent
+FOLDER = ROOT / "build" / "soak"
+RUST = ("cargo", "nextest", "run", "--locked", "--workspace", "--no-fail-fast")
+# Documents, packages and benchmarks neither wait nor race.
+LEFT_OUT = ("test_bench*.py", "test_docs.py", "test_install.py", "test_packages.py", "test_stubs.py")
+PYTHON = (sys.executable, "-m", "pytest", "-q", *(f"--ignore-glob=*/{name}" for name in LEFT_OUT))
+COUNTED = re.compile(r"(\d+) (passed|failed|skipped|errors?|timed out|flaky)\b")
+
+
+def soak(times: int = 3, busy: int = 4) -> None:
+    """Runs the suites of Rust and Python while other processes keep the processors busy; `build/soak` has the output.
+
+    Args:
+        times: Runs of each suite, by turns.
+        busy: Processes that keep the processors busy.
+    """
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    red = 0
+    with _busy(busy):
+        for number in range(1, times + 1):
+            for suite, command in (("rust", RUST), ("python", PYTHON)):
+                log = FOLDER / f"{suite}-{number}.log"
+                began = time.monotonic()
+                with log.open("w") as output:
+                    code = subprocess.run(command, cwd=ROOT, stdout=output, stderr=output, check=False).returncode
+                seconds = time.monotonic() - began
+                report.line(
+                    "soak", suite, seconds, "s", run=number, exit_code=code, busy=busy, **counts(log.read_text())
+                )
+                red += code != 0
+    report.closing("soak", "innet", goal="every run is green", red=red, met=red == 0)
+    if red:
+        raise SystemExit(f"{red} runs failed: see {FOLDER}")
+
+
+def counts(output: str) -> dict[str, int]:
+    """Tests that passed, failed and were skipped, by the last line of nextest or pytest that counts them."""
+    lines = [line for line in output.splitlines() if " passed" in line or " failed" in line]
+    return {what: int(count) for count, what in COUNTED.findall(lines[-1])} if lines else {}
+
+
+@contextlib.contextmanager
+def _busy(number: int) -> Iterator[None]:
+    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(number)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
