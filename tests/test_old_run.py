@@ -57,6 +57,7 @@ def test_settings_and_checkpoint_are_read(run: Path) -> None:
         "full_action_set",
         "max_version_lag",
         "trace_seconds",
+        "environment_timeout",
     }
     checkpoint = folder.latest_checkpoint()
     assert checkpoint.state["learner"] == {"updates": 12, "publications": 2}
