@@ -11,6 +11,7 @@ use pyo3::types::{PyDict, PyList, PyTuple};
 use replay_core::view::{self, Array, Buffer};
 
 use crate::class::attributes;
+use crate::interpreter::Call;
 use crate::{array, dtype};
 
 #[doc = stub_doc!("Batch")]
@@ -118,6 +119,7 @@ impl PyBatch {
     /// The layout, for copies to a device: each buffer as one flat uint8 array, and the arrays on it as
     /// (name, dtype, shape, strides in elements, offset in bytes).
     fn _buffers<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let _call = Call::begin(py);
         let buffers = PyList::empty(py);
         let mut seen: HashMap<*const Buffer, Bound<'py, PyList>> = HashMap::new();
         for array in &self.layout {

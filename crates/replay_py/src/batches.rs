@@ -17,9 +17,10 @@ use crate::batch::PyBatch;
 use crate::class::context_manager;
 use crate::decoded_sample::{DecodedSample, DecodedSampler};
 use crate::exclusive::{Exclusive, lock};
+use crate::interpreter::Call;
 use crate::process_local::{Closing, ProcessLocal};
 use crate::writer::OpenWriters;
-use crate::{error, wait};
+use crate::{error, interpreter, wait};
 
 /// Requests in flight to a server: one in the network while one is decoded.
 const IN_FLIGHT: usize = 2;
@@ -145,6 +146,7 @@ impl PyBatches {
     }
 
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<PyBatch>> {
+        let _call = Call::begin(py);
         let beta = self.beta.now(py)?;
         let next = |source: &Arc<Source>, wait: &Wait<'_>| match &**source {
             Source::Direct(direct) => {
@@ -176,7 +178,7 @@ impl PyBatches {
     #[doc = stub_doc!("Batches.close")]
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let source = self.source.close(py)?;
-        py.detach(|| drop(source));
+        interpreter::detach(py, || drop(source));
         Ok(())
     }
 

@@ -3,6 +3,8 @@
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+use crate::interpreter::Call;
+
 /// Adds `__enter__`, which returns the object itself, and `__exit__`, which runs `$exit`. `$failed` is whether the block raised
 /// an exception.
 macro_rules! context_manager {
@@ -68,6 +70,7 @@ pub(crate) use {attributes, context_manager, value_class};
 
 /// Attributes of an object by name.
 pub fn arguments<'py>(object: &Bound<'py, PyAny>, names: &[&str]) -> PyResult<Bound<'py, PyDict>> {
+    let _call = Call::begin(object.py());
     let arguments = PyDict::new(object.py());
     for name in names {
         arguments.set_item(name, object.getattr(name)?)?;
@@ -77,6 +80,7 @@ pub fn arguments<'py>(object: &Bound<'py, PyAny>, names: &[&str]) -> PyResult<Bo
 
 /// The constructor's call that makes an equal object.
 pub fn call(object: &Bound<'_, PyAny>, names: &[&str]) -> PyResult<String> {
+    let _call = Call::begin(object.py());
     let mut arguments = Vec::new();
     for name in names {
         arguments.push(format!("{name}={}", object.getattr(name)?.repr()?));

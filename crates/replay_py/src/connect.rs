@@ -11,6 +11,7 @@ use replay_net::client::shards::{ShardedClient, parse_addresses};
 use replay_net::client::{Client, ConnectOptions};
 use replay_wire::auth::{self, Secret};
 
+use crate::interpreter::Call;
 use crate::replay::PyReplay;
 use crate::table::Tables;
 use crate::{error, keywords, log, wait};
@@ -41,8 +42,9 @@ pub fn connect(
     reconnect_for: f64,
     unknown: Option<&Bound<'_, PyDict>>,
 ) -> PyResult<PyReplay> {
+    let _call = Call::begin(py);
     keywords::refuse(unknown, || py.import("innet_drl")?.getattr("connect"))?;
-    log::start(py)?;
+    log::start();
     let grace = wait::seconds(py, "grace", grace)?;
     let reconnect_for = wait::seconds(py, "reconnect_for", reconnect_for)?;
     let addresses = parse_addresses(url).map_err(|error| error::to_python(py, error))?;

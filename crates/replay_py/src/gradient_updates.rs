@@ -10,8 +10,9 @@ use gradients::JoinJob;
 use replay_net::client::{Client, GradientUpdates};
 
 use crate::class::context_manager;
+use crate::interpreter::Call;
 use crate::process_local::ProcessLocal;
-use crate::{array, integer, wait};
+use crate::{array, integer, interpreter, wait};
 
 #[doc = stub_doc!("GradientUpdates")]
 #[pyclass(name = "GradientUpdates", module = "innet_drl.gradients", frozen)]
@@ -59,6 +60,7 @@ impl PyGradientUpdates {
         gradient: &Bound<'_, PyAny>,
         #[pyo3(from_py_with = integer::index)] index: u64,
     ) -> PyResult<bool> {
+        let _call = Call::begin(py);
         let mut gradient = array::floats_to_change(gradient)?;
         let gradient = gradient.as_slice_mut()?;
         self.updates
@@ -67,6 +69,7 @@ impl PyGradientUpdates {
 
     #[doc = stub_doc!("GradientUpdates.take")]
     fn take(&self, py: Python<'_>, mean: &Bound<'_, PyAny>) -> PyResult<Option<u64>> {
+        let _call = Call::begin(py);
         let mut mean = array::floats_to_change(mean)?;
         let mean = mean.as_slice_mut()?;
         self.updates.call(py, None, |updates, _| updates.take(mean))
@@ -94,6 +97,7 @@ impl PyGradientUpdates {
 
     #[doc = stub_doc!("GradientUpdates.contributions")]
     fn contributions<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let _call = Call::begin(py);
         let counted = self
             .updates
             .call(py, None, |updates, _| Ok(updates.contributions()))?;
@@ -114,7 +118,7 @@ impl PyGradientUpdates {
     #[doc = stub_doc!("GradientUpdates.leave")]
     fn leave(&self, py: Python<'_>) -> PyResult<()> {
         let updates = self.updates.close(py)?;
-        py.detach(|| drop(updates));
+        interpreter::detach(py, || drop(updates));
         Ok(())
     }
 

@@ -14,9 +14,10 @@ use replay_net::client::{Client, GradientWorker};
 
 use crate::class::{attributes, context_manager};
 use crate::exclusive::Exclusive;
+use crate::interpreter::Call;
 use crate::process_local::ProcessLocal;
 use crate::station::PyStation;
-use crate::{array, error, integer, wait};
+use crate::{array, error, integer, interpreter, wait};
 
 /// Longest name of a worker, in bytes.
 const MAX_NAME: usize = 64;
@@ -126,7 +127,7 @@ context_manager!(PyGradientWorker, |worker, py, failed| match failed {
     // The block's own exception says more, and waits for nothing. Without the worker the connection ends by itself.
     true => {
         let shared = worker.worker.close(py)?;
-        py.detach(|| drop(shared));
+        interpreter::detach(py, || drop(shared));
         Ok(())
     }
     false => worker.leave(py, None),
@@ -143,6 +144,7 @@ impl PyGradientWorker {
         mean: bool,
         deadline: Option<f64>,
     ) -> PyResult<u32> {
+        let _call = Call::begin(py);
         let mut values = array::floats_to_change(values)?;
         let values = values.as_slice_mut()?;
         let deadline = Some(deadline.unwrap_or(self.deadline));

@@ -16,6 +16,7 @@
 //! | `array`, `dtype` | NumPy arrays, in and out without copies; dtypes |
 //! | `integer`, `keywords` | integer arguments, whose errors name them; misspelt keyword arguments |
 //! | `wait`, `exclusive` | waits with deadlines and Ctrl-C; values that one thread uses at a time |
+//! | `interpreter` | threads that leave and take the interpreter lock, until the interpreter ends |
 //! | `process_local`, `class` | values that can be closed and do not survive a fork; methods that classes share |
 //! | `error`, `log` | exceptions for error codes; log lines for Python's `logging` |
 //!
@@ -49,6 +50,7 @@ mod exclusive;
 mod gradient_updates;
 mod gradients;
 mod integer;
+mod interpreter;
 mod keywords;
 mod log;
 mod parameter_server;
@@ -80,13 +82,14 @@ fn fstack_release() -> Option<&'static str> {
 #[pyfunction]
 fn run_server_cli(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
     // The command line has signal handlers of its own.
-    py.detach(|| replay_net::cli::run(arguments))
+    interpreter::detach(py, || replay_net::cli::run(arguments))
 }
 
 /// The compiled core of innet_drl. A free-threaded interpreter turns its lock on to load it, with a warning: no check of
 /// this repository repeats the tests without the lock.
 #[pymodule(gil_used = true)]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    interpreter::watch_end(module.py())?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add("fstack_release", fstack_release())?;
     module.add_class::<batch::PyBatch>()?;

@@ -1,11 +1,10 @@
 //! The core's events in Python's log: they go to the logger `innet_drl` of the module `logging`.
 
 use std::fmt::{self, Write};
-use std::sync::{Condvar, Mutex, MutexGuard, Once, PoisonError};
+use std::sync::Once;
 
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
-use pyo3::types::PyCFunction;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::Layer;
@@ -13,26 +12,11 @@ use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::{Context, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 
-use crate::exclusive::lock;
-use crate::wait;
+use crate::{interpreter, wait};
 
 /// Starts forwarding, once in a process. Not at import, since the command line has a log of its own.
-///
-/// # Errors
-/// Exceptions of `atexit.register`.
-pub fn start(py: Python<'_>) -> PyResult<()> {
+pub fn start() {
     static START: Once = Once::new();
-    if START.is_completed() {
-        return Ok(());
-    }
-    let process = std::process::id();
-    let stop = PyCFunction::new_closure(py, None, None, move |arguments, _| {
-        // A forked child has no other threads.
-        if process == std::process::id() {
-            stop(arguments.py());
-        }
-    })?;
-    py.import("atexit")?.call_method1("register", (stop,))?;
     START.call_once(|| {
         // INFO at most: an event takes the interpreter lock, and single requests log at DEBUG.
         let targets = Targets::new()
@@ -43,37 +27,6 @@ pub fn start(py: Python<'_>) -> PyResult<()> {
         let _ = tracing_subscriber::registry()
             .with(PythonLogging.with_filter(targets))
             .try_init();
-    });
-    Ok(())
-}
-
-/// Threads that are forwarding an event, and whether others may still start.
-///
-/// A thread that takes the interpreter lock during the interpreter's shutdown never returns, and joining it blocks for ever.
-/// So an `atexit` handler ends forwarding first.
-struct Forwarding {
-    stopped: bool,
-    running: usize,
-}
-
-static FORWARDING: Mutex<Forwarding> = Mutex::new(Forwarding {
-    stopped: false,
-    running: 0,
-});
-static DONE: Condvar = Condvar::new();
-
-fn forwarding() -> MutexGuard<'static, Forwarding> {
-    lock(&FORWARDING)
-}
-
-/// Ends forwarding, and waits for events that are being forwarded.
-fn stop(py: Python<'_>) {
-    py.detach(|| {
-        let mut state = forwarding();
-        state.stopped = true;
-        while state.running > 0 {
-            state = DONE.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
     });
 }
 
@@ -95,14 +48,11 @@ impl<S: Subscriber> Layer<S> for PythonLogging {
         let mut line = Line::default();
         event.record(&mut line);
         let text = line.message + &line.fields;
-        {
-            let mut state = forwarding();
-            if state.stopped {
-                return;
-            }
-            state.running += 1;
+        // The thread that finalizes may log after its modules are gone.
+        if interpreter::is_ending() {
+            return;
         }
-        Python::try_attach(|py| {
+        interpreter::try_attach(|py| {
             if let Err(error) = log(py, level, &text) {
                 // A logger that raises must not stop the core, and a signal's handler that raises must stop the call.
                 if !error.is_instance_of::<PyException>(py) {
@@ -110,8 +60,6 @@ impl<S: Subscriber> Layer<S> for PythonLogging {
                 }
             }
         });
-        forwarding().running -= 1;
-        DONE.notify_all();
     }
 }
 

@@ -10,7 +10,7 @@ use replay_core::error::Error;
 use replay_net::bench::parameter_server::{ParameterServer, ParameterWorker};
 
 use crate::gradients::socket_address;
-use crate::{error, integer, wait};
+use crate::{error, integer, interpreter, wait};
 
 fn failed(py: Python<'_>, source: io::Error) -> PyErr {
     let what = "the benchmark's server failed".to_owned();
@@ -56,7 +56,7 @@ impl PyParameterWorker {
     fn new(py: Python<'_>, address: &str, deadline: f64) -> PyResult<Self> {
         let address = socket_address(py, address)?;
         let deadline = wait::seconds(py, "deadline", deadline)?;
-        py.detach(|| ParameterWorker::connect(address, deadline))
+        interpreter::detach(py, || ParameterWorker::connect(address, deadline))
             .map(Self)
             .map_err(|source| failed(py, source))
     }
@@ -65,7 +65,6 @@ impl PyParameterWorker {
     fn sum(&mut self, py: Python<'_>, values: &Bound<'_, PyArray1<f32>>) -> PyResult<()> {
         let mut values = values.try_readwrite()?;
         let values = values.as_slice_mut()?;
-        py.detach(|| self.0.sum(values))
-            .map_err(|source| failed(py, source))
+        interpreter::detach(py, || self.0.sum(values)).map_err(|source| failed(py, source))
     }
 }

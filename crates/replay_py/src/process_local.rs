@@ -10,7 +10,7 @@ use replay_core::error::Result;
 use replay_core::replay::Wait;
 
 use crate::exclusive::lock;
-use crate::{error, wait};
+use crate::{error, interpreter, wait};
 
 /// Signal of `close` to the calls that it ends. They ask it as often as they check for Ctrl-C.
 #[derive(Clone)]
@@ -211,6 +211,10 @@ impl<T: Send> Drop for ProcessLocal<T> {
         }
         // Without the interpreter lock, because dropping may join threads and end connections. During the interpreter's
         // shutdown there are no other Python threads.
-        Python::try_attach(|py| py.detach(|| drop(value)));
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "the interpreter that drops the object has the lock"
+        )]
+        Python::try_attach(|py| interpreter::detach(py, || drop(value)));
     }
 }

@@ -28,6 +28,7 @@ use replay_net::client::shards::ShardedClient;
 
 use crate::class::context_manager;
 use crate::exclusive::Exclusive;
+use crate::interpreter::Call;
 use crate::parameters::{self, PyParameters};
 use crate::process_local::ProcessLocal;
 use crate::table::{PyTable, Tables};
@@ -250,6 +251,7 @@ impl PyReplay {
         dtype: Option<&str>,
         timeout: Option<f64>,
     ) -> PyResult<u64> {
+        let _call = Call::begin(py);
         let tensors = parameters::collect(py, name, tensors, dtype)?;
         let views = parameters::views(&tensors);
         self.call(py, timeout, |replay, wait| {
@@ -271,6 +273,7 @@ impl PyReplay {
         device: Option<&Bound<'_, PyAny>>,
         writer: Option<PyRef<'_, PyWriter>>,
     ) -> PyResult<Option<PyParameters>> {
+        let _call = Call::begin(py);
         let device = device.map(|name| torch::device(py, name)).transpose()?;
         let writer = writer.as_ref().map(|writer| writer.id());
         let found = self.call(py, timeout, |replay, wait| {
@@ -290,6 +293,7 @@ impl PyReplay {
     #[doc = stub_doc!("Replay.tables")]
     #[pyo3(signature = (timeout = wait::TIMEOUT), text_signature = "($self, timeout=60.0)")]
     fn tables(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<BTreeMap<String, PyTable>> {
+        let _call = Call::begin(py);
         let tables = self
             .call(py, timeout, |replay, wait| replay.list(wait))?
             .tables;
@@ -302,6 +306,7 @@ impl PyReplay {
     #[doc = stub_doc!("Replay.parameters")]
     #[pyo3(signature = (timeout = wait::TIMEOUT), text_signature = "($self, timeout=60.0)")]
     fn parameters(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<BTreeMap<String, u64>> {
+        let _call = Call::begin(py);
         let parameters = self
             .call(py, timeout, |replay, wait| replay.list(wait))?
             .parameters;
@@ -314,6 +319,7 @@ impl PyReplay {
     #[doc = stub_doc!("Replay.stats")]
     #[pyo3(signature = (timeout = wait::TIMEOUT), text_signature = "($self, timeout=60.0)")]
     fn stats<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, PyAny>> {
+        let _call = Call::begin(py);
         let stats = self.call(py, timeout, |replay, wait| replay.stats(wait))?;
         py.import("json")?
             .call_method1("loads", (stats.to_string(),))

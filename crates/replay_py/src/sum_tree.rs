@@ -8,7 +8,8 @@ use replay_core::priority_index::{PriorityIndex, SampledIndexes};
 use replay_core::schema::Dtype;
 
 use crate::class::{self, attributes};
-use crate::{array, error, integer, keywords};
+use crate::interpreter::Call;
+use crate::{array, error, integer, interpreter, keywords};
 
 /// Dtypes of indexes: NumPy and torch use signed and unsigned integers.
 const INDEXES: [Dtype; 2] = [Dtype::Int64, Dtype::Uint64];
@@ -37,7 +38,7 @@ impl PySumTree {
         let result = if entries < RELEASED_FROM {
             work(&self.index)
         } else {
-            py.detach(|| work(&self.index))
+            interpreter::detach(py, || work(&self.index))
         };
         result.map_err(|error| error::to_python(py, error))
     }
@@ -73,6 +74,7 @@ impl PySumTree {
         indexes: &Bound<'_, PyAny>,
         priorities: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
+        let _call = Call::begin(py);
         let indexes = array::numbers(indexes, "indexes", &INDEXES)?;
         let priorities = array::numbers(priorities, "priorities", &array::PRIORITIES)?;
         let (indexes, priorities) = (indexes.to_i64(), priorities.to_f64());
@@ -87,6 +89,7 @@ impl PySumTree {
         #[pyo3(from_py_with = integer::batch_size)] batch_size: u32,
         beta: f64,
     ) -> PyResult<PySampledIndexes> {
+        let _call = Call::begin(py);
         let sampled = self.run(py, batch_size as usize, |tree| {
             tree.sample(batch_size, beta)
         })?;

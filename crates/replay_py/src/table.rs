@@ -9,6 +9,7 @@ use replay_core::schema::{Codec, Column, TableConfig};
 use replay_core::view::{ACTION, REWARD};
 
 use crate::class::{attributes, value_class};
+use crate::interpreter::Call;
 use crate::view::{self, ViewArgument};
 use crate::{dtype, error, integer, keywords};
 
@@ -147,6 +148,7 @@ impl PyTable {
         view: Option<ViewArgument>,
         unknown: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Self> {
+        let _call = Call::begin(py);
         keywords::refuse(unknown, || Ok(py.get_type::<PyTable>().into_any()))?;
         let columns = columns
             .items()?
@@ -192,6 +194,7 @@ impl PyTable {
         columns: Option<&Bound<'py, PyMapping>>,
         settings: Option<&Bound<'py, PyDict>>,
     ) -> PyResult<Bound<'py, PyAny>> {
+        let _call = Call::begin(class.py());
         let all = PyDict::new(class.py());
         all.set_item(
             "observation",

@@ -12,6 +12,7 @@ use replay_core::wait::{Advice, WaitNotice};
 
 use crate::error;
 use crate::exclusive::lock;
+use crate::interpreter;
 use crate::process_local::Closing;
 
 /// Seconds that a call waits where no timeout is given.
@@ -69,7 +70,7 @@ fn check_signals(py: Python<'_>) -> PyResult<()> {
 
 /// Runs `work` without the interpreter lock, and raises its error.
 pub fn unlocked<T: Send>(py: Python<'_>, work: impl FnOnce() -> Result<T> + Send) -> PyResult<T> {
-    py.detach(work).map_err(|error| error::to_python(py, error))
+    interpreter::detach(py, work).map_err(|error| error::to_python(py, error))
 }
 
 /// Runs `work` without the interpreter lock, and raises its error, the exception of a signal handler, or `ClosedError` once
@@ -94,18 +95,20 @@ pub fn blocking_advised<T: Send>(
     let raised: Mutex<Option<PyErr>> = Mutex::new(None);
     let begun = closing.map(|closing| (closing, closing.begin()));
     let ended = || begun.and_then(|(closing, begun)| closing.ended(begun));
-    let result = py.detach(|| {
+    let result = interpreter::detach(py, || {
         let interrupted = || {
-            if ended().is_some() {
+            if ended().is_some() || interpreter::ends_calls() {
                 return true;
             }
-            Python::attach(|py| match check_signals(py) {
-                Ok(()) => false,
-                Err(error) => {
+            match interpreter::try_attach(check_signals) {
+                Some(Ok(())) => false,
+                Some(Err(error)) => {
                     *lock(&raised) = Some(error);
                     true
                 }
-            })
+                // The interpreter ends.
+                None => true,
+            }
         };
         work(&Wait {
             deadline,

@@ -17,6 +17,7 @@ use replay_core::writer::{FinalObservations, StepBatch, Values, Writer, WriterCo
 use crate::array::{self, Expected, Input};
 use crate::class::{attributes, context_manager};
 use crate::exclusive::{Exclusive, lock};
+use crate::interpreter::Call;
 use crate::process_local::{Closing, ProcessLocal};
 use crate::{error, wait};
 
@@ -264,6 +265,7 @@ impl PyWriter {
         timeout: Option<f64>,
         columns: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<()> {
+        let _call = Call::begin(py);
         let terminated = self.flags("terminated", terminated)?;
         let truncated = self.flags("truncated", truncated)?;
         let first = first.map(|value| self.flags("first", value)).transpose()?;

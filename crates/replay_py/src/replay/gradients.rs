@@ -10,6 +10,7 @@ use replay_net::client::Client;
 use super::PyReplay;
 use crate::gradient_updates::PyGradientUpdates;
 use crate::gradients::{PyGradientWorker, worker_name};
+use crate::interpreter::Call;
 use crate::station::PyStation;
 use crate::{error, integer, keywords, wait};
 
@@ -50,6 +51,7 @@ impl PyReplay {
         station: Option<PyRef<'_, PyStation>>,
         unknown: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<PyGradientWorker> {
+        let _call = Call::begin(py);
         keywords::refuse(unknown, || {
             py.get_type::<PyReplay>().getattr("join_gradients")
         })?;
@@ -93,6 +95,7 @@ impl PyReplay {
         deadline: f64,
         unknown: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<PyGradientUpdates> {
+        let _call = Call::begin(py);
         keywords::refuse(unknown, || {
             py.get_type::<PyReplay>().getattr("follow_gradients")
         })?;

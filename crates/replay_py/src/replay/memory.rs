@@ -12,6 +12,7 @@ use replay_net::config::ServerConfig;
 use replay_wire::auth::Secret;
 
 use super::PyReplay;
+use crate::interpreter::Call;
 use crate::server::{self, PyServer};
 use crate::table::Tables;
 use crate::{integer, keywords, log, wait};
@@ -42,8 +43,9 @@ impl PyMemory {
         #[pyo3(from_py_with = integer::seed)] seed: Option<u64>,
         unknown: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<PyClassInitializer<Self>> {
+        let _call = Call::begin(py);
         keywords::refuse(unknown, || Ok(py.get_type::<PyMemory>().into_any()))?;
-        log::start(py)?;
+        log::start();
         let mut limits = MemoryLimits::default();
         if let Some(max_bytes) = max_bytes {
             limits.max_bytes = max_bytes.saturating_add(limits.receive_bytes);
@@ -101,6 +103,7 @@ impl PyMemory {
         unknown: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<PyServer> {
         let py = slf.py();
+        let _call = Call::begin(py);
         keywords::refuse(unknown, || py.get_type::<PyMemory>().getattr("serve"))?;
         let memory = Self::memory(slf)?;
         let config = ServerConfig {

@@ -22,6 +22,7 @@ use crate::batch::PyBatch;
 use crate::batches::{Beta, PyBatches};
 use crate::decoded_sample::{DecodedSampler, Reading};
 use crate::exclusive::lock;
+use crate::interpreter::Call;
 use crate::view::ViewArgument;
 use crate::writer::PyWriter;
 use crate::{array, class, error, integer, keywords, torch, wait};
@@ -162,6 +163,7 @@ impl PyReplay {
         timeout: Option<f64>,
         unknown: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<PyWriter> {
+        let _call = Call::begin(py);
         keywords::refuse(unknown, || py.get_type::<PyReplay>().getattr("writer"))?;
         let options = WriterOptions {
             name: name.to_owned(),
@@ -211,6 +213,7 @@ impl PyReplay {
         #[pyo3(from_py_with = integer::threads)] threads: Option<usize>,
         unknown: Option<&Bound<'py, PyDict>>,
     ) -> PyResult<Bound<'py, PyAny>> {
+        let _call = Call::begin(py);
         keywords::refuse(unknown, || py.get_type::<PyReplay>().getattr("sample"))?;
         let device = device.map(|name| torch::device(py, name)).transpose()?;
         let deadline = wait::deadline(py, timeout)?;
@@ -277,6 +280,7 @@ impl PyReplay {
         #[pyo3(from_py_with = integer::threads)] threads: Option<usize>,
         unknown: Option<&Bound<'py, PyDict>>,
     ) -> PyResult<Bound<'py, PyAny>> {
+        let _call = Call::begin(py);
         keywords::refuse(unknown, || py.get_type::<PyReplay>().getattr("batches"))?;
         let device = device.map(|name| torch::device(py, name)).transpose()?;
         let deadline = wait::deadline(py, timeout)?;
@@ -324,6 +328,7 @@ impl PyReplay {
         timeout: Option<f64>,
         wait: bool,
     ) -> PyResult<PyUpdateReceipt> {
+        let _call = Call::begin(py);
         let ids = array::numbers(ids, "ids", &IDS)?;
         let priorities = array::numbers(priorities, "priorities", &array::PRIORITIES)?;
         let (ids, priorities) = (ids.to_bits(), priorities.to_f64());
