@@ -101,6 +101,47 @@ def test_everything_continues_after_a_restart(server: Server, folder: Path) -> N
         assert after["late_items"] == 0
 
 
+def test_ids_survive_three_kills(tmp_path: Path, folder: Path) -> None:
+    """Each life of the server evicts items and takes others; the ids of all lives keep naming their items."""
+    small = table(capacity=60, priority_exponent=1.0)
+    one_step = innet.NStep(n=1, observation="frame")
+    flags = (f"--snapshot={folder}", "--snapshot-every=0s")
+
+    def ids_by_step(replay: innet.Replay) -> dict[int, int]:
+        batch = replay.sample("t", 4096, one_step)
+        return dict(zip(batch.action.tolist(), batch.ids.tolist(), strict=True))
+
+    with (
+        Server(f"unix://{tmp_path}/s", *flags) as server,
+        innet.connect(server.address, tables=[small]) as replay,
+        replay.writer("t", 1, one_step, chunk_steps=1) as writer,
+    ):
+        t = 0
+        known: dict[int, int] = {}
+        for life in range(4):
+            for _ in range(60 if life == 0 else 20):
+                writer.append(**step(t))
+                t += 1
+            writer.flush()
+            for action, key in ids_by_step(replay).items():
+                assert known.setdefault(action, key) == key
+            save(server)
+            server.kill()
+            server.start()
+            # A program that has not sampled since the restart.
+            with innet.connect(server.address) as other:
+                live = ids_by_step(replay)
+                assert len(live) > 50
+                for action, key in known.items():
+                    receipt = other.update_priorities("t", np.array([key], np.uint64), [action + 1.0])
+                    assert (receipt.applied, receipt.stale) == ((1, 0) if action in live else (0, 1)), (life, action)
+            assert live.items() <= known.items()
+            batch = replay.sample("t", 64, one_step)
+            total = sum(action + 1.0 for action in live)
+            np.testing.assert_allclose(batch.probabilities, (batch.action + 1.0) / total, rtol=1e-6)
+        assert len(known) == t
+
+
 def test_no_step_is_lost_or_doubled_if_the_server_ends_during_pushes(server: Server) -> None:
     # A queue: each item, which is one step, is sampled once, in the order of the pushes.
     queue = table(sampler="fifo", max_times_sampled=1, capacity=100_000)

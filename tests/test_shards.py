@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -222,6 +223,29 @@ def test_updates_that_are_not_waited_for_go_to_the_server_of_the_id(connect: Con
     with pytest.raises(innet.errors.PriorityError):
         shards.update_priorities("t", ids, np.append(np.full(len(ids) - 1, 50.0), -1.0), wait=False)
     assert shards.update_priorities("t", [], []).applied == 0, "nothing of it was sent"
+
+
+def test_ids_of_restored_items_go_to_their_server(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        servers = [
+            stack.enter_context(Server(f"unix://{tmp_path}/{name}", f"--snapshot={tmp_path}/{name}-snapshots"))
+            for name in "ab"
+        ]
+        shards = stack.enter_context(innet.connect(address(servers), tables=[table(capacity=2000)]))
+        write(shards, "w 0", range(100))
+        write(shards, "w 1", range(200, 300))
+        ids = np.unique(shards.sample("t", 512, VIEW).ids)
+        for _ in range(2):
+            for server in servers:
+                server.send(signal.SIGTERM)
+                server.wait()
+                server.start()
+        # Of a client that has sampled nothing since, and of one that then has.
+        other = stack.enter_context(innet.connect(address(servers)))
+        for _ in range(2):
+            receipt = other.update_priorities("t", ids, np.full(len(ids), 2.0))
+            assert (receipt.applied, receipt.stale) == (len(ids), 0)
+            assert np.isin(ids, other.sample("t", 2048, VIEW).ids).mean() > 0.9
 
 
 def test_updates_at_a_server_that_is_away_are_stale(servers: list[Server]) -> None:

@@ -124,7 +124,7 @@ pub struct BatchPart {
 /// A table as one part of a batch found it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ShardState {
-    /// The table's number in its ids, see [`IdSpace`](crate::table::ids::IdSpace).
+    /// The table's number in its ids, see [`IdSpace`](crate::table::ids::IdSpace). Restored items have earlier ones.
     pub number: u16,
     /// Sum of the priorities after the exponent, at the instant of sampling.
     pub total_priority: f64,
@@ -154,7 +154,7 @@ impl SampleRequest {
 /// One sampled item.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SampledItem {
-    /// Its id, which names one item of one table of one memory, and nothing anywhere else but in a server that was started
+    /// Its id, which names one item of one table of one memory, and nothing anywhere else but in servers that were started
     /// again from a snapshot with the item.
     pub id: u64,
     /// Its probability at the instant of sampling.

@@ -293,7 +293,7 @@ fn place(
                 "the oldest steps of the snapshot are left out: the table is smaller than it was"
             );
         }
-        placed.remember_ids(memory);
+        placed.keep_ids(memory);
     }
     Ok(())
 }

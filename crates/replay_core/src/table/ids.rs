@@ -2,6 +2,7 @@
 
 use std::sync::atomic::AtomicU32;
 
+use crate::budget::Reservation;
 use crate::error::Result;
 use crate::sync::random_number;
 
@@ -101,9 +102,64 @@ impl IdSpace {
     }
 }
 
+/// Ids of items that a server has restored: they keep the ids that they had before, under the numbers of earlier tables, so
+/// each item has one id however often its server restarts. Items that are inserted later have ids of the table's own number.
+pub struct RestoredIds {
+    /// In ascending order.
+    ids: Box<[(u64, ItemId)]>,
+    /// Index in `ids` of the item restored into each slot; [`Self::NONE`] without one.
+    by_slot: Box<[u32]>,
+    _reservation: Reservation,
+}
+
+impl RestoredIds {
+    const NONE: u32 = u32::MAX;
+
+    /// Bytes that they take.
+    pub fn bytes(ids: &[(u64, ItemId)]) -> u64 {
+        (size_of_val(ids) + Self::slots(ids) * size_of::<u32>()) as u64
+    }
+
+    /// The ids of these items.
+    pub fn new(mut ids: Vec<(u64, ItemId)>, reservation: Reservation) -> Self {
+        ids.sort_unstable_by_key(|&(bits, _)| bits);
+        let mut by_slot = vec![Self::NONE; Self::slots(&ids)];
+        for (index, (_, item)) in (0..).zip(&ids) {
+            by_slot[item.slot as usize] = index;
+        }
+        RestoredIds {
+            ids: ids.into(),
+            by_slot: by_slot.into(),
+            _reservation: reservation,
+        }
+    }
+
+    /// The item of an id.
+    pub fn item(&self, bits: u64) -> Option<ItemId> {
+        let index = self.ids.binary_search_by_key(&bits, |&(bits, _)| bits);
+        Some(self.ids[index.ok()?].1)
+    }
+
+    /// The id of an item; `None` if it was inserted later.
+    pub fn bits(&self, item: ItemId) -> Option<u64> {
+        let index = *self.by_slot.get(item.slot as usize)?;
+        let &(bits, restored) = self.ids.get(index as usize)?;
+        (restored == item).then_some(bits)
+    }
+
+    fn slots(ids: &[(u64, ItemId)]) -> usize {
+        let last = ids.iter().map(|(_, item)| item.slot).max();
+        last.map_or(0, |slot| slot as usize + 1)
+    }
+}
+
 #[cfg(all(test, not(feature = "loom")))]
 mod tests {
     use std::collections::HashSet;
+
+    use crate::budget::Budget;
+    use crate::slab::Handle;
+    use crate::table::items::{ItemRows, Items};
 
     use super::*;
 
@@ -132,5 +188,40 @@ mod tests {
         // Of 2^24, two of a thousand agree once in 34 runs, and ten pairs never.
         assert!(generations.len() > 990);
         assert!(generations.iter().all(|generation| generation % 2 == 0));
+    }
+
+    #[test]
+    fn restored_items_keep_their_ids_even_of_this_tables_number() {
+        let own = IdSpace::of(1, 0);
+        let items = Items::new(own, 3, -19, 0);
+        let rows = ItemRows {
+            first_row: 0,
+            before: 0,
+            after: 0,
+        };
+        let insert = || items.insert(Handle::from_bits(0), rows, 0, 5).unwrap();
+        let [first, second] = [insert(), insert()];
+        let earlier = IdSpace::of(1, 900);
+        let dead = ItemId {
+            slot: 0,
+            generation: 1901,
+        };
+        let (of_first, of_second) = (earlier.to_bits(dead), IdSpace::of(2, 0).to_bits(dead));
+        let ids = vec![(of_second, second), (of_first, first)];
+        let budget = Budget::new(100);
+        let reservation = budget.reserve(RestoredIds::bytes(&ids)).unwrap();
+        items.keep_ids(RestoredIds::new(ids, reservation));
+        for (id, bits) in [(first, of_first), (second, of_second)] {
+            assert_eq!(items.id_bits(id), bits);
+            assert_eq!(items.named(bits), Some(id));
+        }
+        let newcomer = insert();
+        assert_eq!(items.id_bits(newcomer), own.to_bits(newcomer));
+        // The next item in a restored one's slot has an id of its own.
+        assert!(items.kill(first));
+        let next = insert();
+        assert_eq!(next.slot, first.slot);
+        assert_eq!(items.id_bits(next), own.to_bits(next));
+        assert!(!items.confirm(items.named(of_first).unwrap()));
     }
 }

@@ -6,14 +6,13 @@
 
 use std::sync::OnceLock;
 
-use crate::budget::Reservation;
 use crate::memory_hints::prefetch;
 use crate::slab::Handle;
 use crate::sum_tree::SumTree;
 use crate::sync::fault::{self, Fault};
 use crate::sync::{ArrayQueue, AtomicI64, AtomicU64, Ordering, fence};
 
-use super::ids::{IdSpace, ItemId};
+use super::ids::{IdSpace, ItemId, RestoredIds};
 
 /// The rows of an item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,12 +67,6 @@ pub struct Claim {
     pub times_sampled: u32,
 }
 
-/// Ids by which clients of the server before know items that were restored from its snapshot, in ascending order.
-struct EarlierIds {
-    ids: Box<[(u64, ItemId)]>,
-    _reservation: Reservation,
-}
-
 /// The items of one table. Every method takes `&self`. All are lock-free but [`Items::insert`] and [`Items::kill`]: the
 /// queue of free slots lets a thread that has claimed its place there finish before the next one.
 pub struct Items {
@@ -91,7 +84,7 @@ pub struct Items {
     /// With a limit: batches begun (upper half, modulo 2^32) and batches under way (lower half), which may hold the
     /// mass of items that they sampled for the last time.
     batches: AtomicU64,
-    earlier_ids: OnceLock<EarlierIds>,
+    restored_ids: OnceLock<RestoredIds>,
 }
 
 impl Items {
@@ -122,24 +115,14 @@ impl Items {
             max_times_sampled,
             samples_left: AtomicI64::new(0),
             batches: AtomicU64::new(0),
-            earlier_ids: OnceLock::new(),
+            restored_ids: OnceLock::new(),
         }
     }
 
-    /// Bytes that the earlier ids of `items` items take.
-    pub fn earlier_ids_bytes(items: usize) -> u64 {
-        (items * size_of::<(u64, ItemId)>()) as u64
-    }
-
-    /// Lets restored items be named by their earlier ids, too; once for a table.
-    pub fn remember_earlier_ids(&self, mut ids: Vec<(u64, ItemId)>, reservation: Reservation) {
-        ids.sort_unstable_by_key(|&(bits, _)| bits);
-        let ids = ids.into_boxed_slice();
-        // An error is a second restore, whose ids are stale then.
-        let _ = self.earlier_ids.set(EarlierIds {
-            ids,
-            _reservation: reservation,
-        });
+    /// Gives restored items the ids that they had before; once for a table.
+    pub fn keep_ids(&self, ids: RestoredIds) {
+        // An error is a second restore, whose items have ids of this table then.
+        let _ = self.restored_ids.set(ids);
     }
 
     /// Bytes that `capacity` items allocate.
@@ -227,17 +210,22 @@ impl Items {
 
     /// The id of an item outside this table.
     pub fn id_bits(&self, id: ItemId) -> u64 {
-        self.ids.to_bits(id)
+        let restored = self.restored_ids.get();
+        let earlier = restored.and_then(|restored| restored.bits(id));
+        earlier.unwrap_or_else(|| self.ids.to_bits(id))
     }
 
     /// The item that an id from outside names, which may have died; `None` for another table's id.
     pub fn named(&self, bits: u64) -> Option<ItemId> {
-        let Some(id) = self.ids.from_bits(bits) else {
-            let earlier = &self.earlier_ids.get()?.ids;
-            let index = earlier.binary_search_by_key(&bits, |&(bits, _)| bits);
-            return index.ok().map(|index| earlier[index].1);
+        let own = self.ids.from_bits(bits);
+        let own = own.filter(|id| (id.slot as usize) < self.words.len());
+        let Some(restored) = self.restored_ids.get() else {
+            return own;
         };
-        ((id.slot as usize) < self.words.len()).then_some(id)
+        // One table in 65,536 has the number of the earlier one whose items it has restored.
+        own.filter(|&id| self.confirm(id))
+            .or_else(|| restored.item(bits))
+            .or(own)
     }
 
     /// The table's number in its ids.

@@ -1,11 +1,12 @@
 //! Snapshots of servers: writers, ids and parameters continue in the restored memory.
 
+use std::collections::{BTreeMap, HashSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use replay_core::memory::Memory;
+use replay_core::memory::{Memory, MemoryLimits};
 use replay_core::snapshot::{restore, save_server};
 use replay_core::table::Table;
 use replay_core::{Error, ErrorCode, TableConfig};
@@ -154,16 +155,102 @@ fn ids_from_before_name_their_items_and_no_newcomer() {
     assert_eq!(receipt.applied, 1);
     let batch = sample(&again.table, 64);
     assert_eq!(item_of(&batch, 3).probability, 0.93);
-    assert_ne!(
-        item_of(&batch, 3).id,
-        third,
-        "ids of a table have its own number"
-    );
+    assert_eq!(item_of(&batch, 3).id, third, "an item has one id");
     // Once it is evicted, its slot is a newcomer's.
     actor.push_next(8);
     let receipt = again.table.update_priorities(&[third], &[9.0]).unwrap();
     assert_eq!((receipt.applied, receipt.stale), (0, 1));
     again.table.check_at_rest().unwrap();
+}
+
+/// Ids of the live items, by step.
+fn ids_by_step(server: &Server) -> BTreeMap<u64, u64> {
+    let batch = sample(&server.table, 1024);
+    let ids = batch.items.iter().map(|item| item.id);
+    anchors(&batch).into_iter().zip(ids).collect()
+}
+
+/// Gives each of these items the mass of its step; the other ids name nothing.
+fn assert_names_its_item(server: &Server, live: &BTreeMap<u64, u64>, gone: &[u64]) {
+    let receipt = server
+        .table
+        .update_priorities(gone, &vec![1e6; gone.len()])
+        .unwrap();
+    assert_eq!((receipt.applied, receipt.stale as usize), (0, gone.len()));
+    for (&step, &id) in live {
+        let receipt = server.table.update_priorities(&[id], &[step as f64 + 1.0]);
+        assert_eq!(receipt.unwrap().applied, 1, "step {step}");
+    }
+    let total: u64 = live.keys().map(|step| step + 1).sum();
+    let batch = sample(&server.table, 1024);
+    for (&step, &id) in live {
+        let item = item_of(&batch, step);
+        assert_eq!(item.id, id, "step {step}");
+        assert_eq!(item.probability, (step + 1) as f64 / total as f64);
+    }
+    server.table.check_at_rest().unwrap();
+}
+
+#[test]
+fn ids_survive_any_number_of_restarts() {
+    let mut server = Server::new(&config(8));
+    let mut actor = Actor::open(&server.table, 1);
+    (0..8).for_each(|_| actor.push_next(1));
+    let mut live = ids_by_step(&server);
+    let mut gone = Vec::new();
+    for _ in 0..5 {
+        // Slots of evicted items are used again, by items with ids of this server.
+        (0..3).for_each(|_| actor.push_next(1));
+        for (step, id) in ids_by_step(&server) {
+            assert!(live.insert(step, id).is_none_or(|known| known == id));
+            assert!(!gone.contains(&id));
+        }
+        let newer = live.split_off(&(actor.next_step - 8));
+        gone.extend(std::mem::replace(&mut live, newer).into_values());
+        assert_names_its_item(&server, &live, &gone);
+        server = server.again();
+        assert_names_its_item(&server, &live, &gone);
+        actor = resumed(&actor, &server);
+    }
+    // Another snapshot without anything between.
+    server = server.again();
+    assert_names_its_item(&server, &live, &gone);
+    // A smaller table, then a larger one.
+    server = server.again_as(&config(5));
+    let newer = live.split_off(&(actor.next_step - 5));
+    gone.extend(std::mem::replace(&mut live, newer).into_values());
+    assert_names_its_item(&server, &live, &gone);
+    server = server.again_as(&config(50));
+    assert_names_its_item(&server, &live, &gone);
+    resumed(&actor, &server).push_next(4);
+    assert_eq!(ids_by_step(&server).len(), 9);
+    let ids: HashSet<_> = ids_by_step(&server).into_values().collect();
+    assert!(live.values().all(|id| ids.contains(id)) && gone.iter().all(|id| !ids.contains(id)));
+}
+
+#[test]
+fn without_memory_for_their_ids_restored_items_get_new_ones() {
+    let server = Server::new(&config(8));
+    Actor::open(&server.table, 1).push_next(8);
+    let before = ids_by_step(&server);
+    let limits = |max_bytes| MemoryLimits {
+        max_bytes,
+        receive_bytes: 0,
+        ..MemoryLimits::default()
+    };
+    let definition = config(8);
+    let table_bytes = definition.effective_capacity_bytes() + Table::index_bytes(&definition);
+    let memory = Memory::new(limits(table_bytes));
+    restore(&memory, &server.save()).unwrap();
+    let small = Server {
+        folder: tempfile::tempdir().unwrap(),
+        table: memory.table("t").unwrap(),
+        memory,
+    };
+    let new = ids_by_step(&small);
+    let gone: Vec<_> = before.into_values().collect();
+    assert_names_its_item(&small, &new, &gone);
+    assert_names_its_item(&small.again(), &new, &gone);
 }
 
 #[test]

@@ -9,8 +9,8 @@ use crate::memory::Memory;
 use crate::schema::TableConfig;
 use crate::snapshot_records::content::{TableState, WriterRecord, WriterStream};
 use crate::table::Table;
-use crate::table::ids::ItemId;
-use crate::table::items::{ItemRows, Items};
+use crate::table::ids::{ItemId, RestoredIds};
+use crate::table::items::ItemRows;
 use crate::table::residents::Residents;
 use crate::table::stored::{Charge, NewChunk, StoredChunk};
 use crate::table::streams::Stream;
@@ -19,7 +19,7 @@ use crate::table::writers::WriterIdentity;
 /// A table of a snapshot in place.
 pub(crate) struct Placed {
     pub table: Arc<Table>,
-    /// Earlier ids of its items, if the snapshot has them.
+    /// Ids of its items, if the snapshot has them.
     pub ids: Vec<(u64, ItemId)>,
     /// Steps of the snapshot that the table is too small for.
     pub left_out: u64,
@@ -188,14 +188,17 @@ impl Staged {
 }
 
 impl Placed {
-    /// Lets the items be named by their earlier ids, too, as far as the memory's limit allows.
-    pub fn remember_ids(self, memory: &Memory) {
+    /// Lets the items keep their ids, as far as the memory's limit allows.
+    pub fn keep_ids(self, memory: &Memory) {
         if self.ids.is_empty() {
             return;
         }
         let table = &self.table.config.name;
-        match memory.reserve(Items::earlier_ids_bytes(self.ids.len())) {
-            Some(reservation) => self.table.items.remember_earlier_ids(self.ids, reservation),
+        match memory.reserve(RestoredIds::bytes(&self.ids)) {
+            Some(reservation) => {
+                let ids = RestoredIds::new(self.ids, reservation);
+                self.table.items.keep_ids(ids);
+            }
             None => tracing::warn!(
                 table,
                 "max_bytes has no memory left for the ids of the restored items: updates by ids from before are stale"

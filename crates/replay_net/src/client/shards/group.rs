@@ -6,8 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use replay_core::error::{Error, ErrorCode, Result};
-use replay_core::replay::{Replay, Wait};
+use replay_core::replay::{Replay, SampledItem, ShardState, Wait};
 use replay_core::schema::TableConfig;
+use replay_core::table::ids::IdSpace;
 
 use super::super::Client;
 use super::super::pipeline::{is_broken, is_closed};
@@ -161,12 +162,19 @@ impl Group {
         Err(self.none_answers())
     }
 
-    /// Notes the number in the ids of a server's table.
-    pub fn note_number(&self, number: u16, shard: usize) {
+    /// Notes the numbers in the ids of a server's items: its table's, and those of restored items.
+    pub fn note_numbers(&self, shard: usize, state: ShardState, items: &[SampledItem]) {
         let mut numbers = lock(&self.numbers);
-        let shards = numbers.entry(number).or_default();
-        if !shards.contains(&shard) {
-            shards.push(shard);
+        let restored = items.iter().map(|item| IdSpace::number_of(item.id));
+        let mut last = None;
+        for number in std::iter::once(state.number).chain(restored) {
+            if last.replace(number) == Some(number) {
+                continue;
+            }
+            let shards = numbers.entry(number).or_default();
+            if !shards.contains(&shard) {
+                shards.push(shard);
+            }
         }
     }
 

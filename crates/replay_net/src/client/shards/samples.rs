@@ -363,7 +363,7 @@ impl ShardedSamples {
         let error = match sampled {
             Ok(sampled) => {
                 if let Some(state) = sampled.shard {
-                    self.group.note_number(state.number, shard);
+                    self.group.note_numbers(shard, state, &sampled.items);
                 }
                 if let Some(batch) = batch {
                     // With `max_times_sampled` a server may have fewer samples left than its share.

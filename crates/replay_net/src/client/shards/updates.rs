@@ -24,7 +24,7 @@ impl Group {
             self.each(|client| ask_promptly(client, wait, |wait| client.sample(&request, wait)))?
         {
             if let Some(state) = sampled.shard {
-                self.note_number(state.number, shard);
+                self.note_numbers(shard, state, &[]);
             }
         }
         Ok(())
@@ -50,6 +50,10 @@ impl Group {
                     if shards.is_empty() && !std::mem::replace(&mut asked, true) {
                         self.ask_numbers(table, wait)?;
                         shards = self.of_number(number);
+                    }
+                    if shards.is_empty() {
+                        // Perhaps of an item that a server has restored, and that this client has not sampled.
+                        shards = self.present().collect();
                     }
                     routes.push((number, shards));
                     routes.len() - 1
