@@ -163,30 +163,50 @@ pub enum RequestBody {
     },
 }
 
-impl RequestBody {
-    /// Name of the request, for errors.
-    pub fn name(&self) -> &'static str {
-        match self {
-            RequestBody::Hello(_) => "hello",
-            RequestBody::Authenticate(_) => "authenticate",
-            RequestBody::CreateTable(_) => "create_table",
-            RequestBody::DescribeTable(_) => "describe_table",
-            RequestBody::EmptyTable(_) => "empty_table",
-            RequestBody::DropTable(_) => "drop_table",
-            RequestBody::OpenWriter { .. } => "open_writer",
-            RequestBody::Push(_) => "push",
-            RequestBody::Sample(_) => "sample",
-            RequestBody::UpdatePriorities { .. } => "update_priorities",
-            RequestBody::ReportCorrupt { .. } => "report_corrupt",
-            RequestBody::PutParameters { .. } => "put_parameters",
-            RequestBody::GetParameters { .. } => "get_parameters",
-            RequestBody::Stats => "stats",
-            RequestBody::List => "list",
-            RequestBody::Snapshot => "snapshot",
-            RequestBody::CloseWriter { .. } => "close_writer",
-            RequestBody::JoinGradients { .. } => "join_gradients",
+/// Names the requests. A variant that is missing here does not compile.
+macro_rules! request_names {
+    ($($variant:ident => $name:literal,)+) => {
+        impl RequestBody {
+            /// Names of all kinds of requests.
+            pub const NAMES: [&str; [$($name),+].len()] = [$($name),+];
+
+            /// Index of the request's kind in [`RequestBody::NAMES`].
+            pub fn kind(&self) -> usize {
+                enum Kind {
+                    $($variant),+
+                }
+                match self {
+                    $(RequestBody::$variant { .. } => Kind::$variant as usize),+
+                }
+            }
+
+            /// Name of the request, for errors.
+            pub fn name(&self) -> &'static str {
+                Self::NAMES[self.kind()]
+            }
         }
-    }
+    };
+}
+
+request_names! {
+    Hello => "hello",
+    Authenticate => "authenticate",
+    CreateTable => "create_table",
+    DescribeTable => "describe_table",
+    EmptyTable => "empty_table",
+    DropTable => "drop_table",
+    OpenWriter => "open_writer",
+    Push => "push",
+    Sample => "sample",
+    UpdatePriorities => "update_priorities",
+    ReportCorrupt => "report_corrupt",
+    PutParameters => "put_parameters",
+    GetParameters => "get_parameters",
+    Stats => "stats",
+    List => "list",
+    Snapshot => "snapshot",
+    CloseWriter => "close_writer",
+    JoinGradients => "join_gradients",
 }
 
 /// The first request of a connection.

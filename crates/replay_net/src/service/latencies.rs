@@ -7,28 +7,9 @@ use serde::{Serialize, Serializer};
 use replay_core::histogram::Histogram;
 use replay_wire::RequestBody;
 
-/// Kinds of requests after the handshake, the most frequent first.
-const KINDS: [&str; 15] = [
-    "push",
-    "sample",
-    "update_priorities",
-    "get_parameters",
-    "put_parameters",
-    "stats",
-    "list",
-    "open_writer",
-    "close_writer",
-    "create_table",
-    "describe_table",
-    "empty_table",
-    "drop_table",
-    "report_corrupt",
-    "join_gradients",
-];
-
 /// Histograms of the time from the arrival of a request to its reply, waits included, by kind of request.
 #[derive(Debug)]
-pub struct Latencies([Histogram; KINDS.len()]);
+pub struct Latencies([Histogram; RequestBody::NAMES.len()]);
 
 impl Default for Latencies {
     fn default() -> Self {
@@ -40,19 +21,15 @@ impl Default for Latencies {
 impl Latencies {
     /// Counts a request that is answered.
     pub fn record(&self, request: &RequestBody, elapsed: Duration) {
-        let name = request.name();
-        // Requests of a handshake have no kind.
-        if let Some(kind) = KINDS.iter().position(|kind| *kind == name) {
-            let elapsed = u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX);
-            self.0[kind].record(elapsed);
-        }
+        let elapsed = u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX);
+        self.0[request.kind()].record(elapsed);
     }
 }
 
 /// An object with a histogram, in seconds, for each kind that has been requested.
 impl Serialize for Latencies {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let stats = KINDS.iter().zip(&self.0);
+        let stats = RequestBody::NAMES.iter().zip(&self.0);
         let stats = stats.map(|(kind, histogram)| (kind, histogram.stats(1e-9)));
         serializer.collect_map(stats.filter(|(_, stats)| stats["count"] != 0))
     }
@@ -69,10 +46,10 @@ mod tests {
         let latencies = Latencies::default();
         assert_eq!(json!(latencies), json!({}));
         latencies.record(&RequestBody::Stats, Duration::from_millis(1));
-        latencies.record(&RequestBody::Authenticate(None), Duration::ZERO);
+        latencies.record(&RequestBody::Snapshot, Duration::ZERO);
         let stats = json!(latencies);
-        let kinds = stats.as_object().unwrap();
-        assert_eq!(kinds.len(), 1);
-        assert_eq!(kinds["stats"]["count"], 1);
+        let kinds: Vec<_> = stats.as_object().unwrap().keys().collect();
+        assert_eq!(kinds, ["snapshot", "stats"]);
+        assert_eq!(stats["stats"]["count"], 1);
     }
 }
