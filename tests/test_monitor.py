@@ -82,6 +82,25 @@ def server(tmp_path: Path) -> Iterator[innet.Server]:
         yield server
 
 
+def test_the_sum_of_priorities_is_after_the_exponent_and_missing_for_an_order() -> None:
+    tables = [
+        table("sum", priority_exponent=1.0),
+        table("alpha 0", priority_exponent=0.0),
+        table("uniform", sampler="uniform"),
+        *(table(name, sampler=name, max_times_sampled=1) for name in ("fifo", "lifo", "max_heap", "min_heap")),
+    ]
+    with innet.Memory(tables) as memory, memory.serve("innet://127.0.0.1:0", http="127.0.0.1:0") as server:
+        for each in tables:
+            fill(memory, 20, name=each.name, priority=3.0)
+        stats = memory.stats()["tables"]
+        items = stats["sum"]["items"]
+        expected = {"sum": 3.0 * items, "alpha 0": items, "uniform": items}
+        assert {name: one["total_priority"] for name, one in stats.items()} == dict.fromkeys(stats) | expected
+        assert server.http is not None
+        samples = scrape(server.http)["innet_table_total_priority"].samples
+        assert {one.labels["table"]: one.value for one in samples} == expected
+
+
 def numbers(prefix: str, stats: dict[str, Any]) -> Iterator[str]:
     """Names of the metrics that the statistics of one group must have."""
     for name, value in stats.items():

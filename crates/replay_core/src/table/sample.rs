@@ -257,7 +257,8 @@ impl Table {
         let (inserted, allowance) = self.limiter.state();
         ShardState {
             number: self.items.number(),
-            total_priority: self.items.tree.from_units(total),
+            // An order of items has no parts.
+            total_priority: (self.sampler.total_priority(&self.items, total)).unwrap_or(0.0),
             items: self.items.live(),
             inserted,
             allowance,

@@ -85,6 +85,18 @@ impl ItemSampler {
         }
     }
 
+    /// The sum of the priorities, after the exponent, of items whose masses add up to `units`: 1 for each item where the
+    /// exponent is 0. `None` for an order of items, whose masses mean nothing.
+    pub fn total_priority(&self, items: &Items, units: u64) -> Option<f64> {
+        match self {
+            ItemSampler::Random { .. } if self.exponent().is_some() => {
+                Some(items.tree.from_units(units))
+            }
+            ItemSampler::Random { .. } => Some((units / EQUAL_MASS) as f64),
+            ItemSampler::InOrder(_) => None,
+        }
+    }
+
     /// The masses, in units, of items with these priorities, which it overwrites. An item is
     /// [`crate::Error::Priority`] where the priority is NaN, infinite or negative.
     pub fn units(

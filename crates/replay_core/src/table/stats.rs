@@ -74,8 +74,8 @@ impl TableCounters {
 
 impl Table {
     /// Gauges, and counters since the table was made, by the names of `docs/reference/statistics.md`. `bytes` (live and
-    /// pinned) has [`CHUNK_BYTES`](crate::TableConfig::CHUNK_BYTES) for each chunk; `max_priority`, before the exponent, is null
-    /// while none was above 0; the limiter counts items since the table was last emptied, without undelivered samples.
+    /// pinned) has [`CHUNK_BYTES`](crate::TableConfig::CHUNK_BYTES) for each chunk; `total_priority`, after the exponent, is null for an
+    /// order of items; `max_priority`, before the exponent, is null while none was above 0; the limiter counts items since the table was last emptied, without undelivered samples.
     pub fn stats(&self) -> Value {
         let (steps, live_bytes) = {
             // Of a table that has failed, too.
@@ -103,7 +103,7 @@ impl Table {
             "writers": writers,
             "streams": streams,
             "by_writer": self.writers.stats(),
-            "total_priority": self.items.tree.from_units(self.items.tree.total()),
+            "total_priority": self.sampler.total_priority(&self.items, self.items.tree.total()),
             "max_priority": self.max_priority.get(&self.items),
             "samples_per_insert": self.config.samples_per_insert,
             "slack": self.config.effective_slack(),

@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use replay_core::replay::SampleRequest;
+use replay_core::replay::{BatchPart, SampleRequest};
 use replay_core::schema::Sampler;
 use replay_core::snapshot::{restore, save};
 use replay_core::table::{Attempt, Table, Turn};
@@ -37,6 +37,43 @@ fn chunk(first: u64, priorities: &[f32]) -> Body {
 
 fn sampled_anchors(table: &Arc<Table>, count: u32) -> Vec<u64> {
     anchors(&sample(table, count))
+}
+
+#[test]
+fn the_sum_of_priorities_is_after_the_exponent_and_none_for_an_order() {
+    let total = |sampler, priority_exponent| {
+        let config = TableConfig {
+            priority_exponent,
+            ..ordered(sampler, 1)
+        };
+        let mut actor = Actor::open(&table(&config), 1);
+        actor.push(chunk(0, &[4.0, 9.0, 0.0]));
+        let stats = actor.table.stats()["total_priority"].clone();
+        if let Sampler::Prioritized | Sampler::Uniform = sampler {
+            let part = SampleRequest {
+                part: Some(BatchPart { limiter_samples: 0 }),
+                ..request(0)
+            };
+            let state = sample_as(&actor.table, &part).shard.unwrap();
+            assert_eq!(Some(state.total_priority), stats.as_f64(), "{sampler:?}");
+        }
+        stats.as_f64()
+    };
+    assert_eq!(total(Sampler::Prioritized, 1.0), Some(13.0));
+    assert_eq!(total(Sampler::Prioritized, 0.5), Some(5.0));
+    // 0 to the power of 0 is 1, as each item is sampled alike.
+    assert_eq!(total(Sampler::Prioritized, 0.0), Some(3.0));
+    for exponent in [0.0, 0.6, 1.0] {
+        assert_eq!(total(Sampler::Uniform, exponent), Some(3.0));
+        for sampler in [
+            Sampler::Fifo,
+            Sampler::Lifo,
+            Sampler::MaxHeap,
+            Sampler::MinHeap,
+        ] {
+            assert_eq!(total(sampler, exponent), None, "{sampler:?}");
+        }
+    }
 }
 
 #[test]

@@ -53,7 +53,7 @@ const TABLE: &[Metric] = &[
     (
         Gauge,
         "total_priority",
-        "Sum of the priorities after the exponent",
+        "Sum of the priorities after the exponent; none for samplers with an order",
     ),
     (
         Gauge,
