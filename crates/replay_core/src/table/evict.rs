@@ -60,9 +60,12 @@ impl Table {
     /// # Errors
     /// [`crate::Error::Internal`] for a table that has failed.
     pub(crate) fn empty(&self) -> Result<()> {
-        let end = self.begin_to_empty()?;
-        let mut removed = Vec::with_capacity(EVICTED_AT_ONCE);
-        while self.remove_some(end, &mut removed)? {}
+        self.catch_panic(|| {
+            let end = self.begin_to_empty()?;
+            let mut removed = Vec::with_capacity(EVICTED_AT_ONCE);
+            while self.remove_some(end, &mut removed)? {}
+            Ok(())
+        })?;
         self.held.wake();
         Ok(())
     }

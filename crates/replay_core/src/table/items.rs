@@ -142,6 +142,12 @@ impl Items {
         self.free.len()
     }
 
+    /// As [`Table::free_all_slots`](super::Table::free_all_slots).
+    #[cfg(debug_assertions)]
+    pub fn free_all_slots(&self) {
+        while self.free.push(0).is_ok() {}
+    }
+
     /// Live items.
     pub fn live(&self) -> u64 {
         self.live.load(Ordering::Relaxed)

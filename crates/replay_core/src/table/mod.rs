@@ -42,6 +42,7 @@ mod update;
 mod waiting;
 mod writers;
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
@@ -238,6 +239,39 @@ impl Table {
     /// so nothing is read or written from then on, lest steps appear twice.
     fn has_failed(&self) -> bool {
         self.residents.is_poisoned()
+    }
+
+    /// Runs a call that changes the table. A panic of it is counted, logged and returned as an error: a server answers the call,
+    /// and goes on.
+    fn catch_panic<T>(&self, change: impl FnOnce() -> Result<T>) -> Result<T> {
+        // Unwind safe: the insert lock guards what a panic may leave in part, and is poisoned by it.
+        catch_unwind(AssertUnwindSafe(change)).unwrap_or_else(|panic| {
+            self.counters.panics.fetch_add(1, Ordering::Relaxed);
+            let text = panic.downcast_ref::<String>().map(String::as_str);
+            let reason = text.or(panic.downcast_ref::<&str>().copied());
+            let (table, reason) = (&self.config.name, reason.unwrap_or("no reason"));
+            let failed = self.has_failed();
+            tracing::error!(
+                table,
+                reason,
+                failed,
+                "a call that changes the table panicked"
+            );
+            Err(match failed {
+                true => self.failed(),
+                false => Error::Internal(format!(
+                    "a call that changes table {table:?} panicked: {reason}"
+                )),
+            })
+        })
+    }
+
+    /// Marks every slot as free, those of live items too, which only a fault of this crate does: the next eviction panics with
+    /// the insert lock. For tests of what follows; not in release builds.
+    #[cfg(debug_assertions)]
+    #[doc(hidden)]
+    pub fn free_all_slots(&self) {
+        self.items.free_all_slots();
     }
 
     fn failed(&self) -> Error {

@@ -30,7 +30,7 @@ impl Table {
     /// Nothing is stored, and the sequence number is not used up, with [`crate::Error::Expired`], [`crate::Error::Fenced`],
     /// [`crate::Error::Protocol`] (epoch or sequence number out of order), [`crate::Error::Schema`] (chunks or items that do not
     /// fit the columns, the streams or the windows), [`crate::Error::Priority`], [`crate::Error::TooLarge`] (more steps, items or
-    /// bytes than the table holds), [`crate::Error::Internal`] (the table has failed) or
+    /// bytes than the table holds), [`crate::Error::Internal`] (the table has failed, or a panic) or
     /// [`crate::Error::UnknownTable`] (the table was dropped).
     pub fn try_push(&self, push: &Push, turn: &mut Turn) -> Result<Attempt<u64>> {
         self.check_open()?;
@@ -42,7 +42,8 @@ impl Table {
         let (passes, waited) = (push.body.items.is_empty(), turn.waits());
         let lag = self.version_lag(&writer);
         let attempt = if self.allows(lag) {
-            turn.attempt(&self.held.pushes, passes, || self.apply(&mut writer, push))?
+            let apply = || self.catch_panic(|| self.apply(&mut writer, push));
+            turn.attempt(&self.held.pushes, passes, apply)?
         } else {
             let reason = || Ok(Attempt::Blocked(self.outdated(&writer).into()));
             turn.attempt(&writer.outdated, false, reason)?
@@ -227,7 +228,6 @@ impl Table {
 
 #[cfg(all(test, not(feature = "loom")))]
 mod tests {
-    use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::sync::Arc;
     use std::time::Instant;
 
@@ -235,8 +235,6 @@ mod tests {
     use crate::memory::{Memory, MemoryLimits};
     use crate::replay::SampleRequest;
     use crate::schema::{Codec, Column, Dtype, TableConfig};
-    use crate::sync::lock;
-    use crate::table::streams::FirstChunk;
     use crate::table::test_requests::{open, push};
     use crate::table::writers::Writers;
 
@@ -282,29 +280,11 @@ mod tests {
     }
 
     #[test]
-    fn a_table_in_which_a_push_panicked_fails_and_stores_nothing_twice() {
-        let config = config();
-        let memory = Memory::new(MemoryLimits::default());
-        let table = memory.create_table(&config).unwrap();
-        let open = open(1, 1);
-        table.open_writer(&open).unwrap();
-        assert!(matches!(
-            table.try_push(&push(1, None), &mut Turn::default()),
-            Ok(Attempt::Ready(1))
-        ));
-
-        // A fault of `prepare`: an item of a chunk that the push does not have. The chunk is in place by then.
-        let writer = table.writers.get(1).unwrap();
-        let mut prepared = table
-            .prepare(&mut lock(&writer), &push(2, None).body)
-            .unwrap();
-        prepared.items[0].first_chunk = FirstChunk::Pushed(7);
-        let panicked = catch_unwind(AssertUnwindSafe(|| {
-            let mut residents = table.lock_residents().unwrap();
-            table.place(&mut residents, &mut prepared).is_ok()
-        }));
-        assert!(panicked.is_err());
-
+    fn a_table_in_which_a_call_panicked_fails_and_stores_nothing_twice() {
+        let config = TableConfig {
+            capacity: 4,
+            ..config()
+        };
         fn refused<T>(call: Result<T>) {
             match call {
                 Err(Error::Internal(reason)) => assert!(reason.contains("\"t\" has failed")),
@@ -312,23 +292,61 @@ mod tests {
                 Ok(_) => panic!("a table that has failed answers"),
             }
         }
-        refused(table.try_push(&push(2, None), &mut Turn::default()));
-        let request = SampleRequest {
-            table: "t".into(),
-            count: 1,
-            before: 0,
-            after: 0,
-            allow_short: false,
-            min_probability: false,
-            part: None,
-        };
-        refused(table.try_sample(&request, false, &mut Turn::default()));
-        refused(table.update_priorities(&[], &[]));
-        refused(table.open_writer(&open));
-        refused(memory.empty_table("t"));
-        assert_eq!(memory.stats()["tables"]["t"]["failed"], true);
-        memory.drop_table("t").unwrap();
-        let again: Arc<Table> = memory.create_table(&config).unwrap();
-        assert_eq!(again.stats()["failed"], false);
+        for empties in [false, true] {
+            let memory = Memory::new(MemoryLimits::default());
+            let table = memory.create_table(&config).unwrap();
+            let open = open(1, 1);
+            table.open_writer(&open).unwrap();
+            for sequence in 1..=4 {
+                let pushed = table.try_push(&push(sequence, None), &mut Turn::default());
+                assert!(matches!(pushed, Ok(Attempt::Ready(steps)) if steps == sequence));
+            }
+            // An item dies whose slot is free already.
+            table.free_all_slots();
+            match empties {
+                true => refused(memory.empty_table("t")),
+                false => refused(table.try_push(&push(5, None), &mut Turn::default())),
+            }
+            assert_eq!(table.stats()["panics"], 1);
+
+            refused(table.try_push(&push(5, None), &mut Turn::default()));
+            let request = SampleRequest {
+                table: "t".into(),
+                count: 1,
+                before: 0,
+                after: 0,
+                allow_short: false,
+                min_probability: false,
+                part: None,
+            };
+            refused(table.try_sample(&request, false, &mut Turn::default()));
+            refused(table.update_priorities(&[], &[]));
+            refused(table.open_writer(&open));
+            refused(memory.empty_table("t"));
+            let stats = &memory.stats()["tables"]["t"];
+            assert_eq!(
+                (&stats["failed"], &stats["panics"]),
+                (&true.into(), &1.into())
+            );
+            memory.drop_table("t").unwrap();
+            let again: Arc<Table> = memory.create_table(&config).unwrap();
+            assert_eq!(again.stats()["failed"], false);
+        }
+    }
+
+    #[test]
+    fn a_panic_before_the_insert_lock_leaves_the_table_whole() {
+        let memory = Memory::new(MemoryLimits::default());
+        let table = memory.create_table(&config()).unwrap();
+        let error = table.catch_panic::<()>(|| panic!("fault {}", 7));
+        assert!(error.unwrap_err().to_string().contains("panicked: fault 7"));
+        let stats = table.stats();
+        assert_eq!(
+            (&stats["failed"], &stats["panics"]),
+            (&false.into(), &1.into())
+        );
+        table.open_writer(&open(1, 1)).unwrap();
+        let pushed = table.try_push(&push(1, None), &mut Turn::default());
+        assert!(matches!(pushed, Ok(Attempt::Ready(1))));
     }
 }

@@ -24,6 +24,8 @@ pub(super) struct TableCounters {
     pub corrupt_items: AtomicU64,
     pub blocked_pushes: AtomicU64,
     pub blocked_samples: AtomicU64,
+    /// Calls that panicked. Not part of a snapshot.
+    pub panics: AtomicU64,
     /// Steps inserted between an item's insertion and its sampling. Not part of a snapshot.
     pub sample_age: Histogram,
     /// Versions by which the parameters of a writer were behind at its push, where they are known. Not part of a snapshot.
@@ -45,6 +47,7 @@ impl Default for TableCounters {
             corrupt_items: zero(),
             blocked_pushes: zero(),
             blocked_samples: zero(),
+            panics: zero(),
             sample_age: Histogram::new(6, 26),
             version_lag: Histogram::new(0, 10),
         }
@@ -119,6 +122,7 @@ impl Table {
             "limiter_sampled": limiter_sampled,
             "limiter_inserted": limiter_inserted,
             "saturated_priorities": self.items.tree.saturated(),
+            "panics": self.counters.panics.load(Ordering::Relaxed),
             "failed": self.has_failed(),
         });
         for (name, counter) in self.counters.all() {

@@ -116,6 +116,11 @@ const TABLE: &[Metric] = &[
         "Priorities stored as the largest one",
     ),
     (Counter, "corrupt_items", "Items that did not decode"),
+    (
+        Counter,
+        "panics",
+        "Calls that panicked while they changed the table",
+    ),
     (Counter, "blocked_pushes", "Pushes that had to wait"),
     (Counter, "blocked_samples", "Samples that had to wait"),
     (
