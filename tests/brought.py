@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import tempfile
 import threading
@@ -245,6 +246,38 @@ def make_vector(
         return Sampler(observation) if observation else Counter(images)
 
     return SyncVectorEnv([make] * num_envs, copy=copy, autoreset_mode=AutoresetMode[mode])
+
+
+class NotFinite(Sampler):
+    """Returns `value` at the `step`-th step: as reward, or as the second number of the vector that it observes."""
+
+    def __init__(
+        self,
+        returns: str = "observation",
+        value: float = np.nan,
+        step: int = 5,
+        observation: str = "vector of float64",
+    ) -> None:
+        super().__init__(observation)
+        self.returns, self.value, self.left = returns, value, step
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        observation, reward, *rest = super().step(action)
+        self.left -= 1
+        if self.left == 0 and self.returns == "reward":
+            reward = self.value
+        elif self.left == 0:
+            vector = observation["arm"]["position"] if isinstance(observation, dict) else observation
+            vector[1] = self.value
+        return observation, reward, *rest
+
+
+def make_not_finite(num_envs: int, mode: str = "NEXT_STEP", **arguments: Any) -> SyncVectorEnv:
+    """The last environment is `NotFinite`."""
+    observation = arguments.get("observation", "vector of float64")
+    makers: list[Any] = [functools.partial(Sampler, observation)] * (num_envs - 1)
+    makers.append(functools.partial(NotFinite, **arguments))
+    return SyncVectorEnv(makers, autoreset_mode=AutoresetMode[mode])
 
 
 def make_async(num_envs: int) -> AsyncVectorEnv:

@@ -252,6 +252,63 @@ def test_an_environment_that_changes_its_shapes_ends_the_run_at_once(tmp_path: P
             local.train(config, tmp_path / str(serial))
 
 
+NOT_FINITE = r"environment 1 \(--environment brought:make_not_finite\) returned "
+
+
+@pytest.mark.parametrize("mode", ["NEXT_STEP", "SAME_STEP"])
+@pytest.mark.parametrize("stack", [1, 3])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "an observation with NaN at step 5,"),
+        # The last observation of the first game.
+        ({"step": 7, "value": np.inf}, "an observation with an infinite value at step 7,"),
+        ({"observation": "dictionary"}, "an observation with NaN in 'arm.position' at step 5,"),
+        ({"observation": "dictionary", "step": 7}, "an observation with NaN in 'arm.position' at step 7,"),
+        ({"returns": "reward"}, "the reward nan at step 5,"),
+        ({"returns": "reward", "value": -np.inf}, "the reward -inf at step 5,"),
+    ],
+)
+def test_nan_and_infinity_name_environment_and_step(
+    mode: str, stack: int, arguments: dict[str, Any], message: str
+) -> None:
+    envs = made("brought:make_not_finite", stack=stack, environment_args={"mode": mode, **arguments})
+    envs.reset(0)
+    action = np.zeros(2, np.int64)
+    for _ in range(arguments.get("step", 5) - 1):
+        envs.step(action)
+    with pytest.raises(UnavailableEnvironmentError) as raised:
+        envs.step(action)
+    assert re.match(NOT_FINITE + message, raised.value.with_flags)
+
+
+def test_a_first_observation_with_nan_is_named() -> None:
+    def reset(**_: Any) -> Any:
+        return np.full(5, np.nan), {}
+
+    envs = made("brought:make_not_finite")
+    envs.vector.envs[1].reset = reset
+    with pytest.raises(UnavailableEnvironmentError, match="returned an observation with NaN at its reset"):
+        envs.reset(0)
+
+
+@pytest.mark.parametrize("clips", [False, True])
+@pytest.mark.parametrize("returns", ["observation", "reward"])
+def test_nan_in_training_names_the_actor(tmp_path: Path, returns: str, clips: bool) -> None:
+    for serial, error in ((True, UnavailableEnvironmentError), (False, ActorError)):
+        config = small(
+            environment="brought:make_not_finite",
+            environment_args={"returns": returns, "step": 40},
+            clip_rewards=clips,
+            serial=serial,
+        )
+        what = {"observation": "an observation with NaN", "reward": "the reward nan"}[returns]
+        # The steps of five resets come on top.
+        place = rf"environment 3 of actor 0 \(environment brought:make_not_finite\) returned {what} at step 45, "
+        with pytest.raises(error, match=place):
+            local.train(config, tmp_path / str(serial))
+
+
 @pytest.mark.parametrize(
     ("returns", "message"),
     [

@@ -38,6 +38,7 @@ class Actor:
 
     Raises:
         ConfigurationError: A relay cannot take the environments' autoreset mode.
+        UnavailableEnvironmentError: NaN or infinity in an observation; from `step`, also in a reward.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Actor:
                 f"--replay {config.replay}: a relay takes environments of the mode NEXT_STEP, and "
                 f"{config.environment_name} has SAME_STEP: make it in the other mode, or use another --replay"
             )
+        environments.owner = f" of actor {index}"
         count = environments.count
         self.network = network.eval()
         self.random = np.random.default_rng([config.seed, index, first_step])

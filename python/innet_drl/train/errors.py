@@ -74,7 +74,7 @@ class ConfigurationError(TrainingError, ValueError):
 
 
 class UnavailableEnvironmentError(TrainingError):
-    """An environment that does not exist, is not installed, or is not supported."""
+    """An environment that does not exist, is not installed, is not supported, or returns NaN."""
 
 
 class RunFolderError(TrainingError):

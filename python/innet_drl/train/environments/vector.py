@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,6 +77,10 @@ class Environments:
         self._encode = encode
         self._actions = actions
         self._name = name
+        self.owner = ""
+        """Whose environments they are, for messages: ` of actor 0`."""
+        self._floats = list(_floats(spec))
+        self._steps = 0
         self._lives = np.zeros(self.count, np.int32)
         self._ended = np.zeros(self.count, np.bool_)
         self._stacks: NDArray[Any] | None = None
@@ -89,6 +94,7 @@ class Environments:
         except Exception as error:
             raise self._explained(error, "reset") from error
         self._ended[:] = False
+        self._steps = 0
         self._lives = np.array(info.get("lives", self._lives))
         return self._observation(observation, np.ones(self.count, np.bool_))
 
@@ -102,6 +108,11 @@ class Environments:
             if explained is error:
                 raise
             raise explained from error
+        self._steps += 1
+        reward = np.asarray(reward, np.float32)
+        if not (finite := np.isfinite(reward)).all():
+            (index, *_) = np.flatnonzero(~finite)
+            raise self._not_finite(int(index), f"the reward {reward[index]}")
         lives = info.get("lives", self._lives)
         ended = terminated | truncated
         # Lives also fall at the end of a game, which is not the loss of a life alone. They are of the next game where
@@ -118,7 +129,7 @@ class Environments:
         self._ended = ended
         return Step(
             self._observation(observation, fresh),
-            np.asarray(reward, np.float32),
+            reward,
             terminated,
             truncated,
             life_lost,
@@ -129,8 +140,11 @@ class Environments:
         """Observations with their stacks; `fresh` environments have the first observation of a game."""
         if self._encode is None:
             # Always the same memory layout: sums over another layout round differently.
-            return np.ascontiguousarray(observation, self.spec.frame_dtype)
+            whole = np.ascontiguousarray(observation, self.spec.frame_dtype)
+            self._check_finite(whole, range(self.count))
+            return whole
         frames = self._encode(observation)
+        self._check_finite(frames, range(self.count))
         if self._stacks is None:
             return frames
         # A new array: the actor holds an observation over the next step.
@@ -150,16 +164,36 @@ class Environments:
         if self._encode is None:
             for index in which:
                 final[index] = found[index]
+            self._check_finite(final, range(self.count))
             return final
         space = self.vector.single_observation_space
         rows = [_pick(found, int(index)) for index in which]
         empty: Any = create_empty_array(space, len(which))
         frames = self._encode(concatenate(space, rows, empty))
+        self._check_finite(frames, which)
         if self._stacks is None:
             final[which] = frames
         else:
             final[which] = np.concatenate((self._stacks[which, 1:], frames[:, None]), 1)
         return final
+
+    def _check_finite(self, frames: NDArray[Any], numbers: Sequence[int] | NDArray[np.int64]) -> None:
+        """Refuses NaN and infinities in frames of the environments of these numbers."""
+        for where, part in self._floats:
+            values = frames.reshape(len(frames), -1)[:, part].view(np.float32)
+            finite = np.isfinite(values)
+            if not finite.all():
+                row = int(np.flatnonzero(~finite.all(1))[0])
+                found = "NaN" if np.isnan(values[row]).any() else "an infinite value"
+                raise self._not_finite(int(numbers[row]), f"an observation with {found}{where}")
+
+    def _not_finite(self, index: int, returned: str) -> UnavailableEnvironmentError:
+        when = f"at step {self._steps:,}" if self._steps else "at its reset"
+        return UnavailableEnvironmentError(
+            f"environment {index}{self.owner} (--environment {self._name}) returned {returned} {when}, from which "
+            "nothing can be learned: correct the environment, or replace the value in a wrapper "
+            "(--environment-wrappers)"
+        )
 
     def _explained(self, error: Exception, call: str) -> Exception:
         """The error with the environment's name; another one if Gymnasium found observations of another shape."""
@@ -240,6 +274,17 @@ class Environments:
     def close(self) -> None:
         """Frees the environments."""
         self.vector.close()
+
+
+def _floats(spec: EnvironmentSpec) -> Iterator[tuple[str, slice]]:
+    """The float32 arrays of an observation: where they are, for messages, and their part of a flat frame."""
+    if not spec.parts and spec.frame_dtype == "float32":
+        yield "", slice(None)
+    offset = 0
+    for part in spec.parts:
+        if part.dtype == "float32":
+            yield f" in {part.name!r}", slice(offset, offset + part.nbytes)
+        offset += part.nbytes
 
 
 def _pick(found: Any, index: int) -> Any:
