@@ -70,13 +70,19 @@ class Column:
         codec: `"lz4"` packs a value with LZ4, or as the difference from an earlier step of its stream if that has at
             most a third of the bytes; `"zstd"` does the same with zstd: fewer bytes, more time. `"none"` stores raw
             values. `None` is `"lz4"` from 64 bytes on, `"none"` below.
+        finite: Whether `append` refuses NaN and infinities if the column is `reward`, or the observation of the
+            writer's or the table's view. Columns of integers are not checked, nor any other column.
 
     Raises:
         ConfigError: A dtype or codec that does not exist.
     """
 
     def __new__(
-        cls, dtype: DTypeLike, shape: int | tuple[int, ...] = (), codec: Literal["lz4", "zstd", "none"] | None = None
+        cls,
+        dtype: DTypeLike,
+        shape: int | tuple[int, ...] = (),
+        codec: Literal["lz4", "zstd", "none"] | None = None,
+        finite: bool = True,
     ) -> Self: ...
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -87,6 +93,9 @@ class Column:
     @property
     def codec(self) -> Literal["lz4", "zstd", "none"]:
         """How values are packed."""
+    @property
+    def finite(self) -> bool:
+        """Whether NaN and infinities are refused in a reward or an observation."""
 
 @final
 class Table:
@@ -578,7 +587,9 @@ class Writer(_ContextManager):
                 `final_<observation>`: the last observations of ended episodes.
 
         Raises:
-            SchemaError: A missing or unknown column, or another dtype or shape than the table's.
+            SchemaError: A missing or unknown column, another dtype or shape than the table's, or NaN or infinity in
+                `q`, a reward or an observation (`Column.finite`). Nothing of the rows is stored, and the writer can
+                go on.
             PriorityError: A priority that is NaN, infinite or negative.
             DeadlineError: No space within `timeout`; the message names the cause.
             FencedError: A newer connection of the same writer took over.

@@ -133,8 +133,8 @@ class Recorder:
         Raises:
             ConfigError: The environment was not reset, a truncated episode needs a `q_function`, or a vector
                 environment ended an episode without its last observation.
-            ReplayError: As in `Writer.append`. After a `ValueError`, as of an array of another shape, the step is lost:
-                call `reset`.
+            ReplayError: As in `Writer.append`. After a `ValueError`, as of an array of another shape or an observation
+                with NaN, the step is lost: call `reset`.
         """
         if self._pending is None:
             if self._observation is None:

@@ -27,6 +27,7 @@ fn config() -> TableConfig {
         dtype,
         shape: shape.into(),
         codec,
+        finite: true,
     };
     TableConfig::new(
         "t",

@@ -10,8 +10,9 @@ use divan::counter::ItemsCount;
 use replay_core::codec::Codec;
 use replay_core::memory::{Memory, MemoryLimits};
 use replay_core::replay::{Replay, SampleRequest, Sampled, Wait};
-use replay_core::view::{DecodeOptions, Decoder};
-use replay_core::writer::{Writer, WriterOptions};
+use replay_core::schema::{Column, Dtype, TableConfig};
+use replay_core::view::{DecodeOptions, Decoder, NStep, ViewSpec};
+use replay_core::writer::{StepBatch, Values, Writer, WriterOptions};
 
 use breakout::{append, frames, table_of, view};
 
@@ -143,6 +144,41 @@ fn append_1024(bencher: Bencher, codec: Codec) {
                 .iter()
                 .for_each(|frames| append(&mut writer, frames, STREAMS))
         });
+}
+
+/// A step of one environment that observes so many float32, others in every step, with and without their check for NaN and
+/// infinity.
+#[divan::bench(args = [4, 84 * 84].iter().flat_map(|&floats| [true, false].map(|checked| (floats, checked))))]
+fn append_floats(bencher: Bencher, (floats, checked): (u32, bool)) {
+    let mut observation = Column::new("observation", Dtype::Float32, vec![floats]);
+    observation.finite = checked;
+    let columns = vec![observation, Column::scalar("reward", Dtype::Float32)];
+    let config = TableConfig::new("floats", columns, 1 << 12);
+    let memory = Memory::new(MemoryLimits::default());
+    memory.create_table(&config).expect("a valid table");
+    let (view, options) = (ViewSpec::NStep(NStep::default()), WriterOptions::default());
+    let mut writer =
+        Writer::open(&*memory, "floats", 1, &view, options, &FOREVER).expect("a writer");
+    let observe = |step: u32| -> Vec<u8> {
+        let numbers = (0..floats).map(|i| ((i + floats * step) as f32).sin());
+        numbers.flat_map(f32::to_le_bytes).collect()
+    };
+    let observations: Vec<_> = (0..16).map(observe).collect();
+    let mut observations = observations.iter().cycle();
+    let shape = [1, floats as usize];
+    bencher.bench_local(|| {
+        let observation = observations.next().expect("a cycle");
+        let columns = [
+            (
+                "observation",
+                Values::new(Dtype::Float32, &shape, observation),
+            ),
+            ("reward", Values::new(Dtype::Float32, &[1], &[0; 4])),
+        ];
+        writer
+            .append(&StepBatch::new(&columns), &FOREVER)
+            .expect("a step that fits");
+    });
 }
 
 fn sample(codec: Codec) -> Sampled {

@@ -184,6 +184,7 @@ mod tests {
             dtype,
             shape: shape.into(),
             codec,
+            finite: true,
         };
         TableConfig::new(
             "t",

@@ -31,6 +31,11 @@ macro_rules! dtypes {
                 }
             }
 
+            /// Whether elements are floats, which may be NaN or infinite.
+            pub const fn is_float(self) -> bool {
+                matches!(self, Dtype::Float16 | Dtype::Float32 | Dtype::Float64)
+            }
+
             /// Reads one element, little endian, as the nearest float64.
             ///
             /// # Panics
@@ -81,6 +86,9 @@ pub struct Column {
     pub shape: Vec<u32>,
     /// How it is packed.
     pub codec: Codec,
+    /// Whether writers refuse NaN and infinities where the column is [`REWARD`](crate::view_spec::REWARD), or the
+    /// observation of the writer's or the table's view.
+    pub finite: bool,
 }
 
 /// A column as files have it.
@@ -91,12 +99,14 @@ struct ReadColumn {
     #[serde(default)]
     shape: Vec<u32>,
     codec: Option<Codec>,
+    finite: Option<bool>,
 }
 
 impl From<ReadColumn> for Column {
     fn from(read: ReadColumn) -> Self {
         let mut column = Column::new(read.name, read.dtype, read.shape);
         column.codec = read.codec.unwrap_or(column.codec);
+        column.finite = read.finite.unwrap_or(column.finite);
         column
     }
 }
@@ -112,6 +122,7 @@ impl Column {
             dtype,
             shape,
             codec: Codec::None,
+            finite: true,
         };
         if column.bytes() >= Self::PACKED_FROM_BYTES {
             column.codec = Codec::Lz4;
@@ -126,6 +137,7 @@ impl Column {
             dtype,
             shape: Vec::new(),
             codec: Codec::None,
+            finite: true,
         }
     }
 
@@ -527,7 +539,16 @@ impl TableConfig {
     fn columns_text(&self) -> String {
         self.columns
             .iter()
-            .map(|c| format!("{}: {}{:?} {:?}", c.name, c.dtype.name(), c.shape, c.codec))
+            .map(|c| {
+                let finite = if c.finite { "" } else { " finite=False" };
+                format!(
+                    "{}: {}{:?} {:?}{finite}",
+                    c.name,
+                    c.dtype.name(),
+                    c.shape,
+                    c.codec
+                )
+            })
             .collect::<Vec<_>>()
             .join(", ")
     }

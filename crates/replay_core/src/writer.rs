@@ -1,6 +1,7 @@
 //! The writer: makes pushes of packed chunks and complete items from the steps of many streams. `step` checks the steps,
 //! `pack` packs them, and [`crate::episode_windows`] finds the complete items.
 
+mod finite;
 mod pack;
 mod step;
 
@@ -176,7 +177,8 @@ impl Writer {
     /// Appends one step of every stream. Full open chunks are pushed first, which may block.
     ///
     /// # Errors
-    /// [`Error::Schema`] with the column, the expected and the given array; [`Error::Priority`] for a bad priority;
+    /// [`Error::Schema`] with the column, the expected and the given array, or the place of NaN or infinity in a reward or an
+    /// observation ([`Column::finite`](crate::schema::Column::finite)); [`Error::Priority`] for a bad priority;
     /// [`Error::Closed`] after [`Writer::close`]; and the push's errors. In each case the step is not appended, and no
     /// earlier one is lost.
     pub fn append(&mut self, step: &StepBatch<'_>, wait: &Wait<'_>) -> Result<()> {

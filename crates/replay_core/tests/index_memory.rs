@@ -45,6 +45,7 @@ fn columns() -> Vec<Column> {
         dtype,
         shape: shape.into(),
         codec,
+        finite: true,
     };
     vec![
         column("number", Dtype::Uint64, &[], Codec::None),

@@ -25,14 +25,15 @@ pub struct PyColumn {
 impl PyColumn {
     #[new]
     #[pyo3(
-        signature = (dtype, shape = Shape(Vec::new()), codec = None),
-        text_signature = "(dtype, shape=(), codec=None)"
+        signature = (dtype, shape = Shape(Vec::new()), codec = None, finite = true),
+        text_signature = "(dtype, shape=(), codec=None, finite=True)"
     )]
     fn new(
         py: Python<'_>,
         dtype: &Bound<'_, PyAny>,
         shape: Shape,
         codec: Option<&str>,
+        finite: bool,
     ) -> PyResult<Self> {
         let descr = PyArrayDescr::new(py, dtype.clone());
         let known = descr.ok().and_then(|descr| dtype::from_numpy(&descr));
@@ -45,6 +46,7 @@ impl PyColumn {
             )
         })?;
         let mut column = Column::new("", element, shape.0);
+        column.finite = finite;
         if let Some(name) = codec {
             column.codec = Codec::from_name(name)
                 .map_err(|error| error::config(py, format!("a column's codec: {error}")))?;
@@ -70,9 +72,20 @@ impl PyColumn {
         self.column.codec.name()
     }
 
+    #[doc = stub_doc!("Column.finite")]
+    #[getter]
+    fn finite(&self) -> bool {
+        self.column.finite
+    }
+
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        let finite = if self.column.finite {
+            ""
+        } else {
+            ", finite=False"
+        };
         Ok(format!(
-            "Column({:?}, shape={}, codec={:?})",
+            "Column({:?}, shape={}, codec={:?}{finite})",
             self.column.dtype.name(),
             self.shape(py)?.repr()?,
             self.codec()
@@ -84,7 +97,13 @@ impl PyColumn {
     ) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyTuple>)> {
         let py = slf.py();
         let this = slf.get();
-        let arguments = (this.column.dtype.name(), this.shape(py)?, this.codec());
+        let column = &this.column;
+        let arguments = (
+            column.dtype.name(),
+            this.shape(py)?,
+            this.codec(),
+            column.finite,
+        );
         Ok((slf.get_type().into_any(), arguments.into_pyobject(py)?))
     }
 }
@@ -252,9 +271,9 @@ fn to_column(name: String, definition: &Bound<'_, PyAny>) -> PyResult<Column> {
     let value = if let Ok(column) = definition.cast::<PyColumn>() {
         column.get().clone()
     } else if let Ok((dtype, shape)) = definition.extract::<(Bound<'_, PyAny>, Shape)>() {
-        PyColumn::new(py, &dtype, shape, None)?
+        PyColumn::new(py, &dtype, shape, None, true)?
     } else {
-        PyColumn::new(py, definition, Shape(Vec::new()), None)?
+        PyColumn::new(py, definition, Shape(Vec::new()), None, true)?
     };
     Ok(Column {
         name,

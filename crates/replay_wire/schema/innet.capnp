@@ -220,6 +220,9 @@ struct Column {
   dtype @1 :Dtype;
   shape @2 :List(UInt32);
   codec @3 :Codec;
+  finite @4 :Bool = true;
+  # writers refuse NaN and infinities where the column is the reward, or the observation of the writer's or the
+  # table's view; a server does not look into rows
 }
 
 struct TableConfig {

@@ -181,6 +181,7 @@ impl Message for Column {
             dtype: Field::read(from.get_dtype())?,
             shape: from.get_shape().map_err(malformed)?.iter().collect(),
             codec: codec.into(),
+            finite: from.get_finite(),
         })
     }
 
@@ -188,6 +189,7 @@ impl Message for Column {
         out.set_name(&self.name);
         out.set_dtype(self.dtype.into());
         out.set_codec(self.codec.into());
+        out.set_finite(self.finite);
         list_len("the dimensions of a column", self.shape.len())?;
         out.set_shape(&self.shape[..]).map_err(internal)
     }

@@ -24,6 +24,7 @@ pub fn table_of(codec: Codec, capacity: u64) -> TableConfig {
         dtype,
         shape: shape.to_vec(),
         codec,
+        finite: true,
     };
     TableConfig::new(
         "breakout",

@@ -251,6 +251,7 @@ mod tests {
             dtype: Dtype::Uint8,
             shape: vec![],
             codec: Codec::None,
+            finite: true,
         };
         let table = Memory::new(MemoryLimits::default())
             .create_table(&TableConfig::new("t", vec![column], capacity))

@@ -246,6 +246,7 @@ mod tests {
             dtype: Dtype::Uint8,
             shape: vec![],
             codec: Codec::None,
+            finite: true,
         };
         TableConfig::new("t", vec![column], 100)
     }

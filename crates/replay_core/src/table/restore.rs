@@ -91,8 +91,13 @@ impl Staged {
     /// # Errors
     /// [`Error::TableDiffers`] when rows or masses have another meaning in the table.
     pub fn new(table: Arc<Table>, saved: TableConfig) -> Result<Self> {
+        let mut columns = saved.columns.clone();
+        // Stored rows do not depend on what writers check.
+        for (column, own) in columns.iter_mut().zip(&table.config.columns) {
+            column.finite = own.finite;
+        }
         let asked = TableConfig {
-            columns: saved.columns.clone(),
+            columns,
             sampler: saved.sampler,
             priority_exponent: saved.priority_exponent,
             priority_unit_log2: saved.priority_unit_log2,

@@ -196,6 +196,7 @@ mod tests {
             dtype: Dtype::Uint8,
             shape: vec![bytes as u32],
             codec: Codec::Lz4,
+            finite: true,
         };
         let columns = vec![column("frame", FRAME), column("state", STATE)];
         let mut packer = Packer::new(&TableConfig::new("t", columns, 100));

@@ -1,10 +1,12 @@
 //! One step of every stream, as the caller gives it, checked against the table before any of it is appended.
 
+use std::fmt::Write;
 use std::sync::Arc;
 
+use super::finite::first_not_finite;
 use crate::episode_windows::{EpisodeWindows, Estimate};
 use crate::error::{Error, Result, check_priority};
-use crate::schema::{Dtype, TableConfig, flags};
+use crate::schema::{Column, Dtype, TableConfig, flags};
 use crate::view_spec::{ACTION, REWARD, ViewSpec, find_scalar};
 
 /// Values of every stream: a contiguous array whose first dimension is the streams.
@@ -82,16 +84,22 @@ pub(super) struct StepChecker {
     observation: Option<usize>,
     action: Option<usize>,
     reward: Option<usize>,
+    /// Columns in which NaN and infinities are refused.
+    finite: Vec<usize>,
 }
 
 impl StepChecker {
     pub(super) fn new(config: Arc<TableConfig>, view: &ViewSpec, streams: usize) -> Self {
-        let integer = |&column: &usize| {
-            !matches!(
-                config.columns[column].dtype,
-                Dtype::Float16 | Dtype::Float32 | Dtype::Float64
-            )
+        let integer = |&column: &usize| !config.columns[column].dtype.is_float();
+        let views = [Some(view), config.view.as_ref()];
+        let learned = |name: &str| {
+            let mut views = views.iter().flatten();
+            name == REWARD || views.any(|view| view.observation() == Some(name))
         };
+        let finite = (0..config.columns.len()).filter(|&column| {
+            let column = &config.columns[column];
+            column.finite && column.dtype.is_float() && learned(&column.name)
+        });
         let observation = view.observation();
         let observation = observation.and_then(|name| config.column_index(name));
         StepChecker {
@@ -99,6 +107,7 @@ impl StepChecker {
             observation,
             action: find_scalar(&config, ACTION).ok().filter(integer),
             reward: find_scalar(&config, REWARD).ok(),
+            finite: finite.collect(),
             config,
         }
     }
@@ -139,13 +148,20 @@ impl StepChecker {
             .final_observations
             .map(|last| self.check_last_observations(&last))
             .transpose()?;
-        let checked = CheckedStep {
+        let mut checked = CheckedStep {
             checker: self,
             columns,
             step: *step,
-            q: step.q.map(|q| self.check_q("q", &q)).transpose()?,
+            q: None,
             last,
         };
+        self.check_finite(&checked)?;
+        // After the observations, whose NaN would be in the Q-values, too.
+        checked.q = step.q.map(|q| self.check_q("q", &q)).transpose()?;
+        if let Some(last) = &mut checked.last {
+            let q = step.final_observations.and_then(|last| last.q);
+            last.q = q.map(|q| self.check_q("final q", &q)).transpose()?;
+        }
         for (stream, windows) in windows.iter().enumerate() {
             self.check_stream(&checked, stream, windows)?;
         }
@@ -252,8 +268,58 @@ impl StepChecker {
             column,
             values: self.check_values("final observation", column, &last.observation)?,
             ended: last.ended,
-            q: last.q.map(|q| self.check_q("final q", &q)).transpose()?,
+            q: None,
         })
+    }
+
+    /// Refuses NaN and infinities that learning would read.
+    fn check_finite(&self, step: &CheckedStep<'_>) -> Result<()> {
+        for &column in &self.finite {
+            let dtype = self.config.columns[column].dtype;
+            let found = |values: &Strided<'_>| first_not_finite(dtype, values.bytes).is_some();
+            if found(&step.columns[column]) {
+                // Not all rows are read.
+                for stream in 0..self.streams {
+                    self.check_value("", column, stream, step.value(column, stream))?;
+                }
+            }
+            let last = step.last.as_ref().filter(|last| last.column == column);
+            if last.is_some_and(|last| found(&last.values)) {
+                for stream in 0..self.streams {
+                    let last = step.last_observation(stream).map(|last| last.value);
+                    self.check_value("final_", column, stream, last)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn check_value(
+        &self,
+        prefix: &str,
+        column: usize,
+        stream: usize,
+        value: Option<&[u8]>,
+    ) -> Result<()> {
+        let Column {
+            name, dtype, shape, ..
+        } = &self.config.columns[column];
+        let found = value.and_then(|value| first_not_finite(*dtype, value));
+        let Some((mut element, number)) = found else {
+            return Ok(());
+        };
+        let mut place = Vec::new();
+        for &length in shape.iter().rev() {
+            place.insert(0, element % length as usize);
+            element /= length as usize;
+        }
+        let mut reason = format!("\"{prefix}{name}\" of stream {stream} is {number}");
+        if !place.is_empty() {
+            let _ = write!(reason, " at {place:?}");
+        }
+        reason += ", which learning cannot use: correct it, or, if it is meant, give the column finite=False in the table's \
+                   definition";
+        Err(self.refuse(reason))
     }
 
     fn check_stream(
@@ -298,7 +364,8 @@ impl StepChecker {
         let reward = step.reward(stream);
         if !reward.is_finite() {
             return Err(self.refuse(format!(
-                "the reward of stream {stream} has to be finite, got {reward}"
+                "the reward of stream {stream} is {reward}, and a priority from Q-values needs a finite one: give priorities \
+                 instead"
             )));
         }
         Ok(())

@@ -391,6 +391,27 @@ fn another_definition_is_refused_with_the_difference() {
 }
 
 #[test]
+fn columns_that_may_be_infinite_are_restored_as_such_and_a_table_keeps_its_own() {
+    let mut open = config(8);
+    open.columns[0].finite = false;
+    for (saved, there, kept) in [
+        (&open, None, false),
+        (&open, Some(config(8)), true),
+        (&config(8), Some(open.clone()), false),
+    ] {
+        let case = Case::new(saved);
+        let path = case.save();
+        let memory = memory();
+        if let Some(config) = there {
+            memory.create_table(&config).unwrap();
+        }
+        restore(&memory, &path).unwrap();
+        let table = memory.table("t").unwrap();
+        assert_eq!(table.config().columns[0].finite, kept);
+    }
+}
+
+#[test]
 fn a_table_that_readers_still_hold_bytes_of_is_not_empty() {
     let case = Case::new(&config(8));
     Actor::open(&case.table, 1).push_next(4);

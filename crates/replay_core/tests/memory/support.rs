@@ -23,6 +23,7 @@ pub fn config(capacity: u64) -> TableConfig {
         dtype,
         shape: shape.into(),
         codec,
+        finite: true,
     };
     TableConfig {
         priority_exponent: 1.0,

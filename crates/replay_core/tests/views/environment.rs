@@ -227,6 +227,7 @@ pub fn table_of(codec: Codec) -> TableConfig {
         dtype,
         shape: shape.to_vec(),
         codec,
+        finite: true,
     };
     let frame_shape = FRAME_SHAPE.map(|n| n as u32);
     TableConfig::new(

@@ -6,6 +6,7 @@ mod bad_input;
 mod bad_samples;
 mod environment;
 mod in_process;
+mod not_finite;
 mod oracle;
 mod recorder;
 

@@ -164,6 +164,7 @@ pub fn queue(name: &str) -> TableConfig {
         dtype,
         shape: shape.into(),
         codec,
+        finite: true,
     };
     TableConfig {
         sampler: Sampler::Fifo,

@@ -127,6 +127,7 @@ fn empty_columns(columns: u64, padding: usize) -> Frame {
         dtype: Dtype::Uint8,
         shape: vec![],
         codec: Codec::None,
+        finite: true,
     };
     let request = Request {
         id: 1,
@@ -176,6 +177,7 @@ fn a_codec_of_a_later_release_is_named() {
         dtype: Dtype::Float64,
         shape: vec![],
         codec: Codec::Lz4,
+        finite: true,
     };
     let message = refusal_of(&with_a_later_codec(column));
     assert!(
@@ -209,6 +211,7 @@ fn with_a_view(observation: &str) -> Vec<u8> {
         dtype: Dtype::Uint8,
         shape: vec![],
         codec: Codec::None,
+        finite: true,
     };
     let view = NStep {
         observation: observation.into(),
@@ -256,6 +259,7 @@ fn errors_quote_the_beginning_of_what_a_client_sent() {
         dtype: Dtype::Float64,
         shape: vec![],
         codec: Codec::Lz4,
+        finite: true,
     };
     let message = refusal_of(&with_a_later_codec(column));
     assert!(message.len() < LONGEST, "{} bytes", message.len());

@@ -24,8 +24,10 @@ fn codec() -> impl Strategy<Value = Codec> {
 }
 
 prop_compose! {
-    fn column()(name in ".{0,12}", dtype in dtype(), shape in vec(any::<u32>(), 0..4), codec in codec()) -> Column {
-        Column { name, dtype, shape, codec }
+    fn column()(
+        name in ".{0,12}", dtype in dtype(), shape in vec(any::<u32>(), 0..4), codec in codec(), finite: bool,
+    ) -> Column {
+        Column { name, dtype, shape, codec, finite }
     }
 }
 

@@ -15,6 +15,7 @@ pub fn table() -> TableConfig {
         dtype: Dtype::Int64,
         shape: vec![],
         codec: Codec::None,
+        finite: true,
     };
     TableConfig::new(TABLE, vec![value], 10_000)
 }

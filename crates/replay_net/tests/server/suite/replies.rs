@@ -209,6 +209,7 @@ fn blobs() -> TableConfig {
         dtype: Dtype::Uint8,
         shape: vec![BLOB as u32],
         codec: Codec::Lz4,
+        finite: true,
     };
     TableConfig {
         max_times_sampled: 1_000,
