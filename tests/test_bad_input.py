@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import re
 import signal
 import subprocess
 import sys
@@ -500,3 +502,23 @@ def test_one_table_needs_no_list(tmp_path: Path) -> None:
             assert list(client.tables()) == ["second", "t"]
     with pytest.raises(TypeError):
         innet.Memory(3)  # type: ignore[arg-type]
+
+
+def test_a_memory_without_a_limit_has_a_share_of_this_machine() -> None:
+    with innet.Memory() as replay:
+        with pytest.raises(errors.TableError) as raised:
+            # 4 PiB.
+            replay.create_table(innet.Table("huge", {"frame": ("uint8", (2**14, 2**14))}, 2**24))
+        found = re.search(
+            r"and of the (\d+) for tables and parameters \(max_bytes is not set, and by default 80 % of the (\d+) "
+            r"bytes of (the machine|the control group of this process)\) there are \1 left: .*capacity.* raise the "
+            r"memory's max_bytes",
+            str(raised.value),
+        )
+        assert found is not None, raised.value
+        limit, whole = int(found[1]), int(found[2])
+        assert limit == whole // 100 * 80
+        assert whole <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        assert limit <= replay.stats()["max_bytes"] <= limit + 2**30
+        replay.create_table(table())
+        assert still_works(replay)

@@ -1213,13 +1213,14 @@ class Memory(Replay):
 
     Args:
         tables: One or more tables to create.
-        max_bytes: Limit for all tables and parameters in bytes; `None` sets no limit. A table reserves its
+        max_bytes: Limit for all tables and parameters in bytes; `None` is 80 % of the memory that this process may
+            have: the machine's, or the limit of its control group if that is less. A table reserves its
             `capacity_bytes`, and about 100 bytes for each step of its `capacity`. A server adds up to 1 GiB for
             received data.
         seed: Makes samples repeatable if one thread writes and samples.
 
     Raises:
-        TableError: A table that cannot be made.
+        TableError: A table that cannot be made, or does not fit `max_bytes`; the message has the numbers.
     """
 
     def __new__(

@@ -1,6 +1,7 @@
 //! All tables and parameters of one process, under one byte limit.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Instant;
 
@@ -24,6 +25,33 @@ pub struct MemoryLimits {
     pub receive_bytes: u64,
     /// Makes sampling reproducible where one thread pushes and samples; `None` is a random seed.
     pub seed: Option<u64>,
+    /// Where `max_bytes` comes from if nobody has set it, for errors.
+    pub share: Option<MemoryShare>,
+}
+
+/// A share of the memory that a process may have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemoryShare {
+    /// The share.
+    pub percent: u8,
+    /// All bytes that the process may have.
+    pub of: u64,
+    /// What limits them, in words.
+    pub whose: &'static str,
+}
+
+impl MemoryShare {
+    /// Bytes of the share.
+    pub fn bytes(&self) -> u64 {
+        self.of / 100 * u64::from(self.percent)
+    }
+}
+
+impl fmt::Display for MemoryShare {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let MemoryShare { percent, of, whose } = self;
+        write!(f, "{percent} % of the {of} bytes of {whose}")
+    }
 }
 
 impl Default for MemoryLimits {
@@ -33,6 +61,7 @@ impl Default for MemoryLimits {
             max_bytes: u64::MAX,
             receive_bytes: 1 << 30,
             seed: None,
+            share: None,
         }
     }
 }
@@ -176,10 +205,13 @@ impl Memory {
             ),
             (most, _) => format!("lower capacity_bytes to at most {most}, or capacity"),
         };
+        let limit = self.kept.limit();
+        let share = self.limits.share.map_or_else(String::new, |share| {
+            format!(" (max_bytes is not set, and by default {share})")
+        });
         format!(
-            "its index takes {index} bytes and its steps up to {steps}, and of the {} for tables and parameters there \
-             are {left} left: {advice}, or raise the memory's max_bytes",
-            self.kept.limit()
+            "its index takes {index} bytes and its steps up to {steps}, and of the {limit} for tables and parameters{share} there \
+             are {left} left: {advice}, or raise the memory's max_bytes"
         )
     }
 

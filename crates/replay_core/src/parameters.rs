@@ -179,7 +179,7 @@ impl ParameterStore {
             what,
             size,
             limit: self.budget.left(),
-            advice: "tables at their capacity and other parameters take the rest of max_bytes: raise it, or make tables smaller",
+            advice: "tables at their capacity and other parameters take the rest of max_bytes: raise it (by default it is a share of the memory that the process may have), or make tables smaller",
         })?;
         Ok(Bytes::from_owner(CountedFile {
             bytes,

@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 use clap::{Parser, ValueEnum};
 use serde::{Deserialize, Serialize};
 
-use crate::refuse;
 use crate::stack::{Address, StackName};
+use crate::{process_memory, refuse};
 pub use http::HttpAddress;
 pub use period::Period;
 use replay_core::error::{Error, Result};
@@ -23,10 +23,14 @@ use replay_core::schema::TableConfig;
 use replay_wire::auth::{self, Secret};
 use replay_wire::handshake::Tokens;
 use replay_wire::role::Role;
-use size::{deserialize_bytes, machine_memory, parse_bytes};
+use size::{deserialize_bytes, parse_bytes};
 
 /// Least number of frames of `max_frame_bytes` in `max_bytes`: two receive buffers and one stored frame.
 const FRAMES: u64 = 3;
+
+/// Share of the memory that a server may have, in tables, parameters and receive buffers, by default. Unread replies and
+/// other processes of the machine, such as learners, take some of the rest.
+const SHARE_PERCENT: u8 = 50;
 
 /// The configuration of a server. Each field is a key of the TOML file and, except for `tables`, a flag of the same name;
 /// its documentation is the flag's help text.
@@ -58,7 +62,8 @@ pub struct ServerConfig {
     #[arg(long)]
     pub spin: bool,
     /// Memory limit in bytes, such as 8GiB, for tables (their capacity_bytes and the index of their capacity), parameters and receive
-    /// buffers (two frames of --max-frame-bytes); 0, the default, is half of the machine's memory.
+    /// buffers (two frames of --max-frame-bytes); 0, the default, is half of the memory
+    /// that the server may have: the machine's, or the limit of its control group.
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "0", hide_default_value = true)]
     #[serde(deserialize_with = "deserialize_bytes")]
     pub max_bytes: u64,
@@ -343,14 +348,17 @@ impl ServerConfig {
     /// Limits of the memory that `innet-replay serve` makes. The receive buffers have two frames: one for pushes, one for all
     /// other requests.
     pub fn memory_limits(&self) -> MemoryLimits {
-        MemoryLimits {
-            max_bytes: match self.max_bytes {
-                0 => (machine_memory() / 2).max(FRAMES * self.max_frame_bytes),
-                bytes => bytes,
-            },
+        let mut limits = MemoryLimits {
+            max_bytes: self.max_bytes,
             receive_bytes: 2 * self.max_frame_bytes,
-            seed: None,
+            ..MemoryLimits::default()
+        };
+        if self.max_bytes == 0 {
+            limits.share = process_memory::share(SHARE_PERCENT);
+            let bytes = limits.share.map_or(4 << 30, |share| share.bytes());
+            limits.max_bytes = bytes.max(FRAMES * self.max_frame_bytes);
         }
+        limits
     }
 
     /// `reply_bytes`, with 0 replaced by four frames.

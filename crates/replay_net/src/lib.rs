@@ -17,6 +17,7 @@
 //! | [`tls`] | certificates and keys for rustls |
 //! | [`snapshots`] | snapshots of a server's memory: restored, saved, kept |
 //! | [`config`] | the server's configuration |
+//! | [`process_memory`] | memory that this process may have |
 //! | [`cli`] | the commands of `innet-replay` |
 //! | `bench` | the baseline of the gradient benchmarks, and a relay that emulates a link (feature `bench`) |
 
@@ -28,6 +29,7 @@ pub mod client;
 pub mod config;
 pub mod connection;
 pub mod framing;
+pub mod process_memory;
 pub mod receive;
 pub mod reply_budget;
 pub mod server;

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use event_listener::Listener;
-use replay_core::memory::{Memory, MemoryLimits};
+use replay_core::memory::{Memory, MemoryLimits, MemoryShare};
 use replay_core::replay::SampleRequest;
 use replay_core::table::{Table, Turn};
 use replay_core::{Error, ErrorCode, TableConfig};
@@ -187,7 +187,7 @@ fn a_dropped_table_is_unknown_and_its_bytes_come_back() {
     let limits = MemoryLimits {
         max_bytes: index + 1000,
         receive_bytes: 100,
-        seed: None,
+        ..MemoryLimits::default()
     };
     let memory = Memory::new(limits);
     let with_bytes = |name: &str, bytes| TableConfig {
@@ -243,6 +243,35 @@ fn a_dropped_table_is_unknown_and_its_bytes_come_back() {
 }
 
 #[test]
+fn an_error_at_a_limit_that_nobody_set_says_where_it_comes_from() {
+    let share = MemoryShare {
+        percent: 80,
+        of: 1_000_000,
+        whose: "the machine",
+    };
+    let limits = MemoryLimits {
+        max_bytes: share.bytes(),
+        receive_bytes: 0,
+        share: Some(share),
+        ..MemoryLimits::default()
+    };
+    let memory = Memory::new(limits);
+    let large = TableConfig {
+        capacity_bytes: 900_000,
+        ..config(100)
+    };
+    let error = refusal(memory.create_table(&large)).to_string();
+    for part in [
+        "its steps up to 900000",
+        "of the 800000 for tables and parameters (max_bytes is not set, and by default 80 % of the 1000000 bytes of the machine)",
+        "lower capacity_bytes to at most",
+        "or raise the memory's max_bytes",
+    ] {
+        assert!(error.contains(part), "{part} in: {error}");
+    }
+}
+
+#[test]
 fn the_same_table_again_is_fine_and_another_one_shows_the_difference() {
     let memory = memory();
     memory.create_table(&config(100)).unwrap();
@@ -255,6 +284,10 @@ fn the_same_table_again_is_fine_and_another_one_shows_the_difference() {
     let text = error.to_string();
     assert!(text.contains("capacity is 100, asked for 200"), "{text}");
     assert!(text.contains("min_size is 1, asked for 5"), "{text}");
+    let mut infinite = config(100);
+    infinite.columns[0].finite = false;
+    let text = refusal(memory.create_table(&infinite)).to_string();
+    assert!(text.contains("finite=False"), "{text}");
     assert_eq!(
         refusal(memory.create_table(&TableConfig {
             name: "u".into(),

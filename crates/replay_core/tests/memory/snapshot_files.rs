@@ -203,7 +203,7 @@ fn a_snapshot_takes_no_more_than_its_limit_allows() {
     let narrow = Memory::new(MemoryLimits {
         max_bytes: 100,
         receive_bytes: 0,
-        seed: None,
+        ..MemoryLimits::default()
     });
     let error = refusal(restore_bytes(&case, &narrow, &bytes));
     assert_eq!(error.code(), ErrorCode::Table);

@@ -1,20 +1,6 @@
-//! Sizes in bytes: texts such as `8GiB`, and the memory of the machine.
+//! Sizes in bytes: texts such as `8GiB`.
 
 use serde::{Deserialize, Deserializer};
-
-/// Bytes of memory for this process: the machine's or its control group's, whichever is less; 8 GiB if neither is known.
-pub(super) fn machine_memory() -> u64 {
-    let read = |path| std::fs::read_to_string(path).ok();
-    let machine = read("/proc/meminfo").and_then(|text| {
-        let total = text
-            .lines()
-            .find_map(|line| line.strip_prefix("MemTotal:"))?;
-        let kib: u64 = total.trim().strip_suffix("kB")?.trim().parse().ok()?;
-        Some(kib << 10)
-    });
-    let group = read("/sys/fs/cgroup/memory.max").and_then(|text| text.trim().parse().ok());
-    machine.into_iter().chain(group).min().unwrap_or(8 << 30)
-}
 
 /// A number of bytes: digits, with `KB`, `MB`, `GB` (powers of 1000) or `KiB`, `MiB`, `GiB` (of 1024) behind them or not.
 ///

@@ -9,6 +9,7 @@ use pyo3::types::PyDict;
 use replay_core::memory::{Memory, MemoryLimits};
 use replay_core::snapshot;
 use replay_net::config::ServerConfig;
+use replay_net::process_memory;
 use replay_wire::auth::Secret;
 
 use super::PyReplay;
@@ -16,6 +17,9 @@ use crate::interpreter::Call;
 use crate::server::{self, PyServer};
 use crate::table::Tables;
 use crate::{integer, keywords, log, wait};
+
+/// Share of the memory that the process may have, in tables and parameters, where `max_bytes` is not given.
+const SHARE_PERCENT: u8 = 80;
 
 #[doc = stub_doc!("Memory")]
 #[pyclass(name = "Memory", module = "innet_drl", frozen, extends = PyReplay)]
@@ -47,8 +51,11 @@ impl PyMemory {
         keywords::refuse(unknown, || Ok(py.get_type::<PyMemory>().into_any()))?;
         log::start();
         let mut limits = MemoryLimits::default();
-        if let Some(max_bytes) = max_bytes {
-            limits.max_bytes = max_bytes.saturating_add(limits.receive_bytes);
+        if max_bytes.is_none() {
+            limits.share = process_memory::share(SHARE_PERCENT);
+        }
+        if let Some(kept) = max_bytes.or(limits.share.map(|share| share.bytes())) {
+            limits.max_bytes = kept.saturating_add(limits.receive_bytes);
         }
         limits.seed = seed;
         let replay = PyReplay::local(Memory::new(limits));

@@ -6,6 +6,7 @@ use gradients::{SOCKET_BUFFER, udp_addresses};
 
 use super::{CheckResult, Finding, Machine, finding, missing};
 use crate::config::ServerConfig;
+use crate::process_memory::group_limits;
 use crate::server::open_files;
 use crate::stack::kernel;
 use replay_core::error::Result;
@@ -64,15 +65,11 @@ impl Machine {
             let kib: u64 = kib.strip_suffix("kB")?.trim().parse().ok()?;
             Some((kib << 10, "available"))
         });
-        let bytes = |file: &str| {
-            let text = self.text(&format!("sys/fs/cgroup/{file}"));
-            text.parse::<u64>().ok()
-        };
-        let group = bytes("memory.max").map(|most| {
-            let used = bytes("memory.current").unwrap_or(0);
-            (most.saturating_sub(used), "left in the control group")
+        let groups = group_limits(&self.root).into_iter().map(|group| {
+            let left = group.bytes.saturating_sub(group.used);
+            (left, "left in the control group")
         });
-        let Some((left, of)) = available.into_iter().chain(group).min() else {
+        let Some((left, of)) = available.into_iter().chain(groups).min() else {
             return Ok(format!(
                 "{} for tables and replies; the available memory is unknown",
                 mib(wanted)
