@@ -40,6 +40,7 @@ def test_settings_and_checkpoint_are_read(run: Path) -> None:
         "learning_rate_final",
         "learning_rate_anneal_updates",
         "replay_patience",
+        "namespace",
         "environment_args",
         "environment_wrappers",
         "async_environments",

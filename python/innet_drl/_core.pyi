@@ -1316,6 +1316,7 @@ def connect(
     config: str | PathLike[str] | None = None,
     grace: float = 5.0,
     reconnect_for: float = 60.0,
+    namespace: str | None = None,
 ) -> Replay:
     """Connects to a server, or to several that are one memory, and again after a broken connection.
 
@@ -1338,10 +1339,13 @@ def connect(
         grace: Seconds by which a call may exceed its `timeout`, for the server's answer that names the cause.
         reconnect_for: Seconds for which a call without a shorter `timeout` reconnects after a broken connection; then
             it raises `ConnectError` or `DisconnectedError`. The log names the server meanwhile.
+        namespace: Name of the run, for programs that share a server: names of tables, writers, parameters and gradient
+            jobs begin with it and a slash at the server, and all calls take and return them without. Up to 40 ASCII
+            letters, digits, `.`, `_` and `-`. `None` is the whole server, by full names.
 
     Raises:
-        ConfigError: An invalid address, one that does not match `tls_ca`, or a token of less than 16 bytes; an address
-            that is named twice, servers of several releases or of different tables.
+        ConfigError: An invalid address, one that does not match `tls_ca`, or a token of less than 16 bytes; an invalid
+            namespace; an address that is named twice, servers of several releases or of different tables.
         TableDiffersError: Tables that exist with another definition, or with different ones at several servers.
         ConnectError: No server answers at the address, or it is at its limit of connections until `timeout`.
         AuthenticationError: The token is missing or wrong, or the certificate is not trusted.

@@ -177,7 +177,8 @@ def actor(arguments: Sequence[str]) -> None:
     own = ("environment", "environment_threads", "actor_threads")
     changes = {name: getattr(flags, name) for name in own if getattr(flags, name) is not None}
     with logs_on_console():
-        run(Joining(flags.replay, flags.index, flags.run, flags.replay_ca, changes, server_token_of_actors()))
+        token = server_token_of_actors()
+        run(Joining(flags.replay, flags.index, flags.run, flags.replay_ca, changes, token, flags.namespace))
 
 
 def _callbacks(*, track: bool) -> list[Any]:
@@ -207,9 +208,13 @@ def evaluate(arguments: Sequence[str]) -> None:
         with logs_on_console(rich.console.Console(stderr=True)):
             from innet_drl.train.following import follow
 
-            for report in follow(flags.runs, **_conditions(flags)):
+            for report in follow(flags.runs, namespace=flags.namespace, **_conditions(flags)):
                 show(report)
         return
+    if flags.namespace is not None:
+        from innet_drl.train.errors import ConfigurationError
+
+        raise ConfigurationError("--namespace: it belongs to --follow; otherwise the folders name the runs")
     with page_of_command(f"evaluation of {' '.join(map(str, flags.runs))}") as page:
         from innet_drl.train.evaluation_report import evaluate_runs
 

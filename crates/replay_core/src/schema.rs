@@ -349,7 +349,7 @@ impl TableConfig {
             })
         };
         if self.name.is_empty() || self.name.len() > 128 {
-            return refuse("a name has 1 to 128 bytes".into());
+            return refuse("a name has 1 to 128 bytes, with its namespace".into());
         }
         if self.columns.is_empty() || self.columns.len() > Self::MAX_COLUMNS {
             return refuse(format!(

@@ -22,6 +22,7 @@ use tokio::sync::{mpsc, watch};
 use membership::Membership;
 use quota::{FrameReservation, ReceiveQuota, RequestPermit};
 use replies::{ReplySender, error_reply};
+use welcome::Welcomed;
 use writer_order::{Position, WriterOrder};
 
 use crate::framing::FrameReader;
@@ -184,7 +185,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
             waited_for: "the client did not finish the handshake (handshake_deadline_ms)"
                 .to_owned(),
         };
-        let Some(role) = welcomed.ok_or_else(late)?? else {
+        let Some(client) = welcomed.ok_or_else(late)?? else {
             return Ok(());
         };
         frames.set_limits(FrameLimits::new(self.context.max_frame_bytes));
@@ -192,7 +193,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         let (requests, incoming) = mpsc::channel(1);
         let (replies, outbox) = mpsc::unbounded_channel();
         let work = async {
-            let mut answer = pin!(self.answer(incoming, replies.clone(), role));
+            let mut answer = pin!(self.answer(incoming, replies.clone(), client));
             tokio::select! {
                 biased;
                 end = &mut answer => end,
@@ -306,8 +307,10 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         &self,
         mut incoming: mpsc::Receiver<Result<Received>>,
         replies: ReplySender,
-        role: Role,
+        client: Welcomed,
     ) -> Result<()> {
+        let service = &self.context.service;
+        let mut samples = service.connection_samples(client.program, self.peer);
         let membership = Membership::new(&self.context.service, self.phase.clone());
         let mut waiting = FuturesUnordered::new();
         let mut writers = WriterOrder::default();
@@ -320,8 +323,11 @@ impl<S: Stack> ConnectionHandler<'_, S> {
                 received = incoming.recv() => match received {
                     None => return Ok(()),
                     Some(Ok(received)) => {
-                        let about_table = self.answer_about_table(&received, role);
+                        let about_table = self.answer_about_table(&received, client.role);
                         let answered = self.meanwhile(about_table, &mut waiting, &replies).await;
+                        if answered.is_none() {
+                            service.note_sample(&received.request.body, &mut samples);
+                        }
                         let mut turn = Turn::default();
                         let at_once = || self.try_at_once(&received, &mut writers, &membership, &mut turn);
                         match answered.or_else(at_once) {

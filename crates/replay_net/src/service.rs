@@ -2,6 +2,7 @@
 //! result is [`Attempt::Blocked`]: the caller waits for [`Service::changed`] and tries again.
 
 mod latencies;
+mod samplers;
 mod tables;
 
 use std::net::SocketAddr;
@@ -25,6 +26,7 @@ use replay_wire::role::Role;
 use replay_wire::{RELEASE, ReplyBody, RequestBody};
 
 pub use latencies::Latencies;
+pub use samplers::{ConnectionSamples, Samplers};
 pub use tables::Tables;
 
 /// Bytes for which a reply with statistics or a list counts before it is made.
@@ -44,6 +46,7 @@ pub struct Service {
     /// Whether requests to the memory are refused.
     gradients_only: bool,
     snapshots: Option<Arc<Snapshots>>,
+    samplers: Samplers,
     /// Counters of the connections, part of [`Service::stats`].
     pub counters: Counters,
 }
@@ -109,6 +112,7 @@ impl Service {
             gradients: None,
             gradients_only: false,
             snapshots: None,
+            samplers: Samplers::default(),
             counters: Counters::default(),
         })
     }
@@ -324,10 +328,26 @@ impl Service {
         }
     }
 
-    /// Counters and gauges: the memory's, `receive_bytes` (reserved for receive buffers), `reply_bytes`
+    /// The samples of a new connection of `program`, for [`Service::note_sample`].
+    pub fn connection_samples<'a>(&'a self, program: u64, peer: &'a str) -> ConnectionSamples<'a> {
+        self.samplers.connection(program, peer)
+    }
+
+    /// Notes which table a request samples, if it does.
+    pub fn note_sample(&self, request: &RequestBody, samples: &mut ConnectionSamples<'_>) {
+        if let RequestBody::Sample(request) = request
+            && samples.is_new(&request.table)
+            && self.memory.table(&request.table).is_ok()
+        {
+            samples.note(&request.table);
+        }
+    }
+
+    /// Counters and gauges: the memory's, with the programs that sample each table; `receive_bytes` (reserved for receive buffers), `reply_bytes`
     /// (of unread replies), `server`, `gradients` (jobs) and `snapshots`.
     pub fn stats(&self) -> Value {
         let mut stats = self.memory.stats();
+        self.samplers.add_stats(&mut stats["tables"]);
         stats["receive_bytes"] = self.receive_budgets.reserved().into();
         stats["reply_bytes"] = self.reply_budget.held().into();
         stats["server"] = json!(self.counters);

@@ -99,7 +99,7 @@ fn handshake(
             std::future::pending().await
         };
         let incarnation = tokio::select! {
-            incarnation = pipeline.handshake(token, BINDING) => incarnation,
+            incarnation = pipeline.handshake(token, BINDING, 0) => incarnation,
             () = serve => unreachable!(),
         };
         (incarnation, proved)
@@ -196,7 +196,7 @@ fn a_long_frame_before_the_servers_proof_is_refused() {
                 std::future::pending().await
             };
             tokio::select! {
-                incarnation = pipeline.handshake(None, None) => incarnation.unwrap_err(),
+                incarnation = pipeline.handshake(None, None, 0) => incarnation.unwrap_err(),
                 () = serve => unreachable!(),
             }
         });
@@ -237,7 +237,7 @@ fn stats(answer: impl AsyncFnOnce(&mut Server, u64)) -> Result<ReplyBody> {
             std::future::pending().await
         };
         let ask = async {
-            pipeline.handshake(None, None).await.unwrap();
+            pipeline.handshake(None, None, 0).await.unwrap();
             pipeline.call(0, RequestBody::Stats).await
         };
         tokio::select! {
@@ -345,7 +345,7 @@ fn a_request_over_the_servers_limit_is_not_sent() {
             server.request().await
         };
         let ask = async {
-            pipeline.handshake(None, None).await.unwrap();
+            pipeline.handshake(None, None, 0).await.unwrap();
             let bytes = Bytes::from(vec![0; 4096]);
             let put = RequestBody::PutParameters {
                 name: "p".into(),

@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use replay_net::client::shards::{ShardedClient, parse_addresses};
-use replay_net::client::{Client, ConnectOptions};
+use replay_net::client::{Client, ConnectOptions, Namespace, program};
 use replay_wire::auth::{self, Secret};
 
 use crate::interpreter::Call;
@@ -24,10 +24,10 @@ const LONGEST_CONNECT: Duration = Duration::from_secs(24 * 60 * 60);
 #[pyo3(
     signature = (
         url, *, token = None, tables = Tables(Vec::new()), timeout = 10.0, tls_ca = None, spin = false, config = None, grace = 5.0,
-        reconnect_for = 60.0, **unknown
+        reconnect_for = 60.0, namespace = None, **unknown
     ),
     text_signature = "(url, *, token=None, tables=(), timeout=10.0, tls_ca=None, spin=False, config=None, grace=5.0, \
-                      reconnect_for=60.0)"
+                      reconnect_for=60.0, namespace=None)"
 )]
 pub fn connect(
     py: Python<'_>,
@@ -40,6 +40,7 @@ pub fn connect(
     config: Option<PathBuf>,
     grace: f64,
     reconnect_for: f64,
+    namespace: Option<&str>,
     unknown: Option<&Bound<'_, PyDict>>,
 ) -> PyResult<PyReplay> {
     let _call = Call::begin(py);
@@ -47,6 +48,8 @@ pub fn connect(
     log::start();
     let grace = wait::seconds(py, "grace", grace)?;
     let reconnect_for = wait::seconds(py, "reconnect_for", reconnect_for)?;
+    let namespace = namespace.map(str::parse::<Namespace>).transpose();
+    let namespace = namespace.map_err(|error| error::to_python(py, error))?;
     let addresses = parse_addresses(url).map_err(|error| error::to_python(py, error))?;
     let deadline = wait::deadline(py, timeout)?;
     // An empty token is no token, even if the environment has one.
@@ -57,6 +60,8 @@ pub fn connect(
     let longest = timeout
         .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
         .unwrap_or(LONGEST_CONNECT);
+    let program = std::env::var("INNET_PROGRAM").ok();
+    let program = program.filter(|program| !program.is_empty());
     let options = ConnectOptions {
         token: token.map(Secret),
         tls_ca,
@@ -66,18 +71,20 @@ pub fn connect(
         await_server: longest,
         reconnect_for,
         grace,
+        namespace: namespace.clone(),
+        program: program::number(program.as_deref()),
         ..ConnectOptions::default()
     };
     let replay = if let [address] = &addresses[..] {
         let client = wait::blocking(py, deadline, None, |wait| {
             Client::connect(address, options, wait)
         })?;
-        PyReplay::remote(Arc::new(client), &address.to_string())
+        PyReplay::remote(Arc::new(client), &address.to_string(), namespace)
     } else {
         let client = wait::blocking(py, deadline, None, |wait| {
             ShardedClient::connect(&addresses, &options, wait)
         })?;
-        PyReplay::sharded(client)
+        PyReplay::sharded(client, namespace)
     };
     replay.make_tables(py, tables, timeout)?;
     Ok(replay)

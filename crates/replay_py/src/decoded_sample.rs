@@ -10,6 +10,8 @@ use replay_core::schema::TableConfig;
 use replay_core::table::ids::IdSpace;
 use replay_core::view::{Batch, DecodeOptions, Decoder, ViewSpec};
 
+use replay_net::client::program;
+
 use crate::exclusive::lock;
 
 /// Longest time to ask about a batch that has arrived: for the table's definition, or to remove an item that cannot be decoded.
@@ -26,6 +28,8 @@ pub struct Reading {
     tables: Mutex<Vec<u16>>,
     /// The table was dropped, or made again with another definition. Relaxed: the flag publishes nothing else.
     outdated: AtomicBool,
+    /// The log would have named other programs that sample the table. Relaxed: the flag publishes nothing else.
+    others_named: AtomicBool,
 }
 
 impl Reading {
@@ -50,6 +54,7 @@ impl Reading {
             own,
             tables: Mutex::default(),
             outdated: AtomicBool::default(),
+            others_named: AtomicBool::default(),
         })
     }
 
@@ -107,6 +112,8 @@ impl Reading {
 /// A request for samples, and how to read them.
 pub struct DecodedSampler {
     pub replay: Arc<dyn Replay>,
+    /// Number of this program at the server; `None` for a memory in this process.
+    pub program: Option<u64>,
     pub reading: Arc<Reading>,
     pub request: SampleRequest,
 }
@@ -170,6 +177,7 @@ impl DecodedSampler {
             let table = &self.request.table;
             self.reading
                 .check(&sampled, || self.replay.table_config(table, &asking))?;
+            self.name_others(&asking);
             let sampled = self.decode(sampled, beta())?;
             let rejected = sampled.batch.rejected.len();
             if sampled.batch.len > 0 || rejected == 0 {
@@ -184,6 +192,28 @@ impl DecodedSampler {
                     ),
                 });
             }
+        }
+    }
+
+    /// Warns, at the first sample, of another program that samples the table, too.
+    fn name_others(&self, wait: &Wait<'_>) {
+        let Some(own) = self.program.map(program::listed) else {
+            return;
+        };
+        if self.reading.others_named.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        // The sample has succeeded: the error of this request is not its error.
+        let Ok(stats) = self.replay.stats(wait) else {
+            return;
+        };
+        let table = &self.request.table;
+        let programs = stats["tables"][table]["sampled_by"].as_array();
+        if programs.is_some_and(|programs| programs.iter().any(|program| *program != own)) {
+            tracing::warn!(
+                "another program samples table {table:?}, too, and each learns from the other's steps: give each run a namespace \
+                 (connect(namespace=...), --namespace), or the processes of one run one INNET_PROGRAM"
+            );
         }
     }
 

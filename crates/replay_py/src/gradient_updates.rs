@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use gradients::JoinJob;
-use replay_net::client::{Client, GradientUpdates};
+use replay_net::client::{Client, GradientUpdates, Namespace};
 
 use crate::class::context_manager;
 use crate::interpreter::Call;
@@ -25,12 +25,14 @@ impl PyGradientUpdates {
     pub fn join(
         py: Python<'_>,
         client: &Client,
+        namespace: Option<&Namespace>,
         request: &JoinJob,
         last: Option<u64>,
     ) -> PyResult<Self> {
         let last = last.unwrap_or(u64::MAX);
         let updates = wait::blocking(py, None, None, |wait| {
-            client.follow_gradients(request, last, wait)
+            let joined = client.follow_gradients(request, last, wait);
+            joined.map_err(|error| Namespace::short_names(namespace, error))
         })?;
         Ok(PyGradientUpdates {
             updates: ProcessLocal::new("asynchronous gradient worker", Arc::new(updates)),

@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 use gradients::{Control, JoinJob, packet};
 use replay_core::error::{Error, Result};
 use replay_core::replay::Wait;
-use replay_net::client::{Client, GradientWorker};
+use replay_net::client::{Client, GradientWorker, Namespace};
 
 use crate::class::{attributes, context_manager};
 use crate::exclusive::Exclusive;
@@ -78,6 +78,7 @@ impl PyGradientWorker {
     pub fn join(
         py: Python<'_>,
         client: &Client,
+        namespace: Option<&Namespace>,
         request: &JoinJob,
         via: Option<&str>,
         station: Option<&PyStation>,
@@ -91,10 +92,13 @@ impl PyGradientWorker {
                 format!("both via ({via}) and station: {advice}"),
             ));
         }
-        let worker = wait::blocking(py, None, None, |wait| match (via, station) {
-            (Some(via), _) => client.join_gradients_via(request, via, wait),
-            (_, Some(station)) => client.join_gradients_on(request, station, wait),
-            (None, None) => client.join_gradients(request, wait),
+        let worker = wait::blocking(py, None, None, |wait| {
+            let joined = match (via, station) {
+                (Some(via), _) => client.join_gradients_via(request, via, wait),
+                (_, Some(station)) => client.join_gradients_on(request, station, wait),
+                (None, None) => client.join_gradients(request, wait),
+            };
+            joined.map_err(|error| Namespace::short_names(namespace, error))
         })?;
         let round = AtomicU64::new(worker.next_round());
         let shared = SharedWorker {

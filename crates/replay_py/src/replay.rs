@@ -23,8 +23,8 @@ use replay_core::error::Result;
 use replay_core::memory::Memory;
 use replay_core::replay::{Replay, UpdateChannel, UpdateReceipt, Wait};
 use replay_core::schema::TableConfig;
-use replay_net::client::Client;
 use replay_net::client::shards::ShardedClient;
+use replay_net::client::{Client, Namespace, Namespaced};
 
 use crate::class::context_manager;
 use crate::exclusive::Exclusive;
@@ -58,6 +58,8 @@ struct Backend {
     memory: Option<Arc<Memory>>,
     /// The client, if the memory is on a server; of several the first one's, which sums gradients.
     client: Option<Arc<Client>>,
+    /// Namespace that `replay` is inside of, for names of gradient jobs.
+    namespace: Option<Namespace>,
     /// Updates of priorities that are not waited for; `None` before the first one, and where each applies within its call.
     updates: Arc<Exclusive<Option<Box<dyn UpdateChannel>>>>,
 }
@@ -106,6 +108,7 @@ impl PyReplay {
             replay: memory.clone(),
             memory: Some(memory),
             client: None,
+            namespace: None,
             updates: Arc::new(Exclusive::new(UPDATES, None)),
         };
         Self::over(backend, "in this process".into())
@@ -122,24 +125,30 @@ impl PyReplay {
         }
     }
 
-    /// The memory of a server.
-    pub fn remote(client: Arc<Client>, address: &str) -> Self {
-        let backend = Backend {
-            replay: client.clone(),
-            memory: None,
-            client: Some(client),
-            updates: Arc::new(Exclusive::new(UPDATES, None)),
-        };
-        Self::over(backend, format!("at {address}"))
+    /// The memory of a server, or the part of it that is inside a namespace.
+    pub fn remote(client: Arc<Client>, address: &str, namespace: Option<Namespace>) -> Self {
+        Self::served(client.clone(), client, address, namespace)
     }
 
-    /// The memory of several servers.
-    pub fn sharded(client: ShardedClient) -> Self {
-        let location = format!("at {}", client.names());
+    /// The memory of several servers, or the part of it that is inside a namespace.
+    pub fn sharded(client: ShardedClient, namespace: Option<Namespace>) -> Self {
+        let (first, names) = (client.first().clone(), client.names());
+        Self::served(Arc::new(client), first, &names, namespace)
+    }
+
+    fn served(
+        replay: Arc<dyn Replay>,
+        client: Arc<Client>,
+        at: &str,
+        namespace: Option<Namespace>,
+    ) -> Self {
+        let inside = namespace.as_ref().map(|name| format!(", namespace {name}"));
+        let location = format!("at {at}{}", inside.unwrap_or_default());
         let backend = Backend {
-            client: Some(client.first().clone()),
-            replay: Arc::new(client),
+            replay: Namespaced::within(replay, namespace.as_ref()),
             memory: None,
+            client: Some(client),
+            namespace,
             updates: Arc::new(Exclusive::new(UPDATES, None)),
         };
         Self::over(backend, location)
@@ -155,10 +164,6 @@ impl PyReplay {
             self.create_table(py, &table, timeout)?;
         }
         Ok(())
-    }
-
-    fn replay(&self, py: Python<'_>) -> PyResult<Arc<dyn Replay>> {
-        Ok(self.backend.get(py)?.replay)
     }
 
     /// Logs once that there are no parameters of this name, if there are some of other names.

@@ -160,6 +160,8 @@ struct Hello {
   # the client's version, for the error message
   nonce @2 :Data;
   # 32 random bytes
+  program @3 :UInt64;
+  # number of the client's program: a server warns of tables that clients of several programs sample; 0 is no number
 }
 
 struct Challenge {

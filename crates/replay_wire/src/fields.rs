@@ -145,7 +145,7 @@ macro_rules! same_fields {
 }
 
 same_fields! {
-    hello: Hello { protocol, release, nonce }
+    hello: Hello { protocol, release, nonce, program }
     challenge: Challenge { protocol, release, incarnation, nonce, token_needed, max_frame_bytes }
     table_config: TableConfig {
         name, capacity, capacity_bytes, sampler, priority_exponent, priority_unit_log2, live_max_priority,

@@ -218,6 +218,8 @@ pub struct Hello {
     pub release: String,
     /// Random bytes of this connection.
     pub nonce: [u8; 32],
+    /// Number of the client's program, the same for all of its processes; 0 is no number.
+    pub program: u64,
 }
 
 /// The answer to [`Hello`].

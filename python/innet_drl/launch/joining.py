@@ -51,16 +51,25 @@ class Joining:
     index: int
     """Number of the actor."""
     run: str | None = None
-    """Name of the run; `None` for the only one that is published there."""
+    """Name of the run; `None` for the only one that is published there. Without `namespace`, the name of a run in a
+    namespace begins with that and a slash."""
     replay_ca: Path | None = None
     changes: dict[str, Any] = field(default_factory=dict)
     """Settings that this host has instead of the run's."""
     token: str = field(default="", repr=False)
     """Token of the server; empty for none."""
+    namespace: str = ""
+    """Namespace of the run; empty for the runs of all namespaces."""
 
     def connect(self) -> innet.Replay:
         """Connects to the server; waits for it without limit."""
-        return innet.connect(self.replay, token=self.token, tls_ca=self.replay_ca, timeout=None)
+        return innet.connect(
+            self.replay,
+            token=self.token,
+            tls_ca=self.replay_ca,
+            timeout=None,
+            namespace=self.namespace or None,
+        )
 
     def config(self, published: PublishedRun, name: str) -> Config:
         """Returns the run's settings with this host's.
@@ -118,7 +127,8 @@ def join(joining: Joining) -> None:
                 name, published = _await_run(replay, joining, name)
             config = joining.config(published, name)
             environments.check(config)
-            _play(joining, config, name, published)
+            # The settings have the namespace that a name among all runs of the server begins with.
+            _play(joining, config, name.rpartition("/")[2], published)
         except _RunEnded:
             logger.info("run %s has ended", name)
             return
@@ -146,14 +156,17 @@ def _await_run(replay: innet.Replay, joining: Joining, known: str | None) -> tup
         runs = published_runs(replay)
         live = {name: run for name, run in runs.items() if not run.ended and joining.run in (None, name)}
         if len(live) > 1:
-            raise ConfigurationError(f"{joining.replay} has several runs, {', '.join(live)}: name the actor's by --run")
+            raise ConfigurationError(
+                f"{joining.replay} has several runs, {', '.join(live)}: name the actor's by --run, or by --namespace"
+            )
         if live:
             return live.popitem()
         if known in runs:
             raise _RunEnded
         wanted = "a learner" if joining.run is None else f"the learner of run {joining.run}"
         reason = "none has published its run there" + (f" but {', '.join(runs)}, which ended" if runs else "")
-        waiting = f"waiting for {wanted} (innet-drl learner --replay {joining.replay}): {reason}"
+        within = f" --namespace {joining.namespace}" if joining.namespace else ""
+        waiting = f"waiting for {wanted} (innet-drl learner --replay {joining.replay}{within}): {reason}"
         if waiting != said:
             logger.info("%s", waiting)
             said = waiting

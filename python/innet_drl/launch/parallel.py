@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
+import os
 import secrets
 import tempfile
 import time
@@ -21,7 +22,7 @@ from innet_drl.launch.actors import Actors
 from innet_drl.launch.evaluator import Evaluator
 from innet_drl.launch.joined_actors import JoinedActors
 from innet_drl.launch.launcher import Launcher, LocalLauncher
-from innet_drl.launch.learners import Learners
+from innet_drl.launch.learners import PROGRAM, Learners
 from innet_drl.train.errors import ProcessError, RelayError, WithFlags, resuming
 from innet_drl.train.memory import ReplayMemory, actor_token, memory_class
 from innet_drl.train.stopwatch import TimedBatches
@@ -42,6 +43,8 @@ def train(trainer: Trainer, launchers: Callable[[], Launcher] | None) -> None:
         launchers: Makes the launchers of actors and evaluations; `None` where actors join by themselves.
     """
     config, settings = trainer.config, trainer.memory_settings()
+    if config.learners > 1:
+        os.environ[PROGRAM] = os.environ.get(PROGRAM) or secrets.token_hex(8)
     actors: Actors | JoinedActors
     launcher = None if launchers is None else launchers()
     embedded = config.replay == "embedded"

@@ -12,6 +12,7 @@ import difflib
 import functools
 import logging
 import math
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +51,9 @@ NEWER = "install the release that wrote the file, which may be newer"
 """The end of messages about settings of a file."""
 
 EMBEDDED = "embedded, or an address such as innet://host:7710"
+
+NAMESPACE = "[A-Za-z0-9._-]{1,40}"
+"""Pattern of the namespaces that `innet_drl.connect` takes."""
 
 MAX_SEED = 1 << 30
 """Evaluations and environments add to the seed, and Atari seeds have 31 bits."""
@@ -109,6 +113,9 @@ class Config(_Named):
     `unix:///path`) uses a server. Packages add memories with schemes and options of their own
     (`scheme://host:port?option=value`). The environment variable INNET_TOKEN has the token or
     password, and INNET_ACTOR_TOKEN, if set, the actors' token of a server."""
+    namespace: str = ""
+    """The run's namespace at a server that several runs share: the names of its tables and parameters there begin with
+    it. Up to 40 ASCII letters, digits, `.`, `_` and `-`; empty for none."""
     replay_ca: Path | None = None
     """Certificate (PEM) to verify an `innets://` server with."""
     replay_patience: Positive = 60.0
@@ -331,6 +338,16 @@ class Config(_Named):
                 "replay",
                 not self.serial or self.replay == "embedded",
                 "omitted in a serial run, which is one process with its memory in it",
+            ),
+            (
+                "namespace",
+                not self.namespace or re.fullmatch(NAMESPACE, self.namespace) is not None,
+                "up to 40 ASCII letters, digits, '.', '_' and '-'",
+            ),
+            (
+                "namespace",
+                not self.namespace or self.replay.partition("://")[0] in SERVER_SCHEMES,
+                "empty without a server (--replay innet://host:port), which other runs could share",
             ),
             *((name, not _is_nearly_embedded(getattr(self, name)), EMBEDDED) for name in ("replay", "gradients")),
             (

@@ -86,6 +86,8 @@ class ActorFlags:
     """Number of this actor, from 0 and below the learner's `--actors`: it decides seed and exploration."""
     run: str | None = None
     """Name of the run, the last part of the learner's `--out`; needed where the server has several."""
+    namespace: str = ""
+    """Namespace of the run, if its learner has one: only runs of this namespace are joined."""
     replay_ca: Path | None = None
     """Certificate (PEM) to verify an `innets://` server with."""
     environment: str | None = None
@@ -107,6 +109,8 @@ class EvaluateFlags:
     follow: bool = False
     """Evaluate each new checkpoint of one run, until its training has ended: a report is printed for each, and the run
     keeps the best agent. The run may be on another host that shares its folder."""
+    namespace: str | None = None
+    """With `--follow`, the namespace that the run has to have; the folder alone names the run by default."""
     protocol: Literal["mnih2015", "machado2018"] | None = None
     """Conditions of a paper, for atari/<game>; the flags below change them. mnih2015: 30 games of 18,000 frames, 30
     no-ops, epsilon 0.05. machado2018: 100 games of 18,000 frames, sticky actions of 0.25, no no-ops, for agents trained

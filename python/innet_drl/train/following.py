@@ -24,6 +24,7 @@ POLL_SECONDS = 0.5
 def follow(
     runs: Sequence[Path],
     *,
+    namespace: str | None = None,
     best: bool = False,
     protocol: str | None = None,
     seeds: Sequence[int] = (0,),
@@ -36,6 +37,7 @@ def follow(
 
     Args:
         runs: Folder of one run, which may not exist yet.
+        namespace: Namespace that the run has to have; `None` for any.
         best: Must be false: checkpoints are followed.
         protocol: As in `evaluate_runs`.
         seeds: As in `evaluate_runs`.
@@ -44,7 +46,7 @@ def follow(
 
     Raises:
         RunFolderError: A checkpoint is damaged, or the best agent cannot be written.
-        ConfigurationError: Several runs, or conditions that do not fit.
+        ConfigurationError: Several runs, a run of another namespace, or conditions that do not fit.
     """
     if len(runs) != 1 or best:
         raise ConfigurationError("--follow evaluates the new checkpoints of one run: name one folder, without --best")
@@ -55,6 +57,12 @@ def follow(
         ended_at = _ended_at(folder)
         newest = folder.newest_checkpoint()
         if newest is not None and newest != evaluated:
+            own = folder.config().namespace
+            if namespace not in (None, own):
+                raise ConfigurationError(
+                    f"--namespace {namespace}: the run of {folder.path} has "
+                    + (f"the namespace {own}" if own else "no namespace")
+                )
             report = evaluate_runs(runs, protocol=protocol, seeds=seeds, changes=changes, progress=progress)
             (agent,), (evaluation,) = report.agents, report.evaluations
             evaluated = agent.checkpoint

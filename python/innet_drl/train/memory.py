@@ -52,6 +52,9 @@ on average and Seaquest 741."""
 IMAGE_OVERHEAD_BYTES = 128
 """Upper bound of the bytes that a step takes beside its image."""
 
+OTHER_NAME = "choose a --namespace of its own, or another --out, whose last part names the memory"
+"""Advice where another run has the name."""
+
 TABLE_SETTINGS = (
     "environment",
     "capacity",
@@ -100,6 +103,8 @@ class MemorySettings:
     """Flags of `TABLE_SETTINGS` that differ from the session before, for messages; may be empty."""
     token: str = field(repr=False)
     """Token or password of the memory; empty for none."""
+    namespace: str = ""
+    """Namespace of the names at a server; empty for none."""
 
 
 class RowWriter(Protocol):
@@ -261,10 +266,11 @@ class ServerMemory(ReplayMemory):
         with _connect(settings) as replay:
             if not settings.resumed and replay.stats()["tables"][name]["inserted_items"]:
                 raise ConfigurationError(
-                    f"{address} holds the memory of another run named {name!r}: continue that run "
-                    "(--resume), or choose another --out, whose last part names the memory"
+                    f"{address} holds the memory of another run named {name!r}: continue that run (--resume), or "
+                    f"{OTHER_NAME}"
                 )
-            logger.info("the replay memory is table %r at %s; it stays there afterwards", name, address)
+            within = f" in the namespace {settings.namespace}" if settings.namespace else ""
+            logger.info("the replay memory is table %r at %s%s; it stays there afterwards", name, address, within)
             yield cls(replay, settings, address)
 
     @classmethod
@@ -381,6 +387,7 @@ def memory_settings(
         resumed=earlier is not None,
         changed_flags="" if earlier is None else config.changed_flags(earlier, TABLE_SETTINGS),
         token=memory_token(config) if token is None else token,
+        namespace=config.namespace,
     )
 
 
@@ -456,11 +463,13 @@ def _connect(settings: MemorySettings) -> innet.Replay:
             tls_ca=settings.tls_ca,
             grace=GRACE_SECONDS,
             reconnect_for=settings.patience,
+            namespace=settings.namespace or None,
         )
     except innet.errors.TableDiffersError as error:
-        drop = f"innet_drl.connect({address!r}).drop_table({table.name!r})"
+        within = f", namespace={settings.namespace!r}" if settings.namespace else ""
+        drop = f"innet_drl.connect({address!r}{within}).drop_table({table.name!r})"
         if not settings.resumed:
-            advice = f"choose another --out, whose last part names the memory, or drop that one: {drop}"
+            advice = f"{OTHER_NAME}, or drop that one: {drop}"
         else:
             changed = settings.changed_flags
             restored = (

@@ -1,7 +1,8 @@
 """A run as its server shows it to processes that join by themselves: its settings, and the reports of its actors.
 
 The learner publishes the settings as parameters named `<run>/run`, one JSON document. Actors push their reports to the
-table `<run>/reports`, from which the learner takes each of them once. A run's name has no slash.
+table `<run>/reports`, from which the learner takes each of them once. A run's name has no slash, but
+begins with its namespace and one where a process looks at all names of a server.
 """
 
 from __future__ import annotations
@@ -143,7 +144,12 @@ class RunPublisher:
     def connect(cls, name: str, config: Config, token: str) -> Iterator[Self]:
         """Connects to the run's server, apart from the memory, whose calls may wait for long."""
         with innet.connect(
-            config.replay, token=token, tables=[reports_table(name)], tls_ca=config.replay_ca, grace=CALL_SECONDS
+            config.replay,
+            token=token,
+            tables=[reports_table(name)],
+            tls_ca=config.replay_ca,
+            grace=CALL_SECONDS,
+            namespace=config.namespace or None,
         ) as replay:
             yield cls(replay, name, config)
 

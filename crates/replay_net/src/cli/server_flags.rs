@@ -1,15 +1,16 @@
 //! Flags of commands that ask a server, and the connection to it.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use clap::Args;
 
-use crate::client::{Client, ConnectOptions};
+use crate::client::{Client, ConnectOptions, Namespace, Namespaced};
 use crate::config::read_token_file;
 use crate::stack::Address;
 use replay_core::error::Result;
-use replay_core::replay::Wait;
+use replay_core::replay::{Replay, Wait};
 use replay_wire::auth::{self, Secret};
 
 /// Longest wait for the server.
@@ -33,6 +34,27 @@ pub struct ServerFlags {
     /// F-Stack's configuration file, for innet+fstack://
     #[arg(long, value_name = "FILE")]
     stack_config: Option<PathBuf>,
+}
+
+/// A server, and the namespace that its memory is seen from.
+#[derive(Args)]
+pub struct MemoryFlags {
+    #[command(flatten)]
+    server: ServerFlags,
+    /// Show and take the names inside of this namespace, without the namespace; all names of the server by default
+    #[arg(long, value_name = "NAME")]
+    namespace: Option<Namespace>,
+}
+
+impl MemoryFlags {
+    /// Connects.
+    ///
+    /// # Errors
+    /// Errors of [`ServerFlags::connect`].
+    pub fn connect(&self) -> Result<Arc<dyn Replay>> {
+        let client = Arc::new(self.server.connect()?);
+        Ok(Namespaced::within(client, self.namespace.as_ref()))
+    }
 }
 
 impl ServerFlags {

@@ -6,15 +6,14 @@ use std::time::Duration;
 use clap::Args;
 use serde_json::Value;
 
-use super::server_flags::{ServerFlags, patience};
+use super::server_flags::{MemoryFlags, patience};
 use replay_core::error::Result;
-use replay_core::replay::Replay;
 
 /// Show the counters and gauges of a server.
 #[derive(Args)]
 pub struct StatsFlags {
     #[command(flatten)]
-    server: ServerFlags,
+    memory: MemoryFlags,
     /// Print one JSON object instead of tables
     #[arg(long)]
     json: bool,
@@ -25,7 +24,7 @@ pub struct StatsFlags {
 
 /// Prints the statistics of the server.
 pub fn run(flags: &StatsFlags) -> Result<()> {
-    let client = flags.server.connect()?;
+    let client = flags.memory.connect()?;
     loop {
         let stats = client.stats(&patience())?;
         let mut text = if flags.json {

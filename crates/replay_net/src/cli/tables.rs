@@ -5,16 +5,15 @@ use std::io::{self, Write};
 use clap::Args;
 use serde_json::Value;
 
-use super::server_flags::{ServerFlags, patience};
+use super::server_flags::{MemoryFlags, patience};
 use super::stats::{printable, readable_bytes, with_separators};
 use replay_core::error::Result;
-use replay_core::replay::Replay;
 
 /// List the tables of a server.
 #[derive(Args)]
 pub struct TablesFlags {
     #[command(flatten)]
-    server: ServerFlags,
+    memory: MemoryFlags,
 }
 
 /// Remove a table with its steps and items, and free its memory.
@@ -24,7 +23,7 @@ pub struct DropFlags {
     #[arg(value_name = "NAME", value_parser = table_name)]
     table: String,
     #[command(flatten)]
-    server: ServerFlags,
+    memory: MemoryFlags,
 }
 
 /// A table's name, unless it is the address of a server.
@@ -39,7 +38,7 @@ fn table_name(text: &str) -> std::result::Result<String, String> {
 
 /// Prints a line for each table: name, steps, items, bytes.
 pub fn list(flags: &TablesFlags) -> Result<()> {
-    let stats = flags.server.connect()?.stats(&patience())?;
+    let stats = flags.memory.connect()?.stats(&patience())?;
     // An error is ignored: the reader (`| head`) may have ended.
     let _ = io::stdout().write_all(lines(&stats["tables"]).as_bytes());
     Ok(())
@@ -47,7 +46,7 @@ pub fn list(flags: &TablesFlags) -> Result<()> {
 
 /// Drops a table.
 pub fn drop_table(flags: &DropFlags) -> Result<()> {
-    let client = flags.server.connect()?;
+    let client = flags.memory.connect()?;
     client.drop_table(&flags.table, &patience())
 }
 

@@ -7,10 +7,9 @@ use clap::Args;
 use serde_json::Value;
 use terminal_size::{Height, Width, terminal_size};
 
-use super::server_flags::{ServerFlags, patience};
+use super::server_flags::{MemoryFlags, patience};
 use super::stats::{printable, readable_bytes, with_separators};
 use replay_core::error::Result;
-use replay_core::replay::Replay;
 
 /// Most writers of a table that are shown: the longest waits are first.
 const WRITERS: usize = 8;
@@ -19,7 +18,7 @@ const WRITERS: usize = 8;
 #[derive(Args)]
 pub struct TopFlags {
     #[command(flatten)]
-    server: ServerFlags,
+    memory: MemoryFlags,
     /// Seconds between two looks at the server
     #[arg(long, value_name = "SECONDS", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     every: u32,
@@ -27,7 +26,7 @@ pub struct TopFlags {
 
 /// Shows the statistics of the server: in a terminal each time over the last ones, otherwise one after the other.
 pub fn run(flags: &TopFlags) -> Result<()> {
-    let client = flags.server.connect()?;
+    let client = flags.memory.connect()?;
     let mut before: Option<Moment> = None;
     loop {
         let now = Moment {

@@ -181,7 +181,8 @@ impl Dialer {
             let (stream, channel_binding) = self.stream().await?;
             let mut pipeline = RequestPipeline::new(stream, limits, self.address.to_string());
             let token = self.options.token.as_ref().map(|token| &*token.0);
-            let incarnation = match pipeline.handshake(token, channel_binding).await {
+            let program = self.options.program;
+            let incarnation = match pipeline.handshake(token, channel_binding, program).await {
                 Ok(incarnation) => incarnation,
                 Err(error) => {
                     pipeline.close().await;

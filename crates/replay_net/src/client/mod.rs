@@ -12,6 +12,8 @@
 //! | [`gradients`] | a worker of a gradient job |
 //! | [`gradient_updates`] | a worker of an asynchronous one |
 //! | [`shards`] | one memory over several servers |
+//! | [`namespace`] | the names of one run on a server that several share |
+//! | [`program`] | the number by which servers tell programs apart |
 //! | [`tls`] | trusted certificates |
 //!
 //! Calls block, so they must not be made inside a tokio runtime. Every call is idempotent: when a connection breaks before
@@ -21,9 +23,11 @@
 pub mod connection;
 pub mod gradient_updates;
 pub mod gradients;
+pub mod namespace;
 mod outage;
 pub mod pipeline;
 mod pool;
+pub mod program;
 pub mod push;
 pub mod sample;
 pub mod shards;
@@ -44,6 +48,7 @@ use ::gradients::{DpdkConfig, JoinJob};
 use connection::Dialer;
 pub use gradient_updates::GradientUpdates;
 pub use gradients::GradientWorker;
+pub use namespace::{Namespace, Namespaced};
 use pipeline::{expect_reply, is_absent, is_broken, is_busy, is_cut_off, is_renewal};
 use pool::{ConnectionPool, retry_for};
 use replay_core::error::{Error, ErrorCode, Result};
@@ -77,6 +82,10 @@ pub struct ConnectOptions {
     pub reconnect_for: Duration,
     /// Longest time for which the first connection is tried again while no server listens at the address.
     pub await_server: Duration,
+    /// Namespace that the client is used through, see [`Namespaced`]: servers of one memory are compared and completed within it.
+    pub namespace: Option<Namespace>,
+    /// Number of this program, see [`program`]: a server warns of a table that several programs sample. 0 is no number.
+    pub program: u64,
     /// Largest frame accepted from the server, in bytes.
     pub max_frame_bytes: u64,
     /// Unacknowledged pushes of one writer, at least 1.
@@ -96,6 +105,8 @@ impl Default for ConnectOptions {
             grace: Duration::from_secs(5),
             reconnect_for: Duration::from_secs(60),
             await_server: Duration::ZERO,
+            namespace: None,
+            program: program::number(None),
             max_frame_bytes: 1 << 30,
             push_window: 32,
             push_window_bytes: 16 << 20,
@@ -178,6 +189,11 @@ impl Client {
     /// The server's address.
     pub fn address(&self) -> &Address {
         &self.dialer.address
+    }
+
+    /// Number of this program, see [`program`].
+    pub fn program(&self) -> u64 {
+        self.dialer.options.program
     }
 
     /// Saves the server's memory in the folder of its configuration, and returns when the snapshot is complete.

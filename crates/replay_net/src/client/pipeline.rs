@@ -128,7 +128,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
     }
 
     /// Compares protocol versions and proves at both ends that the other one knows the token: this end first. Over TLS,
-    /// `channel_binding` is the session's. Until then the server's frames are short. Returns the server's incarnation, a random
+    /// `channel_binding` is the session's. Until then the server's frames are short. `program` is [`ConnectOptions::program`](super::ConnectOptions). Returns the server's incarnation, a random
     /// number of its start.
     ///
     /// # Errors
@@ -137,12 +137,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
         &mut self,
         token: Option<&str>,
         channel_binding: Option<ChannelBinding>,
+        program: u64,
     ) -> Result<u64> {
         let nonce = random()?;
         let hello = RequestBody::Hello(Hello {
             protocol: PROTOCOL,
             release: RELEASE.into(),
             nonce,
+            program,
         });
         let begun = Instant::now();
         let reply = self.call(0, hello).await?;

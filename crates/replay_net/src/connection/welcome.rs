@@ -11,15 +11,23 @@ use replay_wire::handshake::Authenticated;
 use replay_wire::role::Role;
 use replay_wire::{NO_REQUEST, ReplyBody, RequestBody, decode_request};
 
+/// A client that has proved its token.
+pub struct Welcomed {
+    /// The role of the token.
+    pub role: Role,
+    /// Number of its program, 0 if it has none.
+    pub program: u64,
+}
+
 impl<S: Stack> ConnectionHandler<'_, S> {
-    /// The handshake, on the TLS session of `channel_binding`. Returns the client's role, `None` if it left. An error is also sent
+    /// The handshake, on the TLS session of `channel_binding`. Returns the client, `None` if it left. An error is also sent
     /// to the client.
     pub(super) async fn welcome<R, W>(
         &self,
         frames: &mut FrameReader<R>,
         write: &mut W,
         channel_binding: Option<ChannelBinding>,
-    ) -> Result<Option<Role>>
+    ) -> Result<Option<Welcomed>>
     where
         R: AsyncRead + Unpin,
         W: AsyncWrite + Unpin,
@@ -43,7 +51,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         write: &mut W,
         channel_binding: Option<ChannelBinding>,
         id: &mut u64,
-    ) -> Result<Option<Role>>
+    ) -> Result<Option<Welcomed>>
     where
         R: AsyncRead + Unpin,
         W: AsyncWrite + Unpin,
@@ -87,6 +95,9 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         }
         self.write_reply(write, *id, ReplyBody::Welcome(proof))
             .await?;
-        Ok(Some(role))
+        Ok(Some(Welcomed {
+            role,
+            program: hello.program,
+        }))
     }
 }

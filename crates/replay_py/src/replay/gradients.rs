@@ -5,7 +5,7 @@ use std::sync::Arc;
 use gradients::{Arithmetic, Asynchronous, JoinJob};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use replay_net::client::Client;
+use replay_net::client::{Client, Namespace};
 
 use super::PyReplay;
 use crate::gradient_updates::PyGradientUpdates;
@@ -15,14 +15,22 @@ use crate::station::PyStation;
 use crate::{error, integer, keywords, wait};
 
 impl PyReplay {
-    fn gradient_client(&self, py: Python<'_>) -> PyResult<Arc<Client>> {
-        self.backend.get(py)?.client.ok_or_else(|| {
+    /// The client of the server that sums gradients, and the namespace of the job.
+    fn gradient_client(&self, py: Python<'_>) -> PyResult<(Arc<Client>, Option<Namespace>)> {
+        let backend = self.backend.get(py)?;
+        let client = backend.client.ok_or_else(|| {
             error::config(
                 py,
                 "gradient jobs need a server that sums gradients: innet_drl.connect(...)",
             )
-        })
+        })?;
+        Ok((client, backend.namespace))
     }
+}
+
+/// Name of a job at the server.
+fn full_name(namespace: Option<&Namespace>, job: String) -> String {
+    namespace.map_or_else(|| job.clone(), |namespace| namespace.full(&job))
 }
 
 #[pymethods]
@@ -55,10 +63,10 @@ impl PyReplay {
         keywords::refuse(unknown, || {
             py.get_type::<PyReplay>().getattr("join_gradients")
         })?;
-        let client = self.gradient_client(py)?;
+        let (client, namespace) = self.gradient_client(py)?;
         let choices = [("float32", Arithmetic::Float), ("fixed", Arithmetic::Fixed)];
         let request = JoinJob {
-            job,
+            job: full_name(namespace.as_ref(), job),
             worker,
             workers,
             world: world.unwrap_or(workers.into()),
@@ -68,7 +76,14 @@ impl PyReplay {
             deadline: wait::seconds(py, "deadline", deadline)?,
             asynchronous: None,
         };
-        PyGradientWorker::join(py, &client, &request, via, station.as_deref())
+        PyGradientWorker::join(
+            py,
+            &client,
+            namespace.as_ref(),
+            &request,
+            via,
+            station.as_deref(),
+        )
     }
 
     #[doc = stub_doc!("Replay.follow_gradients")]
@@ -99,9 +114,9 @@ impl PyReplay {
         keywords::refuse(unknown, || {
             py.get_type::<PyReplay>().getattr("follow_gradients")
         })?;
-        let client = self.gradient_client(py)?;
+        let (client, namespace) = self.gradient_client(py)?;
         let request = JoinJob {
-            job,
+            job: full_name(namespace.as_ref(), job),
             worker,
             workers,
             world: workers.into(),
@@ -115,6 +130,6 @@ impl PyReplay {
                 staleness,
             }),
         };
-        PyGradientUpdates::join(py, &client, &request, updates)
+        PyGradientUpdates::join(py, &client, namespace.as_ref(), &request, updates)
     }
 }

@@ -137,8 +137,10 @@ impl PyReplay {
             min_probability: normalization == Normalization::Memory,
             ..SampleRequest::new(table, batch_size, &reading.view)
         };
+        let backend = self.backend.get(py)?;
         Ok(DecodedSampler {
-            replay: self.replay(py)?,
+            program: backend.client.map(|client| client.program()),
+            replay: backend.replay,
             reading,
             request,
         })

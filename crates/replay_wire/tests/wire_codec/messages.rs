@@ -103,13 +103,16 @@ pub fn bytes() -> impl Strategy<Value = Bytes> {
 fn request_body() -> impl Strategy<Value = RequestBody> {
     let name = || ".{0,12}";
     prop_oneof![
-        (any::<u32>(), name(), any::<[u8; 32]>()).prop_map(|(protocol, release, nonce)| {
-            RequestBody::Hello(Hello {
-                protocol,
-                release,
-                nonce,
-            })
-        }),
+        (any::<u32>(), name(), any::<([u8; 32], u64)>()).prop_map(
+            |(protocol, release, (nonce, program))| {
+                RequestBody::Hello(Hello {
+                    protocol,
+                    release,
+                    nonce,
+                    program,
+                })
+            }
+        ),
         option::of(any::<[u8; 32]>()).prop_map(RequestBody::Authenticate),
         table().prop_map(RequestBody::CreateTable),
         name().prop_map(RequestBody::DescribeTable),

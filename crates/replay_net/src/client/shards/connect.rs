@@ -7,7 +7,7 @@ use super::super::connection::Dialer;
 use super::super::pipeline::{is_absent, is_busy};
 use super::super::{Address, Client, ConnectOptions};
 use super::ShardedClient;
-use super::group::{self, Group, ask_promptly, at, is_lost, lock};
+use super::group::{self, Group, ask_promptly, at, is_lost, lock, within_namespace};
 use crate::refuse;
 use replay_core::error::{Error, Result};
 use replay_core::replay::{Replay, Wait};
@@ -147,7 +147,10 @@ impl ShardedClient {
         let releases = releases.into_iter();
         let named = releases.map(|(shard, release)| (group.shards[shard].name(), release));
         check_releases(&named.collect::<Vec<_>>())?;
-        let listings = group.each(|client| ask_promptly(client, wait, |wait| client.list(wait)))?;
+        let listings = group.each(|client| {
+            let listing = ask_promptly(client, wait, |wait| client.list(wait))?;
+            Ok(within_namespace(client, listing))
+        })?;
         let with_tables = listings
             .iter()
             .find(|(_, listing)| !listing.tables.is_empty());

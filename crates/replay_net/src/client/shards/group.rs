@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use replay_core::error::{Error, ErrorCode, Result};
-use replay_core::replay::{Replay, SampledItem, ShardState, Wait};
+use replay_core::replay::{Listing, Replay, SampledItem, ShardState, Wait};
 use replay_core::schema::TableConfig;
 use replay_core::table::ids::IdSpace;
 
@@ -190,12 +190,12 @@ impl Group {
     fn take_up(&self, shard: usize) -> Result<()> {
         let wait = Wait::until(Some(Instant::now() + RETRY_FOR));
         let client = &self.shards[shard].client;
-        let here = client.list(&wait)?;
+        let here = within_namespace(client, client.list(&wait)?);
         let Some(other) = self.present().find(|&other| other != shard) else {
             return Ok(());
         };
         let other = &self.shards[other].client;
-        let there = other.list(&wait)?;
+        let there = within_namespace(other, other.list(&wait)?);
         complete(client, &here.tables, &there.tables, &wait)?;
         for listed in there.parameters {
             let known = here.parameters.iter().find(|p| p.name == listed.name);
@@ -253,6 +253,16 @@ pub fn within_grace<T>(
         Err(Error::Deadline { .. }) if deadline != wait.deadline => Ok(None),
         called => called.map(Some),
     }
+}
+
+/// The part of a server's listing that is inside the client's namespace, with the names at the server.
+pub fn within_namespace(client: &Client, mut listing: Listing) -> Listing {
+    if let Some(namespace) = &client.dialer.options.namespace {
+        let inside = |name: &str| name.starts_with(namespace.prefix());
+        listing.tables.retain(|table| inside(&table.name));
+        listing.parameters.retain(|listed| inside(&listed.name));
+    }
+    listing
 }
 
 /// A question that a server answers at once: without an answer for the grace it is lost.

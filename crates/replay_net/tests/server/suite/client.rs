@@ -74,6 +74,7 @@ impl TestClient {
             protocol,
             release: RELEASE.into(),
             nonce,
+            program: 0,
         };
         match self.ask(RequestBody::Hello(hello), 0).await? {
             ReplyBody::Challenge(challenge) => Ok(challenge),

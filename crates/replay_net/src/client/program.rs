@@ -1,0 +1,38 @@
+//! The number by which servers tell programs apart: learners of one run, which sample one table, from those of two.
+
+use std::sync::OnceLock;
+
+use replay_core::sync::random_number;
+
+/// Number of the program that `name` stands for in all of its processes; without a name a random one of this process and of those
+/// that it forks. Not 0.
+pub fn number(name: Option<&str>) -> u64 {
+    static RANDOM: OnceLock<u64> = OnceLock::new();
+    let number = match name {
+        // FNV-1a: equal names on different hosts have equal numbers.
+        Some(name) => name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+        }),
+        // Without random numbers the server does not tell this program from others.
+        None => *RANDOM.get_or_init(|| random_number().unwrap_or(0)),
+    };
+    number.max(1)
+}
+
+/// The number as statistics list it.
+pub fn listed(number: u64) -> String {
+    format!("{number:016x}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_one_program_and_a_process_another() {
+        assert_eq!(number(Some("run")), number(Some("run")));
+        assert_ne!(number(Some("run")), number(Some("runs")));
+        assert_eq!(number(None), number(None));
+        assert_ne!(number(None), number(Some("run")));
+    }
+}
