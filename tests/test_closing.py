@@ -288,3 +288,99 @@ def test_connect_waits_for_a_server_that_is_not_up_yet(server: Server, log: Line
     assert call.ended() is None
     assert connecting[0].tables() == {}
     connecting[0].close()
+
+
+ADDRESSES = pytest.mark.parametrize("address", ["unix://{}/s", "innet://127.0.0.1:0"])
+
+
+@ENDS
+@ADDRESSES
+def test_close_of_the_memory_ends_its_servers(tmp_path: Path, address: str) -> None:
+    memory = innet.Memory([limited()])
+    server = memory.serve(address.format(tmp_path), snapshot=tmp_path / "snapshots")
+    with innet.connect(server.addresses[0]) as client, innet.connect(server.addresses[0]) as idle:
+        _, writing = write_until_blocked(client)
+        steps = memory.stats()["tables"]["t"]["steps"]
+        memory.close()
+        assert isinstance(writing.ended(), errors.ClosedError)
+        with pytest.raises(errors.ClosedError, match=r"the server .*is closed"):
+            idle.stats()
+    assert ", closed>" in repr(server)
+    server.close()
+    with innet.Memory([limited()]) as again, again.serve("innet://127.0.0.1:0", snapshot=tmp_path / "snapshots"):
+        assert again.stats()["tables"]["t"]["steps"] == steps
+
+
+def is_given_up(memory: innet.Memory) -> bool:
+    """Whether the table's line becomes empty, and an unlimited table would have no more steps."""
+    until(lambda: memory.stats()["tables"]["t"]["waiting_pushes"] == 0)
+    steps = memory.stats()["tables"]["t"]["steps"]
+    # Lets a push through.
+    memory.sample("t", 10, VIEW)
+    fill(memory, 1)
+    return bool(memory.stats()["tables"]["t"]["steps"] == steps + 1)
+
+
+@ENDS
+@ADDRESSES
+def test_a_push_of_a_closed_client_leaves_the_line(tmp_path: Path, address: str) -> None:
+    with innet.Memory([limited()]) as memory, memory.serve(address.format(tmp_path)) as server:
+        client = innet.connect(server.addresses[0])
+        writer, writing = write_until_blocked(client)
+        client.close()
+        assert isinstance(writing.ended(), errors.ClosedError)
+        assert is_given_up(memory)
+        with pytest.raises(errors.ClosedError):
+            writer.flush()
+
+
+@ENDS
+@ADDRESSES
+def test_samples_of_a_closed_client_leave_the_line(tmp_path: Path, address: str) -> None:
+    with innet.Memory([limited()]) as memory, memory.serve(address.format(tmp_path)) as server:
+        client = innet.connect(server.addresses[0])
+        iterators = [client.batches("t", 4, VIEW, prefetch=prefetch) for prefetch in (0, 4)]
+        calls = [Call(functools.partial(next, batches)) for batches in iterators]
+        calls.append(Call(lambda: client.sample("t", 4, VIEW)))
+        until(lambda: memory.stats()["tables"]["t"]["waiting_samples"] >= 4)
+        client.close()
+        until(lambda: memory.stats()["tables"]["t"]["waiting_samples"] == 0)
+        assert all(isinstance(call.ended(), errors.ClosedError) for call in calls)
+        del iterators
+
+
+@ENDS
+def test_a_push_leaves_the_line_when_its_writers_close_fails(tmp_path: Path) -> None:
+    with (
+        innet.Memory([limited()]) as memory,
+        memory.serve(f"unix://{tmp_path}/s") as server,
+        innet.connect(server.addresses[0]) as client,
+    ):
+        writer, writing = write_until_blocked(client)
+        with pytest.raises(errors.DeadlineError):
+            writer.close(timeout=0)
+        assert isinstance(writing.ended(), errors.ClosedError)
+        until(lambda: memory.stats()["tables"]["t"]["waiting_pushes"] == 0)
+        steps = memory.stats()["tables"]["t"]["steps"]
+        memory.sample("t", 10, VIEW)
+        # The writer has kept the push, which applies once.
+        writer.close()
+        assert memory.stats()["tables"]["t"]["steps"] == steps + 1
+
+
+@ENDS
+def test_a_push_leaves_the_line_when_its_writers_block_fails(tmp_path: Path) -> None:
+    with (
+        innet.Memory([limited()]) as memory,
+        memory.serve(f"unix://{tmp_path}/s") as server,
+        innet.connect(server.addresses[0]) as client,
+    ):
+        with pytest.raises(errors.DeadlineError), client.writer("t", 1, VIEW, chunk_steps=1) as writer:
+            # Several pushes may be on their way to the server.
+            for t in range(20):
+                writer.append(**step(t), timeout=None)
+            until(lambda: memory.stats()["tables"]["t"]["waiting_pushes"] == 1)
+            writer.flush(timeout=0)
+        assert is_given_up(memory)
+        with pytest.raises(errors.ClosedError, match="this writer is closed"):
+            writer.flush()

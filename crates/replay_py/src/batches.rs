@@ -127,7 +127,10 @@ impl PyBatches {
         };
         let source = wait::unlocked(py, start)?;
         Ok(PyBatches {
-            source: ProcessLocal::within(Some(replay), WHAT, Arc::new(source)),
+            source: ProcessLocal::within(replay, WHAT, Arc::new(source), |source| {
+                drop(source);
+                Ok(())
+            }),
             beta,
             timeout,
             description,

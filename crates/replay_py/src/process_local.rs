@@ -1,7 +1,7 @@
 //! A value that `close` drops and that a forked child must not use: the inside of `Replay`, `Writer`, `Batches` and `Server`.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Instant;
 
 use pyo3::prelude::*;
@@ -21,8 +21,28 @@ struct ClosingState {
     closed: AtomicBool,
     /// Number of times that waiting calls were ended: a writer ends them also where its `close` fails.
     closes: AtomicU32,
-    /// The replay of a writer or of an iterator.
+    /// The replay of a writer, an iterator or a server.
     replay: Option<Closing>,
+    /// What has this replay, in any order.
+    parts: Mutex<Vec<Weak<dyn Part>>>,
+}
+
+/// A part of a replay, which ends with it although the program may keep the part's object.
+trait Part: Send + Sync {
+    fn end(&self) -> Result<()>;
+}
+
+/// A value until it is closed, and how closing the replay ends it.
+struct Open<T> {
+    value: Mutex<Option<T>>,
+    end: fn(T) -> Result<()>,
+}
+
+impl<T: Send> Part for Open<T> {
+    fn end(&self) -> Result<()> {
+        let value = lock(&self.value).take();
+        value.map_or(Ok(()), self.end)
+    }
 }
 
 impl Closing {
@@ -32,6 +52,7 @@ impl Closing {
             closed: AtomicBool::new(false),
             closes: AtomicU32::new(0),
             replay,
+            parts: Mutex::default(),
         }))
     }
 
@@ -75,6 +96,22 @@ impl Closing {
         self.0.closed.store(true, Ordering::Relaxed);
     }
 
+    fn add_part(&self, part: Weak<dyn Part>) {
+        let mut parts = lock(&self.0.parts);
+        parts.retain(|part| part.strong_count() > 0);
+        parts.push(part);
+    }
+
+    /// Ends the parts of a closed object. To be called without the interpreter lock.
+    ///
+    /// # Errors
+    /// The first error of their ends; all of them end.
+    pub fn end_parts(&self) -> Result<()> {
+        let parts = std::mem::take(&mut *lock(&self.0.parts));
+        let ended = parts.iter().filter_map(Weak::upgrade);
+        ended.fold(Ok(()), |before, part| before.and(part.end()))
+    }
+
     /// The exception for a closed object.
     pub fn exception(py: Python<'_>, what: &str) -> PyErr {
         error::raise(py, "ClosedError", format!("this {what} is closed"))
@@ -86,7 +123,7 @@ impl Closing {
 /// A forked child has a copy of the memory but no threads, and shares the sockets: using or dropping the value there would
 /// hang or corrupt a connection.
 pub struct ProcessLocal<T: Send> {
-    value: Mutex<Option<T>>,
+    open: Arc<Open<T>>,
     process: u32,
     closing: Closing,
 }
@@ -94,13 +131,32 @@ pub struct ProcessLocal<T: Send> {
 impl<T: Send> ProcessLocal<T> {
     /// `value`, which errors call `what`.
     pub fn new(what: &'static str, value: T) -> Self {
-        Self::within(None, what, value)
+        // It has no replay that would end it.
+        Self::with(None, what, value, |_| Ok(()))
     }
 
-    /// [`ProcessLocal::new`] for a part of `replay`: closing the replay closes it too.
-    pub fn within(replay: Option<Closing>, what: &'static str, value: T) -> Self {
+    /// [`ProcessLocal::new`] for a part of `replay`: closing the replay closes it too, by `end`.
+    pub fn within(replay: Closing, what: &'static str, value: T, end: fn(T) -> Result<()>) -> Self
+    where
+        T: 'static,
+    {
+        let part = Self::with(Some(replay.clone()), what, value, end);
+        let open: Arc<dyn Part> = part.open.clone();
+        replay.add_part(Arc::downgrade(&open));
+        part
+    }
+
+    fn with(
+        replay: Option<Closing>,
+        what: &'static str,
+        value: T,
+        end: fn(T) -> Result<()>,
+    ) -> Self {
         ProcessLocal {
-            value: Mutex::new(Some(value)),
+            open: Arc::new(Open {
+                value: Mutex::new(Some(value)),
+                end,
+            }),
             process: std::process::id(),
             closing: Closing::new(what, replay),
         }
@@ -112,7 +168,7 @@ impl<T: Send> ProcessLocal<T> {
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<T>> {
-        lock(&self.value)
+        lock(&self.open.value)
     }
 
     /// `closed` once the value is closed, before that nothing: the end of a `repr`.

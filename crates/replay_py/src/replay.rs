@@ -334,13 +334,14 @@ impl PyReplay {
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let backend = self.backend.close(py)?;
         let deadline = Some(Instant::now() + CLOSE_WITHIN);
+        let closing = self.backend.closing();
         wait::blocking(py, deadline, None, move |wait| {
             if let Some(backend) = backend
                 && let Err(error) = backend.flush_updates(wait)
             {
                 tracing::warn!(%error, "updates of priorities may be lost");
             }
-            Ok(())
+            closing.end_parts()
         })
     }
 

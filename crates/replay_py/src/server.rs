@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 
+use replay_core::error::Result;
 use replay_core::memory::Memory;
 use replay_net::config::{HttpAddress, Period, ServerConfig};
 use replay_net::server::{RunningServer, Server};
 use replay_net::stack::Address;
 
 use crate::class::context_manager;
-use crate::process_local::ProcessLocal;
+use crate::process_local::{Closing, ProcessLocal};
 use crate::{error, wait};
 
 #[doc = stub_doc!("Server")]
@@ -75,18 +76,30 @@ pub fn http(py: Python<'_>, address: &str) -> PyResult<HttpAddress> {
 }
 
 impl PyServer {
-    pub fn start(py: Python<'_>, memory: Arc<Memory>, config: &ServerConfig) -> PyResult<Self> {
+    /// A server that ends with `replay`, which has the memory.
+    pub fn start(
+        py: Python<'_>,
+        memory: Arc<Memory>,
+        replay: Closing,
+        config: &ServerConfig,
+    ) -> PyResult<Self> {
         let server = wait::unlocked(py, || Server::start(config, memory))?;
         let addresses = server.addresses().iter().map(Address::to_string).collect();
         let gradients = server.gradients().map(|address| address.to_string());
         let http = server.http().map(HttpAddress::to_string);
         Ok(PyServer {
-            server: ProcessLocal::new("server", server),
+            server: ProcessLocal::within(replay, "server", server, end),
             addresses,
             gradients,
             http,
         })
     }
+}
+
+/// Ends a server for good, as `close` does.
+fn end(server: RunningServer) -> Result<()> {
+    server.close();
+    server.wait()
 }
 
 context_manager!(PyServer, |server, py, _failed| server.close(py));
@@ -114,10 +127,7 @@ impl PyServer {
     #[doc = stub_doc!("Server.close")]
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         if let Some(server) = self.server.close(py)? {
-            wait::unlocked(py, || {
-                server.close();
-                server.wait()
-            })?;
+            wait::unlocked(py, || end(server))?;
         }
         Ok(())
     }

@@ -19,7 +19,7 @@ use crate::class::{attributes, context_manager};
 use crate::exclusive::{Exclusive, lock};
 use crate::interpreter::Call;
 use crate::process_local::{Closing, ProcessLocal};
-use crate::{error, wait};
+use crate::{error, interpreter, wait};
 
 /// Longest flush at the end of a `with` block that raised an exception.
 const FLUSH_AFTER_FAILURE: Duration = Duration::from_secs(5);
@@ -113,7 +113,10 @@ impl PyWriter {
         };
         open.add(&config.name, &shared.counters);
         PyWriter {
-            writer: ProcessLocal::within(Some(replay), "writer", Arc::new(shared)),
+            writer: ProcessLocal::within(replay, "writer", Arc::new(shared), |writer| {
+                drop(writer);
+                Ok(())
+            }),
             config,
             id,
             name,
@@ -235,6 +238,9 @@ context_manager!(PyWriter, |writer, py, failed| match failed {
         if !writer.is_late(py) {
             let _ = writer.close(py, Some(FLUSH_AFTER_FAILURE.as_secs_f64()));
         }
+        // Its connection ends with the block: a push that waits is not stored later.
+        let state = writer.writer.close(py).ok();
+        interpreter::detach(py, || drop(state));
         Ok(())
     }
     // The block's steps are complete: they are not given up because the table holds them back for long.

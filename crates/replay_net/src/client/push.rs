@@ -125,12 +125,14 @@ impl Pushes {
         Ok(())
     }
 
-    /// Sends pushes and receives acknowledgements until `done`, over new connections after broken ones.
+    /// Sends pushes and receives acknowledgements until `done`, over new connections after broken ones. After an interrupt
+    /// none is left in the server's line: the caller may never call again. A later call sends them again.
     fn work(&mut self, wait: &Wait<'_>, done: impl Fn(&Self) -> bool) -> Result<()> {
         let dialer = self.dialer.clone();
         retry(&dialer, wait, || {
             let worked = self.work_on_this_connection(wait, &done);
-            if worked.as_ref().is_err_and(|e| is_broken(e) || is_closed(e)) {
+            let ended = |e: &Error| matches!(e, Error::Interrupted) || is_broken(e) || is_closed(e);
+            if worked.as_ref().is_err_and(ended) {
                 self.connection = None;
             }
             worked
@@ -380,7 +382,8 @@ impl PushChannel for Pushes {
         if self.closed {
             return Ok(());
         }
-        self.flush(wait)?;
+        // As after an interrupt.
+        self.flush(wait).inspect_err(|_| self.connection = None)?;
         let dialer = self.dialer.clone();
         let closed = retry(&dialer, wait, || {
             let closed = self.close_on_this_connection(wait);

@@ -129,6 +129,7 @@ impl PyMemory {
             snapshot_every: server::period(py, snapshot_every)?,
             ..ServerConfig::default()
         };
-        PyServer::start(py, memory, &config)
+        let closing = slf.as_super().get().backend.closing().clone();
+        PyServer::start(py, memory, closing, &config)
     }
 }
