@@ -181,13 +181,11 @@ impl<S: Stack> ConnectionHandler<'_, S> {
             () = reached(&mut phase, Phase::Draining) => return Err(self.context.end()),
             welcomed = until(self.stack, self.handshake_deadline, welcome) => welcomed,
         };
-        let late = || Error::Deadline {
-            waited_for: "the client did not finish the handshake (handshake_deadline_ms)"
-                .to_owned(),
-        };
-        let Some(client) = welcomed.ok_or_else(late)?? else {
+        let Some(client) = welcomed.ok_or_else(late_handshake)?? else {
             return Ok(());
         };
+        // Not before the welcome: see `StrangerLog`.
+        tracing::info!("connection opened");
         frames.set_limits(FrameLimits::new(self.context.max_frame_bytes));
         frames.allow_reset();
         let (requests, incoming) = mpsc::channel(1);
@@ -520,6 +518,13 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         if matches!(error, Error::Protocol(_) | Error::TooLarge { .. }) {
             self.context.service.counters.bad_frames.add(1);
         }
+    }
+}
+
+/// The error of a handshake that took too long.
+pub fn late_handshake() -> Error {
+    Error::Deadline {
+        waited_for: "the client did not finish the handshake (handshake_deadline_ms)".to_owned(),
     }
 }
 

@@ -5,10 +5,11 @@
 //! threads. A connection stays on its thread.
 
 mod admission;
-mod failed_logins;
 mod http;
 mod running;
+mod stranger_log;
 
+use std::fmt::Display;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
@@ -20,7 +21,8 @@ use tracing::Instrument;
 use tracing::field::Empty;
 
 use crate::config::ServerConfig;
-use crate::connection::{ConnectionHandler, Phase, ServerContext, reached};
+use crate::connection::{ConnectionHandler, Phase, ServerContext, late_handshake, reached};
+use crate::framing::broken;
 use crate::service::Service;
 use crate::stack::{Address, Stack, until};
 use crate::tls;
@@ -32,9 +34,9 @@ use replay_wire::handshake::Handshake;
 
 use admission::Admission;
 pub use admission::Slot;
-use failed_logins::FailedLogins;
 pub use running::RunningServer;
 pub(crate) use running::open_files;
+use stranger_log::{StrangerEvent, StrangerLog};
 
 /// Pause after a failed accept: without free descriptors the next accept fails at once.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -44,7 +46,7 @@ pub struct Server {
     context: ServerContext,
     tls: Option<RwLock<TlsAcceptor>>,
     admission: Arc<Admission>,
-    failed_logins: FailedLogins,
+    strangers: StrangerLog,
     /// Time for the whole handshake, with TLS.
     handshake_deadline: Duration,
     drain_deadline: Duration,
@@ -94,7 +96,7 @@ impl Server {
             },
             tls,
             admission: Admission::new(config),
-            failed_logins: FailedLogins::default(),
+            strangers: StrangerLog::default(),
             handshake_deadline: Duration::from_millis(config.handshake_deadline_ms),
             drain_deadline: Duration::from_millis(config.drain_deadline_ms),
             phase: watch::Sender::new(Phase::Serving),
@@ -198,7 +200,8 @@ impl Server {
                 match accepted {
                     Ok(accepted) => break accepted,
                     Err(error) => {
-                        tracing::warn!(%error, "accepting a connection failed");
+                        let (event, now) = (StrangerEvent::NotAccepted, stack.now());
+                        self.strangers.report(event, "a new client", &error, now);
                         stack.sleep_until(stack.now() + ACCEPT_PAUSE).await;
                     }
                 }
@@ -207,15 +210,19 @@ impl Server {
             if slot.as_ref().is_none_or(|slot| slot.refusal().is_some()) {
                 self.context.service.counters.connections_refused.add(1);
             }
-            if let Some(slot) = slot {
-                // An I/O thread ends only with the server.
-                let _ = thread.send(Accepted {
-                    incoming,
-                    peer,
-                    tls,
-                    slot,
-                });
-            }
+            let Some(slot) = slot else {
+                let reason = "closed without a reply: too many clients connect at the same time";
+                self.strangers
+                    .report(StrangerEvent::Refused, &peer, &reason, stack.now());
+                continue;
+            };
+            // An I/O thread ends only with the server.
+            let _ = thread.send(Accepted {
+                incoming,
+                peer,
+                tls,
+                slot,
+            });
         }
     }
 
@@ -243,7 +250,9 @@ impl Server {
         let stream = match stack.open(accepted.incoming) {
             Ok(stream) => stream,
             Err(error) => {
-                return tracing::warn!(%error, "an accepted connection could not be opened");
+                let (event, now) = (StrangerEvent::NotAccepted, stack.now());
+                self.strangers.report(event, &accepted.peer, &error, now);
+                return;
             }
         };
         let mut phase = self.phase.subscribe();
@@ -271,10 +280,13 @@ impl Server {
                     self.converse(&connection, stream, Some(channel_binding))
                         .await
                 }
-                Some(Err(error)) => Err(Error::Authentication(format!(
-                    "TLS failed: {error}; clients connect to innets:// here"
-                ))),
-                None => Err(Error::Authentication("the client did not start TLS".into())),
+                Some(Err(error)) => Err(match tls::tls_error(&error) {
+                    None => broken(&accepted.peer, error),
+                    Some(error) => Error::Authentication(format!(
+                        "TLS failed: {error}; clients connect to innets:// here"
+                    )),
+                }),
+                None => Err(late_handshake()),
             }
         };
         let end = tokio::select! {
@@ -283,17 +295,30 @@ impl Server {
             end = served => end,
         };
         match end {
+            end if !accepted.slot.is_welcome() => {
+                self.report_stranger(&accepted.peer, end, stack.now());
+            }
             Ok(()) => tracing::info!("connection closed"),
             Err(Error::Disconnected { reason, .. }) => {
                 tracing::info!(reason, "connection broken");
             }
-            Err(error @ Error::Authentication(_)) => {
-                self.context.service.counters.failed_logins.add(1);
-                self.failed_logins
-                    .report(&accepted.peer, &error, stack.now());
-            }
             Err(error) => tracing::warn!(%error, "connection dropped"),
         }
+    }
+
+    /// Logs and counts the end of a connection without a welcome.
+    fn report_stranger(&self, peer: &str, end: Result<()>, now: Instant) {
+        let (event, error): (_, &dyn Display) = match &end {
+            Ok(()) => (StrangerEvent::Left, &"the client closed it"),
+            Err(Error::Disconnected { reason, .. }) => (StrangerEvent::Left, reason),
+            Err(error @ Error::Authentication(_)) => {
+                self.context.service.counters.failed_logins.add(1);
+                (StrangerEvent::FailedLogin, error)
+            }
+            Err(error @ Error::Busy(_)) => (StrangerEvent::Refused, error),
+            Err(error) => (StrangerEvent::Dropped, error),
+        };
+        self.strangers.report(event, peer, error, now);
     }
 
     async fn converse<S: Stack, T: AsyncRead + AsyncWrite + Unpin>(
@@ -307,7 +332,6 @@ impl Server {
             return Err(reason);
         }
         let _open = self.context.service.counters.open();
-        tracing::info!("connection opened");
         connection.serve(stream, channel_binding).await
     }
 }

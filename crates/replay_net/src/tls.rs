@@ -1,6 +1,7 @@
 //! The server's side of TLS, from PEM files with rustls, and parts of both sides. TLS is 1.3: keying material of earlier versions
 //! may be equal in two sessions.
 
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -14,6 +15,11 @@ use replay_wire::auth::{CHANNEL_BINDING_LABEL, ChannelBinding};
 
 /// The accepted versions.
 pub(crate) const VERSIONS: [&SupportedProtocolVersion; 1] = [&rustls::version::TLS13];
+
+/// The error of TLS itself, in a handshake that failed; `None` if its connection broke.
+pub(crate) fn tls_error(error: &io::Error) -> Option<&rustls::Error> {
+    error.get_ref()?.downcast_ref()
+}
 
 /// Keying material of a session after its handshake, for proofs.
 ///

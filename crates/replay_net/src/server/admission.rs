@@ -156,6 +156,11 @@ impl Slot {
         }
     }
 
+    /// Whether [`Slot::welcome`] has counted it.
+    pub fn is_welcome(&self) -> bool {
+        matches!(*self.held.borrow(), Held::Connection { .. })
+    }
+
     /// Counts the connection as a welcome one from now on.
     ///
     /// # Errors

@@ -26,7 +26,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::{ACCEPT_PAUSE, Server};
+use super::{ACCEPT_PAUSE, Server, StrangerEvent};
 use crate::config::HttpAddress;
 use crate::connection::{Phase, reached};
 use crate::stack::kernel::{self, SERVER_USER_TIMEOUT, prepare_tcp};
@@ -110,7 +110,9 @@ impl Server {
                     tokio::task::spawn_local(self.clone().serve_http_client(stream, peer, permit));
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "accepting an HTTP connection failed");
+                    let (event, now) = (StrangerEvent::NotAccepted, Instant::now());
+                    self.strangers
+                        .report(event, "a client of HTTP", &error, now);
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
             }
@@ -139,7 +141,8 @@ impl Server {
         let served: std::result::Result<(), Box<dyn std::error::Error + Send + Sync>> =
             served.await;
         if let Err(error) = served {
-            tracing::debug!(%peer, %error, "HTTP connection broken");
+            let (event, now) = (StrangerEvent::Http, Instant::now());
+            self.strangers.report(event, &peer.to_string(), &error, now);
         }
     }
 
@@ -220,8 +223,8 @@ impl Server {
         let role = self.context.handshake.role_of(token.as_deref());
         if let (Err(error), Some(_)) = (&role, header) {
             self.context.service.counters.failed_logins.add(1);
-            let now = Instant::now();
-            self.failed_logins.report(&peer.to_string(), error, now);
+            let (event, now) = (StrangerEvent::FailedLogin, Instant::now());
+            self.strangers.report(event, &peer.to_string(), error, now);
         }
         role.map(|_| ())
     }
