@@ -38,6 +38,24 @@ def test_a_server_that_does_not_answer_is_left_at_the_deadline() -> None:
             innet.connect(f"innet://127.0.0.1:{listener.getsockname()[1]}", timeout=0.3)
 
 
+@pytest.mark.parametrize("timeout", [0.05, 1.5])
+def test_a_client_tries_until_its_timeout(timeout: float) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"innet://127.0.0.1:{listener.getsockname()[1]}"
+    begun = time.monotonic()
+    with pytest.raises(errors.ConnectError, match="refused"):
+        innet.connect(address, timeout=timeout)
+    assert timeout <= time.monotonic() - begun < timeout + 10
+
+
+def test_a_timeout_of_zero_is_one_attempt() -> None:
+    with innet.Memory() as replay, replay.serve("innet://127.0.0.1:0") as server:
+        innet.connect(server.addresses[0], timeout=0, grace=60).close()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        with pytest.raises(errors.ConnectError, match="no answer within"):
+            innet.connect(f"innet://127.0.0.1:{listener.getsockname()[1]}", timeout=0, grace=0.1)
+
+
 def test_an_address_in_use_is_named(tmp_path: Path) -> None:
     with innet.Memory() as replay, replay.serve(f"unix://{tmp_path}/s"):
         with pytest.raises(errors.ReplayError, match="a server is running there"):

@@ -1330,8 +1330,9 @@ def connect(
         token: The server's token; it is never sent. `None` is the environment variable INNET_TOKEN, if set and not
             empty; `""` is no token.
         tables: One or more tables to create. With an actor's token they must exist with these definitions.
-        timeout: Seconds to wait until the server listens, accepts another connection, and answers; after five the log
-            (`innet_drl`) names the server.
+        timeout: Seconds for which attempts go on until the server listens, accepts another connection, and answers;
+            after five the log (`innet_drl`) names the server. 0 is one attempt of at most `grace` seconds; `None` has
+            no end. A wrong token or certificate, and an answer in another protocol, are errors at once.
         tls_ca: PEM file with the server's certificate, or its authority's. Needed for `innets://`: the system's
             authorities are not used.
         spin: Poll for answers without sleeping: lower latency, and the calling thread occupies a core.
@@ -1345,10 +1346,12 @@ def connect(
             letters, digits, `.`, `_` and `-`. `None` is the whole server, by full names.
 
     Raises:
-        ConfigError: An invalid address, one that does not match `tls_ca`, or a token of less than 16 bytes; an invalid
-            namespace; an address that is named twice, servers of several releases or of different tables.
+        ConfigError: An invalid address, one that does not match `tls_ca`, or one without TLS of a server with TLS; a
+            token of less than 16 bytes; an invalid namespace; an address that is named twice, servers of several
+            releases or of different tables.
         TableDiffersError: Tables that exist with another definition, or with different ones at several servers.
         ConnectError: No server answers at the address, or it is at its limit of connections until `timeout`.
+        DisconnectedError: What listens at the address ended every connection until `timeout`.
         AuthenticationError: The token is missing or wrong, or the certificate is not trusted.
         VersionError: The server has another release.
     """

@@ -46,6 +46,11 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
         self.may_be_reset = true;
     }
 
+    /// Received bytes of a header that is incomplete or invalid.
+    pub fn received(&self) -> &[u8] {
+        &self.start[..self.filled]
+    }
+
     /// Sets the limits for the next frame, as after the handshake.
     pub fn set_limits(&mut self, limits: FrameLimits) {
         self.limits = limits;

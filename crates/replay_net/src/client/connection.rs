@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::pin::pin;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -17,12 +17,13 @@ use tokio_rustls::TlsConnector;
 use super::outage::Outage;
 use super::pipeline::{RequestPipeline, ServerWait, expect_reply, unexpected};
 use super::{ConnectOptions, tls};
+use crate::framing::broken;
 use crate::io_error;
 use crate::refuse;
 use crate::stack::{Address, ByteStream, StackName, kernel};
 #[cfg(feature = "fstack")]
 use crate::stack::{fstack, fstack_config::Config};
-use crate::tls::channel_binding;
+use crate::tls::{channel_binding, tls_error};
 use replay_core::error::{Error, ErrorCode, Result};
 use replay_core::replay::Wait;
 use replay_core::schema::TableConfig;
@@ -33,6 +34,11 @@ type Pipeline = RequestPipeline<Box<dyn ByteStream>>;
 
 /// Opens a stream to the server.
 pub type OpenStream = dyn Fn() -> io::Result<Box<dyn ByteStream>> + Send + Sync;
+
+/// Longest first attempt to connect. Each attempt without an answer doubles the time of the next, so that a slow server can answer,
+/// [`DOUBLINGS`] times.
+const FIRST_ATTEMPT: Duration = Duration::from_secs(3);
+const DOUBLINGS: u32 = 3;
 
 /// Opens connections to one server.
 pub struct Dialer {
@@ -47,6 +53,8 @@ pub struct Dialer {
     reactor: Option<fstack::ReactorHandle>,
     /// Incarnation of the server at the last connection, 0 before the first one.
     incarnation: AtomicU64,
+    /// Attempts without an answer since the last connection.
+    unanswered: AtomicU32,
     /// Tables that this client made, by name.
     tables: Mutex<BTreeMap<String, TableConfig>>,
     pub(super) outage: Outage,
@@ -123,6 +131,7 @@ impl Dialer {
             #[cfg(feature = "fstack")]
             reactor,
             incarnation: AtomicU64::new(0),
+            unanswered: AtomicU32::new(0),
             tables: Mutex::default(),
             outage: Outage::default(),
             process: std::process::id(),
@@ -152,27 +161,36 @@ impl Dialer {
         Ok(())
     }
 
-    /// Opens a connection and completes the handshake.
+    /// Opens a connection and completes the handshake, in one attempt until the call's deadline.
     ///
     /// # Errors
-    /// [`Error::Connect`], [`Error::Authentication`], [`Error::Version`].
+    /// [`Error::Connect`], [`Error::Disconnected`], [`Error::Authentication`], [`Error::Version`].
     pub fn dial(&self, wait: &Wait<'_>) -> Result<Connection> {
         let until = wait.deadline.map(|d| d + self.options.grace);
-        self.dial_until(until, wait)
+        self.dial_until(until, Instant::now(), wait)
     }
 
-    /// [`Dialer::dial`] until `until`, at most for [`ConnectOptions::connect_timeout`].
+    /// [`Dialer::dial`] until `until`. The server has not answered since `silent_since`.
     ///
     /// # Errors
     /// Errors of [`Dialer::dial`].
-    pub fn dial_until(&self, until: Option<Instant>, wait: &Wait<'_>) -> Result<Connection> {
+    pub fn dial_until(
+        &self,
+        until: Option<Instant>,
+        silent_since: Instant,
+        wait: &Wait<'_>,
+    ) -> Result<Connection> {
         self.check_process()?;
         let driver = self.driver()?;
-        let begun = Instant::now();
-        let longest = begun + self.options.connect_timeout;
-        let until = until.map_or(longest, |until| until.min(longest));
+        // Relaxed, as all accesses: only the length of an attempt depends on it.
+        let unanswered = self.unanswered.load(Ordering::Relaxed);
+        let own = Instant::now() + FIRST_ATTEMPT * (1 << unanswered.min(DOUBLINGS));
+        let until = until.map_or(own, |until| until.min(own));
         let late = || {
-            let text = format!("no answer within {} ms", begun.elapsed().as_millis());
+            if until == own {
+                self.unanswered.store(unanswered + 1, Ordering::Relaxed);
+            }
+            let text = format!("no answer within {} ms", silent_since.elapsed().as_millis());
             self.unreachable(io::Error::new(io::ErrorKind::TimedOut, text))
         };
         let limits = FrameLimits::new(self.options.max_frame_bytes);
@@ -207,6 +225,7 @@ impl Dialer {
             Ok((pipeline, incarnation))
         })?;
         self.outage.end(&self.address);
+        self.unanswered.store(0, Ordering::Relaxed);
         Ok(Connection {
             incarnation,
             process: self.process,
@@ -258,12 +277,8 @@ impl Dialer {
         };
         let name = ServerName::try_from(host.to_owned())
             .map_err(|e| Error::Config(format!("{}: {e}", self.address)))?;
-        let stream = tls.connect(name, stream).await.map_err(|error| {
-            Error::Authentication(format!(
-                "TLS with {} failed: {error}; start the server with --tls-cert and --tls-key, and put its certificate or its authority's into tls_ca",
-                self.address
-            ))
-        })?;
+        let stream = tls.connect(name, stream).await;
+        let stream = stream.map_err(|error| self.tls_failed(error))?;
         let channel_binding = channel_binding(stream.get_ref().1)?;
         Ok((Box::new(stream), Some(channel_binding)))
     }
@@ -286,8 +301,21 @@ impl Dialer {
         }
     }
 
-    /// Adds the usual causes of a failed handshake: another program at the address, or a server with TLS, which answers
-    /// plain bytes with a TLS alert and closes the connection. A connection to a server that has answered breaks for other causes.
+    /// The error of a failed TLS handshake: a broken connection, or a server that is not the right one.
+    fn tls_failed(&self, error: io::Error) -> Error {
+        let address = &self.address;
+        Error::Authentication(match tls_error(&error) {
+            None => return self.explain(broken(&address.to_string(), error)),
+            Some(rustls::Error::InvalidMessage(_)) => format!(
+                "TLS with {address} failed: the server answers without TLS; write innet://, without tls_ca, or start the server with --tls-cert and --tls-key"
+            ),
+            Some(error) => format!(
+                "TLS with {address} failed: {error}; start the server with --tls-cert and --tls-key, and put its certificate or its authority's into tls_ca"
+            ),
+        })
+    }
+
+    /// Adds the usual causes of a failed handshake. A connection to a server that has answered breaks for other causes.
     fn explain(&self, error: Error) -> Error {
         let hint = match self.address {
             Address::Tcp { tls: false, .. } => {
@@ -300,7 +328,10 @@ impl Dialer {
             Error::Disconnected { address, reason } if self.outage.connections() == 0 => {
                 Error::Disconnected {
                     address,
-                    reason: format!("{reason}; {hint}"),
+                    reason: format!(
+                        "{reason}; {hint}. A server that restarts or is at a limit (max_handshakes, \
+                                     max_handshakes_per_address) closes connections like this, too"
+                    ),
                 }
             }
             // No handshake is this long: these lengths are the first bytes of another protocol.

@@ -6,6 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::connection::{Connection, Dialer, deadline_ms};
+use super::establish::first_connection;
 use super::pipeline::{is_renewal, unexpected};
 use crate::stack::{Address, StackName};
 use gradients::{
@@ -54,7 +55,7 @@ pub fn join_job(
             dialer.address
         )));
     }
-    let mut connection = dialer.dial_until(Some(until), wait)?;
+    let mut connection = first_connection(dialer, Some(until), wait)?;
     // The server gives up earlier, as its error names the missing servers.
     let left = until.saturating_duration_since(Instant::now());
     let due = Instant::now() + left * 3 / 4;

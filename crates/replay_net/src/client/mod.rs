@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | [`pipeline`] | requests and replies over any stream, and the handshake |
 //! | [`connection`] | sockets, TLS, the runtime inside blocking calls |
+//! | `establish` | the first connection, tried again until it is open |
 //! | `pool` | idle connections, retries after broken ones |
 //! | `outage` | servers that do not answer, for the log; servers that were closed |
 //! | [`push`] | a writer's pushes: pipelined, each applied once |
@@ -21,6 +22,7 @@
 //! [`ConnectOptions::reconnect_for`]. A restarted server first gets the tables again that this client made.
 
 pub mod connection;
+mod establish;
 pub mod gradient_updates;
 pub mod gradients;
 pub mod namespace;
@@ -39,7 +41,7 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 
@@ -49,8 +51,8 @@ use connection::Dialer;
 pub use gradient_updates::GradientUpdates;
 pub use gradients::GradientWorker;
 pub use namespace::{Namespace, Namespaced};
-use pipeline::{expect_reply, is_absent, is_broken, is_busy, is_cut_off, is_renewal};
-use pool::{ConnectionPool, retry_for};
+use pipeline::{expect_reply, is_broken, is_renewal};
+use pool::{ConnectionPool, retry_for, while_broken};
 use replay_core::error::{Error, ErrorCode, Result};
 use replay_core::replay::{
     Listing, OpenWriter, Parameters, PushChannel, Replay, SampleChannel, SampleRequest, Sampled,
@@ -72,15 +74,16 @@ pub struct ConnectOptions {
     pub spin: bool,
     /// For `innet+fstack://`: F-Stack's configuration file, see [`ServerConfig::stack_config`](crate::config::ServerConfig).
     pub stack_config: Option<PathBuf>,
-    /// Longest time for connecting and the handshake, and for which the first connection is tried again while the server is at
-    /// its limit of connections.
+    /// Longest time for the first connection and its handshake, which are tried again while the server is at a limit of connections,
+    /// ends connections or does not answer. Zero is one attempt of at most [`grace`](ConnectOptions::grace).
     pub connect_timeout: Duration,
     /// Longest wait for an answer after a call's deadline. At the deadline the server answers with the cause of the wait;
     /// the grace covers the network, and ends a call to a server that does not answer.
     pub grace: Duration,
     /// Longest time for which a call reconnects, from the break of its connection, also without a deadline.
     pub reconnect_for: Duration,
-    /// Longest time for which the first connection is tried again while no server listens at the address.
+    /// Longest time for which the first connection is tried again while no server listens at the address. A server that then
+    /// listens has the rest of it, too, for its answer.
     pub await_server: Duration,
     /// Namespace that the client is used through, see [`Namespaced`]: servers of one memory are compared and completed within it.
     pub namespace: Option<Namespace>,
@@ -114,9 +117,6 @@ impl Default for ConnectOptions {
     }
 }
 
-/// Retry period of the first connection after its peer closed it without a reply.
-const CUT_OFF_RETRIES: Duration = Duration::from_secs(1);
-
 /// A replay memory on a server.
 pub struct Client {
     dialer: Arc<Dialer>,
@@ -127,8 +127,9 @@ pub struct Client {
     parameters: Mutex<HashMap<String, (u64, u64)>>,
 }
 
-/// Connects to a server. A refused connection is tried again for [`ConnectOptions::await_server`], a server at its limit of
-/// connections for [`ConnectOptions::connect_timeout`]; a connection without an answer fails after that.
+/// Connects to a server. A refused connection is tried again for [`ConnectOptions::await_server`], one that breaks, has no answer or
+/// meets a limit of connections for [`ConnectOptions::connect_timeout`]. A wrong certificate or proof, and an answer in another
+/// protocol, are final.
 ///
 /// # Errors
 /// [`Error::Connect`], [`Error::Authentication`], [`Error::Version`]; [`Error::Config`] when the options do
@@ -153,20 +154,7 @@ impl Client {
     pub fn through(dialer: Dialer, wait: &Wait<'_>) -> Result<Self> {
         let dialer = Arc::new(dialer);
         let idle = ConnectionPool::default();
-        let (absent, busy) = (dialer.options.await_server, dialer.options.connect_timeout);
-        let begun = Instant::now();
-        let helps = |error: &Error| {
-            (is_absent(error) && begun.elapsed() < absent)
-                || (is_busy(error) && begun.elapsed() < busy)
-                // Beyond a number of refusals, a server at its limit closes connections without a reply. So do other programs,
-                // and a server with TLS: their error must not take the whole time.
-                || (is_cut_off(error) && begun.elapsed() < busy.min(CUT_OFF_RETRIES))
-        };
-        let longest = absent.max(busy);
-        let first = retry_for(longest, helps, &mut None, &dialer, wait, || {
-            dialer.dial(wait)
-        })?;
-        idle.give(first);
+        idle.give(establish::first_connection(&dialer, None, wait)?);
         let reconnect_for = dialer.options.reconnect_for;
         Ok(Client {
             dialer,
@@ -260,8 +248,8 @@ impl Client {
         wait: &Wait<'_>,
         question: impl Fn(u64) -> RequestBody,
     ) -> Result<(ReplyBody, u64)> {
-        let longest = self.reconnect_for;
-        retry_for(longest, is_broken, &mut None, &self.dialer, wait, || {
+        let longest = while_broken(self.reconnect_for);
+        retry_for(longest, &mut None, &self.dialer, wait, || {
             let mut connection = self.idle.take(&self.dialer, wait)?;
             let incarnation = connection.incarnation;
             let mut ask = || connection.call(&self.dialer, wait, question(incarnation));

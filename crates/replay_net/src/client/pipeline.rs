@@ -147,7 +147,15 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
             program,
         });
         let begun = Instant::now();
-        let reply = self.call(0, hello).await?;
+        let reply = match self.call(0, hello).await {
+            Err(_) if is_tls_alert(self.reader.received()) => {
+                return Err(Error::Config(format!(
+                    "{} answers with TLS: connect to innets://, with the server's certificate or its authority's in tls_ca",
+                    self.server.peer
+                )));
+            }
+            reply => reply?,
+        };
         self.round_trip = begun.elapsed();
         let challenge = expect_reply!(reply, ReplyBody::Challenge(challenge) => challenge)?;
         if challenge.protocol != PROTOCOL {
@@ -406,14 +414,25 @@ pub fn is_absent(error: &Error) -> bool {
     matches!(error, Error::Connect { source, .. } if absent.contains(&source.kind()))
 }
 
+/// Whether an attempt to connect ended without an answer.
+pub fn is_timeout(error: &Error) -> bool {
+    matches!(error, Error::Connect { source, .. } if source.kind() == std::io::ErrorKind::TimedOut)
+}
+
 /// Whether the server is at a limit of connections.
 pub fn is_busy(error: &Error) -> bool {
     matches!(error, Error::Remote { code, .. } if *code == ErrorCode::Connect)
 }
 
-/// Whether the server closed the connection without saying why.
+/// Whether the connection ended without a reason from the server.
 pub fn is_cut_off(error: &Error) -> bool {
     matches!(error, Error::Disconnected { .. })
+}
+
+/// Whether these are the first bytes of an alert record of TLS, with which a server with TLS answers plain bytes: content type
+/// 21, a version 3.x, and a length of 2 (RFC 8446, sections 5.1 and 6).
+fn is_tls_alert(bytes: &[u8]) -> bool {
+    matches!(bytes, [21, 3, _, 0, 2, ..])
 }
 
 /// Whether the server held the request for as long as it holds one, and the client is to send it again.

@@ -4,16 +4,23 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::connection::{Connection, Dialer};
-use super::pipeline::{is_broken, is_closed};
+use super::pipeline::{is_broken, is_busy, is_closed, is_cut_off, is_timeout};
 use replay_core::error::{Error, Result};
 use replay_core::replay::Wait;
+use replay_core::sync::random_number;
 
-/// Calls `attempt` again after a broken connection: at once, then after pauses that double up to a second, until the caller's
-/// deadline or [`ConnectOptions::reconnect_for`](super::ConnectOptions) after the break, whichever is first. After the first
-/// pause the log names the server. A server that was closed for good is not waited for.
+/// Bounds of the pauses between attempts.
+const PAUSES: [Duration; 2] = [Duration::from_millis(20), Duration::from_secs(1)];
+
+/// Time in which a server that can answer has answered: an attempt that ended sooner without an answer shows nothing.
+const ENOUGH: Duration = Duration::from_secs(1);
+
+/// Calls `attempt` again after a broken connection: at once, then after random pauses that double up to a second, until the
+/// caller's deadline or [`ConnectOptions::reconnect_for`](super::ConnectOptions) after the break, whichever is first. After the
+/// first pause the log names the server. A server that was closed for good is not waited for.
 ///
 /// # Errors
-/// Error of the last attempt or of an interrupt.
+/// Error of the last attempt, or of one before that says more; error of an interrupt.
 pub fn retry<T>(dialer: &Dialer, wait: &Wait<'_>, attempt: impl FnMut() -> Result<T>) -> Result<T> {
     retry_since(&mut None, dialer, wait, attempt)
 }
@@ -28,23 +35,28 @@ pub fn retry_since<T>(
     wait: &Wait<'_>,
     attempt: impl FnMut() -> Result<T>,
 ) -> Result<T> {
-    let longest = dialer.options.reconnect_for;
-    retry_for(longest, is_broken, broken_since, dialer, wait, attempt)
+    let longest = while_broken(dialer.options.reconnect_for);
+    retry_for(longest, broken_since, dialer, wait, attempt)
 }
 
-/// [`retry_since`] for `longest`, after errors that `helps` accepts.
+/// Waits for `longest` for a new connection, and not after other errors.
+pub fn while_broken(longest: Duration) -> impl Fn(&Error) -> Option<Duration> {
+    move |error| is_broken(error).then_some(longest)
+}
+
+/// [`retry_since`] for as long as `longest` says of an error; `None` for errors after which another attempt cannot help.
 ///
 /// # Errors
 /// Errors of [`retry`].
 pub fn retry_for<T>(
-    longest: Duration,
-    helps: impl Fn(&Error) -> bool,
+    longest: impl Fn(&Error) -> Option<Duration>,
     broken_since: &mut Option<Instant>,
     dialer: &Dialer,
     wait: &Wait<'_>,
     mut attempt: impl FnMut() -> Result<T>,
 ) -> Result<T> {
     let mut pause = Duration::ZERO;
+    let mut before = None;
     loop {
         let (begun, connections) = (Instant::now(), dialer.outage.connections());
         let error = match attempt() {
@@ -61,32 +73,69 @@ pub fn retry_for<T>(
         // A new connection that held for longer than the pause ends one outage, and its break begins the next. One that breaks
         // sooner, again and again, does not.
         let held = dialer.outage.connections() != connections && now - begun > pause;
-        if held || !helps(&error) {
+        let longest = longest(&error);
+        if held || longest.is_none() {
             *broken_since = None;
         }
-        if !helps(&error) {
+        let Some(longest) = longest else {
             return Err(error);
-        }
-        let next = now + pause;
+        };
         let until = broken_since.get_or_insert(now).checked_add(longest);
         let until = [until, wait.deadline].into_iter().flatten().min();
-        if until.is_some_and(|until| next >= until) {
+        let error = match before.take() {
+            Some(before) if says_more(&before, &error, now - begun) => before,
+            _ => error,
+        };
+        let left = until.map(|until| until.saturating_duration_since(now));
+        if left.is_some_and(|left| left.is_zero()) {
             return Err(error);
         }
         dialer.outage.check(&dialer.address)?;
         if !pause.is_zero() {
             dialer.outage.begin(&error, longest);
         }
-        wait.check()?;
-        let mut slices = wait.slices(Some(next));
-        loop {
-            let now = Instant::now();
-            if now >= next {
-                break;
-            }
-            std::thread::sleep(slices.next_wake(now)?.saturating_duration_since(now));
+        let [shortest, longest] = PAUSES;
+        if is_busy(&error) {
+            pause = pause.max(shortest);
         }
-        pause = (2 * pause).clamp(Duration::from_millis(20), Duration::from_secs(1));
+        wait.check()?;
+        match left.filter(|_| !pause.is_zero()) {
+            Some(left) if left < shortest => {
+                sleep(left, wait)?;
+                return Err(error);
+            }
+            // The last attempts come sooner, so that they end near the deadline.
+            left => sleep(
+                jittered(pause)?.min(left.map_or(pause, |left| left * 3 / 4)),
+                wait,
+            )?,
+        }
+        pause = (2 * pause).clamp(shortest, longest);
+        before = Some(error);
+    }
+}
+
+/// Whether an error says more than that of the next attempt, which took so long: a server at its limits may also close connections
+/// without a reply, and the deadline may leave the last attempt no time.
+fn says_more(before: &Error, next: &Error, took: Duration) -> bool {
+    let cut_short = is_timeout(next) && took < ENOUGH;
+    (is_busy(before) && is_cut_off(next)) || (cut_short && !is_timeout(before))
+}
+
+/// Between a half of `pause` and all of it, so that the attempts of many clients spread.
+fn jittered(pause: Duration) -> Result<Duration> {
+    Ok(pause / 2 + (pause / 2).mul_f64(random_number()? as f64 / u64::MAX as f64))
+}
+
+fn sleep(time: Duration, wait: &Wait<'_>) -> Result<()> {
+    let end = Instant::now() + time;
+    let mut slices = wait.slices(Some(end));
+    loop {
+        let now = Instant::now();
+        if now >= end {
+            return Ok(());
+        }
+        std::thread::sleep(slices.next_wake(now)?.saturating_duration_since(now));
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::connection::{Connection, Dialer};
 use super::pipeline::{RequestPipeline, is_broken, is_closed, unexpected};
-use super::pool::retry_for;
+use super::pool::{retry_for, while_broken};
 use replay_core::error::{Error, Result, check_priorities};
 use replay_core::replay::{UpdateChannel, UpdateReceipt, Wait};
 use replay_wire::{Reply, ReplyBody, RequestBody};
@@ -82,8 +82,8 @@ impl Updates {
     /// Sends updates and receives answers until `done`, over new connections after broken ones.
     fn work(&mut self, wait: &Wait<'_>, done: impl Fn(&Self) -> bool) -> Result<()> {
         let dialer = self.dialer.clone();
-        let longest = self.reconnect_for;
-        retry_for(longest, is_broken, &mut None, &dialer, wait, || {
+        let longest = while_broken(self.reconnect_for);
+        retry_for(longest, &mut None, &dialer, wait, || {
             let worked = self.work_on_this_connection(wait, &done);
             if worked.as_ref().is_err_and(|e| is_broken(e) || is_closed(e)) {
                 self.connection = None;

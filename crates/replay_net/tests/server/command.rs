@@ -28,13 +28,13 @@ fn output(arguments: &[&str]) -> Output {
 }
 
 /// A server process; its ready line, and what it says later.
-struct Serving {
+pub struct Serving {
     child: Child,
     ready: String,
 }
 
 impl Serving {
-    fn start(arguments: &[&str]) -> Self {
+    pub fn start(arguments: &[&str]) -> Self {
         Self::spawn(command(&[&["serve"], arguments].concat()))
     }
 
@@ -60,17 +60,17 @@ impl Serving {
         Serving { child, ready }
     }
 
-    fn address(&self) -> &str {
+    pub fn address(&self) -> &str {
         self.ready.trim().rsplit(' ').next().unwrap()
     }
 
-    fn signal(&self, signal: &str) {
+    pub fn signal(&self, signal: &str) {
         let kill = ["-s", signal, &self.child.id().to_string()].map(str::to_owned);
         assert!(Command::new("kill").args(kill).status().unwrap().success());
     }
 
     /// Sends a signal and returns the exit code and the log.
-    fn stop(mut self, signal: &str) -> (Option<i32>, String) {
+    pub fn stop(mut self, signal: &str) -> (Option<i32>, String) {
         self.signal(signal);
         let mut log = String::new();
         self.child
@@ -87,6 +87,7 @@ impl Drop for Serving {
     fn drop(&mut self) {
         // Only after a failed assertion is it still running.
         let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 

@@ -1,0 +1,70 @@
+//! The first connection to a server, tried again until it is open. Errors that a restart, a limit of connections or a slow server
+//! explains are outages; answers are final.
+
+use std::io::ErrorKind;
+use std::time::{Duration, Instant};
+
+use super::ConnectOptions;
+use super::connection::{Connection, Dialer};
+use super::pipeline::{is_absent, is_busy, is_cut_off, is_timeout};
+use super::pool::retry_for;
+use replay_core::error::{Error, Result};
+use replay_core::replay::Wait;
+
+/// Opens a connection, with attempts until `until` and for as long as the options say.
+///
+/// # Errors
+/// Errors of [`Client::connect`](super::Client::connect): that of the last attempt, or of one before that says more.
+pub fn first_connection(
+    dialer: &Dialer,
+    until: Option<Instant>,
+    wait: &Wait<'_>,
+) -> Result<Connection> {
+    let options = &dialer.options;
+    let begun = Instant::now();
+    let longest = match options.connect_timeout.max(options.await_server) {
+        Duration::ZERO => options.grace,
+        longest => longest,
+    };
+    // The grace is for the server's answer, as in any call.
+    let called = wait.deadline.and_then(|d| d.checked_add(options.grace));
+    let ends = [begun.checked_add(longest), until, called];
+    let end = ends.into_iter().flatten().min();
+    let patient = Wait {
+        deadline: [wait.deadline, until].into_iter().flatten().min(),
+        ..*wait
+    };
+    // Begin of the attempts that had no answer.
+    let mut silent_since = None;
+    let longest = |error: &Error| outage(options, error);
+    retry_for(longest, &mut Some(begun), dialer, &patient, || {
+        let since = *silent_since.get_or_insert_with(Instant::now);
+        let dialed = dialer.dial_until(end, since, wait);
+        if !dialed.as_ref().is_err_and(is_timeout) {
+            silent_since = None;
+        }
+        dialed
+    })
+}
+
+/// Longest time, from the first attempt, for which attempts go on after an error; `None` for an error that is final.
+fn outage(options: &ConnectOptions, error: &Error) -> Option<Duration> {
+    if is_absent(error) {
+        return Some(options.await_server);
+    }
+    let outage = is_busy(error) || is_cut_off(error) || is_timeout(error) || is_transient(error);
+    outage.then_some(options.connect_timeout.max(options.await_server))
+}
+
+/// Whether the system could not connect for the moment.
+fn is_transient(error: &Error) -> bool {
+    let transient = [
+        ErrorKind::ConnectionReset,
+        ErrorKind::ConnectionAborted,
+        // A Unix socket whose queue of connections is full.
+        ErrorKind::WouldBlock,
+        // Every local port is in use.
+        ErrorKind::AddrNotAvailable,
+    ];
+    matches!(error, Error::Connect { source, .. } if transient.contains(&source.kind()))
+}
