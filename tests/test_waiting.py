@@ -145,31 +145,56 @@ def test_a_server_that_does_not_answer_is_in_the_log(tmp_path: Path, log: Lines)
     assert len(log.lines) == len(calls)
 
 
-def test_full_receive_memory_of_a_server_is_in_the_log(tmp_path: Path, log: Lines) -> None:
-    large: dict[str, Any] = {"observation": innet.Column("uint8", (20_000,), codec="none"), "reward": "float32"}
-    held = innet.Table("t", large, 1000, min_size=1, samples_per_insert=1.0, slack=2.0, view=innet.Window(0, 0))
-    row: dict[str, Any] = {
-        "observation": np.zeros((1, 20_000), np.uint8),
-        "reward": np.zeros(1, np.float32),
-        "terminated": [False],
-        "truncated": [False],
-    }
+LARGE: dict[str, Any] = {"observation": innet.Column("uint8", (20_000,), codec="none"), "reward": "float32"}
+LARGE_ROW: dict[str, Any] = {
+    "observation": np.zeros((1, 20_000), np.uint8),
+    "reward": np.zeros(1, np.float32),
+    "terminated": [False],
+    "truncated": [False],
+}
 
-    def write(writer: innet.Writer) -> None:
-        for _ in range(100):
-            writer.append(**row)
-        writer.flush()
+
+def large_table(name: str, **options: Any) -> innet.Table:
+    return innet.Table(name, LARGE, 1000, view=innet.Window(0, 0), **options)
+
+
+def write(writer: innet.Writer) -> None:
+    for _ in range(100):
+        writer.append(**LARGE_ROW)
+    writer.flush()
+
+
+def test_full_receive_memory_of_a_server_is_in_the_log(tmp_path: Path, log: Lines) -> None:
+    held = large_table("t", min_size=1, samples_per_insert=1.0, slack=2.0)
 
     with Server(f"unix://{tmp_path}/s", "--max-frame-bytes", "65536") as server:
         with innet.connect(server.address, tables=held) as replay:
             first = Call(lambda: write(replay.writer("t", 1, chunk_steps=1)))
             # Its next frame waits for memory, and the other writer's behind it.
-            until(lambda: replay.stats()["receive_bytes"] > 60_000)
+            until(lambda: replay.stats()["tables"]["t"]["waiting_pushes"] > 0)
             calls = [first, Call(lambda: write(replay.writer("t", 1, chunk_steps=1)))]
             log.wait_for("more: the server's receive memory is full of pushes that wait")
             log.wait_for('more: table "t" has 0 items sampled')
             replay.close()
             assert all(isinstance(call.ended(), errors.ClosedError) for call in calls)
+
+
+def test_pushes_that_wait_leave_receive_memory_for_another_table(tmp_path: Path) -> None:
+    held = large_table("held", min_size=1, samples_per_insert=1.0, slack=2.0)
+    with Server(f"unix://{tmp_path}/s", "--max-frame-bytes=1MiB") as server:
+        with innet.connect(server.address, tables=[held, large_table("free")]) as replay:
+            held_back = [Call(functools.partial(write, replay.writer("held", 1, chunk_steps=1))) for _ in range(4)]
+            # They hold what they may.
+            seen = [0]
+            until(lambda: seen.append(replay.stats()["receive_bytes"]) or seen[-1] > 100_000 and seen[-10:] == seen[-1:] * 10)
+            with replay.writer("free", 1, chunk_steps=1) as writer:
+                for _ in range(100):
+                    writer.append(**LARGE_ROW, timeout=10)
+                writer.flush(timeout=10)
+            assert replay.stats()["tables"]["free"]["steps"] == 100
+            assert replay.stats()["tables"]["held"]["waiting_pushes"] > 0
+            replay.close()
+            assert all(isinstance(call.ended(), errors.ClosedError) for call in held_back)
 
 
 def test_a_gradient_worker_says_who_is_missing(log: Lines) -> None:

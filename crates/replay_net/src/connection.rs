@@ -214,8 +214,9 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         requests: mpsc::Sender<Result<Received>>,
         replies: ReplySender,
     ) {
-        let budgets = self.context.service.receive_budgets();
-        let mut quota = ReceiveQuota::new(budgets, self.context.max_frame_bytes);
+        let service = &self.context.service;
+        let budgets = service.receive_budgets();
+        let mut quota = ReceiveQuota::new(service.memory(), budgets, self.context.max_frame_bytes);
         loop {
             let received = self.receive_one(frames, &mut quota, &replies).await;
             let received = received.transpose();

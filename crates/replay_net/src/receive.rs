@@ -1,7 +1,9 @@
 //! Memory for receive buffers: [`MemoryLimits::receive_bytes`] of a memory's byte limit.
 //!
-//! Pushes may have to wait until items were sampled. So connections with an open writer share one half of the memory and all other
-//! connections (the learner's parameters, for example) the other half, where no request waits.
+//! Pushes may have to wait until items were sampled. So connections with an open writer share one half of the memory, by table
+//! ([`PushBudget`]), and all other connections (the learner's parameters, for example) the other half, where no request waits.
+
+mod pushes;
 
 use std::sync::Arc;
 
@@ -9,10 +11,12 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use replay_core::memory::MemoryLimits;
 
+pub use pushes::{PushBudget, PushPermit, TableWrites};
+
 /// A server's two budgets for receive buffers.
 pub struct ReceiveBudgets {
     /// Frames of connections with an open writer.
-    pub pushes: ReceiveBudget,
+    pub pushes: Arc<PushBudget>,
     /// Frames of all other connections.
     pub others: ReceiveBudget,
 }
@@ -22,7 +26,7 @@ impl ReceiveBudgets {
     pub fn new(limits: &MemoryLimits) -> Self {
         let half = limits.receive_bytes.min(limits.max_bytes) / 2;
         ReceiveBudgets {
-            pushes: ReceiveBudget::new(half),
+            pushes: PushBudget::new(half),
             others: ReceiveBudget::new(half),
         }
     }

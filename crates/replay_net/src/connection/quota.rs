@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::receive::{ReceiveBudgets, ReceivePermit};
+use crate::receive::{PushPermit, ReceiveBudgets, ReceivePermit, TableWrites};
 use replay_core::error::{Error, Result};
+use replay_core::memory::Memory;
 use replay_wire::{Header, RequestBody};
 
 /// Requests of one connection between their first byte and the last byte of their reply. At the limit the connection is
@@ -25,8 +26,12 @@ pub const ANSWERS: &str =
     "the server reads no further request of this connection: 64 wait for their answers";
 
 /// Reason for not reading a connection whose frame finds no receive memory.
-pub const RECEIVE_MEMORY: &str = "the server's receive memory is full of pushes that wait: 1 MiB of this writer, or \
-                                  --max-frame-bytes of all";
+pub const RECEIVE_MEMORY: &str = "the server's receive memory is full of pushes that wait: 1 MiB of this writer, or its table's part of \
+                                  --max-frame-bytes";
+
+/// Frames of connections that write to several tables, or to one that is not there, count as a table of their own: before a frame
+/// is read, its table is not known. No table has this name.
+const SEVERAL_TABLES: &str = "";
 
 /// Reason for not reading a connection with too many unread replies.
 pub const REPLIES: &str = "the server makes no further reply until this client has read the earlier ones (--max-frame-bytes)";
@@ -39,34 +44,37 @@ pub struct RequestPermit {
 
 /// The receiving side of one connection.
 pub struct ReceiveQuota<'a> {
+    memory: &'a Memory,
     budgets: &'a ReceiveBudgets,
     requests: Arc<Semaphore>,
     bytes: Arc<Semaphore>,
     /// Bytes of unread replies. At the limit the connection is not read; the longest reply is made alone.
     replies: Arc<Semaphore>,
     max_reply_bytes: u32,
-    /// Whether the connection has opened a writer.
-    writes: bool,
+    /// The table that the connection writes to, once it has opened a writer.
+    writes: Option<TableWrites>,
 }
 
 /// A frame's share of the memory's byte limit and of its connection's quota.
 #[derive(Default)]
 pub struct FrameReservation {
     _buffer: Option<ReceivePermit>,
+    _push: Option<PushPermit>,
     _share: Option<OwnedSemaphorePermit>,
 }
 
 impl<'a> ReceiveQuota<'a> {
-    /// Quota of a new connection, whose unread replies have up to `max_reply_bytes`.
-    pub fn new(budgets: &'a ReceiveBudgets, max_reply_bytes: u64) -> Self {
+    /// Quota of a new connection to this memory, whose unread replies have up to `max_reply_bytes`.
+    pub fn new(memory: &'a Memory, budgets: &'a ReceiveBudgets, max_reply_bytes: u64) -> Self {
         let max_reply_bytes = u32::try_from(max_reply_bytes).unwrap_or(u32::MAX);
         ReceiveQuota {
+            memory,
             budgets,
             requests: Arc::new(Semaphore::new(MAX_REQUESTS)),
             bytes: Arc::new(Semaphore::new(MAX_FRAME_BYTES as usize)),
             replies: Arc::new(Semaphore::new(max_reply_bytes as usize)),
             max_reply_bytes,
-            writes: false,
+            writes: None,
         }
     }
 
@@ -90,23 +98,22 @@ impl<'a> ReceiveQuota<'a> {
     /// Reserves memory for a frame and its decoded request, before either is allocated. Waits for free memory, unless the frame is
     /// small.
     pub async fn reserve(&self, header: Header) -> FrameReservation {
-        let budget = match self.writes {
-            true => &self.budgets.pushes,
-            false => &self.budgets.others,
-        };
-        let bytes = u32::try_from(header.memory_bytes()).unwrap_or(u32::MAX);
-        if header.frame_bytes() <= SMALL_FRAME {
-            return FrameReservation {
-                _buffer: budget.try_reserve(bytes),
-                _share: None,
-            };
+        let bytes = header.memory_bytes();
+        let permits = u32::try_from(bytes).unwrap_or(u32::MAX);
+        let others = &self.budgets.others;
+        let small = header.frame_bytes() <= SMALL_FRAME;
+        let mut reservation = FrameReservation::default();
+        if !small {
+            // The connection's own quota first: a frame that waits for it delays no other connection.
+            reservation._share = Some(acquire(&self.bytes, permits.min(MAX_FRAME_BYTES)).await);
         }
-        // The connection's own quota first: a frame that waits for it delays no other connection.
-        let share = acquire(&self.bytes, bytes.min(MAX_FRAME_BYTES)).await;
-        FrameReservation {
-            _buffer: Some(budget.reserve(bytes).await),
-            _share: Some(share),
+        match &self.writes {
+            Some(table) if small => reservation._push = table.try_reserve(bytes),
+            Some(table) => reservation._push = Some(table.reserve(bytes).await),
+            None if small => reservation._buffer = others.try_reserve(permits),
+            None => reservation._buffer = Some(others.reserve(permits).await),
         }
+        reservation
     }
 
     /// Admits a received request, and returns the part of its `reservation` that it keeps until its answer.
@@ -120,8 +127,8 @@ impl<'a> ReceiveQuota<'a> {
         reservation: FrameReservation,
     ) -> Result<FrameReservation> {
         match request {
-            RequestBody::OpenWriter { .. } => self.writes = true,
-            RequestBody::Push(_) if !self.writes => {
+            RequestBody::OpenWriter { open, .. } => self.writes_to(&open.table),
+            RequestBody::Push(_) if self.writes.is_none() => {
                 return Err(Error::Protocol(
                     "a push came over a connection that has opened no writer: open the writer there first".to_owned(),
                 ));
@@ -131,6 +138,15 @@ impl<'a> ReceiveQuota<'a> {
             _ => {}
         }
         Ok(reservation)
+    }
+
+    fn writes_to(&mut self, table: &str) {
+        let table = match &self.writes {
+            Some(before) if before.table() != table => SEVERAL_TABLES,
+            _ if self.memory.table(table).is_err() => SEVERAL_TABLES,
+            _ => table,
+        };
+        self.writes = Some(self.budgets.pushes.writes(table));
     }
 }
 

@@ -7,7 +7,7 @@ use replay_core::replay::OpenWriter;
 use replay_core::schema::TableConfig;
 use replay_core::table::Writers;
 use replay_net::config::ServerConfig;
-use replay_wire::{NO_REQUEST, RequestBody};
+use replay_wire::{NO_REQUEST, ReplyBody, RequestBody};
 
 use super::*;
 
@@ -24,7 +24,7 @@ fn blocked_pushes_keep_out_neither_samples_nor_parameters() {
         })
     };
     World::run(15, config, |world| async move {
-        // Long pushes of one item each. The sixth is blocked, and two take all the room there is for pushes.
+        // Long pushes of one item each. The sixth is blocked, and one leaves no room for another one.
         let long = |writer, sequence, first| {
             let mut push = push(writer, 1, sequence, first, &[1; STEPS as usize]);
             push.body.items.truncate(1);
@@ -49,7 +49,7 @@ fn blocked_pushes_keep_out_neither_samples_nor_parameters() {
             });
             sending.push(reply);
         }
-        world.until(|world| world.receive_bytes() > 1 << 15).await;
+        world.until(|world| world.receive_bytes() > STEPS).await;
         // Far beyond the write deadline: those that wait for room are not closed.
         world.sleep(Duration::from_secs(1)).await;
 
@@ -68,6 +68,93 @@ fn blocked_pushes_keep_out_neither_samples_nor_parameters() {
         }
         assert_eq!(world.receive_bytes(), 0);
         assert_eq!(world.table_stat("inserted_steps"), (5 + WRITERS) * STEPS);
+    });
+}
+
+/// A push of 1,000 steps with one item, about 9 KiB, or of `times` as many.
+fn long_push(table: &str, writer: u64, sequence: u64, first: u64, times: usize) -> RequestBody {
+    let mut push = push(writer, 1, sequence, first, &vec![1; 1_000 * times]);
+    push.body.items.truncate(1);
+    push.table = table.into();
+    RequestBody::Push(push)
+}
+
+/// Opens a writer of a table over a connection of its own.
+async fn writes_to(world: &World, table: &str, number: u64) -> TestClient {
+    let mut client = world.client().await;
+    let open = OpenWriter {
+        table: table.into(),
+        ..writer(number)
+    };
+    let body = RequestBody::OpenWriter {
+        open,
+        resume: false,
+    };
+    client.ask(body, 0).await.unwrap();
+    client
+}
+
+/// Sends pushes of a writer until the server reads no more of them, as of a run whose learner has died.
+async fn hold_back(world: &World, mut client: TestClient, table: &'static str, writer: u64) {
+    world.spawn(async move {
+        for sequence in 1.. {
+            let push = long_push(table, writer, sequence, 4_000 * (sequence - 1), 4);
+            // Ends with the world.
+            if client.send(push, u32::MAX).await.is_err() {
+                return;
+            }
+        }
+    });
+}
+
+#[test]
+fn pushes_that_wait_for_a_table_leave_room_for_another_ones() {
+    const WRITERS: u64 = 12;
+    const HELD_BACK: [&str; 3] = ["first", "second", "third"];
+    let blocked = |name: &str| TableConfig {
+        name: name.into(),
+        capacity: 100_000,
+        ..limited_table()
+    };
+    let config = ServerConfig {
+        max_frame_bytes: 1 << 20,
+        tables: [&HELD_BACK.map(blocked)[..], &[table()]].concat(),
+        ..config(table())
+    };
+    World::run(21, config, |world| async move {
+        let mut held = 0;
+        for (number, table) in (0..).zip(HELD_BACK) {
+            for writer in 1..=WRITERS {
+                let number = 100 * number + writer;
+                let client = writes_to(&world, table, number).await;
+                hold_back(&world, client, table, number).await;
+            }
+            // Their pushes wait and hold more and more, up to the table's part.
+            world
+                .until(|world| {
+                    let waits = &world.stats()["tables"][table]["waiting_pushes"];
+                    waits.as_u64().unwrap() > 0 && world.receive_bytes() > held + 50_000
+                })
+                .await;
+            held = world.receive_bytes();
+        }
+        // Writers of a free table, also over a connection with writers of several tables.
+        let mut free = writes_to(&world, TABLE, 1_000).await;
+        let mut several = writes_to(&world, "first", 2_000).await;
+        let body = RequestBody::OpenWriter {
+            open: writer(2_001),
+            resume: false,
+        };
+        several.ask(body, 0).await.unwrap();
+        for sequence in 1..=5 {
+            let first = 4_000 * (sequence - 1);
+            let push = |writer| long_push(TABLE, writer, sequence, first, 4);
+            free.ask(push(1_000), 10_000).await.unwrap();
+            several.ask(push(2_001), 10_000).await.unwrap();
+        }
+        assert!(world.receive_bytes() <= 1 << 20);
+        let waits = |table: &str| world.stats()["tables"][table]["waiting_pushes"].as_u64();
+        assert!(HELD_BACK.iter().all(|table| waits(table).unwrap() > 0));
     });
 }
 
@@ -105,9 +192,8 @@ fn a_connection_holds_only_so_much_of_the_room_for_pushes() {
 
 #[test]
 fn a_writer_whose_push_is_not_read_yet_is_not_idle() {
-    const ROOM: u64 = ServerConfig::MIN_FRAME_BYTES;
     let config = ServerConfig {
-        max_frame_bytes: ROOM,
+        max_frame_bytes: ServerConfig::MIN_FRAME_BYTES,
         ..config(table())
     };
     World::run(55, config, |world| async move {
@@ -119,8 +205,9 @@ fn a_writer_whose_push_is_not_read_yet_is_not_idle() {
         let mut second = world.client().await;
         second.open(2).await;
         second.send_raw(&long).await;
-        // The rest is set aside for it.
-        world.until(|world| world.receive_bytes() == ROOM).await;
+        // The server says every second that it does not read this frame yet.
+        let reply = second.receive_any().await.unwrap().unwrap();
+        assert!(matches!(reply.body, ReplyBody::Waiting(_)));
 
         let table = world.memory.table(TABLE).unwrap();
         let newcomer = OpenWriter {
