@@ -294,6 +294,7 @@ impl Server {
             () = reached(&mut phase, Phase::Stopped) => Err(Error::Closed("the server")),
             end = served => end,
         };
+        connection.unread.end(Instant::now());
         match end {
             end if !accepted.slot.is_welcome() => {
                 self.report_stranger(&accepted.peer, end, stack.now());

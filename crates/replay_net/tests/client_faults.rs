@@ -427,15 +427,30 @@ fn a_writer_is_not_opened_anew_behind_its_back() {
     let server = restartable.serve();
     let client = client(&server);
     let mut pushes = client.open_writer(writer("steps", 1), &soon()).unwrap();
+    pushes.push(steps(0, 10), &soon()).unwrap();
     drop(server);
 
-    // The client has no acknowledgement, but the answer to a push may have been on its way.
+    // The client has read no acknowledgement, but the push may have been applied.
     let _server = restartable.serve();
     for _ in 0..2 {
-        let error = pushes.push(steps(0, 10), &soon()).unwrap_err();
+        let error = pushes.push(steps(10, 10), &soon()).unwrap_err();
         assert_eq!(error.code(), ErrorCode::Expired, "{error}");
     }
     assert!(drain(&client, "steps").is_empty());
+}
+
+#[test]
+fn a_writer_that_has_sent_nothing_is_opened_anew() {
+    let restartable = RestartableServer::new();
+    let server = restartable.serve();
+    let client = client(&server);
+    let mut pushes = client.open_writer(writer("steps", 1), &soon()).unwrap();
+    drop(server);
+
+    let _server = restartable.serve();
+    pushes.push(steps(0, 10), &soon()).unwrap();
+    pushes.close(&soon()).unwrap();
+    assert_eq!(drain(&client, "steps"), (0..10).collect::<Vec<_>>());
 }
 
 #[test]

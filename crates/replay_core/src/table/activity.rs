@@ -1,7 +1,7 @@
 //! Whether a writer is idle: its pushes, and the frames of its connection.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// Pushes of a writer, or frames of a connection, that wait.
@@ -12,6 +12,7 @@ pub struct Activity {
     used: AtomicU64,
     /// Pushes or frames that wait.
     waiting: AtomicUsize,
+    ended: AtomicBool,
 }
 
 impl Activity {
@@ -21,7 +22,20 @@ impl Activity {
             start: now,
             used: AtomicU64::new(0),
             waiting: AtomicUsize::new(0),
+            ended: AtomicBool::new(false),
         })
+    }
+
+    /// The connection has ended at the time `now`.
+    pub fn end(&self, now: Instant) {
+        self.touch(now);
+        // Relaxed, as the load in `has_ended`: a writer that is looked at meanwhile expires a moment later.
+        self.ended.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the connection has ended.
+    pub fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::Relaxed)
     }
 
     /// Used at the time `now`.

@@ -236,7 +236,7 @@ impl Staged {
         }
         let open = self.writers.iter().map(|other| other.streams.len());
         let streams = writer.streams.len() + open.sum::<usize>();
-        if writer.streams.is_empty() || streams > Writers::MAX_STREAMS as usize {
+        if writer.streams.is_empty() || streams > Writers::MOST_STREAMS as usize {
             return refuse("with more streams than a table has, or without one");
         }
         if self

@@ -1,6 +1,7 @@
 //! The writers of a table: sequence numbers that make a push apply once, epochs that fence an older connection off,
 //! and the steps of each stream.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -133,6 +134,22 @@ impl KnownWriter {
             None => Some(own),
         }
     }
+
+    /// Whether it has never pushed: no push of its may be repeated. A writer whose push is being applied has.
+    fn is_unused(&self) -> bool {
+        self.writer
+            .try_lock()
+            .is_ok_and(|writer| writer.last_sequence == 0)
+    }
+
+    /// Idle time after which it may expire.
+    fn patience(&self) -> Duration {
+        match &self.connection {
+            _ if !self.is_unused() => Writers::IDLE,
+            Some(connection) if connection.has_ended() => Duration::ZERO,
+            _ => Writers::UNUSED,
+        }
+    }
 }
 
 /// The writers of a table, by number.
@@ -142,12 +159,16 @@ pub struct Writers {
 }
 
 impl Writers {
-    /// Most streams of all writers of a table. To stay within it, a new writer expires those that have been idle for
-    /// [`Writers::IDLE`], the longest idle first; without enough of them it is refused. A writer with a push that waits is not
-    /// idle, nor is one whose connection the server does not read meanwhile.
+    /// Most streams of a writer.
     pub const MAX_STREAMS: u32 = 65_536;
+    /// Most streams of all writers of a table. A new writer may take half of those that are left, so a few wide ones do not keep
+    /// out the next one. To stay within that, it expires idle writers, the widest first; without enough of them it is refused. A
+    /// writer with a push that waits is not idle, nor is one whose connection the server does not read meanwhile.
+    pub const MOST_STREAMS: u32 = 2 * Self::MAX_STREAMS;
     /// Time without a push after which a writer may expire.
     pub const IDLE: Duration = Duration::from_secs(300);
+    /// [`Writers::IDLE`] of a writer that has never pushed. Once its connection has ended it may expire at once.
+    pub const UNUSED: Duration = Duration::from_secs(10);
     /// Most writers in [`Self::stats`].
     pub const MOST_LISTED: usize = 256;
     /// Most bytes of a writer's name.
@@ -162,7 +183,7 @@ impl Writers {
     }
 
     /// Opens a writer, or takes over one that is open under the same number: its epoch rises, which fences the older
-    /// connection off. Beyond [`Writers::MAX_STREAMS`] streams of all writers, those that are idle at the time `now` expire.
+    /// connection off. Beyond [`Writers::MOST_STREAMS`], writers that are idle at the time `now` expire.
     ///
     /// # Errors
     /// [`Error::TooLarge`] for too many streams, of this writer or of all writers; [`Error::Protocol`] without a stream, or
@@ -184,8 +205,7 @@ impl Writers {
             "give it a shorter name",
         )?;
         let mut entries = lock(&self.entries);
-        if let Some(entry) = entries.get(&open.writer) {
-            let writer = Arc::clone(&entry.writer);
+        if let Some(writer) = taken_over(&mut entries, open.writer, now) {
             drop(entries);
             return take_over(&mut lock(&writer), open);
         }
@@ -227,7 +247,8 @@ impl Writers {
     /// # Errors
     /// [`Error::Expired`] when it is not; [`Error::Protocol`] when it is open with other streams or another window.
     pub fn resume(&self, open: &OpenWriter) -> Result<WriterOpened> {
-        let writer = self.get(open.writer).map_err(|_| Error::Expired {
+        let known = taken_over(&mut lock(&self.entries), open.writer, Instant::now());
+        let writer = known.ok_or_else(|| Error::Expired {
             writer: open.name.clone(),
         })?;
         take_over(&mut lock(&writer), open)
@@ -389,39 +410,43 @@ impl Writers {
         listed.collect()
     }
 
-    /// Expires idle writers until `streams` more are within the limit.
+    /// Expires idle writers until a new one may have `streams`.
     fn expire_for(
         &self,
         entries: &mut HashMap<u64, KnownWriter>,
         streams: u32,
         now: Instant,
     ) -> Result<()> {
-        let limit = u64::from(Self::MAX_STREAMS);
+        let limit = u64::from(Self::MOST_STREAMS);
         let total: u64 = entries.values().map(|e| u64::from(e.streams)).sum();
-        let mut excess = (total + u64::from(streams)).saturating_sub(limit);
+        let mut excess = (total + 2 * u64::from(streams)).saturating_sub(limit);
         if excess == 0 {
             return Ok(());
         }
-        let mut victims: Vec<(Instant, u64, u32)> = entries
+        let mut victims: Vec<(Reverse<u32>, Instant, u64)> = entries
             .iter()
-            .filter_map(|(&writer, entry)| Some((entry.idle_since()?, writer, entry.streams)))
-            .filter(|&(since, ..)| now.saturating_duration_since(since) >= Self::IDLE)
+            .filter_map(|(&writer, entry)| {
+                let since = entry.idle_since()?;
+                let idle = now.saturating_duration_since(since);
+                (idle >= entry.patience()).then_some((Reverse(entry.streams), since, writer))
+            })
             .collect();
         victims.sort_unstable();
         let mut needed = 0;
         while excess > 0 {
-            let Some(&(_, _, freed)) = victims.get(needed) else {
+            let Some(&(Reverse(freed), ..)) = victims.get(needed) else {
                 return Err(Error::TooLarge {
-                    what: "the streams of all writers of a table, with the new one,",
-                    size: total + u64::from(streams),
-                    limit,
-                    advice: "close writers, give them fewer streams, or try again: a writer without a push for five minutes expires",
+                    what: "a writer, in streams, which takes at most half of those that all writers of its table leave,",
+                    size: streams.into(),
+                    limit: limit.saturating_sub(total) / 2,
+                    advice: "close writers, give them fewer streams, or try again: a writer without a push for five minutes \
+                             expires, one that has never pushed after ten seconds",
                 });
             };
             excess = excess.saturating_sub(freed.into());
             needed += 1;
         }
-        for (_, writer, streams) in victims.drain(..needed) {
+        for (Reverse(streams), _, writer) in victims.drain(..needed) {
             entries.remove(&writer);
             tracing::warn!(
                 table = self.table,
@@ -431,6 +456,18 @@ impl Writers {
         }
         Ok(())
     }
+}
+
+/// The writer of that number for another connection, which is attached later: until then it has none that has ended.
+fn taken_over(
+    entries: &mut HashMap<u64, KnownWriter>,
+    writer: u64,
+    now: Instant,
+) -> Option<Arc<Mutex<TableWriter>>> {
+    let entry = entries.get_mut(&writer)?;
+    entry.activity.touch(now);
+    entry.connection = None;
+    Some(Arc::clone(&entry.writer))
 }
 
 fn take_over(writer: &mut TableWriter, open: &OpenWriter) -> Result<WriterOpened> {
@@ -520,29 +557,42 @@ mod tests {
         assert!(writers.resume(&open(1, 3)).is_err());
     }
 
+    /// Opens a writer that has pushed.
+    fn open_used(writers: &Writers, writer: u64, streams: u32, now: Instant) {
+        writers.open(&open(writer, streams), now).unwrap();
+        lock(&lock(&writers.entries)[&writer].writer).applied(1);
+    }
+
+    fn known(writers: &Writers) -> Vec<u64> {
+        let mut known: Vec<u64> = lock(&writers.entries).keys().copied().collect();
+        known.sort_unstable();
+        known
+    }
+
     #[test]
-    fn idle_writers_make_room_and_busy_ones_do_not() {
-        let writers = Writers::new("t");
-        let third = Writers::MAX_STREAMS / 3;
-        let start = Instant::now();
-        for writer in 1..=3 {
+    fn idle_writers_make_room_the_widest_first_and_busy_ones_do_not() {
+        const WIDE: u32 = Writers::MAX_STREAMS / 2;
+        let (writers, start) = (Writers::new("t"), Instant::now());
+        for (writer, streams) in [(1, WIDE / 2), (2, WIDE), (3, WIDE / 2)] {
             let opened = start + Duration::from_secs(writer);
-            writers.open(&open(writer, third), opened).unwrap();
+            open_used(&writers, writer, streams, opened);
         }
+        let newcomer = open(4, WIDE + 2);
         let (code, message) = {
-            let error = writers.open(&open(4, third), start + Writers::IDLE);
-            let error = error.unwrap_err();
+            let error = writers.open(&newcomer, start + Writers::IDLE).unwrap_err();
             (error.code(), error.to_string())
         };
         assert_eq!(code, ErrorCode::TooLarge);
-        assert!(message.contains("all writers"), "{message}");
-        assert_eq!(writers.counts(), (3, u64::from(third) * 3));
+        assert!(
+            message.contains("32770 is over the limit of 32768"),
+            "{message}"
+        );
+        assert_eq!(writers.counts(), (3, u64::from(2 * WIDE)));
 
-        // The first two are idle long enough, and one of them is enough.
+        // The first two are idle long enough, and the wider one is enough.
         let later = start + Duration::from_secs(2) + Writers::IDLE + Duration::from_millis(1);
-        writers.open(&open(4, third), later).unwrap();
-        assert!(writers.get(1).is_err());
-        assert!([2, 3, 4].iter().all(|&w| writers.get(w).is_ok()));
+        writers.open(&newcomer, later).unwrap();
+        assert_eq!(known(&writers), [1, 3, 4]);
         assert!(writers.open(&open(5, 0), Instant::now()).is_err());
         assert!(
             writers
@@ -552,12 +602,57 @@ mod tests {
     }
 
     #[test]
+    fn a_few_wide_writers_do_not_keep_out_the_next_one() {
+        let (writers, now) = (Writers::new("t"), Instant::now());
+        for writer in 1..=8 {
+            let widest = (Writers::MOST_STREAMS >> writer) + u32::from(writer > 1);
+            assert_eq!(
+                writers.open(&open(writer, widest), now).is_ok(),
+                writer == 1
+            );
+            if writer > 1 {
+                open_used(&writers, writer, widest - 1, now);
+            }
+        }
+        open_used(&writers, 9, 128, now);
+    }
+
+    #[test]
+    fn a_writer_that_never_pushed_makes_room_after_seconds_or_with_the_end_of_its_connection() {
+        let (writers, start) = (Writers::new("t"), Instant::now());
+        let widest = |writer| open(writer, Writers::MAX_STREAMS);
+        writers.open(&widest(1), start).unwrap();
+        let soon = start + Writers::UNUSED - Duration::from_millis(1);
+        assert!(writers.open(&widest(2), soon).is_err());
+        writers.open(&widest(2), start + Writers::UNUSED).unwrap();
+        assert_eq!(known(&writers), [2]);
+
+        let connection = Activity::new(start);
+        writers.attach(2, &connection);
+        assert!(writers.open(&widest(3), start).is_err());
+        connection.end(start);
+        // Another connection takes it over in time.
+        assert_eq!(writers.resume(&widest(2)).unwrap().epoch, 2);
+        assert!(writers.open(&widest(3), start).is_err());
+        writers.attach(2, &connection);
+        writers.open(&widest(3), start + Writers::UNUSED).unwrap();
+        assert_eq!(known(&writers), [3]);
+
+        // One that has pushed keeps its sequence number.
+        lock(&writers.get(3).unwrap()).applied(1);
+        writers.attach(3, &connection);
+        let later = Instant::now() + Writers::IDLE;
+        assert!(writers.open(&widest(4), later - Writers::UNUSED).is_err());
+        assert_eq!(writers.resume(&widest(3)).unwrap().last_sequence, 1);
+    }
+
+    #[test]
     fn a_newcomer_looks_at_each_writer_once() {
         const WRITERS: u64 = 1_024;
         let streams = Writers::MAX_STREAMS / WRITERS as u32;
         let (writers, start) = (Writers::new("t"), Instant::now());
         for writer in 0..WRITERS {
-            writers.open(&open(writer, streams), start).unwrap();
+            open_used(&writers, writer, streams, start);
         }
         assert_eq!(LOOKS.get(), 0, "there was room");
         let newcomer = open(WRITERS, Writers::MAX_STREAMS);

@@ -76,8 +76,8 @@ impl Pushes {
         let mut connection = self.dialer.dial(wait)?;
         let body = RequestBody::OpenWriter {
             open: self.open.clone(),
-            // Epochs count from 1: the server has acknowledged this writer before.
-            resume: self.epoch > 0,
+            // A writer that has sent nothing has nothing to repeat, so a server that has forgotten it may open it anew.
+            resume: self.applied > 0 || !self.pending.is_empty(),
         };
         let reply = connection.call(&self.dialer, wait, body)?;
         let opened = expect_reply!(reply, ReplyBody::Writer(opened) => opened)?;

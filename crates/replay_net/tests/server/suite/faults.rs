@@ -1,7 +1,8 @@
 //! Connections that break, stall and come back: every push is applied once.
 
 use replay_core::ErrorCode;
-use replay_core::replay::Push;
+use replay_core::replay::{OpenWriter, Push};
+use replay_core::table::Writers;
 use replay_net::config::ServerConfig;
 use replay_net::framing::write_frame;
 use replay_wire::{ReplyBody, Request, RequestBody, encode_request};
@@ -246,6 +247,30 @@ async fn blocked_writer(world: &World) -> TestClient {
         () = stalled => {}
     }
     client
+}
+
+#[test]
+fn a_wide_writer_that_left_without_a_push_makes_room_at_once() {
+    World::run(22, config(table()), |world| async move {
+        for number in 1..=3 {
+            let mut client = world.client().await;
+            let open = OpenWriter {
+                streams: Writers::MAX_STREAMS,
+                ..writer(number)
+            };
+            let resume = false;
+            client
+                .ask(RequestBody::OpenWriter { open, resume }, 0)
+                .await
+                .unwrap();
+            drop(client);
+            world
+                .until(|world| world.server_stat("connections") == 0)
+                .await;
+        }
+        let mut client = world.client().await;
+        client.open(4).await;
+    });
 }
 
 #[test]
