@@ -917,7 +917,10 @@ class Replay(_ContextManager):
     def empty_table(self, name: str, timeout: float | None = 60.0) -> None:
         """Removes every step and item of a table, and forgets its largest priority; its writers stay open."""
     def drop_table(self, name: str, timeout: float | None = 60.0) -> None:
-        """Removes a table."""
+        """Removes a table.
+
+        Its iterators, writers and waiting calls raise `UnknownTableError`, also if a table of its name is made again.
+        """
     def writer(
         self,
         table: str,

@@ -110,6 +110,7 @@ fn sample(before: u16) -> Sampled {
         allow_short: false,
         min_probability: false,
         part: None,
+        repeated: false,
     };
     match TABLE
         .try_sample(&request, false, &mut Turn::default())

@@ -130,7 +130,7 @@ pub enum Error {
     Fenced { writer: String },
     /// A writer that the memory no longer knows.
     #[error(
-        "writer {writer:?} has expired: it was closed, or idle for five minutes when a new writer needed its streams, or its server restarted; open a new writer"
+        "writer {writer:?} has expired: it was closed, or idle for five minutes when a new writer needed its streams, its table was dropped, or its server restarted; open a new writer"
     )]
     Expired {
         /// The writer's name, or its number if the name is not known.

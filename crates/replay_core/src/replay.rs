@@ -110,6 +110,9 @@ pub struct SampleRequest {
     pub min_probability: bool,
     /// For a part of a batch from several memories.
     pub part: Option<BatchPart>,
+    /// One of an iterator's requests: a server refuses it once the table of the first such request of its connection was
+    /// dropped, also if there is another one of its name.
+    pub repeated: bool,
 }
 
 /// One memory's part of a batch that is sampled from several. It may have no items, does not wait for
@@ -147,6 +150,7 @@ impl SampleRequest {
             allow_short: false,
             min_probability: false,
             part: None,
+            repeated: false,
         }
     }
 }
@@ -290,8 +294,9 @@ pub trait Replay: Send + Sync {
     fn open_writer(&self, open: OpenWriter, wait: &Wait<'_>) -> Result<Box<dyn PushChannel>>;
     /// Samples once.
     fn sample(&self, request: &SampleRequest, wait: &Wait<'_>) -> Result<Sampled>;
-    /// Samples again and again with `in_flight` requests under way (at least 1). With 2 or more, a client of a distant server has
-    /// as many more under way as its round trip needs.
+    /// Samples one table again and again with `in_flight` requests under way; with 0, only during a call. With 2 or more, a
+    /// client of a distant server has as many more under way as its round trip needs. [`Error::UnknownTable`] once the table was
+    /// dropped, also if there is another one of its name.
     fn sampler(&self, request: SampleRequest, in_flight: usize) -> Result<Box<dyn SampleChannel>>;
     /// Sets priorities (before the exponent). The last value of a repeated id counts.
     fn update_priorities(

@@ -2,6 +2,7 @@
 //! reads frames, `answer` tries requests and keeps the blocked ones, `send` writes replies without copying their blobs.
 //! A blocked request delays no other one, and a client that does not read delays no other client.
 
+mod begun_tables;
 mod membership;
 mod quota;
 mod replies;
@@ -19,6 +20,7 @@ use futures_util::{FutureExt, StreamExt};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::sync::{mpsc, watch};
 
+use begun_tables::BegunTables;
 use membership::Membership;
 use quota::{FrameReservation, ReceiveQuota, RequestPermit};
 use replies::{ReplySender, error_reply};
@@ -313,6 +315,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         let membership = Membership::new(&self.context.service, self.phase.clone());
         let mut waiting = FuturesUnordered::new();
         let mut writers = WriterOrder::default();
+        let mut begun = BegunTables::default();
         let mut phase = self.phase.clone();
         loop {
             tokio::select! {
@@ -327,7 +330,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
                         if answered.is_none() {
                             service.note_sample(&received.request.body, &mut samples);
                         }
-                        let mut turn = Turn::default();
+                        let mut turn = begun.turn(&self.context.service, &received.request.body);
                         let at_once = || self.try_at_once(&received, &mut writers, &membership, &mut turn);
                         match answered.or_else(at_once) {
                             Some(reply) => self.reply(&replies, received, reply),

@@ -216,7 +216,7 @@ impl Service {
                 })
             }
             RequestBody::Push(push) => {
-                match self.memory.table(&push.table)?.try_push(push, turn)? {
+                match self.table(&push.table, turn)?.try_push(push, turn)? {
                     Attempt::Ready(steps) => ReplyBody::Pushed { steps },
                     Attempt::Blocked(waited_for) => return Ok(Attempt::Blocked(waited_for)),
                 }
@@ -270,7 +270,10 @@ impl Service {
                 writer,
                 epoch,
             } => {
-                self.memory.table(table)?.close_writer(*writer, *epoch)?;
+                // Without its table it is gone.
+                if let Ok(table) = self.memory.table(table) {
+                    table.close_writer(*writer, *epoch)?;
+                }
                 ReplyBody::Done
             }
             RequestBody::JoinGradients { job, below } => {
@@ -383,13 +386,22 @@ impl Service {
         Ok(())
     }
 
+    /// The table of a call.
+    fn table(&self, name: &str, turn: &Turn) -> Result<Arc<Table>> {
+        let found = self.memory.table(name);
+        found.map_err(|unknown| match turn.has_table() {
+            true => Table::was_dropped(name),
+            false => unknown,
+        })
+    }
+
     fn sample(
         &self,
         request: &SampleRequest,
         last: bool,
         turn: &mut Turn,
     ) -> Result<Attempt<Sampled>> {
-        let table = self.memory.table(&request.table)?;
+        let table = self.table(&request.table, turn)?;
         let bytes = row_bytes(&table, request);
         if bytes > self.max_frame_bytes {
             return Err(Error::TooLarge {

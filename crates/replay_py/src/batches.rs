@@ -89,8 +89,7 @@ enum Source {
 
 struct Direct {
     sampler: DecodedSampler,
-    /// `None` for batches that may be short: requests in flight would have the deadline of an earlier call.
-    channel: Option<Box<dyn SampleChannel>>,
+    channel: Box<dyn SampleChannel>,
 }
 
 impl PyBatches {
@@ -114,13 +113,14 @@ impl PyBatches {
                     Direct { sampler, channel },
                 )))
             };
-            if sampler.request.allow_short {
-                return direct(sampler, None);
-            }
-            let in_flight = IN_FLIGHT.min(prefetch).max(1);
+            let in_flight = match sampler.request.allow_short {
+                // Requests in flight would have the deadline of an earlier call.
+                true => 0,
+                false => IN_FLIGHT.min(prefetch).max(1),
+            };
             let channel = sampler.replay.sampler(sampler.request.clone(), in_flight)?;
-            if prefetch == 0 {
-                return direct(sampler, Some(channel));
+            if prefetch == 0 || sampler.request.allow_short {
+                return direct(sampler, channel);
             }
             let ahead = Ahead::start(sampler, channel, prefetch, first_beta)?;
             Ok(Source::Ahead(Exclusive::new(WHAT, ahead)))
@@ -155,14 +155,7 @@ impl PyBatches {
             Source::Direct(direct) => {
                 let mut direct = direct.take(wait)?;
                 let Direct { sampler, channel } = &mut *direct;
-                sampler.next(
-                    wait,
-                    || beta,
-                    |wait| match channel {
-                        Some(channel) => channel.next(wait),
-                        None => sampler.replay.sample(&sampler.request, wait),
-                    },
-                )
+                sampler.next(wait, || beta, |wait| channel.next(wait))
             }
             Source::Ahead(ahead) => ahead.take(wait)?.next(beta, wait),
         };

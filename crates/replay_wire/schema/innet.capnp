@@ -327,6 +327,9 @@ struct Sample {
   # also report the smallest probability in the table: costs a scan of it
   part @6 :BatchPart;
   # null for a whole batch
+  repeated @7 :Bool;
+  # One of an iterator's requests. Once the table of the connection's first such request was dropped, the answer is the error
+  # `unknownTable`, also if there is another table of its name. Pushes of a writer have this without asking.
 }
 
 struct BatchPart {
@@ -357,7 +360,7 @@ struct Sampled {
 struct ShardState {
   # A table as one part of a batch found it.
   number @0 :UInt16;
-  # the upper 16 bits of the ids of its items
+  # the upper 16 bits of the ids of its items, but of restored ones
   totalPriority @1 :Float64;
   # sum of the priorities after the exponent
   items @2 :UInt64;

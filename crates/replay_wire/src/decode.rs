@@ -130,6 +130,7 @@ fn request_body(
                             .get_limiter_samples(),
                     }),
                 },
+                repeated: sample.get_repeated(),
             })
         }
         Which::UpdatePriorities(update) => {

@@ -287,11 +287,30 @@ impl Table {
             return Err(self.failed());
         }
         if self.dropped.load(Ordering::Acquire) {
-            return Err(Error::UnknownTable {
-                table: self.config.name.clone(),
-                known: "it was dropped".into(),
-            });
+            return Err(Self::was_dropped(&self.config.name));
         }
         Ok(())
+    }
+
+    /// [`Self::check_open`] for a call, which stays with the table of its first attempt.
+    fn check_turn(&self, turn: &mut Turn) -> Result<()> {
+        self.check_open()?;
+        match turn.is_on(self.number()) {
+            true => Ok(()),
+            false => Err(Self::was_dropped(&self.config.name)),
+        }
+    }
+
+    /// The error of calls on a table that was dropped, also if there is another one of its name.
+    pub fn was_dropped(name: &str) -> Error {
+        Error::UnknownTable {
+            table: name.to_owned(),
+            known: "it was dropped".to_owned(),
+        }
+    }
+
+    /// The table's number in its ids, which no other table of this process has.
+    pub fn number(&self) -> u16 {
+        self.items.number()
     }
 }

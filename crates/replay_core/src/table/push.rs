@@ -33,7 +33,7 @@ impl Table {
     /// bytes than the table holds), [`crate::Error::Internal`] (the table has failed, or a panic) or
     /// [`crate::Error::UnknownTable`] (the table was dropped).
     pub fn try_push(&self, push: &Push, turn: &mut Turn) -> Result<Attempt<u64>> {
-        self.check_open()?;
+        self.check_turn(turn)?;
         let writer = self.writers.get(push.writer)?;
         let mut writer = lock(&writer);
         if writer.has_applied(push.epoch, push.sequence)? {
@@ -319,6 +319,7 @@ mod tests {
                 allow_short: false,
                 min_probability: false,
                 part: None,
+                repeated: false,
             };
             refused(table.try_sample(&request, false, &mut Turn::default()));
             refused(table.update_priorities(&[], &[]));

@@ -108,7 +108,7 @@ impl Table {
         last_try: bool,
         turn: &mut Turn,
     ) -> Result<Attempt<Sampled>> {
-        self.check_open()?;
+        self.check_turn(turn)?;
         self.check_request(request)?;
         if let (0, Some(0)) = (request.count, request.part.map(|part| part.limiter_samples)) {
             return Ok(Attempt::Ready(self.empty_part(request)));
@@ -256,7 +256,7 @@ impl Table {
     fn shard_state(&self, total: u64) -> ShardState {
         let (inserted, allowance) = self.limiter.state();
         ShardState {
-            number: self.items.number(),
+            number: self.number(),
             // An order of items has no parts.
             total_priority: (self.sampler.total_priority(&self.items, total)).unwrap_or(0.0),
             items: self.items.live(),

@@ -74,6 +74,8 @@ impl WaitingLine {
 /// lets the next one try.
 #[derive(Default)]
 pub struct Turn {
+    /// Number of the table in its ids; `None` before the first attempt.
+    table: Option<u16>,
     place: Option<(Arc<WaitingLine>, Arc<Place>)>,
     places: u32,
     /// Time of the first blocked attempt.
@@ -83,6 +85,24 @@ pub struct Turn {
 }
 
 impl Turn {
+    /// A call on the table of this number alone; with `None` on the one of the first attempt. Another table of the same name,
+    /// made after that was dropped, refuses it.
+    pub fn of_table(number: Option<u16>) -> Self {
+        let mut turn = Turn::default();
+        turn.table = number;
+        turn
+    }
+
+    /// Whether the call is on a certain table already.
+    pub fn has_table(&self) -> bool {
+        self.table.is_some()
+    }
+
+    /// Whether the call is on the table of this number, as it is from its first attempt on.
+    pub(super) fn is_on(&mut self, number: u16) -> bool {
+        *self.table.get_or_insert(number) == number
+    }
+
     /// Whether the call waits, and another one is to be tried before it.
     pub fn is_behind(&self) -> bool {
         self.place

@@ -212,6 +212,7 @@ pub fn request(count: u32) -> SampleRequest {
         allow_short: false,
         min_probability: false,
         part: None,
+        repeated: false,
     }
 }
 

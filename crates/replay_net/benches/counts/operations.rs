@@ -118,6 +118,7 @@ impl Fixture<'_> {
             allow_short: false,
             min_probability: false,
             part: None,
+            repeated: false,
         };
         let replay = self.replay;
         let mut ids = Vec::new();

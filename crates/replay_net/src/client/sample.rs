@@ -16,7 +16,7 @@ use replay_wire::{Reply, ReplyBody, RequestBody};
 pub struct Samples {
     dialer: Arc<Dialer>,
     request: SampleRequest,
-    /// Least requests in flight.
+    /// Least requests in flight; with 0, one during a call.
     in_flight: usize,
     connection: Option<Connection>,
     pending: Vec<PendingSample>,
@@ -85,8 +85,11 @@ impl Samples {
     pub fn new(dialer: Arc<Dialer>, request: SampleRequest, in_flight: usize) -> Self {
         Samples {
             dialer,
-            request,
-            in_flight: in_flight.max(1),
+            request: SampleRequest {
+                repeated: true,
+                ..request
+            },
+            in_flight,
             connection: None,
             pending: Vec::new(),
             pipelining: Pipelining::default(),
@@ -110,7 +113,8 @@ impl Samples {
                     self.pipelining.note(sent, before, Instant::now(), bytes);
                     // The server prepares the next batch while the caller decodes this one.
                     let deadline = patience.and_then(|p| Instant::now().checked_add(p));
-                    if self.top_up(deadline, wait).is_ok()
+                    if self.in_flight > 0
+                        && self.top_up(deadline, wait).is_ok()
                         && let Some(connection) = &mut self.connection
                     {
                         connection.try_flush();
@@ -127,7 +131,7 @@ impl Samples {
 
     /// Sends requests until as many are pending as wanted.
     fn top_up(&mut self, deadline: Option<Instant>, wait: &Wait<'_>) -> Result<()> {
-        let wanted = self.pipelining.wanted(self.in_flight);
+        let wanted = self.pipelining.wanted(self.in_flight.max(1));
         let connection = match &mut self.connection {
             Some(connection) => connection,
             None => {

@@ -240,6 +240,7 @@ pub fn sample_request(table: &str, count: u32) -> SampleRequest {
         allow_short: false,
         min_probability: false,
         part: None,
+        repeated: false,
     }
 }
 

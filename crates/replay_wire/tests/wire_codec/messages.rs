@@ -136,11 +136,11 @@ fn request_body() -> impl Strategy<Value = RequestBody> {
         push().prop_map(RequestBody::Push),
         (
             name(),
-            any::<(u32, u16, u16, bool, bool)>(),
+            any::<(u32, u16, u16, bool, bool, bool)>(),
             any::<Option<u32>>()
         )
             .prop_map(
-                |(table, (count, before, after, allow_short, min_probability), part)| {
+                |(table, (count, before, after, allow_short, min_probability, repeated), part)| {
                     RequestBody::Sample(SampleRequest {
                         table,
                         count,
@@ -149,6 +149,7 @@ fn request_body() -> impl Strategy<Value = RequestBody> {
                         allow_short,
                         min_probability,
                         part: part.map(|limiter_samples| BatchPart { limiter_samples }),
+                        repeated,
                     })
                 }
             ),

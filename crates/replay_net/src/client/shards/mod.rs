@@ -203,6 +203,10 @@ impl Replay for ShardedClient {
 
     fn sampler(&self, request: SampleRequest, in_flight: usize) -> Result<Box<dyn SampleChannel>> {
         self.group.check_process()?;
+        let request = SampleRequest {
+            repeated: true,
+            ..request
+        };
         let channel = ShardedSamples::new(self.group.clone(), request, in_flight);
         Ok(Box::new(channel))
     }

@@ -7,7 +7,6 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::super::Client;
 use super::super::pipeline::is_renewal;
 use super::super::sample::Pipelining;
 use super::group::{Group, ask_promptly, is_lost};
@@ -41,6 +40,8 @@ pub struct ShardedSamples {
     pipelining: Pipelining,
     /// Begin of a time in which no server answers.
     dark_since: Option<Instant>,
+    /// The servers' message that the table of an iterator was dropped. Another one of its name is not the iterator's.
+    dropped: Option<String>,
 }
 
 /// Reason why there is no batch yet.
@@ -60,6 +61,7 @@ impl ShardedSamples {
             last_batch: NO_BATCH,
             pipelining: Pipelining::default(),
             dark_since: None,
+            dropped: None,
         }
     }
 
@@ -189,12 +191,14 @@ impl ShardedSamples {
                 deadline: Some(Instant::now() + HELD_FOR),
                 ..*wait
             };
-            let others = self.group.present().filter(|&other| other != shard);
-            let mut clients = others.map(|other| &self.group.shards[other].client);
-            let known =
-                |client: &Arc<Client>| client.table_config(&self.request.table, &wait).is_ok();
-            let has_lost_it = clients.any(known);
-            drop(clients);
+            let known = |shard: usize| {
+                let client = &self.group.shards[shard].client;
+                client.table_config(&self.request.table, &wait).is_ok()
+            };
+            // If it was made again there, it is another table.
+            let mut others = self.group.present().filter(|&other| other != shard);
+            let has_lost_it = !known(shard) && others.any(known);
+            drop(others);
             if has_lost_it {
                 self.group.leave(shard, &error);
                 self.drop_lane(shard);
@@ -469,7 +473,19 @@ impl ShardedSamples {
 impl SampleChannel for ShardedSamples {
     fn next(&mut self, wait: &Wait<'_>) -> Result<Sampled> {
         self.group.check_process()?;
+        if let Some(message) = &self.dropped {
+            return Err(Error::Remote {
+                code: ErrorCode::UnknownTable,
+                message: message.clone(),
+            });
+        }
         let next = self.next_batch(wait);
+        if let Err(error) = &next
+            && self.request.repeated
+            && error.code() == ErrorCode::UnknownTable
+        {
+            self.dropped = Some(error.to_string());
+        }
         if let Err(error) = &next
             && !matches!(error, Error::Deadline { .. } | Error::Interrupted)
         {

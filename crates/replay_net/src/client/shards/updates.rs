@@ -19,6 +19,7 @@ impl Group {
             allow_short: false,
             min_probability: false,
             part: Some(BatchPart { limiter_samples: 0 }),
+            repeated: false,
         };
         for (shard, sampled) in
             self.each(|client| ask_promptly(client, wait, |wait| client.sample(&request, wait)))?

@@ -101,6 +101,7 @@ pub fn sample(count: u32) -> RequestBody {
         allow_short: false,
         min_probability: false,
         part: None,
+        repeated: false,
     })
 }
 

@@ -43,6 +43,7 @@ impl Ask {
                 allow_short: false,
                 min_probability: false,
                 part: None,
+                repeated: false,
             }),
         }
     }
