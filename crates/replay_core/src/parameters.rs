@@ -258,12 +258,11 @@ impl ParameterStore {
         highest.map(|(name, version)| (name.clone(), version))
     }
 
-    /// Bytes that [`Self::get`] would return.
-    pub fn bytes_newer_than(&self, name: &str, newer_than: u64) -> u64 {
+    /// The bytes that [`Self::get`] would return: a slice of the memory's, not a copy.
+    pub fn newest(&self, name: &str, newer_than: u64) -> Option<Bytes> {
         let newest = self.read();
-        let parameters = newest.get(name).map(|stored| &stored.parameters);
-        let newer = parameters.filter(|p| p.version > newer_than);
-        newer.map_or(0, |p| p.bytes.len() as u64)
+        let parameters = &newest.get(name)?.parameters;
+        (parameters.version > newer_than).then(|| parameters.bytes.clone())
     }
 
     /// Names, versions and sizes, in the order of the names.

@@ -71,9 +71,9 @@ pub struct ServerConfig {
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "256MiB")]
     #[serde(deserialize_with = "deserialize_bytes")]
     pub max_frame_bytes: u64,
-    /// Limit of replies that clients have not read, in bytes, for all connections; 0 for four frames of max_frame_bytes. At
-    /// the limit samples and parameters wait. One connection has up to max_frame_bytes of unread replies; at that limit its
-    /// next request waits.
+    /// Limit of replies that clients have not read, in bytes, for all connections; 0 for four frames of max_frame_bytes. The
+    /// roles that have a token share it equally, and a connection has a quarter of its role's part. At the limit samples and
+    /// parameters wait, and clients that do not read are dropped after two seconds.
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "0")]
     #[serde(deserialize_with = "deserialize_bytes")]
     pub reply_bytes: u64,

@@ -11,6 +11,7 @@ mod writer_order;
 
 use std::future::Future;
 use std::pin::pin;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -28,6 +29,7 @@ use welcome::Welcomed;
 use writer_order::{Position, WriterOrder};
 
 use crate::framing::FrameReader;
+use crate::reply_budget::Reader;
 use crate::server::Slot;
 use crate::service::Service;
 use crate::stack::{Stack, until};
@@ -191,9 +193,10 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         frames.set_limits(FrameLimits::new(self.context.max_frame_bytes));
         frames.allow_reset();
         let (requests, incoming) = mpsc::channel(1);
-        let (replies, outbox) = mpsc::unbounded_channel();
+        let reader = Reader::new(self.context.service.reply_budgets().of(client.role));
+        let (replies, outbox) = ReplySender::new(Rc::clone(&reader));
         let work = async {
-            let mut answer = pin!(self.answer(incoming, replies.clone(), client));
+            let mut answer = pin!(self.answer(incoming, replies.clone(), Rc::clone(&reader), client));
             tokio::select! {
                 biased;
                 end = &mut answer => end,
@@ -202,7 +205,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         };
         // An error of `work` is already in the outbox, which `send` still writes. An error of `send` ends the connection
         // at once: the client does not read.
-        match tokio::try_join!(async { Ok(work.await) }, self.send(outbox, write)) {
+        match tokio::try_join!(async { Ok(work.await) }, self.send(outbox, &reader, write)) {
             Ok((end, ())) => end,
             Err(Error::Closed(_)) => Ok(()),
             Err(error) => Err(error),
@@ -217,8 +220,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         replies: ReplySender,
     ) {
         let service = &self.context.service;
-        let budgets = service.receive_budgets();
-        let mut quota = ReceiveQuota::new(service.memory(), budgets, self.context.max_frame_bytes);
+        let mut quota = ReceiveQuota::new(service.memory(), service.receive_budgets());
         loop {
             let received = self.receive_one(frames, &mut quota, &replies).await;
             let received = received.transpose();
@@ -236,7 +238,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         quota: &mut ReceiveQuota<'_>,
         replies: &ReplySender,
     ) -> Result<Option<Received>> {
-        let mut permit = self
+        let permit = self
             .unread_until(replies, quota::ANSWERS, quota.next_request())
             .await;
         let Some(header) = frames.header().await? else {
@@ -259,9 +261,6 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         self.context.service.counters.requests.add(1);
         self.context.service.counters.bytes_received.add(bytes);
         let reservation = quota.admit(&request.body, reservation)?;
-        let reply_bytes = self.context.service.estimated_reply_bytes(&request.body);
-        let space = quota.reserve_reply(&mut permit, reply_bytes);
-        self.unread_until(replies, quota::REPLIES, space).await;
         let allowed = Duration::from_millis(request.deadline_ms.into());
         let arrived = self.stack.now();
         Ok(Some(Received {
@@ -308,11 +307,12 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         &self,
         mut incoming: mpsc::Receiver<Result<Received>>,
         replies: ReplySender,
+        reader: Rc<Reader>,
         client: Welcomed,
     ) -> Result<()> {
         let service = &self.context.service;
         let mut samples = service.connection_samples(client.program, self.peer);
-        let membership = Membership::new(&self.context.service, self.phase.clone());
+        let membership = Membership::new(&self.context.service, reader, self.phase.clone());
         let mut waiting = FuturesUnordered::new();
         let mut writers = WriterOrder::default();
         let mut begun = BegunTables::default();
@@ -472,7 +472,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
             let last = over && !received.renewable;
             // Before the attempt, so that no change after it is missed.
             let places = turn.places();
-            let changed = tried.then(|| service.changed(body, &turn)).transpose()?;
+            let changed = tried.then(|| membership.changed(body, &turn)).transpose()?;
             tried = true;
             service.counters.retries.add(1);
             let reason = match membership.attempt(body, last, &mut turn)? {
@@ -491,7 +491,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
             };
             // Not `Wait::slices`: there is no interrupt to check, and the stack's clock may be a simulated one. A request
             // behind others is woken when its turn comes, and one that waits for clients to read when one has read.
-            let again = match turn.is_behind() || Service::waits_for_readers(body, &turn) {
+            let again = match turn.is_behind() || Membership::waits_for_readers(body, &turn) {
                 true => received.until,
                 false => self.stack.now() + Wait::CHECK_EVERY,
             };

@@ -141,28 +141,33 @@ pub async fn write_frame<W: AsyncWrite + Unpin>(
     writer: &mut W,
     peer: &str,
 ) -> Result<()> {
-    let written = write_rest(frame, writer).await;
-    written.map_err(|error| broken(peer, error))
-}
-
-/// As [`write_frame`], with the error of the system.
-pub(crate) async fn write_rest<W: AsyncWrite + Unpin>(
-    frame: &mut OutgoingFrame,
-    writer: &mut W,
-) -> io::Result<()> {
     loop {
-        let slices = frame.unwritten();
-        if slices.is_empty() {
-            break;
-        }
-        match writer.write_vectored(&slices).await? {
-            0 => return Err(io::ErrorKind::WriteZero.into()),
-            n => frame.advance(n),
+        let part = write_part(frame, writer).await;
+        if part.map_err(|error| broken(peer, error))? == 0 {
+            return Ok(());
         }
     }
-    writer.flush().await?;
-    frame.delivered();
-    Ok(())
+}
+
+/// Writes as much of the rest of a frame as the writer takes at a time, and returns how many bytes it took; 0 after the last
+/// byte, with a flush.
+pub(crate) async fn write_part<W: AsyncWrite + Unpin>(
+    frame: &mut OutgoingFrame,
+    writer: &mut W,
+) -> io::Result<usize> {
+    let slices = frame.unwritten();
+    if slices.is_empty() {
+        writer.flush().await?;
+        frame.delivered();
+        return Ok(0);
+    }
+    match writer.write_vectored(&slices).await? {
+        0 => Err(io::ErrorKind::WriteZero.into()),
+        n => {
+            frame.advance(n);
+            Ok(n)
+        }
+    }
 }
 
 /// Whether an error of the system means that the other end has closed the connection.

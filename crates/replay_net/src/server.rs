@@ -23,6 +23,7 @@ use tracing::field::Empty;
 use crate::config::ServerConfig;
 use crate::connection::{ConnectionHandler, Phase, ServerContext, late_handshake, reached};
 use crate::framing::broken;
+use crate::reply_budget::ReplyBudgets;
 use crate::service::Service;
 use crate::stack::{Address, Stack, until};
 use crate::tls;
@@ -79,6 +80,8 @@ impl Server {
         }
         let tokens = config.read_tokens()?;
         let tls = acceptor(config)?.map(RwLock::new);
+        // Without a token every client is an operator.
+        let reply_budgets = ReplyBudgets::new(config.effective_reply_bytes(), tokens.len());
         let handshake = Handshake::new(tokens, memory.incarnation(), config.max_frame_bytes);
         Ok(Server {
             context: ServerContext {
@@ -86,7 +89,7 @@ impl Server {
                     memory,
                     &config.tables,
                     config.max_frame_bytes,
-                    config.effective_reply_bytes(),
+                    reply_budgets,
                 )?,
                 handshake,
                 max_frame_bytes: config.max_frame_bytes,

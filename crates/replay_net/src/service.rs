@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use crate::aggregators::Aggregators;
 use crate::receive::ReceiveBudgets;
-use crate::reply_budget::ReplyBudget;
+use crate::reply_budget::{LargeReply, ReplyBudgets};
 use crate::snapshots::Snapshots;
 use replay_core::error::{Error, Result};
 use replay_core::memory::Memory;
@@ -29,17 +29,11 @@ pub use latencies::Latencies;
 pub use samplers::{ConnectionSamples, Samplers};
 pub use tables::Tables;
 
-/// Bytes for which a reply with statistics or a list counts before it is made.
-const REPORT_BYTES: u64 = 64 << 10;
-
-/// Bytes of an item in a reply, besides its rows.
-const ITEM_BYTES: u64 = 32;
-
 /// The memory and the gradient aggregators behind a server.
 pub struct Service {
     memory: Arc<Memory>,
     receive_budgets: ReceiveBudgets,
-    reply_budget: Arc<ReplyBudget>,
+    reply_budgets: ReplyBudgets,
     tables: Arc<Tables>,
     max_frame_bytes: u64,
     gradients: Option<Aggregators>,
@@ -64,7 +58,7 @@ pub struct Counters {
     pub failed_logins: RelaxedCounter,
     /// Invalid frames.
     pub bad_frames: RelaxedCounter,
-    /// Clients dropped at the write deadline.
+    /// Clients dropped at the write deadline, or for others that waited for room.
     pub slow_readers_dropped: RelaxedCounter,
     /// Requests received.
     pub requests: RelaxedCounter,
@@ -93,7 +87,7 @@ impl RelaxedCounter {
 }
 
 impl Service {
-    /// Makes the configured tables and serves the memory. `reply_bytes` is the limit of unread replies.
+    /// Makes the configured tables and serves the memory.
     ///
     /// # Errors
     /// Errors of [`Memory::create_table`].
@@ -101,11 +95,11 @@ impl Service {
         memory: Arc<Memory>,
         tables: &[TableConfig],
         max_frame_bytes: u64,
-        reply_bytes: u64,
+        reply_budgets: ReplyBudgets,
     ) -> Result<Self> {
         Ok(Service {
             receive_budgets: ReceiveBudgets::new(&memory.limits()),
-            reply_budget: ReplyBudget::new(reply_bytes),
+            reply_budgets,
             tables: Tables::new(memory.clone(), tables)?,
             memory,
             max_frame_bytes,
@@ -153,9 +147,9 @@ impl Service {
         &self.receive_budgets
     }
 
-    /// Budget for unread replies.
-    pub fn reply_budget(&self) -> &Arc<ReplyBudget> {
-        &self.reply_budget
+    /// Budgets for unread replies.
+    pub fn reply_budgets(&self) -> &ReplyBudgets {
+        &self.reply_budgets
     }
 
     /// The tables, for a request that [`Tables::handles`] and this server does not refuse at once.
@@ -174,18 +168,29 @@ impl Service {
         })
     }
 
-    /// Bytes that the reply to a request copies or keeps, estimated before it is made.
-    pub fn estimated_reply_bytes(&self, request: &RequestBody) -> u64 {
+    /// Whether the reply to a request may be large.
+    pub fn has_large_reply(request: &RequestBody) -> bool {
+        matches!(
+            request,
+            RequestBody::Sample(_)
+                | RequestBody::GetParameters { .. }
+                | RequestBody::Stats
+                | RequestBody::List
+        )
+    }
+
+    /// What the reply to a request takes; `None` if it is a few bytes.
+    pub fn large_reply(&self, request: &RequestBody) -> Option<LargeReply> {
         match request {
-            RequestBody::Sample(request) => self.memory.table(&request.table).map_or(0, |table| {
-                let items = u64::from(request.count).saturating_mul(ITEM_BYTES);
-                items.saturating_add(row_bytes(&table, request))
-            }),
             RequestBody::GetParameters {
                 name, newer_than, ..
-            } => self.memory.parameters().bytes_newer_than(name, *newer_than),
-            RequestBody::Stats | RequestBody::List => REPORT_BYTES,
-            _ => 0,
+            } => {
+                let newest = self.memory.parameters().newest(name, *newer_than);
+                newest.map(LargeReply::Shared)
+            }
+            RequestBody::Sample(_) => Some(LargeReply::Copy),
+            RequestBody::Stats | RequestBody::List => Some(LargeReply::Report),
+            _ => None,
         }
     }
 
@@ -302,18 +307,8 @@ impl Service {
         }
         match turn.changed() {
             Some(changed) => Ok(changed),
-            None if Self::waits_for_readers(request, turn) => Ok(self.reply_budget.freed()),
             None => Err(Error::Internal("a request that never blocks waits".into())),
         }
-    }
-
-    /// Whether a request that was blocked waits for nothing of a table, but for other clients to read their replies.
-    pub fn waits_for_readers(request: &RequestBody, turn: &Turn) -> bool {
-        let large = matches!(
-            request,
-            RequestBody::Sample(_) | RequestBody::GetParameters { .. }
-        );
-        large && !turn.waits()
     }
 
     /// Keeps an opened writer from expiring while frames of its connection wait.
@@ -352,7 +347,7 @@ impl Service {
         let mut stats = self.memory.stats();
         self.samplers.add_stats(&mut stats["tables"]);
         stats["receive_bytes"] = self.receive_budgets.reserved().into();
-        stats["reply_bytes"] = self.reply_budget.held().into();
+        stats["reply_bytes"] = self.reply_budgets.held().into();
         stats["server"] = json!(self.counters);
         stats["server"]["release"] = RELEASE.into();
         if let Some(aggregators) = &self.gradients {

@@ -1,20 +1,26 @@
-//! Membership of a connection in a gradient job, which ends with the connection.
+//! Requests of one connection to the service: with room for its replies, and with its membership in a gradient job, which
+//! ends with the connection.
 
 use std::cell::Cell;
+use std::future::Future;
 use std::net::SocketAddr;
+use std::rc::Rc;
 
+use futures_util::FutureExt;
 use tokio::sync::watch;
 
 use super::Phase;
+use crate::reply_budget::{NoRoom, Reader};
 use crate::service::Service;
 use replay_core::cause::WaitReason;
 use replay_core::error::{Error, Result};
 use replay_core::table::{Attempt, Turn};
 use replay_wire::{ReplyBody, RequestBody};
 
-/// Requests of one connection, and the gradient job that it may have joined.
+/// Requests of one connection, its unread replies, and the gradient job that it may have joined.
 pub struct Membership<'a> {
     service: &'a Service,
+    reader: Rc<Reader>,
     phase: watch::Receiver<Phase>,
     /// Address of the aggregator, and session there.
     session: Cell<Option<(SocketAddr, u32)>>,
@@ -22,9 +28,10 @@ pub struct Membership<'a> {
 
 impl<'a> Membership<'a> {
     /// A connection that has not joined a job.
-    pub fn new(service: &'a Service, phase: watch::Receiver<Phase>) -> Self {
+    pub fn new(service: &'a Service, reader: Rc<Reader>, phase: watch::Receiver<Phase>) -> Self {
         Membership {
             service,
+            reader,
             phase,
             session: Cell::new(None),
         }
@@ -46,17 +53,21 @@ impl<'a> Membership<'a> {
                 "this connection has joined a gradient job already: join over one connection for each worker".to_owned(),
             ));
         }
-        let large = matches!(
-            request,
-            RequestBody::Sample(_) | RequestBody::GetParameters { .. }
-        );
-        let attempt = match large && !self.service.reply_budget().has_room() {
-            true => Attempt::Blocked(WaitReason::Other(format!(
-                "{} bytes of replies wait for clients to read them, which is the server's limit (--reply-bytes)",
-                self.service.reply_budget().held()
-            ))),
-            false => self.service.attempt(request, last, turn)?,
+        let attempt = match self.check_room(request) {
+            Err(full) => {
+                // Calls behind it in its table's line do not wait for its client to read.
+                *turn = Turn::default();
+                if matches!(full, NoRoom::Role(_)) {
+                    self.reader.budget().press();
+                }
+                Attempt::Blocked(full.into())
+            }
+            Ok(()) => self.service.attempt(request, last, turn)?,
         };
+        if turn.waits() {
+            // It takes no room yet.
+            self.reader.budget().pass_on();
+        }
         if let Attempt::Ready(ReplyBody::Gradients(joined)) = &attempt {
             let session = (joined.address, joined.ticket.session);
             self.session.set(Some(session));
@@ -67,6 +78,48 @@ impl<'a> Membership<'a> {
             }),
             attempt => Ok(attempt),
         }
+    }
+
+    /// Completes after the next change that may unblock a request that was blocked. What this connection waits for is listened
+    /// for from now on: attempt again after this call, so that no change is missed, and call it anew where the attempt has
+    /// given the request its place in a line.
+    ///
+    /// # Errors
+    /// Errors of [`Service::changed`].
+    pub fn changed<'r>(
+        &'r self,
+        request: &'r RequestBody,
+        turn: &Turn,
+    ) -> Result<impl Future<Output = ()> + use<'r, 'a>> {
+        if Self::waits_for_readers(request, turn) {
+            return Ok(self.reader.room(|| self.check_room(request)).right_future());
+        }
+        Ok(self.service.changed(request, turn)?.left_future())
+    }
+
+    /// Whether a request that was blocked waits for nothing of a table, but for clients to read their replies.
+    pub fn waits_for_readers(request: &RequestBody, turn: &Turn) -> bool {
+        Service::has_large_reply(request) && !turn.waits()
+    }
+
+    fn check_room(&self, request: &RequestBody) -> std::result::Result<(), NoRoom> {
+        let large = self.service.large_reply(request);
+        large.map_or(Ok(()), |large| self.reader.check(&large))
+    }
+}
+
+impl From<NoRoom> for WaitReason {
+    fn from(full: NoRoom) -> Self {
+        WaitReason::Other(match full {
+            NoRoom::Own(bytes) => format!(
+                "{bytes} bytes of replies wait for this client to read them, and a connection has a quarter of its role's part of \
+                 --reply-bytes"
+            ),
+            NoRoom::Role(bytes) => format!(
+                "{bytes} bytes of replies wait for clients of this role to read them, which is their part of the server's limit \
+                 (--reply-bytes)"
+            ),
+        })
     }
 }
 

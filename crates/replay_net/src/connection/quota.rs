@@ -1,4 +1,4 @@
-//! Limits on the unanswered requests and unread replies of one connection, and memory for its receive buffers.
+//! Limits on the unanswered requests of one connection, and memory for its receive buffers.
 
 use std::sync::Arc;
 
@@ -33,14 +33,8 @@ pub const RECEIVE_MEMORY: &str = "the server's receive memory is full of pushes 
 /// is read, its table is not known. No table has this name.
 const SEVERAL_TABLES: &str = "";
 
-/// Reason for not reading a connection with too many unread replies.
-pub const REPLIES: &str = "the server makes no further reply until this client has read the earlier ones (--max-frame-bytes)";
-
-/// Permit of one request, from its first byte until its reply is written, and of the reply once its size is estimated.
-pub struct RequestPermit {
-    _request: OwnedSemaphorePermit,
-    _reply: Option<OwnedSemaphorePermit>,
-}
+/// Permit of one request, from its first byte until its reply is written.
+pub type RequestPermit = OwnedSemaphorePermit;
 
 /// The receiving side of one connection.
 pub struct ReceiveQuota<'a> {
@@ -48,9 +42,6 @@ pub struct ReceiveQuota<'a> {
     budgets: &'a ReceiveBudgets,
     requests: Arc<Semaphore>,
     bytes: Arc<Semaphore>,
-    /// Bytes of unread replies. At the limit the connection is not read; the longest reply is made alone.
-    replies: Arc<Semaphore>,
-    max_reply_bytes: u32,
     /// The table that the connection writes to, once it has opened a writer.
     writes: Option<TableWrites>,
 }
@@ -64,35 +55,20 @@ pub struct FrameReservation {
 }
 
 impl<'a> ReceiveQuota<'a> {
-    /// Quota of a new connection to this memory, whose unread replies have up to `max_reply_bytes`.
-    pub fn new(memory: &'a Memory, budgets: &'a ReceiveBudgets, max_reply_bytes: u64) -> Self {
-        let max_reply_bytes = u32::try_from(max_reply_bytes).unwrap_or(u32::MAX);
+    /// Quota of a new connection to this memory.
+    pub fn new(memory: &'a Memory, budgets: &'a ReceiveBudgets) -> Self {
         ReceiveQuota {
             memory,
             budgets,
             requests: Arc::new(Semaphore::new(MAX_REQUESTS)),
             bytes: Arc::new(Semaphore::new(MAX_FRAME_BYTES as usize)),
-            replies: Arc::new(Semaphore::new(max_reply_bytes as usize)),
-            max_reply_bytes,
             writes: None,
         }
     }
 
     /// Waits until another request may be received.
     pub async fn next_request(&self) -> RequestPermit {
-        RequestPermit {
-            _request: acquire(&self.requests, 1).await,
-            _reply: None,
-        }
-    }
-
-    /// Waits until the client has read enough earlier replies for one of `bytes`.
-    pub async fn reserve_reply(&self, permit: &mut RequestPermit, bytes: u64) {
-        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
-        if bytes > 0 {
-            let bytes = bytes.min(self.max_reply_bytes);
-            permit._reply = Some(acquire(&self.replies, bytes).await);
-        }
+        acquire(&self.requests, 1).await
     }
 
     /// Reserves memory for a frame and its decoded request, before either is allocated. Waits for free memory, unless the frame is

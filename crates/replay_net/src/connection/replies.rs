@@ -1,12 +1,17 @@
 //! Replies of a connection: encoded, counted while they wait, written in order.
 
+use std::io;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
 use tokio::io::AsyncWrite;
 use tokio::sync::mpsc;
 
 use super::quota::RequestPermit;
 use super::{ConnectionHandler, Received};
-use crate::framing::{broken, is_closed, write_frame, write_rest};
-use crate::reply_budget::ReplyShare;
+use crate::framing::{broken, is_closed, write_frame, write_part};
+use crate::reply_budget::{Reader, ReplyShare};
 use crate::stack::{Stack, until};
 use replay_core::error::{Error, ErrorCode, Result, shortened};
 use replay_wire::{OutgoingFrame, Reply, ReplyBody};
@@ -21,8 +26,35 @@ pub(super) struct QueuedReply {
     _share: ReplyShare,
 }
 
-/// Queue of replies to write.
-pub(super) type ReplySender = mpsc::UnboundedSender<QueuedReply>;
+/// Time without progress after which a client that reads a reply is dropped, if other clients of its role wait for room.
+/// A link that loses packets may be silent for a second.
+const STALLED: Duration = Duration::from_secs(2);
+
+/// Queue of replies to write, which count for their reader.
+#[derive(Clone)]
+pub(super) struct ReplySender {
+    queue: mpsc::UnboundedSender<QueuedReply>,
+    reader: Rc<Reader>,
+}
+
+impl ReplySender {
+    /// A queue, and its other end.
+    pub(super) fn new(reader: Rc<Reader>) -> (Self, mpsc::UnboundedReceiver<QueuedReply>) {
+        let (queue, outbox) = mpsc::unbounded_channel();
+        (ReplySender { queue, reader }, outbox)
+    }
+
+    /// `shared` is a buffer of the memory, if the frame has one.
+    fn send(&self, frame: OutgoingFrame, permit: Option<RequestPermit>, shared: Bytes) {
+        let share = self.reader.hold(frame.frame_bytes(), shared);
+        // An error means that the connection has ended.
+        let _ = self.queue.send(QueuedReply {
+            frame,
+            _permit: permit,
+            _share: share,
+        });
+    }
+}
 
 impl<S: Stack> ConnectionHandler<'_, S> {
     pub(super) async fn write_reply<W: AsyncWrite + Unpin>(
@@ -46,6 +78,10 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         let elapsed = self.stack.now().saturating_duration_since(received.arrived);
         latencies.record(&received.request.body, elapsed);
         let permit = Some(received.permit);
+        let shared = match &reply {
+            Ok(ReplyBody::Parameters(Some(parameters))) => parameters.bytes.clone(),
+            _ => Bytes::new(),
+        };
         let outgoing = reply.and_then(|body| {
             let outgoing = replay_wire::encode_reply(Reply { id, body })?;
             match outgoing.frame_bytes() {
@@ -59,23 +95,9 @@ impl<S: Stack> ConnectionHandler<'_, S> {
             }
         });
         match outgoing {
-            Ok(outgoing) => self.enqueue(replies, outgoing, permit),
+            Ok(outgoing) => replies.send(outgoing, permit, shared),
             Err(error) => self.reply_error(replies, id, &error, permit),
         }
-    }
-
-    fn enqueue(&self, replies: &ReplySender, frame: OutgoingFrame, permit: Option<RequestPermit>) {
-        let share = self
-            .context
-            .service
-            .reply_budget()
-            .hold(frame.frame_bytes());
-        // An error means that the connection has ended.
-        let _ = replies.send(QueuedReply {
-            frame,
-            _permit: permit,
-            _share: share,
-        });
     }
 
     /// Queues a short reply.
@@ -87,7 +109,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         permit: Option<RequestPermit>,
     ) {
         match replay_wire::encode_reply(Reply { id, body }) {
-            Ok(frame) => self.enqueue(replies, frame, permit),
+            Ok(frame) => replies.send(frame, permit, Bytes::new()),
             Err(error) => tracing::error!(id, %error, "a reply could not be encoded"),
         }
     }
@@ -114,24 +136,13 @@ impl<S: Stack> ConnectionHandler<'_, S> {
     pub(super) async fn send<W: AsyncWrite + Unpin>(
         &self,
         mut outbox: mpsc::UnboundedReceiver<QueuedReply>,
+        reader: &Reader,
         write: &mut W,
     ) -> Result<()> {
         let counters = &self.context.service.counters;
         while let Some(mut queued) = outbox.recv().await {
             let outgoing = &mut queued.frame;
-            let allowed = self.context.write_deadline;
-            let deadline = self.stack.now() + allowed;
-            let writing = write_rest(outgoing, write);
-            let Some(written) = until(self.stack, deadline, writing).await else {
-                counters.slow_readers_dropped.add(1);
-                return Err(Error::Deadline {
-                    waited_for: format!(
-                        "the client did not read a reply of {} bytes within {} ms",
-                        outgoing.frame_bytes(),
-                        allowed.as_millis()
-                    ),
-                });
-            };
+            let written = self.write_in_time(outgoing, reader, write).await?;
             written.map_err(|error| match is_closed(&error) {
                 // As at the end of batches that a client has asked for ahead.
                 true => Error::Closed("the client"),
@@ -140,6 +151,82 @@ impl<S: Stack> ConnectionHandler<'_, S> {
             counters.bytes_sent.add(outgoing.frame_bytes());
         }
         Ok(())
+    }
+
+    /// Writes a frame, unless the client is too slow.
+    async fn write_in_time<W: AsyncWrite + Unpin>(
+        &self,
+        frame: &mut OutgoingFrame,
+        reader: &Reader,
+        write: &mut W,
+    ) -> Result<io::Result<()>> {
+        let begun = self.stack.now();
+        let mut progress = Progress {
+            begun,
+            last: begun,
+            written: 0,
+            bytes: frame.frame_bytes(),
+            allowed: self.context.write_deadline,
+        };
+        loop {
+            let part = write_part(frame, write);
+            let written = tokio::select! {
+                biased;
+                written = part => written,
+                slow = self.too_slow(&progress, reader) => {
+                    self.context.service.counters.slow_readers_dropped.add(1);
+                    return Err(slow);
+                }
+            };
+            match written {
+                Ok(0) => return Ok(Ok(())),
+                Ok(part) => {
+                    progress.written += part as u64;
+                    progress.last = self.stack.now();
+                }
+                Err(error) => return Ok(Err(error)),
+            }
+        }
+    }
+
+    /// Completes with the reason when the client is to be dropped, unless there is progress.
+    async fn too_slow(&self, progress: &Progress, reader: &Reader) -> Error {
+        let needed = async {
+            self.stack.sleep_until(progress.stalled()).await;
+            reader.budget().needed().await;
+        };
+        let deadline = progress.begun + progress.allowed;
+        let others = match until(self.stack, deadline, needed).await {
+            Some(()) => " while other clients of its role wait for room (--reply-bytes)",
+            None => "",
+        };
+        Error::Deadline {
+            waited_for: format!(
+                "the client read {} of the {} bytes of a reply within {} ms{others}",
+                progress.written,
+                progress.bytes,
+                (self.stack.now() - progress.begun).as_millis()
+            ),
+        }
+    }
+}
+
+/// How far a client has read a reply.
+struct Progress {
+    begun: Instant,
+    last: Instant,
+    written: u64,
+    bytes: u64,
+    allowed: Duration,
+}
+
+impl Progress {
+    /// From when on the client makes room for others: when it has read nothing for [`STALLED`], or is so far behind the
+    /// average that reads the reply in time.
+    fn stalled(&self) -> Instant {
+        let read = self.written as f64 / self.bytes.max(1) as f64;
+        let average = self.begun + self.allowed.mul_f64(read.min(1.0));
+        average.min(self.last) + STALLED
     }
 }
 

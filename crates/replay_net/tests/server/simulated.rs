@@ -318,19 +318,22 @@ fn a_crowd_that_waits_for_readers_is_woken_one_by_one() {
         ..config(table())
     };
     World::simulated(24, config, |world, network| async move {
-        let put = RequestBody::PutParameters {
-            name: "policy".into(),
-            version: 0,
-            id: 0,
-            bytes: parameters(BYTES),
-        };
-        world.client().await.ask(put, 0).await.unwrap();
+        // A version that one of them has would count once.
+        for client in 0..CLIENTS {
+            let put = RequestBody::PutParameters {
+                name: format!("policy {client}"),
+                version: 0,
+                id: 0,
+                bytes: parameters(BYTES),
+            };
+            world.client().await.ask(put, 0).await.unwrap();
+        }
         network.set_buffer(4096);
         let mut clients = Vec::new();
-        for _ in 0..CLIENTS {
+        for number in 0..CLIENTS {
             let mut client = world.client().await;
             let get = RequestBody::GetParameters {
-                name: "policy".into(),
+                name: format!("policy {number}"),
                 newer_than: 0,
                 writer: None,
             };
@@ -338,7 +341,7 @@ fn a_crowd_that_waits_for_readers_is_woken_one_by_one() {
             clients.push(client);
         }
         world
-            .until(|world| world.server_stat("requests") == 1 + CLIENTS)
+            .until(|world| world.server_stat("requests") == 2 * CLIENTS)
             .await;
         let reading = clients.iter_mut().map(|client| async {
             let reply = client.receive().await.unwrap().unwrap();

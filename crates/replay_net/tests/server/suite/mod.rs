@@ -12,6 +12,7 @@ mod replies;
 mod roles;
 mod shutdown;
 pub mod simulation;
+mod slow_readers;
 pub mod world;
 
 pub use client::{CLOGGABLE, CLOGGING, LARGE, TestClient, transcript};

@@ -9,20 +9,22 @@ use replay_wire::auth::Secret;
 use super::*;
 
 const OPERATOR: &str = "token of the operator";
-const LEARNER: &str = "token of the learners";
-const ACTOR: &str = "token of the actors";
+pub(super) const LEARNER: &str = "token of the learners";
+pub(super) const ACTOR: &str = "token of the actors";
 
-fn with_roles() -> ServerConfig {
+/// The server, with a token for each role.
+pub(super) fn with_roles(config: ServerConfig) -> ServerConfig {
     let secret = |token: &str| Some(Secret(token.to_owned()));
     ServerConfig {
         token: secret(OPERATOR),
         learner_token: secret(LEARNER),
         actor_token: secret(ACTOR),
-        ..config(table())
+        ..config
     }
 }
 
-async fn client(world: &World, token: &str) -> TestClient {
+/// A client with the token of a role.
+pub(super) async fn as_role(world: &World, token: &str) -> TestClient {
     TestClient::welcome(world.connect().await, Some(token))
         .await
         .unwrap()
@@ -46,8 +48,8 @@ async fn sampled_id(client: &mut TestClient) -> u64 {
 
 #[test]
 fn each_role_may_make_its_requests_and_no_others() {
-    World::run(50, with_roles(), |world| async move {
-        let mut actor = client(&world, ACTOR).await;
+    World::run(50, with_roles(config(table())), |world| async move {
+        let mut actor = as_role(&world, ACTOR).await;
         actor.open(1).await;
         let pushed = RequestBody::Push(push(1, 1, 1, 0, &[1, 2, 3]));
         actor.ask(pushed, 0).await.unwrap();
@@ -66,7 +68,7 @@ fn each_role_may_make_its_requests_and_no_others() {
                 RequestBody::CreateTable(table()),
             ]
         };
-        let mut learner = client(&world, LEARNER).await;
+        let mut learner = as_role(&world, LEARNER).await;
         let id = sampled_id(&mut learner).await;
         let of_learners = |table: &str| {
             [
@@ -96,7 +98,7 @@ fn each_role_may_make_its_requests_and_no_others() {
                 RequestBody::DropTable("second".into()),
             ]
         };
-        let mut operator = client(&world, OPERATOR).await;
+        let mut operator = as_role(&world, OPERATOR).await;
         for request in of_actors() {
             for client in [&mut actor, &mut learner, &mut operator] {
                 client.ask(request.clone(), 0).await.unwrap();
@@ -136,7 +138,7 @@ fn each_role_may_make_its_requests_and_no_others() {
 
 #[test]
 fn a_gradient_job_is_for_learners() {
-    World::run(51, with_roles(), |world| async move {
+    World::run(51, with_roles(config(table())), |world| async move {
         let join = || RequestBody::JoinGradients {
             job: gradients::JoinJob {
                 job: "job".into(),
@@ -156,7 +158,7 @@ fn a_gradient_job_is_for_learners() {
             // This server has no aggregator.
             (LEARNER, ErrorCode::Config),
         ] {
-            let reply = client(&world, token).await.ask(join(), 0).await;
+            let reply = as_role(&world, token).await.ask(join(), 0).await;
             assert_eq!(refused(reply).0, expected);
         }
     });
@@ -164,8 +166,8 @@ fn a_gradient_job_is_for_learners() {
 
 #[test]
 fn an_actor_hears_of_a_table_that_differs() {
-    World::run(52, with_roles(), |world| async move {
-        let mut actor = client(&world, ACTOR).await;
+    World::run(52, with_roles(config(table())), |world| async move {
+        let mut actor = as_role(&world, ACTOR).await;
         let wider = TableConfig {
             capacity: 7,
             ..table()
@@ -179,10 +181,10 @@ fn an_actor_hears_of_a_table_that_differs() {
 fn without_the_operators_token_a_token_is_still_needed() {
     let config = ServerConfig {
         token: None,
-        ..with_roles()
+        ..with_roles(config(table()))
     };
     World::run(53, config, |world| async move {
-        client(&world, LEARNER).await.stats().await;
+        as_role(&world, LEARNER).await.stats().await;
         for token in [None, Some(OPERATOR)] {
             let refusal = TestClient::welcome(world.connect().await, token).await;
             assert_eq!(refused(refusal.map(drop)).0, ErrorCode::Authentication);
