@@ -196,7 +196,8 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         let reader = Reader::new(self.context.service.reply_budgets().of(client.role));
         let (replies, outbox) = ReplySender::new(Rc::clone(&reader));
         let work = async {
-            let mut answer = pin!(self.answer(incoming, replies.clone(), Rc::clone(&reader), client));
+            let mut answer =
+                pin!(self.answer(incoming, replies.clone(), Rc::clone(&reader), client));
             tokio::select! {
                 biased;
                 end = &mut answer => end,
