@@ -110,10 +110,30 @@ def test_bad_priorities_change_nothing(make_replay: MakeReplay, bad: float) -> N
     batch = replay.sample("t", 8, VIEW, timeout=10)
     priorities = np.full(8, 5.0)
     priorities[6] = bad
-    with pytest.raises(errors.PriorityError, match="finite and not negative") as caught:
-        replay.update_priorities("t", batch.ids, priorities)
+    for wait in (True, False):
+        with pytest.raises(errors.PriorityError, match="finite and not negative") as caught:
+            replay.update_priorities("t", batch.ids, priorities, wait=wait)
+        assert str(caught.value).startswith(f"priority 6 of 8 is {bad:g}: ")
     assert isinstance(caught.value, ValueError)
     np.testing.assert_allclose(replay.sample("t", 30, VIEW, timeout=10).probabilities, 1 / 20, rtol=1e-3)
+
+
+def test_a_bad_priority_of_a_step_is_named_as_it_was_given(make_replay: MakeReplay) -> None:
+    replay = make_replay([table()])
+    with replay.writer("t", 3, VIEW) as writer:
+        for bad, words in ((np.nan, "nan: a priority"), (1e300, "1e300: a new item's priority is a float32")):
+            with pytest.raises(errors.PriorityError, match=f"^priority 2 of 3 is {words}"):
+                writer.append(**step(0, 3, priority=np.array([1.0, 2.0, bad])))
+        assert writer.steps == 0
+
+
+def test_a_priority_beyond_float32_is_cut_by_an_update(make_replay: MakeReplay) -> None:
+    """With an exponent above 1 its power is beyond float64, too."""
+    replay = make_replay([table(priority_exponent=4.0)])
+    fill(replay, 20, priority=1.0)
+    ids = replay.sample("t", 4, VIEW, timeout=10).ids
+    assert replay.update_priorities("t", ids, np.full(4, 1e300)).applied == 4
+    assert set(replay.sample("t", 64, VIEW, timeout=10).ids) <= set(ids)
 
 
 def test_keys_and_priorities_have_to_be_pairs_of_numbers(make_replay: MakeReplay) -> None:
@@ -178,7 +198,7 @@ def test_usual_mistakes_with_priorities_are_named(make_replay: MakeReplay, log: 
     replay = make_replay([table()])
     fill(replay, 20)
     ids = replay.sample("t", 8, VIEW, timeout=10).ids
-    with pytest.raises(errors.PriorityError, match="got -1; take the absolute value of TD errors"):
+    with pytest.raises(errors.PriorityError, match=r"^priority 0 of 8 is -1: .*; take the absolute value of TD errors"):
         replay.update_priorities("t", ids, -np.ones(8))
     with pytest.raises(errors.ConfigError, match=r"got float64\[8, 1\]: flatten it, priorities\.flatten\(\)"):
         replay.update_priorities("t", ids, np.ones((8, 1)))
@@ -346,7 +366,7 @@ def test_a_view_that_the_table_cannot_serve_is_refused(make_replay: MakeReplay) 
     ("call", "error", "message"),
     [
         (lambda replay: replay.writer("t", 0, VIEW), errors.ConfigError, "num_envs is 1 or more, got 0"),
-        (lambda replay: replay.sample("t", 0, VIEW), errors.ConfigError, "has 1 to 65536 items, got a batch_size of 0"),
+        (lambda replay: replay.sample("t", 0, VIEW), errors.ConfigError, "batch_size is 1 to 65536, got 0"),
         (
             lambda replay: replay.sample("t", 1, innet.NStep),
             TypeError,

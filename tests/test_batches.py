@@ -29,6 +29,26 @@ def test_batches_prefetch_and_close(make_replay: MakeReplay) -> None:
         batches.close()
 
 
+def test_without_prefetch_each_batch_is_sampled_when_it_is_asked_for(make_replay: MakeReplay) -> None:
+    """A batch follows the updates before it, and a closed iterator has taken no item of a queue."""
+    queue = table("queue", sampler="fifo", max_times_sampled=1)
+    replay = make_replay([table(priority_exponent=1.0), queue])
+    fill(replay, 20)
+    fill(replay, 20, name="queue")
+    with replay.batches("t", 4, VIEW, prefetch=0, timeout=10) as batches:
+        for _ in range(5):
+            ids = replay.sample("t", 256, VIEW).ids
+            chosen = next(batches).ids[0]
+            assert replay.update_priorities("t", np.append(ids, chosen), np.append(np.zeros(256), 1.0)).stale == 0
+            assert set(next(batches).ids) == {chosen}
+            replay.update_priorities("t", ids, np.ones(256))
+    with replay.batches("queue", 4, VIEW, prefetch=0, timeout=10) as batches:
+        first = next(batches)
+    assert replay.stats()["tables"]["queue"]["sampled_items"] == 4
+    rest = replay.sample("queue", 16, VIEW, timeout=10)
+    assert [*first.action, *rest.action] == list(range(20))
+
+
 def test_batches_wait_no_longer_than_their_timeout(make_replay: MakeReplay) -> None:
     replay = make_replay([table(min_size=50)])
     for prefetch in (0, 2):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from innet_drl.sweep.machine import this_machine
 from innet_drl.sweep.sweep_file import Sweep
 from innet_drl.train import environments, video
 from innet_drl.train.checkpoints import save_checkpoint
+from innet_drl.train.errors import RunFolderError
 from innet_drl.train.files import new_file
 from innet_drl.train.networks import make_network
 from innet_drl.train.run_folder import RunFolder
@@ -61,6 +64,29 @@ def test_a_link_with_a_temporary_name_is_not_followed(tmp_path: Path, partial: s
         assert (folder / name).is_file()
         assert not (folder / name).is_symlink()
         assert not (folder / partial).is_symlink()
+
+
+@pytest.mark.parametrize("partial", WRITTEN)
+def test_only_files_are_replaced(tmp_path: Path, partial: str) -> None:
+    """A pipe and a device stay; of a link the target is replaced. The times of a run are left out with a warning."""
+    name, write = WRITTEN[partial]
+    for make in (os.mkfifo, lambda path: path.symlink_to("/dev/null"), lambda path: path.symlink_to(tmp_path / "no")):
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        folder.mkdir()
+        make(folder / name)
+        with contextlib.suppress(OSError, RunFolderError):
+            write(folder)
+            assert name == "times.json"
+        assert not (folder / name).is_file()
+        assert Path("/dev/null").is_char_device()
+    folder = tmp_path / "last"
+    folder.mkdir()
+    target = tmp_path / f"target{Path(name).suffix}"
+    target.write_bytes(b"")
+    (folder / name).symlink_to(target)
+    write(folder)
+    assert (folder / name).is_symlink()
+    assert target.stat().st_size > 0
 
 
 def test_a_link_that_is_made_meanwhile_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

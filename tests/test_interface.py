@@ -502,8 +502,23 @@ def test_a_table_has_the_view_of_calls_that_name_none(make_replay: MakeReplay) -
     assert [replay.table(each.name).view for each in own] == [VIEW, sequences, innet.Window(1, 2), None]
     # A definition without a view asks for any; one with another view differs.
     replay.create_table(table("a"))
-    with pytest.raises(errors.TableDiffersError, match=r"view is .*n: 3.*asked for .*before: 1"):
-        replay.create_table(table("a", view=innet.Window(1, 2)))
+    for asked in (innet.Window(1, 2), sequences, innet.Sequences(4, observation="frame")):
+        with pytest.raises(errors.TableDiffersError) as caught:
+            replay.create_table(table("a", view=asked))
+        assert str(caught.value).endswith(f"definition: view is {VIEW!r}, asked for {asked!r}")
+    wanted = table("d", sampler="uniform", live_max_priority=True)
+    with pytest.raises(errors.TableDiffersError) as caught:
+        replay.create_table(wanted)
+    assert str(caught.value).endswith(
+        "sampler is prioritized, asked for uniform; live_max_priority is False, asked for True"
+    )
+    columns: dict[str, Any] = {"frame": innet.Column("uint8", (12, 8), "zstd"), "action": "int64"}
+    with pytest.raises(errors.TableDiffersError) as caught:
+        replay.create_table(innet.Table("d", columns, 1000))
+    assert str(caught.value).endswith(
+        "columns is [frame: uint8 (12, 8) lz4, action: int64 () none, reward: float32 () none], "
+        "asked for [frame: uint8 (12, 8) zstd, action: int64 () none]"
+    )
     for each in own[:3]:
         with replay.writer(each.name, 1) as writer:
             for t in range(20):

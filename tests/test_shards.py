@@ -248,6 +248,22 @@ def test_ids_of_restored_items_go_to_their_server(tmp_path: Path) -> None:
             assert np.isin(ids, other.sample("t", 2048, VIEW).ids).mean() > 0.9
 
 
+def test_without_prefetch_a_batch_follows_the_updates_before_it(connect: Connect) -> None:
+    """One item after another gets almost all the mass, on the servers in turn."""
+    shards = connect(table(priority_exponent=1.0))
+    for server in range(3):
+        write(shards, f"w {server}", range(150 * server, 150 * server + 50))
+    ids = np.zeros(0, np.uint64)
+    while len(ids) < shards.stats()["tables"]["t"]["items"]:
+        ids = np.union1d(ids, shards.sample("t", 256, VIEW).ids)
+    with shards.batches("t", 16, VIEW, timeout=30, prefetch=0) as batches:
+        for chosen in ids[:: len(ids) // 8]:
+            shards.update_priorities("t", ids, np.where(ids == chosen, 1e6, 1e-6))
+            before = shards.stats()["tables"]["t"]["sampled_items"]
+            assert set(next(batches).ids) == {chosen}
+            assert shards.stats()["tables"]["t"]["sampled_items"] == before + 16
+
+
 def test_updates_at_a_server_that_is_away_are_stale(servers: list[Server]) -> None:
     with innet.connect(address(servers), tables=[table(capacity=2000)]) as shards:
         write(shards, "w 0", range(100))

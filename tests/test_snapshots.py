@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,32 @@ def test_what_cannot_be_restored(tmp_path: Path) -> None:
     with pytest.raises(errors.StorageError, match="missing cannot be read") as caught:
         saved.restore(tmp_path / "missing")
     assert caught.value.errno == errno.ENOENT
+
+
+def test_only_files_are_replaced(tmp_path: Path) -> None:
+    """A link stays, and its target is replaced."""
+    path, link = tmp_path / "snapshot", tmp_path / "newest"
+    saved = filled()
+    link.symlink_to(path)
+    with pytest.raises(errors.StorageError, match="newest cannot be written: No such file"):
+        saved.save(link)
+    path.write_bytes(b"an earlier one")
+    saved.save(link)
+    assert link.is_symlink()
+    innet.Memory().restore(path)
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "device").symlink_to("/dev/null")
+    listed = sorted(tmp_path.iterdir())
+    words = {"pipe": "only a regular file is replaced", "device": "only a regular file", "folder": "Is a directory"}
+    for other in (tmp_path / name for name in words):
+        kind = other.stat().st_mode
+        with pytest.raises(errors.StorageError, match=f"{other} cannot be written: .*{words[other.name]}"):
+            saved.save(other)
+        assert other.stat().st_mode == kind
+    with pytest.raises(errors.StorageError, match="pipe cannot be read: it is not a regular file"):
+        innet.Memory().restore(tmp_path / "pipe")
+    assert sorted(tmp_path.iterdir()) == listed
 
 
 def test_a_full_disk_is_told_as_such_and_the_earlier_file_stays(tmp_path: Path) -> None:

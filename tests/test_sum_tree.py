@@ -98,9 +98,9 @@ def test_exponent_0_samples_every_index_that_was_set() -> None:
 @pytest.mark.parametrize(
     ("index", "priority", "error", "message"),
     [
-        ([0, 1], [1.0, np.nan], errors.PriorityError, "finite and not negative, got NaN"),
-        ([0, 1], [np.inf, 1.0], errors.PriorityError, "got inf"),
-        ([0, 1], [1.0, -0.5], errors.PriorityError, "got -0.5"),
+        ([0, 1], [1.0, np.nan], errors.PriorityError, "^priority 1 of 2 is nan: .*finite and not negative"),
+        ([0, 1], [np.inf, 1.0], errors.PriorityError, "^priority 0 of 2 is inf: "),
+        ([0, 1], [1.0, -0.5], errors.PriorityError, "^priority 1 of 2 is -0.5: "),
         ([0, -1], [1.0, 1.0], errors.ConfigError, "an index is 0 to 3.*got -1"),
         ([4, 0], [1.0, 1.0], errors.ConfigError, "an index is 0 to 3.*got 4"),
         ([0], [1.0, 1.0], errors.ConfigError, "1 indexes came with 2 priorities"),
@@ -122,7 +122,7 @@ def test_what_cannot_be_sampled() -> None:
     with pytest.raises(errors.EmptyError, match="none of its 4 indexes has a priority above zero"):
         tree.sample(1)
     tree.update([0], [1.0])
-    with pytest.raises(errors.ConfigError, match="1 to 65536 items"):
+    with pytest.raises(errors.ConfigError, match="batch_size is 1 to 65536, got 0"):
         tree.sample(0)
     with pytest.raises(errors.TooLargeError, match="65536"):
         tree.sample(65537)

@@ -121,11 +121,11 @@ class Table:
             Costs a lock in pushes and updates, and 28 bytes for each step of `capacity`.
         max_times_sampled: Samples after which an item is removed, at least `samples_per_insert`; 0 keeps items.
         min_size: Items needed before the first sample.
-        samples_per_insert: Items sampled for each item inserted, held to within `slack`; 0 sets no limit.
-        slack: Largest difference, in sampled items, between the samples and `samples_per_insert` times the inserts.
-            0 derives it: `samples_per_insert` times the larger of 1,024 and `min_size / 10`, at least 4,096, and at
-            most `samples_per_insert * (capacity - min_size)`. A sample has at most `2 * slack - samples_per_insert`
-            items. With `max_times_sampled`, items that are evicted unsampled leave fewer samples than the ratio
+        samples_per_insert: Items sampled for each item inserted, at most 1e9, held to within `slack`; 0 sets no limit.
+        slack: Largest difference, in sampled items, between the samples and `samples_per_insert` times the inserts; at
+            most 1e15. 0 derives it: `samples_per_insert` times the larger of 1,024 and `min_size / 10`, at least 4,096,
+            and at most `samples_per_insert * (capacity - min_size)`. A sample has at most
+            `2 * slack - samples_per_insert` items. With `max_times_sampled`, items that are evicted unsampled leave fewer samples than the ratio
             expects: writers then continue as soon as a sample waits.
         max_version_lag: Versions by which the parameters of a writer may be behind the newest while its steps are
             stored; further steps wait until it gets newer ones by `Replay.get_parameters(writer=...)`. 0 sets no limit.
@@ -423,8 +423,8 @@ class Batch:
 class Batches(_ContextManager):
     """An iterator over batches that ends only with an error or `close`.
 
-    A background thread samples and decodes `prefetch` batches ahead; `next` raises its errors. Close it, or use
-    it as a context manager. Threads may share an iterator: each batch goes to one of them.
+    A background thread samples and decodes `prefetch` batches ahead, none with 0; `next` raises its errors. Close it,
+    or use it as a context manager. Threads may share an iterator: each batch goes to one of them.
 
     A batch has at least one item. Items whose data does not decode are left out, removed from the memory and
     logged with the name of their writer; if none is left, `next` samples again within its timeout.
@@ -439,8 +439,8 @@ class Batches(_ContextManager):
         """Stops sampling ahead, ends a blocked `next` of another thread, and waits for the background thread.
 
         Unreturned batches of a memory in this process do not count for `samples_per_insert`; up to `prefetch + 2`
-        batches that a server has sent do. With `max_times_sampled`, the items of batches that do not count are
-        sampled again; the items of batches that count are removed.
+        batches that a server has sent do, and with `prefetch=0` none. With `max_times_sampled`, the items of batches
+        that do not count are sampled again; the items of batches that count are removed.
         """
 
 @final
@@ -492,9 +492,9 @@ class Relay(_ContextManager):
         to: The server's `ip:port`.
         delay: Seconds that each piece takes, one way.
         jitter: Seconds that a piece may take longer; uniformly distributed.
-        rate: Bytes per second; `None` has no limit.
-        loss: Probability that a packet is lost. A lost part of a connection arrives a round trip later, and everything
-            behind it; a lost datagram does not arrive.
+        rate: Bytes per second, 1 to 1e15; `None` has no limit.
+        loss: Probability that a packet is lost, 0 to 0.9. A lost part of a connection arrives a round trip later, and
+            everything behind it; a lost datagram does not arrive.
         datagrams: Relays datagrams (UDP) instead of connections (TCP). They may arrive in another order.
         seed: Seed of jitter and loss.
 
@@ -590,7 +590,7 @@ class Writer(_ContextManager):
             SchemaError: A missing or unknown column, another dtype or shape than the table's, or NaN or infinity in
                 `q`, a reward or an observation (`Column.finite`). Nothing of the rows is stored, and the writer can
                 go on.
-            PriorityError: A priority that is NaN, infinite or negative.
+            PriorityError: A priority that is NaN, infinite or negative, or beyond float32, with its position from 0.
             DeadlineError: No space within `timeout`; the message names the cause.
             FencedError: A newer connection of the same writer took over.
             ClosedError: The writer was closed.
@@ -660,7 +660,7 @@ class SumTree:
                 never sampled; with the exponent 0 each index that was set is sampled with the same probability.
 
         Raises:
-            PriorityError: A NaN, infinite or negative priority; nothing was changed.
+            PriorityError: A NaN, infinite or negative priority, with its position from 0; nothing was changed.
             ConfigError: An index out of range, or not as many priorities as indexes; nothing was changed.
         """
     def sample(self, batch_size: int, *, beta: float = 0.4) -> SampledIndexes:
@@ -840,7 +840,8 @@ class Station:
         eal: Arguments for DPDK, separated by spaces (`--no-huge -m 64 --no-pci`); the same in a whole process.
         prefix: Bits of the network's part of the address, 0 to 32.
         gateway: The IPv4 address by which other networks are reached.
-        idle_sleep_us: Microseconds that an idle worker sleeps between polls; 0 polls without sleeping.
+        idle_sleep_us: Microseconds that an idle worker sleeps between polls, at most 1,000,000; 0 polls without
+            sleeping.
 
     Raises:
         ConfigError: An invalid address.
@@ -884,9 +885,9 @@ class Server(_ContextManager):
 class Replay(_ContextManager):
     """A replay memory: a `Memory` in this process, or the connection to one on a server (`connect`).
 
-    All methods are thread-safe. `timeout` is in seconds: 60 by default, `None` waits without limit, 0 tries once. Then
-    a call raises `DeadlineError`, which names the cause; an unresponsive server delays it by up to `grace` of
-    `connect`. Ctrl-C ends every wait. Waiting calls release the GIL. A replay must not be used in a forked child
+    All methods are thread-safe. `timeout` is in seconds, at most 1e9: 60 by default, `None` waits without limit, 0
+    tries once. Then a call raises `DeadlineError`, which names the cause; an unresponsive server delays it by up to
+    `grace` of `connect`. Ctrl-C ends every wait. Waiting calls release the GIL. A replay must not be used in a forked child
     (`ForkError`): start processes with the method "spawn" or "forkserver", and connect there.
     """
 
@@ -978,7 +979,8 @@ class Replay(_ContextManager):
             normalize: Divides the weights by the largest of the batch, or of the whole memory.
             allow_short: At the deadline, return fewer items instead of raising an error.
             timeout: Seconds to wait for enough items, and for the rate limiter.
-            threads: Threads that unpack; `None` is one for each core that this process might use at its first sample.
+            threads: Threads that unpack, 1 to 256; `None` is one for each core that this process might use at its first
+                sample.
 
         Raises:
             EmptyError: No item has a priority above zero.
@@ -1023,9 +1025,10 @@ class Replay(_ContextManager):
             view: As in `sample`.
             beta: As in `sample`; a function is called before every batch, and counts for batches that are
                 not decoded yet.
-            prefetch: Batches decoded ahead; 0 samples when `next` is called, which is repeatable with a seed. With 1,
-                one request is under way to a server. From 2 on there are two, and over a long link as many more as
-                the round trip needs: at most 64, and 64 MiB of replies.
+            prefetch: Batches decoded ahead, 0 to 1024. With 0 nothing is sampled before `next` asks, so a batch follows
+                every earlier update of priorities, and is repeatable with a seed. With 1, one batch is decoded ahead
+                while one more request is under way to a server. From 2 on there are two requests, and over a long link
+                as many more as the round trip needs: at most 64, and 64 MiB of replies.
             device: As in `sample`; batches of torch tensors come from a `innet_drl.batches.TorchBatches`, which copies
                 them to a CUDA device while it computes.
             normalize: As in `sample`.
@@ -1077,7 +1080,7 @@ class Replay(_ContextManager):
                 and `close`, wait for all earlier updates.
 
         Raises:
-            PriorityError: A NaN, infinite or negative priority; nothing was changed.
+            PriorityError: A NaN, infinite or negative priority, with its position from 0; nothing was changed.
         """
     def put_parameters(
         self,
@@ -1238,13 +1241,14 @@ class Memory(Replay):
         steps pushed or evicted during the save of their table are left out, and each item has its priority at the
         moment of writing.
 
-        An existing file is replaced once the new one is complete on disk.
+        An existing file is replaced once the new one is complete on disk. A symbolic link stays, and the file that it
+        names is replaced. Folders, devices, pipes and sockets are refused.
 
         Args:
             path: The file. A step takes the same space as in memory.
 
         Raises:
-            StorageError: It cannot be written; `errno` has the reason, as in any `OSError`.
+            StorageError: It cannot be written, or the path is no file; `errno` has the system's reason.
         """
     def restore(self, path: str | PathLike[str]) -> None:
         """Restores the tables of a file that `save` wrote.
@@ -1294,7 +1298,7 @@ class Memory(Replay):
             tls_key: PEM file with its key.
             trusted_network: Allow addresses beyond loopback without token and TLS. Gradients there always need it:
                 their datagrams are neither encrypted nor authenticated.
-            io_threads: Threads that serve connections; 0 is one for every two cores.
+            io_threads: Threads that serve connections, at most 256; 0 is one for every two cores.
             spin: Poll without sleeping: lower latency, and each thread occupies a core.
             gradients: UDP address `"ip:port"` for gradient sums; port 0 chooses a free one.
             http: `"host:port"` for statistics over HTTP: `/metrics`, `/healthz`, `/stats` and a live page; port 0
@@ -1302,7 +1306,7 @@ class Memory(Replay):
             snapshot: Folder for snapshots of the memory, made if it is missing. The newest that is not damaged is
                 restored into this memory, whose tables have to be empty; one is saved at intervals and by `close`. The
                 two newest are kept.
-            snapshot_every: Seconds between two snapshots; 0 saves on request and at `close` alone.
+            snapshot_every: Seconds between two snapshots, at most 1e9; 0 saves on request and at `close` alone.
 
         Raises:
             ConfigError: The snapshot folder cannot be written or is another server's, or its newest snapshot does not
@@ -1341,9 +1345,10 @@ def connect(
         spin: Poll for answers without sleeping: lower latency, and the calling thread occupies a core.
         config: F-Stack's configuration file, for `innet+fstack://`. F-Stack starts once in a process, so all such
             addresses of a process need the same file.
-        grace: Seconds by which a call may exceed its `timeout`, for the server's answer that names the cause.
-        reconnect_for: Seconds for which a call without a shorter `timeout` reconnects after a broken connection; then
-            it raises `ConnectError` or `DisconnectedError`. The log names the server meanwhile.
+        grace: Seconds, at most 1e9, by which a call may exceed its `timeout`, for the server's answer that names the
+            cause.
+        reconnect_for: Seconds, at most 1e9, for which a call without a shorter `timeout` reconnects after a broken
+            connection; then it raises `ConnectError` or `DisconnectedError`. The log names the server meanwhile.
         namespace: Name of the run, for programs that share a server: names of tables, writers, parameters and gradient
             jobs begin with it and a slash at the server, and all calls take and return them without. Up to 40 ASCII
             letters, digits, `.`, `_` and `-`. `None` is the whole server, by full names.

@@ -200,7 +200,7 @@ impl Aggregator {
         };
         if (below != settings.world) != parent.is_some() {
             return Err(Error::Config(format!(
-                "the gradient job {:?} has {} workers in all and {below} here: {}",
+                "the gradient job {:?} has a world of {} workers and {below} here: {}",
                 request.job,
                 request.world,
                 match parent {

@@ -20,6 +20,14 @@ pub enum Arithmetic {
 }
 
 impl Arithmetic {
+    /// The name in Python.
+    pub fn name(self) -> &'static str {
+        match self {
+            Arithmetic::Float => "float32",
+            Arithmetic::Fixed => "fixed",
+        }
+    }
+
     /// Whether contributions of `kind` are in this format.
     pub fn has(self, kind: PacketKind) -> bool {
         match self {

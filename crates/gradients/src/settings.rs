@@ -65,7 +65,7 @@ impl JobSettings {
                 format!("{} ({}s)", self.workers, role(self.racks)),
             ),
             ("world", self.world.to_string()),
-            ("arithmetic", format!("{:?}", self.arithmetic)),
+            ("arithmetic", self.arithmetic.name().to_owned()),
             ("segment_values", self.segment_values.to_string()),
             (
                 "deadline in seconds",
@@ -138,12 +138,12 @@ pub fn check(request: &JoinJob) -> Result<()> {
     }
     if world < u32::from(workers) {
         return refuse(format!(
-            "{world} workers in all, but {workers} at this aggregator"
+            "a world of {world} workers, but {workers} at this aggregator"
         ));
     }
     if request.segment_values == 0 || usize::from(request.segment_values) > MAX_SEGMENT_VALUES {
         return refuse(format!(
-            "a segment has 1 to {MAX_SEGMENT_VALUES} values, not {}",
+            "segment_values is 1 to {MAX_SEGMENT_VALUES}, got {}",
             request.segment_values
         ));
     }
@@ -167,7 +167,8 @@ pub fn check(request: &JoinJob) -> Result<()> {
     let segments = settings.segments(request.segment_values);
     if settings.values == 0 || segments >= ALL_SEGMENTS {
         return refuse(format!(
-            "an asynchronous job sums vectors of at least one value and fewer than {ALL_SEGMENTS} segments, not {segments}"
+            "values is at least 1, in fewer than {ALL_SEGMENTS} segments of segment_values, got {} in {segments}",
+            settings.values
         ));
     }
     Ok(())

@@ -5,6 +5,7 @@ use std::io;
 use std::path::PathBuf;
 
 use crate::wait::Interrupted;
+use crate::words::Number;
 
 /// Kind of an error, as the wire and other languages carry it: the name of its variant of [`Error`]. The numbers are part
 /// of the wire: new codes go to the end.
@@ -48,9 +49,14 @@ pub enum Error {
     /// A fault of this program.
     #[error("internal error: {0}; please report it")]
     Internal(String),
-    /// A priority that is NaN, infinite or negative.
-    #[error("a priority has to be finite and not negative, got {value}{}", priority_advice(.value))]
-    Priority { value: f64 },
+    /// A priority that is NaN, infinite or negative, or too large for a new item.
+    #[error("priority {position} of {count} is {}: {}", Number(*.value), priority_advice(*.value))]
+    Priority {
+        /// From 0.
+        position: usize,
+        count: usize,
+        value: f64,
+    },
     /// A sample from a table in which no item has a priority above zero.
     #[error(
         "table {table:?} has nothing to sample: of its {items} items none has a priority above zero; raise some with `update_priorities`"
@@ -242,11 +248,13 @@ pub fn shortened<'a>(text: impl Into<Cow<'a, str>>, most: usize) -> Cow<'a, str>
     format!("{}...", &text[..end.unwrap_or(0)]).into()
 }
 
-/// The usual mistake behind a negative priority.
-fn priority_advice(value: &f64) -> &'static str {
-    match value.is_finite() {
-        true => "; take the absolute value of TD errors",
-        false => "",
+/// What a priority may be, and the usual mistake behind a negative one.
+fn priority_advice(value: f64) -> &'static str {
+    match value {
+        0.0..f64::INFINITY => "a new item's priority is a float32, at most 3.4e38",
+        f64::NEG_INFINITY | f64::INFINITY => "a priority has to be finite and not negative",
+        _ if value.is_nan() => "a priority has to be finite and not negative",
+        _ => "a priority has to be finite and not negative; take the absolute value of TD errors",
     }
 }
 
@@ -266,32 +274,33 @@ pub fn check_size(what: &'static str, size: u64, limit: u64, advice: &'static st
     })
 }
 
-/// Checks a priority.
-///
-/// # Errors
-/// [`Error::Priority`] when it is NaN, infinite or negative.
-#[inline]
-pub fn check_priority(priority: impl Into<f64>) -> Result<f64> {
-    let value = priority.into();
-    if value.is_finite() && value >= 0.0 {
-        Ok(value)
-    } else {
-        Err(Error::Priority { value })
-    }
-}
-
 /// Checks priorities, whose common case takes no branch for each.
 ///
 /// # Errors
-/// As [`check_priority`], for the first one that is refused.
+/// [`Error::Priority`] for the first one that is NaN, infinite or negative.
 pub fn check_priorities(priorities: &[f64]) -> Result<()> {
     let good = |priority: &f64| (0.0..f64::INFINITY).contains(priority);
     if priorities.iter().fold(true, |all, one| all & good(one)) {
         return Ok(());
     }
-    priorities
-        .iter()
-        .try_for_each(|&priority| check_priority(priority).map(drop))
+    let position = priorities.iter().position(|priority| !good(priority));
+    refuse_priority(position, priorities.len(), |at| priorities[at])
+}
+
+/// The error for the priority at `position`, if there is one.
+pub(crate) fn refuse_priority(
+    position: Option<usize>,
+    count: usize,
+    value: impl FnOnce(usize) -> f64,
+) -> Result<()> {
+    match position {
+        None => Ok(()),
+        Some(position) => Err(Error::Priority {
+            position,
+            count,
+            value: value(position),
+        }),
+    }
 }
 
 impl Error {

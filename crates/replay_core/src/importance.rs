@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::power;
+use crate::words::Number;
 
 /// Divisor of the importance weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -25,7 +26,8 @@ pub fn check_beta(beta: f64) -> Result<()> {
         return Ok(());
     }
     Err(Error::Config(format!(
-        "the importance-sampling exponent beta is 0 to {MAX_BETA}, got {beta}"
+        "the importance-sampling exponent beta is 0 to {MAX_BETA}, got {}",
+        Number(beta)
     )))
 }
 

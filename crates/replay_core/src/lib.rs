@@ -9,6 +9,7 @@
 //! | [`schema`] | columns, and the definition of a table |
 //! | [`replay`] | the `Replay` trait, its requests and replies |
 //! | [`error`] | the error enum, and the codes of the wire |
+//! | [`words`] | values in messages, as Python and TOML write them |
 //! | [`wait`] | deadlines, interrupts and log lines of blocking calls |
 //! | [`cause`] | causes of blocked calls |
 //! | | **memory** |
@@ -68,6 +69,7 @@ pub mod table;
 pub mod view;
 pub mod view_spec;
 pub mod wait;
+pub mod words;
 pub mod writer;
 
 pub use error::{Error, ErrorCode, Result};

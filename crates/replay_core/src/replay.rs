@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::error::Result;
+use crate::error::{Result, refuse_priority};
 use crate::schema::TableConfig;
 use crate::view_spec::ViewSpec;
 
@@ -76,6 +76,19 @@ pub struct PushBody {
     pub items: Vec<NewItem>,
     /// The chunks' payloads, one after the other.
     pub payload: Bytes,
+}
+
+impl PushBody {
+    /// Checks the items' priorities.
+    ///
+    /// # Errors
+    /// [`crate::Error::Priority`] for the first one that is NaN, infinite or negative.
+    pub fn check_priorities(&self) -> Result<()> {
+        let value = |item: &NewItem| item.priority.map_or(0.0, f64::from);
+        let bad = |item: &NewItem| !(0.0..f64::INFINITY).contains(&value(item));
+        let position = self.items.iter().position(bad);
+        refuse_priority(position, self.items.len(), |at| value(&self.items[at]))
+    }
 }
 
 /// A [`PushBody`] with the numbers that make it apply once.
@@ -294,9 +307,9 @@ pub trait Replay: Send + Sync {
     fn open_writer(&self, open: OpenWriter, wait: &Wait<'_>) -> Result<Box<dyn PushChannel>>;
     /// Samples once.
     fn sample(&self, request: &SampleRequest, wait: &Wait<'_>) -> Result<Sampled>;
-    /// Samples one table again and again with `in_flight` requests under way; with 0, only during a call. With 2 or more, a
-    /// client of a distant server has as many more under way as its round trip needs. [`Error::UnknownTable`] once the table was
-    /// dropped, also if there is another one of its name.
+    /// Samples one table again and again with `in_flight` requests under way. With 0 each call asks for its batch, and nothing is
+    /// under way between two calls; with 2 or more, a client of a distant server has as many more under way as its round trip
+    /// needs. [`Error::UnknownTable`] once the table was dropped, also if there is another one of its name.
     fn sampler(&self, request: SampleRequest, in_flight: usize) -> Result<Box<dyn SampleChannel>>;
     /// Sets priorities (before the exponent). The last value of a repeated id counts.
     fn update_priorities(

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 pub use crate::codec::Codec;
 use crate::error::{Error, Result};
 use crate::view_spec::ViewSpec;
+use crate::words::{Number, truth, tuple};
 
 /// Defines [`Dtype`] from a table: variant, name, Rust's type and its conversion to float64.
 macro_rules! dtypes {
@@ -278,6 +279,10 @@ pub mod flags {
 }
 
 impl TableConfig {
+    /// Largest ratio of samples to inserts.
+    const MAX_SAMPLES_PER_INSERT: f64 = 1e9;
+    /// Largest slack: a float64 counts every item up to it.
+    const MAX_SLACK: f64 = 1e15;
     /// Most steps, and so items, of one table: sums of 39-bit priorities stay under 2^63.
     pub const MAX_CAPACITY: u64 = 1 << 24;
     /// Most bytes of one unpacked step.
@@ -329,7 +334,10 @@ impl TableConfig {
         unit_log2: i32,
     ) -> std::result::Result<(), String> {
         if !(0.0..=4.0).contains(&exponent) {
-            return Err(format!("priority_exponent is 0 to 4, got {exponent}"));
+            return Err(format!(
+                "priority_exponent is 0 to 4, got {}",
+                Number(exponent)
+            ));
         }
         if !(-30..=0).contains(&unit_log2) {
             return Err(format!("priority_unit_log2 is -30 to 0, got {unit_log2}"));
@@ -404,10 +412,10 @@ impl TableConfig {
                 self.min_size
             ));
         }
-        if !(self.samples_per_insert.is_finite() && self.samples_per_insert >= 0.0) {
+        if !(0.0..=Self::MAX_SAMPLES_PER_INSERT).contains(&self.samples_per_insert) {
             return refuse(format!(
-                "samples_per_insert is 0 (no limit) or more, got {}",
-                self.samples_per_insert
+                "samples_per_insert is 0 (no limit) to 1e9, got {}",
+                Number(self.samples_per_insert)
             ));
         }
         if self.max_times_sampled > 0 && self.samples_per_insert > f64::from(self.max_times_sampled)
@@ -418,8 +426,11 @@ impl TableConfig {
                 self.samples_per_insert, self.max_times_sampled
             ));
         }
-        if !(self.slack.is_finite() && self.slack >= 0.0) {
-            return refuse(format!("slack is 0 (derived) or more, got {}", self.slack));
+        if !(0.0..=Self::MAX_SLACK).contains(&self.slack) {
+            return refuse(format!(
+                "slack is 0 (derived) to 1e15, got {}",
+                Number(self.slack)
+            ));
         }
         if self.slack > 0.0
             && self.slack < self.samples_per_insert.max(1.0)
@@ -515,41 +526,53 @@ impl TableConfig {
     /// The differences between this definition and `asked`, field by field; `None` when they agree. A definition without a
     /// view asks for any.
     pub fn difference(&self, asked: &TableConfig) -> Option<String> {
-        let mut out = Vec::new();
-        let mut field = |name: &str, have: &dyn fmt::Debug, want: &dyn fmt::Debug| {
-            let (have, want) = (format!("{have:?}"), format!("{want:?}"));
-            if have != want {
-                out.push(format!("{name} is {have}, asked for {want}"));
-            }
-        };
-        field("columns", &self.columns_text(), &asked.columns_text());
-        macro_rules! compare {
-            ($($field:ident)+) => {
-                $(field(stringify!($field), &self.$field, &asked.$field);)+
-            };
-        }
-        compare!(capacity capacity_bytes sampler priority_exponent priority_unit_log2);
-        compare!(live_max_priority max_times_sampled min_size samples_per_insert slack max_version_lag);
-        if asked.view.is_some() {
-            compare!(view);
-        }
-        (!out.is_empty()).then(|| out.join("; "))
+        let named = self.named().into_iter().zip(asked.named());
+        let differ = named.filter(|((name, have), (_, want))| {
+            have != want && (*name != "view" || asked.view.is_some())
+        });
+        let texts =
+            differ.map(|((name, have), (_, want))| format!("{name} is {have}, asked for {want}"));
+        let texts: Vec<_> = texts.collect();
+        (!texts.is_empty()).then(|| texts.join("; "))
+    }
+
+    /// The fields after `name`, with their values in the words of Python.
+    fn named(&self) -> [(&'static str, String); 13] {
+        let float = |value: f64| format!("{value:?}");
+        let view = self.view.as_ref();
+        [
+            ("columns", self.columns_text()),
+            ("capacity", self.capacity.to_string()),
+            ("capacity_bytes", self.capacity_bytes.to_string()),
+            ("sampler", self.sampler.to_string()),
+            ("priority_exponent", float(self.priority_exponent)),
+            ("priority_unit_log2", self.priority_unit_log2.to_string()),
+            (
+                "live_max_priority",
+                truth(self.live_max_priority).to_owned(),
+            ),
+            ("max_times_sampled", self.max_times_sampled.to_string()),
+            ("min_size", self.min_size.to_string()),
+            ("samples_per_insert", float(self.samples_per_insert)),
+            ("slack", float(self.slack)),
+            ("max_version_lag", self.max_version_lag.to_string()),
+            (
+                "view",
+                view.map_or("None".to_owned(), |view| view.to_string()),
+            ),
+        ]
     }
 
     fn columns_text(&self) -> String {
-        self.columns
-            .iter()
-            .map(|c| {
-                let finite = if c.finite { "" } else { " finite=False" };
-                format!(
-                    "{}: {}{:?} {:?}{finite}",
-                    c.name,
-                    c.dtype.name(),
-                    c.shape,
-                    c.codec
-                )
-            })
-            .collect::<Vec<_>>()
-            .join(", ")
+        let text = |column: &Column| {
+            let Column {
+                name, dtype, codec, ..
+            } = column;
+            let shape = tuple(&column.shape);
+            let finite = if column.finite { "" } else { " finite=False" };
+            format!("{name}: {} {shape} {}{finite}", dtype.name(), codec.name())
+        };
+        let texts: Vec<_> = self.columns.iter().map(text).collect();
+        format!("[{}]", texts.join(", "))
     }
 }

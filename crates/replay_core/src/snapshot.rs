@@ -35,12 +35,41 @@ use crate::table::save::Moment;
 /// Buffer of the file, for records smaller than it.
 const BUFFER_BYTES: usize = 1 << 20;
 
-/// Writes all tables to a file, replacing the file there as a whole once everything is on the disk.
+/// Writes all tables to a file, replacing the file there as a whole once everything is on the disk. A symbolic link stays, and
+/// its target is the file.
 ///
 /// # Errors
-/// [`Error::Io`] when it cannot be written, or another process saves to it now; the file that was there stays.
+/// [`Error::Io`] when it cannot be written, another process saves to it now, or something other than a regular file is there;
+/// what was there stays.
 pub fn save(memory: &Memory, path: &Path) -> Result<()> {
-    save_as(memory, path, None).map(|_| ())
+    let target = replaceable(path).map_err(cannot_write(path))?;
+    save_as(memory, &target, None).map(|_| ())
+}
+
+/// The path whose file a new one replaces: `path`, or the target of a symbolic link.
+fn replaceable(path: &Path) -> io::Result<PathBuf> {
+    let there = match fs::symlink_metadata(path) {
+        Ok(there) => there.file_type(),
+        // A new name; the file's creation names a folder that is missing.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(path.to_owned()),
+        Err(error) => return Err(error),
+    };
+    // Of a link the target, which has to exist.
+    let target = match there.is_symlink() {
+        true => path.canonicalize()?,
+        false => path.to_owned(),
+    };
+    let kind = fs::symlink_metadata(&target)?.file_type();
+    if kind.is_dir() {
+        return Err(io::Error::from_raw_os_error(libc::EISDIR));
+    }
+    match kind.is_file() {
+        true => Ok(target),
+        false => Err(io::Error::new(
+            io::ErrorKind::AlreadyExists,
+            "it is a device, a pipe or a socket, and only a regular file is replaced",
+        )),
+    }
 }
 
 /// [`save`] for a server: also parameters, the progress of writers, and ids of items. Returns the file's bytes. It ends with an
@@ -142,7 +171,8 @@ fn lock_partial(partial: &Path) -> Result<File> {
             .write(true)
             .create(true)
             .truncate(false)
-            .custom_flags(libc::O_NOFOLLOW)
+            // A pipe without a reader is an error, and not waited for.
+            .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
             .open(partial)?;
         // SAFETY: the descriptor is open for the call, which touches no memory.
         let locked = unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) };
@@ -206,6 +236,10 @@ fn read(
     made: &mut Vec<String>,
 ) -> Result<(Vec<Staged>, Vec<ParametersRecord>)> {
     let error = cannot_read(path);
+    // The opening of a pipe would wait for its writer.
+    if !fs::metadata(path).map_err(&error)?.is_file() {
+        return Err(error(io::Error::other("it is not a regular file")));
+    }
     let file = File::open(path).map_err(&error)?;
     let bytes = file.metadata().map_err(&error)?.len();
     let mut records = RecordReader::new(BufReader::with_capacity(BUFFER_BYTES, file), bytes, path)?;

@@ -8,6 +8,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::error::{Error, Result};
 use crate::schema::{Column, TableConfig};
+use crate::words::{Number, tuple};
 
 /// The column of rewards: a scalar of any type.
 pub const REWARD: &str = "reward";
@@ -24,6 +25,16 @@ pub enum Padding {
     /// The first observation again, as Gymnasium's `FrameStackObservation` does by default.
     #[serde(rename = "repeat")]
     RepeatFirst,
+}
+
+impl Padding {
+    /// The name in TOML and Python.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Padding::Zero => "zero",
+            Padding::RepeatFirst => "repeat",
+        }
+    }
 }
 
 /// Transitions over n steps (Sutton, 1988; Ape-X: Horgan et al., 2018), with `B` items:
@@ -158,6 +169,44 @@ pub enum ViewSpec {
     Window(Window),
 }
 
+/// The call that makes it in Python.
+impl fmt::Display for ViewSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ViewSpec::NStep(NStep {
+                observation,
+                stack,
+                n,
+                gamma,
+                padding,
+            }) => write!(
+                f,
+                "NStep(stack={stack}, n={n}, gamma={gamma:?}, observation='{observation}', padding='{}')",
+                padding.name()
+            ),
+            ViewSpec::Sequences(Sequences {
+                observation,
+                stack,
+                length,
+                burn_in,
+                period,
+                gamma,
+                padding,
+                state,
+            }) => write!(
+                f,
+                "Sequences(length={length}, burn_in={burn_in}, period={period}, stack={stack}, observation='{observation}', \
+                 padding='{}', gamma={gamma:?}, state={})",
+                padding.name(),
+                tuple(state.iter().map(|name| format!("'{name}'")))
+            ),
+            ViewSpec::Window(Window { before, after }) => {
+                write!(f, "Window(before={before}, after={after})")
+            }
+        }
+    }
+}
+
 const LARGEST_STACK: u16 = 1024;
 const LARGEST_N: u16 = 1024;
 const LARGEST_LENGTH: u16 = 16_384;
@@ -280,7 +329,8 @@ fn check_gamma(gamma: f64) -> Result<()> {
         return Ok(());
     }
     Err(Error::Config(format!(
-        "a view's gamma is 0 to 1, got {gamma}"
+        "a view's gamma is 0 to 1, got {}",
+        Number(gamma)
     )))
 }
 

@@ -184,7 +184,7 @@ fn a_priority_that_is_no_number_or_negative_is_refused() {
     let tree: SumTree = SumTree::new(1, -19);
     for value in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, -1e-300] {
         match tree.to_units(value) {
-            Err(Error::Priority { value: refused }) => {
+            Err(Error::Priority { value: refused, .. }) => {
                 assert_eq!(refused.to_bits(), value.to_bits())
             }
             other => panic!("{value} gave {other:?}"),

@@ -24,6 +24,7 @@ use replay_wire::auth::{self, Secret};
 use replay_wire::handshake::Tokens;
 use replay_wire::role::Role;
 use size::{deserialize_bytes, parse_bytes};
+use validate::MAX_IO_THREADS;
 
 /// Least number of frames of `max_frame_bytes` in `max_bytes`: two receive buffers and one stored frame.
 const FRAMES: u64 = 3;
@@ -54,7 +55,7 @@ pub struct ServerConfig {
     /// F-Stack's configuration file, with an additional section `[innet]` for DPDK's arguments, one `eal` line each.
     #[arg(long, value_name = "FILE")]
     pub stack_config: Option<PathBuf>,
-    /// Threads that serve connections; 0, the default, is one for every two cores. One thread moves gigabytes a second, and
+    /// Threads that serve connections, at most 256; 0, the default, is one for every two cores. One thread moves gigabytes a second, and
     /// actors and learner often share the machine.
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     pub io_threads: usize,
@@ -372,7 +373,9 @@ impl ServerConfig {
     /// `io_threads`, with 0 replaced by one for every two cores.
     pub fn effective_io_threads(&self) -> usize {
         match self.io_threads {
-            0 => std::thread::available_parallelism().map_or(1, |cores| (cores.get() / 2).max(1)),
+            0 => std::thread::available_parallelism().map_or(1, |cores| {
+                (cores.get() / 2).clamp(1, MAX_IO_THREADS as usize)
+            }),
             threads => threads,
         }
     }

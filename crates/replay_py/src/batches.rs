@@ -116,7 +116,7 @@ impl PyBatches {
             let in_flight = match sampler.request.allow_short {
                 // Requests in flight would have the deadline of an earlier call.
                 true => 0,
-                false => IN_FLIGHT.min(prefetch).max(1),
+                false => IN_FLIGHT.min(prefetch),
             };
             let channel = sampler.replay.sampler(sampler.request.clone(), in_flight)?;
             if prefetch == 0 || sampler.request.allow_short {

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -57,9 +57,9 @@ pub fn connect(
         Some(token) => Some(token.trim().to_owned()).filter(|token| !token.is_empty()),
         None => auth::environment_token(),
     };
-    let longest = timeout
-        .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
-        .unwrap_or(LONGEST_CONNECT);
+    let longest = deadline.map_or(LONGEST_CONNECT, |deadline| {
+        deadline.saturating_duration_since(Instant::now())
+    });
     let program = std::env::var("INNET_PROGRAM").ok();
     let program = program.filter(|program| !program.is_empty());
     let options = ConnectOptions {

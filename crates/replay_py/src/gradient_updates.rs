@@ -1,6 +1,7 @@
 //! `GradientUpdates`: membership in an asynchronous gradient job, over a connection of its own.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
@@ -80,9 +81,12 @@ impl PyGradientUpdates {
     #[doc = stub_doc!("GradientUpdates.wait")]
     #[pyo3(signature = (deadline = None, *, for_gradient = false))]
     fn wait(&self, py: Python<'_>, deadline: Option<f64>, for_gradient: bool) -> PyResult<bool> {
-        self.updates.call(py, deadline, |updates, wait| {
-            updates.wait(for_gradient, wait)
-        })
+        let deadline = deadline.map(|seconds| wait::seconds(py, "deadline", seconds));
+        let until = deadline
+            .transpose()?
+            .map(|longest| Instant::now() + longest);
+        self.updates
+            .call_until(py, until, |updates, wait| updates.wait(for_gradient, wait))
     }
 
     #[doc = stub_doc!("GradientUpdates.restart")]

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
@@ -115,9 +116,15 @@ impl PyGradientWorker {
         })
     }
 
+    /// The end of a call that may take `deadline` seconds.
+    fn until(&self, py: Python<'_>, deadline: Option<f64>) -> PyResult<Option<Instant>> {
+        let longest = wait::seconds(py, "deadline", deadline.unwrap_or(self.deadline))?;
+        Ok(Some(Instant::now() + longest))
+    }
+
     fn call(&self, py: Python<'_>, command: Control, deadline: Option<f64>) -> PyResult<()> {
-        let deadline = Some(deadline.unwrap_or(self.deadline));
-        self.worker.call(py, deadline, |shared, wait| {
+        let until = self.until(py, deadline)?;
+        self.worker.call_until(py, until, |shared, wait| {
             shared.with(wait, |worker| worker.call(command, wait))
         })
     }
@@ -151,8 +158,8 @@ impl PyGradientWorker {
         let _call = Call::begin(py);
         let mut values = array::floats_to_change(values)?;
         let values = values.as_slice_mut()?;
-        let deadline = Some(deadline.unwrap_or(self.deadline));
-        let sum = self.worker.call(py, deadline, |shared, wait| {
+        let until = self.until(py, deadline)?;
+        let sum = self.worker.call_until(py, until, |shared, wait| {
             shared.with(wait, |worker| worker.sum(values, mean, wait))
         })?;
         Ok(sum.workers)
@@ -190,7 +197,7 @@ impl PyGradientWorker {
     #[doc = stub_doc!("GradientWorker.leave")]
     #[pyo3(signature = (*, deadline = None))]
     fn leave(&self, py: Python<'_>, deadline: Option<f64>) -> PyResult<()> {
-        let deadline = wait::deadline(py, Some(deadline.unwrap_or(self.deadline)))?;
+        let deadline = self.until(py, deadline)?;
         let Some(shared) = self.worker.close(py)? else {
             return Ok(());
         };

@@ -1,10 +1,18 @@
 //! Integer arguments. PyO3 raises a bare `OverflowError` for one out of range; here it is a `ConfigError` that names the
 //! argument. A function of an argument's name converts it: `#[pyo3(from_py_with = integer::batch_size)] batch_size: u32`.
 
-use pyo3::exceptions::PyOverflowError;
+use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
 
+use replay_core::schema::TableConfig;
+use replay_core::sum_tree::MAX_SAMPLES;
+
 use crate::error;
+
+/// Most batches decoded ahead.
+const MAX_PREFETCH: u16 = 1024;
+/// Most threads that unpack a batch.
+pub const MAX_THREADS: u16 = 256;
 
 /// A type of integer arguments.
 pub trait Integer: Sized {
@@ -40,30 +48,89 @@ impl<T: Integer> Integer for Option<T> {
     }
 }
 
-fn convert<T: Integer>(name: &str, value: &Bound<'_, PyAny>) -> PyResult<T> {
+/// The range of an argument, for errors; `CHECKED` also refuses other values of its type.
+struct Range<const CHECKED: bool>(i128, i128);
+
+fn convert<T: Integer, const CHECKED: bool>(
+    name: &str,
+    range: Option<Range<CHECKED>>,
+    value: &Bound<'_, PyAny>,
+) -> PyResult<T> {
     let py = value.py();
-    T::from_python(value).map_err(|error| match error.is_instance_of::<PyOverflowError>(py) {
-        true => {
-            let (least, most) = T::RANGE;
-            let message = format!("{name} is an integer from {least} to {most}, got {value}");
-            error::config(py, message)
+    let Range(least, most) = range.unwrap_or(Range(T::RANGE.0, T::RANGE.1));
+    let refused = || {
+        let message = format!("{name} is an integer from {least} to {most}, got {value}");
+        error::config(py, message)
+    };
+    let converted = T::from_python(value).map_err(|error| {
+        if error.is_instance_of::<PyOverflowError>(py) {
+            return refused();
         }
-        // A `TypeError`, to which PyO3 adds the name.
-        false => error,
-    })
+        let class = value.get_type();
+        match class.name() {
+            // An array of torch or NumPy has a long `repr`.
+            Ok(class) => PyTypeError::new_err(format!("{name} is an integer, got a {class}")),
+            Err(error) => error,
+        }
+    })?;
+    if CHECKED && !value.is_none() && !(least..=most).contains(&value.extract::<i128>()?) {
+        return Err(refused());
+    }
+    Ok(converted)
 }
 
+/// Functions of the arguments: without a range, that of the type; with `in`, this one, which is checked here; with `of`, this
+/// one, which the memory checks, with an error of its own class.
 macro_rules! named {
-    ($($name:ident)*) => {$(
+    ($($name:ident $(in $least:literal..=$most:expr)? $(; of $first:literal..=$last:expr)?),* $(,)?) => {$(
         #[doc = concat!("The argument `", stringify!($name), "`.")]
         pub fn $name<T: Integer>(value: &Bound<'_, PyAny>) -> PyResult<T> {
-            convert(stringify!($name), value)
+            named!(@convert value $name [$($least, $most)?] [$($first, $last)?])
         }
     )*};
+    (@convert $value:ident $name:ident [] []) => {
+        convert::<T, false>(stringify!($name), None, $value)
+    };
+    (@convert $value:ident $name:ident [$least:literal, $most:expr] []) => {
+        convert::<T, true>(stringify!($name), Some(Range($least, $most.into())), $value)
+    };
+    (@convert $value:ident $name:ident [] [$least:literal, $most:expr]) => {
+        convert::<T, false>(stringify!($name), Some(Range($least, $most.into())), $value)
+    };
 }
 
 named!(
-    after batch_size before burn_in capacity capacity_bytes chunk_steps idle_sleep_us index io_threads length max_bytes
-    max_times_sampled max_version_lag min_size n newer_than num_envs period prefetch prefix priority_unit_log2 seed segment_values staleness
-    stack threads threshold updates values worker workers world
+    after; of 0..=16_384,
+    batch_size; of 1..=MAX_SAMPLES,
+    before; of 0..=16_384,
+    burn_in; of 0..=16_384,
+    capacity; of 1..=TableConfig::MAX_CAPACITY,
+    capacity_bytes,
+    chunk_steps; of 1..=65_536,
+    idle_sleep_us in 0..=1_000_000,
+    index in 0..=i64::MAX,
+    io_threads; of 0..=256,
+    length; of 1..=16_384,
+    max_bytes,
+    max_times_sampled,
+    max_version_lag,
+    min_size; of 1..=TableConfig::MAX_CAPACITY,
+    n; of 1..=1024,
+    newer_than,
+    num_envs; of 1..=TableConfig::MAX_CAPACITY,
+    period; of 1..=65_535,
+    prefetch in 0..=MAX_PREFETCH,
+    prefix in 0..=32,
+    priority_unit_log2; of -30..=0,
+    seed,
+    segment_values; of 1..=360,
+    staleness,
+    stack; of 1..=1024,
+    threads in 1..=MAX_THREADS,
+    threshold,
+    updates,
+    values,
+    worker,
+    workers,
+    world,
 );

@@ -27,13 +27,13 @@ impl PyParameterServer {
     #[pyo3(signature = (workers, max_bytes, host = "127.0.0.1"))]
     fn new(
         py: Python<'_>,
-        #[pyo3(from_py_with = integer::workers)] workers: usize,
+        #[pyo3(from_py_with = integer::workers)] workers: u16,
         #[pyo3(from_py_with = integer::max_bytes)] max_bytes: usize,
         host: &str,
     ) -> PyResult<Self> {
         let wanted = || error::config(py, format!("host is an IP address, got {host:?}"));
         let host: IpAddr = host.parse().map_err(|_| wanted())?;
-        ParameterServer::start(host, workers, max_bytes)
+        ParameterServer::start(host, workers.into(), max_bytes)
             .map(Self)
             .map_err(|source| failed(py, source))
     }

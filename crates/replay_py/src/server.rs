@@ -2,7 +2,6 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use pyo3::prelude::*;
 
@@ -60,14 +59,7 @@ pub fn udp(py: Python<'_>, address: &str) -> PyResult<SocketAddr> {
 
 /// The interval of snapshots, in seconds.
 pub fn period(py: Python<'_>, seconds: f64) -> PyResult<Period> {
-    Duration::try_from_secs_f64(seconds)
-        .map(Period)
-        .map_err(|_| {
-            error::config(
-                py,
-                format!("snapshot_every is a number of seconds, at least 0, got {seconds}"),
-            )
-        })
+    wait::seconds(py, "snapshot_every", seconds).map(Period)
 }
 
 /// An address for statistics over HTTP.

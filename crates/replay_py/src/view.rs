@@ -11,13 +11,6 @@ use crate::{error, integer, keywords};
 
 const PADDINGS: [(&str, Padding); 2] = [("zero", Padding::Zero), ("repeat", Padding::RepeatFirst)];
 
-fn padding_name(padding: Padding) -> &'static str {
-    match padding {
-        Padding::Zero => "zero",
-        Padding::RepeatFirst => "repeat",
-    }
-}
-
 fn check(py: Python<'_>, view: ViewSpec) -> PyResult<()> {
     view.check_numbers()
         .map_err(|error| error::to_python(py, error))
@@ -62,7 +55,7 @@ attributes! { PyNStep as "NStep", |view, py|
     n: u16 = view.0.n;
     gamma: f64 = view.0.gamma;
     observation: &str = &view.0.observation;
-    padding: &'static str = padding_name(view.0.padding);
+    padding: &'static str = view.0.padding.name();
 }
 
 value_class!(PyNStep: "stack", "n", "gamma", "observation", "padding");
@@ -133,7 +126,7 @@ attributes! { PySequences as "Sequences", |view, py|
     period: u16 = view.0.period;
     stack: u16 = view.0.stack;
     observation: &str = &view.0.observation;
-    padding: &'static str = padding_name(view.0.padding);
+    padding: &'static str = view.0.padding.name();
     gamma: f64 = view.0.gamma;
     state: PyResult<Bound<'py, PyTuple>> = PyTuple::new(py, &view.0.state);
 }

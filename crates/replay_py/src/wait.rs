@@ -9,6 +9,7 @@ use pyo3::prelude::*;
 use replay_core::error::{Error, ErrorCode, Result};
 use replay_core::replay::Wait;
 use replay_core::wait::{Advice, WaitNotice};
+use replay_core::words::Number;
 
 use crate::error;
 use crate::exclusive::lock;
@@ -18,33 +19,43 @@ use crate::process_local::Closing;
 /// Seconds that a call waits where no timeout is given.
 pub const TIMEOUT: Option<f64> = Some(60.0);
 
-/// The instant after `timeout` seconds; `None` for no timeout.
+/// Longest duration of an argument in seconds: 31 years, which any clock can add to its time.
+pub const MAX_SECONDS: f64 = 1e9;
+
+/// The instant after `timeout` seconds; `None` for no timeout, which is also infinity.
 ///
 /// # Errors
-/// `ConfigError` for a negative timeout or NaN.
+/// `ConfigError` for a timeout out of range.
 pub fn deadline(py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Instant>> {
-    let Some(seconds) = timeout else {
-        return Ok(None);
-    };
-    if seconds.is_nan() || seconds < 0.0 {
-        return Err(error::config(
-            py,
-            format!("timeout is in seconds, 0 or more, or None to wait for ever; got {seconds}"),
-        ));
-    }
-    // A timeout beyond the range of an Instant is the same as none.
-    Ok(Duration::try_from_secs_f64(seconds)
-        .ok()
-        .and_then(|duration| Instant::now().checked_add(duration)))
+    let limited = timeout.filter(|&seconds| seconds != f64::INFINITY);
+    let duration = limited.map(|value| {
+        within(value, |value| {
+            format!("timeout is in seconds, 0 to 1e9, or None to wait without limit; got {value}")
+        })
+    });
+    let duration = duration
+        .transpose()
+        .map_err(|reason| error::config(py, reason))?;
+    Ok(duration.map(|duration| Instant::now() + duration))
 }
 
 /// A duration from an argument in seconds.
 ///
 /// # Errors
-/// `ConfigError` that names the argument.
+/// `ConfigError` that names the argument and its range.
 pub fn seconds(py: Python<'_>, argument: &str, seconds: f64) -> PyResult<Duration> {
-    let wanted = || error::config(py, format!("{argument} is in seconds, got {seconds}"));
-    Duration::try_from_secs_f64(seconds).map_err(|_| wanted())
+    let refused = |value| format!("{argument} is in seconds, 0 to 1e9; got {value}");
+    within(seconds, refused).map_err(|reason| error::config(py, reason))
+}
+
+fn within(
+    seconds: f64,
+    refused: impl FnOnce(Number) -> String,
+) -> std::result::Result<Duration, String> {
+    match (0.0..=MAX_SECONDS).contains(&seconds) {
+        true => Ok(Duration::from_secs_f64(seconds)),
+        false => Err(refused(Number(seconds))),
+    }
 }
 
 thread_local! {

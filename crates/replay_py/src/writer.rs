@@ -173,13 +173,12 @@ impl PyWriter {
         Ok(input.bytes().iter().map(|&byte| byte != 0).collect())
     }
 
-    fn priorities(&self, value: &Bound<'_, PyAny>) -> PyResult<Vec<f32>> {
+    fn priorities(&self, value: &Bound<'_, PyAny>) -> PyResult<Vec<f64>> {
         let input = self.read("priority", value, Dtype::Float64, &[])?;
         if !array::PRIORITIES.contains(&input.dtype) || input.shape != [self.num_envs] {
             return Err(self.refuse(value.py(), "priority", "numbers", &input));
         }
-        let priorities = array::Numbers(input).to_f64();
-        Ok(priorities.into_iter().map(|p| p as f32).collect())
+        Ok(array::Numbers(input).to_f64())
     }
 
     fn column<'py>(

@@ -184,6 +184,7 @@ fn set_push(mut out: wire::push::Builder<'_>, push: &Push) -> Result<()> {
     out.set_writer(push.writer);
     out.set_epoch(push.epoch);
     out.set_sequence(push.sequence);
+    push.body.check_priorities()?;
     let chunks = list_len("the chunks of a push", push.body.chunks.len())?;
     write_list(out.reborrow().init_chunks(chunks), &push.body.chunks)?;
     let items = list_len("the items of a push", push.body.items.len())?;

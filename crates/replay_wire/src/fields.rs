@@ -303,7 +303,7 @@ impl Field for Option<[u8; 32]> {
     }
 }
 
-/// A priority; -1 for none, so a negative one is refused here.
+/// A checked priority; -1 for none.
 impl Field for Option<f32> {
     type Read<'a> = f32;
     type Written<'a> = f32;
@@ -313,10 +313,7 @@ impl Field for Option<f32> {
     }
 
     fn write(&self) -> Result<f32> {
-        match *self {
-            Some(p) if !(p.is_finite() && p >= 0.0) => Err(Error::Priority { value: p.into() }),
-            priority => Ok(priority.unwrap_or(-1.0)),
-        }
+        Ok(self.unwrap_or(-1.0))
     }
 }
 

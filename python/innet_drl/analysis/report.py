@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import datetime
-import errno
 import os
 import urllib.parse
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from innet_drl.analysis.drawing import SERIES, Chart, Curve, draw
 from innet_drl.analysis.recorded_run import RecordedRun, read_run, reading
 from innet_drl.train.display import Progress, silent
 from innet_drl.train.errors import ConfigurationError, writing
-from innet_drl.train.files import new_file
+from innet_drl.train.files import new_file, replaceable
 from innet_drl.train.run_folder import RunFolder
 
 EMBEDDED_BYTES = 4 * 2**20
@@ -78,10 +77,9 @@ def write_report(runs: Sequence[Path], out: Path | None = None, *, progress: Pro
         raise ConfigurationError(f"--out {path}: a report is an HTML file, name it {path.with_suffix('.html').name}")
     for run in folders:
         RunFolder.open(run)
-    partial = path.with_name(f"{path.name}.partial")
     with writing(str(path), "choose another file with --out"):
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        target = replaceable(path)
+        partial = target.with_name(f"{target.name}.partial")
         # A file that cannot be written is an error before the work.
         new_file(partial).close()
     try:
@@ -94,7 +92,7 @@ def write_report(runs: Sequence[Path], out: Path | None = None, *, progress: Pro
         with writing(str(path), "choose another file with --out"):
             with new_file(partial) as file:
                 file.write(text.encode())
-            partial.replace(path)
+            partial.replace(target)
     finally:
         partial.unlink(missing_ok=True)
     notes = [f"{run.path}: {note}" for run in read for note in run.notes]

@@ -14,7 +14,7 @@ from innet_drl.sweep.machine import Machine
 from innet_drl.sweep.point import Point
 from innet_drl.train.config import Config
 from innet_drl.train.errors import ConfigurationError, writing
-from innet_drl.train.files import new_file
+from innet_drl.train.files import new_file, replaceable
 
 
 @dataclass
@@ -58,11 +58,12 @@ class Sweep:
             "points": [dataclasses.asdict(point) for point in self.points],
             **self.results,
         }
-        part = path.with_name(path.name + ".part")
         with writing(str(path), "choose another file with --json"):
+            target = replaceable(path)
+            part = target.with_name(target.name + ".part")
             with new_file(part) as file:
                 file.write((json.dumps(values, indent=1) + "\n").encode())
-            os.replace(part, path)
+            os.replace(part, target)
 
     @classmethod
     def load(cls, path: Path) -> Sweep:

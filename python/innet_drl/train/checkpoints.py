@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from innet_drl.train.errors import RunFolderError
-from innet_drl.train.files import new_file, put_in_place
+from innet_drl.train.files import new_file, put_in_place, replaceable
 
 if TYPE_CHECKING:
     # The command line reads a run's settings before it imports torch.
@@ -36,6 +36,7 @@ def save_checkpoint(path: Path, tensors: dict[str, Tensor], state: dict[str, Any
     """
     import safetensors.torch
 
+    path = replaceable(path)
     partial = path.with_suffix(".partial")
     whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     counters = json.dumps(state)

@@ -63,9 +63,11 @@ MAX_LEARNERS = 64
 
 Bound = tuple[Callable[[Any], bool], str]
 """A test of a setting's value, which may be `None` where its type allows it, and the allowed values in words."""
-Count = Annotated[int, (lambda value: value is None or value >= 1, "at least 1")]
-Natural = Annotated[int, (lambda value: value >= 0, "at least 0")]
-Positive = Annotated[float, (lambda value: value is None or value > 0, "above 0")]
+Count = Annotated[int, (lambda value: value is None or 1 <= value <= 2**40, "at least 1 and at most 2^40")]
+Natural = Annotated[int, (lambda value: 0 <= value <= 2**40, "at least 0 and at most 2^40")]
+Few = Annotated[int, (lambda value: 0 <= value <= 1024, "at least 0 and at most 1024")]
+Threads = Annotated[int, (lambda value: 1 <= value <= 1024, "at least 1 and at most 1024")]
+Positive = Annotated[float, (lambda value: value is None or 0 < value <= 1e9, "above 0 and at most 1e9")]
 Share = Annotated[float, (lambda value: 0 <= value <= 1, "from 0 to 1")]
 KeywordArguments = dict[str, Any]
 
@@ -129,9 +131,9 @@ class Config(_Named):
     sweep recommends (`innet-drl analyze ratio`)."""
     environments: Count = 8
     """Environments of one actor, stepped together."""
-    environment_threads: Count = 1
+    environment_threads: Threads = 1
     """Threads that step one actor's Atari environments."""
-    actor_threads: Count = 1
+    actor_threads: Threads = 1
     """Threads of one actor's network."""
     actor_restarts: Natural = 3
     """Actors that may die and be replaced within ten minutes before the run fails."""
@@ -224,7 +226,7 @@ class Config(_Named):
     """Discount of one step."""
     chunk_steps: Count = 4
     """Steps of one environment that an actor sends together."""
-    prefetch: Natural = 3
+    prefetch: Few = 3
     """Batches sampled ahead of the learner."""
     max_bytes: Count = 4 << 30
     """Byte limit of an embedded memory; a capacity that does not fit is refused. A server has a limit of its own."""
@@ -260,7 +262,7 @@ class Config(_Named):
     (`innet://host:port`, `innets://host:port`) is a server with `--gradients`."""
     learner_deadline: Positive = 300.0
     """Seconds that a learner waits for the others before the run fails; they include checkpoints."""
-    learner_threads: Natural = 0
+    learner_threads: Few = 0
     """Threads of the learner's network on a CPU; 0 is one for each core not used by actors and `targets_ahead`."""
     targets_ahead: Literal["auto", "on", "off"] = "auto"
     """Compute the targets of the next batch in a second thread while the learner updates on this one; `auto`

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import BinaryIO
@@ -19,12 +20,29 @@ def new_file(path: Path) -> BinaryIO:
     return path.open("xb")
 
 
-def put_in_place(file: Path, path: Path) -> None:
-    """Renames a complete file to `path`, durably.
+def replaceable(path: Path) -> Path:
+    """The file that a new one replaces: `path`, or the target of a symbolic link, which stays.
 
     Raises:
-        OSError: It cannot be renamed.
+        OSError: There is no regular file but a folder, a device, a pipe, a socket, or a link to nothing.
     """
+    if path.is_symlink() and not path.exists():
+        raise OSError(errno.EEXIST, "it is a symbolic link to nothing", str(path))
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if path.exists() and not path.is_file():
+        words = "it is a device, a pipe or a socket, and only a regular file is replaced"
+        raise OSError(errno.EEXIST, words, str(path))
+    return path.resolve() if path.is_symlink() else path
+
+
+def put_in_place(file: Path, path: Path) -> None:
+    """Renames a complete file to `path`, durably; see `replaceable`.
+
+    Raises:
+        OSError: It cannot be renamed, or something other than a regular file is at `path`.
+    """
+    path = replaceable(path)
     file.replace(path)
     # The new name is in the directory, which is written on its own.
     directory = os.open(path.parent, os.O_RDONLY)

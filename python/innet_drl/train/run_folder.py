@@ -36,7 +36,7 @@ import innet_drl as innet
 from innet_drl.train.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
 from innet_drl.train.config import Config
 from innet_drl.train.errors import RunFolderError, resuming, writing
-from innet_drl.train.files import new_file, put_in_place
+from innet_drl.train.files import new_file, put_in_place, replaceable
 
 if TYPE_CHECKING:
     # The command line reads a run's settings before it imports torch.
@@ -242,7 +242,7 @@ class RunFolder:
             partial = self.path / "config.partial"
             new_file(partial).close()
             config.save(partial)
-            partial.replace(self.path / "config.yaml")
+            partial.replace(replaceable(self.path / "config.yaml"))
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[Path]:

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from innet_drl.train.files import new_file
+from innet_drl.train.files import new_file, replaceable
 from innet_drl.train.stopwatch import Laps, Stopwatch
 
 logger = logging.getLogger(__name__)
@@ -168,7 +168,7 @@ class Times:
             text = json.dumps({name: asdict(times) for name, times in self.processes.items()}) + "\n"
             with new_file(partial) as file:
                 file.write(text.encode())
-            partial.replace(self._folder / TIMES)
+            partial.replace(replaceable(self._folder / TIMES))
         except OSError as error:
             if not self._warned:
                 logger.warning("%s: the times of the run cannot be written: %s", self._folder, error.strerror or error)

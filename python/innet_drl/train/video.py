@@ -17,7 +17,7 @@ from innet_drl.train.config import Config
 from innet_drl.train.display import Progress, silent
 from innet_drl.train.errors import ConfigurationError, UnavailableEnvironmentError
 from innet_drl.train.exploration import choose
-from innet_drl.train.files import new_file
+from innet_drl.train.files import new_file, replaceable
 from innet_drl.train.metrics import score_of
 from innet_drl.train.networks import q_values
 
@@ -48,12 +48,13 @@ def record(
     Raises:
         ConfigurationError: The file's name does not end in `.mp4`.
         UnavailableEnvironmentError: The environment cannot be rendered.
-        OSError: The file cannot be written.
+        OSError: The file cannot be written, or something other than a regular file is there.
     """
     if path.suffix != ".mp4":
         raise ConfigurationError(f"--to {path}: videos are mp4 files, name it {path.with_suffix('.mp4').name}")
     if not 0 < seconds < float("inf"):
         raise ConfigurationError(f"--seconds {seconds}: it must be a number above 0")
+    path = replaceable(path)
     partial = path.with_suffix(".partial.mp4")
     # The error of a missing or read-only folder is clearer here than from ffmpeg.
     new_file(partial).close()

@@ -9,6 +9,15 @@ use crate::Transmit;
 use crate::packet::{ALL_SEGMENTS, Ack, HEADER_BYTES, PacketHeader, PacketKind, Status};
 use crate::segments::{Lookup, SegmentId, SegmentState};
 
+/// What a contribution of `kind` holds, in errors.
+fn content(kind: PacketKind) -> &'static str {
+    match kind {
+        PacketKind::Fixed => "int32",
+        PacketKind::Exponents => "block exponents",
+        _ => "float32",
+    }
+}
+
 impl Job {
     /// Counts a contribution, or answers with the sum if that is complete.
     #[inline(always)]
@@ -92,13 +101,14 @@ impl Job {
             }
             _ if slot.kind != kind || self.slots.values(index).len() != body.len() => {
                 let text = format!(
-                    "worker {worker} sent {} bytes ({kind:?}) for segment {} of round {}, another worker {} ({:?}): \
+                    "worker {worker} sent {} bytes ({}) for segment {} of round {}, another worker {} ({}): \
                      all workers have to sum vectors of the same length",
                     body.len(),
+                    content(kind),
                     id.segment,
                     id.round,
                     self.slots.values(index).len(),
-                    slot.kind,
+                    content(slot.kind),
                 );
                 self.fail(Ack::new(Status::Halted, kind).with_text(text), out);
             }

@@ -37,7 +37,7 @@ mod sample;
 #[cfg(all(target_arch = "x86_64", not(feature = "loom")))]
 mod vector;
 
-use crate::error::{Error, Result, check_priority, check_size};
+use crate::error::{Error, Result, check_priorities, check_size};
 use crate::sync::fault::{self, Fault};
 use crate::sync::{AtomicU64, Ordering, fence};
 use leaf::Leaf;
@@ -53,14 +53,14 @@ pub const MAX_SAMPLES: u32 = 1 << 16;
 ///
 /// # Errors
 /// [`Error::Config`] for 0, [`Error::TooLarge`] for more than [`MAX_SAMPLES`].
-pub(crate) fn check_samples(count: u32) -> Result<()> {
+pub fn check_samples(count: u32) -> Result<()> {
     if count == 0 {
         return Err(Error::Config(format!(
-            "a sample has 1 to {MAX_SAMPLES} items, got a batch_size of 0"
+            "batch_size is 1 to {MAX_SAMPLES}, got 0"
         )));
     }
     check_size(
-        "a sample, in items,",
+        "batch_size",
         u64::from(count),
         u64::from(MAX_SAMPLES),
         "sample fewer items at a time",
@@ -168,7 +168,8 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
     /// # Errors
     /// [`Error::Priority`] when it is NaN, infinite or negative.
     pub fn to_units(&self, priority: f64) -> Result<u64> {
-        Ok(self.units_of(check_priority(priority)?))
+        check_priorities(&[priority])?;
+        Ok(self.units_of(priority))
     }
 
     /// As [`Self::to_units`], of a priority that was checked.

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use bytes::Bytes;
 
 use crate::chunk::PackedRows;
-use crate::error::{Error, Result, check_priority, check_size};
+use crate::error::{Error, Result, check_size};
 use crate::replay::{NewItem, PushBody};
 use crate::schema::TableConfig;
 
@@ -63,6 +63,7 @@ impl Table {
         check("a push, in bytes,", bytes, self.capacity_bytes)?;
         let slots = self.items.capacity() as u64;
         check("a push, in items,", body.items.len() as u64, slots)?;
+        body.check_priorities()?;
         let charge = Charge::new(&self.held);
         let packed = self.check_chunks(writer, body, charge.payload(body.payload.clone()))?;
         let items = self.check_items(writer, body)?;
@@ -186,7 +187,7 @@ impl Table {
             .iter_mut()
             .zip(self.sampler.units(&self.items, &mut priorities))
         {
-            item.units = units?;
+            item.units = units;
         }
         Ok(items)
     }
@@ -210,7 +211,6 @@ impl Table {
                 writer.streams.len() - 1
             )));
         };
-        item.priority.map(check_priority).transpose()?;
         let identity = &writer.identity;
         if item.before > identity.window_before || item.after > identity.window_after {
             return Err(missing(format!(

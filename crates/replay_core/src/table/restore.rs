@@ -155,7 +155,7 @@ impl Staged {
             RecordKind::Writer => self.take_writer(WriterRecord::from_bytes(body)?),
             RecordKind::State => self.take_state(TableState::from_bytes(body)?),
             RecordKind::Table | RecordKind::Parameters | RecordKind::End => {
-                Err(format!("a {kind:?} record inside a table"))
+                Err(format!("a record of kind {} inside a table", kind as u32))
             }
         }
     }

@@ -97,20 +97,15 @@ impl ItemSampler {
         }
     }
 
-    /// The masses, in units, of items with these priorities, which it overwrites. An item is
-    /// [`crate::Error::Priority`] where the priority is NaN, infinite or negative.
-    pub fn units(
-        &self,
-        items: &Items,
-        priorities: &mut [f64],
-    ) -> impl Iterator<Item = Result<u64>> {
+    /// The masses, in units, of items with these checked priorities, which it overwrites.
+    pub fn units(&self, items: &Items, priorities: &mut [f64]) -> impl Iterator<Item = u64> {
         let exponent = self.exponent();
         if let Some(exponent) = exponent {
             power::raise(priorities, exponent);
         }
         priorities.iter().map(move |&mass| match exponent {
-            Some(_) => items.tree.to_units(mass),
-            None => Ok(EQUAL_MASS),
+            Some(_) => items.tree.units_of(mass),
+            None => EQUAL_MASS,
         })
     }
 
@@ -133,26 +128,23 @@ impl ItemSampler {
         }
     }
 
-    /// Sets the priorities of items that were live a moment ago, and returns how many are.
-    ///
-    /// # Errors
-    /// Nothing is set with [`crate::Error::Priority`], as in [`Self::units`].
-    pub fn update(&self, items: &Items, ids: &[ItemId], mut priorities: Vec<f64>) -> Result<usize> {
+    /// Sets the checked priorities of items that were live a moment ago, and returns how many are.
+    pub fn update(&self, items: &Items, ids: &[ItemId], mut priorities: Vec<f64>) -> usize {
         if self.exponent().is_none() {
             if let ItemSampler::InOrder(queue) = self {
                 queue.update(ids, &priorities);
             }
-            return Ok(ids.len());
+            return ids.len();
         }
         let mut updates = Vec::with_capacity(ids.len());
         for (id, units) in ids.iter().zip(self.units(items, &mut priorities)) {
             updates.push(Update {
                 slot: id.slot,
                 generation: id.generation,
-                units: units?,
+                units,
             });
         }
-        Ok(items.tree.set_batch(&updates))
+        items.tree.set_batch(&updates)
     }
 
     /// The live items, in the order in which another table has to insert them to sample as this one does: as they were

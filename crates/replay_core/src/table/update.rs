@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::error::{Error, Result, check_priority, shortened};
+use crate::error::{Error, Result, check_priorities, shortened};
 use crate::replay::UpdateReceipt;
 
 use super::Table;
@@ -23,9 +23,7 @@ impl Table {
             let reason = format!("{} ids and {} priorities", ids.len(), priorities.len());
             return Err(Error::schema(&self.config.name, reason));
         }
-        for &priority in priorities {
-            check_priority(priority)?;
-        }
+        check_priorities(priorities)?;
         let mut items = Vec::with_capacity(ids.len());
         let mut new = Vec::with_capacity(ids.len());
         for (&bits, &priority) in ids.iter().zip(priorities) {
@@ -37,7 +35,7 @@ impl Table {
             new.push(priority);
         }
         self.max_priority.update(&self.items, &items, &new);
-        let applied = self.sampler.update(&self.items, &items, new)?;
+        let applied = self.sampler.update(&self.items, &items, new);
         let stale = ids.len() - applied;
         self.counters
             .updated_priorities

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::finite::first_not_finite;
 use crate::episode_windows::{EpisodeWindows, Estimate};
-use crate::error::{Error, Result, check_priority};
+use crate::error::{Error, Result, refuse_priority};
 use crate::schema::{Column, Dtype, TableConfig, flags};
 use crate::view_spec::{ACTION, REWARD, ViewSpec, find_scalar};
 
@@ -62,9 +62,9 @@ pub struct StepBatch<'a> {
     pub final_observations: Option<FinalObservations<'a>>,
     /// float32 `[streams, actions]`: Q-values of the observations, for priorities at birth.
     pub q: Option<Values<'a>>,
-    /// `[streams]`: priorities of the items anchored at this step, before the exponent; they override priorities from
-    /// Q-values. Without either an item starts at the largest priority that the table has held.
-    pub priority: Option<&'a [f32]>,
+    /// `[streams]`: priorities of the items anchored at this step, before the exponent, that a float32 can hold; they override
+    /// priorities from Q-values. Without either an item starts at the largest priority that the table has held.
+    pub priority: Option<&'a [f64]>,
 }
 
 impl<'a> StepBatch<'a> {
@@ -140,10 +140,11 @@ impl StepChecker {
         ] {
             self.check_length(name, bits.map(<[bool]>::len))?;
         }
-        self.check_length("priority", step.priority.map(<[f32]>::len))?;
-        for &priority in step.priority.unwrap_or_default() {
-            check_priority(priority)?;
-        }
+        self.check_length("priority", step.priority.map(<[f64]>::len))?;
+        let priorities = step.priority.unwrap_or_default();
+        let bad = |priority: &f64| !(0.0..=f64::from(f32::MAX)).contains(priority);
+        let position = priorities.iter().position(bad);
+        refuse_priority(position, priorities.len(), |at| priorities[at])?;
         let last = step
             .final_observations
             .map(|last| self.check_last_observations(&last))
@@ -509,7 +510,7 @@ impl<'a> CheckedStep<'a> {
             reward: self.reward(stream),
             taken,
             greedy,
-            priority: self.step.priority.map(|priority| priority[stream]),
+            priority: self.step.priority.map(|priority| priority[stream] as f32),
         }
     }
 

@@ -166,6 +166,8 @@ fn a_bad_priority_among_good_ones_changes_nothing() {
     for bad in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, -1e-300] {
         let error = refusal(table.update_priorities(&ids, &[5.0, bad]));
         assert!(matches!(error, Error::Priority { .. }), "{error}");
+        let text = error.to_string();
+        assert!(text.starts_with("priority 1 of 2 is "), "{text}");
     }
     let error = refusal(table.update_priorities(&ids, &[5.0]));
     assert_eq!(error.code(), ErrorCode::Schema);

@@ -358,14 +358,14 @@ fn another_definition_is_refused_with_the_difference() {
                 columns,
                 ..config(8)
             },
-            "columns is \"lane",
+            "columns is [lane: ",
         ),
         (
             TableConfig {
                 sampler: Sampler::Uniform,
                 ..config(8)
             },
-            "sampler is Uniform, asked for Prioritized",
+            "sampler is uniform, asked for prioritized",
         ),
         (
             TableConfig {

@@ -135,11 +135,17 @@ fn a_final_row_without_an_end_is_refused() {
 
 #[test]
 fn bad_priorities_and_q_values_are_refused() {
-    for bad in [&[f32::NAN], &[f32::INFINITY], &[-1.0f32]] {
+    for (bad, words) in [
+        (&[f64::NAN], "is nan: a priority has to be finite"),
+        (&[f64::INFINITY], "is inf: a priority has to be finite"),
+        (&[-1.0], "is -1: a priority has to be finite"),
+        // A float32 cannot hold it.
+        (&[1e300], "is 1e300: a new item's priority is a float32"),
+    ] {
         assert_refused(
             move |step| step.priority = Some(bad),
             ErrorCode::Priority,
-            &["finite"],
+            &["priority 0 of 1", words],
         );
     }
     let q = |bytes, shape| Values::new(Dtype::Float32, shape, bytes);

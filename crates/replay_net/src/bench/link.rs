@@ -9,6 +9,8 @@ use std::time::Duration;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
+use replay_core::words::Number;
+
 /// Payload of a TCP segment on Ethernet, for the loss of longer pieces.
 const SEGMENT: usize = 1448;
 
@@ -17,6 +19,9 @@ pub const QUEUE: Duration = Duration::from_millis(20);
 
 /// Shortest time until a lost segment of a stream is sent again.
 const MIN_RETRANSMISSION: Duration = Duration::from_millis(1);
+
+/// Largest loss: with a higher one a segment would be sent again for ever.
+const MAX_LOSS: f64 = 0.9;
 
 /// Properties of one direction of a link.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -48,13 +53,15 @@ impl LinkConfig {
     /// # Errors
     /// A value out of range, in words.
     pub fn check(&self) -> Result<(), String> {
-        if !(0.0..1.0).contains(&self.loss) {
-            return Err(format!("loss is a probability below 1, got {}", self.loss));
+        if !(0.0..=MAX_LOSS).contains(&self.loss) {
+            let got = Number(self.loss);
+            return Err(format!("loss is a probability, 0 to {MAX_LOSS}, got {got}"));
         }
         match self.rate {
-            Some(rate) if !(rate > 0.0 && rate.is_finite()) => {
-                Err(format!("rate is in bytes per second, above 0, got {rate}"))
-            }
+            Some(rate) if !(1.0..=1e15).contains(&rate) => Err(format!(
+                "rate is in bytes per second, 1 to 1e15, got {}",
+                Number(rate)
+            )),
             _ => Ok(()),
         }
     }

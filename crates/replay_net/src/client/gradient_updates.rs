@@ -53,7 +53,7 @@ impl GradientUpdates {
         let newest = self.index();
         if index > newest {
             return Err(Error::Config(format!(
-                "a gradient of the weights of update {index}, but the last one taken is {newest}"
+                "index {index} is no update taken so far: the last one is {newest}"
             )));
         }
         Ok(self.worker.offer(gradient, index))

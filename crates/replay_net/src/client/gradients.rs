@@ -130,9 +130,9 @@ pub(super) fn join_worker<T: WorkerTransport>(
 ) -> Result<(Worker<T>, JobConnection)> {
     if request.deadline.is_zero() || request.deadline > MAX_DEADLINE {
         return Err(Error::Config(format!(
-            "the deadline of a gradient job is more than 0 and at most {} days, got {:?}",
-            MAX_DEADLINE.as_secs() / 86_400,
-            request.deadline
+            "the deadline of a gradient job is in seconds, more than 0 and at most {}, got {}",
+            MAX_DEADLINE.as_secs(),
+            request.deadline.as_secs_f64()
         )));
     }
     let until = sooner(wait, request.deadline);

@@ -367,7 +367,7 @@ impl Replay for Client {
         priorities: &[f64],
         wait: &Wait<'_>,
     ) -> Result<UpdateReceipt> {
-        updates::check_lengths(table, ids, priorities)?;
+        updates::check(table, ids, priorities)?;
         let (reply, _) = self.ask(wait, |_| RequestBody::UpdatePriorities {
             table: table.into(),
             ids: ids.to_vec(),

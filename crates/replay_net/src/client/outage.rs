@@ -27,7 +27,8 @@ impl Outage {
     pub fn begin(&self, error: &Error, longest: Duration) {
         // The state's lock is released: logging may wait for Python's interpreter lock, whose holder may be in `begin`.
         if self.lock().begin(Instant::now()) {
-            tracing::warn!("waiting up to {longest:?} for a server: {error}");
+            let seconds = longest.as_secs_f64();
+            tracing::warn!("waiting up to {seconds}s for a server: {error}");
         }
     }
 

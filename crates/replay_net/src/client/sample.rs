@@ -16,7 +16,7 @@ use replay_wire::{Reply, ReplyBody, RequestBody};
 pub struct Samples {
     dialer: Arc<Dialer>,
     request: SampleRequest,
-    /// Least requests in flight; with 0, one during a call.
+    /// Least requests in flight; 0 sends one in each call, and none between two calls.
     in_flight: usize,
     connection: Option<Connection>,
     pending: Vec<PendingSample>,
@@ -71,10 +71,10 @@ impl Pipelining {
         }
     }
 
-    /// Requests in flight, `least` or more: one alone stays alone.
+    /// Requests in flight during a call, `least` or more: one alone stays alone.
     pub fn wanted(&self, least: usize) -> usize {
         match least {
-            1 => 1,
+            0 | 1 => 1,
             least => (least + self.more).min(Self::MAX_REQUESTS.max(least)),
         }
     }

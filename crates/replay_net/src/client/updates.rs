@@ -36,11 +36,13 @@ struct PendingUpdate {
     sent: Option<u64>,
 }
 
+/// Checks an update before it is sent: the error is of the call that gave it, with the position in its list.
+///
 /// # Errors
-/// [`Error::Schema`] for unequal numbers of ids and priorities.
-pub fn check_lengths(table: &str, ids: &[u64], priorities: &[f64]) -> Result<()> {
+/// [`Error::Schema`] for unequal numbers of ids and priorities; [`Error::Priority`].
+pub fn check(table: &str, ids: &[u64], priorities: &[f64]) -> Result<()> {
     if ids.len() == priorities.len() {
-        return Ok(());
+        return check_priorities(priorities);
     }
     Err(Error::Schema {
         table: table.into(),
@@ -184,8 +186,7 @@ impl UpdateChannel for Updates {
         wait: &Wait<'_>,
     ) -> Result<UpdateReceipt> {
         self.dialer.check_process()?;
-        check_lengths(table, ids, priorities)?;
-        check_priorities(priorities)?;
+        check(table, ids, priorities)?;
         let bytes = size_of_val(ids) + size_of_val(priorities);
         let most = self.dialer.options.push_window_bytes;
         self.work(wait, |updates| {

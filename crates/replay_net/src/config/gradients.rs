@@ -77,9 +77,6 @@ impl ServerConfig {
                 address.port()
             ));
         }
-        if self.gradients_jobs == 0 {
-            return refuse("gradients_jobs is at least 1");
-        }
         if !(1..=MAX_WINDOW).contains(&self.gradients_window) {
             return refuse(format!(
                 "gradients_window is 1 to {MAX_WINDOW}, got {}",
@@ -222,7 +219,7 @@ mod tests {
                 "lower port",
             ),
             (&format!("{here}gradients_threads = 0"), "1 to 64"),
-            (&format!("{here}gradients_jobs = 0"), "at least 1"),
+            (&format!("{here}gradients_jobs = 0"), "gradients_jobs is 1 to 1024, got 0"),
             (
                 &format!("{here}gradients_window = 0"),
                 "gradients_window is",

@@ -2,12 +2,31 @@
 
 use std::fmt::Display;
 use std::net::{IpAddr, ToSocketAddrs};
+use std::time::Duration;
 
 use super::{FRAMES, ServerConfig};
 use crate::refuse;
 use crate::stack::{Address, StackName};
 use replay_core::error::{Error, Result};
 use replay_core::schema::TableConfig;
+
+/// Most threads that serve connections.
+pub(super) const MAX_IO_THREADS: u64 = 256;
+/// Most connections, as many as Linux gives files to a process by default (`fs.nr_open`).
+const MAX_CONNECTIONS: u64 = 1 << 20;
+/// Longest duration in milliseconds: 31 years, which any clock can add to its time.
+const MAX_MS: u64 = 1_000_000_000_000;
+
+/// Checks that a number is in its range.
+///
+/// # Errors
+/// [`Error::Config`] with the range.
+pub(super) fn within(name: &str, value: u64, least: u64, most: u64) -> Result<()> {
+    match (least..=most).contains(&value) {
+        true => Ok(()),
+        false => refuse(format!("{name} is {least} to {most}, got {value}")),
+    }
+}
 
 impl ServerConfig {
     /// Checks all fields that can be checked before the start.
@@ -32,20 +51,58 @@ impl ServerConfig {
                 self.max_bytes, self.max_frame_bytes
             ));
         }
-        for (name, value) in [
-            ("max_connections", u64::from(self.max_connections)),
-            ("max_handshakes", u64::from(self.max_handshakes)),
+        for (name, value, least, most) in [
+            ("io_threads", self.io_threads as u64, 0, MAX_IO_THREADS),
+            (
+                "max_connections",
+                self.max_connections.into(),
+                1,
+                MAX_CONNECTIONS,
+            ),
+            (
+                "max_handshakes",
+                self.max_handshakes.into(),
+                1,
+                MAX_CONNECTIONS,
+            ),
             (
                 "max_handshakes_per_address",
-                u64::from(self.max_handshakes_per_address),
+                self.max_handshakes_per_address.into(),
+                1,
+                MAX_CONNECTIONS,
             ),
-            ("handshake_deadline_ms", self.handshake_deadline_ms),
-            ("write_deadline_ms", self.write_deadline_ms),
-            ("max_wait_ms", self.max_wait_ms),
+            (
+                "handshake_deadline_ms",
+                self.handshake_deadline_ms,
+                1,
+                MAX_MS,
+            ),
+            ("write_deadline_ms", self.write_deadline_ms, 1, MAX_MS),
+            ("max_wait_ms", self.max_wait_ms, 1, MAX_MS),
+            ("drain_deadline_ms", self.drain_deadline_ms, 0, MAX_MS),
+            ("gradients_jobs", self.gradients_jobs as u64, 1, 1024),
+            (
+                "gradients_job_bytes",
+                self.gradients_job_bytes as u64,
+                0,
+                1 << 40,
+            ),
+            ("gradients_prefix", self.gradients_prefix.into(), 0, 32),
+            (
+                "gradients_idle_sleep_us",
+                self.gradients_idle_sleep_us,
+                0,
+                1_000_000,
+            ),
         ] {
-            if value == 0 {
-                return refuse(format!("{name} is at least 1"));
-            }
+            within(name, value, least, most)?;
+        }
+        if self.snapshot_every.0 > Duration::from_millis(MAX_MS) {
+            return refuse(format!(
+                "snapshot_every is at most {}s, got {}",
+                MAX_MS / 1000,
+                self.snapshot_every
+            ));
         }
         for setting in self.token_settings() {
             if setting.token.is_some() && setting.file.is_some() {
@@ -208,8 +265,11 @@ mod tests {
             ),
             ("max_frame_bytes = 1", "max_frame_bytes is"),
             ("max_frame_bytes = \"5GiB\"", "max_frame_bytes is"),
-            ("max_connections = 0", "at least 1"),
-            ("max_wait_ms = 0", "at least 1"),
+            (
+                "max_connections = 0",
+                "max_connections is 1 to 1048576, got 0",
+            ),
+            ("max_wait_ms = 0", "max_wait_ms is 1 to"),
             (
                 "snapshot = \"a\"\ngradients_only = true\ngradients = \"127.0.0.1:0\"",
                 "no memory to save",

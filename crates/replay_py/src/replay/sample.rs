@@ -1,7 +1,6 @@
 //! `Replay`'s experience: writers, samples and updates of priorities.
 
 use std::collections::HashMap;
-use std::num::NonZero;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, OnceLock};
 use std::time::Instant;
@@ -13,6 +12,7 @@ use replay_core::error::ErrorCode;
 use replay_core::importance;
 use replay_core::replay::{SampleRequest, UpdateReceipt};
 use replay_core::schema::{Dtype, TableConfig};
+use replay_core::sum_tree::check_samples;
 use replay_core::table::ids::IdSpace;
 use replay_core::view::{DecodeOptions, Normalization, ViewSpec};
 use replay_core::writer::{Writer, WriterOptions};
@@ -47,7 +47,8 @@ const IDS: [Dtype; 2] = [Dtype::Uint64, Dtype::Int64];
 /// standard library reads the files of the control group each time.
 fn unpacking_threads() -> usize {
     static CORES: OnceLock<usize> = OnceLock::new();
-    *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, NonZero::get))
+    let most = usize::from(integer::MAX_THREADS);
+    *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, |n| n.get().min(most)))
 }
 
 impl PyReplay {
@@ -126,6 +127,7 @@ impl PyReplay {
             ("memory", Normalization::Memory),
         ];
         let normalization = error::choice(py, "normalize", normalize, choices)?;
+        check_samples(batch_size).map_err(|error| error::to_python(py, error))?;
         let options = DecodeOptions {
             normalization,
             threads: threads.unwrap_or_else(unpacking_threads),

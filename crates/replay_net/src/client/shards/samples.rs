@@ -54,7 +54,7 @@ impl ShardedSamples {
         ShardedSamples {
             group,
             request,
-            in_flight: in_flight.max(1),
+            in_flight,
             table: None,
             lanes,
             batches: VecDeque::new(),
@@ -478,6 +478,10 @@ impl SampleChannel for ShardedSamples {
                 code: ErrorCode::UnknownTable,
                 message: message.clone(),
             });
+        }
+        if self.in_flight == 0 && self.batches.is_empty() {
+            // The servers' sums of priorities of this moment, and not of the last batch.
+            self.lanes.iter_mut().for_each(|lane| lane.seen = None);
         }
         let next = self.next_batch(wait);
         if let Err(error) = &next

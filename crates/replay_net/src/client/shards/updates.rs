@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use super::super::updates::{Updates, check_lengths};
+use super::super::updates::{Updates, check};
 use super::group::{Group, Shard, ask_promptly, is_lost, silent, within_grace};
-use replay_core::error::{Error, Result, check_priorities};
+use replay_core::error::{Error, Result};
 use replay_core::replay::{BatchPart, Replay, SampleRequest, UpdateChannel, UpdateReceipt, Wait};
 use replay_core::table::ids::IdSpace;
 
@@ -185,9 +185,8 @@ impl UpdateChannel for ShardedUpdates {
         wait: &Wait<'_>,
     ) -> Result<UpdateReceipt> {
         self.group.check_process()?;
-        check_lengths(table, ids, priorities)?;
         // Before any server gets one: an update is applied as a whole or not at all.
-        check_priorities(priorities)?;
+        check(table, ids, priorities)?;
         let routes = self.group.route(table, ids, wait)?;
         let copies: usize = routes.iter().map(Vec::len).sum();
         match copies.checked_sub(ids.len()) {
