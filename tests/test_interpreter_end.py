@@ -77,7 +77,9 @@ def found(interpreter: str) -> str:
     code = "import sys, numpy; assert sys.version_info >= (3, 11)"
     tried = subprocess.run([path, "-c", code], capture_output=True, text=True, check=False)
     if tried.returncode:
-        pytest.skip(f"{interpreter} cannot run it: {(tried.stderr.splitlines() or ['no reason'])[-1]}")
+        # The exception, or the message of a launcher such as pyenv's.
+        lines = [line for line in tried.stderr.splitlines() if "Error: " in line or ": command not found" in line]
+        pytest.skip(f"{interpreter} cannot run it: {lines or tried.stderr}")
     return path
 
 

@@ -604,8 +604,8 @@ class Writer(_ContextManager):
     def close(self, timeout: float | None = 60.0) -> None:
         """Flushes and ends the writer. Windows that are still open never become items.
 
-        A blocked `append` or `flush` of another thread ends with `ClosedError`. After an error the writer is still open:
-        `close` may be called again, and sends what is not acknowledged again.
+        A blocked `append` or `flush` of another thread ends with `ClosedError`. After an error the writer is still
+        open: `close` may be called again, and sends what is not acknowledged again.
         """
     @property
     def num_envs(self) -> int:
@@ -1210,8 +1210,8 @@ class Replay(_ContextManager):
         """Ends the connections, or the servers of the memory, and releases it.
 
         Blocked calls of other threads end with `ClosedError`, and so does every call of its writers and iterators of
-        batches. Close those first: pushes that wait are not stored. Servers end as by `Server.close`. Answers to `update_priorities(wait=False)` are waited for, up to a quarter of a
-        second.
+        batches. Close those first: pushes that wait are not stored. Servers end as by `Server.close`. Answers to
+        `update_priorities(wait=False)` are waited for, up to a quarter of a second.
         """
 
 @final

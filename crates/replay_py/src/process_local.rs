@@ -108,8 +108,9 @@ impl Closing {
     /// The first error of their ends; all of them end.
     pub fn end_parts(&self) -> Result<()> {
         let parts = std::mem::take(&mut *lock(&self.0.parts));
-        let ended = parts.iter().filter_map(Weak::upgrade);
-        ended.fold(Ok(()), |before, part| before.and(part.end()))
+        let open = parts.iter().filter_map(Weak::upgrade);
+        let failed: Vec<_> = open.filter_map(|part| part.end().err()).collect();
+        failed.into_iter().next().map_or(Ok(()), Err)
     }
 
     /// The exception for a closed object.
