@@ -127,10 +127,10 @@ impl PyBatches {
         };
         let source = wait::unlocked(py, start)?;
         Ok(PyBatches {
-            source: ProcessLocal::within(replay, WHAT, Arc::new(source), |source| {
+            source: ProcessLocal::within(py, replay, WHAT, Arc::new(source), |source| {
                 drop(source);
                 Ok(())
-            }),
+            })?,
             beta,
             timeout,
             description,

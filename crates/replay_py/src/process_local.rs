@@ -137,14 +137,28 @@ impl<T: Send> ProcessLocal<T> {
     }
 
     /// [`ProcessLocal::new`] for a part of `replay`: closing the replay closes it too, by `end`.
-    pub fn within(replay: Closing, what: &'static str, value: T, end: fn(T) -> Result<()>) -> Self
+    ///
+    /// # Errors
+    /// `ClosedError` if the replay has been closed meanwhile.
+    pub fn within(
+        py: Python<'_>,
+        replay: Closing,
+        what: &'static str,
+        value: T,
+        end: fn(T) -> Result<()>,
+    ) -> PyResult<Self>
     where
         T: 'static,
     {
         let part = Self::with(Some(replay.clone()), what, value, end);
         let open: Arc<dyn Part> = part.open.clone();
         replay.add_part(Arc::downgrade(&open));
-        part
+        // Relaxed in `closed`: the lock of the parts orders the flag, if the replay did not end this part.
+        if let Some(what) = replay.closed() {
+            wait::unlocked(py, || open.end())?;
+            return Err(Closing::exception(py, what));
+        }
+        Ok(part)
     }
 
     fn with(

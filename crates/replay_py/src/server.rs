@@ -80,7 +80,7 @@ impl PyServer {
         let gradients = server.gradients().map(|address| address.to_string());
         let http = server.http().map(HttpAddress::to_string);
         Ok(PyServer {
-            server: ProcessLocal::within(replay, "server", server, end),
+            server: ProcessLocal::within(py, replay, "server", server, end)?,
             addresses,
             gradients,
             http,

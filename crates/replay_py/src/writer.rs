@@ -96,7 +96,11 @@ impl OpenWriters {
 
 impl PyWriter {
     /// A writer of the replay that `replay` closes, among the open ones of that replay.
+    ///
+    /// # Errors
+    /// `ClosedError` if the replay has been closed meanwhile.
     pub fn new(
+        py: Python<'_>,
         config: Arc<TableConfig>,
         writer: Writer,
         name: String,
@@ -104,7 +108,7 @@ impl PyWriter {
         view: &ViewSpec,
         replay: Closing,
         open: &OpenWriters,
-    ) -> Self {
+    ) -> PyResult<Self> {
         let id = writer.id().clone();
         let shared = WriterState {
             writer: Exclusive::new("writer", writer),
@@ -112,17 +116,17 @@ impl PyWriter {
             late: AtomicBool::new(false),
         };
         open.add(&config.name, &shared.counters);
-        PyWriter {
-            writer: ProcessLocal::within(replay, "writer", Arc::new(shared), |writer| {
+        Ok(PyWriter {
+            writer: ProcessLocal::within(py, replay, "writer", Arc::new(shared), |writer| {
                 drop(writer);
                 Ok(())
-            }),
+            })?,
             config,
             id,
             name,
             num_envs: num_envs as usize,
             final_observation: view.observation().map(|column| format!("final_{column}")),
-        }
+        })
     }
 
     /// The writer's name in its memory.

@@ -183,7 +183,8 @@ impl PyReplay {
             })?;
             Ok((config, view, writer))
         })?;
-        Ok(PyWriter::new(
+        PyWriter::new(
+            py,
             config,
             writer,
             opened,
@@ -191,7 +192,7 @@ impl PyReplay {
             &view,
             closing,
             &self.writers,
-        ))
+        )
     }
 
     #[doc = stub_doc!("Replay.sample")]
