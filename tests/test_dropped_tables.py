@@ -13,6 +13,7 @@ import pytest
 
 import innet_drl as innet
 from calls import Call
+from conftest import MakeReplay
 from innet_drl import errors
 from serving import until
 from steps import VIEW, fill, step, still_works, table
@@ -90,6 +91,16 @@ def test_an_iterator_that_waits_ends_with_its_table(replay: innet.Replay, prefet
         until(lambda: is_asked(replay))
         make_again(replay)
         assert isinstance(waiting.ended(), errors.UnknownTableError)
+
+
+def test_a_sample_that_waits_ends_with_its_table(make_replay: MakeReplay) -> None:
+    replay = make_replay([table()])
+    waiting = Call(lambda: replay.sample("t", 4, VIEW, timeout=None))
+    until(lambda: is_asked(replay))
+    make_again(replay)
+    error = waiting.ended()
+    assert isinstance(error, errors.UnknownTableError)
+    assert DROPPED in str(error)
 
 
 def test_a_writer_ends_with_its_table(replay: innet.Replay) -> None:

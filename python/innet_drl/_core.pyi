@@ -920,7 +920,8 @@ class Replay(_ContextManager):
     def drop_table(self, name: str, timeout: float | None = 60.0) -> None:
         """Removes a table.
 
-        Its iterators, writers and waiting calls raise `UnknownTableError`, also if a table of its name is made again.
+        Its iterators, its writers and a `sample` that waits raise `UnknownTableError`, also if a table of its name is
+        made again.
         """
     def writer(
         self,
