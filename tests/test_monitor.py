@@ -381,6 +381,17 @@ def test_clients_that_hang_keep_no_connection(tmp_path: Path) -> None:
         assert process.returncode == 0
 
 
+def test_idle_clients_keep_no_supervisor_out(server: innet.Server) -> None:
+    assert server.http is not None
+    address = ("127.0.0.1", int(server.http.rpartition(":")[2]))
+    with ExitStack() as clients:
+        for _ in range(64):
+            clients.enter_context(socket.create_connection(address))
+        # The server would close idle ones after ten seconds, sixteen at a time.
+        with urllib.request.urlopen(f"{server.http}/healthz", timeout=9) as answer:
+            assert answer.read() == b"ok\n"
+
+
 def test_top_shows_the_server_again_and_again(server: innet.Server) -> None:
     with subprocess.Popen([*SERVER_CLI, "top", server.addresses[0]], stdout=subprocess.PIPE, text=True) as top:
         assert top.stdout is not None

@@ -3,6 +3,7 @@
 
 mod metrics;
 
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, TcpListener as StdTcpListener};
@@ -24,7 +25,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::task::JoinHandle;
 
 use super::{ACCEPT_PAUSE, Server, StrangerEvent};
 use crate::config::HttpAddress;
@@ -32,7 +33,8 @@ use crate::connection::{Phase, reached};
 use crate::stack::kernel::{self, SERVER_USER_TIMEOUT, prepare_tcp};
 use replay_core::error::{Error, Result};
 
-/// Open connections; further ones wait to be accepted. Each may hold one answer: 4 MB for a thousand tables.
+/// Open connections; a further one takes the place of the oldest, so that idle ones keep no supervisor out. Each may hold one
+/// answer: 4 MB for a thousand tables.
 const MAX_CONNECTIONS: usize = 16;
 
 /// Longest life of a connection, in deadlines of a handshake: a client that does not read its answer would keep it for good.
@@ -92,22 +94,24 @@ impl Server {
             Ok(listener) => listener,
             Err(error) => return tracing::error!(%error, "HTTP is not served"),
         };
-        let connections = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+        let mut open: VecDeque<JoinHandle<()>> = VecDeque::new();
         let mut phase = self.phase.subscribe();
         loop {
-            let accept = async {
-                let permit = Arc::clone(&connections).acquire_owned().await;
-                let permit = permit.expect("the semaphore is never closed");
-                listener.accept().await.map(|accepted| (accepted, permit))
-            };
             let accepted = tokio::select! {
                 biased;
                 () = reached(&mut phase, Phase::Stopped) => return,
-                accepted = accept => accepted,
+                accepted = listener.accept() => accepted,
             };
             match accepted {
-                Ok(((stream, peer), permit)) => {
-                    tokio::task::spawn_local(self.clone().serve_http_client(stream, peer, permit));
+                Ok((stream, peer)) => {
+                    open.retain(|connection| !connection.is_finished());
+                    if open.len() >= MAX_CONNECTIONS
+                        && let Some(oldest) = open.pop_front()
+                    {
+                        oldest.abort();
+                    }
+                    let serve = self.clone().serve_http_client(stream, peer);
+                    open.push_back(tokio::task::spawn_local(serve));
                 }
                 Err(error) => {
                     let (event, now) = (StrangerEvent::NotAccepted, Instant::now());
@@ -119,12 +123,7 @@ impl Server {
         }
     }
 
-    async fn serve_http_client(
-        self: Arc<Self>,
-        stream: TcpStream,
-        peer: SocketAddr,
-        _permit: OwnedSemaphorePermit,
-    ) {
+    async fn serve_http_client(self: Arc<Self>, stream: TcpStream, peer: SocketAddr) {
         let served = async {
             prepare_tcp(&SockRef::from(&stream), SERVER_USER_TIMEOUT)?;
             let Some(current) = &self.tls else {
