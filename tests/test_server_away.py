@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import logging
 import os
+import re
 import signal
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +21,7 @@ from innet_drl.cli import main
 from innet_drl.launch import local
 from innet_drl.train.config import Config
 from innet_drl.train.page import Page
-from serving import Server, until
+from serving import SERVER_CLI, Server, until
 from training import lines, small
 
 pytestmark = pytest.mark.timeout(110)
@@ -145,6 +147,41 @@ def test_a_server_that_comes_back_empty_gets_table_parameters_and_steps_again(
     # No restart of an actor is left, and none is needed.
     with serving:
         assert while_training(endless(serving, actors=2, actor_restarts=0), run, act) is None
+
+
+def test_a_server_that_comes_back_with_its_memory_is_no_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run, folder = tmp_path / "run", tmp_path / "snapshots"
+
+    def said(part: str) -> list[str]:
+        return [record.getMessage() for record in caplog.records if part in record.getMessage()]
+
+    def act() -> None:
+        until(lambda: updates(run) > 20)
+        subprocess.run([*SERVER_CLI, "snapshot", serving.address], check=True, capture_output=True)
+        reached = updates(run)
+        # These steps are acknowledged, and lost.
+        until(lambda: updates(run) > reached + 50)
+        serving.kill()
+        serving.start()
+        until(lambda: bool(said("was started again: it ")) and bool(said("actor 0 is replaced")))
+        reached = updates(run)
+        until(lambda: updates(run) > reached + 50)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with Server(f"unix://{tmp_path}/s", f"--snapshot={folder}", "--snapshot-every=0s") as serving:
+        # No restart of an actor is left, and none is needed.
+        assert while_training(endless(serving, actors=1, actor_restarts=0), run, act) is None
+    (restored,) = said("the server of the replay memory was started again: ")
+    assert re.search(r": it restored [\d,]+ steps from its snapshot$", restored)
+    (replaced, *_) = said("actor 0 is replaced, which is no restart: ")
+    assert "it was started again from a snapshot without the last" in replaced
+    assert any(re.search(r"with \d+ steps of its snapshot$", line) for line in said(" answers again after "))
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if "snapshot restored" in line]
+    assert f"{folder}/0000000001.snapshot" in line
+    assert re.search(r" tables=1 steps=[1-9]\d* writers=1 parameters=1 ", line), line
 
 
 def test_a_signal_during_a_message_of_the_core_ends_the_call(server: Server) -> None:

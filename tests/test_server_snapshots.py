@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import innet_drl as innet
+from calls import Call, Lines
 from innet_drl import errors
 from recording_relay import RecordingRelay
 from serving import SERVE, SERVER_CLI, Server, until
@@ -60,7 +61,9 @@ def stop(server: Server) -> None:
     server.wait()
 
 
-def test_everything_continues_after_a_restart(server: Server, folder: Path) -> None:
+def test_everything_continues_after_a_restart(
+    server: Server, folder: Path, log: Lines, capfd: pytest.CaptureFixture[str]
+) -> None:
     with innet.connect(server.address, tables=[table()]) as replay:
         writer = replay.writer("t", 2, VIEW, chunk_steps=7)
         for t in range(60):
@@ -75,7 +78,18 @@ def test_everything_continues_after_a_restart(server: Server, folder: Path) -> N
         # The drain ends before the save, so nothing is lost.
         stop(server)
         assert snapshots(folder) == ["0000000001.snapshot"]
+        asking = Call(replay.stats)
+        log.wait_for("waiting up to")
+        capfd.readouterr()
         server.start()
+        assert asking.ended() is None
+        restored = {"path": f"{folder}/0000000001.snapshot", "tables": {"t": 120}}
+        assert replay.stats()["snapshots"]["restored"] == restored
+        lines = capfd.readouterr().err
+        assert f'path="{restored["path"]}" tables=1 steps=120 writers=1 parameters=1 ' in lines
+        assert re.search(r"listening .* tables=1", lines)
+        (line,) = [line for line in log.lines if "answers again" in line]
+        assert line.endswith(": it was started again, with 120 steps of its snapshot")
         again = replay.stats()["tables"]["t"]
         kept = ("steps", "items", "total_priority", "max_priority", "inserted_steps", "inserted_items", "sampled_items")
         assert {name: again[name] for name in kept} == {name: stats[name] for name in kept}

@@ -185,9 +185,14 @@ def test_pushes_that_wait_leave_receive_memory_for_another_table(tmp_path: Path)
     with Server(f"unix://{tmp_path}/s", "--max-frame-bytes=1MiB") as server:
         with innet.connect(server.address, tables=[held, large_table("free")]) as replay:
             held_back = [Call(functools.partial(write, replay.writer("held", 1, chunk_steps=1))) for _ in range(4)]
-            # They hold what they may.
             seen = [0]
-            until(lambda: seen.append(replay.stats()["receive_bytes"]) or seen[-1] > 100_000 and seen[-10:] == seen[-1:] * 10)
+
+            def settled() -> bool:
+                """Whether they hold what they may."""
+                seen.append(replay.stats()["receive_bytes"])
+                return seen[-1] > 100_000 and seen[-10:] == seen[-1:] * 10
+
+            until(settled)
             with replay.writer("free", 1, chunk_steps=1) as writer:
                 for _ in range(100):
                     writer.append(**LARGE_ROW, timeout=10)

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::io_error;
 use replay_core::error::{Error, Result};
@@ -40,6 +40,8 @@ pub struct Snapshots {
     /// Held over a save.
     files: Mutex<Files>,
     report: Mutex<Report>,
+    /// What was restored at the start, for [`Self::stats`].
+    restored: Value,
     stopped: AtomicBool,
 }
 
@@ -92,7 +94,7 @@ impl Snapshots {
     pub fn open(memory: Arc<Memory>, folder: &Path) -> Result<Arc<Self>> {
         let lock = take(folder)?;
         let numbers = numbers(folder).map_err(unusable(folder))?;
-        let damaged = restore(&memory, folder, &numbers)?;
+        let (restored, damaged) = restore(&memory, folder, &numbers)?;
         try_space(folder).map_err(unusable(folder))?;
         Ok(Arc::new(Snapshots {
             memory,
@@ -103,6 +105,7 @@ impl Snapshots {
                 damaged,
             }),
             report: Mutex::default(),
+            restored,
             stopped: AtomicBool::new(false),
         }))
     }
@@ -195,7 +198,8 @@ impl Snapshots {
         self.stopped.store(true, Ordering::Relaxed);
     }
 
-    /// Counts of saves, and the last one: `path`, `bytes`, `duration_s` and `age_s`, null before the first.
+    /// Counts of saves, and the last one: `path`, `bytes`, `duration_s` and `age_s`, null before the first. `restored` is what the
+    /// server began with: `path` of the snapshot and the steps of its `tables`, null without one.
     pub fn stats(&self) -> Value {
         let report = lock(&self.report);
         let last = report.last.as_ref();
@@ -206,6 +210,7 @@ impl Snapshots {
             "bytes": last.map(|saved| saved.bytes),
             "duration_s": last.map(|saved| saved.duration.as_secs_f64()),
             "age_s": last.map(|saved| saved.at.elapsed().as_secs_f64()),
+            "restored": self.restored,
         })
     }
 }
@@ -279,8 +284,9 @@ fn try_space(folder: &Path) -> io::Result<()> {
     written
 }
 
-/// Restores the first of these snapshots that is not damaged, and returns the ones before it.
-fn restore(memory: &Memory, folder: &Path, numbers: &[u64]) -> Result<Vec<u64>> {
+/// Restores the first of these snapshots that is not damaged, and returns what it was, as in [`Snapshots::stats`], and the ones
+/// before it.
+fn restore(memory: &Memory, folder: &Path, numbers: &[u64]) -> Result<(Value, Vec<u64>)> {
     let mut damaged = Vec::new();
     for &number in numbers {
         let path = folder.join(file_name(number));
@@ -288,8 +294,7 @@ fn restore(memory: &Memory, folder: &Path, numbers: &[u64]) -> Result<Vec<u64>> 
         match snapshot::restore_any(memory, &path, replay_wire::decode_table) {
             Ok(()) => {
                 let seconds = begun.elapsed().as_secs_f64();
-                tracing::info!(path = %path.display(), seconds, "snapshot restored");
-                return Ok(damaged);
+                return Ok((report_restored(memory, &path, seconds), damaged));
             }
             Err(error @ Error::Snapshot { .. }) => {
                 tracing::error!(%error, "the snapshot before it is used");
@@ -306,12 +311,36 @@ fn restore(memory: &Memory, folder: &Path, numbers: &[u64]) -> Result<Vec<u64>> 
         }
     }
     match numbers.first() {
-        None => Ok(damaged),
+        None => Ok((Value::Null, damaged)),
         Some(_) => Err(Error::Config(format!(
             "every snapshot in {} is damaged, or of another release: move them away to begin with an empty memory",
             folder.display()
         ))),
     }
+}
+
+/// Logs and returns what a snapshot has brought back.
+fn report_restored(memory: &Memory, path: &Path, seconds: f64) -> Value {
+    let (mut steps, mut writers) = (0, 0);
+    let mut tables = Map::new();
+    for table in memory.tables() {
+        let stats = table.stats();
+        steps += stats["steps"].as_u64().unwrap_or(0);
+        writers += stats["writers"].as_u64().unwrap_or(0);
+        tables.insert(table.config().name.clone(), stats["steps"].clone());
+    }
+    let parameters = memory.list().parameters.len();
+    let (path, count) = (path.display().to_string(), tables.len());
+    tracing::info!(
+        path,
+        tables = count,
+        steps,
+        writers,
+        parameters,
+        seconds,
+        "snapshot restored"
+    );
+    json!({"path": path, "tables": tables})
 }
 
 /// Lets the threads of clients have the processor first.

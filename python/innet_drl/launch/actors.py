@@ -209,8 +209,9 @@ class Actors:
                 failures = len(self._failures)
                 count = f" after {failures} failures of actors in {RESTART_MINUTES:g} minutes" if failures > 1 else ""
                 raise ActorError(f"actor {index} failed, and no restart is left{count}: {reason}")
-            left -= 1
-        logger.error("actor %d failed and is replaced (%d restarts left): %s", index, left, WithFlags(reason))
+            logger.error("actor %d failed and is replaced (%d restarts left): %s", index, left - 1, WithFlags(reason))
+        else:
+            logger.warning("actor %d is replaced, which is no restart: %s", index, WithFlags(reason))
         self._start(replace(assignment, first_step=agent_steps))
 
     def _restarts_left(self) -> int:

@@ -135,7 +135,11 @@ def _learn(
                 trainer.reporter.report(memory)
                 if memory.incarnation != incarnation:
                     if incarnation is not None:
-                        logger.warning("the server of the replay memory was started again: its memory was empty")
+                        restored = memory.restored_steps
+                        kept = (
+                            f"it restored {restored:,} steps from its snapshot" if restored else "its memory was empty"
+                        )
+                        logger.warning("the server of the replay memory was started again: %s", kept)
                         trainer.publish(memory)
                     incarnation = memory.incarnation
             if trainer.checkpoint_due:

@@ -160,6 +160,7 @@ class ReplayMemory(abc.ABC):
         self._name = settings.table.name
         self._view = view or settings.view
         self._incarnation: str | None = None
+        self._restored_steps = 0
 
     @classmethod
     @abc.abstractmethod
@@ -228,6 +229,8 @@ class ReplayMemory(abc.ABC):
         """Returns the table's counters, within `timeout` seconds or the patience of the settings."""
         stats = self.replay.stats(self._settings.patience if timeout is None else timeout)
         self._incarnation = stats["incarnation"]
+        restored = stats.get("snapshots", {}).get("restored") or {"tables": {}}
+        self._restored_steps = restored["tables"].get(self._name, 0)
         table: dict[str, Any] = stats["tables"][self._name]
         return table
 
@@ -235,6 +238,11 @@ class ReplayMemory(abc.ABC):
     def incarnation(self) -> str | None:
         """Number of the memory that `stats` saw last: a server that was started again has another one."""
         return self._incarnation
+
+    @property
+    def restored_steps(self) -> int:
+        """Steps of the table that the server of `incarnation` restored from its snapshot at its start."""
+        return self._restored_steps
 
     def save(self, path: str | PathLike[str]) -> None:
         """Writes the items to a file, if this process keeps them."""

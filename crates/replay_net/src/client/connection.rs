@@ -14,7 +14,7 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio::runtime::Runtime;
 use tokio_rustls::TlsConnector;
 
-use super::outage::Outage;
+use super::outage::{self, Outage};
 use super::pipeline::{RequestPipeline, ServerWait, expect_reply, unexpected};
 use super::{ConnectOptions, tls};
 use crate::framing::broken;
@@ -195,36 +195,44 @@ impl Dialer {
         };
         let limits = FrameLimits::new(self.options.max_frame_bytes);
         let server = ServerWait::new(self.address.to_string());
-        let (pipeline, incarnation) = driver.drive(wait, Some(until), late, &server, async {
-            let (stream, channel_binding) = self.stream().await?;
-            let mut pipeline = RequestPipeline::new(stream, limits, self.address.to_string());
-            let token = self.options.token.as_ref().map(|token| &*token.0);
-            let program = self.options.program;
-            let incarnation = match pipeline.handshake(token, channel_binding, program).await {
-                Ok(incarnation) => incarnation,
-                Err(error) => {
-                    pipeline.close().await;
-                    return Err(self.explain(error));
-                }
-            };
-            // Relaxed: a table that is made twice is made once.
-            if self.incarnation.load(Ordering::Relaxed) != incarnation {
-                // The server restarted, and may be empty.
-                let tables: Vec<_> = self.tables().values().cloned().collect();
-                for table in tables {
-                    let body = RequestBody::CreateTable(table);
-                    match pipeline.call(u32::MAX, body).await {
-                        Ok(reply) => expect_reply!(reply, ReplyBody::Done => ())?,
-                        // An actor's: the server gets the table from a learner.
-                        Err(error) if error.code() == ErrorCode::Forbidden => {}
-                        Err(error) => return Err(error),
+        let (pipeline, incarnation, kept) =
+            driver.drive(wait, Some(until), late, &server, async {
+                let (stream, channel_binding) = self.stream().await?;
+                let mut pipeline = RequestPipeline::new(stream, limits, self.address.to_string());
+                let token = self.options.token.as_ref().map(|token| &*token.0);
+                let program = self.options.program;
+                let incarnation = match pipeline.handshake(token, channel_binding, program).await {
+                    Ok(incarnation) => incarnation,
+                    Err(error) => {
+                        pipeline.close().await;
+                        return Err(self.explain(error));
                     }
+                };
+                let mut kept = None;
+                // Relaxed: a table that is made twice is made once.
+                let known = self.incarnation.load(Ordering::Relaxed);
+                if known != incarnation {
+                    // The server restarted, and may be empty.
+                    let tables: Vec<_> = self.tables().values().cloned().collect();
+                    for table in tables {
+                        let body = RequestBody::CreateTable(table);
+                        match pipeline.call(u32::MAX, body).await {
+                            Ok(reply) => expect_reply!(reply, ReplyBody::Done => ())?,
+                            // An actor's: the server gets the table from a learner.
+                            Err(error) if error.code() == ErrorCode::Forbidden => {}
+                            Err(error) => return Err(error),
+                        }
+                    }
+                    if known != 0 {
+                        let reply = pipeline.call(u32::MAX, RequestBody::Stats).await?;
+                        let stats = expect_reply!(reply, ReplyBody::Stats(stats) => stats)?;
+                        kept = Some(outage::kept(&stats));
+                    }
+                    self.incarnation.store(incarnation, Ordering::Relaxed);
                 }
-                self.incarnation.store(incarnation, Ordering::Relaxed);
-            }
-            Ok((pipeline, incarnation))
-        })?;
-        self.outage.end(&self.address);
+                Ok((pipeline, incarnation, kept))
+            })?;
+        self.outage.end(&self.address, kept.as_deref());
         self.unanswered.store(0, Ordering::Relaxed);
         Ok(Connection {
             incarnation,

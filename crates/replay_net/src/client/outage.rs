@@ -3,6 +3,8 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use serde_json::Value;
+
 use crate::stack::Address;
 use replay_core::error::{Error, ErrorCode, Result};
 use replay_core::replay::Wait;
@@ -37,12 +39,15 @@ impl Outage {
         self.lock().closed = true;
     }
 
-    /// A connection is open.
-    pub fn end(&self, address: &Address) {
+    /// A connection is open; `kept` is what a server that was started again has [`kept`].
+    pub fn end(&self, address: &Address, kept: Option<&str>) {
         let outage = self.lock().end();
         if let Some(since) = outage {
             let seconds = since.elapsed().as_secs();
-            tracing::warn!("{address} answers again after {seconds} s");
+            let kept = kept.map_or(String::new(), |kept| {
+                format!(": it was started again, {kept}")
+            });
+            tracing::warn!("{address} answers again after {seconds} s{kept}");
         }
     }
 
@@ -91,9 +96,30 @@ impl OutageState {
     }
 }
 
+/// What a server that was started again has kept, by its statistics.
+pub fn kept(stats: &str) -> String {
+    let stats: Value = serde_json::from_str(stats).unwrap_or_default();
+    match stats["snapshots"]["restored"]["tables"].as_object() {
+        Some(tables) => {
+            let steps: u64 = tables.values().filter_map(Value::as_u64).sum();
+            format!("with {steps} steps of its snapshot")
+        }
+        None => "without a snapshot".to_owned(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_server_that_was_started_again_has_kept_what_its_snapshot_had() {
+        let stats = r#"{"snapshots": {"restored": {"path": "a", "tables": {"s": 1, "t": 20}}}}"#;
+        assert_eq!(kept(stats), "with 21 steps of its snapshot");
+        for without in ["{}", r#"{"snapshots": {"restored": null}}"#] {
+            assert_eq!(kept(without), "without a snapshot");
+        }
+    }
 
     #[test]
     fn a_server_that_starts_is_named_after_a_while_and_one_that_breaks_off_at_once() {

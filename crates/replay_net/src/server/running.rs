@@ -254,7 +254,7 @@ impl Server {
             addresses = addresses.join(" "),
             http = running.http().map(tracing::field::display),
             io_threads,
-            tables = config.tables.len(),
+            tables = server.service().memory().tables().len(),
             gradients = running.gradients().map(tracing::field::display),
             "listening"
         );
