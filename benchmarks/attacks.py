@@ -23,6 +23,8 @@ THREADS = 4
 ATTACK_S = 2.0
 """Longest wait of an attack for the server."""
 FLOOD = 200
+CROWD = 48
+"""Connections that stay, and read nothing."""
 LENGTHS = (0, 1, 100, 70_000)
 NUMBERS: dict[str, tuple[float, ...]] = {"float": (0.0, -1.0, 1e300, float("inf"), float("nan"))}
 NUMBERS |= {f"int{bits}": (0, 1, -1, -(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (8, 16, 32, 64)}
@@ -63,6 +65,7 @@ class Attacker:
             self.large_frames,
             self.many_tables,
         )
+        self._crowd: list[WireClient] = []
 
     def attack(self) -> str:
         """One attack; returns its name."""
@@ -175,6 +178,32 @@ class Attacker:
                     client.send(stats=None)
             time.sleep(ATTACK_S)
 
+    def crowd(self) -> int:
+        """Keeps connections with unread replies that their sockets cannot hold; returns how many it had to open."""
+        self._crowd = [client for client in self._crowd if self._ask_large(client)]
+        missing = CROWD - len(self._crowd)
+        for _ in range(missing):
+            client = WireClient(self._address, self._token)
+            client.socket.settimeout(0.1)
+            self._crowd.append(client)
+            self._ask_large(client)
+        return missing
+
+    def _ask_large(self, client: WireClient) -> bool:
+        """Asks for large replies; returns whether the connection is open."""
+        try:
+            for _ in range(4):
+                client.send(deadline_ms=2**32 - 1, getParameters=SCHEMA.GetParameters.new_message(name="hostile"))
+                sample = SCHEMA.Sample.new_message(table="hostile", count=65_536)
+                client.send(deadline_ms=2**32 - 1, sample=sample)
+        except TimeoutError:
+            # The server does not read a connection with too many requests.
+            return True
+        except OSError:
+            client.socket.close()
+            return False
+        return True
+
     def _open(self, client: WireClient, table: str, writer: int, streams: int = 1, before: int = 0) -> int:
         opened = {"table": table, "writer": writer, "name": "hostile", "streams": streams, "windowBefore": before}
         return int(client.call(openWriter=SCHEMA.OpenWriter.new_message(**opened))[0].writer.epoch)
@@ -230,7 +259,7 @@ class Attacker:
                 client = stack.enter_context(self._client())
                 put = SCHEMA.PutParameters.new_message(name=self._random.choice(("hostile", "other")))
                 control = SCHEMA.Request.new_message(id=1, putParameters=put).to_bytes()
-                length = self._random.choice((1 << 20, 15 << 20))
+                length = self._random.choice((1 << 20, 31 << 20))
                 client.socket.sendall(struct.pack("<II", len(control), length) + control)
                 header = b'{"x":{"dtype":"U8","shape":[%d],"data_offsets":[0,%d]}}'
                 header = (header % (length - 128, length - 128)).ljust(120)
@@ -253,7 +282,10 @@ class Attacker:
 
 
 def attack(address: Address, token: str, tables: list[str], until: float, seed: int, result: Connection) -> None:
-    """Attacks with several threads until the time comes, and sends how often it attacked in which way."""
+    """Attacks with several threads until the time comes, and sends how often it attacked in which way.
+
+    Meanwhile another thread keeps a crowd of connections that read nothing.
+    """
     counts: Counter[str] = Counter()
 
     def attacking(number: int) -> None:
@@ -261,7 +293,15 @@ def attack(address: Address, token: str, tables: list[str], until: float, seed: 
         while time.monotonic() < until:
             counts[attacker.attack()] += 1
 
+    def crowding() -> None:
+        attacker = Attacker(address, token, tables, seed)
+        while time.monotonic() < until:
+            with suppress(OSError, ServerError):
+                counts["crowd"] += attacker.crowd()
+            time.sleep(ATTACK_S)
+
     threads = [threading.Thread(target=attacking, args=(number,)) for number in range(THREADS)]
+    threads.append(threading.Thread(target=crowding))
     for each in threads:
         each.start()
     for each in threads:

@@ -24,10 +24,12 @@ ACTORS = 8
 PUSH = 50
 BATCH = 64
 TOKENS = {role: f"token of the {role}" for role in ("operator", "learner", "actor")}
-FRAME_BYTES = 16 << 20
+FRAME_BYTES = 32 << 20
 MAX_BYTES = 512 << 20
 REPLY_BYTES = 4 * FRAME_BYTES
 """The limits that the server gets: of a frame, of its memory, of unread replies, which are beside it."""
+PARAMETERS_BYTES = 24 << 20
+"""More than the buffers of a socket hold."""
 
 VIEW = innet.Window(0, 0)
 COLUMNS: dict[str, Any] = {"tag": "int64", "frame": ("uint8", (32, 32))}
@@ -156,7 +158,7 @@ def of(times: Times, begin: float, end: float) -> Times:
     return durations
 
 
-def hostile(minutes: float = 10.0, steps_per_s: float = 1_000.0, batches_per_s: float = 50.0, seed: int = 0) -> None:
+def hostile(minutes: float = 10.0, steps_per_s: float = 0.0, batches_per_s: float = 0.0, seed: int = 0) -> None:
     """Rates and waits of eight actors and a learner: alone, beside a hostile actor, beside a hostile operator.
 
     Args:
@@ -171,7 +173,7 @@ def hostile(minutes: float = 10.0, steps_per_s: float = 1_000.0, batches_per_s: 
     with Server("innet://127.0.0.1:0", "--log-level=error", *limits, *tokens) as server:
         host, port = server.address.removeprefix("innet://").split(":")
         operator = innet.connect(server.address, token=TOKENS["operator"], tables=HONEST + HOSTILE)
-        operator.put_parameters("hostile", {"x": np.zeros(8 << 20, np.uint8)})
+        operator.put_parameters("hostile", {"x": np.zeros(PARAMETERS_BYTES, np.uint8)})
         actors = [Process(act, server.address, actor, steps_per_s) for actor in range(ACTORS)]
         learner, auditor = Process(learn, server.address, batches_per_s), Process(audit, server.address)
         for each in (*actors, learner):

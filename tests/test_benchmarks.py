@@ -305,7 +305,7 @@ def test_a_page_without_marks_is_refused() -> None:
 
 
 def test_honest_clients_beside_a_hostile_one_lose_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    hostile(minutes=0.1, steps_per_s=500.0)
+    hostile(minutes=0.1, steps_per_s=500.0, batches_per_s=50.0)
     *rows, _rate, _p99, _memory, steps = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["attacks"] is None for row in rows] == [True, False, False]
     assert all(row["value"] > 0 for row in rows)
