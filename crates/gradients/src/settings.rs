@@ -167,7 +167,7 @@ pub fn check(request: &JoinJob) -> Result<()> {
     let segments = settings.segments(request.segment_values);
     if settings.values == 0 || segments >= ALL_SEGMENTS {
         return refuse(format!(
-            "values is at least 1, in fewer than {ALL_SEGMENTS} segments of segment_values, got {} in {segments}",
+            "values is 1 or more, in fewer than {ALL_SEGMENTS} segments of segment_values; got {} in {segments} segments",
             settings.values
         ));
     }

@@ -351,13 +351,13 @@ impl ServerConfig {
     pub fn memory_limits(&self) -> MemoryLimits {
         let mut limits = MemoryLimits {
             max_bytes: self.max_bytes,
-            receive_bytes: 2 * self.max_frame_bytes,
+            receive_bytes: self.max_frame_bytes.saturating_mul(2),
             ..MemoryLimits::default()
         };
         if self.max_bytes == 0 {
             limits.share = process_memory::share(SHARE_PERCENT);
             let bytes = limits.share.map_or(4 << 30, |share| share.bytes());
-            limits.max_bytes = bytes.max(FRAMES * self.max_frame_bytes);
+            limits.max_bytes = bytes.max(self.max_frame_bytes.saturating_mul(FRAMES));
         }
         limits
     }
@@ -365,7 +365,7 @@ impl ServerConfig {
     /// `reply_bytes`, with 0 replaced by four frames.
     pub fn effective_reply_bytes(&self) -> u64 {
         match self.reply_bytes {
-            0 => 4 * self.max_frame_bytes,
+            0 => self.max_frame_bytes.saturating_mul(4),
             bytes => bytes,
         }
     }

@@ -485,7 +485,7 @@ fn jobs_beyond_the_limits_are_refused() {
         assert!(wrong.contains("threshold"), "{wrong}");
     }
     let empty = refused(&|r| r.asynchronous = Some(settings(0, 1, 1)));
-    assert!(empty.contains("at least one value"), "{empty}");
+    assert!(empty.contains("values is 1 or more"), "{empty}");
     let tree = refused(&|r| r.world = 4);
     assert!(tree.contains("without a parent"), "{tree}");
     assert_eq!(refused(&|_| {}), "");

@@ -219,7 +219,10 @@ mod tests {
                 "lower port",
             ),
             (&format!("{here}gradients_threads = 0"), "1 to 64"),
-            (&format!("{here}gradients_jobs = 0"), "gradients_jobs is 1 to 1024, got 0"),
+            (
+                &format!("{here}gradients_jobs = 0"),
+                "gradients_jobs is 1 to 1024, got 0",
+            ),
             (
                 &format!("{here}gradients_window = 0"),
                 "gradients_window is",

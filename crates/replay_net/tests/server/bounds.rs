@@ -24,7 +24,6 @@ fn absurd_numbers_are_refused_by_name_or_served_with() {
             );
             let config = ServerConfig::from_toml(&text, "server.toml", toml::Table::new());
             let started = config.and_then(|config| {
-                config.validate()?;
                 let memory = Memory::new(MemoryLimits {
                     seed: None,
                     ..config.memory_limits()
