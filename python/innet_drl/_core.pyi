@@ -125,8 +125,8 @@ class Table:
         slack: Largest difference, in sampled items, between the samples and `samples_per_insert` times the inserts; at
             most 1e15. 0 derives it: `samples_per_insert` times the larger of 1,024 and `min_size / 10`, at least 4,096,
             and at most `samples_per_insert * (capacity - min_size)`. A sample has at most
-            `2 * slack - samples_per_insert` items. With `max_times_sampled`, items that are evicted unsampled leave fewer samples than the ratio
-            expects: writers then continue as soon as a sample waits.
+            `2 * slack - samples_per_insert` items. With `max_times_sampled`, items that are evicted unsampled leave
+            fewer samples than the ratio expects: writers then continue as soon as a sample waits.
         max_version_lag: Versions by which the parameters of a writer may be behind the newest while its steps are
             stored; further steps wait until it gets newer ones by `Replay.get_parameters(writer=...)`. 0 sets no limit.
         view: View of writers and samples that name none.
@@ -887,8 +887,8 @@ class Replay(_ContextManager):
 
     All methods are thread-safe. `timeout` is in seconds, at most 1e9: 60 by default, `None` waits without limit, 0
     tries once. Then a call raises `DeadlineError`, which names the cause; an unresponsive server delays it by up to
-    `grace` of `connect`. Ctrl-C ends every wait. Waiting calls release the GIL. A replay must not be used in a forked child
-    (`ForkError`): start processes with the method "spawn" or "forkserver", and connect there.
+    `grace` of `connect`. Ctrl-C ends every wait. Waiting calls release the GIL. A replay must not be used in a forked
+    child (`ForkError`): start processes with the method "spawn" or "forkserver", and connect there.
     """
 
     def create_table(self, table: Table, timeout: float | None = 60.0) -> None:
