@@ -309,7 +309,7 @@ pub trait Replay: Send + Sync {
     fn sample(&self, request: &SampleRequest, wait: &Wait<'_>) -> Result<Sampled>;
     /// Samples one table again and again with `in_flight` requests under way. With 0 each call asks for its batch, and nothing is
     /// under way between two calls; with 2 or more, a client of a distant server has as many more under way as its round trip
-    /// needs. [`Error::UnknownTable`] once the table was dropped, also if there is another one of its name.
+    /// needs. [`Error::UnknownTable`](crate::Error::UnknownTable) once the table was dropped, also if there is another one of its name.
     fn sampler(&self, request: SampleRequest, in_flight: usize) -> Result<Box<dyn SampleChannel>>;
     /// Sets priorities (before the exponent). The last value of a repeated id counts.
     fn update_priorities(

@@ -67,7 +67,9 @@ Count = Annotated[int, (lambda value: value is None or 1 <= value <= 2**40, "at 
 Natural = Annotated[int, (lambda value: 0 <= value <= 2**40, "at least 0 and at most 2^40")]
 Few = Annotated[int, (lambda value: 0 <= value <= 1024, "at least 0 and at most 1024")]
 Threads = Annotated[int, (lambda value: 1 <= value <= 1024, "at least 1 and at most 1024")]
-Positive = Annotated[float, (lambda value: value is None or 0 < value <= 1e9, "above 0 and at most 1e9")]
+Positive = Annotated[float, (lambda value: value is None or value > 0, "above 0")]
+Seconds = Annotated[float, (lambda value: value is None or 0 < value <= 1e9, "above 0 and at most 1e9")]
+Minutes = Annotated[float, (lambda value: value is None or 0 < value <= 1e7, "above 0 and at most 1e7")]
 Share = Annotated[float, (lambda value: 0 <= value <= 1, "from 0 to 1")]
 KeywordArguments = dict[str, Any]
 
@@ -101,7 +103,7 @@ class Config(_Named):
     """Wrappers around each environment, the innermost first, each as `module:Wrapper`."""
     async_environments: bool = False
     """Step each environment in a process of its own: for slow ones. Not for `atari/<game>`, which has threads."""
-    minutes: Positive | None = None
+    minutes: Minutes | None = None
     """Ends training after this many minutes of this session."""
     steps: Count | None = None
     """Ends training at this many agent steps, counted over all sessions of the run. Actor processes exceed it by up
@@ -120,7 +122,7 @@ class Config(_Named):
     it. Up to 40 ASCII letters, digits, `.`, `_` and `-`; empty for none."""
     replay_ca: Path | None = None
     """Certificate (PEM) to verify an `innets://` server with."""
-    replay_patience: Positive = 60.0
+    replay_patience: Seconds = 60.0
     """Seconds that a run waits for a server (`--replay`) that is away or does not answer, before it ends with a
     checkpoint."""
 
@@ -137,7 +139,7 @@ class Config(_Named):
     """Threads of one actor's network."""
     actor_restarts: Natural = 3
     """Actors that may die and be replaced within ten minutes before the run fails."""
-    environment_timeout: Positive | None = None
+    environment_timeout: Seconds | None = None
     """Seconds of one step or reset of the environments after which an actor prints its stacks and is replaced: for
     environments that may hang. None waits, and the log names the actor after a minute. Not in a serial run."""
     pull_period: Count = 4
@@ -260,7 +262,7 @@ class Config(_Named):
     gradients: str = "embedded"
     """Aggregator of several learners' gradients: `embedded` is the first learner's process; an address
     (`innet://host:port`, `innets://host:port`) is a server with `--gradients`."""
-    learner_deadline: Positive = 300.0
+    learner_deadline: Seconds = 300.0
     """Seconds that a learner waits for the others before the run fails; they include checkpoints."""
     learner_threads: Few = 0
     """Threads of the learner's network on a CPU; 0 is one for each core not used by actors and `targets_ahead`."""
@@ -291,16 +293,16 @@ class Config(_Named):
 
     # Files.
 
-    checkpoint_minutes: Positive = 5.0
+    checkpoint_minutes: Minutes = 5.0
     """Minutes between checkpoints; the last one is always written."""
     checkpoint_replay: bool = True
     """Write a snapshot of an embedded memory with each checkpoint, which a resumed run restores. A step takes as many
     bytes as in memory. A serial run of environments that can be restored keeps a journal instead."""
-    report_seconds: Positive = 5.0
+    report_seconds: Seconds = 5.0
     """Seconds between lines of metrics."""
     report_steps: Count = 1000
     """Agent steps between lines of metrics of serial runs, which do not depend on the clock."""
-    trace_seconds: Positive | None = None
+    trace_seconds: Seconds | None = None
     """Seconds, from the first update on, of which every process records a trace for `innet-drl analyze breakdown
     --trace`; none by default."""
 
