@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import subprocess
 import sys
@@ -18,6 +19,8 @@ RUST = ("cargo", "nextest", "run", "--locked", "--workspace", "--no-fail-fast")
 # Documents, packages and benchmarks neither wait nor race.
 LEFT_OUT = ("test_bench*.py", "test_docs.py", "test_install.py", "test_packages.py", "test_stubs.py")
 PYTHON = (sys.executable, "-m", "pytest", "-q", *(f"--ignore-glob=*/{name}" for name in LEFT_OUT))
+ENVIRONMENT = {**os.environ, "INNET_REPEATS": "10"}
+"""Ends interpreters ten times in the middle of every call (`tests/test_interpreter_end.py`)."""
 COUNTED = re.compile(r"(\d+) (passed|failed|skipped|errors?|timed out|flaky)\b")
 
 
@@ -36,12 +39,19 @@ def soak(times: int = 3, busy: int = 4) -> None:
                 log = FOLDER / f"{suite}-{number}.log"
                 began = time.monotonic()
                 with log.open("w") as output:
-                    code = subprocess.run(command, cwd=ROOT, stdout=output, stderr=output, check=False).returncode
+                    ran = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, stdout=output, stderr=output, check=False)
                 seconds = time.monotonic() - began
                 report.line(
-                    "soak", suite, seconds, "s", run=number, exit_code=code, busy=busy, **counts(log.read_text())
+                    "soak",
+                    suite,
+                    seconds,
+                    "s",
+                    run=number,
+                    exit_code=ran.returncode,
+                    busy=busy,
+                    **counts(log.read_text()),
                 )
-                red += code != 0
+                red += ran.returncode != 0
     report.closing("soak", "innet", goal="every run is green", red=red, met=red == 0)
     if red:
         raise SystemExit(f"{red} runs failed: see {FOLDER}")
