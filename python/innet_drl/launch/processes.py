@@ -188,11 +188,11 @@ def end_with_parent() -> None:
 
 
 def await_end(process: Any, seconds: float) -> None:
-    """Waits for a process to end, and kills it if it has not, and what it has left behind."""
+    """Waits for a process to end and kills it if it has not; kills processes that its environments have left."""
     process.join(seconds)
     if process.is_alive():
         process.kill()
         process.join()
     # The group is that of a process which has prepared to play. Others have none.
-    with contextlib.suppress(ProcessLookupError):
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)

@@ -320,6 +320,11 @@ class Config(_Named):
                 self.stack >= 2 or not self.is_atari,
                 "at least 2 in Atari games, where one frame shows no motion (the preset breakout has 4)",
             ),
+            (
+                "environment_timeout",
+                self.environment_timeout is None or self.environment_timeout >= 2,
+                "at least 2: a busy machine delays steps",
+            ),
             ("channels", len(self.channels) == 3, "of three convolutions"),
             ("channels", min(self.channels, default=1) >= 1, "at least 1 each"),
             ("layers", min(self.layers, default=1) >= 1, "at least 1 each"),
