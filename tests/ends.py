@@ -6,7 +6,9 @@ each that ended with another status than 0, with output, or not at all. `test_in
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import operator
 import os
 import select
 import socket
@@ -14,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -130,6 +132,41 @@ class Handler(logging.Handler):
         beta()
 
 
+class Index:
+    """An integer whose conversion takes longer than the call that it is for."""
+
+    def __index__(self) -> int:
+        for _ in range(100):
+            beta()
+        return 4
+
+
+class Shape:
+    """A sequence in Python, as the shape of a column."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, at: int) -> int:
+        return (operator.index(INDEX),)[at]
+
+
+Sequence.register(Shape)
+
+INDEX: Any = Index()
+SHAPE: Any = Shape()
+
+
+def refused(call: Callable[..., object], *arguments: Any) -> Callable[[], object]:
+    """The call with a keyword that it does not have."""
+
+    def misspelt() -> None:
+        with contextlib.suppress(TypeError):
+            call(*arguments, stak=1)
+
+    return misspelt
+
+
 CALLS: dict[str, Callable[[innet.Replay, str | None], Callable[[], object]]] = {
     "append": lambda replay, _: appends(replay, "t", flush=False),
     "flush": lambda replay, _: appends(replay, "t", flush=True),
@@ -147,6 +184,11 @@ CALLS: dict[str, Callable[[innet.Replay, str | None], Callable[[], object]]] = {
     "stats": lambda replay, _: replay.stats,
     "open and close": lambda _, address: lambda: open_and_close(address),
     "SumTree": lambda *_: trees(),
+    "NStep with a misspelt keyword": lambda *_: refused(innet.NStep),
+    "SumTree with a misspelt keyword": lambda *_: refused(innet.SumTree, 10),
+    "NStep of an __index__": lambda *_: lambda: innet.NStep(n=INDEX),
+    "sample of an __index__": lambda replay, _: lambda: replay.sample("t", INDEX, VIEW),
+    "Column of a sequence": lambda *_: lambda: innet.Column("uint8", SHAPE),
     "GradientWorker.sum": lambda replay, _: sums(replay, 1),
     "GradientWorker.sum without the others": lambda replay, _: sums(replay, 2),
 }
@@ -156,13 +198,16 @@ WAITS = {name for name in CALLS if "full" in name or "empty" in name or "without
 
 SERVED = {name for name in CALLS if "Gradient" in name}
 
+LOCAL = {name for name in CALLS if name.startswith(("NStep", "SumTree", "Column")) or name == "GradientWorker.sum"}
+"""Calls that ask no server, or another one."""
+
 FROZEN = "frozen: "
 """Prefix of a call whose server does not answer."""
 
 
 def cases(mode: str) -> list[str]:
     calls = [name for name in CALLS if mode != "process" or name not in SERVED]
-    frozen = [FROZEN + name for name in calls if name not in WAITS and name not in ("SumTree", "GradientWorker.sum")]
+    frozen = [FROZEN + name for name in calls if name not in WAITS and name not in LOCAL]
     return calls if mode == "process" else calls + frozen
 
 

@@ -49,6 +49,7 @@ impl<'py> FromPyObject<'_, 'py> for Beta {
     type Error = PyErr;
 
     fn extract(value: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let _call = Call::begin(value.py());
         if value.is_callable() {
             return Ok(Beta::Schedule(value.to_owned().unbind()));
         }

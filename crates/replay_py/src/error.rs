@@ -7,6 +7,8 @@ use pyo3::types::PyType;
 
 use replay_core::error::{Error, ErrorCode};
 
+use crate::interpreter::Call;
+
 /// The exception class for a code.
 fn class_name(code: ErrorCode) -> &'static str {
     match code {
@@ -53,6 +55,7 @@ fn gradient_class_name(failure: &gradients::Error) -> &'static str {
 
 /// An exception of the class `name` in `innet_drl.errors`.
 pub fn raise(py: Python<'_>, name: &str, message: String) -> PyErr {
+    let _call = Call::begin(py);
     static MODULE: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
     let class = MODULE
         .get_or_try_init(py, || py.import("innet_drl.errors").map(Bound::unbind))
@@ -66,6 +69,7 @@ pub fn raise(py: Python<'_>, name: &str, message: String) -> PyErr {
 
 /// The exception for an error of the core.
 pub fn to_python(py: Python<'_>, error: Error) -> PyErr {
+    let _call = Call::begin(py);
     if let Some(failure) = gradients::Error::of(&error) {
         let raised = raise(py, gradient_class_name(failure), failure.to_string());
         return match failure {

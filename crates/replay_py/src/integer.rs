@@ -8,6 +8,7 @@ use replay_core::schema::TableConfig;
 use replay_core::sum_tree::MAX_SAMPLES;
 
 use crate::error;
+use crate::interpreter::Call;
 
 /// Most batches decoded ahead.
 const MAX_PREFETCH: u16 = 1024;
@@ -57,6 +58,7 @@ fn convert<T: Integer, const CHECKED: bool>(
     value: &Bound<'_, PyAny>,
 ) -> PyResult<T> {
     let py = value.py();
+    let _call = Call::begin(py);
     let Range(least, most) = range.unwrap_or(Range(T::RANGE.0, T::RANGE.1));
     let refused = || {
         let message = format!("{name} is an integer from {least} to {most}, got {value}");

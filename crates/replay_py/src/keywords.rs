@@ -5,6 +5,8 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+use crate::interpreter::Call;
+
 /// Refuses the arguments that `callable` does not have.
 ///
 /// # Errors
@@ -16,7 +18,9 @@ pub fn refuse<'py>(
     let Some(name) = unknown.and_then(|unknown| unknown.keys().iter().next()) else {
         return Ok(());
     };
-    let (py, callable) = (name.py(), callable()?);
+    let py = name.py();
+    let _call = Call::begin(py);
+    let callable = callable()?;
     let signature = py
         .import("inspect")?
         .call_method1("signature", (&callable,))?;

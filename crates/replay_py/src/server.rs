@@ -12,6 +12,7 @@ use replay_net::server::{RunningServer, Server};
 use replay_net::stack::Address;
 
 use crate::class::context_manager;
+use crate::interpreter::Call;
 use crate::process_local::{Closing, ProcessLocal};
 use crate::{error, wait};
 
@@ -31,6 +32,7 @@ impl<'py> FromPyObject<'_, 'py> for Addresses {
     type Error = PyErr;
 
     fn extract(value: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let _call = Call::begin(value.py());
         if let Ok(one) = value.extract::<String>() {
             return Ok(Addresses(vec![one]));
         }

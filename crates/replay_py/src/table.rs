@@ -35,6 +35,7 @@ impl PyColumn {
         codec: Option<&str>,
         finite: bool,
     ) -> PyResult<Self> {
+        let _call = Call::begin(py);
         let descr = PyArrayDescr::new(py, dtype.clone());
         let known = descr.ok().and_then(|descr| dtype::from_numpy(&descr));
         let element = known.ok_or_else(|| {
@@ -115,6 +116,7 @@ impl<'py> FromPyObject<'_, 'py> for Shape {
     type Error = PyErr;
 
     fn extract(value: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let _call = Call::begin(value.py());
         if let Ok(one) = value.extract::<u32>() {
             return Ok(Shape(vec![one]));
         }
@@ -314,6 +316,7 @@ impl<'py> FromPyObject<'_, 'py> for Tables<'py> {
     type Error = PyErr;
 
     fn extract(value: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let _call = Call::begin(value.py());
         match value.extract() {
             Ok(table) => Ok(Tables(vec![table])),
             Err(_) => value.extract().map(Tables).map_err(|_| {

@@ -7,6 +7,7 @@ use pyo3::types::{PyDict, PyTuple};
 use replay_core::view::{NStep, Padding, Sequences, ViewSpec, Window};
 
 use crate::class::{attributes, value_class};
+use crate::interpreter::Call;
 use crate::{error, integer, keywords};
 
 const PADDINGS: [(&str, Padding); 2] = [("zero", Padding::Zero), ("repeat", Padding::RepeatFirst)];
@@ -111,6 +112,7 @@ impl<'py> FromPyObject<'_, 'py> for Columns {
     type Error = PyErr;
 
     fn extract(value: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let _call = Call::begin(value.py());
         value.extract().map(Columns).map_err(|_| {
             PyTypeError::new_err(format!(
                 "state is a sequence of names of columns, as [\"hidden\"], got {}",
@@ -168,6 +170,7 @@ impl<'py> FromPyObject<'_, 'py> for ViewArgument {
     type Error = PyErr;
 
     fn extract(value: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let _call = Call::begin(value.py());
         if let Ok(view) = value.cast::<PyNStep>() {
             Ok(ViewArgument(ViewSpec::NStep(view.get().0.clone())))
         } else if let Ok(view) = value.cast::<PySequences>() {
