@@ -105,6 +105,21 @@ pub enum Error {
         /// How to get below the limit.
         advice: &'static str,
     },
+    /// A new writer with more streams than its table has left for it.
+    #[error(
+        "a new writer of {streams} streams is over the limit of {limit} for table {table:?}: its writers have taken {taken} of its {of} streams, and a new one may take half of the rest; close writers, open this one with fewer streams, or try again: writers that are idle for five minutes, or have left for one, make room"
+    )]
+    Streams {
+        table: String,
+        /// Streams of the new writer.
+        streams: u32,
+        /// Most that it may have.
+        limit: u64,
+        /// Streams of the table's writers.
+        taken: u64,
+        /// Most streams of the table's writers.
+        of: u64,
+    },
     /// A deadline that passed.
     #[error("{DEADLINE_PASSED}{waited_for}")]
     Deadline {
@@ -136,7 +151,7 @@ pub enum Error {
     Fenced { writer: String },
     /// A writer that the memory no longer knows.
     #[error(
-        "writer {writer:?} has expired: it was closed, or idle for five minutes when a new writer needed its streams, its table was dropped, or its server restarted; open a new writer"
+        "writer {writer:?} has expired: it was closed, or idle or disconnected when a new writer needed its streams, its table was dropped, or its server restarted; open a new writer"
     )]
     Expired {
         /// The writer's name, or its number if the name is not known.
@@ -322,7 +337,7 @@ impl Error {
             Error::TableDiffers { .. } => ErrorCode::TableDiffers,
             Error::Table { .. } => ErrorCode::Table,
             Error::Schema { .. } => ErrorCode::Schema,
-            Error::TooLarge { .. } => ErrorCode::TooLarge,
+            Error::TooLarge { .. } | Error::Streams { .. } => ErrorCode::TooLarge,
             Error::Deadline { .. } => ErrorCode::Deadline,
             Error::Renew { .. } => ErrorCode::Renew,
             Error::View { .. } => ErrorCode::View,

@@ -144,11 +144,17 @@ impl KnownWriter {
 
     /// Idle time after which it may expire.
     fn patience(&self) -> Duration {
-        match &self.connection {
-            _ if !self.is_unused() => Writers::IDLE,
-            Some(connection) if connection.has_ended() => Duration::ZERO,
-            _ => Writers::UNUSED,
+        match (self.has_left(), self.is_unused()) {
+            (true, true) => Duration::ZERO,
+            (true, false) => Writers::GRACE,
+            (false, true) => Writers::UNUSED,
+            (false, false) => Writers::IDLE,
         }
+    }
+
+    /// Whether its connection has ended, and no other has taken it over.
+    fn has_left(&self) -> bool {
+        self.connection.as_ref().is_some_and(|c| c.has_ended())
     }
 }
 
@@ -162,13 +168,19 @@ impl Writers {
     /// Most streams of a writer.
     pub const MAX_STREAMS: u32 = 65_536;
     /// Most streams of all writers of a table. A new writer may take half of those that are left, so a few wide ones do not keep
-    /// out the next one. To stay within that, it expires idle writers, the widest first; without enough of them it is refused. A
-    /// writer with a push that waits is not idle, nor is one whose connection the server does not read meanwhile.
+    /// out the next one. To stay within that, it expires idle writers, the widest first, then those that have left within
+    /// [`Writers::GRACE`] and are wider than it and [`Writers::NARROW`]; without enough of them it is refused. A writer with a
+    /// push that waits is not idle, nor is one whose connection the server does not read meanwhile.
     pub const MOST_STREAMS: u32 = 2 * Self::MAX_STREAMS;
     /// Time without a push after which a writer may expire.
     pub const IDLE: Duration = Duration::from_secs(300);
     /// [`Writers::IDLE`] of a writer that has never pushed. Once its connection has ended it may expire at once.
     pub const UNUSED: Duration = Duration::from_secs(10);
+    /// [`Writers::IDLE`] of a writer that has pushed, from the end of its connection on: the default `reconnect_for` of a client.
+    pub const GRACE: Duration = Duration::from_secs(60);
+    /// Most streams of a writer that surely keeps its [`Writers::GRACE`]. A wider one has it only until a narrower one needs its
+    /// streams, or a few that have left would keep out all others.
+    pub const NARROW: u32 = 256;
     /// Most writers in [`Self::stats`].
     pub const MOST_LISTED: usize = 256;
     /// Most bytes of a writer's name.
@@ -186,7 +198,7 @@ impl Writers {
     /// connection off. Beyond [`Writers::MOST_STREAMS`], writers that are idle at the time `now` expire.
     ///
     /// # Errors
-    /// [`Error::TooLarge`] for too many streams, of this writer or of all writers; [`Error::Protocol`] without a stream, or
+    /// [`Error::TooLarge`] and [`Error::Streams`] for too many streams, of this writer or of all; [`Error::Protocol`] without a stream, or
     /// when the writer is open with other streams or another window.
     pub fn open(&self, open: &OpenWriter, now: Instant) -> Result<WriterOpened> {
         if open.streams == 0 {
@@ -410,7 +422,7 @@ impl Writers {
         listed.collect()
     }
 
-    /// Expires idle writers until a new one may have `streams`.
+    /// Expires idle writers, then wide ones that have left, until a new one may have `streams`.
     fn expire_for(
         &self,
         entries: &mut HashMap<u64, KnownWriter>,
@@ -423,30 +435,32 @@ impl Writers {
         if excess == 0 {
             return Ok(());
         }
-        let mut victims: Vec<(Reverse<u32>, Instant, u64)> = entries
+        let kept = streams.max(Self::NARROW);
+        let mut victims: Vec<(bool, Reverse<u32>, Instant, u64)> = entries
             .iter()
             .filter_map(|(&writer, entry)| {
                 let since = entry.idle_since()?;
-                let idle = now.saturating_duration_since(since);
-                (idle >= entry.patience()).then_some((Reverse(entry.streams), since, writer))
+                let in_grace = now.saturating_duration_since(since) < entry.patience();
+                let expires = !in_grace || entry.streams > kept && entry.has_left();
+                expires.then_some((in_grace, Reverse(entry.streams), since, writer))
             })
             .collect();
         victims.sort_unstable();
         let mut needed = 0;
         while excess > 0 {
-            let Some(&(Reverse(freed), ..)) = victims.get(needed) else {
-                return Err(Error::TooLarge {
-                    what: "a writer, in streams, which takes at most half of those that all writers of its table leave,",
-                    size: streams.into(),
+            let Some(&(_, Reverse(freed), ..)) = victims.get(needed) else {
+                return Err(Error::Streams {
+                    table: self.table.clone(),
+                    streams,
                     limit: limit.saturating_sub(total) / 2,
-                    advice: "close writers, give them fewer streams, or try again: a writer without a push for five minutes \
-                             expires, one that has never pushed after ten seconds",
+                    taken: total,
+                    of: limit,
                 });
             };
             excess = excess.saturating_sub(freed.into());
             needed += 1;
         }
-        for (Reverse(streams), _, writer) in victims.drain(..needed) {
+        for (_, Reverse(streams), _, writer) in victims.drain(..needed) {
             entries.remove(&writer);
             tracing::warn!(
                 table = self.table,
@@ -584,7 +598,8 @@ mod tests {
         };
         assert_eq!(code, ErrorCode::TooLarge);
         assert!(
-            message.contains("32770 is over the limit of 32768"),
+            message.contains("32770 streams is over the limit of 32768")
+                && message.contains("65536 of its 131072"),
             "{message}"
         );
         assert_eq!(writers.counts(), (3, u64::from(2 * WIDE)));
@@ -641,9 +656,67 @@ mod tests {
         // One that has pushed keeps its sequence number.
         lock(&writers.get(3).unwrap()).applied(1);
         writers.attach(3, &connection);
-        let later = Instant::now() + Writers::IDLE;
+        let later = Instant::now() + Writers::GRACE;
         assert!(writers.open(&widest(4), later - Writers::UNUSED).is_err());
         assert_eq!(writers.resume(&widest(3)).unwrap().last_sequence, 1);
+    }
+
+    /// Opens a writer that has pushed, on a connection.
+    fn open_connected(writers: &Writers, writer: u64, streams: u32, now: Instant) -> Arc<Activity> {
+        open_used(writers, writer, streams, now);
+        let connection = Activity::new(now);
+        writers.attach(writer, &connection);
+        connection
+    }
+
+    #[test]
+    fn wide_writers_that_have_pushed_and_left_keep_no_narrower_one_out() {
+        let (writers, now) = (Writers::new("t"), Instant::now());
+        let connections: Vec<_> = (0..17)
+            .map(|n| open_connected(&writers, n, Writers::MAX_STREAMS >> n, now))
+            .collect();
+        assert!(writers.open(&open(17, 1), now).is_err(), "all are there");
+        connections
+            .iter()
+            .for_each(|connection| connection.end(now));
+        let widest = writers.open(&open(17, Writers::MAX_STREAMS), now);
+        assert!(widest.is_err(), "none is wider");
+        // One is enough, the widest.
+        writers.open(&open(17, 1), now).unwrap();
+        assert_eq!(known(&writers), (1..=17).collect::<Vec<_>>());
+        assert!(matches!(
+            writers.resume(&open(0, Writers::MAX_STREAMS)),
+            Err(Error::Expired { .. })
+        ));
+        assert_eq!(writers.resume(&open(1, 32_768)).unwrap().last_sequence, 1);
+    }
+
+    #[test]
+    fn narrow_writers_that_have_pushed_and_left_keep_their_grace() {
+        let (writers, start) = (Writers::new("t"), Instant::now());
+        let all = u64::from(Writers::MOST_STREAMS / Writers::NARROW);
+        for writer in 1..all {
+            open_connected(&writers, writer, Writers::NARROW, start).end(start);
+        }
+        let newcomer = open(all, Writers::NARROW);
+        let soon = start + Writers::GRACE - Duration::from_millis(1);
+        assert!(writers.open(&newcomer, soon).is_err());
+        assert_eq!(writers.counts().0 as u64, all - 1);
+        writers.open(&newcomer, start + Writers::GRACE).unwrap();
+        assert_eq!(writers.counts().0 as u64, all - 1, "one has expired");
+    }
+
+    #[test]
+    fn idle_writers_make_room_before_wider_ones_in_their_grace() {
+        let (writers, start) = (Writers::new("t"), Instant::now());
+        let later = start + Writers::IDLE;
+        open_used(&writers, 1, Writers::MAX_STREAMS / 2, start);
+        open_connected(&writers, 2, Writers::MAX_STREAMS * 3 / 4 - 1, later).end(later);
+        open_used(&writers, 3, Writers::MAX_STREAMS / 4, later);
+        writers
+            .open(&open(4, Writers::MAX_STREAMS / 2), later)
+            .unwrap();
+        assert_eq!(known(&writers), [2, 3, 4]);
     }
 
     #[test]
@@ -669,7 +742,7 @@ mod tests {
             .unwrap();
         writers.get(1).unwrap();
         let wide = writers.open(&open(2, Writers::MAX_STREAMS), Instant::now());
-        assert!(matches!(wide, Err(Error::TooLarge { .. })));
+        assert!(matches!(wide, Err(Error::Streams { .. })));
         writers.get(1).unwrap();
     }
 
@@ -684,7 +757,7 @@ mod tests {
         let frame = connection.wait();
         let open_after =
             |idle: u32| writers.open(&open(2, Writers::MAX_STREAMS), start + idle * Writers::IDLE);
-        assert!(matches!(open_after(1_000), Err(Error::TooLarge { .. })));
+        assert!(matches!(open_after(1_000), Err(Error::Streams { .. })));
         drop(frame);
         assert!(open_after(0).is_err(), "idle from here on");
         open_after(1_000).unwrap();
