@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -149,6 +150,19 @@ def test_errors_have_the_names_inside(both: tuple[innet.Replay, innet.Replay]) -
         one.put_parameters("", {"w": np.zeros(1)})
     with pytest.raises(errors.TableError, match="1 to 128 bytes, with its namespace"):
         one.create_table(table("t" * 126))
+
+
+@pytest.mark.parametrize("address", [1], indirect=True)
+def test_a_sample_that_waits_for_a_dropped_table_says_so(both: tuple[innet.Replay, innet.Replay]) -> None:
+    one, two = both
+    two.create_table(table("other"))
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(one.sample, "t", 4, VIEW, timeout=60)
+        while one.stats()["tables"]["t"]["samples_wait_for"] is None:
+            assert not waiting.done()
+        one.drop_table("t")
+        with pytest.raises(errors.UnknownTableError, match=r'no table "t"; it was dropped$'):
+            waiting.result()
 
 
 @pytest.mark.parametrize("address", [1], indirect=True)
@@ -321,6 +335,44 @@ def test_processes_of_one_program_may_sample_a_table(
         assert whole.stats()["tables"]["run-7/t"]["sampled_by"] == []
 
 
+FORKING = f"""
+import multiprocessing, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import innet_drl as innet
+from steps import VIEW
+
+
+def learn(address, both):
+    with innet.connect(address) as replay:
+        replay.sample("t", 4, VIEW)
+        both.wait(60)
+        sys.stdout.write(" ".join(replay.stats()["tables"]["t"]["sampled_by"]) + "\\n")
+        both.wait(60)
+
+
+fork = multiprocessing.get_context("fork")
+both = fork.Barrier(2)
+children = [fork.Process(target=learn, args=(sys.argv[1], both)) for _ in range(2)]
+for child in children:
+    child.start()
+for child in children:
+    child.join()
+"""
+"""A program that does not connect, and forks two processes that sample."""
+
+
+def test_forked_processes_are_one_program(
+    address: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("INNET_PROGRAM", raising=False)
+    with innet.connect(address, tables=table()) as replay:
+        fill(replay, 40)
+    done = subprocess.run([sys.executable, "-c", FORKING, address], capture_output=True, text=True, check=True)
+    programs = done.stdout.split()
+    assert (len(programs), len(set(programs))) == (2, 1), (done.stdout, done.stderr)
+    assert not [line for line in caplog.messages if "two programs" in line]
+
+
 DOUBLED = """
 import gymnasium
 
@@ -424,15 +476,19 @@ def test_a_run_of_a_taken_name_is_advised_to_have_a_namespace(address: str, tmp_
     assert result.learner_updates > 0
 
 
+@pytest.mark.parametrize("before", [None, ""])
 def test_several_learners_of_a_run_are_one_program(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, before: str | None
 ) -> None:
-    # The run sets it.
+    # The run sets it until it ends.
     monkeypatch.setenv("INNET_PROGRAM", "")
+    if before is None:
+        monkeypatch.delenv("INNET_PROGRAM")
     with innet.Memory() as memory, memory.serve("innet://127.0.0.1:0", gradients="127.0.0.1:0") as server:
         (address,) = server.addresses
         result = local.train(small(learners=3, replay=address, gradients=address), tmp_path / "run")
     assert result.learner_updates > 0
+    assert os.environ.get("INNET_PROGRAM") == before
     assert not [line for line in caplog.messages if "program" in line]
 
 

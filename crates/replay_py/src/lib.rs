@@ -90,6 +90,8 @@ fn run_server_cli(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
 #[pymodule(gil_used = true)]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     interpreter::watch_end(module.py())?;
+    // The number of this program, which processes that are forked before they connect share.
+    replay_net::client::program::number(None);
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add("fstack_release", fstack_release())?;
     module.add_class::<batch::PyBatch>()?;

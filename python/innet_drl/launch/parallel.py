@@ -43,8 +43,6 @@ def train(trainer: Trainer, launchers: Callable[[], Launcher] | None) -> None:
         launchers: Makes the launchers of actors and evaluations; `None` where actors join by themselves.
     """
     config, settings = trainer.config, trainer.memory_settings()
-    if config.learners > 1:
-        os.environ[PROGRAM] = os.environ.get(PROGRAM) or secrets.token_hex(8)
     actors: Actors | JoinedActors
     launcher = None if launchers is None else launchers()
     embedded = config.replay == "embedded"
@@ -52,6 +50,7 @@ def train(trainer: Trainer, launchers: Callable[[], Launcher] | None) -> None:
         settings = dataclasses.replace(settings, address=launcher.listen, token=secrets.token_hex(16))
     trainer.display.say("starting the memory" + ("" if launcher is None else f" and {config.actors} actors"))
     with (
+        _one_program() if config.learners > 1 else contextlib.nullcontext(),
         memory_class(config.replay).create(settings) as memory,
         contextlib.ExitStack() as running,
     ):
@@ -159,6 +158,20 @@ def _check_actors(actors: Actors | JoinedActors, trainer: Trainer) -> None:
         return
     for report in reports:
         trainer.reporter.add_report(report)
+
+
+@contextlib.contextmanager
+def _one_program() -> Iterator[None]:
+    """Makes the run's learners one program to a server, unless the environment does, until the run ends."""
+    before = os.environ.get(PROGRAM)
+    os.environ[PROGRAM] = before or secrets.token_hex(8)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[PROGRAM]
+        else:
+            os.environ[PROGRAM] = before
 
 
 @contextlib.contextmanager

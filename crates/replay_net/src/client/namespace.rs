@@ -172,10 +172,15 @@ impl Namespaced {
         self.namespace.full(name)
     }
 
-    /// The result, whose error has short names. The error about an unknown table names the tables inside.
+    /// The result, whose error has short names. The error about an unknown table names the tables inside, unless the table was dropped.
     fn own<T>(&self, result: Result<T>, table: &str, wait: &Wait<'_>) -> Result<T> {
         let error = match result {
-            Err(error) if error.code() == ErrorCode::UnknownTable => error,
+            Err(error)
+                if error.code() == ErrorCode::UnknownTable
+                    && !error.to_string().ends_with("; it was dropped") =>
+            {
+                error
+            }
             result => return result.map_err(|error| self.namespace.error(error)),
         };
         let Ok(listing) = self.list(wait) else {

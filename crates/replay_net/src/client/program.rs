@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 use replay_core::sync::random_number;
 
 /// Number of the program that `name` stands for in all of its processes; without a name a random one of this process and of those
-/// that it forks. Not 0.
+/// that it forks after the first call. Not 0.
 pub fn number(name: Option<&str>) -> u64 {
     static RANDOM: OnceLock<u64> = OnceLock::new();
     let number = match name {

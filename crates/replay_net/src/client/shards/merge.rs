@@ -138,6 +138,14 @@ fn add(name: &str, sum: &mut Value, more: &Value) {
                 }
             }
         }
+        // A program may sample at several servers.
+        (Value::Array(sum), Value::Array(more)) if name == "sampled_by" => {
+            for program in more {
+                if !sum.contains(program) {
+                    sum.push(program.clone());
+                }
+            }
+        }
         (Value::Array(sum), Value::Array(more)) => sum.extend(more.iter().cloned()),
         (Value::Bool(sum), Value::Bool(more)) => *sum |= more,
         (Value::Number(known), Value::Number(number)) => {
@@ -203,7 +211,7 @@ mod tests {
         let server = |items: u64, largest: Value, wait: Value| {
             json!({"tables": {"t": {
                 "items": items, "max_priority": largest, "samples_per_insert": 4.0, "by_writer": [{"name": items}],
-                "samples_wait_for": wait, "sample_age": {"buckets": [[2.0, items], [null, 1]]},
+                "sampled_by": ["learner", items], "samples_wait_for": wait, "sample_age": {"buckets": [[2.0, items], [null, 1]]},
             }}, "parameters": {"p": {"version": items, "bytes": 8}}})
         };
         let one = server(2, json!(3.5), Value::Null);
@@ -216,7 +224,7 @@ mod tests {
         let all = stats("x".to_owned(), servers);
         let table = json!({
             "items": 7, "max_priority": 3.5, "samples_per_insert": 4.0, "by_writer": [{"name": 2}, {"name": 5}],
-            "samples_wait_for": "more", "sample_age": {"buckets": [[2.0, 7], [null, 2]]},
+            "sampled_by": ["learner", 2, 5], "samples_wait_for": "more", "sample_age": {"buckets": [[2.0, 7], [null, 2]]},
         });
         assert_eq!(all["tables"]["t"], table);
         assert_eq!(all["parameters"], json!({"p": {"version": 5, "bytes": 8}}));
