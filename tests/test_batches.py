@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import innet_drl as innet
 from conftest import MakeReplay
 from innet_drl import errors
+from serving import Server, until
 from steps import VIEW, fill, step, table
 
 
@@ -47,6 +49,51 @@ def test_without_prefetch_each_batch_is_sampled_when_it_is_asked_for(make_replay
     assert replay.stats()["tables"]["queue"]["sampled_items"] == 4
     rest = replay.sample("queue", 16, VIEW, timeout=10)
     assert [*first.action, *rest.action] == list(range(20))
+
+
+def check_whole_queue(replay: innet.Replay) -> None:
+    """Asserts that no request of an earlier `next` takes items of the queue."""
+    until(lambda: replay.stats()["tables"]["t"]["waiting_samples"] == 0)
+    fill(replay, 20)
+    assert list(replay.sample("t", 20, VIEW, timeout=10).action) == list(range(20))
+
+
+def test_without_prefetch_an_interrupted_next_takes_no_item_of_a_queue(make_replay: MakeReplay) -> None:
+    replay = make_replay([table(sampler="fifo", max_times_sampled=1)])
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def interrupt() -> None:
+        until(lambda: replay.stats()["tables"]["t"]["waiting_samples"] == 1)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    with replay.batches("t", 2, VIEW, prefetch=0, timeout=None) as batches:
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            next(batches)
+        thread.join()
+        check_whole_queue(replay)
+        fill(replay, 20)
+        assert len(next(batches)) == 2
+
+
+def test_without_prefetch_a_server_that_does_not_answer_in_time_takes_no_item_of_a_queue() -> None:
+    """The server gets the request after the client's deadline, and may wait for as long again."""
+    with Server("innet://127.0.0.1:0") as server, innet.connect(server.address, grace=0.1) as replay:
+        replay.create_table(table(sampler="fifo", max_times_sampled=1))
+        connections = replay.stats()["server"]["connections"]
+        with replay.batches("t", 2, VIEW, prefetch=0, timeout=2) as batches:
+            with pytest.raises(errors.DeadlineError, match="holds 0 items"):
+                next(batches)
+            server.send(signal.SIGSTOP)
+            try:
+                with pytest.raises(errors.DeadlineError, match="did not answer"):
+                    next(batches)
+            finally:
+                server.send(signal.SIGCONT)
+            until(lambda: replay.stats()["server"]["connections"] == connections)
+            check_whole_queue(replay)
 
 
 def test_batches_wait_no_longer_than_their_timeout(make_replay: MakeReplay) -> None:

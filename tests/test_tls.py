@@ -87,6 +87,25 @@ def test_tls_before_1_3_is_refused_at_both_ends(address: str, authority: Path, t
             accepting.result()
 
 
+def test_a_broken_handshake_of_tls_says_what_may_break_it(authority: Path, address: str) -> None:
+    hint = (
+        "; is it an innet-replay server? (a server that restarts or is at a limit, max_handshakes or "
+        "max_handshakes_per_address, closes connections like this, too)"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor() as pool:
+
+        def accept() -> None:
+            accepted, _ = listener.accept()
+            with accepted:
+                accepted.recv(4096)
+
+        accepting = pool.submit(accept)
+        with pytest.raises(errors.DisconnectedError) as refused:
+            innet.connect(f"innets://127.0.0.1:{listener.getsockname()[1]}", tls_ca=authority, token=TOKEN, timeout=0)
+        accepting.result()
+    assert str(refused.value).endswith(hint), refused.value
+
+
 def test_a_client_without_tls_is_told_of_it(address: str) -> None:
     with pytest.raises(errors.ReplayError, match="innets://"):
         innet.connect(address.replace("innets", "innet"), token=TOKEN)

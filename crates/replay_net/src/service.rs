@@ -341,8 +341,8 @@ impl Service {
         }
     }
 
-    /// Counters and gauges: the memory's, with the programs that sample each table; `receive_bytes` (reserved for receive buffers), `reply_bytes`
-    /// (of unread replies), `server`, `gradients` (jobs) and `snapshots`.
+    /// Counters and gauges: the memory's, with the programs that sample each table; `receive_bytes` (reserved for receive
+    /// buffers), `reply_bytes` (of unread replies), `server`, `gradients` (jobs) and `snapshots`.
     pub fn stats(&self) -> Value {
         let mut stats = self.memory.stats();
         self.samplers.add_stats(&mut stats["tables"]);

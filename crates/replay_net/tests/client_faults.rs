@@ -148,7 +148,9 @@ fn only_a_server_that_never_answered_may_be_another_program() {
     let broken = Proxy::start(port(&server), in_handshakes.clone());
     let error = connect(&broken.address, options.clone()).err().unwrap();
     assert_eq!(error.code(), ErrorCode::Disconnected, "{error}");
-    assert!(error.to_string().contains("is it an innet-replay server"));
+    let hint = "; is it an innet-replay server, and one without TLS? For one with TLS write innets:// (a server that restarts or \
+                is at a limit, max_handshakes or max_handshakes_per_address, closes connections like this, too)";
+    assert!(error.to_string().ends_with(hint), "{error}");
     let breaking = Proxy::start(port(&server), [vec![usize::MAX], in_handshakes].concat());
     let client = connect(&breaking.address, options).unwrap();
     breaking.cut();

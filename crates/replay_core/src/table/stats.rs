@@ -77,8 +77,9 @@ impl TableCounters {
 
 impl Table {
     /// Gauges, and counters since the table was made, by the names of `docs/reference/statistics.md`. `bytes` (live and
-    /// pinned) has [`CHUNK_BYTES`](crate::TableConfig::CHUNK_BYTES) for each chunk; `total_priority`, after the exponent, is null for an
-    /// order of items; `max_priority`, before the exponent, is null while none was above 0; the limiter counts items since the table was last emptied, without undelivered samples.
+    /// pinned) has [`CHUNK_BYTES`](crate::TableConfig::CHUNK_BYTES) for each chunk; `total_priority`, after the exponent, is
+    /// null for an order of items; `max_priority`, before the exponent, is null while none was above 0; the limiter counts
+    /// items since the table was last emptied, without undelivered samples.
     pub fn stats(&self) -> Value {
         let (steps, live_bytes) = {
             // Of a table that has failed, too.

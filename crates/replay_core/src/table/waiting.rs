@@ -93,6 +93,11 @@ impl Turn {
         turn
     }
 
+    /// Leaves the line. The call stays on its table.
+    pub fn give_up_place(&mut self) {
+        *self = Turn::of_table(self.table);
+    }
+
     /// Whether the call is on a certain table already.
     pub fn has_table(&self) -> bool {
         self.table.is_some()

@@ -337,8 +337,8 @@ impl Dialer {
                 Error::Disconnected {
                     address,
                     reason: format!(
-                        "{reason}; {hint}. A server that restarts or is at a limit (max_handshakes, \
-                                     max_handshakes_per_address) closes connections like this, too"
+                        "{reason}; {hint} (a server that restarts or is at a limit, max_handshakes or \
+                                     max_handshakes_per_address, closes connections like this, too)"
                     ),
                 }
             }

@@ -128,8 +128,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
     }
 
     /// Compares protocol versions and proves at both ends that the other one knows the token: this end first. Over TLS,
-    /// `channel_binding` is the session's. Until then the server's frames are short. `program` is [`ConnectOptions::program`](super::ConnectOptions). Returns the server's incarnation, a random
-    /// number of its start.
+    /// `channel_binding` is the session's. Until then the server's frames are short. `program` is
+    /// [`ConnectOptions::program`](super::ConnectOptions). Returns the server's incarnation, a random number of its start.
     ///
     /// # Errors
     /// [`Error::Version`] with both versions; [`Error::Authentication`] when either end does not know the token.

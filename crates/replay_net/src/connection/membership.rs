@@ -56,7 +56,7 @@ impl<'a> Membership<'a> {
         let attempt = match self.check_room(request) {
             Err(full) => {
                 // Calls behind it in its table's line do not wait for its client to read.
-                *turn = Turn::default();
+                turn.give_up_place();
                 if matches!(full, NoRoom::Role(_)) {
                     self.reader.budget().press();
                 }

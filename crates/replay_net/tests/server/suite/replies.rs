@@ -141,6 +141,44 @@ fn one_connection_leaves_only_so_many_replies_unread() {
     }
 }
 
+#[test]
+fn a_repeated_sample_that_waits_for_room_stays_on_its_table() {
+    World::run(24, limited(), move |world| async move {
+        fill(&world).await;
+        let second = TableConfig {
+            name: "second".into(),
+            ..table()
+        };
+        let mut other = world.client().await;
+        let create = RequestBody::CreateTable(second);
+        other.ask(create.clone(), 0).await.unwrap();
+        let mut reader = world.client().await;
+        let parameters = Ask::Parameters.body();
+        reader.send(parameters, u32::MAX).await.unwrap();
+        world
+            .until(|world| world.reply_bytes() > LARGE as u64)
+            .await;
+        let RequestBody::Sample(sample) = Ask::Sample.body() else {
+            unreachable!("a sample is a sample");
+        };
+        let sample = RequestBody::Sample(SampleRequest {
+            table: "second".into(),
+            repeated: true,
+            ..sample
+        });
+        reader.send(sample, 2_000).await.unwrap();
+        for _ in 0..100 {
+            other.stats().await;
+        }
+        let drop_it = RequestBody::DropTable("second".into());
+        other.ask(drop_it, 0).await.unwrap();
+        other.ask(create, 0).await.unwrap();
+        reader.receive().await.unwrap().unwrap();
+        let (code, message) = refused(Ok(reader.receive().await.unwrap().unwrap().body));
+        assert_eq!(code, ErrorCode::UnknownTable, "{message}");
+    });
+}
+
 /// Over sockets a slow machine would take so long that the readers are dropped.
 #[test]
 fn all_connections_leave_only_so_many_replies_unread() {
