@@ -143,7 +143,7 @@ fn one_connection_leaves_only_so_many_replies_unread() {
 
 #[test]
 fn a_repeated_sample_that_waits_for_room_stays_on_its_table() {
-    World::run(24, limited(), move |world| async move {
+    World::simulated(24, limited(), |world, _| async move {
         fill(&world).await;
         let second = TableConfig {
             name: "second".into(),
@@ -174,7 +174,10 @@ fn a_repeated_sample_that_waits_for_room_stays_on_its_table() {
         other.ask(drop_it, 0).await.unwrap();
         other.ask(create, 0).await.unwrap();
         reader.receive().await.unwrap().unwrap();
-        let (code, message) = refused(Ok(reader.receive().await.unwrap().unwrap().body));
+        let reply = reader.receive().await.unwrap().unwrap();
+        let ReplyBody::Error { code, message } = reply.body else {
+            panic!("expected an error, got {}", reply.body.name());
+        };
         assert_eq!(code, ErrorCode::UnknownTable, "{message}");
     });
 }
