@@ -139,7 +139,7 @@ def test_messages_name_what_the_caller_wrote(capsys: pytest.CaptureFixture[str])
     with pytest.raises(ConfigurationError, match=r"^batch_size '64': it must be an integer$"):
         small(batch_size=wrong)
     assert main(["train", "--preset", "cartpole", "--batch-size", "0"]) == 1
-    assert capsys.readouterr().err == "error: --batch-size 0: it must be at least 1\n"
+    assert capsys.readouterr().err == "error: --batch-size 0: it must be at least 1 and at most 2^40\n"
 
 
 @pytest.mark.parametrize(
