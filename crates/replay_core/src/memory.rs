@@ -25,7 +25,7 @@ pub struct MemoryLimits {
     pub receive_bytes: u64,
     /// Makes sampling reproducible where one thread pushes and samples; `None` is a random seed.
     pub seed: Option<u64>,
-    /// Where `max_bytes` comes from if nobody has set it, for errors.
+    /// Origin of a default `max_bytes`, for error messages; `None` if the user has set it.
     pub share: Option<MemoryShare>,
 }
 

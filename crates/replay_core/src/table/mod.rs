@@ -266,8 +266,8 @@ impl Table {
         })
     }
 
-    /// Marks every slot as free, those of live items too, which only a fault of this crate does: the next eviction panics with
-    /// the insert lock. For tests of what follows; not in release builds.
+    /// Fault injection for tests: marks every slot as free, also those of live items, so that the next eviction panics while it
+    /// holds the insert lock. Not in release builds.
     #[cfg(debug_assertions)]
     #[doc(hidden)]
     pub fn free_all_slots(&self) {

@@ -4,9 +4,8 @@ use half::f16;
 
 use crate::schema::Dtype;
 
-/// Whether every element is finite. A float is not where all bits of its exponent are set, as those of infinity are (IEEE
-/// 754): one more then carries into the bit of the sign. There is no branch in the loop, so that it becomes vector
-/// instructions.
+/// Whether every element is finite. NaN and infinity have all bits of the exponent set (IEEE 754), so adding one to the exponent
+/// carries into the sign bit. The loop has no branch, so the compiler vectorizes it.
 macro_rules! all_finite {
     ($bits:ty, $infinity:expr, $bytes:expr) => {{
         const EXPONENT: $bits = $infinity.to_bits();

@@ -25,7 +25,7 @@ pub struct Namespace {
 }
 
 impl Namespace {
-    /// Most characters. Names at a server have at most 128 bytes, and those of gradient jobs 64.
+    /// Limit in characters, which leaves room for the names: a server takes 128 bytes, for gradient jobs 64.
     pub const MAX_LENGTH: usize = 40;
 
     /// The start of all names at the server.

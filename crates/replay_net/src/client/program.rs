@@ -1,11 +1,10 @@
-//! The number by which servers tell programs apart: learners of one run, which sample one table, from those of two.
+//! Program numbers: a server warns of clients with different numbers that sample one table. Learners of one run share a number.
 
 use std::sync::OnceLock;
 
 use replay_core::sync::random_number;
 
-/// Number of the program that `name` stands for in all of its processes; without a name a random one of this process and of those
-/// that it forks after the first call. Not 0.
+/// Program number, never 0: a hash of `name`, or without a name a random number that this process shares with later forks.
 pub fn number(name: Option<&str>) -> u64 {
     static RANDOM: OnceLock<u64> = OnceLock::new();
     let number = match name {

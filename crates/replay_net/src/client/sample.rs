@@ -204,7 +204,7 @@ impl SampleChannel for Samples {
         let mut broken_since = self.broken_since;
         let next = retry_since(&mut broken_since, &dialer, wait, || {
             let next = self.next_on_this_connection(wait, patience);
-            // A request that is left would take the items of a batch that nobody may ask for.
+            // Pending requests without prefetch end with their connection: later they would take items of a queue for no reader.
             let left = self.in_flight == 0 && !self.pending.is_empty();
             if let Err(error) = &next
                 && (left || is_broken(error) || is_closed(error) || !is_harmless(error))

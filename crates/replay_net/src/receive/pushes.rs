@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 /// Bytes for the frames of writers. The frames of a table hold at most half of the bytes that are left, divided by the number of
 /// tables with writers (a dynamic threshold, as of switches: Choudhury and Hahne, 1998); a frame of a table that holds none needs
 /// no more than its own size. So each further table that is held back takes a small part of the rest. Frames of one table are
-/// granted in the order of their arrival; those of different tables do not wait for each other.
+/// granted memory in order of arrival. Tables do not wait for each other.
 pub struct PushBudget {
     limit: u64,
     state: Mutex<State>,

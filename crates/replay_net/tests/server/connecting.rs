@@ -321,7 +321,7 @@ fn a_thousand_clients_of_one_host_connect_to_a_server_that_was_stopped() {
     // A client has a socket and a runtime of two or three descriptors.
     let files = rlimit::increase_nofile_limit(8192).unwrap();
     let clients = (files / 6).min(1000) as usize;
-    // Nobody reads a log of so many clients.
+    // Errors alone: at INFO the log has two lines for each of a thousand clients.
     let serving = Serving::start(&["--listen", "127.0.0.1:0", "--log-level=error"]);
     let address: Address = serving.address().parse().unwrap();
     serving.signal("STOP");

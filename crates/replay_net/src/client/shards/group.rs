@@ -162,7 +162,7 @@ impl Group {
         Err(self.none_answers())
     }
 
-    /// Notes the numbers in the ids of a server's items: its table's, and those of restored items.
+    /// Records which server the ids belong to, by the number of its table and the earlier numbers of restored items.
     pub fn note_numbers(&self, shard: usize, state: ShardState, items: &[SampledItem]) {
         let mut numbers = lock(&self.numbers);
         let restored = items.iter().map(|item| IdSpace::number_of(item.id));
