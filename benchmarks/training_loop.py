@@ -34,7 +34,7 @@ from benchmarks.processes import children_cpu_seconds
 from innet_drl.train.config import Config
 from innet_drl.train.presets import PRESETS
 
-RECIPE: dict[str, Any] = {"samples_per_insert": 4.0, "layer_norm": False, "n_step": 3}
+RECIPE: dict[str, Any] = {"samples_per_insert": 4.0, "layer_norm": False, "n_step": 3, "frame_size": 84}
 """Both sides': on the preset `breakout`, the plain double DQN that the preset is compared with."""
 GOAL = 0.95
 """Of the plain loop's rate, at least."""

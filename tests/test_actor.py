@@ -48,6 +48,7 @@ def played(config: Config, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, An
             np.array(terminated, np.bool_),
             np.array(truncated, np.bool_),
             np.array(life_lost, np.bool_),
+            actions,
         )
 
     monkeypatch.setattr(arena, "step", scripted)

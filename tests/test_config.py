@@ -172,6 +172,7 @@ def test_there_must_be_a_run_to_resume(tmp_path: Path) -> None:
         ({"evaluation_period": -1}, "evaluation_period -1: it must be at least 0"),
         ({"environment_timeout": 0.5}, "environment_timeout 0.5: it must be at least 2"),
         ({"actor_restarts": -1}, "actor_restarts -1: it must be at least 0"),
+        ({"average_decay": 0.0}, "publish average: it must be newest without an average"),
         ({"epsilon_anneal_steps": -1}, "epsilon_anneal_steps -1: it must be at least 0"),
         ({"checkpoint_minutes": 0.0}, "checkpoint_minutes 0.0: it must be above 0"),
         ({"max_bytes": 0}, "max_bytes 0: it must be at least 1"),

@@ -9,6 +9,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+import torch
 
 from innet_drl.train import environments, video
 from innet_drl.train.config import Config
@@ -51,6 +52,46 @@ def test_a_game_of_breakout_loses_four_lives_and_ends_with_the_fifth() -> None:
     assert after.observation[0, 3].any()
 
 
+def test_fire_follows_a_lost_life_and_is_the_action_that_was_taken() -> None:
+    """Breakout waits for it with an empty screen."""
+    arena = environments.make(BREAKOUT, 2)
+    arena.reset(0)
+    random = np.random.default_rng(0)
+    lost = np.zeros(2, bool)
+    fired = 0
+    for _ in range(400):
+        actions = random.choice([0, 2, 3], 2)
+        step = arena.step(actions)
+        np.testing.assert_array_equal(step.taken, np.where(lost, 1, actions))
+        fired += int(lost.sum())
+        lost = step.life_lost
+    assert fired > 4
+
+
+def test_a_game_without_fire_takes_the_given_actions() -> None:
+    arena = environments.make(dataclasses.replace(BREAKOUT, environment="atari/freeway"), 1)
+    assert arena.spec.actions == 3
+    arena.reset(0)
+    assert arena.step(np.ones(1, np.int64)).taken == 1
+
+
+@pytest.mark.parametrize("size", [48, 64, 84])
+def test_frames_have_the_configured_size(size: int) -> None:
+    config = dataclasses.replace(BREAKOUT, frame_size=size)
+    arena = environments.make(config, 2)
+    observation = arena.reset(0)
+    assert observation.shape == (2, 4, size, size)
+    assert make_network(config, arena.spec).q(torch.from_numpy(observation)).shape == (2, 4)
+
+
+def test_a_frame_size_that_the_network_cannot_take_is_named() -> None:
+    config = dataclasses.replace(BREAKOUT, frame_size=32, network="nature")
+    with pytest.raises(ConfigurationError, match=r"at least 36 pixels, and these are 32x32: .*frame_size"):
+        make_network(config, environments.make(config, 1).spec)
+    with pytest.raises(ConfigurationError, match="frame_size 1000: it must be at most 210"):
+        dataclasses.replace(BREAKOUT, frame_size=1000)
+
+
 def test_a_game_is_cut_off_at_the_frame_limit() -> None:
     arena = environments.make(BREAKOUT, 1, episode_frames=200)
     arena.reset(0)
@@ -78,7 +119,7 @@ def test_the_colour_environment_stays_in_step() -> None:
     for _ in range(300):
         action = random.integers(0, 4, 1)
         step = grey.step(action)
-        picture, reward, terminated, _, _ = colour.step(action)
+        picture, reward, terminated, _, _ = colour.step(step.taken)
         assert reward[0] == step.reward[0]
         assert terminated[0] == step.terminated[0]
     assert picture.shape == (1, 1, 210, 160, 3)

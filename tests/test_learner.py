@@ -98,6 +98,12 @@ def tiny_learner(config: Config = TINY) -> Learner:
     torch.manual_seed(3)
     made = Learner(config, VECTOR)
     made.target = Learner(config, VECTOR).network.requires_grad_(False)
+    # Without biases, units of inactive features are at the kink of their ReLU, where differences are no gradients.
+    for network in (made.network, made.target):
+        for name, values in network.named_parameters():
+            if name.endswith("bias"):
+                torch.nn.init.uniform_(values, -0.3, 0.3)
+    made.average.load_state_dict(made.network.state_dict())
     return made
 
 

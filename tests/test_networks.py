@@ -85,6 +85,17 @@ def test_normalised_hidden_units_do_not_depend_on_the_scale_of_the_features() ->
     torch.testing.assert_close(network(observation), before, rtol=1e-3, atol=1e-3)
 
 
+def test_fresh_layers_are_orthogonal_and_outputs_are_small() -> None:
+    torch.manual_seed(0)
+    network = make_network(PRESETS["breakout-paper"], BREAKOUT)
+    assert isinstance(network, QNetwork)
+    weight = network.streams.weight
+    torch.testing.assert_close(weight @ weight.T, 2 * torch.eye(len(weight)), atol=1e-4, rtol=0)
+    assert all((value == 0).all() for name, value in network.named_parameters() if name.endswith("bias"))
+    frames = torch.randint(0, 256, (64, *BREAKOUT.observation_shape), dtype=torch.uint8)
+    assert network(frames).abs().max() < 0.5
+
+
 def test_q_values_are_precise_in_bfloat16() -> None:
     """A head in bfloat16 has steps of 1/16 at Q-values of 8 to 16."""
     torch.manual_seed(0)

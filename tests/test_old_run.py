@@ -8,12 +8,15 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from innet_drl.cli import main
 from innet_drl.launch import local
 from innet_drl.train.agent import load
+from innet_drl.train.checkpoints import save_checkpoint
 from innet_drl.train.config import Config
+from innet_drl.train.errors import RunFolderError
 from innet_drl.train.run_folder import RunFolder
 from training import lines
 
@@ -59,6 +62,8 @@ def test_settings_and_checkpoint_are_read(run: Path) -> None:
         "max_version_lag",
         "trace_seconds",
         "environment_timeout",
+        "frame_size",
+        "publish",
     }
     checkpoint = folder.latest_checkpoint()
     assert checkpoint.state["learner"] == {"updates": 12, "publications": 2}
@@ -77,6 +82,25 @@ def test_the_agent_is_evaluated(run: Path, capsys: pytest.CaptureFixture[str]) -
     (played,) = printed["runs"]
     assert (played["agent_steps"], played["learner_updates"], len(played["scores"])) == (81, 12, 2)
     assert json.loads((run / "evaluation.json").read_text()).keys() <= printed.keys() | played.keys()
+
+
+def test_a_run_without_an_average_publishes_the_newest_weights(run: Path) -> None:
+    settings = yaml.safe_load((run / "config.yaml").read_text())
+    (run / "config.yaml").write_text(yaml.safe_dump({**settings, "average_decay": 0}))
+    assert RunFolder.open(run).config().publish == "newest"
+
+
+def test_a_network_with_normalised_features_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An unreleased network normalised the inputs of its head, too."""
+    checkpoint = RunFolder.open(run).latest_checkpoint()
+    norms = {f"{network}.features_norm.weight": torch.ones(8) for network in ("model", "target", "average")}
+    save_checkpoint(checkpoint.path, {**checkpoint.tensors, **norms}, checkpoint.state)
+    wanted = "another network than the run's settings make: they differ in features_norm.weight. Continue with"
+    with pytest.raises(RunFolderError, match=wanted):
+        load(run)
+    for command in (["evaluate", str(run)], ["train", "--resume", str(run), "--steps", "400"]):
+        assert main(command) == 1
+        assert wanted in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("serial", [True, False])

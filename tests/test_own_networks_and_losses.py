@@ -48,7 +48,14 @@ def test_impala_takes_images_of_any_size(norm: str, spec: EnvironmentSpec) -> No
 
 def test_spectral_norms_of_the_average_follow_its_weights() -> None:
     """Power iteration runs in training; the average, which is not trained, gets its vectors with its weights."""
-    config = small(network="impala", impala_norm="spectral", channels=(4, 4, 4), average_decay=0.0, learning_rate=0.01)
+    config = small(
+        network="impala",
+        impala_norm="spectral",
+        channels=(4, 4, 4),
+        average_decay=0.0,
+        publish="newest",
+        learning_rate=0.01,
+    )
     learner = Learner(config, SMALL_IMAGES)
     for _ in range(30):
         learner.update(random_batch(SMALL_IMAGES, 4, learner.device))

@@ -115,6 +115,7 @@ class Actor:
         self.stopwatch.lap("inference")
         with self._watchdog:
             step = self._environments.step(action)
+        action = step.taken
         self.stopwatch.lap("environment")
         last: dict[str, Any] = {"final": self._final}
         if step.final_observation is not None:

@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium import spaces
 
 from innet_drl.train import environments
-from innet_drl.train.checkpoints import under
+from innet_drl.train.checkpoints import load_network
 from innet_drl.train.config import Config
 from innet_drl.train.environments import Environments
 from innet_drl.train.errors import TrainingError, shortened
@@ -107,7 +107,7 @@ def _load(folder: RunFolder, *, best: bool) -> Agent:
     environment = environments.make(config, 1)
     network = make_network(config, environment.spec)
     environment.close()
-    network.load_state_dict(under("average.", checkpoint.tensors))
+    load_network(network, "average.", checkpoint.tensors)
     state = checkpoint.state
     moment = state if best else {**state["meter"], "learner_updates": state["learner"]["updates"]}
     return Agent(config, network, environment, checkpoint.path, moment["agent_steps"], moment["learner_updates"])

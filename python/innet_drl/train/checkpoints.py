@@ -15,7 +15,7 @@ from innet_drl.train.files import new_file, put_in_place, replaceable
 
 if TYPE_CHECKING:
     # The command line reads a run's settings before it imports torch.
-    from torch import Tensor
+    from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,27 @@ def _checksum(tensors: dict[str, Tensor], counters: str) -> int:
         flat = torch.empty(tensors[name].numel(), dtype=tensors[name].dtype).copy_(tensors[name].flatten())
         checksum = zlib.crc32(flat.view(torch.uint8).numpy().data, checksum)
     return checksum
+
+
+def load_network(network: nn.Module, prefix: str, checkpoint: Mapping[str, Tensor]) -> None:
+    """Loads a network whose tensors have this prefix in a checkpoint.
+
+    Raises:
+        RunFolderError: The checkpoint is of a network with other tensors.
+    """
+    saved, own = under(prefix, checkpoint), network.state_dict()
+    other = [name for name in sorted(saved.keys() | own.keys()) if _shape(saved, name) != _shape(own, name)]
+    if other:
+        raise RunFolderError(
+            f"the checkpoint is of another network than the run's settings make: they differ in {', '.join(other[:4])}"
+            f"{' and others' if len(other) > 4 else ''}. Continue with the release or module that wrote it, or train "
+            "anew with another --out"
+        )
+    network.load_state_dict(saved)
+
+
+def _shape(tensors: Mapping[str, Tensor], name: str) -> tuple[int, ...] | None:
+    return tuple(tensors[name].shape) if name in tensors else None
 
 
 def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

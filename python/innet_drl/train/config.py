@@ -156,6 +156,8 @@ class Config(_Named):
 
     # Atari.
 
+    frame_size: Count = 84
+    """Height and width to which frames are scaled (Mnih et al., 2015: 84). Smaller ones make quicker updates."""
     sticky_actions: Share = 0.0
     """Probability that the emulator repeats the last action (Machado et al., 2018, advise 0.25)."""
     no_ops: Natural = 30
@@ -186,7 +188,7 @@ class Config(_Named):
     layers: tuple[int, ...] = (128,)
     """Units of the layers before the head, if the observation is a vector."""
     layer_norm: bool = False
-    """Normalise the inputs and the hidden units of the head (Ba et al., 2016): stabilises higher learning rates."""
+    """Normalise the hidden units of the head (Ba et al., 2016): stabilises higher learning rates."""
 
     # Loss.
 
@@ -251,6 +253,8 @@ class Config(_Named):
     """Updates between copies to the target network."""
     average_decay: Share = 0.998
     """Decay of the running average of the weights that is evaluated and recorded; 0 uses the newest weights."""
+    publish: Literal["average", "newest"] = "average"
+    """Weights that actors play with: the running average, which evaluations play with, or the newest ones."""
     publish_period: Count = 10
     """Updates between publications of the parameters."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -325,6 +329,7 @@ class Config(_Named):
                 self.environment_timeout is None or self.environment_timeout >= 2,
                 "at least 2: a busy machine delays steps",
             ),
+            ("frame_size", self.frame_size <= 210, "at most 210, the height of the console's picture"),
             ("channels", len(self.channels) == 3, "of three convolutions"),
             ("channels", min(self.channels, default=1) >= 1, "at least 1 each"),
             ("layers", min(self.layers, default=1) >= 1, "at least 1 each"),
@@ -368,6 +373,11 @@ class Config(_Named):
                 "learning_rate_final",
                 (self.learning_rate_final is None) == (self.learning_rate_anneal_updates == 0),
                 "given with --learning-rate-anneal-updates, and not without",
+            ),
+            (
+                "publish",
+                self.publish == "newest" or self.average_decay > 0,
+                "newest without an average (--average-decay 0)",
             ),
             ("learners", self.learners == 1 or not self.serial, "1 in a serial run"),
             ("learners", self.learners <= MAX_LEARNERS, f"at most {MAX_LEARNERS}"),
@@ -466,6 +476,9 @@ class Config(_Named):
         values = read_settings(path)
         if "environment" not in values:
             raise ConfigurationError(f"{path} names no environment: add `environment`, or start from a preset")
+        if values.get("average_decay") == 0:
+            # Runs of before the setting published the newest weights.
+            values.setdefault("publish", "newest")
         try:
             return cls(**values)
         except ConfigurationError as error:

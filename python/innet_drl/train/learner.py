@@ -19,7 +19,7 @@ from torch import Tensor
 
 from innet_drl.batches import TorchBatch
 from innet_drl.train import losses
-from innet_drl.train.checkpoints import under
+from innet_drl.train.checkpoints import load_network, under
 from innet_drl.train.config import Config
 from innet_drl.train.data_parallel import SharedGradients
 from innet_drl.train.environments import EnvironmentSpec
@@ -218,8 +218,8 @@ class Learner:
             self._copy_buffers(to)
 
     def parameters(self) -> dict[str, NDArray[Any]]:
-        """Returns the online network's tensors and the number of updates, as they are published."""
-        return published(self.network, self.updates)
+        """Returns the tensors of the actors' network and the number of updates, as they are published."""
+        return published(self.average if self.config.publish == "average" else self.network, self.updates)
 
     def tensors(self) -> dict[str, Tensor]:
         """Returns the tensors of a checkpoint: `model.*`, `target.*`, `average.*`, `optimizer.<parameter>.<moment>`."""
@@ -238,9 +238,9 @@ class Learner:
 
     def load(self, tensors: dict[str, Tensor], updates: int, publications: int) -> None:
         """Loads a result of `tensors`, and the counters of that moment."""
-        self.network.load_state_dict(under("model.", tensors))
-        self.target.load_state_dict(under("target.", tensors))
-        self.average.load_state_dict(under("average.", tensors))
+        load_network(self.network, "model.", tensors)
+        load_network(self.target, "target.", tensors)
+        load_network(self.average, "average.", tensors)
         parameters = list(self.network.parameters())
         moments: dict[int, dict[str, Tensor]] = {}
         for name, value in under("optimizer.", tensors).items():

@@ -26,16 +26,29 @@ _ATARI = Config(
     evaluation_epsilon=0.001,
 )
 
+# Two cores make few updates: small frames double them, and a replay ratio of 2 lets learning go on for an hour, where 8
+# ends at a quarter of that. docs/how-to/training.md has the reasons of the others.
+_RECIPE = dataclasses.replace(
+    _ATARI,
+    environment_threads=2,
+    frame_size=64,
+    layer_norm=True,
+    samples_per_insert=2.0,
+    priority_exponent=0.2,
+    min_size=10_000,
+    epsilon_base=0.1,
+    epsilon_exponent=3.0,
+    learning_rate=2.5e-4,
+    learning_rate_final=5e-5,
+    learning_rate_anneal_updates=200_000,
+    adam_epsilon=1e-5,
+    target_period=500,
+    average_decay=0.995,
+)
+
 PRESETS: dict[str, Config] = {
-    "breakout": dataclasses.replace(
-        _ATARI,
-        environment_threads=2,
-        layer_norm=True,
-        n_step=5,
-        samples_per_insert=3.0,
-        min_size=10_000,
-        target_period=500,
-    ),
+    "atari": _RECIPE,
+    "breakout": _RECIPE,
     "breakout-paper": dataclasses.replace(
         _ATARI,
         actors=4,
@@ -52,6 +65,7 @@ PRESETS: dict[str, Config] = {
         chunk_steps=50,
         prefetch=16,
         evaluation_frames=108_000,
+        publish="newest",
     ),
     "cartpole": dataclasses.replace(
         _VECTOR,
@@ -69,7 +83,8 @@ PRESETS: dict[str, Config] = {
     ),
     "vector": _VECTOR,
 }
-"""Settings of each preset; a flag changes one field. `vector` is for environments whose observations are vectors."""
+"""Settings of each preset; a flag changes one field. `vector` is for environments whose observations are vectors,
+and `atari` for any game: `breakout` is the same with its game."""
 
 
 def preset(name: str, **changes: Any) -> Config:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 
 from innet_drl.train import environments
 from innet_drl.train.actor import Actor
-from innet_drl.train.checkpoints import Checkpoint, under
+from innet_drl.train.checkpoints import Checkpoint, load_network
 from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.journal import Journal
 from innet_drl.train.memory import EmbeddedMemory
@@ -139,6 +139,6 @@ def _restore(trainer: Trainer, resumed: Checkpoint, journal: Journal, actor: Act
         trainer.display.progress("repeating the journal", f"{number} of {counts.journal_files} files")
         journal.replay(trainer.folder.load_journal(number))
         journal.forget()
-    actor.network.load_state_dict(under(_ACTOR_PREFIX, resumed.tensors))
+    load_network(actor.network, _ACTOR_PREFIX, resumed.tensors)
     actor.restore(resumed.state["actor"])
     return counts

@@ -60,6 +60,7 @@ NETWORK_SETTINGS = (
     "environment_wrappers",
     "full_action_set",
     "stack",
+    "frame_size",
     "network",
     "impala_norm",
     "channels",

@@ -106,7 +106,7 @@ def _play_atari(config: Config, network: nn.Module, seed: int) -> Iterator[tuple
     while True:
         action = _act(config, network, observation, random)
         step = agent_env.step(action)
-        picture = colour_env.step(action)[0][0, 0]
+        picture = colour_env.step(step.taken)[0][0, 0]
         observation = step.observation
         yield picture.repeat(UPSCALE, 0).repeat(UPSCALE, 1), float(step.reward[0])
         if step.terminated[0] or step.truncated[0]:

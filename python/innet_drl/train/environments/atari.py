@@ -1,4 +1,4 @@
-"""Atari games by the names of their ROMs, preprocessed by ale-py: 84x84, gray, four frames a step."""
+"""Atari games by the names of their ROMs, preprocessed by ale-py: small, gray, four frames a step."""
 
 from __future__ import annotations
 
@@ -51,6 +51,8 @@ def make_atari(config: Config, count: int, episode_frames: int, threads: int) ->
         count,
         num_threads=min(threads, count),
         stack_num=config.stack,
+        img_height=config.frame_size,
+        img_width=config.frame_size,
         frameskip=ATARI_FRAME_SKIP,
         max_num_frames_per_episode=episode_frames,
         repeat_action_probability=config.sticky_actions,
@@ -59,8 +61,11 @@ def make_atari(config: Config, count: int, episode_frames: int, threads: int) ->
         noop_max=config.no_ops,
         full_action_space=config.full_action_set,
     )
-    spec = EnvironmentSpec(len(vector.ale.get_action_set()), config.stack, (84, 84), "uint8", ATARI_FRAME_SKIP)
-    return Environments(vector, spec, name=config.environment_name)
+    actions = list(vector.ale.get_action_set())
+    frame = config.frame_size, config.frame_size
+    spec = EnvironmentSpec(len(actions), config.stack, frame, "uint8", ATARI_FRAME_SKIP)
+    fire = actions.index(ale_py.Action.FIRE) if ale_py.Action.FIRE in actions else None
+    return Environments(vector, spec, fire=fire, name=config.environment_name)
 
 
 def make_colour(config: Config, *, episode_frames: int) -> AtariVectorEnv:

@@ -32,6 +32,8 @@ class Step:
     """[N], the game was truncated."""
     life_lost: NDArray[np.bool_]
     """[N], a life was lost and the game continues."""
+    taken: NDArray[np.int64]
+    """[N], the actions that were taken: the given ones, or FIRE."""
     final_observation: NDArray[Any] | None = None
     """[N, *observation_shape], the last observations of games that ended, zeros elsewhere; `None` if no game ended, and
     in the mode NEXT_STEP, where `observation` has them."""
@@ -49,6 +51,7 @@ class Environments:
         encode: Observations to frames; `None` if they are frames already, with the stack of the spec.
         actions: Numbers to actions; `None` if they are the same.
         name: The environment's name, for messages.
+        fire: Number of the action that starts an Atari game again after a lost life; `None` if it has none.
 
     Raises:
         UnavailableEnvironmentError: The vector environment resets in another mode, or does not declare its mode.
@@ -61,6 +64,7 @@ class Environments:
         encode: Encode | None = None,
         actions: Actions | None = None,
         name: str = "",
+        fire: int | None = None,
     ) -> None:
         mode = vector.metadata.get("autoreset_mode")
         if mode not in (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP):
@@ -76,6 +80,7 @@ class Environments:
         """Whether the mode is SAME_STEP."""
         self._encode = encode
         self._actions = actions
+        self._fire = fire
         self._name = name
         self.owner = ""
         """Whose environments they are, for messages: ` of actor 0`."""
@@ -83,6 +88,7 @@ class Environments:
         self._steps = 0
         self._lives = np.zeros(self.count, np.int32)
         self._ended = np.zeros(self.count, np.bool_)
+        self._life_lost = np.zeros(self.count, np.bool_)
         self._stacks: NDArray[Any] | None = None
         if encode is not None and spec.stack > 1:
             self._stacks = np.zeros((self.count, *spec.observation_shape), spec.frame_dtype)
@@ -93,16 +99,20 @@ class Environments:
             observation, info = self.vector.reset(seed=seed)
         except Exception as error:
             raise self._explained(error, "reset") from error
-        self._ended[:] = False
+        self._ended[:] = self._life_lost[:] = False
         self._steps = 0
         self._lives = np.array(info.get("lives", self._lives))
         return self._observation(observation, np.ones(self.count, np.bool_))
 
     def step(self, actions: NDArray[np.int64]) -> Step:
-        """Takes one action in each environment, int64 [N], or resets it if its game ended at the last step."""
-        taken = self.numbered(actions)
+        """Takes one action in each environment, int64 [N], or resets it if its game ended at the last step.
+
+        After a lost life an Atari game takes FIRE, as ale-py does at the start of a game: some games wait for it.
+        """
+        if self._fire is not None and self._life_lost.any():
+            actions = np.where(self._life_lost, self._fire, actions)
         try:
-            observation, reward, terminated, truncated, info = self.vector.step(taken)
+            observation, reward, terminated, truncated, info = self.vector.step(self.numbered(actions))
         except Exception as error:
             explained = self._explained(error, "step")
             if explained is error:
@@ -119,6 +129,7 @@ class Environments:
         # this step has reset it: at the end of a game in SAME_STEP, and after it in NEXT_STEP.
         life_lost = (lives < self._lives) & ~(ended if self.resets_at_once else terminated | self._ended)
         self._lives = np.array(lives)
+        self._life_lost = life_lost
         final = None
         if self.resets_at_once:
             if ended.any():
@@ -133,6 +144,7 @@ class Environments:
             terminated,
             truncated,
             life_lost,
+            actions,
             final,
         )
 

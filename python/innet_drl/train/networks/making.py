@@ -91,7 +91,7 @@ def _torso_of(config: Config, name: str, part: Part, stack: int) -> Torso:
     if small:
         raise ConfigurationError(
             f"--network nature: it needs images of at least {ConvolutionTorso.MIN_SIZE} pixels, and these are "
-            f"{shape[1]}x{shape[2]}: take impala, or mlp"
+            f"{shape[1]}x{shape[2]}: take impala or mlp, or larger images (--frame-size, of Atari games)"
         )
     return ConvolutionTorso(shape[0], config.channels, shape[1], shape[2], scale=part.scale)
 

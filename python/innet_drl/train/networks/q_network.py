@@ -15,6 +15,20 @@ from torch.nn import functional
 
 from innet_drl.train.networks.torsos import Torso
 
+OUTPUT_GAIN = 0.1
+"""Gain of the output layers: a fresh network's Q-values are near 0."""
+
+
+def _orthogonal(layer: nn.Module) -> None:
+    """Initialises a layer before a ReLU (Saxe et al., 2014). PyTorch's default leaves filters that are never active."""
+    if isinstance(layer, nn.Conv2d | nn.Linear):
+        # Spectral normalisation keeps the weight elsewhere.
+        for name, parameter in layer.named_parameters():
+            if name == "bias":
+                nn.init.zeros_(parameter)
+            else:
+                nn.init.orthogonal_(parameter, nn.init.calculate_gain("relu"))
+
 
 class Network(nn.Module):
     """A network of actors and learners: outputs `[B, actions]` or `[B, actions, outputs]` of observations.
@@ -40,7 +54,8 @@ class QNetwork(Network):
         torso: Features of observations.
         hidden: Units of each stream.
         actions: Number of actions.
-        layer_norm: Normalise the inputs and the hidden units of the head.
+        layer_norm: Normalise the hidden units of the head. Not its inputs, whose spread may be below the epsilon of
+            the normaliser for millions of steps.
         outputs: Numbers for each action: 1, or the atoms or quantiles of a distribution.
     """
 
@@ -48,12 +63,14 @@ class QNetwork(Network):
         super().__init__()
         self.torso = torso
         self.shape = (-1, actions, outputs)
-        self.features_norm = nn.LayerNorm(torso.features) if layer_norm else nn.Identity()
         self.hidden_norm = nn.LayerNorm(2 * hidden) if layer_norm else nn.Identity()
         # The hidden layers of both streams are one matrix, whose first half is the value stream's.
         self.streams = nn.Linear(torso.features, 2 * hidden)
         self.value = nn.Linear(hidden, outputs)
         self.advantage = nn.Linear(hidden, actions * outputs)
+        self.apply(_orthogonal)
+        for output in (self.value, self.advantage):
+            nn.init.orthogonal_(output.weight, OUTPUT_GAIN)
 
     def forward(self, observation: Tensor) -> Tensor:
         """Computes outputs [B, actions], or [B, actions, outputs], of observations of the memory."""
@@ -71,7 +88,7 @@ class QNetwork(Network):
         return q
 
     def _hidden(self, observation: Any) -> Tensor:
-        return functional.relu(self.hidden_norm(self.streams(self.features_norm(self.torso(observation)))))
+        return functional.relu(self.hidden_norm(self.streams(self.torso(observation))))
 
 
 class UserNetwork(Network):
