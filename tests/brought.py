@@ -465,3 +465,58 @@ class LaterNan:
 
 
 later_nan = LaterNan()
+
+
+class Standing(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Stands still in eight of twelve steps, as a game that waits for a key."""
+
+    steps = 0
+    before: Any = None
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        if self.before is None or self.steps % 12 >= 8:
+            self.before = self.env.step(action)
+        return self.before
+
+    def reset(self, **arguments: Any) -> Any:
+        self.before = None
+        return self.env.reset(**arguments)
+
+
+class Dead(Linear):
+    """A layer of which nearly all units are 0 for every observation."""
+
+    def __init__(self, observation_space: spaces.Box, actions: int, config: Config) -> None:
+        super().__init__(observation_space, actions, config)
+        self.dead = nn.Linear(actions, actions)
+        nn.init.constant_(self.dead.bias, -100.0)
+
+    def forward(self, observation: Tensor) -> Tensor:
+        q = super().forward(observation)
+        return q + torch.relu(self.dead(q))
+
+
+class Silent(Linear):
+    """Normalises a signal that is smaller than the normaliser's epsilon."""
+
+    def __init__(self, observation_space: spaces.Box, actions: int, config: Config) -> None:
+        super().__init__(observation_space, actions, config)
+        self.norm = nn.LayerNorm(actions)
+
+    def forward(self, observation: Tensor) -> Tensor:
+        q: Tensor = self.norm(1e-4 * super().forward(observation))
+        return q
+
+
+def uneven(online: Any, target: Any, batch: TorchBatch) -> tuple[Tensor, Tensor, Tensor]:
+    """Priorities of all orders of magnitude."""
+    loss, priority, q = squared(online, target, batch)
+    return loss, torch.rand_like(priority) ** 6, q
+
+
+def optimistic(online: Any, target: Any, batch: TorchBatch) -> tuple[Tensor, Tensor, Tensor]:
+    """Squared error to a goal that is too high."""
+    q = online(batch.observation)
+    error = 50.0 - q.gather(1, batch.action.long().unsqueeze(1)).squeeze(1)
+    return error.square(), error.abs(), q

@@ -15,6 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from tensorboard.plugins.custom_scalar import layout_pb2
 
+from innet_drl.train.diagnostics import Diagnosis
 from innet_drl.train.display import plain_line
 from innet_drl.train.learner import Update
 from innet_drl.train.metrics import ActorReport, Game, Meter, Metrics
@@ -217,6 +218,7 @@ def test_charts_of_tensorboard_show_tags_of_the_run(tmp_path: Path) -> None:
     meter = filled_meter()
     meter.add_evaluation(7.0)
     meter.add_learner_time({"wait for a batch": 1.0})
+    meter.add_diagnosis(Diagnosis(0.1, 0.9, {"1": 0.0}, None, 0.2, 0.0, 1.0, {"50": 0.3}))
     writers = [{"name": f"actor {actor}", "waited_s": 0.0} for actor in range(2)]
     files = MetricsFiles(tmp_path)
     files.write(meter.line(10, 2, {**TABLE, "by_writer": writers}, seconds_left=lambda _: 95.0))

@@ -135,4 +135,12 @@ def test_training_goes_on(run: Path, serial: bool) -> None:
         "priority_total",
         "priority_max",
         "priority_concentration",
+        "policy_churn",
+        "policy_agreement",
+        "dead_units",
+        "feature_spread",
+        "adam_epsilon_share",
+        "equal_frames",
+        "effective_sample_size",
+        "priority_percentiles",
     }

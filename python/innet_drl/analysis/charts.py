@@ -34,6 +34,15 @@ def _of_one(run: RecordedRun) -> list[Chart]:
         _curve(run, WAITS_FOR_SAMPLES, "learner for samples", 0),
         Curve("actors for the learner", run.column("agent_steps"), _mean_of_actors(run, "actor_waits"), 1),
     ]
+    policy = [
+        _curve(run, "policy_churn", "best action changed", 0),
+        _curve(run, "policy_agreement", "newest agrees with average", 1),
+    ]
+    shares = [
+        _curve(run, "equal_frames", "steps without motion", 0),
+        _curve(run, "adam_epsilon_share", "weights below Adam's epsilon", 1),
+        _curve(run, "effective_sample_size", "effective batch", 2),
+    ]
     single = [
         ("q_mean", "Q-value", "sampled actions"),
         ("priority_total", "Priorities", "sum, after the exponent"),
@@ -56,6 +65,11 @@ def _of_one(run: RecordedRun) -> list[Chart]:
         _predicted(run, "Values of the actors' actions"),
         Chart("Who waits", "share of the time", waits, is_share=True),
         *(_chart([run], name, title, unit) for name, title, unit in single),
+        Chart("Policy", "share of states", policy, is_share=True),
+        _by_key(run, "dead_units", "Dead units of each ReLU", "share of units", is_share=True),
+        Chart("Signs of mistakes", "share", shares, is_share=True),
+        _chart([run], "feature_spread", "Spread of normalised features", "over the root of epsilon"),
+        _by_key(run, "priority_percentiles", "Percentiles of the priorities", "before the exponent"),
         _stack(run, "learner_time", "The learner's time"),
         _stack(run, "actor_time", "The actors' time"),
     ]
@@ -149,6 +163,12 @@ def _by_actor(run: RecordedRun, name: str, title: str, unit: str) -> Chart:
             for number, actor in enumerate(actors)
         ],
     )
+
+
+def _by_key(run: RecordedRun, name: str, title: str, unit: str, *, is_share: bool = False) -> Chart:
+    x = run.column("agent_steps")
+    curves = [Curve(key, x, run.column(f"{name}/{key}"), number) for number, key in enumerate(run.keys(name)[:SERIES])]
+    return Chart(title, unit, curves, is_share=is_share)
 
 
 def _mean_of_actors(run: RecordedRun, name: str) -> Values:

@@ -88,6 +88,9 @@ _TEMPLATE = """\
 {%- if not run.is_complete %}
 <p class="note"><b>{{ run.name }}</b>: <span class="bad">{{ run.state }}</span></p>
 {%- endif %}
+{%- for sign in run.signs %}
+<p class="note"><b>{{ run.name }}</b>: {{ sign }}</p>
+{%- endfor %}
 {%- for note in run.notes %}
 <p class="note"><b>{{ run.name }}</b>: {{ note }}</p>
 {%- endfor %}

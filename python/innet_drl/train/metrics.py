@@ -16,6 +16,7 @@ from innet_drl.train import prediction
 
 if TYPE_CHECKING:
     from innet_drl.train.cost import Cost
+    from innet_drl.train.diagnostics import Diagnosis
     from innet_drl.train.learner import Update
     from innet_drl.train.stopwatch import Laps
 
@@ -116,6 +117,23 @@ class Metrics:
     priority_concentration: float | None = None
     """Mean sampling probability of the sampled transitions since the last line, times the transitions in memory: 1 if
     they are sampled uniformly; half of them never, 2."""
+    policy_churn: float | None = None
+    """Share of states whose best action, of the network that actors play with, has changed since the diagnosis before
+    (Schaul et al., 2022); the diagnosis is `innet_drl.train.diagnostics`, and its values are the last one's."""
+    policy_agreement: float | None = None
+    """Share of states for which the newest weights and their running average have the same best action."""
+    dead_units: dict[str, float] = field(default_factory=dict)
+    """Share of units, or filters, that are 0 in all states, of each ReLU in the order of computing."""
+    feature_spread: float | None = None
+    """Smallest standard deviation of a normaliser's input, over the root of its epsilon."""
+    adam_epsilon_share: float | None = None
+    """Share of the weights whose root of Adam's second moment is below Adam's epsilon."""
+    equal_frames: float | None = None
+    """Share of the stacked observations of which all frames are equal."""
+    effective_sample_size: float | None = None
+    """(sum w)^2 / (B sum w^2) of the weights of a batch, mean over batches: 1 if all are equal."""
+    priority_percentiles: dict[str, float] = field(default_factory=dict)
+    """Percentiles of the new priorities, before the exponent."""
 
 
 def score_of(rewards: float) -> float:
@@ -167,6 +185,7 @@ class _Sums:
     probability: Any = 0.0
     learning_rate: float | None = None
     predictions: prediction.Predictions = prediction.NONE
+    diagnosis: Diagnosis | None = None
     steps_by_actor: dict[int, int] = field(default_factory=dict)
     learner_seconds: dict[str, float] = field(default_factory=dict)
     actor_seconds: dict[str, float] = field(default_factory=dict)
@@ -256,6 +275,10 @@ class Meter:
         self._sums.learning_rate = update.learning_rate
         self._sums.probability = self._sums.probability + mean_probability
 
+    def add_diagnosis(self, diagnosis: Diagnosis) -> None:
+        """Adds a diagnosis of the learner to the next line."""
+        self._sums.diagnosis = diagnosis
+
     def add_evaluation(self, mean: float) -> None:
         """Adds the mean score of an evaluation."""
         self.evaluation_mean = mean
@@ -292,6 +315,7 @@ class Meter:
             cost: The run's cost until now.
         """
         now = time.perf_counter()
+        diagnosis = self._sums.diagnosis
         elapsed = max(now - self._last_time, 1e-9)
         sums, self._sums = self._sums, _Sums()
         by_actor = {str(actor): _mean(list(scores)) for actor, scores in sorted(self._scores_by_actor.items())}
@@ -344,6 +368,7 @@ class Meter:
             priority_concentration=(
                 table["items"] * float(sums.probability) / sums.updates if sums.updates and "items" in table else None
             ),
+            **({} if diagnosis is None else vars(diagnosis)),
         )
         self._last_time, self.reported_steps, self._last_updates = now, self.agent_steps, updates
         return metrics

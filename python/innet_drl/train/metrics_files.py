@@ -43,6 +43,12 @@ TENSORBOARD_NAMES: dict[str, str] = {
     "priority_total": "priorities/total",
     "priority_max": "priorities/max",
     "priority_concentration": "priorities/concentration",
+    "policy_churn": "diagnostics/policy_churn",
+    "policy_agreement": "diagnostics/policy_agreement",
+    "feature_spread": "diagnostics/feature_spread",
+    "adam_epsilon_share": "diagnostics/adam_epsilon_share",
+    "equal_frames": "diagnostics/equal_frames",
+    "effective_sample_size": "diagnostics/effective_sample_size",
     "replay_steps": "replay/steps",
     "replay_bytes": "replay/bytes",
     "sample_age": "replay/sample_age",
@@ -70,6 +76,8 @@ TAGGED_BY_KEY: dict[str, str] = {
     "actor_scores": "actor_return",
     "actor_steps_per_s": "actor_SPS",
     "actor_waits": "actor_waits",
+    "dead_units": "dead_units",
+    "priority_percentiles": "priority_percentiles",
 }
 """Metric of several values to the prefix of their tags."""
 PANELS: dict[str, tuple[str, ...]] = {
@@ -80,6 +88,9 @@ PANELS: dict[str, tuple[str, ...]] = {
     "steps/s of each actor": ("actor_SPS/.*",),
     "values: predicted, and the return that followed": ("values/.*",),
     "priorities: concentration": ("priorities/concentration",),
+    "priorities: percentiles": ("priority_percentiles/.*",),
+    "policy: churn, agreement of newest and average": ("diagnostics/policy_.*",),
+    "dead units by layer": ("dead_units/.*",),
     "replay ratio: target and reached": ("replay/samples_per_insert_.*",),
     "waits: learner for samples, actors for the learner": ("learner_time/wait for a batch", "actor_waits/.*"),
     "seconds left": ("counts/seconds_left",),

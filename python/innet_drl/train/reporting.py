@@ -22,6 +22,7 @@ from innet_drl.train.memory import ReplayMemory
 from innet_drl.train.metrics import ActorReport, Meter, Metrics
 from innet_drl.train.metrics_files import MetricsFiles
 from innet_drl.train.run_folder import RunFolder
+from innet_drl.train.signs import SignsOfRun
 from innet_drl.train.stopwatch import Laps, Stopwatch
 from innet_drl.train.times import SERIAL, CoreThreads, LearnerTimes, Times
 
@@ -91,6 +92,7 @@ class Reporter:
         self._ended = False
         self._files: MetricsFiles | None = None
         self._last_line: Metrics | None = None
+        self._signs = SignsOfRun(config)
         self._unwritten: deque[Metrics] = deque(maxlen=KEPT_LINES)
 
     def begin(self) -> None:
@@ -236,6 +238,8 @@ class Reporter:
         except RunFolderError as error:
             if len(self._unwritten) == 1:
                 logger.warning("lines of metrics are pending until they can be written: %s", error)
+        for sign in self._signs.add(metrics):
+            logger.warning("%s", sign)
         self._display.show(metrics, self._session.note)
         self._session.call("on_metrics", metrics)
 

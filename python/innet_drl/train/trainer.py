@@ -26,6 +26,7 @@ from innet_drl.train.callbacks import Callback, Result, StopTraining
 from innet_drl.train.checkpoints import Checkpoint
 from innet_drl.train.config import LOSSES, Config
 from innet_drl.train.cost import CostMeter
+from innet_drl.train.diagnostics import Diagnostics
 from innet_drl.train.display import Display
 from innet_drl.train.energy import gpu_uuids
 from innet_drl.train.errors import (
@@ -129,6 +130,7 @@ class Trainer:
         if config.loss not in LOSSES:
             observations = probe.sample(2 * config.batch_size, config.seed)
             self.learner.try_loss(random_batch(self.spec, config.batch_size, self.learner.device, observations))
+        self._diagnostics = Diagnostics(self.learner)
         self.meter = Meter(config.all_environments, self.spec.frames_per_step, config.samples_per_insert)
         self.cost = CostMeter(gpu_uuids(config.learners) if self.learner.device.type == "cuda" else ())
         self.learner.stopwatch = self.stopwatch
@@ -332,6 +334,9 @@ class Trainer:
         """Updates on a batch and records the update."""
         update = self.learner.update(batch)
         self.meter.add_update(update, batch.ages.double().mean(), batch.probabilities.mean())
+        diagnosis = self._diagnostics.add(batch, update)
+        if diagnosis is not None:
+            self.meter.add_diagnosis(diagnosis)
         self.reporter.record_trace()
         return update
 

@@ -1,0 +1,125 @@
+"""Signs of mistakes in learning: sentences on metrics that are out of the ordinary, for the log and the report.
+
+Bounds are between what a run that learned had and what the mistake had: docs/how-to/training.md has both.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from innet_drl.train.config import Config
+from innet_drl.train.metrics import Metrics
+
+WARM_UP = 2_000
+"""Updates before which metrics say nothing: all actions are worth the same to a fresh network."""
+RECENT = 5
+"""Values of a metric whose mean counts; fewer say nothing."""
+RECENT_EPISODES = 30
+"""The same of `q_predicted` and `return_discounted`, of which a line has few episodes."""
+
+
+def signs(recent: Mapping[str, float], config: Config) -> dict[str, str]:
+    """Returns a sentence for each metric that is out of the ordinary, by the metric.
+
+    Args:
+        recent: Mean of the last `values_of` values of each metric that has as many; of several values by `metric/key`.
+        config: The run's settings.
+    """
+    found = {}
+
+    def unusual(name: str, *, above: float | None = None, below: float | None = None) -> bool:
+        value = recent.get(name)
+        return value is not None and ((above is not None and value > above) or (below is not None and value < below))
+
+    def percent(name: str) -> str:
+        return f"{100 * recent[name]:.0f} %"
+
+    if unusual("equal_frames", above=0.2):
+        found["equal_frames"] = (
+            f"{percent('equal_frames')} of the steps show no motion in {config.stack} frames: does the game wait for a "
+            "key? A wrapper can press it (--environment-wrappers)"
+        )
+    if config.publish == "newest" and unusual("policy_agreement", below=0.5):
+        found["policy_agreement"] = (
+            f"actors play with the newest weights, whose best action is the evaluated average's in only "
+            f"{percent('policy_agreement')} of the states: --publish average"
+        )
+    if unusual("policy_churn", above=0.6):
+        found["policy_churn"] = (
+            f"the best action changes in {percent('policy_churn')} of the states within some hundred updates: a lower "
+            "--learning-rate, or a larger --average-decay"
+        )
+    for name in recent:
+        if name.startswith("dead_units/") and unusual(name, above=0.25):
+            found[name] = (
+                f"{percent(name)} of the units of ReLU {name.partition('/')[2]} are 0 in all states: a lower "
+                "--learning-rate, or other initial weights"
+            )
+    if unusual("feature_spread", below=1.0):
+        found["feature_spread"] = (
+            f"a normaliser's input has a standard deviation of {recent['feature_spread']:.2g} times the root of its "
+            "epsilon, and it multiplies noise and gradients: normalise another layer, or with a smaller epsilon"
+        )
+    if unusual("adam_epsilon_share", above=0.9):
+        found["adam_epsilon_share"] = (
+            f"Adam's epsilon is above the gradients of {percent('adam_epsilon_share')} of the weights, which learn "
+            "more slowly than --learning-rate says: a smaller --adam-epsilon"
+        )
+    if unusual("effective_sample_size", below=0.5):
+        found["effective_sample_size"] = (
+            f"an update learns as much as from {percent('effective_sample_size')} of its batch, so unequal are the "
+            "weights: a lower --priority-exponent"
+        )
+    predicted, returned = recent.get("q_predicted"), recent.get("return_discounted")
+    if predicted is None or returned is None or config.munchausen:
+        # Munchausen adds a term to Q-values that returns have not.
+        return found
+    if predicted > returned + 0.2 * abs(returned) + 0.1:
+        found["q_predicted"] = (
+            f"Q-values of {predicted:.3g} are above the returns that follow, {returned:.3g}: a lower "
+            "--samples-per-insert or --learning-rate, or a longer --target-period"
+        )
+    return found
+
+
+def values_of(name: str) -> int:
+    """Number of values of a metric that make a mean."""
+    return RECENT_EPISODES if name in ("q_predicted", "return_discounted") else RECENT
+
+
+class SignsOfRun:
+    """Signs of a run under way, each said once.
+
+    Args:
+        config: The run's settings.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._values: dict[str, deque[float]] = {}
+        self._said: set[str] = set()
+
+    def add(self, metrics: Metrics) -> list[str]:
+        """Adds a line of metrics; returns the sentences that were not said before."""
+        if metrics.learner_updates < WARM_UP:
+            return []
+        for name, value in _flat(asdict(metrics)):
+            self._values.setdefault(name, deque(maxlen=values_of(name))).append(value)
+        recent = {
+            name: sum(values) / len(values) for name, values in self._values.items() if len(values) == values.maxlen
+        }
+        found = signs(recent, self._config)
+        new = found.keys() - self._said
+        self._said |= new
+        return [sentence for name, sentence in found.items() if name in new]
+
+
+def _flat(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    for name, value in line.items():
+        if isinstance(value, Mapping):
+            yield from ((f"{name}/{key}", one) for key, one in value.items())
+        elif value is not None:
+            yield name, value
