@@ -20,6 +20,7 @@ from innet_drl.train.presets import PRESETS
 from training import small
 
 BREAKOUT = dataclasses.replace(PRESETS["breakout"], evaluation_games=3, evaluation_frames=400)
+SPEC = EnvironmentSpec(4, 4, (BREAKOUT.frame_size,) * 2, "uint8", 4)
 CARTPOLE = PRESETS["cartpole"]
 
 
@@ -65,7 +66,7 @@ def test_an_evaluation_is_a_function_of_its_seed() -> None:
 
 def test_a_game_without_an_end_is_cut_off() -> None:
     """An agent that never serves the ball would play for ever."""
-    network = make_network(BREAKOUT, EnvironmentSpec(4, 4, (84, 84), "uint8", 4))
+    network = make_network(BREAKOUT, SPEC)
     assert isinstance(network, QNetwork)
     torch.nn.init.zeros_(network.advantage.weight)
     network.advantage.bias.data = torch.tensor([1.0, 0.0, 0.0, 0.0])
@@ -133,7 +134,7 @@ def test_an_evaluation_can_be_stopped_and_leaves_nothing_open(monkeypatch: pytes
 
 
 def test_a_video_is_an_mp4_in_the_players_size(tmp_path: Path) -> None:
-    network = make_network(BREAKOUT, EnvironmentSpec(4, 4, (84, 84), "uint8", 4))
+    network = make_network(BREAKOUT, SPEC)
     path = tmp_path / "game.mp4"
     video.record(BREAKOUT, network, path, seconds=2)
     frames = imageio_ffmpeg.read_frames(str(path))
@@ -143,7 +144,7 @@ def test_a_video_is_an_mp4_in_the_players_size(tmp_path: Path) -> None:
 
 
 def test_a_video_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
-    network = make_network(BREAKOUT, EnvironmentSpec(4, 4, (84, 84), "uint8", 4))
+    network = make_network(BREAKOUT, SPEC)
     with pytest.raises(FileNotFoundError):
         video.record(BREAKOUT, network, tmp_path / "missing" / "game.mp4", seconds=2)
 
