@@ -68,12 +68,12 @@ def test_scores_have_the_precision_of_their_rewards(tmp_path: Path, capsys: pyte
     run = untrained(tmp_path / "run", small(environment="brought:Counter", environment_wrappers=(Tenths,)))
     report, lines = printed(capsys, run)
     assert report["runs"][0]["scores"] == [0.5, 0.5, 0.5]
-    assert "mean score 0.500 (standard deviation 0.00) over 3 games" in lines
+    assert "mean score 0.500 (standard error 0.00, deviation 0.00) over 3 games" in lines
 
 
 def test_lines_have_three_digits_of_a_score() -> None:
     evaluation = Evaluation([1.41, 1.432, 1.4], 0.0, None, 0, 0)
-    assert str(evaluation).startswith("mean score 1.41 (standard deviation 0.0164) over 3 games")
+    assert str(evaluation).startswith("mean score 1.41 (standard error 0.00945, deviation 0.0164) over 3 games")
     shown = {
         None: "-",
         0.0: "0.00",

@@ -11,11 +11,13 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from innet_drl.train import video
+from innet_drl.train import environments, video
+from innet_drl.train.config import Config
 from innet_drl.train.environments import Environments, EnvironmentSpec
 from innet_drl.train.errors import UnavailableEnvironmentError
 from innet_drl.train.evaluation import evaluate
-from innet_drl.train.networks import QNetwork, make_network
+from innet_drl.train.exploration import choose
+from innet_drl.train.networks import Network, QNetwork, make_network, q_values
 from innet_drl.train.presets import PRESETS
 from training import small
 
@@ -141,6 +143,30 @@ def test_a_video_is_an_mp4_in_the_players_size(tmp_path: Path) -> None:
     assert next(frames)["size"] == (480, 630)
     assert next(frames)
     frames.close()
+
+
+def test_a_video_is_of_the_game_of_median_score(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    config = dataclasses.replace(BREAKOUT, evaluation_epsilon=0.2, evaluation_frames=3_000, sticky_actions=0.25)
+    network = make_network(config, SPEC)
+    shown = video.record(config, network, tmp_path / "game.mp4", seed=5, seconds=1_000)
+    # The same games as the agent plays them, without a picture.
+    scores = scores_of_games(config, network, seed=5)
+    assert len(set(scores)) > 2
+    assert shown == sorted(scores)[video.GAMES // 2]
+
+
+def scores_of_games(config: Config, network: Network, seed: int) -> list[float]:
+    envs = environments.make(config, video.GAMES, episode_frames=config.evaluation_frames)
+    random = np.random.default_rng(seed)
+    observation, scores, playing = envs.reset(seed), np.zeros(video.GAMES), np.ones(video.GAMES, np.bool_)
+    while playing.any():
+        q = q_values(network, observation)
+        step = envs.step(choose(q, np.full(video.GAMES, config.evaluation_epsilon), random))
+        scores += np.where(playing, step.reward, 0)
+        playing &= ~step.terminated & ~step.truncated
+        observation = step.observation
+    return scores.tolist()
 
 
 def test_a_video_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:

@@ -42,6 +42,10 @@ class FinalEvaluation:
     interquartile_mean: float | None
     interval: tuple[float, float] | None
     """95 % interval of the interquartile mean; earlier releases wrote neither."""
+    standard_error: float | None = None
+    """Of the mean."""
+    sticky: FinalEvaluation | None = None
+    """The same agent's games with sticky actions."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +160,7 @@ def read_run(path: Path, name: str, index: int, progress: Progress) -> RecordedR
         evaluation = None
         if (path / "evaluation.json").is_file():
             try:
-                evaluation = _final_evaluation((path / "evaluation.json").read_bytes())
+                evaluation = _final_evaluation(_object((path / "evaluation.json").read_bytes()))
             except (ValueError, KeyError, TypeError, RecursionError):
                 notes.append("evaluation.json is damaged and left out")
         videos = [video for video in folder.videos.glob("*.mp4") if not video.name.endswith(".partial.mp4")]
@@ -201,14 +205,15 @@ class _Columns:
         return {name: np.array(column) for name, column in self._columns.items()}
 
 
-def _final_evaluation(text: bytes) -> FinalEvaluation:
-    found = _object(text)
-    mean, interval = found.get("interquartile_mean"), found.get("interval")
+def _final_evaluation(found: dict[str, Any]) -> FinalEvaluation:
+    mean, interval, error = (found.get(name) for name in ("interquartile_mean", "interval", "standard_error"))
     return FinalEvaluation(
         float(found["mean"]),
         len(found["scores"]),
         None if mean is None else float(mean),
         None if interval is None else (float(interval[0]), float(interval[1])),
+        None if error is None else float(error),
+        _final_evaluation(found["sticky"]) if "sticky" in found else None,
     )
 
 

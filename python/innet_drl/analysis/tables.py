@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from innet_drl.analysis.recorded_run import RecordedRun
+from innet_drl.analysis.recorded_run import FinalEvaluation, RecordedRun
 from innet_drl.train.config import Config
 from innet_drl.train.display import clock, number, score
 
@@ -43,7 +43,8 @@ def results(runs: Sequence[RecordedRun]) -> list[Row]:
         ("score, mean of the last 100 games", lambda run: _with(run.last("return_mean"), score)),
         ("best game", lambda run: _with(run.last("return_best"), score)),
         ("best evaluation", lambda run: _with(run.last("evaluation_best"), score)),
-        ("evaluation after training", _evaluation),
+        ("evaluation after training", lambda run: _mean(run.evaluation)),
+        ("the same with sticky actions", lambda run: _mean(run.evaluation and run.evaluation.sticky)),
         ("its interquartile mean, 95 % interval", _interval),
         ("agent steps", lambda run: _with(run.last("agent_steps"), _count)),
         ("frames", lambda run: _with(run.last("env_frames"), _count)),
@@ -139,10 +140,11 @@ def _began(run: RecordedRun) -> str:
     return first if len(began) == 1 else f"{first}; {len(began)} sessions"
 
 
-def _evaluation(run: RecordedRun) -> str:
-    if run.evaluation is None:
+def _mean(evaluation: FinalEvaluation | None) -> str:
+    if evaluation is None:
         return NOTHING
-    return f"{score(run.evaluation.mean)}, {run.evaluation.games} games"
+    error = "" if evaluation.standard_error is None else f", standard error {score(evaluation.standard_error)}"
+    return f"{score(evaluation.mean)}, {evaluation.games} games{error}"
 
 
 def _interval(run: RecordedRun) -> str:

@@ -29,6 +29,9 @@ SEED_OFFSET = 1_000_003
 """Difference between the seeds of training and evaluation."""
 SEEDS = 100_000_000
 """Number of different seeds of evaluations: the seeds of their environments fit Atari's 31 bits."""
+STICKY_ACTIONS = 0.25
+"""Of the second evaluation after training, which shows what the first one owes to games that hardly differ
+(Machado et al., 2018, section 5)."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +59,13 @@ class Evaluation:
         """Mean score."""
         return statistics.fmean(self.scores)
 
+    @property
+    def standard_error(self) -> float | None:
+        """Standard error of the mean; `None` of one game."""
+        return statistics.stdev(self.scores) / math.sqrt(len(self.scores)) if len(self.scores) > 1 else None
+
     def __str__(self) -> str:
-        spread = statistics.stdev(self.scores) if len(self.scores) > 1 else 0.0
+        error, spread = self.standard_error, statistics.stdev(self.scores) if len(self.scores) > 1 else 0.0
         limit = "a time limit" if self.episode_frames is None else f"{self.episode_frames} frames"
         cut = f", {self.cut_off} ended by {limit}" if self.cut_off else ""
         if spread == 0 and 1 < len(self.scores) > self.cut_off:
@@ -66,8 +74,8 @@ class Evaluation:
         starts += f", sticky actions {self.sticky_actions}" if self.sticky_actions else ""
         starts += ", full action set" if self.full_action_set else ""
         return (
-            f"mean score {score(self.mean)} (standard deviation {score(spread)}) over {len(self.scores)} games, "
-            f"epsilon {self.epsilon}{starts}{cut}"
+            f"mean score {score(self.mean)} (standard error {score(error)}, deviation {score(spread)}) over "
+            f"{len(self.scores)} games, epsilon {self.epsilon}{starts}{cut}"
         )
 
 

@@ -141,6 +141,7 @@ class Report:
                     "agent_steps": agent.agent_steps,
                     "learner_updates": agent.learner_updates,
                     "mean": evaluation.mean,
+                    "standard_error": evaluation.standard_error,
                     "cut_off": evaluation.cut_off,
                     "scores": evaluation.scores,
                 }

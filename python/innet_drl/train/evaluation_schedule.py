@@ -14,7 +14,7 @@ from torch import Tensor
 from innet_drl.train.config import Config
 from innet_drl.train.display import Progress
 from innet_drl.train.errors import RunFolderError
-from innet_drl.train.evaluation import Evaluation, Evaluator, evaluate
+from innet_drl.train.evaluation import STICKY_ACTIONS, Evaluation, Evaluator, evaluate
 from innet_drl.train.learner import Learner
 from innet_drl.train.metrics import Meter
 from innet_drl.train.run_folder import RunFolder
@@ -42,7 +42,8 @@ class EvaluatedAgent:
     def report(self, evaluation: Evaluation) -> dict[str, Any]:
         """Returns its evaluation with the moment of training, as plain JSON values."""
         moment = {"agent_steps": self.agent_steps, "learner_updates": self.learner_updates}
-        return {**moment, "mean": evaluation.mean, **dataclasses.asdict(evaluation)}
+        means = {"mean": evaluation.mean, "standard_error": evaluation.standard_error}
+        return {**moment, **means, **dataclasses.asdict(evaluation)}
 
 
 def best_mean(folder: RunFolder) -> float | None:
@@ -142,6 +143,22 @@ class EvaluationSchedule:
         if evaluation is not None:
             self._record(evaluation, self.agent())
         self._meter.leave_out(time.perf_counter() - started)
+        return evaluation
+
+    def evaluate_sticky(self) -> Evaluation | None:
+        """Evaluates the newest agent once more, with sticky actions; `None` if its games have them, or have none."""
+        config = self._config
+        if not config.is_atari or config.sticky_actions:
+            return None
+        evaluation = evaluate(
+            dataclasses.replace(config, sticky_actions=STICKY_ACTIONS),
+            self._learner.average,
+            seed=config.seed,
+            stopped=self._interrupted,
+            progress=self._progress,
+        )
+        if evaluation is not None:
+            logger.info("the same agent: %s", evaluation)
         return evaluation
 
     def agent(self) -> EvaluatedAgent:

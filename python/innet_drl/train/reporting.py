@@ -206,13 +206,21 @@ class Reporter:
             self._ask_for_counters(memory)
         self._report()
 
-    def report_evaluation(self, evaluation: Evaluation, agent: EvaluatedAgent) -> None:
+    def report_evaluation(self, evaluation: Evaluation, agent: EvaluatedAgent, sticky: Evaluation | None) -> None:
         """Writes the scores of the evaluation after training, and repeats the last line of metrics with their mean.
+
+        Args:
+            evaluation: Games of the run's settings.
+            agent: Who played them.
+            sticky: Games of the same agent with sticky actions, if any were played.
 
         Raises:
             RunFolderError: They cannot be written.
         """
-        self._folder.save_evaluation(agent.report(evaluation) | aggregate(evaluation.scores))
+        report = agent.report(evaluation) | aggregate(evaluation.scores)
+        if sticky is not None:
+            report["sticky"] = agent.report(sticky) | aggregate(sticky.scores)
+        self._folder.save_evaluation(report)
         assert self._last_line is not None
         metrics = dataclasses.replace(
             self._last_line, evaluation_mean=evaluation.mean, evaluation_best=self._meter.evaluation_best

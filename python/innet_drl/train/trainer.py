@@ -491,7 +491,9 @@ class Trainer:
             evaluation = self.evaluate()
             if evaluation is not None:
                 self.note = "training has ended"
-                self.reporter.report_evaluation(evaluation, self.evaluations.agent())
+                self.reporter.report_evaluation(
+                    evaluation, self.evaluations.agent(), self.evaluations.evaluate_sticky()
+                )
             if config.video and not self.interrupted:
                 self._record_video()
         self.reporter.write_pending_lines()

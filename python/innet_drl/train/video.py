@@ -21,6 +21,8 @@ from innet_drl.train.files import new_file, replaceable
 from innet_drl.train.metrics import score_of
 from innet_drl.train.networks import q_values
 
+GAMES = 9
+"""Games of which the one of median score is shown."""
 UPSCALE = 3
 FRAMES_PER_SECOND = {True: 60 // environments.ATARI_FRAME_SKIP, False: 50}
 """Keyed by whether it is Atari: 60 emulator frames a second, 4 of them a step; 50 steps in classic control."""
@@ -35,13 +37,15 @@ def record(
     seconds: float = 60.0,
     progress: Progress = silent,
 ) -> float:
-    """Plays one game, writes it as an mp4 (H.264), and returns the score so far.
+    """Plays a game, writes it as an mp4 (H.264), and returns the score so far.
+
+    Of Atari it is the game of median score of `GAMES`; other environments need not repeat a game.
 
     Args:
         config: The run's settings.
         network: The agent, on any device.
         path: The file to write.
-        seed: Seeds the game.
+        seed: Seeds the games.
         seconds: Length at which the video ends, at the speed of a human player.
         progress: Called with every frame.
 
@@ -72,7 +76,7 @@ def _record(config: Config, network: nn.Module, path: Path, seed: int, seconds: 
     writer: Any = None
     rewards = 0.0
     try:
-        game = islice(play(config, network, seed), max(1, int(seconds * frames_per_second)))
+        game = islice(play(config, network, seed, progress), max(1, int(seconds * frames_per_second)))
         for frame, (picture, reward) in enumerate(game):
             rewards += reward
             done = f"{frame / frames_per_second:.0f} of at most {seconds:.0f} s, score {rewards:g}"
@@ -96,24 +100,47 @@ def _record(config: Config, network: nn.Module, path: Path, seed: int, seconds: 
     return score_of(rewards)
 
 
-def _play_atari(config: Config, network: nn.Module, seed: int) -> Iterator[tuple[NDArray[np.uint8], float]]:
-    """Plays two emulators with one seed and the same actions: one for the agent, one in colour for the video."""
-    agent_env = environments.make(config, 1, episode_frames=config.evaluation_frames)
-    colour_env = environments.make_colour(config, episode_frames=config.evaluation_frames)
-    observation = agent_env.reset(seed)
-    colour_env.reset(seed=seed)
+def _median_game(config: Config, network: nn.Module, seed: int, progress: Progress) -> tuple[int, NDArray[np.int64]]:
+    """Plays `GAMES` games; returns the seed and the actions, [steps], of the one of median score."""
+    envs = environments.make(config, GAMES, episode_frames=config.evaluation_frames)
+    longest = max(1, config.evaluation_frames // envs.spec.frames_per_step)
     random = np.random.default_rng(seed)
-    while True:
-        action = _act(config, network, observation, random)
-        step = agent_env.step(action)
-        picture = colour_env.step(step.taken)[0][0, 0]
-        observation = step.observation
-        yield picture.repeat(UPSCALE, 0).repeat(UPSCALE, 1), float(step.reward[0])
-        if step.terminated[0] or step.truncated[0]:
-            return
+    playing, scores, lengths = np.ones(GAMES, np.bool_), np.zeros(GAMES), np.zeros(GAMES, np.int64)
+    actions: list[NDArray[np.int64]] = []
+    try:
+        # Environment i has the seed of the vector environment plus i.
+        observation = envs.reset(seed)
+        while playing.any() and len(actions) < longest:
+            epsilon = np.full(GAMES, config.evaluation_epsilon)
+            step = envs.step(choose(q_values(network, observation), epsilon, random))
+            observation = step.observation
+            actions.append(step.taken)
+            scores += step.reward * playing
+            lengths += playing
+            playing &= ~(step.terminated | step.truncated)
+            played = f"{GAMES - playing.sum()} of {GAMES} played, step {len(actions):,}"
+            progress("choosing the game of median score", played)
+    finally:
+        envs.close()
+    median = int(np.argsort(scores, kind="stable")[GAMES // 2])
+    return seed + median, np.array(actions)[: lengths[median], median]
 
 
-def _play_gymnasium(config: Config, network: nn.Module, seed: int) -> Iterator[tuple[NDArray[np.uint8], float]]:
+def _play_atari(
+    config: Config, network: nn.Module, seed: int, progress: Progress
+) -> Iterator[tuple[NDArray[np.uint8], float]]:
+    """Plays the game of median score again in colour: the emulator is a function of seed and actions."""
+    seed, actions = _median_game(config, network, seed, progress)
+    emulator = environments.make_colour(config, episode_frames=config.evaluation_frames)
+    emulator.reset(seed=seed)
+    for action in actions:
+        picture, reward = emulator.step(np.full(1, action))[:2]
+        yield picture[0, 0].repeat(UPSCALE, 0).repeat(UPSCALE, 1), float(reward[0])
+
+
+def _play_gymnasium(
+    config: Config, network: nn.Module, seed: int, _: Progress
+) -> Iterator[tuple[NDArray[np.uint8], float]]:
     random = np.random.default_rng(seed)
     try:
         environment = environments.make(config, 1, render=True)
