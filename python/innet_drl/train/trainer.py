@@ -450,15 +450,12 @@ class Trainer:
         counts = resumed.state["learner"]
         try:
             self.learner.load(resumed.tensors, counts["updates"], counts["publications"])
-        except (RuntimeError, KeyError) as error:
+        except RunFolderError as error:
             changed = self.config.changed_flags(self.folder.config(), NETWORK_SETTINGS)
+            if not changed:
+                raise
             raise ConfigurationError(
-                f"the checkpoint {resumed.path} is of another network: "
-                + (
-                    f"keep {changed} as in its config.yaml"
-                    if changed
-                    else f"it does not fit the run's config.yaml ({error})"
-                )
+                f"the checkpoint {resumed.path} is of another network: keep {changed} as in its config.yaml"
             ) from error
         self.meter.restore(resumed.state["meter"])
         self.cost.restore(resumed.state.get("cost"), self.meter.env_frames)
