@@ -497,6 +497,13 @@ class Dead(Linear):
         return q + torch.relu(self.dead(q))
 
 
+class Forgetful(Linear):
+    """Has dropout."""
+
+    def forward(self, observation: Tensor) -> Tensor:
+        return torch.dropout(super().forward(observation), 0.5, self.training)
+
+
 class Silent(Linear):
     """Normalises a signal that is smaller than the normaliser's epsilon."""
 

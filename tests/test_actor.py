@@ -30,7 +30,7 @@ class Rows:
         self.rows.append({name: np.array(value) for name, value in row.items()})
 
 
-def played(config: Config, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+def played(config: Config, monkeypatch: pytest.MonkeyPatch, taken: int | None = None) -> list[dict[str, Any]]:
     """Rows of five steps: environment 0 loses a life, then its game; environment 1 is cut off as it loses a life."""
     lost = [(0, 0), (1, 0), (0, 1), (0, 0), (0, 0)]
     over = [(0, 0), (0, 0), (0, 0), (1, 0), (0, 0)]
@@ -48,7 +48,7 @@ def played(config: Config, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, An
             np.array(terminated, np.bool_),
             np.array(truncated, np.bool_),
             np.array(life_lost, np.bool_),
-            actions,
+            actions if taken is None else np.full_like(actions, taken),
         )
 
     monkeypatch.setattr(arena, "step", scripted)
@@ -71,6 +71,11 @@ def test_a_lost_life_ends_an_episode_but_not_the_stack(monkeypatch: pytest.Monke
     # The last observation of a game is a row of its own; the first of the next one follows it.
     assert column(rows, "final") == [[0, 0], [0, 0], [0, 0], [0, 1], [1, 0]]
     assert column(rows, "first") == [[1, 1], [0, 0], [0, 0], [0, 0], [0, 1]]
+
+
+def test_the_stored_action_is_the_one_that_was_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = played(BREAKOUT, monkeypatch, taken=3)
+    assert column(rows, "action") == [[3, 3]] * 5
 
 
 def test_lives_do_not_count_where_they_are_not_to(monkeypatch: pytest.MonkeyPatch) -> None:

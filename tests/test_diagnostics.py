@@ -52,6 +52,13 @@ def test_dead_units_are_of_each_relu() -> None:
     assert watch.dead_units == {"1": 0.5, "2": 0.0, "3": 1.0, "4": 0.5}
 
 
+def test_relus_of_numbers_are_no_units() -> None:
+    with torch.no_grad(), Watch() as watch:
+        functional.relu(torch.tensor(-1.0))
+        functional.relu(torch.zeros(3))
+    assert watch.dead_units == {}
+
+
 @pytest.mark.parametrize(
     ("norm", "shape"), [(nn.LayerNorm(6), (3, 6)), (nn.LayerNorm((2, 3)), (3, 2, 3)), (nn.GroupNorm(1, 2), (3, 2, 5))]
 )
@@ -135,6 +142,25 @@ RANDOM = {
     "max_gradient_norm": 1e6,
 }
 """Noise of six actions to learn from, at a rate at which every update is another policy."""
+
+
+@pytest.mark.parametrize("network", ["impala", "brought:Forgetful"])
+def test_a_diagnosis_changes_nothing(network: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the power iterations of spectral norms, nor the random numbers of dropout."""
+    monkeypatch.setattr(diagnostics, "PERIOD", 1)
+    spec = IMAGES if network == "impala" else EnvironmentSpec(2, 1, (3,), "float32", 1)
+    learner = Learner(small(network=network, impala_norm="spectral", channels=(4, 4, 4), device="cpu"), spec)
+    seen, batch = Diagnostics(learner), random_batch(spec, 8, learner.device)
+    for _ in range(2):
+        update = learner.update(batch)
+        before, random = copy.deepcopy(learner.tensors()), torch.get_rng_state()
+        assert seen.add(batch, update) is not None
+        assert torch.equal(torch.get_rng_state(), random)
+        for name, tensor in learner.tensors().items():
+            assert torch.equal(tensor, before[name]), name
+        assert learner.network.training
+
+
 PLANTED: dict[str, tuple[dict[str, Any], str]] = {
     "a game that waits": (
         {"stack": 4, "environment_wrappers": ("brought:Standing",)},

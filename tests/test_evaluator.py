@@ -1,6 +1,7 @@
 """Evaluation and video: greedy games by unclipped score, with an end, and what a player would see."""
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,12 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
+from innet_drl.analysis.recorded_run import read_run
+from innet_drl.analysis.report import write_report
+from innet_drl.launch import local
 from innet_drl.train import environments, video
 from innet_drl.train.config import Config
+from innet_drl.train.display import silent
 from innet_drl.train.environments import Environments, EnvironmentSpec
 from innet_drl.train.errors import UnavailableEnvironmentError
 from innet_drl.train.evaluation import evaluate
@@ -180,3 +185,30 @@ def test_a_video_that_fails_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(UnavailableEnvironmentError):
         video.record(unknown, Balance(), tmp_path / "game.mp4", seconds=2)
     assert not list(tmp_path.iterdir())
+
+
+def test_an_atari_agent_plays_with_sticky_actions_after_training(tmp_path: Path) -> None:
+    config = dataclasses.replace(
+        PRESETS["atari"],
+        serial=True,
+        environments=2,
+        environment_threads=1,
+        channels=(4, 4, 4),
+        hidden=8,
+        min_size=200,
+        capacity=1_000,
+        batch_size=8,
+        steps=300,
+        evaluation_games=2,
+        evaluation_frames=400,
+        video=False,
+    )
+    local.train(config, tmp_path / "run")
+    written = json.loads((tmp_path / "run" / "evaluation.json").read_text())
+    assert (written["sticky_actions"], written["sticky"]["sticky_actions"]) == (0.0, 0.25)
+    assert len(written["sticky"]["scores"]) == len(written["scores"]) == 2
+    assert "the same with sticky actions" in write_report([tmp_path / "run"]).path.read_text()
+    evaluation = read_run(tmp_path / "run", "run", 0, silent).evaluation
+    assert evaluation is not None
+    assert evaluation.sticky is not None
+    assert evaluation.sticky.mean == written["sticky"]["mean"]

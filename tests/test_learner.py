@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import pytest
@@ -291,3 +291,17 @@ def test_threads_are_counted_by_the_cores_of_the_process(monkeypatch: pytest.Mon
     assert Learner(small(actors=2, device="cpu"), VECTOR).threads_left == 3
     monkeypatch.setattr("os.sched_getaffinity", lambda process: {2})
     assert not Learner(dataclasses.replace(PRESETS["breakout"], device="cpu"), IMAGES).targets_ahead
+
+
+@pytest.mark.parametrize("publish", ["average", "newest"])
+def test_actors_get_the_published_network(publish: Literal["average", "newest"]) -> None:
+    learner = tiny_learner(dataclasses.replace(TINY, publish=publish))
+    for _ in range(3):
+        learner.update(torch_batch())
+    arrays = learner.parameters()
+    for name, average in weights_of(learner.average).items():
+        wanted = average if publish == "average" else weights_of(learner.network)[name]
+        np.testing.assert_array_equal(arrays[name], wanted.astype(np.float32))
+    assert any(
+        (weights_of(learner.network)[name] != array).any() for name, array in weights_of(learner.average).items()
+    )

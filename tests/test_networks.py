@@ -1,6 +1,7 @@
 """Networks: sizes, the dueling head, and the scale of the input."""
 
 import dataclasses
+from typing import Literal
 
 import pytest
 import torch
@@ -107,3 +108,25 @@ def test_q_values_are_precise_in_bfloat16() -> None:
         q = network(frames)
     assert q.dtype == torch.float32
     assert ((q * 16) % 1 != 0).float().mean() > 0.9
+
+
+@pytest.mark.parametrize("network", ["nature", "impala"])
+def test_fresh_networks_are_equal_with_any_number_of_threads(network: Literal["nature", "impala"]) -> None:
+    before, made = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            torch.manual_seed(3)
+            made.append(make_network(dataclasses.replace(PRESETS["atari"], network=network), BREAKOUT).state_dict())
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(tensor, made[1][name]) for name, tensor in made[0].items())
+
+
+def test_a_fresh_spectral_norm_knows_its_weights() -> None:
+    config = dataclasses.replace(PRESETS["atari"], network="impala", impala_norm="spectral")
+    network = make_network(config, BREAKOUT).eval()
+    for block in network.torso.blocks:  # type: ignore[union-attr]
+        weight = block[0].layers[2].weight.detach().flatten(1)
+        assert float(torch.linalg.matrix_norm(weight, 2)) == pytest.approx(1.0, abs=0.05)

@@ -477,7 +477,7 @@ class Config(_Named):
         if "environment" not in values:
             raise ConfigurationError(f"{path} names no environment: add `environment`, or start from a preset")
         if values.get("average_decay") == 0:
-            # Runs of before the setting published the newest weights.
+            # Runs of before the setting may have no average.
             values.setdefault("publish", "newest")
         try:
             return cls(**values)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -42,6 +43,12 @@ class Diagnosis:
     effective_sample_size: float
     priority_percentiles: dict[str, float]
 
+    @property
+    def is_finite(self) -> bool:
+        """Whether all values are finite."""
+        values = (value.values() if isinstance(value, dict) else (value,) for value in vars(self).values())
+        return all(value is None or math.isfinite(value) for some in values for value in some)
+
 
 @dataclass
 class _Seen:
@@ -77,11 +84,23 @@ class Diagnostics:
         self._seen.observations.append(batch.observation.clone())
         self._seen.weights.append(batch.weights.clone())
         self._seen.updates.append(update)
-        return self._diagnose() if until == 0 else None
+        if until != 0:
+            return None
+        modes = [(network, network.training) for network in (self._learner.network, self._learner.average)]
+        try:
+            # Dropout and the statistics of normalisers change nothing, and nothing changes them.
+            for network, _ in modes:
+                network.eval()
+            found = self._diagnose()
+        finally:
+            for network, training in modes:
+                network.train(training)
+        # A run that diverges has its own error.
+        return found if found.is_finite else None
 
     def _diagnose(self) -> Diagnosis:
         learner, seen = self._learner, self._seen
-        states = torch.cat(list(seen.observations))[:STATES]
+        states = torch.cat(list(seen.observations))[:STATES].clone()
         weights = [batch.double() for batch in seen.weights]
         priorities = np.concatenate([update.priorities() for update in seen.updates])
         with Watch() as watch:
@@ -126,7 +145,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Computes an operation, and notes what it shows."""
         result = func(*args, **(kwargs or {}))
-        if func in (aten.relu.default, aten.relu_.default):
+        if func in (aten.relu.default, aten.relu_.default) and result.dim() > 1:
             active = (result > 0).transpose(0, 1).flatten(1).any(1)
             self.dead_units[str(len(self.dead_units) + 1)] = _share(~active)
         elif func is aten.native_layer_norm.default:

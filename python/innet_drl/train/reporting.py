@@ -206,21 +206,23 @@ class Reporter:
             self._ask_for_counters(memory)
         self._report()
 
-    def report_evaluation(self, evaluation: Evaluation, agent: EvaluatedAgent, sticky: Evaluation | None) -> None:
-        """Writes the scores of the evaluation after training, and repeats the last line of metrics with their mean.
-
-        Args:
-            evaluation: Games of the run's settings.
-            agent: Who played them.
-            sticky: Games of the same agent with sticky actions, if any were played.
+    def report_sticky(self, evaluation: Evaluation, agent: EvaluatedAgent, sticky: Evaluation) -> None:
+        """Writes the scores of the evaluation after training again, with games of the same agent with sticky actions.
 
         Raises:
             RunFolderError: They cannot be written.
         """
-        report = agent.report(evaluation) | aggregate(evaluation.scores)
-        if sticky is not None:
-            report["sticky"] = agent.report(sticky) | aggregate(sticky.scores)
+        both = (agent.report(played) | aggregate(played.scores) for played in (evaluation, sticky))
+        report, report["sticky"] = both
         self._folder.save_evaluation(report)
+
+    def report_evaluation(self, evaluation: Evaluation, agent: EvaluatedAgent) -> None:
+        """Writes the scores of the evaluation after training, and repeats the last line of metrics with their mean.
+
+        Raises:
+            RunFolderError: They cannot be written.
+        """
+        self._folder.save_evaluation(agent.report(evaluation) | aggregate(evaluation.scores))
         assert self._last_line is not None
         metrics = dataclasses.replace(
             self._last_line, evaluation_mean=evaluation.mean, evaluation_best=self._meter.evaluation_best

@@ -77,7 +77,7 @@ def signs(recent: Mapping[str, float], config: Config) -> dict[str, str]:
     if predicted is None or returned is None or config.munchausen:
         # Munchausen adds a term to Q-values that returns have not.
         return found
-    if predicted > returned + 0.2 * abs(returned) + 0.1:
+    if predicted > returned + 0.1 * abs(returned) + 0.05:
         found["q_predicted"] = (
             f"Q-values of {predicted:.3g} are above the returns that follow, {returned:.3g}: a lower "
             "--samples-per-insert or --learning-rate, or a longer --target-period"

@@ -488,9 +488,11 @@ class Trainer:
             evaluation = self.evaluate()
             if evaluation is not None:
                 self.note = "training has ended"
-                self.reporter.report_evaluation(
-                    evaluation, self.evaluations.agent(), self.evaluations.evaluate_sticky()
-                )
+                agent = self.evaluations.agent()
+                self.reporter.report_evaluation(evaluation, agent)
+                sticky = self.evaluations.evaluate_sticky()
+                if sticky is not None:
+                    self.reporter.report_sticky(evaluation, agent, sticky)
             if config.video and not self.interrupted:
                 self._record_video()
         self.reporter.write_pending_lines()

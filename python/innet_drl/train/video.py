@@ -18,6 +18,7 @@ from innet_drl.train.display import Progress, silent
 from innet_drl.train.errors import ConfigurationError, UnavailableEnvironmentError
 from innet_drl.train.exploration import choose
 from innet_drl.train.files import new_file, replaceable
+from innet_drl.train.machine import cores
 from innet_drl.train.metrics import score_of
 from innet_drl.train.networks import q_values
 
@@ -102,7 +103,7 @@ def _record(config: Config, network: nn.Module, path: Path, seed: int, seconds: 
 
 def _median_game(config: Config, network: nn.Module, seed: int, progress: Progress) -> tuple[int, NDArray[np.int64]]:
     """Plays `GAMES` games; returns the seed and the actions, [steps], of the one of median score."""
-    envs = environments.make(config, GAMES, episode_frames=config.evaluation_frames)
+    envs = environments.make(config, GAMES, episode_frames=config.evaluation_frames, threads=cores())
     longest = max(1, config.evaluation_frames // envs.spec.frames_per_step)
     random = np.random.default_rng(seed)
     playing, scores, lengths = np.ones(GAMES, np.bool_), np.zeros(GAMES), np.zeros(GAMES, np.int64)

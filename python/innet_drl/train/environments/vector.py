@@ -129,7 +129,7 @@ class Environments:
         # this step has reset it: at the end of a game in SAME_STEP, and after it in NEXT_STEP.
         life_lost = (lives < self._lives) & ~(ended if self.resets_at_once else terminated | self._ended)
         self._lives = np.array(lives)
-        self._life_lost = life_lost
+        self._life_lost = life_lost & ~ended
         final = None
         if self.resets_at_once:
             if ended.any():

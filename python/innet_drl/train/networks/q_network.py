@@ -6,17 +6,23 @@ The network of `breakout-paper` (32-64-64 filters, two streams of 512) has 3,292
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils import parametrize
 
 from innet_drl.train.networks.torsos import Torso
 
 OUTPUT_GAIN = 0.1
-"""Gain of the output layers: a fresh network's Q-values are near 0."""
+"""Gain of the output layers: a fresh network's Q-values are small."""
+
+
+POWER_ITERATIONS = 20
+"""Power iterations after which spectral normalisation knows the norm of new weights."""
 
 
 def _orthogonal(layer: nn.Module) -> None:
@@ -28,6 +34,22 @@ def _orthogonal(layer: nn.Module) -> None:
                 nn.init.zeros_(parameter)
             else:
                 nn.init.orthogonal_(parameter, nn.init.calculate_gain("relu"))
+        if parametrize.is_parametrized(layer):
+            with torch.no_grad():
+                for _ in range(POWER_ITERATIONS):
+                    # Each access in training mode is an iteration.
+                    _ = layer.weight
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Computes with one thread: last bits of a decomposition depend on them, and learners start with equal weights."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 class Network(nn.Module):
@@ -68,9 +90,10 @@ class QNetwork(Network):
         self.streams = nn.Linear(torso.features, 2 * hidden)
         self.value = nn.Linear(hidden, outputs)
         self.advantage = nn.Linear(hidden, actions * outputs)
-        self.apply(_orthogonal)
-        for output in (self.value, self.advantage):
-            nn.init.orthogonal_(output.weight, OUTPUT_GAIN)
+        with _one_thread():
+            self.apply(_orthogonal)
+            for output in (self.value, self.advantage):
+                nn.init.orthogonal_(output.weight, OUTPUT_GAIN)
 
     def forward(self, observation: Tensor) -> Tensor:
         """Computes outputs [B, actions], or [B, actions, outputs], of observations of the memory."""
