@@ -40,7 +40,7 @@ def signs(recent: Mapping[str, float], config: Config) -> dict[str, str]:
     if unusual("equal_frames", above=0.2):
         found["equal_frames"] = (
             f"{percent('equal_frames')} of the steps show no motion in {config.stack} frames: does the game wait for a "
-            "key? A wrapper can press it (--environment-wrappers)"
+            f"key? A wrapper can press it (--environment-wrappers{', of ALE/<Game>-v5' if config.is_atari else ''})"
         )
     if config.publish == "newest" and unusual("policy_agreement", below=0.5):
         found["policy_agreement"] = (
