@@ -93,7 +93,11 @@ def test_a_diagnosis_of_images(monkeypatch: pytest.MonkeyPatch) -> None:
         observation = batch.observation.clone()
         # A quarter of the states of each batch shows no motion.
         observation[:2] = observation[:2, :1]
-        tensors = {**batch.as_dict(), "observation": observation, "weights": torch.tensor([1.0] * 4 + [0.0] * 4)}
+        # They are sampled three times as often as stored.
+        probabilities = torch.tensor([3e-3] * 2 + [1e-3] * 6, dtype=torch.float64)
+        weights = torch.tensor([1.0] * 4 + [0.0] * 4)
+        observed = {"observation": observation, "weights": weights, "probabilities": probabilities}
+        tensors = {**batch.as_dict(), **observed}
         batch = type(batch)(8, tensors)
         found.append(seen.add(batch, learner.update(batch)))
         twin.update(batch)
@@ -105,7 +109,8 @@ def test_a_diagnosis_of_images(monkeypatch: pytest.MonkeyPatch) -> None:
     assert second.policy_churn is not None
     assert 0 <= second.policy_churn <= 1
     assert 0 <= first.policy_agreement <= 1
-    assert (first.equal_frames, first.effective_sample_size) == (0.25, 0.5)
+    assert first.equal_frames == pytest.approx(0.1)
+    assert first.effective_sample_size == 0.5
     assert first.dead_units.keys() == {"1", "2", "3", "4"}
     assert first.feature_spread is not None
     assert list(first.priority_percentiles) == ["0", "10", "25", "50", "75", "90", "99", "100"]
@@ -229,6 +234,14 @@ def test_a_healthy_run_says_nothing_and_has_its_diagnoses(
     tags = set(events.Tags()["scalars"])
     assert {"diagnostics/policy_churn", "diagnostics/adam_epsilon_share", "dead_units/1"} <= tags
     assert {"priority_percentiles/50", "diagnostics/effective_sample_size"} <= tags
+    histogram = events.Histograms("priorities/new")[-1].histogram_value
+    percentiles = diagnosed[-1]["priority_percentiles"]
+    assert (histogram.min, histogram.max, histogram.bucket_limit) == (
+        percentiles["0"],
+        percentiles["100"],
+        list(percentiles.values()),
+    )
+    assert histogram.bucket == [0, 10, 15, 25, 25, 15, 9, 1]
     assert "Dead units of each ReLU" in write_report([run]).path.read_text()
 
 

@@ -55,6 +55,7 @@ class _Seen:
     """Tensors of the batches before the next diagnosis."""
 
     observations: deque[Tensor]
+    probabilities: deque[Tensor]
     weights: deque[Tensor]
     updates: deque[Update]
 
@@ -72,7 +73,7 @@ class Diagnostics:
         self._learner = learner
         batches = -(-STATES // learner.config.batch_size)
         self._batches = min(batches, PERIOD)
-        self._seen = _Seen(*(deque(maxlen=self._batches) for _ in range(3)))
+        self._seen = _Seen(*(deque(maxlen=self._batches) for _ in range(4)))
         self._before: tuple[Tensor, Tensor] | None = None
 
     def add(self, batch: TorchBatch, update: Update) -> Diagnosis | None:
@@ -82,6 +83,7 @@ class Diagnostics:
             return None
         # The batch's memory is used again.
         self._seen.observations.append(batch.observation.clone())
+        self._seen.probabilities.append(batch.probabilities.clone())
         self._seen.weights.append(batch.weights.clone())
         self._seen.updates.append(update)
         if until != 0:
@@ -101,6 +103,7 @@ class Diagnostics:
     def _diagnose(self) -> Diagnosis:
         learner, seen = self._learner, self._seen
         states = torch.cat(list(seen.observations))[:STATES].clone()
+        probabilities = torch.cat(list(seen.probabilities))[:STATES].double()
         weights = [batch.double() for batch in seen.weights]
         priorities = np.concatenate([update.priorities() for update in seen.updates])
         with Watch() as watch:
@@ -114,7 +117,7 @@ class Diagnostics:
             earlier_states, earlier = self._before
             churn = _share(learner.q(acting_network, earlier_states).argmax(1) != earlier)
         self._before = states, acting
-        for queue in (seen.observations, seen.weights, seen.updates):
+        for queue in vars(seen).values():
             queue.clear()
         return Diagnosis(
             policy_churn=churn,
@@ -122,7 +125,7 @@ class Diagnostics:
             dead_units=watch.dead_units,
             feature_spread=min(watch.spreads, default=None),
             adam_epsilon_share=adam_epsilon_share(learner.optimizer),
-            equal_frames=_equal_frames(states) if learner.spec.stack > 1 else None,
+            equal_frames=_equal_frames(states, probabilities) if learner.spec.stack > 1 else None,
             effective_sample_size=float(np.mean([float(w.sum() ** 2 / (len(w) * (w**2).sum())) for w in weights])),
             priority_percentiles=dict(
                 zip(map(str, QUANTILES), np.percentile(priorities, QUANTILES).tolist(), strict=True)
@@ -176,9 +179,15 @@ def adam_epsilon_share(optimizer: torch.optim.Optimizer) -> float:
     return below / total if total else 0.0
 
 
-def _equal_frames(states: Tensor) -> float:
-    """Share of the stacks [B, stack, ...] of which all frames are equal."""
-    return _share((states == states[:, :1]).flatten(1).all(1))
+def _equal_frames(states: Tensor, probabilities: Tensor) -> float:
+    """Share of the stored stacks of which all frames are equal, by sampled ones [B, stack, ...].
+
+    Args:
+        states: Sampled stacks.
+        probabilities: Probability of each sample, by whose inverse it counts.
+    """
+    equal = (states == states[:, :1]).flatten(1).all(1)
+    return float((equal / probabilities).sum() / probabilities.reciprocal().sum())
 
 
 def _share(true: Tensor) -> float:

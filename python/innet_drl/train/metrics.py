@@ -129,7 +129,7 @@ class Metrics:
     adam_epsilon_share: float | None = None
     """Share of the weights whose root of Adam's second moment is below Adam's epsilon."""
     equal_frames: float | None = None
-    """Share of the stacked observations of which all frames are equal."""
+    """Share of the stored stacked observations of which all frames are equal."""
     effective_sample_size: float | None = None
     """(sum w)^2 / (B sum w^2) of the weights of a batch, mean over batches: 1 if all are equal."""
     priority_percentiles: dict[str, float] = field(default_factory=dict)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import itertools
 import json
 import os
 import socket
@@ -15,7 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary
 from tensorboard.compat.proto.tensor_pb2 import TensorProto
 from tensorboard.compat.proto.types_pb2 import DT_STRING
 from tensorboard.plugins.custom_scalar import layout_pb2
@@ -159,7 +160,16 @@ class MetricsFiles:
 
 def _event(metrics: Metrics) -> Event:
     values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars(metrics).items()]
+    if metrics.priority_percentiles:
+        values.append(Summary.Value(tag="priorities/new", histo=_histogram(metrics.priority_percentiles)))
     return Event(wall_time=time.time(), step=metrics.agent_steps, summary=Summary(value=values))
+
+
+def _histogram(percentiles: Mapping[str, float]) -> HistogramProto:
+    """The histogram, in percent, whose bins end at these percentiles."""
+    ends, limits = [float(end) for end in percentiles], list(percentiles.values())
+    shares = [end - begin for begin, end in itertools.pairwise([0.0, *ends])]
+    return HistogramProto(min=limits[0], max=limits[-1], num=100.0, bucket_limit=limits, bucket=shares)
 
 
 def _hyperparameters(settings: Mapping[str, Any]) -> Event:

@@ -17,7 +17,7 @@ WARM_UP = 2_000
 """Updates before which metrics say nothing: all actions are worth the same to a fresh network."""
 RECENT = 5
 """Values of a metric whose mean counts; fewer say nothing."""
-RECENT_EPISODES = 30
+RECENT_EPISODES = 15
 """The same of `q_predicted` and `return_discounted`, of which a line has few episodes."""
 
 
