@@ -16,6 +16,10 @@ import pytest
 import innet_drl as innet
 from calls import Lines
 
+# PyTorch's threads spin while they wait for each other, and where other processes have the cores each small operation
+# takes milliseconds. Read when PyTorch is imported, here and in the processes of the tests.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 # Imported before the first test: on a busy machine this alone takes longer than a test may.
 with suppress(ImportError):
     import torch  # noqa: F401
