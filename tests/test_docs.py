@@ -184,14 +184,14 @@ def test_arrays_of_a_batch_are_on_the_page_of_losses(tmp_path: Path) -> None:
     assert set(re.findall(r"`(\w+)`", paragraph)) == seen
 
 
-def test_the_readme_lists_every_page() -> None:
-    linked = set(re.findall(r"\]\(docs/([\w/.-]+\.md)", (DOCUMENTS.parent / "README.md").read_text()))
-    pages = {str(page.relative_to(DOCUMENTS)) for page in DOCUMENTS.rglob("*.md")}
+def test_the_contents_list_every_page() -> None:
+    linked = set(re.findall(r"\]\(([\w/.-]+\.md)", (DOCUMENTS / "contents.md").read_text()))
+    pages = {str(page.relative_to(DOCUMENTS)) for page in DOCUMENTS.rglob("*.md")} - {"contents.md"}
     assert pages - linked == {page for page in pages - linked if page.startswith("reports/")}
 
 
-def test_every_example_is_in_the_index() -> None:
-    named = set(re.findall(r"`(\w+\.(?:ipynb|py|toml))`", (DOCUMENTS.parent / "README.md").read_text()))
+def test_the_contents_list_every_example() -> None:
+    named = set(re.findall(r"`(\w+\.(?:ipynb|py|toml))`", (DOCUMENTS / "contents.md").read_text()))
     assert {path.name for path in (DOCUMENTS.parent / "examples").iterdir() if path.is_file()} <= named
 
 
