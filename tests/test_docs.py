@@ -71,6 +71,16 @@ def test_tests_of_the_page_on_correctness_exist() -> None:
                 assert re.search(rf"(def test_|fn ){name}\(", text), f"{file} {name}"
 
 
+def test_invariants_are_explained_where_they_are_kept() -> None:
+    page = DOCUMENTS / "explanation" / "invariants.md"
+    rows = re.findall(r"(?m)^\| [^|]+ \| \[`[^`]+`\]\(([^)]+)\) \| ([^|]+) \|$", page.read_text())
+    assert len(rows) == page.read_text().count("\n| ") - 2
+    for module, shown in rows:
+        assert "\n//! # Invariant\n" in (page.parent / module).read_text(), module
+        for name in re.findall(r"`([\w/.]+)`", shown):
+            assert [*DOCUMENTS.parent.glob(f"{name}*"), *DOCUMENTS.parent.glob(f"crates/**/{name}*")], name
+
+
 def test_every_statistic_is_explained(tmp_path: Path) -> None:
     text = (DOCUMENTS / "reference" / "statistics.md").read_text()
     chapter = text.split("## A memory\n")[1].split("\n## Gradient sums")[0]

@@ -1,4 +1,9 @@
 //! One job: its members, its threshold, and its segments.
+//!
+//! # Invariant
+//!
+//! Contributions to a gradient sum count once or not at all, and none over a reset. A late segment fails the job
+//! and names missing workers.
 
 mod contribution;
 mod control;

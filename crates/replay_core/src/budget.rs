@@ -1,6 +1,12 @@
 //! The byte limit of a memory: bytes are reserved before they are allocated, so the process stays within the limit
 //! whatever clients ask for. Tables and parameters share one [`Budget`]; a server's receive buffers have their
 //! own, so that a full memory can still receive the push that makes it evict.
+//!
+//! # Invariant
+//!
+//! The limit covers live chunks, evicted chunks that are still pinned, indexes at capacity, and received frames
+//! with their decoded requests (except short frames that find no room, and decoded requests of the longest).
+//! Lengths are checked before allocation.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

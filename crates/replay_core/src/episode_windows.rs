@@ -4,6 +4,11 @@
 //! A window opens at its anchor. It completes with the row `reach` steps after the anchor, or earlier at the end of the
 //! episode (or life): at once where the episode terminates, with the final row where it is truncated. It never extends
 //! back beyond the first row of the anchor's observation stack.
+//!
+//! # Invariant
+//!
+//! Windows never cross a gap in a stream, the first row of an observation stack (backwards), or the end of an
+//! episode or life (forwards).
 
 use std::collections::VecDeque;
 

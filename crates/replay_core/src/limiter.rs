@@ -14,6 +14,10 @@
 //! pass whatever the counts say (`needed` in [`Limiter::admit_insert`]); `samples_per_insert` is at most
 //! `max_times_sampled`, and a sample of more than a full table can give is an error. So a table never
 //! blocks both sides for good.
+//!
+//! # Invariant
+//!
+//! Pushes and samples at the same time see each other's counts, and none counts over a reset.
 
 use crate::cause::Cause;
 use crate::error::{Error, Result};

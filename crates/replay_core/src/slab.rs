@@ -13,6 +13,11 @@
 //!
 //! A pin is one compare-and-exchange of that word: with a check before a separate count, the value could be
 //! dropped in between. `insert`, `pin`, `unpin` and `retire` are lock-free.
+//!
+//! # Invariant
+//!
+//! A chunk is pinned by compare-and-exchange on one word of generation, liveness and references. Releasing the last
+//! reference frees it. A batch holds slices of payloads, no pins.
 
 use std::mem::MaybeUninit;
 use std::ops::Deref;

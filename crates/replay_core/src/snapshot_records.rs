@@ -20,6 +20,12 @@
 //!
 //! Kinds 7 to 9 are in the snapshots of servers alone. Integers are little endian. A checksum covers the whole file up to it, so a record that is damaged, missing or
 //! out of place is found at the record.
+//!
+//! # Invariant
+//!
+//! Snapshots are complete and undamaged, or refused: each record's checksum covers everything before it. They hold
+//! each table between two pushes, without steps evicted during the write. A server's also hold ids and the writers'
+//! sequence numbers, so a push applies once across a restart.
 
 pub mod content;
 

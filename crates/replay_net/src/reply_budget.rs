@@ -3,6 +3,11 @@
 //! Each role has a [`ReplyBudget`] of its own, so actors cannot take what learners and operators need. A full budget stops
 //! further large replies of its role. While one waits for room, readers of the role that do not take their replies are
 //! dropped, one at a time.
+//!
+//! # Invariant
+//!
+//! Unread replies have a budget for each role; a connection has at most a quarter of it (or one reply). A shared
+//! buffer counts once. Readers that stall while others wait for room are closed.
 
 mod reader;
 

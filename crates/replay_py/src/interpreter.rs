@@ -10,6 +10,10 @@
 //!   Blocked calls end first, as by Ctrl-C. As before, a daemon thread does not outlive its interpreter.
 //!
 //! The thread that runs the handler is exempt: it is the one that finalizes.
+//!
+//! # Invariant
+//!
+//! CPython unwinds no call when it finalizes.
 
 #![expect(
     clippy::disallowed_methods,

@@ -1,6 +1,11 @@
 //! Challenge and response: both ends prove that they know the token, which is never sent. A proof covers the nonces of both ends,
 //! so it cannot be replayed, and the TLS session, so it cannot be relayed into another one. The formula is in
 //! `schema/innet.capnp`.
+//!
+//! # Invariant
+//!
+//! Proofs hold for one token, one side, the nonces of both ends and one TLS session. The token that a client's
+//! proof fits is its role, which is checked before every request.
 
 use std::fmt;
 

@@ -1,5 +1,10 @@
 //! The word of a leaf: priority and generation together, so that one compare-and-exchange changes a priority
 //! only while the item it was meant for is there.
+//!
+//! # Invariant
+//!
+//! A leaf changes by one compare-and-exchange on priority and generation together, so an update of an evicted item
+//! fails.
 
 /// A leaf's word: 39 bits of priority in units, then 25 bits of generation.
 ///

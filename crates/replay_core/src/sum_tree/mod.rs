@@ -29,6 +29,11 @@
 //! the slot sees that metadata, or a later owner's: metadata are atomics, stored after a `Release` fence, and a reader
 //! calls [`SumTree::is_live`] with the sampled generation after it has loaded them. True means that everything it loaded
 //! belongs to the sampled item. [`crate::table::items`] follows this.
+//!
+//! # Invariant
+//!
+//! At rest every node is exactly the sum of its children. No thread waits for another; an empty leaf is never
+//! returned.
 
 mod batch;
 mod leaf;

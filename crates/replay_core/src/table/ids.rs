@@ -1,4 +1,9 @@
 //! Ids of items: within their table, and outside it, where an id names one item of one table of one memory.
+//!
+//! # Invariant
+//!
+//! Ids are the table's number, slot and lifetime. An id names nothing after its item's end, nor in other tables,
+//! memories and servers; a restored item keeps its id.
 
 use std::sync::atomic::AtomicU32;
 

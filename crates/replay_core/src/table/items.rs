@@ -3,6 +3,11 @@
 //! The metadata of a slot are atomic words. The owner of the dead slot writes them before the leaf goes live. A
 //! reader samples a leaf (slot and generation), loads the words, pins the chunks, and then asks the tree whether that
 //! generation is still live ([`Items::confirm`]): if so, every word belonged to the sampled item. No lock is taken.
+//!
+//! # Invariant
+//!
+//! A reader of a leaf sees that item's metadata, or that it is gone: metadata are written while the slot is dead,
+//! and the leaf is loaded again after reading them.
 
 use std::sync::OnceLock;
 

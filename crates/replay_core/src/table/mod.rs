@@ -16,6 +16,10 @@
 //! | `save`, `restore` | to and from the records of a snapshot |
 //! | `waiting` | the order of calls that wait |
 //! | `stats` | counters |
+//!
+//! # Invariant
+//!
+//! A panic with the insert lock fails the table: its calls raise an error, other tables continue.
 
 pub mod ids;
 pub mod items;

@@ -3,6 +3,13 @@
 //!
 //! The writer's own lock is held throughout; the table's insert lock only while chunks and items are put in place.
 //! Evicted chunks are dropped after that lock is released, and new ones are built before it is taken.
+//!
+//! # Invariant
+//!
+//! Pinning, sampling and updating are lock-free; only `lifo` and the heaps lock their order of items, and an update
+//! that raises the largest priority locks it. Insert and evict share one short lock for each table, never held over
+//! allocation, free or I/O. Slots return through an `ArrayQueue`, in which a thread may wait for one that is
+//! stalled between two instructions.
 
 use std::sync::atomic::Ordering;
 

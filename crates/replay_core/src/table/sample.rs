@@ -1,5 +1,10 @@
 //! Sampling. A random sample takes no lock: it loads leaf and metadata, pins the chunks, and then confirms that the item
 //! is still live.
+//!
+//! # Invariant
+//!
+//! A sample counts, and ends an item at `max_times_sampled`, once its batch is delivered; undelivered, it is taken
+//! back.
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -1,5 +1,9 @@
 //! The choice of items: one type behind the definition's [`Sampler`], with the order of items that some samplers keep.
 //! A new sampler is a variant of [`Sampler`]: every match here is exhaustive, so the compiler lists the missing arms.
+//!
+//! # Invariant
+//!
+//! Priorities on the wire are before alpha; the table applies it, once.
 
 use std::sync::Mutex;
 

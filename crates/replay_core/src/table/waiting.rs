@@ -1,5 +1,10 @@
 //! The order of calls that wait: a table has a line for its pushes and one for its samples, each writer a line for its pushes
 //! that wait for newer parameters, and only the first call of a line is tried. So a call is passed by no later one, however fast that is, and a change wakes two calls, not all.
+//!
+//! # Invariant
+//!
+//! Waiting pushes and samples are served in order. A push without items skips the line. A push that waits for newer
+//! parameters (`max_version_lag`) is in its writer's own line.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering, fence};

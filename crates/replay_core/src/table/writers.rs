@@ -1,5 +1,10 @@
 //! The writers of a table: sequence numbers that make a push apply once, epochs that fence an older connection off,
 //! and the steps of each stream. `expiry` limits their streams.
+//!
+//! # Invariant
+//!
+//! Pushes apply as a whole or not at all, and once: the server keeps the last sequence number of each writer. A new
+//! connection of a writer fences the older one; a forgotten writer is refused.
 
 mod expiry;
 

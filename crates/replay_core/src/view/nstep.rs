@@ -14,6 +14,11 @@
 //! terminated one may have any shift: its next observation is not used. A truncated window of k < n steps would need a
 //! shift of k, so a batch with one has a shift of `stack`, without overlap. There is no overlap either where n >= stack;
 //! rows between the two are then not unpacked.
+//!
+//! # Invariant
+//!
+//! Discounts are gamma^k, and 0 only where the episode or life terminated; a truncated episode bootstraps from its
+//! final row.
 
 use std::sync::Arc;
 

@@ -1,5 +1,9 @@
 //! A namespace: the names of one run on a server that several share. At the server every name of a table, writer, parameter or
 //! gradient job begins with the namespace and a slash; inside, calls, results and errors have the short names.
+//!
+//! # Invariant
+//!
+//! A client sends and shows only names with its prefix.
 
 use std::fmt;
 use std::str::FromStr;

@@ -1,5 +1,9 @@
 //! The tables that a connection's writers and iterators began with: another one of the same name, made after that was dropped, is
 //! not theirs.
+//!
+//! # Invariant
+//!
+//! Iterators, writers and waiting calls end with their table, also if another gets its name.
 
 use crate::service::Service;
 use replay_core::table::Turn;

@@ -1,4 +1,8 @@
 //! Receive memory for connections with an open writer, by table: pushes that wait for one table leave memory for another's.
+//!
+//! # Invariant
+//!
+//! Waiting pushes use no receive memory of other requests, and no more than the share of their table.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -21,6 +21,11 @@
 //!   do the limiters count what they admit before the rest is: with few writers, no limiter may ever admit the whole.
 //! - **Writers** keep to one server.
 //! - **A server that is away** is left out by each client that misses it, and taken up again when it answers.
+//!
+//! # Invariant
+//!
+//! A batch has items of each server in proportion to its sum of priorities, with the probabilities by which they
+//! were sampled. It begins once the rate limiters together admit it, or one blocks writers.
 
 mod connect;
 mod group;

@@ -1,5 +1,10 @@
 //! Calls to the reactor from other threads. The reactor reads its queue of submissions in every turn and wakes the
 //! submitting thread when the work is done. The reactor itself needs no wake-up: it polls.
+//!
+//! # Invariant
+//!
+//! F-Stack is called only on the reactor's thread. Work from another thread has ended before its call returns. No
+//! panic unwinds into C.
 
 use std::cell::Cell;
 use std::future::Future;
