@@ -7,7 +7,7 @@ use crate::replay::SampleCredit;
 
 use super::Table;
 use super::items::Claim;
-use super::sampler::ItemSampler;
+use super::samplers::ItemSampler;
 
 /// The samples of a batch on its way to its reader. Undelivered, they go back to the rate limiter and to their items.
 pub struct Credit {

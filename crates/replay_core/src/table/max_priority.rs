@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::schema::TableConfig;
 use crate::sync::lock;
 
-use super::heap::{Heap, RankBy};
 use super::ids::ItemId;
 use super::items::Items;
+use super::samplers::heap::{Heap, RankBy};
 
 /// The largest priority ever held, or in a table with `live_max_priority` the largest of the live items.
 pub struct MaxPriority {

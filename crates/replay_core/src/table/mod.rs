@@ -3,8 +3,7 @@
 //! | file | subject |
 //! | --- | --- |
 //! | [`items`], [`ids`] | metadata and liveness of items, without a lock; their ids |
-//! | `sampler` | the choice of items: prioritized, uniform, fifo, lifo, heaps |
-//! | [`order`], `heap` | items by insertion, for the FIFO sampler; by rank, for LIFO and the heaps |
+//! | `samplers` | the choice of items: prioritized, uniform, fifo, lifo, heaps |
 //! | [`stored`] | chunks, and the bytes that count for them |
 //! | `writers`, `streams` | sequence numbers, fencing; the steps of each stream |
 //! | `activity` | whether a writer is idle |
@@ -19,20 +18,18 @@
 
 pub mod ids;
 pub mod items;
-pub mod order;
 pub(crate) mod restore;
 pub mod stored;
 
 mod activity;
 mod credit;
 mod evict;
-mod heap;
 mod max_priority;
 mod prepare;
 mod push;
 mod residents;
 mod sample;
-mod sampler;
+mod samplers;
 pub(crate) mod save;
 mod stats;
 mod streams;
@@ -59,6 +56,7 @@ use crate::schema::TableConfig;
 use crate::slab::Slab;
 
 pub use activity::Activity;
+pub use samplers::order;
 pub use waiting::Turn;
 pub use writers::Writers;
 
@@ -66,7 +64,7 @@ use ids::{IdSpace, ItemId};
 use items::Items;
 use max_priority::MaxPriority;
 use residents::Residents;
-use sampler::ItemSampler;
+use samplers::ItemSampler;
 use stats::TableCounters;
 use stored::{Chunks, Held};
 

@@ -19,7 +19,7 @@ use crate::sum_tree::{self, SampledLeaf, Strata};
 use super::credit::Credit;
 use super::ids::ItemId;
 use super::items::{Claim, ItemRows, Metadata};
-use super::sampler::{EQUAL_MASS, ItemSampler, Queue, Taken};
+use super::samplers::{EQUAL_MASS, ItemSampler, Queue, Taken};
 use super::stored::StoredChunk;
 use super::{Attempt, Table, Turn};
 

@@ -1,6 +1,9 @@
 //! The choice of items: one type behind the definition's [`Sampler`], with the order of items that some samplers keep.
 //! A new sampler is a variant of [`Sampler`]: every match here is exhaustive, so the compiler lists the missing arms.
 
+pub mod heap;
+pub mod order;
+
 use std::sync::Mutex;
 
 use crate::error::Result;
@@ -9,10 +12,10 @@ use crate::schema::{Sampler, TableConfig};
 use crate::sum_tree::{SumTree, Update};
 use crate::sync::lock;
 
-use super::heap::{Heap, RankBy};
 use super::ids::ItemId;
 use super::items::Items;
-use super::order::InsertionOrder;
+use heap::{Heap, RankBy};
+use order::InsertionOrder;
 
 /// Mass of an item, in units, under a sampler that ignores priorities.
 pub const EQUAL_MASS: u64 = 1;

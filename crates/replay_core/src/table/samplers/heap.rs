@@ -3,8 +3,7 @@
 use std::sync::Mutex;
 
 use crate::sync::lock;
-
-use super::ids::ItemId;
+use crate::table::ids::ItemId;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RankBy {
