@@ -29,7 +29,7 @@ mod prepare;
 mod push;
 mod residents;
 mod sample;
-mod samplers;
+pub(crate) mod samplers;
 pub(crate) mod save;
 mod stats;
 mod streams;
@@ -64,7 +64,7 @@ use ids::{IdSpace, ItemId};
 use items::Items;
 use max_priority::MaxPriority;
 use residents::Residents;
-use samplers::ItemSampler;
+use samplers::TableSampler;
 use stats::TableCounters;
 use stored::{Chunks, Held};
 
@@ -92,7 +92,7 @@ pub struct Table {
     /// Copy of `Residents::first` for readers without the lock; may lag.
     first_arrival: AtomicU64,
     writers: Writers,
-    sampler: ItemSampler,
+    sampler: TableSampler,
     limiter: Arc<Limiter>,
     /// Largest sample that was refused for lack of samples left; 0 again after one succeeds.
     samples_wanted: AtomicU32,
@@ -118,7 +118,7 @@ impl Table {
         // Each stored step adds the offset of its blobs and the id of its item.
         let stored = config.capacity * (size_of::<RowBlobs>() + size_of::<ItemId>()) as u64;
         let chunks = Chunks::bytes(capacity + Self::PINNED_CHUNKS) + Residents::bytes_of(capacity);
-        let samplers = ItemSampler::bytes(config) + MaxPriority::bytes(config);
+        let samplers = TableSampler::bytes(config) + MaxPriority::bytes(config);
         Items::bytes(capacity) + samplers + chunks + stored
     }
 
@@ -146,7 +146,7 @@ impl Table {
             residents: Mutex::new(Residents::new(capacity as usize)),
             first_arrival: AtomicU64::new(0),
             writers: Writers::new(&config.name),
-            sampler: ItemSampler::new(&config),
+            sampler: TableSampler::new(&config),
             limiter: Arc::new(Limiter::new(&config)),
             samples_wanted: AtomicU32::new(0),
             held: Held::new(reservation),

@@ -19,7 +19,7 @@ use crate::sum_tree::{self, SampledLeaf, Strata};
 use super::credit::Credit;
 use super::ids::ItemId;
 use super::items::{Claim, ItemRows, Metadata};
-use super::samplers::{EQUAL_MASS, ItemSampler, Queue, Taken};
+use super::samplers::{EQUAL_MASS, Order, Taken};
 use super::stored::StoredChunk;
 use super::{Attempt, Table, Turn};
 
@@ -89,9 +89,9 @@ impl Table {
     /// samples than asked for are allowed by the rate limiter or by `max_times_sampled`, and by earlier samples that wait. With `last_try` (the
     /// caller's deadline has come) and `request.allow_short` it samples as many as are allowed, at least one.
     ///
-    /// Prioritized and uniform batches are stratified: the total mass is cut into `count` equal ranges and one item
-    /// is sampled from each (Schaul et al., 2016, appendix B.2.1). The other samplers take the first item of their order
-    /// with probability 1, as often as `max_times_sampled` allows, then the next one.
+    /// Random batches are stratified: the total of the sampler is cut into `count` equal ranges and one item is sampled from
+    /// each (Schaul et al., 2016, appendix B.2.1). The other samplers take the first item of their order with probability 1, as
+    /// often as `max_times_sampled` allows, then the next one.
     ///
     /// A part of a batch ([`SampleRequest::part`]) without items and without samples for the rate limiter only reads the table's
     /// state, and never waits.
@@ -131,7 +131,7 @@ impl Table {
                 request.count
             }
             Some(part) => {
-                if let ItemSampler::InOrder(_) = self.sampler {
+                if self.sampler.order().is_some() {
                     return Err(Error::Config(format!(
                         "table {:?} is sampled in an order of its items, which several servers do not share: make it with \
                          sampler \"prioritized\" or \"uniform\", or connect to one server",
@@ -209,16 +209,16 @@ impl Table {
                 return Ok(Attempt::Blocked(WaitReason::at(&self.config, cause)));
             }
         }
-        let (live_items, min_probability, total) = match &self.sampler {
-            ItemSampler::InOrder(queue) => {
-                batch.take_in_order(queue)?;
+        let (live_items, min_probability, total) = match self.sampler.order() {
+            Some(order) => {
+                batch.take_in_order(order)?;
                 (live, request.min_probability.then_some(1.0), live)
             }
-            ItemSampler::Random { .. } => {
+            None => {
                 let live_items = self.items.tree.live_with_mass();
                 let total = match batch.wanted {
-                    0 => self.items.tree.total(),
-                    _ => batch.take_by_mass()?,
+                    0 => self.sampler.total(&self.items),
+                    _ => batch.take_at_random()?,
                 };
                 let least = self.min_probability(request, total).map(|least| {
                     let sampled = batch.items.iter().map(|item| item.probability);
@@ -249,7 +249,8 @@ impl Table {
     /// The smallest probability of an item, if it is asked for and there is one.
     fn min_probability(&self, request: &SampleRequest, total: u64) -> Option<f64> {
         let asked = request.min_probability && total > 0;
-        asked.then(|| self.items.tree.min_positive().unwrap_or(total) as f64 / total as f64)
+        let fewest = || self.sampler.fewest_units(&self.items).unwrap_or(total);
+        asked.then(|| fewest() as f64 / total as f64)
     }
 
     /// The state for a part of a batch that found the mass `total`.
@@ -267,7 +268,7 @@ impl Table {
 
     /// The reply to a part of a batch without items.
     fn empty_part(&self, request: &SampleRequest) -> Sampled {
-        let total = self.items.tree.total();
+        let total = self.sampler.total(&self.items);
         Sampled {
             items: Vec::new(),
             live_items: self.items.tree.live_with_mass(),
@@ -310,9 +311,9 @@ impl<'a> Sampling<'a> {
         }
     }
 
-    /// Samples in proportion to mass until the batch is full, and returns the total mass at the first sample. The batch
+    /// Samples at random until the batch is full, and returns the total of the sampler at the first sample. The batch
     /// stays short when the table loses its mass, or its items go faster than it samples.
-    fn take_by_mass(&mut self) -> Result<u64> {
+    fn take_at_random(&mut self) -> Result<u64> {
         let table = self.table;
         let number = table.samples.fetch_add(1, Ordering::Relaxed);
         let mut strata = Strata::new(table.seed, number);
@@ -321,7 +322,7 @@ impl<'a> Sampling<'a> {
         let mut first_total = 0;
         for _ in 0..ROUNDS {
             strata.fill(self.reserved, &mut targets);
-            let total = table.items.tree.sample_batch(&targets, &mut sampled);
+            let total = (table.sampler).choose(&table.items, &targets, &mut sampled);
             if first_total == 0 {
                 first_total = total;
             }
@@ -370,15 +371,18 @@ impl<'a> Sampling<'a> {
             }
         }
         for candidate in candidates {
-            self.take(candidate)?;
+            let id = candidate.id;
+            if self.take(candidate)? == Taken::Last {
+                self.table.sampler.remove(id);
+            }
         }
         Ok(())
     }
 
-    /// Samples the first items of a queue, each until it has no sample left.
-    fn take_in_order(&mut self, queue: &Queue) -> Result<()> {
+    /// Samples the first items of an order, each until it has no sample left.
+    fn take_in_order(&mut self, order: &dyn Order) -> Result<()> {
         let Table { items, chunks, .. } = &**self.table;
-        queue.offer(items, self.reserved, |id| {
+        order.offer(items, self.reserved, &mut |id| {
             let metadata = items.metadata(id.slot);
             self.take(Candidate {
                 id,

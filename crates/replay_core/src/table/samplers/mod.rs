@@ -1,44 +1,38 @@
-//! The choice of items: one type behind the definition's [`Sampler`], with the order of items that some samplers keep.
-//! A new sampler is a variant of [`Sampler`]: every match here is exhaustive, so the compiler lists the missing arms.
+//! The choice of items: [`ItemSampler`] is what a table asks of its sampler, and every sampler is a file of its own. A new one
+//! is a file here, a variant of [`Sampler`], and its line in [`Kind::of`].
+//!
+//! | file | subject |
+//! | --- | --- |
+//! | `prioritized`, `uniform` | at random, by the masses of the sum tree |
+//! | `fifo`, `lifo`, `max_heap`, `min_heap` | the first item of an order |
+//! | `order`, `heap` | items by insertion, for FIFO; by rank, for LIFO and the heaps |
 
+mod fifo;
 pub mod heap;
+mod lifo;
+pub mod max_heap;
+mod min_heap;
 pub mod order;
+mod prioritized;
+mod uniform;
 
-use std::sync::Mutex;
+use std::ops::Deref;
 
 use crate::error::Result;
-use crate::power;
 use crate::schema::{Sampler, TableConfig};
-use crate::sum_tree::{SumTree, Update};
-use crate::sync::lock;
+use crate::sum_tree::SampledLeaf;
 
 use super::ids::ItemId;
 use super::items::Items;
-use heap::{Heap, RankBy};
-use order::InsertionOrder;
+use fifo::Fifo;
+use lifo::Lifo;
+use max_heap::MaxHeap;
+use min_heap::MinHeap;
+use prioritized::Prioritized;
+use uniform::Uniform;
 
-/// Mass of an item, in units, under a sampler that ignores priorities.
+/// Mass of an item, in units, under a sampler that keeps no masses in the sum tree.
 pub const EQUAL_MASS: u64 = 1;
-
-/// The sampler of one table. Items of every sampler have mass in the sum tree; an item without mass is never sampled.
-pub enum ItemSampler {
-    /// Draws at random, in proportion to mass.
-    Random {
-        /// Mass is the priority to this power; 0 gives every item the same.
-        exponent: f64,
-    },
-    /// Samples the first item of a queue until it has reached `max_times_sampled`, then the next one.
-    InOrder(Queue),
-}
-
-/// Items in the order in which they are sampled.
-pub enum Queue {
-    /// By insertion, the oldest first. Samples take no lock.
-    Fifo(InsertionOrder),
-    /// By rank. Samples and insertions take its lock for one item at a time, updates for a few, a snapshot for one copy of
-    /// all ranks; so long an insertion, which holds the insert lock, may wait.
-    Heap(Mutex<Heap>),
-}
 
 /// Outcome of offering an item to a sample.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,225 +45,222 @@ pub enum Taken {
     Refused,
 }
 
-impl ItemSampler {
-    /// The sampler of a valid table definition, without items.
-    pub fn new(config: &TableConfig) -> Self {
-        let capacity = config.capacity as u32;
-        let heap =
-            |rank_by| ItemSampler::InOrder(Queue::Heap(Mutex::new(Heap::new(rank_by, capacity))));
-        match config.sampler {
-            Sampler::Prioritized => ItemSampler::Random {
-                exponent: config.priority_exponent,
-            },
-            Sampler::Uniform => ItemSampler::Random { exponent: 0.0 },
-            Sampler::Fifo => ItemSampler::InOrder(Queue::Fifo(InsertionOrder::new(capacity))),
-            Sampler::Lifo => heap(RankBy::Newest),
-            Sampler::MaxHeap => heap(RankBy::Highest),
-            Sampler::MinHeap => heap(RankBy::Lowest),
-        }
+/// What a table asks of its sampler. Items of every sampler have mass in the sum tree; an item without mass is never sampled.
+///
+/// The defaults are those of a sampler that keeps nothing, and chooses by equal masses. Priorities have been checked: they are
+/// finite and not negative.
+pub trait ItemSampler: Send + Sync {
+    /// The sampler of a table of this valid definition, without items.
+    fn make(config: &TableConfig) -> TableSampler
+    where
+        Self: Sized;
+
+    /// Checks what it needs of a definition. The error says what is wrong and what would be right.
+    fn check(_: &TableConfig) -> std::result::Result<(), String>
+    where
+        Self: Sized,
+    {
+        Ok(())
     }
 
-    /// Bytes that it allocates.
-    pub fn bytes(config: &TableConfig) -> u64 {
-        match config.sampler {
-            Sampler::Prioritized | Sampler::Uniform => 0,
-            Sampler::Fifo => InsertionOrder::bytes(config.capacity as u32),
-            Sampler::Lifo | Sampler::MaxHeap | Sampler::MinHeap => {
-                Heap::bytes(config.capacity as u32)
-            }
-        }
+    /// Bytes that it allocates for a table of this valid definition.
+    fn bytes(_: &TableConfig) -> u64
+    where
+        Self: Sized,
+    {
+        0
     }
 
-    /// The power that makes masses of priorities; `None` where every mass is [`EQUAL_MASS`].
-    fn exponent(&self) -> Option<f64> {
-        match self {
-            ItemSampler::Random { exponent } => Some(*exponent).filter(|&exponent| exponent != 0.0),
-            ItemSampler::InOrder(_) => None,
-        }
-    }
+    /// Makes of priorities what [`Self::units`] takes.
+    fn raise(&self, _priorities: &mut [f64]) {}
 
-    /// The sum of the priorities, after the exponent, of items whose masses add up to `units`: 1 for each item where the
-    /// exponent is 0. `None` for an order of items, whose masses mean nothing.
-    pub fn total_priority(&self, items: &Items, units: u64) -> Option<f64> {
-        match self {
-            ItemSampler::Random { .. } if self.exponent().is_some() => {
-                Some(items.tree.from_units(units))
-            }
-            ItemSampler::Random { .. } => Some((units / EQUAL_MASS) as f64),
-            ItemSampler::InOrder(_) => None,
-        }
-    }
-
-    /// The masses, in units, of items with these checked priorities, which it overwrites.
-    pub fn units(&self, items: &Items, priorities: &mut [f64]) -> impl Iterator<Item = u64> {
-        let exponent = self.exponent();
-        if let Some(exponent) = exponent {
-            power::raise(priorities, exponent);
-        }
-        priorities.iter().map(move |&mass| match exponent {
-            Some(_) => items.tree.units_of(mass),
-            None => EQUAL_MASS,
-        })
+    /// The mass, in units, of an item whose priority was [raised](Self::raise).
+    fn units(&self, _items: &Items, _raised: f64) -> u64 {
+        EQUAL_MASS
     }
 
     /// Whether `count` items can be inserted. Only under the insert lock.
-    pub fn has_room(&self, items: &Items, count: usize) -> bool {
-        match self {
-            ItemSampler::Random { .. } | ItemSampler::InOrder(Queue::Heap(_)) => true,
-            ItemSampler::InOrder(Queue::Fifo(order)) => {
-                order.has_room(count, |id| items.confirm(id))
-            }
-        }
+    fn has_room(&self, _items: &Items, _count: usize) -> bool {
+        true
     }
 
-    /// Adds an item that was just inserted, after [`Self::has_room`]. Only under the insert lock.
-    pub fn insert(&self, id: ItemId, priority: f64) {
-        match self {
-            ItemSampler::Random { .. } => {}
-            ItemSampler::InOrder(Queue::Fifo(order)) => order.append(id),
-            ItemSampler::InOrder(Queue::Heap(heap)) => lock(heap).insert(id, priority),
-        }
+    /// Adds an item that was just inserted, after [`Self::has_room`]; another one may have had its slot. Only under the insert
+    /// lock.
+    fn insert(&self, _id: ItemId, _priority: f64) {}
+
+    /// Sets the priorities of items that were live a moment ago, and returns how many are.
+    fn update(&self, _items: &Items, ids: &[ItemId], _priorities: Vec<f64>) -> usize {
+        ids.len()
     }
 
-    /// Sets the checked priorities of items that were live a moment ago, and returns how many are.
-    pub fn update(&self, items: &Items, ids: &[ItemId], mut priorities: Vec<f64>) -> usize {
-        if self.exponent().is_none() {
-            if let ItemSampler::InOrder(queue) = self {
-                queue.update(ids, &priorities);
-            }
-            return ids.len();
-        }
-        let mut updates = Vec::with_capacity(ids.len());
-        for (id, units) in ids.iter().zip(self.units(items, &mut priorities)) {
-            updates.push(Update {
-                slot: id.slot,
-                generation: id.generation,
-                units,
-            });
-        }
-        items.tree.set_batch(&updates)
+    /// Hears that an item has died or that its last sample was taken. Its slot may have a new item already.
+    fn remove(&self, _id: ItemId) {}
+
+    /// Hears that the last sample of an item was taken back. The item may have died.
+    fn put_back(&self, _items: &Items, _id: ItemId) {}
+
+    /// The order whose first item it samples; `None` when it chooses at random.
+    fn order(&self) -> Option<&dyn Order> {
+        None
+    }
+
+    /// Chooses an item at random for each of the ascending `targets` in [0, 1), into `chosen` (cleared first), and returns the
+    /// total of which each has its units: its probability is their quotient. As [`SumTree::sample_batch`].
+    ///
+    /// [`SumTree::sample_batch`]: crate::sum_tree::SumTree::sample_batch
+    fn choose(&self, items: &Items, targets: &[f64], chosen: &mut Vec<SampledLeaf>) -> u64 {
+        items.tree.sample_batch(targets, chosen)
+    }
+
+    /// The total that [`Self::choose`] would return.
+    fn total(&self, items: &Items) -> u64 {
+        items.tree.total()
+    }
+
+    /// The fewest units of an item that [`Self::choose`] can choose; `None` without one.
+    fn fewest_units(&self, items: &Items) -> Option<u64> {
+        items.tree.min_positive()
+    }
+
+    /// The sum of the priorities, after the exponent, of items with `units` in all: 1 for each item where masses are equal.
+    /// `None` for an order of items, whose masses mean nothing.
+    fn total_priority(&self, _items: &Items, units: u64) -> Option<f64> {
+        (self.order().is_none()).then_some((units / EQUAL_MASS) as f64)
     }
 
     /// The live items, in the order in which another table has to insert them to sample as this one does: as they were
     /// inserted where that counts, else by slot, since samples find equal masses in equal order.
-    pub fn ids<'a>(&'a self, items: &'a Items) -> Box<dyn Iterator<Item = ItemId> + 'a> {
-        match self {
-            ItemSampler::Random { .. } => {
-                let slots = 0..items.capacity() as u32;
-                Box::new(slots.filter_map(|slot| items.live_in(slot)))
-            }
-            ItemSampler::InOrder(Queue::Fifo(order)) => {
-                let mut from = 0;
-                Box::new(std::iter::from_fn(move || {
-                    let (position, id) = order.first_live(from, |id| items.confirm(id))?;
-                    from = position + 1;
-                    Some(id)
-                }))
-            }
-            ItemSampler::InOrder(Queue::Heap(heap)) => {
-                // Sorted without the lock, for which samples and pushes may wait.
-                let mut changes = lock(heap).changes();
-                changes.sort_unstable_by_key(|&(change, _)| change);
-                let ids = changes.into_iter().map(|(_, id)| id);
-                Box::new(ids.filter(|&id| items.confirm(id)))
-            }
-        }
+    fn ids<'a>(&'a self, items: &'a Items) -> Box<dyn Iterator<Item = ItemId> + 'a> {
+        let slots = 0..items.capacity() as u32;
+        Box::new(slots.filter_map(|slot| items.live_in(slot)))
     }
 
-    /// The number by which a snapshot keeps an item's priority: its mass, or in a heap the bits of the priority. `None`
-    /// when the item is gone.
-    pub fn saved_units(&self, items: &Items, id: ItemId) -> Option<u64> {
-        match self {
-            ItemSampler::Random { .. } | ItemSampler::InOrder(Queue::Fifo(_)) => {
-                items.tree.units(id.slot, id.generation)
-            }
-            ItemSampler::InOrder(Queue::Heap(heap)) => lock(heap).priority(id).map(f64::to_bits),
-        }
+    /// The number by which a snapshot keeps an item's priority: here its mass. `None` when the item is gone.
+    fn saved_units(&self, items: &Items, id: ItemId) -> Option<u64> {
+        items.tree.units(id.slot, id.generation)
     }
 
     /// The largest number that [`Self::saved_units`] returns.
-    pub fn most_saved_units(&self) -> u64 {
-        match self {
-            ItemSampler::Random { .. } if self.exponent().is_some() => SumTree::<16>::MAX_UNITS,
-            ItemSampler::Random { .. } | ItemSampler::InOrder(Queue::Fifo(_)) => EQUAL_MASS,
-            ItemSampler::InOrder(Queue::Heap(_)) => f64::MAX.to_bits(),
-        }
+    fn most_saved_units(&self) -> u64 {
+        EQUAL_MASS
     }
 
-    /// The priority of an item of a snapshot, up to the rounding of its mass; 1 where masses are equal and priorities are
-    /// not kept.
-    pub fn saved_priority(&self, items: &Items, saved: u64) -> f64 {
-        match (self, self.exponent()) {
-            (ItemSampler::InOrder(Queue::Heap(_)), _) => f64::from_bits(saved),
-            (_, Some(exponent)) => items.tree.from_units(saved).powf(exponent.recip()),
-            (_, None) => 1.0,
-        }
+    /// The priority of an item of a snapshot, up to the rounding of its mass; 1 where priorities are not kept.
+    fn saved_priority(&self, _items: &Items, _saved: u64) -> f64 {
+        1.0
     }
 
     /// Adds an item of a snapshot that was just inserted without mass. Only under the insert lock.
-    pub fn insert_saved(&self, items: &Items, id: ItemId, saved: u64) {
-        let units = match self.exponent() {
-            Some(_) => saved,
-            // A batch under way may have held its mass when it was saved.
-            None => EQUAL_MASS,
-        };
-        items.tree.set(id.slot, id.generation, units);
-        // Only a heap looks at it.
-        self.insert(id, f64::from_bits(saved));
+    fn insert_saved(&self, items: &Items, id: ItemId, saved: u64) {
+        // Not `saved`: a batch under way may have held its mass when it was saved.
+        items.tree.set(id.slot, id.generation, EQUAL_MASS);
+        self.insert(id, self.saved_priority(items, saved));
     }
 }
 
-impl Queue {
+/// The order of a sampler that samples the first item until it has reached `max_times_sampled`, then the next one. Its
+/// probability is 1.
+pub trait Order {
     /// Offers items from the first on to `take`, until it has sampled `count` times or has refused the last one.
     ///
     /// # Errors
     /// The first one of `take`.
-    pub fn offer(
+    fn offer(
         &self,
         items: &Items,
-        mut count: u32,
-        mut take: impl FnMut(ItemId) -> Result<Taken>,
-    ) -> Result<()> {
-        match self {
-            Queue::Fifo(order) => {
-                let mut from = 0;
-                while count > 0
-                    && let Some((position, id)) = order.first_live(from, |id| items.confirm(id))
-                {
-                    let taken = take(id)?;
-                    count -= u32::from(taken != Taken::Refused);
-                    from = position + u64::from(taken != Taken::Again);
-                }
-            }
-            Queue::Heap(heap) => {
-                while count > 0 {
-                    let mut heap = lock(heap);
-                    let Some(id) = heap.first() else { break };
-                    let taken = take(id)?;
-                    count -= u32::from(taken != Taken::Refused);
-                    if taken != Taken::Again {
-                        heap.pop();
-                    }
-                }
-            }
-        }
-        Ok(())
-    }
+        count: u32,
+        take: &mut dyn FnMut(ItemId) -> Result<Taken>,
+    ) -> Result<()>;
+}
 
-    /// Returns an item to the order after its last sample was taken back.
-    pub fn put_back(&self, id: ItemId) {
-        match self {
-            // A live item keeps its position.
-            Queue::Fifo(_) => {}
-            Queue::Heap(heap) => lock(heap).put_back(id),
+/// What a [`Sampler`] stands for.
+struct Kind {
+    make: fn(&TableConfig) -> TableSampler,
+    check: fn(&TableConfig) -> std::result::Result<(), String>,
+    bytes: fn(&TableConfig) -> u64,
+}
+
+impl Kind {
+    fn of(sampler: Sampler) -> Self {
+        match sampler {
+            Sampler::Prioritized => Self::new::<Prioritized>(),
+            Sampler::Uniform => Self::new::<Uniform>(),
+            Sampler::Fifo => Self::new::<Fifo>(),
+            Sampler::Lifo => Self::new::<Lifo>(),
+            Sampler::MaxHeap => Self::new::<MaxHeap>(),
+            Sampler::MinHeap => Self::new::<MinHeap>(),
         }
     }
 
-    /// Sets the priorities of items that were live a moment ago.
-    fn update(&self, ids: &[ItemId], priorities: &[f64]) {
-        match self {
-            Queue::Fifo(_) => {}
-            Queue::Heap(heap) => Heap::update_all(heap, ids, priorities),
+    fn new<S: ItemSampler>() -> Self {
+        Kind {
+            make: S::make,
+            check: S::check,
+            bytes: S::bytes,
         }
     }
+}
+
+/// The sampler of one table.
+pub enum TableSampler {
+    /// Apart, so that its pushes, samples and updates make no virtual call.
+    Prioritized(Prioritized),
+    Other(Box<dyn ItemSampler>),
+}
+
+impl TableSampler {
+    /// As [`ItemSampler::make`].
+    pub fn new(config: &TableConfig) -> Self {
+        (Kind::of(config.sampler).make)(config)
+    }
+
+    /// As [`ItemSampler::check`].
+    pub fn check(config: &TableConfig) -> std::result::Result<(), String> {
+        (Kind::of(config.sampler).check)(config)
+    }
+
+    /// As [`ItemSampler::bytes`].
+    pub fn bytes(config: &TableConfig) -> u64 {
+        (Kind::of(config.sampler).bytes)(config)
+    }
+}
+
+/// The methods that are called now and then.
+impl Deref for TableSampler {
+    type Target = dyn ItemSampler;
+
+    fn deref(&self) -> &Self::Target {
+        match self {
+            TableSampler::Prioritized(sampler) => sampler,
+            TableSampler::Other(sampler) => &**sampler,
+        }
+    }
+}
+
+/// The methods that every push, sample or update calls.
+macro_rules! direct {
+    ($(fn $name:ident(&self $(, $argument:ident: $type:ty)*) $(-> $result:ty)?;)+) => {
+        impl TableSampler {$(
+            #[inline]
+            pub fn $name(&self $(, $argument: $type)*) $(-> $result)? {
+                match self {
+                    TableSampler::Prioritized(sampler) => sampler.$name($($argument),*),
+                    TableSampler::Other(sampler) => sampler.$name($($argument),*),
+                }
+            }
+        )+}
+    };
+}
+
+direct! {
+    fn raise(&self, priorities: &mut [f64]);
+    fn units(&self, items: &Items, raised: f64) -> u64;
+    fn has_room(&self, items: &Items, count: usize) -> bool;
+    fn insert(&self, id: ItemId, priority: f64);
+    fn update(&self, items: &Items, ids: &[ItemId], priorities: Vec<f64>) -> usize;
+    fn remove(&self, id: ItemId);
+    fn put_back(&self, items: &Items, id: ItemId);
+    fn order(&self) -> Option<&dyn Order>;
+    fn choose(&self, items: &Items, targets: &[f64], chosen: &mut Vec<SampledLeaf>) -> u64;
+    fn total_priority(&self, items: &Items, units: u64) -> Option<f64>;
 }
