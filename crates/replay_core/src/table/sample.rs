@@ -216,11 +216,13 @@ impl Table {
             }
             None => {
                 let live_items = self.items.tree.live_with_mass();
+                // Before any item is sampled for the last time, which may change the probabilities of the others.
+                let fewest = self.fewest_units(request);
                 let total = match batch.wanted {
                     0 => self.sampler.total(&self.items),
                     _ => batch.take_at_random()?,
                 };
-                let least = self.min_probability(request, total).map(|least| {
+                let least = min_probability(request, fewest, total).map(|least| {
                     let sampled = batch.items.iter().map(|item| item.probability);
                     // An item may have been updated since it was sampled.
                     sampled.fold(least, f64::min)
@@ -246,11 +248,10 @@ impl Table {
         Ok(Attempt::Ready(sampled))
     }
 
-    /// The smallest probability of an item, if it is asked for and there is one.
-    fn min_probability(&self, request: &SampleRequest, total: u64) -> Option<f64> {
-        let asked = request.min_probability && total > 0;
-        let fewest = || self.sampler.fewest_units(&self.items).unwrap_or(total);
-        asked.then(|| fewest() as f64 / total as f64)
+    /// The fewest units of an item, if the smallest probability is asked for.
+    fn fewest_units(&self, request: &SampleRequest) -> Option<u64> {
+        let asked = request.min_probability;
+        asked.then(|| self.sampler.fewest_units(&self.items))?
     }
 
     /// The state for a part of a batch that found the mass `total`.
@@ -272,7 +273,7 @@ impl Table {
         Sampled {
             items: Vec::new(),
             live_items: self.items.tree.live_with_mass(),
-            min_probability: self.min_probability(request, total),
+            min_probability: min_probability(request, self.fewest_units(request), total),
             shard: Some(self.shard_state(total)),
             rows: Bytes::new(),
             blobs: Vec::new(),
@@ -287,6 +288,12 @@ impl Table {
         // The mass first: batches that settle meanwhile may take the last items with them.
         Ok(self.items.without_mass(1) && self.items.live() > 0)
     }
+}
+
+/// The smallest probability of an item, if it is asked for and there is one.
+fn min_probability(request: &SampleRequest, fewest: Option<u64>, total: u64) -> Option<f64> {
+    let asked = request.min_probability && total > 0;
+    asked.then(|| fewest.unwrap_or(total) as f64 / total as f64)
 }
 
 impl<'a> Sampling<'a> {
