@@ -180,6 +180,8 @@ pub enum Sampler {
     MaxHeap,
     /// The one with the lowest priority first.
     MinHeap,
+    /// With a probability in proportion to 1 / rank^exponent, where the highest priority has rank 1 (Schaul et al., 2016).
+    RankBased,
 }
 
 /// The name that files and Python have for it.

@@ -3,13 +3,13 @@
 //! | file | subject |
 //! | --- | --- |
 //! | [`items`], [`ids`] | metadata and liveness of items, without a lock; their ids |
-//! | `samplers` | the choice of items: prioritized, uniform, fifo, lifo, heaps |
+//! | `samplers` | the choice of items: prioritized, uniform, by rank, fifo, lifo, heaps |
 //! | [`stored`] | chunks, and the bytes that count for them |
 //! | `writers`, `streams` | sequence numbers, fencing; the steps of each stream |
 //! | `activity` | whether a writer is idle |
 //! | `residents` | live chunks in the order of arrival |
 //! | `push`, `prepare`, `evict` | pushes: checked, and inserted under one short lock |
-//! | `sample`, `credit` | sampling: no lock, but for the samplers that keep a heap |
+//! | `sample`, `credit` | sampling: no lock, but for samplers by rank |
 //! | `update` | priorities, corrupt items |
 //! | `max_priority` | the largest priority, for items without one |
 //! | `save`, `restore` | to and from the records of a snapshot |
@@ -77,7 +77,7 @@ pub enum Attempt<T> {
     Blocked(WaitReason),
 }
 
-/// A named replay memory. Samples, updates and pins take no lock, except that heap samplers lock their order, and an update
+/// A named replay memory. Samples, updates and pins take no lock, except that samplers by rank lock their order, and an update
 /// the largest priority that it raises; pushes share one short lock. All are lock-free too, but for a sample that ends an item
 /// (`max_times_sampled`): the queue that it returns the slot to lets another thread finish first.
 pub struct Table {

@@ -4,6 +4,7 @@
 //! | file | subject |
 //! | --- | --- |
 //! | `prioritized`, `uniform` | at random, by the masses of the sum tree |
+//! | `rank_based` | at random, by the rank of the priority |
 //! | `fifo`, `lifo`, `max_heap`, `min_heap` | the first item of an order |
 //! | `order`, `heap` | items by insertion, for FIFO; by rank, for LIFO and the heaps |
 
@@ -14,6 +15,7 @@ pub mod max_heap;
 mod min_heap;
 pub mod order;
 mod prioritized;
+mod rank_based;
 mod uniform;
 
 use std::ops::Deref;
@@ -29,6 +31,7 @@ use lifo::Lifo;
 use max_heap::MaxHeap;
 use min_heap::MinHeap;
 use prioritized::Prioritized;
+use rank_based::RankBased;
 use uniform::Uniform;
 
 /// Mass of an item, in units, under a sampler that keeps no masses in the sum tree.
@@ -189,6 +192,7 @@ impl Kind {
             Sampler::Lifo => Self::new::<Lifo>(),
             Sampler::MaxHeap => Self::new::<MaxHeap>(),
             Sampler::MinHeap => Self::new::<MinHeap>(),
+            Sampler::RankBased => Self::new::<RankBased>(),
         }
     }
 
