@@ -16,7 +16,7 @@ def table(
     name: str = "t",
     *,
     capacity: int = 1000,
-    sampler: Literal["prioritized", "uniform", "fifo", "lifo", "max_heap", "min_heap"] = "prioritized",
+    sampler: Literal["prioritized", "uniform", "fifo", "lifo", "max_heap", "min_heap", "rank_based"] = "prioritized",
     **options: Any,
 ) -> innet.Table:
     """The table that `step` fits."""

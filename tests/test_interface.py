@@ -294,6 +294,58 @@ def test_the_newest_the_highest_or_the_lowest_comes_first(
     assert replay.stats()["tables"]["t"]["items"] == 0
 
 
+def test_ranks_of_priorities_decide_probabilities_and_weights(make_replay: MakeReplay) -> None:
+    view = innet.NStep(stack=4, n=1, observation="frame")
+    replay = make_replay([table(sampler="rank_based", priority_exponent=0.7, capacity=12)])
+    assert replay.table("t").sampler == "rank_based"
+    priorities = {t: float(t * 7 % 10) ** 3 for t in range(10)}
+
+    def check() -> innet.Batch:
+        """Ranks are those of `priorities`, by step; the lowest of them is 0."""
+        ranked = sorted(priorities, key=lambda t: -priorities[t])
+        shares = np.arange(1, len(ranked) + 1) ** -0.7
+        shares /= shares.sum()
+        counts = np.zeros(len(ranked))
+        for normalize in ("batch", "memory"):
+            for _ in range(20):
+                batch = replay.sample("t", 100, view, beta=0.5, normalize=normalize, timeout=5)
+                ranks = np.array([ranked.index(t) for t in batch.action])
+                counts += np.bincount(ranks, minlength=len(ranked))
+                np.testing.assert_allclose(batch.probabilities, shares[ranks], rtol=1e-9)
+                np.testing.assert_allclose(batch.weights, (shares[-1] / shares[ranks]) ** 0.5, rtol=1e-5)
+        # A batch has one item of each of 100 equal parts: it is off by less than one for each end of a rank's part.
+        assert (np.abs(counts - 4_000 * shares) <= 80).all()
+        return batch
+
+    with replay.writer("t", 1, view, chunk_steps=2) as writer:
+        for t, priority in priorities.items():
+            writer.append(**step(t, priority=np.array([priority])))
+        writer.flush()
+        batch = check()
+        new = {int(t): float(t + 50) for t in batch.action[::2]}
+        priorities |= new
+        ids = {int(t): batch.ids[batch.action == t][0] for t in new}
+        replay.update_priorities("t", np.array(list(ids.values())), np.array(list(new.values())))
+        check()
+        # The oldest ones give way.
+        for t in range(10, 20):
+            priorities[t] = 40.0 + t * 3 % 11 + t / 100
+            writer.append(**step(t, priority=np.array([priorities[t]])))
+    live = replay.sample("t", 1_000, view, timeout=5).action
+    priorities = {t: priority for t, priority in priorities.items() if t in live}
+    assert len(priorities) == replay.stats()["tables"]["t"]["items"] < 12
+    check()
+
+
+def test_each_item_is_sampled_once_by_rank(make_replay: MakeReplay) -> None:
+    replay = make_replay([table(sampler="rank_based", max_times_sampled=1)])
+    fill(replay, 30)
+    batches = [replay.sample("t", 10, VIEW, timeout=5).action for _ in range(3)]
+    assert sorted(np.concatenate(batches)) == list(range(30))
+    with pytest.raises(errors.DeadlineError):
+        replay.sample("t", 1, VIEW, timeout=0)
+
+
 def test_a_sample_waits_for_a_writer(make_replay: MakeReplay) -> None:
     replay = make_replay([table(min_size=20)])
     batches: list[innet.Batch] = []

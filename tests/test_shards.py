@@ -151,6 +151,29 @@ def test_frequencies_and_weights_are_those_of_one_memory(connect: Connect) -> No
         assert newest.tolist() == [action - starts[action] for action in batch.action.tolist()]
 
 
+def test_several_servers_rank_their_own_items(connect: Connect) -> None:
+    ranked = table(capacity=3000, sampler="rank_based", priority_exponent=0.7)
+    shards = connect(ranked)
+    mass: dict[int, float] = {}
+    for name, actions in PARTS.items():
+        write(shards, name, actions)
+        # A memory of the items of this writer alone, which are those of its server.
+        with innet.Memory(ranked) as own:
+            write(own, name, actions)
+            total = own.stats()["tables"]["t"]["total_priority"]
+            mass |= {action: each * total for action, each in probabilities(own).items()}
+    expected = expect(1.0, mass)
+    counts: Counter[int] = Counter()
+    for _ in range(300):
+        batch = shards.sample("t", 64, VIEW, beta=1.0)
+        actions = batch.action.tolist()
+        counts.update(actions)
+        np.testing.assert_allclose(batch.probabilities, [expected[action] for action in actions], rtol=1e-6)
+        weights = batch.probabilities.min() / batch.probabilities
+        np.testing.assert_allclose(batch.weights, weights, rtol=1e-5)
+    assert p_value(counts, expect(300 * 64, mass)) > FALSE_ALARM
+
+
 @pytest.mark.parametrize("prefetched", [False, True])
 def test_frequencies_hold_while_one_server_fills(connect: Connect, prefetched: bool) -> None:
     shards = connect(table(capacity=3000))

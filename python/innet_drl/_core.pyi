@@ -109,10 +109,13 @@ class Table:
         capacity_bytes: Stored bytes, with 512 for each chunk, beyond which the oldest steps are evicted. 0 is enough
             for `capacity` uncompressed steps, each in a chunk of its own.
         sampler: `"prioritized"` samples in proportion to priority^priority_exponent (Schaul et al., 2016),
-            `"uniform"` all items with equal probability. The others always sample the first item of an order, until
-            it has been sampled `max_times_sampled` times: `"fifo"` the oldest (needs `max_times_sampled`), `"lifo"`
-            the newest, `"max_heap"` and `"min_heap"` the highest and lowest priority, and among equal priorities the
-            least recently inserted or updated item. `"lifo"` and the heaps take a lock for each item.
+            `"uniform"` all items with equal probability, `"rank_based"` in proportion to 1 / rank^priority_exponent
+            (same paper): rank 1 has the highest priority, and items of priority 0 are sampled, too. The others always
+            sample the first item of an order, until it has been sampled `max_times_sampled` times: `"fifo"` the oldest
+            (needs `max_times_sampled`), `"lifo"` the newest, `"max_heap"` and `"min_heap"` the highest and lowest
+            priority. Among equal priorities the least recently inserted or updated item is first. `"lifo"` and the
+            heaps take a lock for each item, `"rank_based"` for each batch, and has 48 bytes more for each step of
+            `capacity`.
         priority_exponent: Alpha, 0 to 4. It is applied once, where the priorities are stored.
         priority_unit_log2: Base-2 logarithm of the smallest difference of two stored priorities, after the
             exponent; -30 to 0.
@@ -142,7 +145,9 @@ class Table:
         capacity: int,
         *,
         capacity_bytes: int = 0,
-        sampler: Literal["prioritized", "uniform", "fifo", "lifo", "max_heap", "min_heap"] = "prioritized",
+        sampler: Literal[
+            "prioritized", "uniform", "fifo", "lifo", "max_heap", "min_heap", "rank_based"
+        ] = "prioritized",
         priority_exponent: float = 0.6,
         priority_unit_log2: int = -19,
         live_max_priority: bool = False,
@@ -196,7 +201,7 @@ class Table:
     def capacity_bytes(self) -> int:
         """Bytes held before the oldest are evicted; 0 derives it from `capacity`."""
     @property
-    def sampler(self) -> Literal["prioritized", "uniform", "fifo", "lifo", "max_heap", "min_heap"]:
+    def sampler(self) -> Literal["prioritized", "uniform", "fifo", "lifo", "max_heap", "min_heap", "rank_based"]:
         """How items are chosen."""
     @property
     def priority_exponent(self) -> float:

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 pub use crate::codec::Codec;
 use crate::error::{Error, Result};
+use crate::table::samplers::TableSampler;
 use crate::view_spec::ViewSpec;
 use crate::words::{Number, truth, tuple};
 
@@ -161,9 +162,8 @@ impl Column {
     }
 }
 
-/// How items are chosen. `Fifo` and the samplers after it sample one item again and again, until it has been sampled
-/// `max_times_sampled` times or, without that, until another one ranks first; its probability is 1. Among equal
-/// priorities the item that was inserted or updated the longest ago is first; the exponent does not count.
+/// How items are chosen; the files of `table/samplers` say more. The samplers of an order sample one item again and again, until it
+/// has been sampled `max_times_sampled` times or, without that, until another one ranks first; its probability is 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Sampler {
@@ -180,6 +180,8 @@ pub enum Sampler {
     MaxHeap,
     /// The one with the lowest priority first.
     MinHeap,
+    /// With a probability in proportion to 1 / rank^exponent, where the highest priority has rank 1 (Schaul et al., 2016).
+    RankBased,
 }
 
 /// The name that files and Python have for it.
@@ -401,11 +403,7 @@ impl TableConfig {
             ));
         }
         Self::check_priorities(self.priority_exponent, self.priority_unit_log2).or_else(refuse)?;
-        if self.sampler == Sampler::Fifo && self.max_times_sampled == 0 {
-            return refuse(
-                "the fifo sampler needs max_times_sampled of at least 1: else every sample is the oldest item".into(),
-            );
-        }
+        TableSampler::check(self).or_else(refuse)?;
         if self.min_size == 0 || self.min_size > self.capacity {
             return refuse(format!(
                 "min_size is 1 to the capacity, got {}",

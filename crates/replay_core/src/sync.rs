@@ -1,6 +1,6 @@
 //! Atomics, cells and a queue from `std` and crossbeam. With the cargo feature `loom` they are loom's, which runs a model under
 //! every interleaving and every value that weak memory allows. Used by the modelled modules `sum_tree`, `slab`,
-//! `limiter`, `table::items` and `table::order`; the rest of the crate compiles with the feature but is not run under it.
+//! `limiter`, `table::items` and `table::samplers::order`; the rest of the crate compiles with the feature but is not run under it.
 //! Random bytes are here, too.
 
 use crate::error::{Error, Result};

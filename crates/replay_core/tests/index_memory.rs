@@ -88,7 +88,12 @@ fn push(step: u64) -> Push {
 #[test]
 fn a_full_table_takes_no_more_than_was_set_aside_for_it() {
     const STEPS: u64 = 1 << 14;
-    for sampler in [Sampler::Prioritized, Sampler::Fifo, Sampler::MaxHeap] {
+    for sampler in [
+        Sampler::Prioritized,
+        Sampler::Fifo,
+        Sampler::MaxHeap,
+        Sampler::RankBased,
+    ] {
         let config = TableConfig {
             sampler,
             max_times_sampled: 1,

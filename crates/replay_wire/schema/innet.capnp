@@ -215,6 +215,8 @@ enum Sampler {
   lifo @3;
   maxHeap @4;
   minHeap @5;
+  rankBased @6;
+  # added later: an older peer answers a table with this sampler with the error `protocol`
 }
 
 struct Column {

@@ -108,7 +108,7 @@ macro_rules! same_variants {
 
 same_variants!(Dtype: Bool Uint8 Int8 Uint16 Int16 Uint32 Int32 Uint64 Int64 Float16 Float32 Float64);
 same_variants!(Codec: None Lz4 Zstd);
-same_variants!(Sampler: Prioritized Uniform Fifo Lifo MaxHeap MinHeap);
+same_variants!(Sampler: Prioritized Uniform Fifo Lifo MaxHeap MinHeap RankBased);
 same_variants!(Arithmetic: Float Fixed);
 same_variants!(ErrorCode:
     Internal Priority NoMass UnknownTable TableDiffers Table Schema TooLarge Deadline View Fenced Expired

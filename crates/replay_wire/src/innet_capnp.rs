@@ -3705,6 +3705,7 @@ pub enum Sampler {
     Lifo = 3,
     MaxHeap = 4,
     MinHeap = 5,
+    RankBased = 6,
 }
 
 impl ::capnp::introspect::Introspect for Sampler {
@@ -3723,6 +3724,7 @@ impl ::core::convert::TryFrom<u16> for Sampler {
             3 => ::core::result::Result::Ok(Self::Lifo),
             4 => ::core::result::Result::Ok(Self::MaxHeap),
             5 => ::core::result::Result::Ok(Self::MinHeap),
+            6 => ::core::result::Result::Ok(Self::RankBased),
             n => ::core::result::Result::Err(::capnp::NotInSchema(n)),
         }
     }
@@ -3735,7 +3737,7 @@ impl ::capnp::traits::HasTypeId for Sampler {
     const TYPE_ID: u64 = 0x86ff_dc00_5ef0_c5b5u64;
 }
 mod sampler {
-pub(crate) static ENCODED_NODE: [::capnp::Word; 42] = [
+pub(crate) static ENCODED_NODE: [::capnp::Word; 47] = [
     ::capnp::word(0, 0, 0, 0, 5, 0, 6, 0),
     ::capnp::word(181, 197, 240, 94, 0, 220, 255, 134),
     ::capnp::word(12, 0, 0, 0, 2, 0, 0, 0),
@@ -3745,31 +3747,34 @@ pub(crate) static ENCODED_NODE: [::capnp::Word; 42] = [
     ::capnp::word(21, 0, 0, 0, 162, 0, 0, 0),
     ::capnp::word(29, 0, 0, 0, 7, 0, 0, 0),
     ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(25, 0, 0, 0, 151, 0, 0, 0),
+    ::capnp::word(25, 0, 0, 0, 175, 0, 0, 0),
     ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
     ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
     ::capnp::word(105, 110, 110, 101, 116, 46, 99, 97),
     ::capnp::word(112, 110, 112, 58, 83, 97, 109, 112),
     ::capnp::word(108, 101, 114, 0, 0, 0, 0, 0),
     ::capnp::word(0, 0, 0, 0, 1, 0, 1, 0),
-    ::capnp::word(24, 0, 0, 0, 1, 0, 2, 0),
+    ::capnp::word(28, 0, 0, 0, 1, 0, 2, 0),
     ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(65, 0, 0, 0, 98, 0, 0, 0),
+    ::capnp::word(77, 0, 0, 0, 98, 0, 0, 0),
     ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
     ::capnp::word(1, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(61, 0, 0, 0, 66, 0, 0, 0),
+    ::capnp::word(73, 0, 0, 0, 66, 0, 0, 0),
     ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
     ::capnp::word(2, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(53, 0, 0, 0, 42, 0, 0, 0),
+    ::capnp::word(65, 0, 0, 0, 42, 0, 0, 0),
     ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
     ::capnp::word(3, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(45, 0, 0, 0, 42, 0, 0, 0),
+    ::capnp::word(57, 0, 0, 0, 42, 0, 0, 0),
     ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
     ::capnp::word(4, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(37, 0, 0, 0, 66, 0, 0, 0),
+    ::capnp::word(49, 0, 0, 0, 66, 0, 0, 0),
     ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
     ::capnp::word(5, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(29, 0, 0, 0, 66, 0, 0, 0),
+    ::capnp::word(41, 0, 0, 0, 66, 0, 0, 0),
+    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
+    ::capnp::word(6, 0, 0, 0, 0, 0, 0, 0),
+    ::capnp::word(33, 0, 0, 0, 82, 0, 0, 0),
     ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
     ::capnp::word(112, 114, 105, 111, 114, 105, 116, 105),
     ::capnp::word(122, 101, 100, 0, 0, 0, 0, 0),
@@ -3778,6 +3783,8 @@ pub(crate) static ENCODED_NODE: [::capnp::Word; 42] = [
     ::capnp::word(108, 105, 102, 111, 0, 0, 0, 0),
     ::capnp::word(109, 97, 120, 72, 101, 97, 112, 0),
     ::capnp::word(109, 105, 110, 72, 101, 97, 112, 0),
+    ::capnp::word(114, 97, 110, 107, 66, 97, 115, 101),
+    ::capnp::word(100, 0, 0, 0, 0, 0, 0, 0),
 ];
 pub(crate) fn get_annotation_types(child_index: Option<u16>, index: u32) -> ::capnp::introspect::Type {
     ::capnp::introspect::panic_invalid_annotation_indices(child_index, index)

@@ -85,7 +85,8 @@ pub struct ItemRecord {
     pub times_sampled: u32,
     /// Steps the table had taken when it was inserted.
     pub born: u64,
-    /// Its mass, after the exponent, in units of 2^priorityUnitLog2; with a heap sampler the bits of its priority.
+    /// Its mass, after the exponent, in units of 2^priorityUnitLog2, or what else its sampler keeps of its priority:
+    /// [`ItemSampler::saved_units`](crate::table::samplers::ItemSampler::saved_units).
     pub units: u64,
 }
 

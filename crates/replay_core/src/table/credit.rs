@@ -7,7 +7,6 @@ use crate::replay::SampleCredit;
 
 use super::Table;
 use super::items::Claim;
-use super::sampler::ItemSampler;
 
 /// The samples of a batch on its way to its reader. Undelivered, they go back to the rate limiter and to their items.
 pub struct Credit {
@@ -56,10 +55,8 @@ impl Table {
     pub(super) fn undo(&self, claims: &[Claim]) {
         for claim in claims {
             self.items.undo(claim);
-            if let ItemSampler::InOrder(queue) = &self.sampler
-                && self.items.is_last(claim)
-            {
-                queue.put_back(claim.id);
+            if self.items.is_last(claim) {
+                self.sampler.put_back(&self.items, claim.id);
             }
         }
     }

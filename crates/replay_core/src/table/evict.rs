@@ -8,6 +8,7 @@ use crate::error::Result;
 use crate::limiter::Outcome;
 
 use super::Table;
+use super::ids::ItemId;
 use super::prepare::Prepared;
 use super::residents::{Resident, Residents};
 
@@ -86,7 +87,7 @@ impl Table {
         while removed.len() < EVICTED_AT_ONCE && residents.first < end {
             let Some(oldest) = residents.pop() else { break };
             for &id in &oldest.items {
-                self.items.kill(id);
+                self.kill(id);
             }
             removed.push(oldest);
         }
@@ -99,11 +100,7 @@ impl Table {
 
     /// Ends the items of a chunk that was evicted, and counts them. Under the insert lock.
     fn end_items(&self, chunk: &Resident) {
-        let ended = chunk
-            .items
-            .iter()
-            .filter(|&&id| self.items.kill(id))
-            .count();
+        let ended = chunk.items.iter().filter(|&&id| self.kill(id)).count();
         let counters = &self.counters;
         counters
             .evicted_items
@@ -111,6 +108,15 @@ impl Table {
         counters
             .evicted_steps
             .fetch_add(u64::from(chunk.rows), Ordering::Relaxed);
+    }
+
+    /// Ends an item that may have samples left; true for exactly one caller.
+    pub(super) fn kill(&self, id: ItemId) -> bool {
+        let ended = self.items.kill(id);
+        if ended {
+            self.sampler.remove(id);
+        }
+        ended
     }
 
     /// Drops evicted chunks, now or with their last pin. Without the insert lock.

@@ -6,9 +6,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::schema::TableConfig;
 use crate::sync::lock;
 
-use super::heap::{Heap, RankBy};
 use super::ids::ItemId;
 use super::items::Items;
+use super::samplers::heap::Heap;
+use super::samplers::max_heap::Highest;
 
 /// The largest priority ever held, or in a table with `live_max_priority` the largest of the live items.
 pub struct MaxPriority {
@@ -19,13 +20,13 @@ pub struct MaxPriority {
     /// while an update raises `ever`, so that no update which began before a reset raises it afterwards.
     emptied_at: Mutex<u64>,
     /// Items by priority, with `live_max_priority`.
-    live: Option<Mutex<Heap>>,
+    live: Option<Mutex<Heap<Highest>>>,
 }
 
 impl MaxPriority {
     /// Of an empty table.
     pub fn new(config: &TableConfig) -> Self {
-        let heap = || Mutex::new(Heap::new(RankBy::Highest, config.capacity as u32));
+        let heap = || Mutex::new(Heap::new(config.capacity as u32));
         MaxPriority {
             ever: AtomicU64::new(0),
             emptied_at: Mutex::new(0),
@@ -36,7 +37,7 @@ impl MaxPriority {
     /// Bytes that it allocates.
     pub fn bytes(config: &TableConfig) -> u64 {
         match config.live_max_priority {
-            true => Heap::bytes(config.capacity as u32),
+            true => Heap::<Highest>::bytes(config.capacity as u32),
             false => 0,
         }
     }

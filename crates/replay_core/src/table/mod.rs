@@ -3,14 +3,13 @@
 //! | file | subject |
 //! | --- | --- |
 //! | [`items`], [`ids`] | metadata and liveness of items, without a lock; their ids |
-//! | `sampler` | the choice of items: prioritized, uniform, fifo, lifo, heaps |
-//! | [`order`], `heap` | items by insertion, for the FIFO sampler; by rank, for LIFO and the heaps |
+//! | `samplers` | the choice of items: prioritized, uniform, by rank, fifo, lifo, heaps |
 //! | [`stored`] | chunks, and the bytes that count for them |
 //! | `writers`, `streams` | sequence numbers, fencing; the steps of each stream |
 //! | `activity` | whether a writer is idle |
 //! | `residents` | live chunks in the order of arrival |
 //! | `push`, `prepare`, `evict` | pushes: checked, and inserted under one short lock |
-//! | `sample`, `credit` | sampling: no lock, but for the samplers that keep a heap |
+//! | `sample`, `credit` | sampling: no lock, but for samplers by rank |
 //! | `update` | priorities, corrupt items |
 //! | `max_priority` | the largest priority, for items without one |
 //! | `save`, `restore` | to and from the records of a snapshot |
@@ -23,20 +22,18 @@
 
 pub mod ids;
 pub mod items;
-pub mod order;
 pub(crate) mod restore;
 pub mod stored;
 
 mod activity;
 mod credit;
 mod evict;
-mod heap;
 mod max_priority;
 mod prepare;
 mod push;
 mod residents;
 mod sample;
-mod sampler;
+pub(crate) mod samplers;
 pub(crate) mod save;
 mod stats;
 mod streams;
@@ -63,6 +60,7 @@ use crate::schema::TableConfig;
 use crate::slab::Slab;
 
 pub use activity::Activity;
+pub use samplers::order;
 pub use waiting::Turn;
 pub use writers::Writers;
 
@@ -70,7 +68,7 @@ use ids::{IdSpace, ItemId};
 use items::Items;
 use max_priority::MaxPriority;
 use residents::Residents;
-use sampler::ItemSampler;
+use samplers::TableSampler;
 use stats::TableCounters;
 use stored::{Chunks, Held};
 
@@ -83,7 +81,7 @@ pub enum Attempt<T> {
     Blocked(WaitReason),
 }
 
-/// A named replay memory. Samples, updates and pins take no lock, except that heap samplers lock their order, and an update
+/// A named replay memory. Samples, updates and pins take no lock, except that samplers by rank lock their order, and an update
 /// the largest priority that it raises; pushes share one short lock. All are lock-free too, but for a sample that ends an item
 /// (`max_times_sampled`): the queue that it returns the slot to lets another thread finish first.
 pub struct Table {
@@ -98,7 +96,7 @@ pub struct Table {
     /// Copy of `Residents::first` for readers without the lock; may lag.
     first_arrival: AtomicU64,
     writers: Writers,
-    sampler: ItemSampler,
+    sampler: TableSampler,
     limiter: Arc<Limiter>,
     /// Largest sample that was refused for lack of samples left; 0 again after one succeeds.
     samples_wanted: AtomicU32,
@@ -124,7 +122,7 @@ impl Table {
         // Each stored step adds the offset of its blobs and the id of its item.
         let stored = config.capacity * (size_of::<RowBlobs>() + size_of::<ItemId>()) as u64;
         let chunks = Chunks::bytes(capacity + Self::PINNED_CHUNKS) + Residents::bytes_of(capacity);
-        let samplers = ItemSampler::bytes(config) + MaxPriority::bytes(config);
+        let samplers = TableSampler::bytes(config) + MaxPriority::bytes(config);
         Items::bytes(capacity) + samplers + chunks + stored
     }
 
@@ -152,7 +150,7 @@ impl Table {
             residents: Mutex::new(Residents::new(capacity as usize)),
             first_arrival: AtomicU64::new(0),
             writers: Writers::new(&config.name),
-            sampler: ItemSampler::new(&config),
+            sampler: TableSampler::new(&config),
             limiter: Arc::new(Limiter::new(&config)),
             samples_wanted: AtomicU32::new(0),
             held: Held::new(reservation),

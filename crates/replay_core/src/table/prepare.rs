@@ -183,11 +183,9 @@ impl Table {
                 units: 0,
             });
         }
-        for (item, units) in items
-            .iter_mut()
-            .zip(self.sampler.units(&self.items, &mut priorities))
-        {
-            item.units = units;
+        self.sampler.raise(&mut priorities);
+        for (item, &raised) in items.iter_mut().zip(&priorities) {
+            item.units = self.sampler.units(&self.items, raised);
         }
         Ok(items)
     }

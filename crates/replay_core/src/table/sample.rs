@@ -24,7 +24,7 @@ use crate::sum_tree::{self, SampledLeaf, Strata};
 use super::credit::Credit;
 use super::ids::ItemId;
 use super::items::{Claim, ItemRows, Metadata};
-use super::sampler::{EQUAL_MASS, ItemSampler, Queue, Taken};
+use super::samplers::{EQUAL_MASS, Order, Taken};
 use super::stored::StoredChunk;
 use super::{Attempt, Table, Turn};
 
@@ -94,9 +94,9 @@ impl Table {
     /// samples than asked for are allowed by the rate limiter or by `max_times_sampled`, and by earlier samples that wait. With `last_try` (the
     /// caller's deadline has come) and `request.allow_short` it samples as many as are allowed, at least one.
     ///
-    /// Prioritized and uniform batches are stratified: the total mass is cut into `count` equal ranges and one item
-    /// is sampled from each (Schaul et al., 2016, appendix B.2.1). The other samplers take the first item of their order
-    /// with probability 1, as often as `max_times_sampled` allows, then the next one.
+    /// Random batches are stratified: the total of the sampler is cut into `count` equal ranges and one item is sampled from
+    /// each (Schaul et al., 2016, appendix B.2.1). The other samplers take the first item of their order with probability 1, as
+    /// often as `max_times_sampled` allows, then the next one.
     ///
     /// A part of a batch ([`SampleRequest::part`]) without items and without samples for the rate limiter only reads the table's
     /// state, and never waits.
@@ -136,7 +136,7 @@ impl Table {
                 request.count
             }
             Some(part) => {
-                if let ItemSampler::InOrder(_) = self.sampler {
+                if self.sampler.order().is_some() {
                     return Err(Error::Config(format!(
                         "table {:?} is sampled in an order of its items, which several servers do not share: make it with \
                          sampler \"prioritized\" or \"uniform\", or connect to one server",
@@ -214,18 +214,20 @@ impl Table {
                 return Ok(Attempt::Blocked(WaitReason::at(&self.config, cause)));
             }
         }
-        let (live_items, min_probability, total) = match &self.sampler {
-            ItemSampler::InOrder(queue) => {
-                batch.take_in_order(queue)?;
+        let (live_items, min_probability, total) = match self.sampler.order() {
+            Some(order) => {
+                batch.take_in_order(order)?;
                 (live, request.min_probability.then_some(1.0), live)
             }
-            ItemSampler::Random { .. } => {
+            None => {
                 let live_items = self.items.tree.live_with_mass();
+                // Before any item is sampled for the last time, which may change the probabilities of the others.
+                let fewest = self.fewest_units(request);
                 let total = match batch.wanted {
-                    0 => self.items.tree.total(),
-                    _ => batch.take_by_mass()?,
+                    0 => self.sampler.total(&self.items),
+                    _ => batch.take_at_random()?,
                 };
-                let least = self.min_probability(request, total).map(|least| {
+                let least = min_probability(request, fewest, total).map(|least| {
                     let sampled = batch.items.iter().map(|item| item.probability);
                     // An item may have been updated since it was sampled.
                     sampled.fold(least, f64::min)
@@ -251,10 +253,10 @@ impl Table {
         Ok(Attempt::Ready(sampled))
     }
 
-    /// The smallest probability of an item, if it is asked for and there is one.
-    fn min_probability(&self, request: &SampleRequest, total: u64) -> Option<f64> {
-        let asked = request.min_probability && total > 0;
-        asked.then(|| self.items.tree.min_positive().unwrap_or(total) as f64 / total as f64)
+    /// The fewest units of an item, if the smallest probability is asked for.
+    fn fewest_units(&self, request: &SampleRequest) -> Option<u64> {
+        let asked = request.min_probability;
+        asked.then(|| self.sampler.fewest_units(&self.items))?
     }
 
     /// The state for a part of a batch that found the mass `total`.
@@ -272,11 +274,11 @@ impl Table {
 
     /// The reply to a part of a batch without items.
     fn empty_part(&self, request: &SampleRequest) -> Sampled {
-        let total = self.items.tree.total();
+        let total = self.sampler.total(&self.items);
         Sampled {
             items: Vec::new(),
             live_items: self.items.tree.live_with_mass(),
-            min_probability: self.min_probability(request, total),
+            min_probability: min_probability(request, self.fewest_units(request), total),
             shard: Some(self.shard_state(total)),
             rows: Bytes::new(),
             blobs: Vec::new(),
@@ -291,6 +293,12 @@ impl Table {
         // The mass first: batches that settle meanwhile may take the last items with them.
         Ok(self.items.without_mass(1) && self.items.live() > 0)
     }
+}
+
+/// The smallest probability of an item, if it is asked for and there is one.
+fn min_probability(request: &SampleRequest, fewest: Option<u64>, total: u64) -> Option<f64> {
+    let asked = request.min_probability && total > 0;
+    asked.then(|| fewest.unwrap_or(total) as f64 / total as f64)
 }
 
 impl<'a> Sampling<'a> {
@@ -315,9 +323,9 @@ impl<'a> Sampling<'a> {
         }
     }
 
-    /// Samples in proportion to mass until the batch is full, and returns the total mass at the first sample. The batch
+    /// Samples at random until the batch is full, and returns the total of the sampler at the first sample. The batch
     /// stays short when the table loses its mass, or its items go faster than it samples.
-    fn take_by_mass(&mut self) -> Result<u64> {
+    fn take_at_random(&mut self) -> Result<u64> {
         let table = self.table;
         let number = table.samples.fetch_add(1, Ordering::Relaxed);
         let mut strata = Strata::new(table.seed, number);
@@ -326,7 +334,7 @@ impl<'a> Sampling<'a> {
         let mut first_total = 0;
         for _ in 0..ROUNDS {
             strata.fill(self.reserved, &mut targets);
-            let total = table.items.tree.sample_batch(&targets, &mut sampled);
+            let total = (table.sampler).choose(&table.items, &targets, &mut sampled);
             if first_total == 0 {
                 first_total = total;
             }
@@ -375,15 +383,18 @@ impl<'a> Sampling<'a> {
             }
         }
         for candidate in candidates {
-            self.take(candidate)?;
+            let id = candidate.id;
+            if self.take(candidate)? == Taken::Last {
+                self.table.sampler.remove(id);
+            }
         }
         Ok(())
     }
 
-    /// Samples the first items of a queue, each until it has no sample left.
-    fn take_in_order(&mut self, queue: &Queue) -> Result<()> {
+    /// Samples the first items of an order, each until it has no sample left.
+    fn take_in_order(&mut self, order: &dyn Order) -> Result<()> {
         let Table { items, chunks, .. } = &**self.table;
-        queue.offer(items, self.reserved, |id| {
+        order.offer(items, self.reserved, &mut |id| {
             let metadata = items.metadata(id.slot);
             self.take(Candidate {
                 id,

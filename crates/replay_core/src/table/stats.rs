@@ -107,7 +107,7 @@ impl Table {
             "writers": writers,
             "streams": streams,
             "by_writer": self.writers.stats(),
-            "total_priority": self.sampler.total_priority(&self.items, self.items.tree.total()),
+            "total_priority": self.sampler.total_priority(&self.items, self.sampler.total(&self.items)),
             "max_priority": self.max_priority.get(&self.items),
             "samples_per_insert": self.config.samples_per_insert,
             "slack": self.config.effective_slack(),

@@ -1,5 +1,7 @@
 //! How the replay memory behaves, seen through `Memory`, `Table` and `Replay`.
 
+#[path = "../support/frequencies.rs"]
+mod frequencies;
 mod support;
 
 #[path = "../../examples/fill_sample_update.rs"]
@@ -12,6 +14,7 @@ mod limiter;
 mod max_priority;
 mod parameters;
 mod pushes;
+mod rank_based;
 mod samplers;
 mod sampling;
 mod server_snapshots;

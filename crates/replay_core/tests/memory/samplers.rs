@@ -1,10 +1,10 @@
-//! Samplers that sample in an order (`fifo`, `lifo`, `max_heap`, `min_heap`), against a naive list of items.
+//! Samplers that keep an order of items (`fifo`, `lifo`, `max_heap`, `min_heap`, `rank_based`), against a naive list of items.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use replay_core::replay::{BatchPart, SampleRequest};
+use replay_core::replay::{BatchPart, SampleRequest, Sampled};
 use replay_core::schema::Sampler;
 use replay_core::snapshot::{restore, save};
 use replay_core::table::{Attempt, Table, Turn};
@@ -13,6 +13,9 @@ use replay_core::{Error, TableConfig};
 use crate::support::*;
 
 const CAPACITY: u64 = 12;
+
+/// Only ranks are raised to it.
+const EXPONENT: f64 = 0.7;
 
 fn ordered(sampler: Sampler, max_times_sampled: u32) -> TableConfig {
     TableConfig {
@@ -49,7 +52,7 @@ fn the_sum_of_priorities_is_after_the_exponent_and_none_for_an_order() {
         let mut actor = Actor::open(&table(&config), 1);
         actor.push(chunk(0, &[4.0, 9.0, 0.0]));
         let stats = actor.table.stats()["total_priority"].clone();
-        if let Sampler::Prioritized | Sampler::Uniform = sampler {
+        if let Sampler::Prioritized | Sampler::Uniform | Sampler::RankBased = sampler {
             let part = SampleRequest {
                 part: Some(BatchPart { limiter_samples: 0 }),
                 ..request(0)
@@ -63,6 +66,9 @@ fn the_sum_of_priorities_is_after_the_exponent_and_none_for_an_order() {
     assert_eq!(total(Sampler::Prioritized, 0.5), Some(5.0));
     // 0 to the power of 0 is 1, as each item is sampled alike.
     assert_eq!(total(Sampler::Prioritized, 0.0), Some(3.0));
+    // Ranks 1, 2 and 3, whatever the priorities are.
+    let ranks = total(Sampler::RankBased, 1.0).unwrap();
+    assert!((ranks - (1.0 + 0.5 + 1.0 / 3.0)).abs() < 1e-9, "{ranks}");
     for exponent in [0.0, 0.6, 1.0] {
         assert_eq!(total(Sampler::Uniform, exponent), Some(3.0));
         for sampler in [
@@ -208,11 +214,7 @@ impl Model {
 
     /// Steps of the sampled items; `None` where the sample has to wait.
     fn sample(&mut self, count: u32) -> Option<Vec<u64>> {
-        let samples_of = |item: &Item| match self.max_times_sampled {
-            0 => count,
-            most => most - item.times_sampled,
-        };
-        if self.items.iter().map(samples_of).sum::<u32>() < count {
+        if self.has_to_wait(count) {
             return None;
         }
         let sampled = (0..count).map(|_| {
@@ -223,7 +225,9 @@ impl Model {
                     Sampler::Lifo => (0, u64::MAX - item.step),
                     Sampler::MaxHeap => (-priority, item.change),
                     Sampler::MinHeap => (priority, item.change),
-                    Sampler::Prioritized | Sampler::Uniform => unreachable!("not in an order"),
+                    Sampler::Prioritized | Sampler::Uniform | Sampler::RankBased => {
+                        unreachable!("not in an order")
+                    }
                 }
             });
             let (index, _) = first.expect("there is an item with a sample left");
@@ -236,6 +240,38 @@ impl Model {
             step
         });
         Some(sampled.collect())
+    }
+
+    fn has_to_wait(&self, count: u32) -> bool {
+        let samples_of = |item: &Item| match self.max_times_sampled {
+            0 => count,
+            most => most - item.times_sampled,
+        };
+        self.items.iter().map(samples_of).sum::<u32>() < count
+    }
+
+    /// Takes the items of a batch that `RankBased` has sampled at these ranks; it is of one item where samples are limited.
+    fn take(&mut self, batch: &Sampled) {
+        self.items
+            .sort_by_key(|item| (std::cmp::Reverse(item.priority), item.change));
+        let shares = (1..=self.items.len()).map(|rank| (rank as f64).powf(-EXPONENT));
+        let shares: Vec<_> = shares.collect();
+        let total: f64 = shares.iter().sum();
+        let is_share = |p: f64, rank: usize| (p / (shares[rank] / total) - 1.0).abs() < 1e-9;
+        assert!(is_share(batch.min_probability.unwrap(), shares.len() - 1));
+        assert_eq!(batch.live_items, self.items.len() as u64);
+        let mut last = 0;
+        for (sampled, step) in batch.items.iter().zip(anchors(batch)) {
+            let rank = self.items.iter().position(|item| item.step == step);
+            let rank = rank.expect("only live items are sampled");
+            assert!(is_share(sampled.probability, rank));
+            assert!(rank >= last, "one of each range, from the first ranks on");
+            last = rank;
+            self.items[rank].times_sampled += 1;
+        }
+        let most = self.max_times_sampled;
+        self.items
+            .retain(|item| most == 0 || item.times_sampled < most);
     }
 
     /// Whether the item of that step is live, and changes its priority.
@@ -279,13 +315,14 @@ proptest! {
     #[test]
     fn each_order_is_that_of_a_naive_list(
         sampler in prop::sample::select(vec![
-            Sampler::Fifo, Sampler::Lifo, Sampler::MaxHeap, Sampler::MinHeap,
+            Sampler::Fifo, Sampler::Lifo, Sampler::MaxHeap, Sampler::MinHeap, Sampler::RankBased,
         ]),
         max_times_sampled in 0..3u32,
         steps in prop::collection::vec(step(), 1..60),
     ) {
         let most = if sampler == Sampler::Fifo { max_times_sampled.max(1) } else { max_times_sampled };
-        let mut memory = support_memory(&ordered(sampler, most));
+        let config = TableConfig { priority_exponent: EXPONENT, ..ordered(sampler, most) };
+        let mut memory = support_memory(&config);
         let mut actor = Actor::open(&memory.table("t").unwrap(), 1);
         let mut model = Model {
             sampler,
@@ -310,15 +347,24 @@ proptest! {
                     actor.next_step += priorities.len() as u64;
                 }
                 Step::Sample(count) => {
-                    let sampled = match actor.table.try_sample(&request(count), false, &mut Turn::default()).unwrap() {
+                    let is_random = sampler == Sampler::RankBased;
+                    let asked = SampleRequest {
+                        min_probability: is_random,
+                        ..request(if is_random && most > 0 { 1 } else { count })
+                    };
+                    let sampled = match actor.table.try_sample(&asked, false, &mut Turn::default()).unwrap() {
                         Attempt::Ready(mut batch) => {
                             deliver(&mut batch);
                             known.extend(ids(&batch).into_iter().zip(anchors(&batch)));
-                            Some(anchors(&batch))
+                            Some(batch)
                         }
                         Attempt::Blocked(_) => None,
                     };
-                    prop_assert_eq!(sampled, model.sample(count));
+                    match (is_random, sampled) {
+                        (false, sampled) => prop_assert_eq!(sampled.as_ref().map(anchors), model.sample(count)),
+                        (true, Some(batch)) => model.take(&batch),
+                        (true, None) => prop_assert!(model.has_to_wait(asked.count)),
+                    }
                 }
                 Step::Update(item, priority) => {
                     if let Some((step, id)) = nth(&known, item) {
@@ -355,6 +401,7 @@ fn samples_that_did_not_reach_their_reader_can_be_sampled_again() {
         Sampler::Lifo,
         Sampler::MaxHeap,
         Sampler::MinHeap,
+        Sampler::RankBased,
     ] {
         let actor = filled(sampler, 1, &[4.0, 2.0, 3.0, 1.0]);
         let table = &actor.table;
@@ -374,7 +421,7 @@ fn samples_that_did_not_reach_their_reader_can_be_sampled_again() {
         drop((first, second));
         let mut again = sample(4);
         match sampler {
-            Sampler::Prioritized => assert_eq!(again.items.len(), 4),
+            Sampler::Prioritized | Sampler::RankBased => assert_eq!(again.items.len(), 4),
             _ => assert_eq!(anchors(&again), order, "{sampler:?}"),
         }
         assert_eq!(stat(table, "items"), 4);

@@ -144,6 +144,7 @@ fn no_item_is_sampled_more_often_than_it_may_be() {
         Sampler::Lifo,
         Sampler::MaxHeap,
         Sampler::MinHeap,
+        Sampler::RankBased,
     ] {
         let table = table(&TableConfig {
             sampler,

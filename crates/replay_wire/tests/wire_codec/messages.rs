@@ -41,6 +41,7 @@ prop_compose! {
         (priority_unit_log2, live_max_priority) in any::<(i32, bool)>(),
         sampler in prop::sample::select(vec![
             Sampler::Prioritized, Sampler::Uniform, Sampler::Fifo, Sampler::Lifo, Sampler::MaxHeap, Sampler::MinHeap,
+            Sampler::RankBased,
         ]),
         view in option::of((any::<u16>(), 0.0f64..1.0).prop_map(|(n, gamma)| {
             ViewSpec::NStep(NStep { n, gamma, ..NStep::default() })

@@ -2,8 +2,7 @@
 
 use crate::sync::fault::{self, Fault};
 use crate::sync::{AtomicU64, Ordering};
-
-use super::ids::ItemId;
+use crate::table::ids::ItemId;
 
 /// Ids in the order of insertion. One writer at a time appends (under the table's insert lock); any thread reads.
 pub struct InsertionOrder {

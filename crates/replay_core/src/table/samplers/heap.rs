@@ -1,23 +1,34 @@
 //! Items by rank, for the samplers that always choose the first: a binary heap that knows where each slot is in it.
 
+use std::marker::PhantomData;
 use std::sync::Mutex;
 
+use crate::error::Result;
+use crate::schema::TableConfig;
 use crate::sync::lock;
+use crate::table::ids::ItemId;
+use crate::table::items::Items;
 
-use super::ids::ItemId;
+use super::{ItemSampler, Order, TableSampler, Taken};
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RankBy {
-    Newest,
-    Highest,
-    Lowest,
+/// What comes first in a heap.
+pub trait RankBy: Send + Sync + 'static {
+    /// Whether it depends on the priority.
+    const BY_PRIORITY: bool = true;
+
+    /// A number, the least first: by the bits of a priority that is not negative, which are ordered as the priorities, and by
+    /// how many changes came before.
+    fn first(priority: u64, change: u64) -> u64;
+
+    /// The priority of which [`Self::first`] was made; 0 where it does not count.
+    fn priority(first: u64) -> u64;
 }
 
 /// Items in the order of a sampler. Among equal priorities the one that was inserted or updated the longest ago comes
 /// first, as in Reverb's heap selectors. Removed items stay until they come first, or until another one has their
 /// slot.
-pub struct Heap {
-    rank_by: RankBy,
+pub struct Heap<R> {
+    rank_by: PhantomData<R>,
     /// By slot; a slot that never had an item is of generation 0, which no live item has.
     entries: Box<[HeapEntry]>,
     /// Slots of the items that can be sampled, a binary heap: index i has its parent, which ranks before it, at
@@ -45,16 +56,16 @@ const UPDATED_AT_ONCE: usize = 64;
 /// Index of an item whose last sample is taken, but may still be given back.
 const NOWHERE: u32 = u32::MAX;
 
-impl Heap {
+impl<R: RankBy> Heap<R> {
     /// A heap for an item in each of `capacity` slots.
-    pub fn new(rank_by: RankBy, capacity: u32) -> Self {
+    pub fn new(capacity: u32) -> Self {
         let never_used = HeapEntry {
             rank: (0, 0),
             generation: 0,
             index: NOWHERE,
         };
         Heap {
-            rank_by,
+            rank_by: PhantomData,
             entries: (0..capacity).map(|_| never_used).collect(),
             slots: Vec::with_capacity(capacity as usize),
             changes: 0,
@@ -77,7 +88,7 @@ impl Heap {
 
     /// Ranks an item anew, unless another one has its slot.
     pub fn update(&mut self, id: ItemId, priority: f64) {
-        if self.rank_by == RankBy::Newest || !self.has(id) {
+        if !R::BY_PRIORITY || !self.has(id) {
             return;
         }
         let rank = self.next_rank(priority);
@@ -129,11 +140,7 @@ impl Heap {
     /// The priority of an item, 0 where items are ranked without; `None` when another one has its slot.
     pub fn priority(&self, id: ItemId) -> Option<f64> {
         let (first, _) = self.entries[id.slot as usize].rank;
-        self.has(id).then(|| match self.rank_by {
-            RankBy::Newest => 0.0,
-            RankBy::Highest => f64::from_bits(!first),
-            RankBy::Lowest => f64::from_bits(first),
-        })
+        self.has(id).then(|| f64::from_bits(R::priority(first)))
     }
 
     /// Number of the last change and id of every item, in no order; some may have been removed.
@@ -150,12 +157,7 @@ impl Heap {
     fn next_rank(&mut self, priority: f64) -> Rank {
         self.changes += 1;
         // Positive floats are ordered as their bits; the bits of -0.0 would be the largest of all.
-        let priority = priority.abs().to_bits();
-        let first = match self.rank_by {
-            RankBy::Newest => !self.changes,
-            RankBy::Highest => !priority,
-            RankBy::Lowest => priority,
-        };
+        let first = R::first(priority.abs().to_bits(), self.changes);
         (first, self.changes)
     }
 
@@ -206,5 +208,79 @@ impl Heap {
     fn set(&mut self, index: usize, slot: u32) {
         self.slots[index] = slot;
         self.entries[slot as usize].index = index as u32;
+    }
+}
+
+/// Samples the first item of a heap, until it has reached `max_times_sampled`. Samples and insertions take its lock for one
+/// item at a time, updates for a few, a snapshot for one copy of all ranks; so long an insertion, which holds the insert lock,
+/// may wait.
+pub struct HeapSampler<R>(Mutex<Heap<R>>);
+
+impl<R: RankBy> ItemSampler for HeapSampler<R> {
+    fn make(config: &TableConfig) -> TableSampler {
+        let heap = Heap::<R>::new(config.capacity as u32);
+        TableSampler::Other(Box::new(HeapSampler(Mutex::new(heap))))
+    }
+
+    fn bytes(config: &TableConfig) -> u64 {
+        Heap::<R>::bytes(config.capacity as u32)
+    }
+
+    fn insert(&self, id: ItemId, priority: f64) {
+        lock(&self.0).insert(id, priority);
+    }
+
+    fn update(&self, _: &Items, ids: &[ItemId], priorities: Vec<f64>) -> usize {
+        Heap::update_all(&self.0, ids, &priorities);
+        ids.len()
+    }
+
+    fn put_back(&self, _: &Items, id: ItemId) {
+        lock(&self.0).put_back(id);
+    }
+
+    fn order(&self) -> Option<&dyn Order> {
+        Some(self)
+    }
+
+    fn ids<'a>(&'a self, items: &'a Items) -> Box<dyn Iterator<Item = ItemId> + 'a> {
+        // Sorted without the lock, for which samples and pushes may wait.
+        let mut changes = lock(&self.0).changes();
+        changes.sort_unstable_by_key(|&(change, _)| change);
+        let ids = changes.into_iter().map(|(_, id)| id);
+        Box::new(ids.filter(|&id| items.confirm(id)))
+    }
+
+    /// The bits of its priority.
+    fn saved_units(&self, _: &Items, id: ItemId) -> Option<u64> {
+        lock(&self.0).priority(id).map(f64::to_bits)
+    }
+
+    fn most_saved_units(&self) -> u64 {
+        f64::MAX.to_bits()
+    }
+
+    fn saved_priority(&self, _: &Items, saved: u64) -> f64 {
+        f64::from_bits(saved)
+    }
+}
+
+impl<R: RankBy> Order for HeapSampler<R> {
+    fn offer(
+        &self,
+        _: &Items,
+        mut count: u32,
+        take: &mut dyn FnMut(ItemId) -> Result<Taken>,
+    ) -> Result<()> {
+        while count > 0 {
+            let mut heap = lock(&self.0);
+            let Some(id) = heap.first() else { break };
+            let taken = take(id)?;
+            count -= u32::from(taken != Taken::Refused);
+            if taken != Taken::Again {
+                heap.pop();
+            }
+        }
+        Ok(())
     }
 }
