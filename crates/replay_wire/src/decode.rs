@@ -212,13 +212,17 @@ fn reply_body(
                 // A newer server may have codes that this client does not know.
                 code: error.get_code().map_or(ErrorCode::Internal, Into::into),
                 message: Field::read(error.get_message())?,
+                waited_for: match error.has_waited_for() {
+                    true => Some(Box::new(read(error.get_waited_for(), room)?)),
+                    false => None,
+                },
             }
         }
         Which::Challenge(challenge) => ReplyBody::Challenge(read(challenge, room)?),
         Which::Welcome(welcome) => {
             ReplyBody::Welcome(Field::read(welcome.map_err(malformed)?.get_proof())?)
         }
-        Which::Waiting(reason) => ReplyBody::Waiting(Field::read(reason)?),
+        Which::Waiting(reason) => ReplyBody::Waiting(read(reason, room)?),
         Which::Done(()) => ReplyBody::Done,
         Which::Table(config) => ReplyBody::Table(read(config, room)?),
         Which::Writer(opened) => ReplyBody::Writer(read(opened, room)?),

@@ -28,6 +28,7 @@ mod credit;
 mod evict;
 mod heap;
 mod max_priority;
+mod pending_call;
 mod prepare;
 mod push;
 mod residents;
@@ -48,7 +49,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 use crate::budget::Reservation;
-use crate::cause::WaitReason;
+use crate::cause::{Cause, WaitReason};
 use crate::chunk::RowBlobs;
 use crate::error::{Error, Result};
 use crate::limiter::Limiter;
@@ -59,6 +60,7 @@ use crate::schema::TableConfig;
 use crate::slab::Slab;
 
 pub use activity::Activity;
+pub use pending_call::{PendingCall, Step};
 pub use waiting::Turn;
 pub use writers::Writers;
 
@@ -75,7 +77,7 @@ use stored::{Chunks, Held};
 pub enum Attempt<T> {
     /// Done.
     Ready(T),
-    /// Nothing was done. Try again after [`Turn::changed`], made before the attempt.
+    /// Nothing was done. [`PendingCall`] says when to try again.
     Blocked(WaitReason),
 }
 
@@ -160,6 +162,11 @@ impl Table {
             parameters,
             config: Arc::new(config),
         })
+    }
+
+    /// An attempt that waits for this cause.
+    fn blocked<T>(&self, cause: Cause) -> Attempt<T> {
+        Attempt::Blocked(WaitReason::at(&self.config.name, cause))
     }
 
     /// The definition.

@@ -224,7 +224,7 @@ impl PyReplay {
         let deadline = wait::deadline(py, timeout)?;
         importance::check_beta(beta).map_err(|error| error::to_python(py, error))?;
         let closing = Some(self.backend.closing());
-        let advice = |reason: &str| self.writers.advice(table, reason);
+        let advice = || self.writers.advice(table);
         let sampled = loop {
             let sampler = self.sampler(
                 py,

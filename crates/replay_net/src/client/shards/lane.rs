@@ -129,9 +129,7 @@ impl Lane {
             Some(deadline) if deadline.max(now) < due => deadline,
             _ => silent,
         };
-        let late = || Error::Deadline {
-            waited_for: format!("{name} did not answer"),
-        };
+        let late = || Error::deadline(format!("{name} did not answer"));
         let reply = connection.run(wait, Some(until), late, RequestPipeline::reply);
         if matches!(reply, Err(Error::Deadline { .. })) && Instant::now() >= silent {
             self.answers = false;
