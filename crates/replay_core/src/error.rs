@@ -127,6 +127,12 @@ pub enum Error {
         /// Condition that the call waited for, and its distance from it.
         waited_for: Box<WaitReason>,
     },
+    /// The same as a server's answer: the request is not in flight any more.
+    #[error("the deadline passed: {waited_for}")]
+    RemoteDeadline {
+        /// Condition that the request waited for.
+        waited_for: Box<WaitReason>,
+    },
     /// A request that waits longer than a server holds it. Clients send it again.
     #[error("{waited_for}; the server holds the request no longer (max_wait_ms): send it again")]
     Renew {
@@ -333,7 +339,7 @@ impl Error {
             Error::Table { .. } => ErrorCode::Table,
             Error::Schema { .. } => ErrorCode::Schema,
             Error::TooLarge { .. } | Error::Streams { .. } => ErrorCode::TooLarge,
-            Error::Deadline { .. } => ErrorCode::Deadline,
+            Error::Deadline { .. } | Error::RemoteDeadline { .. } => ErrorCode::Deadline,
             Error::Renew { .. } => ErrorCode::Renew,
             Error::View { .. } => ErrorCode::View,
             Error::Fenced { .. } => ErrorCode::Fenced,
@@ -365,7 +371,9 @@ impl Error {
     /// Condition that a call waited for when its wait ended; `None` for an error of another cause.
     pub fn waited_for(&self) -> Option<&WaitReason> {
         match self {
-            Error::Deadline { waited_for } | Error::Renew { waited_for } => Some(waited_for),
+            Error::Deadline { waited_for }
+            | Error::RemoteDeadline { waited_for }
+            | Error::Renew { waited_for } => Some(waited_for),
             _ => None,
         }
     }

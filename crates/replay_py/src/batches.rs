@@ -276,7 +276,9 @@ fn decode_ahead(
         let beta = || f64::from_bits(shared.beta.load(Ordering::Relaxed));
         let result = sampler.next(&wait, beta, |wait| channel.next(wait));
         match result {
-            Err(Error::Deadline { waited_for }) => *lock(&shared.waited_for) = *waited_for,
+            Err(Error::Deadline { waited_for } | Error::RemoteDeadline { waited_for }) => {
+                *lock(&shared.waited_for) = *waited_for;
+            }
             Err(Error::Interrupted) => return,
             result => {
                 let failed = result.is_err();

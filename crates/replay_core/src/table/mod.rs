@@ -14,7 +14,7 @@
 //! | `update` | priorities, corrupt items |
 //! | `max_priority` | the largest priority, for items without one |
 //! | `save`, `restore` | to and from the records of a snapshot |
-//! | `waiting` | the order of calls that wait |
+//! | `waiting`, `pending_call` | the order of calls that wait; the wait of one |
 //! | `stats` | counters |
 
 pub mod ids;

@@ -84,6 +84,9 @@ impl Namespace {
             // Its class says more than its text.
             Error::Gradients(_) => error,
             Error::Deadline { waited_for } => Error::deadline(self.reason(&waited_for)),
+            Error::RemoteDeadline { waited_for } => Error::RemoteDeadline {
+                waited_for: Box::new(self.reason(&waited_for)),
+            },
             error => Error::Remote {
                 code: error.code(),
                 message: self.message(&text),
@@ -453,10 +456,7 @@ mod tests {
             assert_eq!(deadline.waited_for(), Some(&emptied));
         }
         let deadline = short(Error::deadline("items of table \"run-7/t\""));
-        assert_eq!(
-            deadline.waited_for(),
-            Some(&"items of table \"t\"".into())
-        );
+        assert_eq!(deadline.waited_for(), Some(&"items of table \"t\"".into()));
         let differs = short(Error::TableDiffers {
             table: "run-7/t".into(),
             difference: "capacity".into(),

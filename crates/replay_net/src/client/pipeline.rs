@@ -393,7 +393,7 @@ pub fn answer(body: ReplyBody) -> Result<ReplyBody> {
             message,
             waited_for,
         } => Err(match (code, waited_for) {
-            (ErrorCode::Deadline, Some(waited_for)) => Error::Deadline { waited_for },
+            (ErrorCode::Deadline, Some(waited_for)) => Error::RemoteDeadline { waited_for },
             (ErrorCode::Renew, Some(waited_for)) => Error::Renew { waited_for },
             (code, _) => Error::Remote { code, message },
         }),

@@ -221,7 +221,7 @@ impl Pushes {
                 Ok(())
             }
             Ok(other) => Err(unexpected(&other)),
-            Err(Error::Deadline { waited_for } | Error::Renew { waited_for }) => {
+            Err(Error::RemoteDeadline { waited_for } | Error::Renew { waited_for }) => {
                 self.held_back = Some(waited_for);
                 // The server refuses the pushes behind it as out of order.
                 for pending in self.pending.iter_mut().skip(at) {
@@ -292,7 +292,7 @@ impl Pushes {
 
     fn late(&self) -> Error {
         match &self.held_back {
-            Some(reason) => Error::Deadline {
+            Some(reason) => Error::RemoteDeadline {
                 waited_for: reason.clone(),
             },
             None => Error::deadline(format!(

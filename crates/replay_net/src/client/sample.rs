@@ -221,7 +221,10 @@ impl SampleChannel for Samples {
 fn is_harmless(error: &Error) -> bool {
     matches!(
         error,
-        Error::Remote { .. } | Error::Deadline { .. } | Error::Interrupted
+        Error::Remote { .. }
+            | Error::Deadline { .. }
+            | Error::RemoteDeadline { .. }
+            | Error::Interrupted
     )
 }
 
