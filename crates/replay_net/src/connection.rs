@@ -419,7 +419,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
             return None;
         }
         let attempt = |last, turn: &mut Turn| membership.attempt(body, last, turn);
-        let reply = match call.attempt(|| self.stack.now(), attempt) {
+        let reply = match call.attempt(|| received.arrived, attempt) {
             Ok(Attempt::Blocked(_)) => return None,
             Ok(Attempt::Ready(reply)) => Ok(reply),
             Err(error) => Err(error),
@@ -480,7 +480,9 @@ impl<S: Stack> ConnectionHandler<'_, S> {
             };
             // Not `Wait::slices`: there is no interrupt to check, and the stack's clock may be a simulated one.
             let woken = Membership::waits_for_readers(body, call.turn());
-            let again = call.again(self.stack.now(), woken).unwrap_or(received.until);
+            let again = call
+                .again(self.stack.now(), woken)
+                .unwrap_or(received.until);
             let mut woken = pin!(async {
                 tokio::select! {
                     biased;
