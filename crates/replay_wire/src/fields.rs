@@ -116,10 +116,11 @@ same_variants!(ErrorCode:
     Protocol Version Authentication Connect Disconnected Corrupt Config Parameters Closed Io Interrupted
     Gradients Forbidden Renew);
 
-/// Fields by name; after the semicolon, lists of structs with their names in errors.
+/// Fields by name; after the bar, one that does not cross; after the semicolon, lists of structs with their names in errors.
 macro_rules! same_fields {
     ($($message:ident: $type:ident {
         $($field:ident),*
+        $(| $own:ident)?
         $(; $($list:ident: $what:literal),+)?
     })+) => { paste! {$(
         impl Message for $type {
@@ -129,6 +130,7 @@ macro_rules! same_fields {
             fn read(from: wire::$message::Reader<'_>, room: &Room) -> Result<Self> {
                 Ok($type {
                     $($field: Field::read(from.[<get_ $field>]())?,)*
+                    $($own: None,)?
                     $($($list: read_list(from.[<get_ $list>](), room)?,)+)?
                 })
             }
@@ -154,7 +156,7 @@ same_fields! {
     }
     listing: Listing { ; tables: "the tables", parameters: "the parameters" }
     listed_parameters: ListedParameters { name, version, bytes }
-    open_writer: OpenWriter { table, writer, name, streams, window_before, window_after }
+    open_writer: OpenWriter { table, writer, name, streams, window_before, window_after | server }
     writer_id: WriterId { table, writer }
     writer_opened: WriterOpened { epoch, last_sequence, steps }
     chunk: ChunkHead { stream, rows, first_step, bytes }

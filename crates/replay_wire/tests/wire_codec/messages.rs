@@ -126,6 +126,7 @@ fn request_body() -> impl Strategy<Value = RequestBody> {
                         table,
                         writer,
                         name,
+                        server: None,
                         streams,
                         window_before,
                         window_after,
