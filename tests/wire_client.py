@@ -22,7 +22,7 @@ import capnp  # type: ignore[import-untyped]
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SCHEMA: Any = capnp.load(str(REPOSITORY / "crates/replay_wire/schema/innet.capnp"))
-PROTOCOL = 4
+PROTOCOL = 1
 
 FIRST, TERMINATED, TRUNCATED, FINAL, DIFFERENCE, REFERENCE = 1, 2, 4, 8, 16, 32
 MARK = 1 << 31

@@ -1,5 +1,5 @@
 @0xd1a7c3b59e20f46b;
-# The wire between an innet-replay server and its clients, protocol version 4.
+# The wire between an innet-replay server and its clients, protocol version 1.
 #
 # A connection carries frames in both directions. A frame is
 #
@@ -299,7 +299,6 @@ enum Codec {
   none @0;
   lz4 @1;
   zstd @2;
-  # added later: an older peer answers a table with this codec with the error `protocol`
 }
 
 enum Sampler {

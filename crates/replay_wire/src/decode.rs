@@ -17,7 +17,6 @@ use replay_core::replay::{
     BatchPart, OpenWriter, Parameters, Push, PushBody, SampleRequest, Sampled, SampledItem,
     ShardState, WriterId,
 };
-use replay_core::schema::TableConfig;
 
 /// Memory for the lists of structs in a request, besides the bytes of its control message. Chunks and items are as long decoded as
 /// encoded; the columns of a table are longer.
@@ -63,16 +62,6 @@ pub fn decode_reply(frame: Frame) -> Result<Reply> {
         id: root.get_id(),
         body,
     })
-}
-
-/// A table's definition alone, as in snapshots of format 2.
-///
-/// # Errors
-/// [`Error::Protocol`] for anything else.
-pub fn decode_table(bytes: &[u8]) -> Result<TableConfig> {
-    let frame = Frame::new(bytes, Bytes::new());
-    let room = Room::new(REPLY_LISTS * frame.control_bytes());
-    TableConfig::read(reader(&frame)?.get_root().map_err(malformed)?, &room)
 }
 
 fn reader(frame: &Frame) -> Result<Reader<BufferSegments<&[u8]>>> {

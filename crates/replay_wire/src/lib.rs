@@ -39,7 +39,7 @@ pub mod role;
 #[allow(clippy::all, dead_code, unused_qualifications)]
 mod innet_capnp;
 
-pub use decode::{decode_reply, decode_request, decode_table};
+pub use decode::{decode_reply, decode_request};
 pub use encode::{encode_reply, encode_request};
 pub use frame::{Frame, FrameLimits, Header, OutgoingFrame};
 
@@ -57,7 +57,7 @@ use replay_core::replay::{
 use replay_core::schema::TableConfig;
 
 /// Protocol version of this release.
-pub const PROTOCOL: u32 = 4;
+pub const PROTOCOL: u32 = 1;
 
 /// Version of this release, sent in handshakes.
 pub const RELEASE: &str = env!("CARGO_PKG_VERSION");

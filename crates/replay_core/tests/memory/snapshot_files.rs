@@ -190,9 +190,10 @@ fn a_file_of_another_kind_or_release_is_told_so() {
     let (case, mut bytes, target) = small_case();
     let other = refusal(restore_bytes(&case, &target, b"PK\x03\x04 some archive"));
     assert!(other.to_string().contains("no snapshot of a replay memory"));
-    bytes[8] = 1;
-    let older = refusal(restore_bytes(&case, &target, &bytes));
-    assert!(older.to_string().contains("format 1"), "{older}");
+    bytes[8] = 2;
+    let later = refusal(restore_bytes(&case, &target, &bytes));
+    let text = "it has format 2, and this release reads format 1";
+    assert!(later.to_string().contains(text), "{later}");
     let missing = refusal(restore(&target, Path::new("/nowhere/snapshot")));
     assert_eq!(missing.code(), ErrorCode::Io);
 }
