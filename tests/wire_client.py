@@ -92,7 +92,7 @@ class WireClient:
         sent = self.send(payload, deadline_ms=deadline_ms, **body)
         reply, payload = self.receive()
         if reply.which() == "error":
-            raise ServerError(str(reply.error.code), reply.error.message)
+            raise ServerError(str(reply.error.code), reply.error.message or str(reply.error.waitedFor))
         assert reply.id == sent
         return reply, payload
 

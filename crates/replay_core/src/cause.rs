@@ -319,3 +319,31 @@ impl fmt::Display for WaitReason {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_is_for_writers_by_its_cause_whatever_the_names_say() {
+        let samples = Cause::Items {
+            found: 1,
+            wanted: 2,
+        };
+        let pushes = Cause::PinnedChunks;
+        for (cause, for_writers) in [(samples, true), (pushes, false), (Cause::Emptied, false)] {
+            let first = WaitReason::at("for writers", cause);
+            let behind = first.behind(3);
+            let of_several = WaitReason::AtServer("innet://a".into(), Box::new(behind.clone()));
+            assert!(
+                of_several
+                    .to_string()
+                    .starts_with("innet://a: 3 earlier calls wait: table")
+            );
+            for reason in [first, behind, of_several] {
+                assert_eq!(reason.is_for_writers(), for_writers, "{reason}");
+            }
+        }
+        assert!(!WaitReason::from("waiting for writers").is_for_writers());
+    }
+}

@@ -80,7 +80,7 @@ fn records(bytes: &[u8]) -> Vec<(u32, Vec<u8>)> {
 
 /// The file of these records, with checksums that agree.
 fn file(records: &[(u32, Vec<u8>)]) -> Vec<u8> {
-    let mut bytes = b"innetmem\x04\0\0\0".to_vec();
+    let mut bytes = b"innetmem\x01\0\0\0".to_vec();
     let mut sum = crc32fast::Hasher::new();
     sum.update(&bytes);
     for (kind, body) in records {
