@@ -39,7 +39,7 @@ class Learner:
         self._replay = stack.enter_context(innet.connect(",".join(addresses), tables=tables))
         each = STREAMS // servers
         for server in range(servers):
-            with self._replay.writer("breakout", each, VIEW, name=f"writer {server}") as writer:
+            with self._replay.writer("breakout", each, VIEW, server=server) as writer:
                 for _, row in zip(range(steps // servers // each), rows(each), strict=False):
                     writer.append(**row)
         self._random = np.random.default_rng(0)

@@ -42,7 +42,7 @@ def replay(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[innet.Rep
 def fill_all(replay: innet.Replay) -> None:
     """Steps at every server."""
     for number in range(2):
-        with replay.writer("t", 1, VIEW, name=f"w {number}") as writer:
+        with replay.writer("t", 1, VIEW, server=number) as writer:
             for t in range(20):
                 writer.append(**step(t))
 

@@ -33,9 +33,9 @@ def priority(action: int) -> float:
     return 0.1 + action * 7919 % 101 / 20
 
 
-def write(replay: innet.Replay, name: str, actions: range) -> None:
-    """Writes steps with these numbers as one writer; numbers at its end choose its server."""
-    with replay.writer("t", 1, VIEW, name=name) as writer:
+def write(replay: innet.Replay, server: int, actions: range) -> None:
+    """Writes steps with these numbers to one of the servers."""
+    with replay.writer("t", 1, VIEW, server=server) as writer:
         for index, action in enumerate(actions):
             one = step(index, priority=np.array([priority(action)]))
             writer.append(**{**one, "action": np.array([action])})
@@ -115,15 +115,15 @@ def address(servers: Sequence[Server]) -> str:
     return ",".join(server.address for server in servers)
 
 
-PARTS = {"w 0": range(150), "w 1": range(200, 260), "w 2": range(300, 320)}
+PARTS = {0: range(150), 1: range(200, 260), 2: range(300, 320)}
 
 
 def test_frequencies_and_weights_are_those_of_one_memory(connect: Connect) -> None:
     shards = connect(table(capacity=3000))
     with innet.Memory(table(capacity=3000)) as one:
-        for name, actions in PARTS.items():
-            write(shards, name, actions)
-            write(one, name, actions)
+        for server, actions in PARTS.items():
+            write(shards, server, actions)
+            write(one, server, actions)
         probability = probabilities(one)
         live = len(probability)
         assert shards.stats()["tables"]["t"]["items"] == live
@@ -179,15 +179,15 @@ def test_frequencies_hold_while_one_server_fills(connect: Connect, prefetched: b
     shards = connect(table(capacity=3000))
     full, filling = range(150, 250), range(150)
     with innet.Memory(table(capacity=3000)) as one:
-        write(one, "w 1", full)
-        write(one, "w 0", filling)
+        write(one, 1, full)
+        write(one, 0, filling)
         mass = probabilities(one)
-    write(shards, "w 1", full)
+    write(shards, 1, full)
     counts: Counter[int] = Counter()
     expected, wrong = dict.fromkeys(mass, 0.0), dict.fromkeys(mass, 0.0)
     with (
         shards.batches("t", 64, VIEW, timeout=30, prefetch=1, threads=1) as ahead,
-        shards.writer("t", 1, VIEW, name="w 0") as writer,
+        shards.writer("t", 1, VIEW, server=0) as writer,
     ):
         for action in filling:
             row = step(action, priority=np.array([priority(action)]))
@@ -213,8 +213,8 @@ def test_frequencies_hold_while_one_server_fills(connect: Connect, prefetched: b
 
 def test_updates_go_to_the_server_of_the_id(connect: Connect) -> None:
     shards = connect(table(capacity=3000))
-    for name, actions in PARTS.items():
-        write(shards, name, actions)
+    for server, actions in PARTS.items():
+        write(shards, server, actions)
     batch = shards.sample("t", 512, VIEW)
     ids = np.unique(batch.ids)
     assert len({int(number) for number in ids >> 48}) == 3
@@ -233,8 +233,8 @@ def test_updates_go_to_the_server_of_the_id(connect: Connect) -> None:
 
 def test_updates_that_are_not_waited_for_go_to_the_server_of_the_id(connect: Connect) -> None:
     shards = connect(table(capacity=3000))
-    for name, actions in PARTS.items():
-        write(shards, name, actions)
+    for server, actions in PARTS.items():
+        write(shards, server, actions)
     ids = np.unique(shards.sample("t", 512, VIEW).ids)
     assert len({int(number) for number in ids >> 48}) == 3
     receipts = [
@@ -255,8 +255,8 @@ def test_ids_of_restored_items_go_to_their_server(tmp_path: Path) -> None:
             for name in "ab"
         ]
         shards = stack.enter_context(innet.connect(address(servers), tables=[table(capacity=2000)]))
-        write(shards, "w 0", range(100))
-        write(shards, "w 1", range(200, 300))
+        write(shards, 0, range(100))
+        write(shards, 1, range(200, 300))
         ids = np.unique(shards.sample("t", 512, VIEW).ids)
         for _ in range(2):
             for server in servers:
@@ -275,7 +275,7 @@ def test_without_prefetch_a_batch_follows_the_updates_before_it(connect: Connect
     """One item after another gets almost all the mass, on the servers in turn."""
     shards = connect(table(priority_exponent=1.0))
     for server in range(3):
-        write(shards, f"w {server}", range(150 * server, 150 * server + 50))
+        write(shards, server, range(150 * server, 150 * server + 50))
     ids = np.zeros(0, np.uint64)
     while len(ids) < shards.stats()["tables"]["t"]["items"]:
         ids = np.union1d(ids, shards.sample("t", 256, VIEW).ids)
@@ -289,8 +289,8 @@ def test_without_prefetch_a_batch_follows_the_updates_before_it(connect: Connect
 
 def test_updates_at_a_server_that_is_away_are_stale(servers: list[Server]) -> None:
     with innet.connect(address(servers), tables=[table(capacity=2000)]) as shards:
-        write(shards, "w 0", range(100))
-        write(shards, "w 1", range(200, 300))
+        write(shards, 0, range(100))
+        write(shards, 1, range(200, 300))
         batch = shards.sample("t", 64, VIEW)
         at_second = int((batch.action >= 200).sum())
         shards.update_priorities("t", batch.ids, np.ones(64), wait=False)
@@ -307,7 +307,7 @@ def test_one_shard_may_hold_everything(connect: Connect) -> None:
     shards = connect(table(capacity=3000, min_size=9))
     with pytest.raises(innet.errors.DeadlineError, match=r'"t" has 0 items of the 9 that min_size.*127\.0\.0\.1.*unix'):
         shards.sample("t", 4, VIEW, timeout=0)
-    write(shards, "w 2", range(40))
+    write(shards, 2, range(40))
     assert len(shards.sample("t", 64, VIEW)) == 64
     assert [stats["tables"]["t"]["items"] > 0 for stats in shards.stats()["shards"].values()] == [False, False, True]
 
@@ -334,23 +334,23 @@ def test_writers_are_spread_and_keep_to_their_server(connect: Connect) -> None:
     shards = connect(table(capacity=3000))
     with ExitStack() as stack:
         for index in range(6):
-            stack.enter_context(shards.writer("t", 1, VIEW, name=f"actor {index}"))
+            stack.enter_context(shards.writer("t", 1, VIEW, name=f"actor {5 - index}", server=index))
         for _ in range(3):
             stack.enter_context(shards.writer("t", 1, VIEW, name="any"))
         counts = [stats["tables"]["t"]["by_writer"] for stats in shards.stats()["shards"].values()]
         names = [sorted(writer["name"] for writer in writers) for writers in counts]
-        assert names == [["actor 0", "actor 3", "any"], ["actor 1", "actor 4", "any"], ["actor 2", "actor 5", "any"]]
+        assert names == [["actor 2", "actor 5", "any"], ["actor 1", "actor 4", "any"], ["actor 0", "actor 3", "any"]]
 
 
-@pytest.mark.parametrize("writers", [("w 0", "w 1", "w 2"), ("w 0",)])
-def test_the_replay_ratio_counts_over_all_servers(connect: Connect, writers: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("writers", [(0, 1, 2), (0,)])
+def test_the_replay_ratio_counts_over_all_servers(connect: Connect, writers: tuple[int, ...]) -> None:
     ratio, slack, minimum = 2.0, 400.0, 90
     shards = connect(table(capacity=9000, min_size=minimum, samples_per_insert=ratio, slack=slack))
     # The items of one server have nearly all the priority: its limiter alone would hold up every batch.
-    for name in writers:
-        with shards.writer("t", 1, VIEW, name=name) as writer:
+    for server in writers:
+        with shards.writer("t", 1, VIEW, server=server) as writer:
             for index in range(95):
-                writer.append(**step(index, priority=np.array([100.0 if name == "w 0" else 0.01])))
+                writer.append(**step(index, priority=np.array([100.0 if server == 0 else 0.01])))
     sampled = 0
     with pytest.raises(innet.errors.DeadlineError):
         while True:
@@ -365,23 +365,23 @@ def test_the_replay_ratio_counts_over_all_servers(connect: Connect, writers: tup
     assert len(short) == int(most - sampled)
 
 
-@pytest.mark.parametrize("writers", [("w 0", "w 1", "w 2"), ("w 0",)])
-def test_several_servers_admit_every_batch_that_one_server_admits(connect: Connect, writers: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("writers", [(0, 1, 2), (0,)])
+def test_several_servers_admit_every_batch_that_one_server_admits(connect: Connect, writers: tuple[int, ...]) -> None:
     limited, most = table(capacity=3000, min_size=9, samples_per_insert=2.0, slack=33.0), 64
     with innet.Memory(limited) as one, pytest.raises(innet.errors.ConfigError, match=f"at most {most} items"):
         one.sample("t", most + 1, VIEW)
     shards = connect(limited)
     ended = threading.Event()
 
-    def act(name: str) -> None:
-        with shards.writer("t", 1, VIEW, name=name, chunk_steps=1) as writer:
+    def act(server: int) -> None:
+        with shards.writer("t", 1, VIEW, server=server, chunk_steps=1) as writer:
             t = 0
             while not ended.is_set():
                 with suppress(innet.errors.DeadlineError):
                     writer.append(**step(t), timeout=0.05)
                     t += 1
 
-    acting = [Call(partial(act, name)) for name in writers]
+    acting = [Call(partial(act, server)) for server in writers]
     for timeout in 15 * [60, 0.0]:
         batch = None
         while batch is None:
@@ -421,8 +421,8 @@ def test_parameters_have_one_version_everywhere(servers: list[Server], log: Line
 
 def test_a_server_that_is_away_is_left_out_and_taken_up_again(servers: list[Server], log: Lines) -> None:
     with innet.connect(address(servers), tables=[table(capacity=2000)]) as shards:
-        write(shards, "w 0", range(100))
-        write(shards, "w 1", range(200, 300))
+        write(shards, 0, range(100))
+        write(shards, 1, range(200, 300))
         with shards.batches("t", 32, VIEW, timeout=30) as batches:
             before = [next(batches) for _ in range(20)]
             ids = np.concatenate([batch.ids for batch in before])
@@ -446,11 +446,11 @@ def test_a_server_that_is_away_is_left_out_and_taken_up_again(servers: list[Serv
             assert shards.stats()["shards"][servers[1].address] is None
             with pytest.raises(innet.errors.DisconnectedError, match="is emptied on every server"):
                 shards.empty_table("t")
-            write(shards, "w 1", range(100, 120))
+            write(shards, 1, range(100, 120))
             assert count(log, "is away") == 1
             servers[1].start()
             until(lambda: count(log, "is sampled again") == 1)
-            write(shards, "w 1", range(300, 400))
+            write(shards, 1, range(300, 400))
             until(lambda: bool((next(batches).action >= 300).any()))
         assert shards.stats()["shards"][servers[1].address]["tables"]["t"]["items"] > 0
         assert count(log, "is away") == 1
@@ -460,7 +460,7 @@ def test_a_server_that_is_away_at_the_start_is_taken_up(servers: list[Server], l
     servers[0].kill()
     with innet.connect(address(servers), tables=[table(capacity=2000)], timeout=0.5) as shards:
         assert count(log, "is away") == 1
-        write(shards, "w 0", range(50))
+        write(shards, 0, range(50))
         assert len(shards.sample("t", 8, VIEW)) == 8
         servers[0].start()
         until(lambda: count(log, "is sampled again") == 1)

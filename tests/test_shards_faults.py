@@ -20,9 +20,9 @@ from steps import VIEW, fill, step, table
 pytestmark = pytest.mark.timeout(110)
 
 
-def write(replay: innet.Replay, writer: str, actions: range, priority: float = 1.0) -> None:
-    """Writes steps with these numbers; the number at the end of the writer's name chooses its server."""
-    with replay.writer("t", 1, VIEW, name=writer) as one:
+def write(replay: innet.Replay, server: int, actions: range, priority: float = 1.0) -> None:
+    """Writes steps with these numbers to one of the servers."""
+    with replay.writer("t", 1, VIEW, server=server) as one:
         for t, action in enumerate(actions):
             one.append(**{**step(t, priority=np.array([priority])), "action": np.array([action])})
 
@@ -49,8 +49,8 @@ def silent() -> Iterator[str]:
 
 def test_batches_are_whole_where_a_server_loses_its_table(pair: list[str], log: Lines) -> None:
     with innet.connect(",".join(pair), tables=[table(capacity=2000)]) as shards:
-        write(shards, "w 0", range(100))
-        write(shards, "w 1", range(200, 300))
+        write(shards, 0, range(100))
+        write(shards, 1, range(200, 300))
         with shards.batches("t", 32, VIEW, timeout=30, prefetch=8) as batches:
             next(batches)
             with innet.connect(pair[1]) as one:
@@ -64,8 +64,8 @@ def test_batches_are_whole_where_a_server_loses_its_table(pair: list[str], log: 
 def test_a_server_with_fewer_samples_left_than_its_share_gives_those(pair: list[str], sampler: str) -> None:
     once = table(capacity=2000, sampler=sampler, max_times_sampled=1)  # type: ignore[arg-type]
     with innet.connect(",".join(pair), tables=[once]) as shards:
-        write(shards, "w 0", range(120), priority=0.01)
-        write(shards, "w 1", range(200, 210), priority=1000.0)
+        write(shards, 0, range(120), priority=0.01)
+        write(shards, 1, range(200, 210), priority=1000.0)
         live = shards.stats()["tables"]["t"]["items"]
         drawn: list[int] = []
         while len(drawn) + 16 <= live:
@@ -78,15 +78,15 @@ def test_a_server_with_fewer_samples_left_than_its_share_gives_those(pair: list[
 
 def test_a_call_at_its_deadline_uses_up_no_samples(pair: list[str]) -> None:
     with innet.connect(",".join(pair), tables=[table(capacity=2000, max_times_sampled=1)]) as shards:
-        write(shards, "w 0", range(20))
-        write(shards, "w 1", range(200, 220))
+        write(shards, 0, range(20))
+        write(shards, 1, range(200, 220))
         live = shards.stats()["tables"]["t"]["items"]
         with pytest.raises(
             innet.errors.DeadlineError, match=f"{live} items, each for 1 samples at most and fewer than 64"
         ):
             shards.sample("t", 64, VIEW, timeout=0.2)
         assert shards.stats()["tables"]["t"]["items"] == live
-        write(shards, "w 0", range(20, 100))
+        write(shards, 0, range(20, 100))
         assert len(shards.sample("t", 64, VIEW, timeout=30)) == 64
 
 
@@ -95,8 +95,8 @@ def test_a_server_is_not_away_after_a_pause_of_the_reader(pair: list[str], log: 
     view = innet.Window(0, 0)
     with innet.connect(",".join(pair), tables=[pixels], grace=0.2) as shards:
         noise = np.random.default_rng(0).integers(0, 256, (1, 512, 512), np.uint8)
-        for name in ("w 0", "w 1"):
-            with shards.writer("t", 1, view, name=name) as writer:
+        for server in range(2):
+            with shards.writer("t", 1, view, server=server) as writer:
                 for _ in range(40):
                     writer.append(frame=noise, terminated=[False], truncated=[False], first=[False])
         with shards.batches("t", 32, view, timeout=30, prefetch=4) as batches:
@@ -113,8 +113,8 @@ def test_updates_do_not_wait_for_a_server_that_says_nothing(tmp_path: Path, log:
     with Server(f"unix://{tmp_path}/a") as first, Server(f"unix://{tmp_path}/b") as second:
         to = f"{first.address},{second.address}"
         with innet.connect(to, tables=[table(capacity=2000)], grace=0.3) as shards:
-            write(shards, "w 0", range(100))
-            write(shards, "w 1", range(200, 300))
+            write(shards, 0, range(100))
+            write(shards, 1, range(200, 300))
             batch = shards.sample("t", 64, VIEW)
             second.send(signal.SIGSTOP)
             receipts = [shards.update_priorities("t", batch.ids, np.ones(64), wait=wait, timeout=None)]
@@ -145,7 +145,7 @@ def test_an_open_writer_waits_for_its_server_and_the_others_write_on(tmp_path: P
         Server(f"unix://{tmp_path}/b", *snapshots) as second,
         innet.connect(f"{first.address},{second.address}", tables=[table(capacity=2000)], grace=0.3) as shards,
     ):
-        writers = [shards.writer("t", 1, VIEW, name=f"w {number}") for number in range(2)]
+        writers = [shards.writer("t", 1, VIEW, name=f"w {number}", server=number) for number in range(2)]
 
         def play(number: int, steps: range) -> None:
             """Episodes of ten steps, whose actions are of this writer alone."""
@@ -173,7 +173,7 @@ def test_an_open_writer_waits_for_its_server_and_the_others_write_on(tmp_path: P
         if how == "emptied":
             assert isinstance(error, innet.errors.ExpiredError)
             assert "w 1" in str(error)
-            writers[1] = shards.writer("t", 1, VIEW, name="w 1")
+            writers[1] = shards.writer("t", 1, VIEW, name="w 1", server=1)
             play(1, range(100))
         else:
             assert error is None

@@ -188,7 +188,7 @@ def test_each_of_several_servers_learns_what_its_writers_have(tmp_path: Path) ->
         address = ",".join(server.addresses[0] for server in servers)
         shards = stack.enter_context(innet.connect(address, tables=[table(max_version_lag=LAG)]))
         # The first one's server is not that of the last writer that was opened.
-        writers = [stack.enter_context(shards.writer("t", 1, VIEW, name=f"w {i}")) for i in range(2)]
+        writers = [stack.enter_context(shards.writer("t", 1, VIEW, server=i)) for i in range(2)]
         for turn in range(3):
             publish(shards, LAG + 1)
             for writer in writers:

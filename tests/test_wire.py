@@ -378,9 +378,12 @@ def test_a_sample_from_nothing_ends_at_its_deadline(client: WireClient) -> None:
     client.call(createTable=table())
     for deadline_ms in (0, 20):
         sample = SCHEMA.Sample.new_message(table="steps", count=3, before=0, after=0)
-        with pytest.raises(ServerError) as refused:
-            client.call(sample=sample, deadline_ms=deadline_ms)
-        assert refused.value.code == "deadline"
+        client.send(sample=sample, deadline_ms=deadline_ms)
+        error = client.receive()[0].error
+        assert (str(error.code), error.message) == ("deadline", "")
+        wait = error.waitedFor.table
+        assert (wait.table, wait.ahead, wait.stepsWithoutItems) == ("steps", 0, 0)
+        assert (wait.cause.minSize.live, wait.cause.minSize.minSize) == (0, 1)
 
 
 def test_the_token_is_proved_and_never_sent() -> None:

@@ -22,7 +22,7 @@ import capnp  # type: ignore[import-untyped]
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SCHEMA: Any = capnp.load(str(REPOSITORY / "crates/replay_wire/schema/innet.capnp"))
-PROTOCOL = 4
+PROTOCOL = 1
 
 FIRST, TERMINATED, TRUNCATED, FINAL, DIFFERENCE, REFERENCE = 1, 2, 4, 8, 16, 32
 MARK = 1 << 31
@@ -92,7 +92,7 @@ class WireClient:
         sent = self.send(payload, deadline_ms=deadline_ms, **body)
         reply, payload = self.receive()
         if reply.which() == "error":
-            raise ServerError(str(reply.error.code), reply.error.message)
+            raise ServerError(str(reply.error.code), reply.error.message or str(reply.error.waitedFor))
         assert reply.id == sent
         return reply, payload
 

@@ -935,6 +935,7 @@ class Replay(_ContextManager):
         view: NStep | Sequences | Window | None = None,
         *,
         name: str = "",
+        server: int | None = None,
         chunk_steps: int = 50,
         timeout: float | None = 60.0,
     ) -> Writer:
@@ -946,6 +947,8 @@ class Replay(_ContextManager):
             view: The view of the items, which fixes their windows; `None` is the table's. Samples may use narrower
                 views.
             name: Display name in errors, logs and statistics.
+            server: The server that the writer keeps to, of several: this number from 0, modulo their number, or the
+                next one while that is away. `None` is the one with the fewest writers.
             chunk_steps: Steps of an environment that are packed and sent together, 1 to 65536:
                 `num_envs * (chunk_steps + 1)` is at most the table's capacity. With 1, a step reaches the table with
                 the next `append`, for loops that write and sample in turn.

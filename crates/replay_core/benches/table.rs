@@ -85,6 +85,7 @@ fn filled() -> Arc<Table> {
         table: "t".into(),
         writer: 1,
         name: "bench".into(),
+        server: None,
         streams: 1,
         window_before: 3,
         window_after: 3,

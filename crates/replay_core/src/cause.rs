@@ -1,20 +1,20 @@
-//! Causes of blocked calls. An attempt notes numbers; they become a sentence only where a call reports its wait.
+//! Reasons of waits. An attempt notes numbers, which cross the wire as they are; they become a sentence only where a call logs its wait
+//! or fails.
 
 use std::fmt;
-use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use crate::schema::TableConfig;
+use crate::replay::Wait;
 
-/// Part of the sentence of every wait that a push of steps may end. Sentences cross the wire, and clients find it in them.
-pub const FOR_WRITERS: &str = "for writers";
-
-/// The cause of a blocked attempt at a table, with the numbers of that moment.
+/// The cause of a blocked attempt at a table, with the numbers of that moment and the table's settings that they fall short of.
 #[derive(Debug, Clone, Copy, PartialEq)]
+#[expect(missing_docs, reason = "fields with the names of settings have none")]
 pub enum Cause {
     /// A sample: fewer live items than `min_size`.
     MinSize {
         /// Live items.
         live: u64,
+        min_size: u64,
     },
     /// A sample: the table is being emptied.
     Emptied,
@@ -28,6 +28,8 @@ pub enum Cause {
         wanted: u32,
         /// Items by which it is too large.
         missing: f64,
+        samples_per_insert: f64,
+        slack: f64,
     },
     /// A sample: too few samples left, at `max_times_sampled`.
     SamplesLeft {
@@ -35,11 +37,12 @@ pub enum Cause {
         left: u64,
         /// Items of the sample.
         wanted: u32,
+        max_times_sampled: u32,
     },
     /// A sample: items went while they were chosen.
     Items {
         /// Items found.
-        found: usize,
+        found: u64,
         /// Items of the sample.
         wanted: u32,
     },
@@ -51,6 +54,8 @@ pub enum Cause {
         inserted: u64,
         /// Items to be sampled before the next insert.
         missing: f64,
+        samples_per_insert: f64,
+        slack: f64,
     },
     /// A push: readers hold evicted chunks, whose bytes are missing.
     PinnedBytes {
@@ -58,6 +63,7 @@ pub enum Cause {
         pinned: u64,
         /// Bytes by which the push is too large.
         missing: u64,
+        capacity_bytes: u64,
     },
     /// A push: readers hold so many evicted chunks that there is no slot for another.
     PinnedChunks,
@@ -65,22 +71,57 @@ pub enum Cause {
     LastItems,
 }
 
+/// The wait for a table that does not admit a call yet.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TableWait {
+    /// The table.
+    pub table: String,
+    /// Cause of the wait of the first call in the line.
+    pub cause: Cause,
+    /// Calls that wait ahead of this one.
+    pub ahead: u64,
+    /// Steps in a table that has never had an item; 0 otherwise.
+    pub steps_without_items: u64,
+}
+
+/// The wait of a writer for newer parameters.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OutdatedWriter {
+    /// The table.
+    pub table: String,
+    /// Name of the writer.
+    pub writer: String,
+    /// Name of the parameters.
+    pub parameters: String,
+    /// The writer's version; 0 if it has got none.
+    pub version: u64,
+    /// The newest version.
+    pub newest: u64,
+    /// The table's setting.
+    pub max_version_lag: u32,
+}
+
 /// The reason of a wait. Its `Display` is the sentence for logs and errors.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum WaitReason {
     /// A table does not admit the call yet.
-    Table {
-        /// Definition of the table.
-        config: Arc<TableConfig>,
-        /// Cause of the wait of the first call in the line.
-        cause: Cause,
-        /// Calls that wait ahead of this one.
-        ahead: usize,
-        /// Steps in a table that has never had an item; 0 otherwise.
-        steps_without_items: u64,
-    },
+    Table(TableWait),
+    /// A writer's parameters are too old for its table.
+    Outdated(OutdatedWriter),
+    /// So many calls wait ahead of this one, and the first has not been tried yet.
+    Ahead(u64),
+    /// The connection has so many bytes of replies that its client has not read.
+    OwnReplies(u64),
+    /// The connections of the client's role have so many bytes of replies that are not read.
+    RoleReplies(u64),
+    /// The connection is not read while so many of its requests wait for their answers.
+    Answers(u32),
+    /// The connection is not read while the server has no memory for its next frame.
+    ReceiveMemory,
     /// Any other cause, as a sentence.
     Other(String),
+    /// The reason of one of several servers, which has this name.
+    AtServer(String, Box<WaitReason>),
 }
 
 impl From<String> for WaitReason {
@@ -89,116 +130,220 @@ impl From<String> for WaitReason {
     }
 }
 
-impl WaitReason {
-    /// The wait of a call of `table` for this cause.
-    pub fn at(config: &Arc<TableConfig>, cause: Cause) -> Self {
-        WaitReason::Table {
-            config: config.clone(),
-            cause,
-            ahead: 0,
-            steps_without_items: 0,
-        }
-    }
-
-    /// The wait of a call behind `calls` others, the first of which waits for this reason.
-    pub(crate) fn behind(&self, calls: usize) -> Self {
-        let mut reason = self.clone();
-        if let WaitReason::Table { ahead, .. } = &mut reason {
-            *ahead = calls;
-        }
-        reason
+impl From<&str> for WaitReason {
+    fn from(sentence: &str) -> Self {
+        WaitReason::Other(sentence.to_owned())
     }
 }
 
-impl Cause {
-    fn write(self, config: &TableConfig, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let TableConfig {
-            name,
-            min_size,
-            samples_per_insert,
-            max_times_sampled,
-            ..
-        } = config;
-        let slack = config.effective_slack();
+impl WaitReason {
+    /// The wait of a call of `table` for this cause.
+    pub fn at(table: &str, cause: Cause) -> Self {
+        WaitReason::Table(TableWait {
+            table: table.to_owned(),
+            cause,
+            ahead: 0,
+            steps_without_items: 0,
+        })
+    }
+
+    /// The wait of a call behind `calls` others, the first of which waits for this reason.
+    pub(crate) fn behind(&self, calls: u64) -> Self {
+        let mut reason = self.clone();
+        if let WaitReason::Table(wait) = &mut reason {
+            wait.ahead = calls;
+        }
+        reason
+    }
+
+    /// Whether steps of a writer may end the wait.
+    pub fn is_for_writers(&self) -> bool {
+        use Cause::{Inserts, Items, MinSize, SamplesLeft};
         match self {
-            Cause::MinSize { live } => write!(
-                f,
-                "table {name:?} holds {live} items of the {min_size} that min_size asks for; waiting {FOR_WRITERS}"
+            WaitReason::Table(wait) => matches!(
+                wait.cause,
+                MinSize { .. } | Inserts { .. } | SamplesLeft { .. } | Items { .. }
             ),
-            Cause::Emptied => write!(f, "table {name:?} is being emptied"),
+            WaitReason::AtServer(_, reason) => reason.is_for_writers(),
+            _ => false,
+        }
+    }
+
+    /// Logs the wait, see [`Wait::report`], with the caller's advice if it is for writers.
+    pub fn report(&self, wait: &Wait<'_>, now: Instant, after: Duration) {
+        wait.report(now, after, || {
+            let advice = wait.advice().filter(|_| self.is_for_writers());
+            let advice = advice.and_then(|advice| advice());
+            self.to_string() + &advice.unwrap_or_default()
+        });
+    }
+}
+
+impl fmt::Display for TableWait {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let table = &self.table;
+        if self.ahead > 0 {
+            write!(f, "{} earlier calls wait: ", self.ahead)?;
+        }
+        match self.cause {
+            Cause::MinSize { live, min_size } => write!(
+                f,
+                "table {table:?} holds {live} items of the {min_size} that min_size asks for; waiting for writers"
+            ),
+            Cause::Emptied => write!(f, "table {table:?} is being emptied"),
             Cause::Inserts {
                 sampled,
                 inserted,
                 wanted,
                 missing,
+                samples_per_insert,
+                slack,
             } => write!(
                 f,
-                "table {name:?} has {sampled} items sampled for {inserted} inserted, at samples_per_insert \
-                 {samples_per_insert} and slack {slack}; a sample of {wanted} waits {FOR_WRITERS} to insert {} more",
+                "table {table:?} has {sampled} items sampled for {inserted} inserted, at samples_per_insert \
+                 {samples_per_insert} and slack {slack}; a sample of {wanted} waits for writers to insert {} more",
                 (missing / samples_per_insert).ceil().max(1.0)
             ),
-            Cause::SamplesLeft { left, wanted } => write!(
+            Cause::SamplesLeft {
+                left,
+                wanted,
+                max_times_sampled,
+            } => write!(
                 f,
-                "table {name:?} has {left} samples left of the {wanted} asked for, at max_times_sampled \
-                 {max_times_sampled}; waiting {FOR_WRITERS}"
+                "table {table:?} has {left} samples left of the {wanted} asked for, at max_times_sampled \
+                 {max_times_sampled}; waiting for writers"
             ),
             Cause::Items { found, wanted } => write!(
                 f,
-                "table {name:?} has {found} items to sample at the moment of the {wanted} asked for; waiting {FOR_WRITERS}"
+                "table {table:?} has {found} items to sample at the moment of the {wanted} asked for; waiting for writers"
             ),
             Cause::Samples {
                 sampled,
                 inserted,
                 missing,
+                samples_per_insert,
+                slack,
             } => write!(
                 f,
-                "table {name:?} has {sampled} items sampled for {inserted} inserted, at samples_per_insert \
+                "table {table:?} has {sampled} items sampled for {inserted} inserted, at samples_per_insert \
                  {samples_per_insert} and slack {slack}; the next insert waits for its readers to sample {} more",
                 missing.ceil()
             ),
-            Cause::PinnedBytes { pinned, missing } => write!(
+            Cause::PinnedBytes {
+                pinned,
+                missing,
+                capacity_bytes,
+            } => write!(
                 f,
-                "table {name:?} has {pinned} of its {} bytes in evicted chunks that readers still hold; waiting for them \
-                 to let go of {missing}",
-                config.effective_capacity_bytes()
+                "table {table:?} has {pinned} of its {capacity_bytes} bytes in evicted chunks that readers still hold; \
+                 waiting for them to let go of {missing}"
             ),
             Cause::PinnedChunks => write!(
                 f,
-                "table {name:?} has no slot for another chunk beside the evicted ones that samples still pin; waiting \
+                "table {table:?} has no slot for another chunk beside the evicted ones that samples still pin; waiting \
                  for them"
             ),
             Cause::LastItems => {
                 write!(
                     f,
-                    "table {name:?} waits for readers that are taking its last items"
+                    "table {table:?} waits for readers that are taking its last items"
                 )
             }
+        }?;
+        if self.steps_without_items > 0 {
+            write!(
+                f,
+                "; {} steps have arrived and made no item: are they all the first of an episode (first=True)? \
+                 Writer.dropped_windows counts the windows that end so",
+                self.steps_without_items
+            )?;
         }
+        Ok(())
+    }
+}
+
+impl fmt::Display for OutdatedWriter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let OutdatedWriter {
+            table,
+            writer,
+            parameters,
+            version,
+            newest,
+            max_version_lag,
+        } = self;
+        write!(f, "writer {writer:?} of table {table:?} ")?;
+        match version {
+            0 => write!(
+                f,
+                "has got no parameters, and {parameters:?} has version {newest}"
+            ),
+            version => write!(
+                f,
+                "makes its steps with version {version} of {parameters:?}, and version {newest} is the newest"
+            ),
+        }?;
+        write!(
+            f,
+            ": with max_version_lag {max_version_lag} its steps wait until it gets newer ones (get_parameters with this writer)"
+        )
     }
 }
 
 impl fmt::Display for WaitReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (config, cause, ahead, steps) = match self {
-            WaitReason::Other(sentence) => return f.write_str(sentence),
-            WaitReason::Table {
-                config,
-                cause,
-                ahead,
-                steps_without_items,
-            } => (config, cause, *ahead, *steps_without_items),
-        };
-        if ahead > 0 {
-            write!(f, "{ahead} earlier calls wait: ")?;
-        }
-        cause.write(config, f)?;
-        if steps > 0 {
-            write!(
+        match self {
+            WaitReason::Table(wait) => wait.fmt(f),
+            WaitReason::Outdated(wait) => wait.fmt(f),
+            WaitReason::Ahead(calls) => write!(f, "{calls} earlier calls wait"),
+            WaitReason::OwnReplies(bytes) => write!(
                 f,
-                "; {steps} steps have arrived and made no item: are they all the first of an episode (first=True)? \
-                 Writer.dropped_windows counts the windows that end so"
-            )?;
+                "{bytes} bytes of replies wait for this client to read them, and a connection has a quarter of its role's \
+                 part of --reply-bytes"
+            ),
+            WaitReason::RoleReplies(bytes) => write!(
+                f,
+                "{bytes} bytes of replies wait for clients of this role to read them, which is their part of the server's \
+                 limit (--reply-bytes)"
+            ),
+            WaitReason::Answers(requests) => write!(
+                f,
+                "the server reads no further request of this connection: {requests} wait for their answers"
+            ),
+            WaitReason::ReceiveMemory => f.write_str(
+                "the server's receive memory is full of pushes that wait: 1 MiB of this writer, or its table's part of \
+                 --max-frame-bytes",
+            ),
+            WaitReason::Other(sentence) => f.write_str(sentence),
+            WaitReason::AtServer(server, reason) => write!(f, "{server}: {reason}"),
         }
-        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_is_for_writers_by_its_cause_whatever_the_names_say() {
+        let samples = Cause::Items {
+            found: 1,
+            wanted: 2,
+        };
+        let pushes = Cause::PinnedChunks;
+        for (cause, for_writers) in [(samples, true), (pushes, false), (Cause::Emptied, false)] {
+            let first = WaitReason::at("for writers", cause);
+            let behind = first.behind(3);
+            let of_several = WaitReason::AtServer("innet://a".into(), Box::new(behind.clone()));
+            assert!(
+                of_several
+                    .to_string()
+                    .starts_with("innet://a: 3 earlier calls wait: table")
+            );
+            for reason in [first, behind, of_several] {
+                assert_eq!(reason.is_for_writers(), for_writers, "{reason}");
+            }
+        }
+        assert!(!WaitReason::from("waiting for writers").is_for_writers());
     }
 }

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::io;
 use std::path::PathBuf;
 
+use crate::cause::WaitReason;
 use crate::wait::Interrupted;
 use crate::words::Number;
 
@@ -121,19 +122,22 @@ pub enum Error {
         of: u64,
     },
     /// A deadline that passed.
-    #[error("{DEADLINE_PASSED}{waited_for}")]
+    #[error("the deadline passed: {waited_for}")]
     Deadline {
         /// Condition that the call waited for, and its distance from it.
-        waited_for: String,
+        waited_for: Box<WaitReason>,
+    },
+    /// The same as a server's answer: the request is not in flight any more.
+    #[error("the deadline passed: {waited_for}")]
+    RemoteDeadline {
+        /// Condition that the request waited for.
+        waited_for: Box<WaitReason>,
     },
     /// A request that waits longer than a server holds it. Clients send it again.
-    #[error(
-        "{waited_for}; the server holds a request for {held_ms} ms (max_wait_ms): send it again"
-    )]
+    #[error("{waited_for}; the server holds the request no longer (max_wait_ms): send it again")]
     Renew {
-        held_ms: u64,
         /// Condition that the request waited for.
-        waited_for: String,
+        waited_for: Box<WaitReason>,
     },
     /// A view that needs more rows than the items' windows have.
     #[error(
@@ -241,9 +245,6 @@ pub enum Error {
     },
 }
 
-/// Start of every message of [`Error::Deadline`].
-const DEADLINE_PASSED: &str = "the deadline passed: ";
-
 /// Result with [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -338,7 +339,7 @@ impl Error {
             Error::Table { .. } => ErrorCode::Table,
             Error::Schema { .. } => ErrorCode::Schema,
             Error::TooLarge { .. } | Error::Streams { .. } => ErrorCode::TooLarge,
-            Error::Deadline { .. } => ErrorCode::Deadline,
+            Error::Deadline { .. } | Error::RemoteDeadline { .. } => ErrorCode::Deadline,
             Error::Renew { .. } => ErrorCode::Renew,
             Error::View { .. } => ErrorCode::View,
             Error::Fenced { .. } => ErrorCode::Fenced,
@@ -360,17 +361,19 @@ impl Error {
         }
     }
 
-    /// Condition that a call waited for at its deadline, in this process or on a server; `None` for any other error.
-    pub fn into_waited_for(self) -> Option<String> {
+    /// A deadline that passed while the call waited for this.
+    pub fn deadline(waited_for: impl Into<WaitReason>) -> Self {
+        Error::Deadline {
+            waited_for: Box::new(waited_for.into()),
+        }
+    }
+
+    /// Condition that a call waited for when its wait ended; `None` for an error of another cause.
+    pub fn waited_for(&self) -> Option<&WaitReason> {
         match self {
-            Error::Deadline { waited_for } => Some(waited_for),
-            Error::Remote {
-                code: ErrorCode::Deadline,
-                message,
-            } => Some(match message.strip_prefix(DEADLINE_PASSED) {
-                Some(waited_for) => waited_for.to_owned(),
-                None => message,
-            }),
+            Error::Deadline { waited_for }
+            | Error::RemoteDeadline { waited_for }
+            | Error::Renew { waited_for } => Some(waited_for),
             _ => None,
         }
     }
@@ -384,22 +387,5 @@ mod tests {
     fn a_long_text_is_cut_between_two_characters() {
         assert_eq!(shortened("no", 2), "no");
         assert_eq!(shortened("ééé", 3), "é...");
-    }
-
-    #[test]
-    fn a_servers_deadline_is_reported_once() {
-        let deadline = |waited_for: &str| Error::Deadline {
-            waited_for: waited_for.into(),
-        };
-        let local = deadline("more items");
-        let remote = Error::Remote {
-            code: local.code(),
-            message: local.to_string(),
-        };
-        for error in [local, remote] {
-            let again = deadline(&error.into_waited_for().unwrap()).to_string();
-            assert_eq!(again, "the deadline passed: more items");
-        }
-        assert_eq!(Error::Interrupted.into_waited_for(), None);
     }
 }

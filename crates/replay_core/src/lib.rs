@@ -11,7 +11,7 @@
 //! | [`error`] | the error enum, and the codes of the wire |
 //! | [`words`] | values in messages, as Python and TOML write them |
 //! | [`wait`] | deadlines, interrupts and log lines of blocking calls |
-//! | [`cause`] | causes of blocked calls |
+//! | [`cause`] | reasons of waits |
 //! | | **memory** |
 //! | [`memory`] | tables and parameters of a process |
 //! | [`local`] | `Replay` in this process |

@@ -156,6 +156,8 @@ impl Limiter {
                 sampled,
                 inserted,
                 missing,
+                samples_per_insert: self.samples_per_insert,
+                slack: self.slack,
             }),
         }
     }
@@ -189,7 +191,10 @@ impl Limiter {
     /// the wait.
     pub fn admit_sample(&self, live: u64, wanted: u32, short: bool) -> Outcome<Admitted> {
         if live < self.min_size {
-            return Err(Cause::MinSize { live });
+            return Err(Cause::MinSize {
+                live,
+                min_size: self.min_size,
+            });
         }
         self.admit_part(wanted, short)
     }
@@ -226,6 +231,8 @@ impl Limiter {
                     inserted: inserted.items(),
                     wanted,
                     missing: f64::from(wanted) - allowed,
+                    samples_per_insert: self.samples_per_insert,
+                    slack: self.slack,
                 });
             }
         };
@@ -318,8 +325,6 @@ impl Limiter {
 
 #[cfg(all(test, not(feature = "loom")))]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
     use crate::cause::WaitReason;
 
@@ -333,24 +338,18 @@ mod tests {
     }
 
     /// The sentence of a wait for the limiter.
-    fn text(l: &Limiter, cause: Cause) -> String {
-        let config = TableConfig {
-            samples_per_insert: l.samples_per_insert,
-            slack: l.slack,
-            min_size: l.min_size,
-            ..TableConfig::new("t", Vec::new(), 1000)
-        };
-        WaitReason::at(&Arc::new(config), cause).to_string()
+    fn text(cause: Cause) -> String {
+        WaitReason::at("t", cause).to_string()
     }
 
     fn insert(l: &Limiter, live: u64) -> std::result::Result<(), String> {
         let admitted = l.admit_insert(live, 1, false);
-        admitted.map(drop).map_err(|cause| text(l, cause))
+        admitted.map(drop).map_err(text)
     }
 
     fn sample(l: &Limiter, live: u64, n: u32) -> std::result::Result<u32, String> {
         let admitted = l.admit_sample(live, n, false);
-        admitted.map(|a| a.items).map_err(|cause| text(l, cause))
+        admitted.map(|a| a.items).map_err(text)
     }
 
     #[test]

@@ -6,14 +6,14 @@ use std::time::Instant;
 use bytes::Bytes;
 use event_listener::Listener;
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::memory::Memory;
 use crate::replay::{
     Listing, OpenWriter, Parameters, Push, PushBody, PushChannel, Replay, SampleChannel,
     SampleRequest, Sampled, UpdateReceipt, Wait, WriterId,
 };
 use crate::schema::TableConfig;
-use crate::table::{Attempt, Table, Turn};
+use crate::table::{Attempt, PendingCall, Step, Table, Turn};
 
 /// Repeats `attempt` until it is ready, the deadline has passed or the caller is interrupted. Its argument says whether
 /// it is the last one before the deadline's error.
@@ -21,26 +21,16 @@ fn block_on<T>(
     wait: &Wait<'_>,
     mut attempt: impl FnMut(bool, &mut Turn) -> Result<Attempt<T>>,
 ) -> Result<T> {
-    let mut turn = Turn::default();
+    let mut call = PendingCall::new(Turn::default(), wait.deadline, false);
     let mut slices = wait.slices(wait.deadline);
     loop {
-        let (changed, places) = (turn.changed(), turn.places());
-        let last = wait.deadline.is_some_and(|end| Instant::now() >= end);
-        match attempt(last, &mut turn)? {
-            Attempt::Ready(done) => return Ok(done),
-            Attempt::Blocked(reason) if last => {
-                return Err(Error::Deadline {
-                    waited_for: reason.to_string(),
-                });
-            }
-            Attempt::Blocked(reason) => {
+        match call.step(Instant::now, Turn::changed, &mut attempt)? {
+            Step::Ready(done) => return Ok(done),
+            Step::Blocked { reason, changed } => {
                 let now = Instant::now();
-                wait.report(now, Wait::REPORT_AFTER, || reason.to_string());
-                // Without a listener for its place, the attempt has just given it one: a change since then would be missed.
-                if let Some(changed) = changed.filter(|_| turn.places() == places) {
-                    // A change or the end of the slice: either way it tries again.
-                    let _ = changed.wait_deadline(slices.next_wake(now)?);
-                }
+                reason.report(wait, now, Wait::REPORT_AFTER);
+                // A change or the end of the slice: either way it tries again.
+                let _ = changed.wait_deadline(slices.next_wake(now)?);
             }
         }
     }

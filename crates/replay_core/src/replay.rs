@@ -20,6 +20,8 @@ pub struct OpenWriter {
     pub writer: u64,
     /// Display name, for errors and logs.
     pub name: String,
+    /// Of several servers, the one that the writer keeps to: this number modulo theirs. Does not cross the wire.
+    pub server: Option<u32>,
     /// Number of streams the writer numbers from 0.
     pub streams: u32,
     /// Steps before the anchor of this writer's items.

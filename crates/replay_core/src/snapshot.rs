@@ -23,9 +23,7 @@ use crate::memory::Memory;
 use crate::parameters::ParameterStore;
 use crate::schema::TableConfig;
 use crate::snapshot_records::content::ParametersRecord;
-use crate::snapshot_records::{
-    CAPNP_VERSION, RecordKind, RecordReader, RecordWriter, cannot_read, cannot_write,
-};
+use crate::snapshot_records::{RecordKind, RecordReader, RecordWriter, cannot_read, cannot_write};
 use crate::sync::lock;
 use crate::table::Table;
 use crate::table::restore::Staged;
@@ -128,25 +126,8 @@ impl Write for Stoppable<'_> {
 /// [`Error::NotEmpty`] (a table has steps), [`Error::Table`] (too many bytes for a new table) or [`Error::TooLarge`] (of
 /// parameters).
 pub fn restore(memory: &Memory, path: &Path) -> Result<()> {
-    restore_any(memory, path, |_| {
-        Err(Error::Config(
-            "it has format 2, whose table definitions only the Python module reads".to_owned(),
-        ))
-    })
-}
-
-/// As [`restore`], also of format 2, whose definitions of tables `read_capnp` decodes: this crate does not know
-/// Cap'n Proto.
-///
-/// # Errors
-/// Errors of [`restore`].
-pub fn restore_any(
-    memory: &Memory,
-    path: &Path,
-    read_capnp: fn(&[u8]) -> Result<TableConfig>,
-) -> Result<()> {
     let mut made = Vec::new();
-    let done = read(memory, path, read_capnp, &mut made).and_then(|read| place(memory, read));
+    let done = read(memory, path, &mut made).and_then(|read| place(memory, read));
     if done.is_err() {
         for name in made {
             // Another thread may have dropped it already.
@@ -232,7 +213,6 @@ fn put_in_place(partial: &Path, path: &Path) -> Result<()> {
 fn read(
     memory: &Memory,
     path: &Path,
-    read_capnp: fn(&[u8]) -> Result<TableConfig>,
     made: &mut Vec<String>,
 ) -> Result<(Vec<Staged>, Vec<ParametersRecord>)> {
     let error = cannot_read(path);
@@ -250,14 +230,9 @@ fn read(
         let open = tables.last_mut().filter(|table| !table.is_complete());
         match (kind, open) {
             (RecordKind::Table, None) => {
-                let config = match records.version() {
-                    CAPNP_VERSION => read_capnp(&body),
-                    _ => serde_json::from_slice(&body)
-                        .map_err(|error| Error::Corrupt(error.to_string())),
-                };
-                let config = config
-                    .and_then(|config| config.validate().map(|()| config))
-                    .map_err(|error| records.damaged(error))?;
+                let config: TableConfig = serde_json::from_slice(&body)
+                    .map_err(|error| records.damaged(Error::Corrupt(error.to_string())))?;
+                config.validate().map_err(|error| records.damaged(error))?;
                 let table = match memory.table(&config.name) {
                     Ok(table) => table,
                     Err(_) => {

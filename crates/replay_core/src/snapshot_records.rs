@@ -4,8 +4,7 @@
 //! file     magic b"innetmem", version u32, then records
 //! record   kind u32, length u64, body, checksum u32: the CRC-32 (IEEE) of all preceding bytes except
 //!          checksums
-//!   1 table    its definition ([`TableConfig`]) as JSON, in format 2 as a Cap'n Proto message; what follows up to the next
-//!              table is of this one
+//!   1 table    its definition ([`TableConfig`]) as JSON; what follows up to the next table is of this one
 //!   2 stream   windowBefore u16, windowAfter u16, number u32, the writer's name
 //!   3 chunk    stream u32 (counted in the order of their records), rows u32, firstStep u64, and the chunk as the
 //!              wire has it; in the order of arrival
@@ -39,12 +38,8 @@ use crc32fast::Hasher;
 use crate::error::{Error, Result};
 
 const MAGIC: [u8; 8] = *b"innetmem";
-/// Version of the format that is written.
-const VERSION: u32 = 4;
-/// Versions that are read. Version 3 has no records of the kinds 7 to 9.
-const READ: [u32; 3] = [CAPNP_VERSION, 3, VERSION];
-/// The version in which a table's definition was a Cap'n Proto message.
-pub const CAPNP_VERSION: u32 = 2;
+/// Version of the format.
+const VERSION: u32 = 1;
 
 /// Content of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -147,7 +142,6 @@ pub struct RecordReader<R> {
     left: u64,
     sum: Hasher,
     path: PathBuf,
-    version: u32,
 }
 
 impl<R: Read> RecordReader<R> {
@@ -161,23 +155,17 @@ impl<R: Read> RecordReader<R> {
             left: bytes,
             sum: Hasher::new(),
             path: path.to_owned(),
-            version: VERSION,
         };
         if reader.array()? != MAGIC {
             return Err(reader.damaged("it is no snapshot of a replay memory"));
         }
-        reader.version = u32::from_le_bytes(reader.array()?);
-        if !READ.contains(&reader.version) {
+        let version = u32::from_le_bytes(reader.array()?);
+        if version != VERSION {
             return Err(reader.damaged(format!(
-                "it has format {}, and this release reads formats {CAPNP_VERSION} to {VERSION}",
-                reader.version
+                "it has format {version}, and this release reads format {VERSION}"
             )));
         }
         Ok(reader)
-    }
-
-    pub fn version(&self) -> u32 {
-        self.version
     }
 
     /// The next record, its checksum checked.

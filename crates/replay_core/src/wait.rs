@@ -16,8 +16,8 @@ pub struct Wait<'a> {
     pub notice: Option<&'a WaitNotice<'a>>,
 }
 
-/// An addition to the reason of a wait that the caller can make and the memory cannot.
-pub type Advice<'a> = dyn Fn(&str) -> Option<String> + Sync + 'a;
+/// An addition to the reason of a wait for writers that the caller can make and the memory cannot.
+pub type Advice<'a> = dyn Fn() -> Option<String> + Sync + 'a;
 
 /// The log line of one blocking call, which is written at most once.
 #[derive(Default)]
@@ -29,7 +29,7 @@ pub struct WaitNotice<'a> {
 }
 
 impl<'a> WaitNotice<'a> {
-    /// A notice whose line ends with this addition.
+    /// A notice whose line ends with this addition, if the wait is for writers.
     pub fn advised(advice: &'a Advice<'a>) -> Self {
         WaitNotice {
             advice: Some(advice),
@@ -70,10 +70,7 @@ impl Wait<'_> {
         if waited < after || notice.logged.swap(true, Ordering::Relaxed) {
             return;
         }
-        let (waited, mut reason) = (waited.as_secs(), reason());
-        if let Some(advice) = notice.advice.and_then(|advice| advice(&reason)) {
-            reason += &advice;
-        }
+        let (waited, reason) = (waited.as_secs(), reason());
         match self.deadline {
             Some(deadline) => {
                 let left = deadline.saturating_duration_since(now).as_secs_f64();
@@ -83,6 +80,11 @@ impl Wait<'_> {
             }
             None => tracing::warn!("still waiting after {waited} s, without a timeout: {reason}"),
         }
+    }
+
+    /// What the caller may add to the reason of a wait for writers.
+    pub fn advice(&self) -> Option<&Advice<'_>> {
+        self.notice?.advice
     }
 
     /// Asks `interrupted`.
@@ -141,13 +143,7 @@ mod tests {
 
     #[test]
     fn a_long_wait_is_reported_once() {
-        let advised = AtomicU32::new(0);
-        let advice = |reason: &str| {
-            assert_eq!(reason, "more items");
-            advised.fetch_add(1, Ordering::Relaxed);
-            None
-        };
-        let notice = WaitNotice::advised(&advice);
+        let notice = WaitNotice::default();
         let wait = Wait {
             notice: Some(&notice),
             ..Wait::forever()
@@ -170,7 +166,6 @@ mod tests {
         }
         let silent = Wait::forever();
         assert_eq!(blocked(&silent, Duration::from_secs(60)), 1);
-        assert_eq!(advised.load(Ordering::Relaxed), 1);
     }
 
     #[test]

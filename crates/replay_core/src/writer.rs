@@ -30,6 +30,8 @@ const FULL_BYTES: usize = 4 << 20;
 pub struct WriterOptions {
     /// Display name, in errors and logs.
     pub name: String,
+    /// [`OpenWriter::server`]; `None` is the one with the fewest writers.
+    pub server: Option<u32>,
     /// Steps of a stream in one chunk: the unit of pushing, storage and eviction; 1 to 65536.
     pub chunk_steps: u32,
 }
@@ -38,6 +40,7 @@ impl Default for WriterOptions {
     fn default() -> Self {
         WriterOptions {
             name: "writer".into(),
+            server: None,
             chunk_steps: 50,
         }
     }
@@ -150,6 +153,7 @@ impl Writer {
             table: id.table.clone(),
             writer: id.writer,
             name: name.clone(),
+            server: options.server,
             streams,
             window_before: view.before(),
             window_after: view.after(),

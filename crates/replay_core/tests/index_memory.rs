@@ -111,6 +111,7 @@ fn a_full_table_takes_no_more_than_was_set_aside_for_it() {
             table: "t".into(),
             writer: 1,
             name: String::new(),
+            server: None,
             streams: 1,
             window_before: 3,
             window_after: 0,

@@ -24,7 +24,7 @@ use tokio::sync::{mpsc, watch};
 use begun_tables::BegunTables;
 use membership::Membership;
 use quota::{FrameReservation, ReceiveQuota, RequestPermit};
-use replies::{ReplySender, error_reply};
+use replies::ReplySender;
 use welcome::Welcomed;
 use writer_order::{Position, WriterOrder};
 
@@ -33,9 +33,10 @@ use crate::reply_budget::Reader;
 use crate::server::Slot;
 use crate::service::Service;
 use crate::stack::{Stack, until};
+use replay_core::cause::WaitReason;
 use replay_core::error::{Error, Result};
 use replay_core::replay::{OpenWriter, Wait, WriterOpened};
-use replay_core::table::{Activity, Attempt, Turn};
+use replay_core::table::{Activity, Attempt, PendingCall, Step, Turn};
 use replay_wire::auth::ChannelBinding;
 use replay_wire::handshake::Handshake;
 use replay_wire::role::Role;
@@ -160,7 +161,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
     pub async fn refuse<T: AsyncRead + AsyncWrite + Unpin>(&self, mut stream: T, reason: &Error) {
         let reply = async {
             let _ = self
-                .write_reply(&mut stream, NO_REQUEST, error_reply(reason))
+                .write_reply(&mut stream, NO_REQUEST, reason.into())
                 .await;
             let _ = stream.shutdown().await;
             let _ = tokio::io::copy(&mut stream, &mut tokio::io::sink()).await;
@@ -247,16 +248,16 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         };
         let bytes = header.frame_bytes();
         let reservation = self
-            .unread_until(replies, quota::RECEIVE_MEMORY, quota.reserve(header))
+            .unread_until(replies, WaitReason::ReceiveMemory, quota.reserve(header))
             .await;
         // Counted from here: the reservation may have waited for the pushes of other connections.
         let deadline = self.stack.now() + self.context.write_deadline;
         let arrived = until(self.stack, deadline, frames.body()).await;
-        let late = || Error::Deadline {
-            waited_for: format!(
+        let late = || {
+            Error::deadline(format!(
                 "a frame of {bytes} bytes did not arrive within {} ms",
                 self.context.write_deadline.as_millis()
-            ),
+            ))
         };
         let request = replay_wire::decode_request(arrived.ok_or_else(late)??)?;
         self.context.service.counters.requests.add(1);
@@ -279,7 +280,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
     async fn unread_until<T>(
         &self,
         replies: &ReplySender,
-        reason: &str,
+        reason: WaitReason,
         space: impl Future<Output = T>,
     ) -> T {
         let mut space = pin!(space);
@@ -296,7 +297,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
             self.queue(
                 replies,
                 NO_REQUEST,
-                ReplyBody::Waiting(reason.to_owned()),
+                ReplyBody::Waiting(reason.clone()),
                 None,
             );
         }
@@ -331,13 +332,14 @@ impl<S: Stack> ConnectionHandler<'_, S> {
                         if answered.is_none() {
                             service.note_sample(&received.request.body, &mut samples);
                         }
-                        let mut turn = begun.turn(&self.context.service, &received.request.body);
-                        let at_once = || self.try_at_once(&received, &mut writers, &membership, &mut turn);
+                        let turn = begun.turn(&self.context.service, &received.request.body);
+                        let mut call = PendingCall::new(turn, Some(received.until), received.renewable);
+                        let at_once = || self.try_at_once(&received, &mut writers, &membership, &mut call);
                         match answered.or_else(at_once) {
                             Some(reply) => self.reply(&replies, received, reply),
                             None => {
                                 let position = writers.enter(&received.request.body);
-                                waiting.push(self.wait(received, position, turn, &membership, &replies));
+                                waiting.push(self.wait(received, position, call, &membership, &replies));
                             }
                         }
                     }
@@ -410,14 +412,14 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         received: &Received,
         writers: &mut WriterOrder,
         membership: &Membership<'_>,
-        turn: &mut Turn,
+        call: &mut PendingCall,
     ) -> Option<Result<ReplyBody>> {
         let body = &received.request.body;
         if !writers.is_free(body) {
             return None;
         }
-        let last = received.request.deadline_ms == 0;
-        let reply = match membership.attempt(body, last, turn) {
+        let attempt = |last, turn: &mut Turn| membership.attempt(body, last, turn);
+        let reply = match call.attempt(|| received.arrived, attempt) {
             Ok(Attempt::Blocked(_)) => return None,
             Ok(Attempt::Ready(reply)) => Ok(reply),
             Err(error) => Err(error),
@@ -436,7 +438,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         &self,
         received: Received,
         position: Position,
-        turn: Turn,
+        call: PendingCall,
         membership: &Membership<'_>,
         replies: &ReplySender,
     ) -> (Received, Result<ReplyBody>) {
@@ -446,7 +448,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
             let _ = ahead.await;
         }
         let reply = self
-            .wait_for_change(&received, turn, membership, replies)
+            .wait_for_change(&received, call, membership, replies)
             .await;
         drop(done);
         (received, reply)
@@ -456,63 +458,43 @@ impl<S: Stack> ConnectionHandler<'_, S> {
     async fn wait_for_change(
         &self,
         received: &Received,
-        mut turn: Turn,
+        mut call: PendingCall,
         membership: &Membership<'_>,
         replies: &ReplySender,
     ) -> Result<ReplyBody> {
-        let service = &self.context.service;
-        let body = &received.request.body;
+        let (id, body) = (received.request.id, &received.request.body);
         let mut phase = self.phase.clone();
-        let mut tried = false;
         let mut report = self.stack.now() + Wait::REPORT_AFTER;
         loop {
             if *phase.borrow_and_update() >= Phase::Draining {
                 return Err(self.context.end());
             }
-            let over = self.stack.now() >= received.until;
-            let last = over && !received.renewable;
-            // Before the attempt, so that no change after it is missed.
-            let places = turn.places();
-            let changed = tried.then(|| membership.changed(body, &turn)).transpose()?;
-            tried = true;
-            service.counters.retries.add(1);
-            let reason = match membership.attempt(body, last, &mut turn)? {
-                Attempt::Ready(reply) => return Ok(reply),
-                Attempt::Blocked(reason) => reason,
+            let attempt = |last, turn: &mut Turn| {
+                self.context.service.counters.retries.add(1);
+                membership.attempt(body, last, turn)
             };
-            if over {
-                return Err(Error::Renew {
-                    held_ms: self.context.max_wait.as_millis() as u64,
-                    waited_for: reason.to_string(),
-                });
-            }
-            let Some(changed) = changed.filter(|_| turn.places() == places) else {
-                // Nothing, or something else, was listened for during the attempt.
-                continue;
+            let listen = |turn: &Turn| membership.changed(body, turn);
+            let (reason, changed) = match call.step(|| self.stack.now(), listen, attempt)? {
+                Step::Ready(reply) => return Ok(reply),
+                Step::Blocked { reason, changed } => (reason, changed),
             };
-            // Not `Wait::slices`: there is no interrupt to check, and the stack's clock may be a simulated one. A request
-            // behind others is woken when its turn comes, and one that waits for clients to read when one has read.
-            let again = match turn.is_behind() || Membership::waits_for_readers(body, &turn) {
-                true => received.until,
-                false => self.stack.now() + Wait::CHECK_EVERY,
-            };
+            // Not `Wait::slices`: there is no interrupt to check, and the stack's clock may be a simulated one.
+            let woken = Membership::waits_for_readers(body, call.turn());
+            let again = call
+                .again(self.stack.now(), woken)
+                .unwrap_or(received.until);
             let mut woken = pin!(async {
                 tokio::select! {
                     biased;
                     () = reached(&mut phase, Phase::Draining) => {}
                     () = changed => {}
-                    () = self.stack.sleep_until(again.min(received.until)) => {}
+                    () = self.stack.sleep_until(again) => {}
                 }
             });
             while until(self.stack, report, &mut woken).await.is_none() {
                 // An attempt of a request behind others would find out no more.
-                let reason = turn.behind().as_ref().unwrap_or(&reason).to_string();
-                self.queue(
-                    replies,
-                    received.request.id,
-                    ReplyBody::Waiting(reason),
-                    None,
-                );
+                let reason = call.turn().behind().unwrap_or_else(|| reason.clone());
+                self.queue(replies, id, ReplyBody::Waiting(reason), None);
                 report += Wait::REPORT_AFTER;
             }
         }
@@ -528,9 +510,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
 
 /// The error of a handshake that took too long.
 pub fn late_handshake() -> Error {
-    Error::Deadline {
-        waited_for: "the client did not finish the handshake (handshake_deadline_ms)".to_owned(),
-    }
+    Error::deadline("the client did not finish the handshake (handshake_deadline_ms)")
 }
 
 /// Logs an opened writer, and adds its name to the log lines of its connection.

@@ -296,8 +296,7 @@ impl Service {
         Ok(Attempt::Ready(reply))
     }
 
-    /// Listens for the next change that may unblock a request that was blocked. Attempt again after this call, so that no
-    /// change is missed, and listen anew where the attempt has given the request its place in a line.
+    /// Listens for the next change that may unblock a request that was blocked.
     ///
     /// # Errors
     /// [`Error::Internal`] for a request that never blocks.
@@ -305,10 +304,7 @@ impl Service {
         if let RequestBody::JoinGradients { .. } = request {
             return Ok(self.aggregators()?.changed());
         }
-        match turn.changed() {
-            Some(changed) => Ok(changed),
-            None => Err(Error::Internal("a request that never blocks waits".into())),
-        }
+        turn.changed()
     }
 
     /// Keeps an opened writer from expiring while frames of its connection wait.

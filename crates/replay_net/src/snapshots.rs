@@ -291,7 +291,7 @@ fn restore(memory: &Memory, folder: &Path, numbers: &[u64]) -> Result<(Value, Ve
     for &number in numbers {
         let path = folder.join(file_name(number));
         let begun = Instant::now();
-        match snapshot::restore_any(memory, &path, replay_wire::decode_table) {
+        match snapshot::restore(memory, &path) {
             Ok(()) => {
                 let seconds = begun.elapsed().as_secs_f64();
                 return Ok((report_restored(memory, &path, seconds), damaged));

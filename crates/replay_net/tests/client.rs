@@ -300,7 +300,7 @@ fn a_deadline_ends_a_sample_and_says_what_is_missing() {
         let error = sampled.err().unwrap();
         assert_eq!(error.code(), ErrorCode::Deadline);
         assert!(
-            matches!(error, Error::Remote { .. }),
+            matches!(error, Error::RemoteDeadline { .. }),
             "the server's reason: {error}"
         );
         assert!(error.to_string().contains("steps"), "{error}");

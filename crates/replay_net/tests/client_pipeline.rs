@@ -251,7 +251,12 @@ fn stats(answer: impl AsyncFnOnce(&mut Server, u64)) -> Result<ReplyBody> {
 fn an_error_reply_is_the_callers_error() {
     let error = stats(async |server, id| {
         let (code, message) = (ErrorCode::NoMass, "nothing here".into());
-        server.reply(id, ReplyBody::Error { code, message }).await;
+        let body = ReplyBody::Error {
+            code,
+            message,
+            waited_for: None,
+        };
+        server.reply(id, body).await;
     });
     let error = error.err().unwrap();
     assert!(
@@ -272,7 +277,14 @@ fn an_error_of_the_connection_is_the_callers_error() {
     let error = stats(async |server, _| {
         let (code, message) = (ErrorCode::Protocol, "that was no request".into());
         server
-            .reply(NO_REQUEST, ReplyBody::Error { code, message })
+            .reply(
+                NO_REQUEST,
+                ReplyBody::Error {
+                    code,
+                    message,
+                    waited_for: None,
+                },
+            )
             .await;
     });
     assert_eq!(error.err().unwrap().to_string(), "that was no request");

@@ -9,7 +9,8 @@ use std::time::Instant;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 
-use replay_core::error::{Error, ErrorCode, Result};
+use replay_core::cause::WaitReason;
+use replay_core::error::{Error, Result};
 use replay_core::importance;
 use replay_core::replay::{SampleChannel, Wait};
 
@@ -162,7 +163,7 @@ impl PyBatches {
         };
         let source = self.source.get(py)?;
         let deadline = wait::deadline(py, self.timeout)?;
-        let advice = |reason: &str| self.writers.advice(&self.table, reason);
+        let advice = || self.writers.advice(&self.table);
         let closing = Some(self.source.closing());
         let sampled = wait::blocking_advised(py, deadline, closing, &advice, move |wait| {
             // Dropped here, without the interpreter lock: it may be the last reference, whose drop joins a thread.
@@ -198,7 +199,7 @@ struct DecoderState {
     /// Bits of the float64 exponent for the next decoded batch.
     beta: AtomicU64,
     /// Condition that the last sample without a batch waited for.
-    waited_for: Mutex<String>,
+    waited_for: Mutex<WaitReason>,
 }
 
 impl Ahead {
@@ -247,13 +248,12 @@ impl Ahead {
                 }
                 Err(RecvTimeoutError::Timeout) => {}
             }
-            let waited_for = || lock(&self.shared.waited_for).clone();
+            let waited_for = lock(&self.shared.waited_for).clone();
             let now = Instant::now();
             if wait.deadline.is_some_and(|end| now >= end) {
-                let waited_for = waited_for();
-                return Err(Error::Deadline { waited_for });
+                return Err(Error::deadline(waited_for));
             }
-            wait.report(now, Wait::REPORT_AFTER, waited_for);
+            waited_for.report(wait, now, Wait::REPORT_AFTER);
         }
     }
 }
@@ -276,8 +276,8 @@ fn decode_ahead(
         let beta = || f64::from_bits(shared.beta.load(Ordering::Relaxed));
         let result = sampler.next(&wait, beta, |wait| channel.next(wait));
         match result {
-            Err(error) if error.code() == ErrorCode::Deadline => {
-                *lock(&shared.waited_for) = error.into_waited_for().unwrap_or_default();
+            Err(Error::Deadline { waited_for } | Error::RemoteDeadline { waited_for }) => {
+                *lock(&shared.waited_for) = *waited_for;
             }
             Err(Error::Interrupted) => return,
             result => {

@@ -185,12 +185,10 @@ impl DecodedSampler {
             }
             wait.check()?;
             if wait.deadline.is_some_and(|d| Instant::now() >= d) {
-                return Err(Error::Deadline {
-                    waited_for: format!(
-                        "none of {rejected} items sampled from table {:?} could be decoded; waiting for others",
-                        self.request.table
-                    ),
-                });
+                return Err(Error::deadline(format!(
+                    "none of {rejected} items sampled from table {:?} could be decoded; waiting for others",
+                    self.request.table
+                )));
             }
         }
     }

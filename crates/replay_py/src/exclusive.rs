@@ -53,9 +53,7 @@ impl<T> Exclusive<T> {
         while std::mem::replace(&mut *lock(&self.taken), true) {
             let now = Instant::now();
             if wait.deadline.is_some_and(|deadline| now >= deadline) {
-                return Err(Error::Deadline {
-                    waited_for: self.waited_for(),
-                });
+                return Err(Error::deadline(self.waited_for()));
             }
             wait.report(now, Wait::REPORT_AFTER, || self.waited_for());
             // Before the lock: an interrupt check waits for the interpreter.

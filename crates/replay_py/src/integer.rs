@@ -126,6 +126,7 @@ named!(
     priority_unit_log2; of -30..=0,
     seed,
     segment_values; of 1..=360,
+    server,
     staleness,
     stack; of 1..=1024,
     threads in 1..=MAX_THREADS,

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 
-use replay_core::error::{Error, ErrorCode, Result};
+use replay_core::error::{Error, Result};
 use replay_core::replay::Wait;
 use replay_core::wait::{Advice, WaitNotice};
 use replay_core::words::Number;
@@ -92,10 +92,10 @@ pub fn blocking<T: Send>(
     closing: Option<&Closing>,
     work: impl FnOnce(&Wait<'_>) -> Result<T> + Send,
 ) -> PyResult<T> {
-    blocking_advised(py, deadline, closing, &|_| None, work)
+    blocking_advised(py, deadline, closing, &|| None, work)
 }
 
-/// [`blocking`] with an addition to the reason of a wait, in its log line and in the error at its deadline.
+/// [`blocking`] with an addition to the reason of a wait for writers, in its log line and in the error at its deadline.
 pub fn blocking_advised<T: Send>(
     py: Python<'_>,
     deadline: Option<Instant>,
@@ -136,15 +136,11 @@ pub fn blocking_advised<T: Send>(
     })
 }
 
-/// The error, with the addition if it is a deadline's.
+/// The error, with the addition if its call waited for writers.
 fn advised(error: Error, advice: &Advice<'_>) -> Error {
-    if error.code() != ErrorCode::Deadline {
-        return error;
-    }
-    match (advice(&error.to_string()), error) {
-        (None, error) => error,
-        (Some(advice), error) => Error::Deadline {
-            waited_for: error.into_waited_for().unwrap_or_default() + &advice,
-        },
+    let reason = error.waited_for().filter(|reason| reason.is_for_writers());
+    match reason.and_then(|reason| Some(reason.to_string() + &advice()?)) {
+        Some(reason) => Error::deadline(reason),
+        None => error,
     }
 }

@@ -7,7 +7,6 @@ use std::time::Duration;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use replay_core::cause::FOR_WRITERS;
 use replay_core::error::{Error, ErrorCode, Result};
 use replay_core::replay::{Wait, WriterId};
 use replay_core::schema::{Dtype, TableConfig};
@@ -67,12 +66,9 @@ impl OpenWriters {
         writers.push((table.to_owned(), Arc::downgrade(counters)));
     }
 
-    /// Addition to the `reason` of a wait for steps of a table: those that these writers have not sent, and their windows
+    /// Addition to the reason of a wait for steps of a table: those that these writers have not sent, and their windows
     /// that make no items.
-    pub fn advice(&self, table: &str, reason: &str) -> Option<String> {
-        if !reason.contains(FOR_WRITERS) {
-            return None;
-        }
+    pub fn advice(&self, table: &str) -> Option<String> {
         let writers = lock(&self.0);
         let of_table = writers.iter().filter(|(of, _)| of == table);
         let open = of_table.filter_map(|(_, counters)| counters.upgrade());

@@ -1,5 +1,5 @@
 @0xd1a7c3b59e20f46b;
-# The wire between an innet-replay server and its clients, protocol version 4.
+# The wire between an innet-replay server and its clients, protocol version 1.
 #
 # A connection carries frames in both directions. A frame is
 #
@@ -111,7 +111,7 @@ struct Reply {
     # joinGradients
     listing @14 :Listing;
     # list
-    waiting @15 :Text;
+    waiting @15 :WaitReason;
     # No answer yet, and the reason. With a request's id, every five seconds while that request waits at the server. With
     # id 0, about every second while the server does not read the connection, because the answers to its earlier requests
     # or memory for its next frame are missing. A client may ignore it, or report it to its user; it shows the server a
@@ -152,6 +152,100 @@ enum ErrorCode {
 struct Error {
   code @0 :ErrorCode;
   message @1 :Text;
+  # empty with a reason
+  waitedFor @2 :WaitReason;
+  # with `deadline` and `renew`: what the request waited for
+}
+
+struct WaitReason {
+  union {
+    table @0 :TableWait;
+    # a table does not admit the call yet
+    outdated @1 :OutdatedWriter;
+    # a writer's parameters are too old for its table
+    ahead @2 :UInt64;
+    # calls that wait ahead of this one, the first of which has not been tried yet
+    ownReplies @3 :UInt64;
+    # bytes of replies that this client has not read: a connection has a quarter of its role's part of --reply-bytes
+    roleReplies @4 :UInt64;
+    # bytes of replies that clients of this role have not read: their part of --reply-bytes
+    answers @5 :UInt32;
+    # unanswered requests of this connection, which is not read meanwhile
+    receiveMemory @6 :Void;
+    # the server has no memory for the connection's next frame
+    other @7 :Text;
+    # any other reason, as a sentence
+  }
+}
+
+struct TableWait {
+  table @0 :Text;
+  ahead @1 :UInt64;
+  # calls that wait ahead of this one: the cause is the first one's
+  stepsWithoutItems @2 :UInt64;
+  # steps in a table that has never had an item; else 0
+  cause :union {
+    # Of samples, which wait for writers except in `emptied`:
+    minSize :group {
+      live @3 :UInt64;
+      minSize @4 :UInt64;
+    }
+    emptied @5 :Void;
+    # the table is being emptied
+    inserts :group {
+      # the rate limiter waits for inserts
+      sampled @6 :UInt64;
+      inserted @7 :UInt64;
+      wanted @8 :UInt32;
+      missing @9 :Float64;
+      # items by which the sample is too large
+      samplesPerInsert @10 :Float64;
+      slack @11 :Float64;
+    }
+    samplesLeft :group {
+      left @12 :UInt64;
+      wanted @13 :UInt32;
+      maxTimesSampled @14 :UInt32;
+    }
+    items :group {
+      # items went while they were chosen
+      found @15 :UInt64;
+      wanted @16 :UInt32;
+    }
+
+    # Of pushes, which wait for readers:
+    samples :group {
+      # the rate limiter waits for samples
+      sampled @17 :UInt64;
+      inserted @18 :UInt64;
+      missing @19 :Float64;
+      # items to be sampled before the next insert
+      samplesPerInsert @20 :Float64;
+      slack @21 :Float64;
+    }
+    pinnedBytes :group {
+      # readers hold evicted chunks
+      pinned @22 :UInt64;
+      missing @23 :UInt64;
+      # bytes by which the push is too large
+      capacityBytes @24 :UInt64;
+    }
+    pinnedChunks @25 :Void;
+    # readers hold so many evicted chunks that there is no slot for another
+    lastItems @26 :Void;
+    # readers are taking the last items
+  }
+}
+
+struct OutdatedWriter {
+  table @0 :Text;
+  writer @1 :Text;
+  parameters @2 :Text;
+  # their name
+  version @3 :UInt64;
+  # the writer's; 0 if it has got none
+  newest @4 :UInt64;
+  maxVersionLag @5 :UInt32;
 }
 
 struct Hello {
@@ -205,7 +299,6 @@ enum Codec {
   none @0;
   lz4 @1;
   zstd @2;
-  # added later: an older peer answers a table with this codec with the error `protocol`
 }
 
 enum Sampler {

@@ -17,7 +17,6 @@ use replay_core::replay::{
     BatchPart, OpenWriter, Parameters, Push, PushBody, SampleRequest, Sampled, SampledItem,
     ShardState, WriterId,
 };
-use replay_core::schema::TableConfig;
 
 /// Memory for the lists of structs in a request, besides the bytes of its control message. Chunks and items are as long decoded as
 /// encoded; the columns of a table are longer.
@@ -63,16 +62,6 @@ pub fn decode_reply(frame: Frame) -> Result<Reply> {
         id: root.get_id(),
         body,
     })
-}
-
-/// A table's definition alone, as in snapshots of format 2.
-///
-/// # Errors
-/// [`Error::Protocol`] for anything else.
-pub fn decode_table(bytes: &[u8]) -> Result<TableConfig> {
-    let frame = Frame::new(bytes, Bytes::new());
-    let room = Room::new(REPLY_LISTS * frame.control_bytes());
-    TableConfig::read(reader(&frame)?.get_root().map_err(malformed)?, &room)
 }
 
 fn reader(frame: &Frame) -> Result<Reader<BufferSegments<&[u8]>>> {
@@ -212,13 +201,17 @@ fn reply_body(
                 // A newer server may have codes that this client does not know.
                 code: error.get_code().map_or(ErrorCode::Internal, Into::into),
                 message: Field::read(error.get_message())?,
+                waited_for: match error.has_waited_for() {
+                    true => Some(Box::new(read(error.get_waited_for(), room)?)),
+                    false => None,
+                },
             }
         }
         Which::Challenge(challenge) => ReplyBody::Challenge(read(challenge, room)?),
         Which::Welcome(welcome) => {
             ReplyBody::Welcome(Field::read(welcome.map_err(malformed)?.get_proof())?)
         }
-        Which::Waiting(reason) => ReplyBody::Waiting(Field::read(reason)?),
+        Which::Waiting(reason) => ReplyBody::Waiting(read(reason, room)?),
         Which::Done(()) => ReplyBody::Done,
         Which::Table(config) => ReplyBody::Table(read(config, room)?),
         Which::Writer(opened) => ReplyBody::Writer(read(opened, room)?),

@@ -127,14 +127,21 @@ pub fn encode_reply(reply: Reply) -> Result<OutgoingFrame> {
     let mut payload = Vec::new();
     let mut credit = None;
     match reply.body {
-        ReplyBody::Error { code, message } => {
+        ReplyBody::Error {
+            code,
+            message,
+            waited_for,
+        } => {
             let mut out = root.init_error();
             out.set_code(code.into());
             out.set_message(&message);
+            if let Some(reason) = waited_for {
+                reason.write(out.init_waited_for())?;
+            }
         }
         ReplyBody::Challenge(challenge) => challenge.write(root.init_challenge())?,
         ReplyBody::Welcome(proof) => root.init_welcome().set_proof(proof.write()?),
-        ReplyBody::Waiting(reason) => root.set_waiting(&*reason),
+        ReplyBody::Waiting(reason) => reason.write(root.init_waiting())?,
         ReplyBody::Done => root.set_done(()),
         ReplyBody::Table(config) => config.write(root.init_table())?,
         ReplyBody::Writer(opened) => opened.write(root.init_writer())?,

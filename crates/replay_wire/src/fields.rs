@@ -10,6 +10,7 @@ use pastey::paste;
 use super::innet_capnp as wire;
 use super::{Challenge, Hello};
 use gradients::{Arithmetic, Asynchronous, Ticket};
+use replay_core::cause::{Cause, OutdatedWriter, TableWait, WaitReason};
 use replay_core::error::{Error, ErrorCode, Result, shortened};
 use replay_core::replay::{
     ChunkHead, ListedParameters, Listing, NewItem, OpenWriter, UpdateReceipt, WriterId,
@@ -115,10 +116,11 @@ same_variants!(ErrorCode:
     Protocol Version Authentication Connect Disconnected Corrupt Config Parameters Closed Io Interrupted
     Gradients Forbidden Renew);
 
-/// Fields by name; after the semicolon, lists of structs with their names in errors.
+/// Fields by name; after the bar, one that does not cross; after the semicolon, lists of structs with their names in errors.
 macro_rules! same_fields {
     ($($message:ident: $type:ident {
         $($field:ident),*
+        $(| $own:ident)?
         $(; $($list:ident: $what:literal),+)?
     })+) => { paste! {$(
         impl Message for $type {
@@ -128,6 +130,7 @@ macro_rules! same_fields {
             fn read(from: wire::$message::Reader<'_>, room: &Room) -> Result<Self> {
                 Ok($type {
                     $($field: Field::read(from.[<get_ $field>]())?,)*
+                    $($own: None,)?
                     $($($list: read_list(from.[<get_ $list>](), room)?,)+)?
                 })
             }
@@ -153,14 +156,105 @@ same_fields! {
     }
     listing: Listing { ; tables: "the tables", parameters: "the parameters" }
     listed_parameters: ListedParameters { name, version, bytes }
-    open_writer: OpenWriter { table, writer, name, streams, window_before, window_after }
+    open_writer: OpenWriter { table, writer, name, streams, window_before, window_after | server }
     writer_id: WriterId { table, writer }
     writer_opened: WriterOpened { epoch, last_sequence, steps }
     chunk: ChunkHead { stream, rows, first_step, bytes }
     item: NewItem { anchor, stream, before, after, priority }
     updated: UpdateReceipt { applied, stale }
+    outdated_writer: OutdatedWriter { table, writer, parameters, version, newest, max_version_lag }
     join_gradients: Asynchronous { values, threshold, staleness }
     gradients_joined: Ticket { session, key, round, window }
+}
+
+/// Causes by name, with their numbers.
+macro_rules! same_causes {
+    ($($cause:ident { $($number:ident),+ })+; $($plain:ident)+) => { paste! {
+        fn read_cause(from: wire::table_wait::cause::Reader<'_>) -> Result<Cause> {
+            use wire::table_wait::cause::Which;
+            Ok(match from.which().map_err(unknown)? {
+                $(Which::$cause(from) => Cause::$cause {
+                    $($number: from.[<get_ $number>]()),+
+                },)+
+                $(Which::$plain(()) => Cause::$plain,)+
+            })
+        }
+
+        fn write_cause(cause: Cause, mut out: wire::table_wait::cause::Builder<'_>) {
+            match cause {
+                $(Cause::$cause { $($number),+ } => {
+                    let mut out = out.[<init_ $cause:snake>]();
+                    $(out.[<set_ $number>]($number);)+
+                })+
+                $(Cause::$plain => out.[<set_ $plain:snake>](()),)+
+            }
+        }
+    }};
+}
+
+same_causes! {
+    MinSize { live, min_size }
+    Inserts { sampled, inserted, wanted, missing, samples_per_insert, slack }
+    SamplesLeft { left, wanted, max_times_sampled }
+    Items { found, wanted }
+    Samples { sampled, inserted, missing, samples_per_insert, slack }
+    PinnedBytes { pinned, missing, capacity_bytes };
+    Emptied PinnedChunks LastItems
+}
+
+impl Message for TableWait {
+    type Struct = wire::table_wait::Owned;
+
+    fn read(from: wire::table_wait::Reader<'_>, _room: &Room) -> Result<Self> {
+        Ok(TableWait {
+            table: Field::read(from.get_table())?,
+            cause: read_cause(from.get_cause())?,
+            ahead: from.get_ahead(),
+            steps_without_items: from.get_steps_without_items(),
+        })
+    }
+
+    fn write(&self, mut out: wire::table_wait::Builder<'_>) -> Result<()> {
+        out.set_table(&self.table);
+        out.set_ahead(self.ahead);
+        out.set_steps_without_items(self.steps_without_items);
+        write_cause(self.cause, out.init_cause());
+        Ok(())
+    }
+}
+
+impl Message for WaitReason {
+    type Struct = wire::wait_reason::Owned;
+
+    fn read(from: wire::wait_reason::Reader<'_>, room: &Room) -> Result<Self> {
+        use wire::wait_reason::Which;
+        Ok(match from.which().map_err(unknown)? {
+            Which::Table(wait) => WaitReason::Table(read(wait, room)?),
+            Which::Outdated(wait) => WaitReason::Outdated(read(wait, room)?),
+            Which::Ahead(calls) => WaitReason::Ahead(calls),
+            Which::OwnReplies(bytes) => WaitReason::OwnReplies(bytes),
+            Which::RoleReplies(bytes) => WaitReason::RoleReplies(bytes),
+            Which::Answers(requests) => WaitReason::Answers(requests),
+            Which::ReceiveMemory(()) => WaitReason::ReceiveMemory,
+            Which::Other(sentence) => WaitReason::Other(Field::read(sentence)?),
+        })
+    }
+
+    fn write(&self, mut out: wire::wait_reason::Builder<'_>) -> Result<()> {
+        match self {
+            WaitReason::Table(wait) => wait.write(out.init_table())?,
+            WaitReason::Outdated(wait) => wait.write(out.init_outdated())?,
+            WaitReason::Ahead(calls) => out.set_ahead(*calls),
+            WaitReason::OwnReplies(bytes) => out.set_own_replies(*bytes),
+            WaitReason::RoleReplies(bytes) => out.set_role_replies(*bytes),
+            WaitReason::Answers(requests) => out.set_answers(*requests),
+            WaitReason::ReceiveMemory => out.set_receive_memory(()),
+            WaitReason::Other(sentence) => out.set_other(sentence),
+            // A client's, which no server sends.
+            WaitReason::AtServer(..) => out.set_other(self.to_string()),
+        }
+        Ok(())
+    }
 }
 
 /// Written out, because the error about an unknown codec names the column.

@@ -39,7 +39,7 @@ pub mod role;
 #[allow(clippy::all, dead_code, unused_qualifications)]
 mod innet_capnp;
 
-pub use decode::{decode_reply, decode_request, decode_table};
+pub use decode::{decode_reply, decode_request};
 pub use encode::{encode_reply, encode_request};
 pub use frame::{Frame, FrameLimits, Header, OutgoingFrame};
 
@@ -48,7 +48,8 @@ use std::net::SocketAddr;
 use bytes::Bytes;
 
 use gradients::{JoinJob, Ticket};
-use replay_core::error::{Error, ErrorCode};
+use replay_core::cause::WaitReason;
+use replay_core::error::{Error, ErrorCode, shortened};
 use replay_core::replay::{
     Listing, OpenWriter, Parameters, Push, SampleRequest, Sampled, UpdateReceipt, WriterId,
     WriterOpened,
@@ -56,13 +57,16 @@ use replay_core::replay::{
 use replay_core::schema::TableConfig;
 
 /// Protocol version of this release.
-pub const PROTOCOL: u32 = 4;
+pub const PROTOCOL: u32 = 1;
 
 /// Version of this release, sent in handshakes.
 pub const RELEASE: &str = env!("CARGO_PKG_VERSION");
 
 /// Request id of an error that answers no request and ends the connection.
 pub const NO_REQUEST: u64 = 0;
+
+/// Longest error message in bytes; a message may quote the client's data.
+const MAX_MESSAGE: usize = 4096;
 
 /// A request of a client.
 #[derive(Debug, Clone, PartialEq)]
@@ -253,8 +257,10 @@ pub enum ReplyBody {
     Error {
         /// Kind of the error.
         code: ErrorCode,
-        /// Message for the user.
+        /// Message for the user; empty with a reason.
         message: String,
+        /// With [`ErrorCode::Deadline`] and [`ErrorCode::Renew`]: what the request waited for.
+        waited_for: Option<Box<WaitReason>>,
     },
     /// Answer to a hello.
     Challenge(Challenge),
@@ -262,7 +268,7 @@ pub enum ReplyBody {
     Welcome(Option<[u8; 32]>),
     /// No answer yet, and the reason: the request waits or, with id [`NO_REQUEST`], the server does not read the
     /// connection for now.
-    Waiting(String),
+    Waiting(WaitReason),
     /// Success without a result.
     Done,
     /// Definition of a table.
@@ -301,9 +307,14 @@ pub struct GradientsJoined {
 
 impl From<&Error> for ReplyBody {
     fn from(error: &Error) -> Self {
+        let waited_for = error.waited_for();
         ReplyBody::Error {
             code: error.code(),
-            message: error.to_string(),
+            message: match waited_for {
+                Some(_) => String::new(),
+                None => shortened(error.to_string(), MAX_MESSAGE).into_owned(),
+            },
+            waited_for: waited_for.cloned().map(Box::new),
         }
     }
 }

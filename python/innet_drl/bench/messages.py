@@ -167,6 +167,7 @@ class _FrameReader:
                 frames.streams,
                 frames.view,
                 name=f"actor {actor}",
+                server=actor,
                 chunk_steps=frames.chunk_steps,
             )
         for index in range(frames.message_rows):

@@ -180,8 +180,9 @@ def _shared_actor(replay: innet.Replay, messages: MessageFormat, made: list[byte
 def _sampling_actor(replay: innet.Replay, case: Case, messages: MessageFormat, index: int, rows: Rows) -> _ServerActor:
     if case.format == "frames":
         steps = TRANSITIONS // STREAMS
-        name = f"actor {index}"
-        writer = replay.writer(messages.table.name, STREAMS, messages.view, name=name, chunk_steps=steps)
+        writer = replay.writer(
+            messages.table.name, STREAMS, messages.view, name=f"actor {index}", server=index, chunk_steps=steps
+        )
         return _ServerActor(replay, writer, [rows[first : first + steps] for first in range(0, len(rows), steps)])
     reader = messages.reader(replay)
     made = [list(reader.rows(messages.layout.views(message))) for message in _messages(messages, rows, index)]

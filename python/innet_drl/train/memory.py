@@ -296,6 +296,7 @@ class ServerMemory(ReplayMemory):
             settings.environments,
             settings.view,
             name=f"actor {actor}",
+            server=actor,
             chunk_steps=settings.chunk_steps,
         )
         return self._writer

@@ -188,7 +188,9 @@ class ReportWriter:
     """
 
     def __init__(self, replay: innet.Replay, run: str, actor: int) -> None:
-        self._writer = replay.writer(run + REPORTS, 1, ROW, name=f"reports of actor {actor}", chunk_steps=1)
+        self._writer = replay.writer(
+            run + REPORTS, 1, ROW, name=f"reports of actor {actor}", server=actor, chunk_steps=1
+        )
         self._unsent: deque[bytes] = deque()
 
     def write(self, report: ActorReport, timeout: float | None) -> None:

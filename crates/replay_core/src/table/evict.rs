@@ -33,6 +33,7 @@ impl Table {
             return Err(Cause::PinnedBytes {
                 pinned,
                 missing: pinned + push.bytes - self.capacity_bytes,
+                capacity_bytes: self.capacity_bytes,
             });
         }
         let items = push.items.len();

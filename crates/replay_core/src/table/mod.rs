@@ -13,7 +13,7 @@
 //! | `update` | priorities, corrupt items |
 //! | `max_priority` | the largest priority, for items without one |
 //! | `save`, `restore` | to and from the records of a snapshot |
-//! | `waiting` | the order of calls that wait |
+//! | `waiting`, `pending_call` | the order of calls that wait; the wait of one |
 //! | `stats` | counters |
 //!
 //! # Invariant
@@ -29,6 +29,7 @@ mod activity;
 mod credit;
 mod evict;
 mod max_priority;
+mod pending_call;
 mod prepare;
 mod push;
 mod residents;
@@ -49,7 +50,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 use crate::budget::Reservation;
-use crate::cause::WaitReason;
+use crate::cause::{Cause, WaitReason};
 use crate::chunk::RowBlobs;
 use crate::error::{Error, Result};
 use crate::limiter::Limiter;
@@ -61,6 +62,7 @@ use crate::slab::Slab;
 
 pub use activity::Activity;
 pub use samplers::order;
+pub use pending_call::{PendingCall, Step};
 pub use waiting::Turn;
 pub use writers::Writers;
 
@@ -77,7 +79,7 @@ use stored::{Chunks, Held};
 pub enum Attempt<T> {
     /// Done.
     Ready(T),
-    /// Nothing was done. Try again after [`Turn::changed`], made before the attempt.
+    /// Nothing was done. [`PendingCall`] says when to try again.
     Blocked(WaitReason),
 }
 
@@ -162,6 +164,11 @@ impl Table {
             parameters,
             config: Arc::new(config),
         })
+    }
+
+    /// An attempt that waits for this cause.
+    fn blocked<T>(&self, cause: Cause) -> Attempt<T> {
+        Attempt::Blocked(WaitReason::at(&self.config.name, cause))
     }
 
     /// The definition.

@@ -258,6 +258,7 @@ mod tests {
             table: "t".into(),
             writer: 1,
             name: String::new(),
+            server: None,
             streams: 1,
             window_before: before,
             window_after: after,

@@ -13,11 +13,10 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::cause::{Cause, WaitReason};
+use crate::cause::{Cause, OutdatedWriter, WaitReason};
 use crate::error::Result;
 use crate::limiter::{Inserting, Outcome};
 use crate::replay::Push;
-use crate::schema::TableConfig;
 use crate::sync::lock;
 
 use super::evict::EVICTED_AT_ONCE;
@@ -52,7 +51,7 @@ impl Table {
             let apply = || self.catch_panic(|| self.apply(&mut writer, push));
             turn.attempt(&self.held.pushes, passes, apply)?
         } else {
-            let reason = || Ok(Attempt::Blocked(self.outdated(&writer).into()));
+            let reason = || Ok(Attempt::Blocked(self.outdated(&writer)));
             turn.attempt(&writer.outdated, false, reason)?
         };
         match &attempt {
@@ -90,34 +89,29 @@ impl Table {
     }
 
     /// The reason of the wait of a writer whose parameters are too old.
-    fn outdated(&self, writer: &TableWriter) -> String {
-        let has = match &writer.parameters {
-            Some((name, version)) => format!(
-                "makes its steps with version {version} of {name:?}, and version {} is the newest",
-                self.parameters.version(name)
-            ),
+    fn outdated(&self, writer: &TableWriter) -> WaitReason {
+        let (parameters, version, newest) = match &writer.parameters {
+            Some((name, version)) => (name.clone(), *version, self.parameters.version(name)),
             None => {
-                let (name, version) = self.parameters.highest_version().unwrap_or_default();
-                format!("has got no parameters, and {name:?} has version {version}")
+                let (name, newest) = self.parameters.highest_version().unwrap_or_default();
+                (name, 0, newest)
             }
         };
-        let TableConfig {
-            name,
-            max_version_lag,
-            ..
-        } = &*self.config;
-        format!(
-            "writer {:?} of table {name:?} {has}: with max_version_lag {max_version_lag} its steps wait until it gets newer \
-             ones (get_parameters with this writer)",
-            writer.identity.name
-        )
+        WaitReason::Outdated(OutdatedWriter {
+            table: self.config.name.clone(),
+            writer: writer.identity.name.clone(),
+            parameters,
+            version,
+            newest,
+            max_version_lag: self.config.max_version_lag,
+        })
     }
 
     /// Applies the next push of a writer.
     fn apply(&self, writer: &mut TableWriter, push: &Push) -> Result<Attempt<u64>> {
         let inserting = match self.admit_push(push.body.items.len()) {
             Ok(inserting) => inserting,
-            Err(cause) => return Ok(Attempt::Blocked(WaitReason::at(&self.config, cause))),
+            Err(cause) => return Ok(self.blocked(cause)),
         };
         let mut prepared = match self.prepare(writer, &push.body) {
             Ok(prepared) => prepared,
@@ -152,7 +146,7 @@ impl Table {
                     for handle in prepared.chunks.iter().filter_map(|c| c.new.handle()) {
                         self.chunks.retire(handle);
                     }
-                    return Ok(Attempt::Blocked(WaitReason::at(&self.config, cause)));
+                    return Ok(self.blocked(cause));
                 }
             }
         }

@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 
-use crate::cause::{Cause, WaitReason};
+use crate::cause::{Cause, TableWait, WaitReason};
 use crate::error::{Error, Result, check_size};
 use crate::limiter::Admitted;
 use crate::memory_hints::prefetch;
@@ -176,12 +176,12 @@ impl Table {
         let steps = self.counters.inserted_steps.load(Ordering::Relaxed);
         let none =
             steps >= STEPS_OF_ITEMS && self.counters.inserted_items.load(Ordering::Relaxed) == 0;
-        WaitReason::Table {
-            config: self.config.clone(),
+        WaitReason::Table(TableWait {
+            table: self.config.name.clone(),
             cause,
             ahead: 0,
             steps_without_items: if none { steps } else { 0 },
-        }
+        })
     }
 
     fn sample(self: &Arc<Self>, request: &SampleRequest, short: bool) -> Result<Attempt<Sampled>> {
@@ -210,8 +210,11 @@ impl Table {
                     self.want_samples(batch.wanted);
                 }
                 let wanted = batch.wanted;
-                let cause = Cause::SamplesLeft { left, wanted };
-                return Ok(Attempt::Blocked(WaitReason::at(&self.config, cause)));
+                return Ok(self.blocked(Cause::SamplesLeft {
+                    left,
+                    wanted,
+                    max_times_sampled: self.config.max_times_sampled,
+                }));
             }
         }
         let (live_items, min_probability, total) = match self.sampler.order() {
@@ -242,11 +245,10 @@ impl Table {
                     items: self.items.live(),
                 });
             }
-            let cause = Cause::Items {
-                found: batch.items.len(),
+            return Ok(self.blocked(Cause::Items {
+                found: batch.items.len() as u64,
                 wanted: request.count,
-            };
-            return Ok(Attempt::Blocked(WaitReason::at(&self.config, cause)));
+            }));
         }
         let mut sampled = batch.finish(live_items, min_probability)?;
         sampled.shard = request.part.map(|_| self.shard_state(total));

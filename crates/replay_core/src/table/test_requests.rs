@@ -8,6 +8,7 @@ pub fn open(writer: u64, streams: u32) -> OpenWriter {
         table: "t".into(),
         writer,
         name: String::new(),
+        server: None,
         streams,
         window_before: 0,
         window_after: 0,

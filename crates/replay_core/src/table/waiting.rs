@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use event_listener::{Event, EventListener};
 
 use crate::cause::WaitReason;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::sync::lock;
 
 use super::Attempt;
@@ -126,11 +126,15 @@ impl Turn {
         lock(&line.waiting).ahead_of(place)
     }
 
-    /// A listener for the moment to try the call again; `None` before the first blocked attempt. Make it before the
-    /// attempt, so that no change is missed. The first call of a line waits in slices of
-    /// [`crate::wait::Wait::CHECK_EVERY`]: a slot may become free a moment after the notice.
-    pub fn changed(&self) -> Option<EventListener> {
-        self.place.as_ref().map(|(_, place)| place.woken.listen())
+    /// A listener for the moment to try the call again. [`PendingCall`](super::PendingCall) says when to make it.
+    ///
+    /// # Errors
+    /// [`Error::Internal`] for a call that was not blocked.
+    pub fn changed(&self) -> Result<EventListener> {
+        match &self.place {
+            Some((_, place)) => Ok(place.woken.listen()),
+            None => Err(Error::Internal("a call that never blocks waits".into())),
+        }
     }
 
     /// Number of places that the call has had. Another one than before an attempt means that the attempt gave it a new place,
@@ -209,8 +213,8 @@ impl Waiting {
     fn ahead_of(&self, place: &Arc<Place>) -> Option<WaitReason> {
         let ahead = self.position(place).filter(|&ahead| ahead > 0)?;
         Some(match &self.reason {
-            Some(first) => first.behind(ahead),
-            None => WaitReason::Other(format!("{ahead} earlier calls wait")),
+            Some(first) => first.behind(ahead as u64),
+            None => WaitReason::Ahead(ahead as u64),
         })
     }
 
@@ -262,16 +266,14 @@ mod tests {
 
     use super::*;
     use crate::cause::Cause;
-    use crate::schema::TableConfig;
 
     const RAIN: &str = "table \"t\" is being emptied";
 
     fn blocked(turn: &mut Turn, line: &Arc<WaitingLine>, passes: bool) -> Option<String> {
-        let config = Arc::new(TableConfig::new("t", Vec::new(), 1));
         let attempt = || {
             Ok(match passes {
                 true => Attempt::Ready(()),
-                false => Attempt::Blocked(WaitReason::at(&config, Cause::Emptied)),
+                false => Attempt::Blocked(WaitReason::at("t", Cause::Emptied)),
             })
         };
         match turn.attempt(line, false, attempt).unwrap() {

@@ -421,6 +421,7 @@ mod tests {
             table: "t".into(),
             writer,
             name: format!("actor {writer}"),
+            server: None,
             streams,
             window_before: 3,
             window_after: 3,

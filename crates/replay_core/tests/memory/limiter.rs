@@ -65,7 +65,7 @@ fn body(first: u64, rows: u32) -> PushBody {
 
 fn deadline(result: replay_core::Result<impl Sized>) -> String {
     match refusal(result) {
-        Error::Deadline { waited_for } => waited_for,
+        Error::Deadline { waited_for } => waited_for.to_string(),
         other => panic!("expected the deadline, got {other}"),
     }
 }

@@ -80,7 +80,7 @@ fn records(bytes: &[u8]) -> Vec<(u32, Vec<u8>)> {
 
 /// The file of these records, with checksums that agree.
 fn file(records: &[(u32, Vec<u8>)]) -> Vec<u8> {
-    let mut bytes = b"innetmem\x04\0\0\0".to_vec();
+    let mut bytes = b"innetmem\x01\0\0\0".to_vec();
     let mut sum = crc32fast::Hasher::new();
     sum.update(&bytes);
     for (kind, body) in records {
@@ -190,9 +190,10 @@ fn a_file_of_another_kind_or_release_is_told_so() {
     let (case, mut bytes, target) = small_case();
     let other = refusal(restore_bytes(&case, &target, b"PK\x03\x04 some archive"));
     assert!(other.to_string().contains("no snapshot of a replay memory"));
-    bytes[8] = 1;
-    let older = refusal(restore_bytes(&case, &target, &bytes));
-    assert!(older.to_string().contains("format 1"), "{older}");
+    bytes[8] = 2;
+    let later = refusal(restore_bytes(&case, &target, &bytes));
+    let text = "it has format 2, and this release reads format 1";
+    assert!(later.to_string().contains(text), "{later}");
     let missing = refusal(restore(&target, Path::new("/nowhere/snapshot")));
     assert_eq!(missing.code(), ErrorCode::Io);
 }

@@ -197,6 +197,7 @@ pub fn open(writer: u64) -> OpenWriter {
         table: "t".into(),
         writer,
         name: format!("actor {writer}"),
+        server: None,
         streams: 4,
         window_before: 3,
         window_after: 3,

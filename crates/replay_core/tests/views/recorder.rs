@@ -26,9 +26,7 @@ impl PushChannel for Recorder {
         let mut recorded = self.0.lock().unwrap();
         if recorded.refuse > 0 {
             recorded.refuse -= 1;
-            return Err(Error::Deadline {
-                waited_for: "the test".into(),
-            });
+            return Err(Error::deadline("the test"));
         }
         recorded.pushes.push(body);
         Ok(())

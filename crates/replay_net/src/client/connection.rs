@@ -482,9 +482,7 @@ impl Drop for Connection {
 
 /// The error for a server that does not answer in time.
 pub fn no_answer(address: &Address) -> Error {
-    Error::Deadline {
-        waited_for: format!("{address} did not answer"),
-    }
+    Error::deadline(format!("{address} did not answer"))
 }
 
 /// Milliseconds to a deadline as in a request, rounded up.

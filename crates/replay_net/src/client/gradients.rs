@@ -63,11 +63,11 @@ pub fn join_job(
         job: request.clone(),
         below,
     };
-    let late = || Error::Deadline {
-        waited_for: format!(
+    let late = || {
+        Error::deadline(format!(
             "{} did not let worker {} into the gradient job {:?}",
             dialer.address, request.worker, request.job
-        ),
+        ))
     };
     let mut ask = || {
         let deadline_ms = deadline_ms(Some(due));
@@ -279,9 +279,7 @@ impl GradientWorker {
         let mut connection = connection
             .into_inner()
             .unwrap_or_else(PoisonError::into_inner);
-        let late = || Error::Deadline {
-            waited_for: format!("{server} did not end the connection"),
-        };
+        let late = || Error::deadline(format!("{server} did not end the connection"));
         let until = sooner(wait, deadline);
         let left = connection.run(wait, Some(until), late, |link| link.finish());
         match left {

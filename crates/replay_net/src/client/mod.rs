@@ -260,7 +260,9 @@ impl Client {
             // Any other error leaves a request in flight or a broken connection.
             match &reply {
                 Ok(_) => self.idle.give(connection),
-                Err(error @ Error::Remote { .. }) if !is_broken(error) => {
+                Err(error @ (Error::Remote { .. } | Error::RemoteDeadline { .. }))
+                    if !is_broken(error) =>
+                {
                     self.idle.give(connection);
                 }
                 Err(_) => {}

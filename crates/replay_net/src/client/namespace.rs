@@ -12,6 +12,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use serde_json::{Map, Value};
 
+use replay_core::cause::{OutdatedWriter, TableWait, WaitReason};
 use replay_core::error::{Error, ErrorCode, Result};
 use replay_core::replay::{
     Listing, OpenWriter, Parameters, PushBody, PushChannel, Replay, SampleChannel, SampleRequest,
@@ -55,6 +56,28 @@ impl Namespace {
         text.replace(&self.quoted, "\"")
     }
 
+    /// The reason of a wait with short names.
+    fn reason(&self, reason: &WaitReason) -> WaitReason {
+        let short = |name: &String| self.short(name).unwrap_or(name).to_owned();
+        match reason {
+            WaitReason::Table(wait) => WaitReason::Table(TableWait {
+                table: short(&wait.table),
+                ..wait.clone()
+            }),
+            WaitReason::Outdated(wait) => WaitReason::Outdated(OutdatedWriter {
+                table: short(&wait.table),
+                writer: short(&wait.writer),
+                parameters: short(&wait.parameters),
+                ..wait.clone()
+            }),
+            WaitReason::Other(sentence) => WaitReason::Other(self.message(sentence)),
+            WaitReason::AtServer(server, reason) => {
+                WaitReason::AtServer(server.clone(), Box::new(self.reason(reason)))
+            }
+            other => other.clone(),
+        }
+    }
+
     /// An error of the server with short names.
     pub fn error(&self, error: Error) -> Error {
         let text = error.to_string();
@@ -64,8 +87,9 @@ impl Namespace {
         match error {
             // Its class says more than its text.
             Error::Gradients(_) => error,
-            Error::Deadline { waited_for } => Error::Deadline {
-                waited_for: self.message(&waited_for),
+            Error::Deadline { waited_for } => Error::deadline(self.reason(&waited_for)),
+            Error::RemoteDeadline { waited_for } => Error::RemoteDeadline {
+                waited_for: Box::new(self.reason(&waited_for)),
             },
             error => Error::Remote {
                 code: error.code(),
@@ -405,6 +429,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use replay_core::cause::Cause;
 
     fn namespace() -> Namespace {
         "run-7".parse().unwrap()
@@ -429,13 +454,13 @@ mod tests {
     #[test]
     fn errors_keep_their_kind_and_lose_the_namespace() {
         let short = |error| namespace().error(error);
-        let deadline = short(Error::Deadline {
-            waited_for: "items of table \"run-7/t\"".into(),
-        });
-        assert_eq!(
-            deadline.into_waited_for().as_deref(),
-            Some("items of table \"t\"")
-        );
+        for (table, of) in [("run-7/t", "t"), ("run-70/t", "run-70/t")] {
+            let deadline = short(Error::deadline(WaitReason::at(table, Cause::Emptied)));
+            let emptied = WaitReason::at(of, Cause::Emptied);
+            assert_eq!(deadline.waited_for(), Some(&emptied));
+        }
+        let deadline = short(Error::deadline("items of table \"run-7/t\""));
+        assert_eq!(deadline.waited_for(), Some(&"items of table \"t\"".into()));
         let differs = short(Error::TableDiffers {
             table: "run-7/t".into(),
             difference: "capacity".into(),

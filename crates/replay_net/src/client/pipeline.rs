@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufReader, ReadHalf, WriteHalf, split};
 
 use crate::framing::{FrameReader, write_frame};
+use replay_core::cause::WaitReason;
 use replay_core::error::{Error, ErrorCode, Result};
 use replay_core::replay::Wait;
 use replay_core::sync::random;
@@ -37,7 +38,7 @@ pub struct ServerWait {
     /// Name of the server.
     peer: String,
     /// Reason of the last [`ReplyBody::Waiting`]; `None` after an answer.
-    reason: Mutex<Option<String>>,
+    reason: Mutex<Option<WaitReason>>,
 }
 
 impl ServerWait {
@@ -52,7 +53,7 @@ impl ServerWait {
         }
     }
 
-    fn reason(&self) -> MutexGuard<'_, Option<String>> {
+    fn reason(&self) -> MutexGuard<'_, Option<WaitReason>> {
         self.reason.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -63,7 +64,7 @@ impl ServerWait {
         }
         let reason = self.reason().clone();
         match reason {
-            Some(reason) => wait.report(now, Wait::REPORT_AFTER, || reason),
+            Some(reason) => reason.report(wait, now, Wait::REPORT_AFTER),
             None => wait.report(now, Wait::REPORT_AFTER + Self::ARRIVES_WITHIN, || {
                 format!("{} has not answered", self.peer)
             }),
@@ -73,7 +74,7 @@ impl ServerWait {
     /// The error of a call that ended without an answer: its deadline's, with the server's reason if there is one.
     pub fn explain(&self, late: Error) -> Error {
         match (late, self.reason().clone()) {
-            (Error::Deadline { .. }, Some(waited_for)) => Error::Deadline { waited_for },
+            (Error::Deadline { .. }, Some(reason)) => Error::deadline(reason),
             (late, _) => late,
         }
     }
@@ -84,11 +85,12 @@ impl ServerWait {
         match &reply.body {
             // The reason of a request says more.
             ReplyBody::Waiting(_) if reply.id == NO_REQUEST && reason.is_some() => {}
-            ReplyBody::Waiting(text)
-            | ReplyBody::Error {
+            ReplyBody::Waiting(because) => *reason = Some(because.clone()),
+            ReplyBody::Error {
                 code: ErrorCode::Renew,
-                message: text,
-            } => *reason = Some(text.clone()),
+                waited_for: Some(because),
+                ..
+            } => *reason = Some(WaitReason::clone(because)),
             _ => *reason = None,
         }
     }
@@ -374,18 +376,27 @@ async fn next_reply<R: AsyncRead + Unpin>(
         match reply.body {
             ReplyBody::Waiting(_) => {}
             // The connection's own error, before the server closes it.
-            ReplyBody::Error { code, message } if reply.id == NO_REQUEST => {
-                return Err(Error::Remote { code, message });
+            body if reply.id == NO_REQUEST => {
+                let (id, body) = (reply.id, answer(body)?);
+                return Ok(Reply { id, body });
             }
             _ => return Ok(reply),
         }
     }
 }
 
-/// The answer; an error reply becomes [`Error::Remote`].
+/// The answer; an error reply becomes [`Error::Remote`], or the error of a wait that ended.
 pub fn answer(body: ReplyBody) -> Result<ReplyBody> {
     match body {
-        ReplyBody::Error { code, message } => Err(Error::Remote { code, message }),
+        ReplyBody::Error {
+            code,
+            message,
+            waited_for,
+        } => Err(match (code, waited_for) {
+            (ErrorCode::Deadline, Some(waited_for)) => Error::RemoteDeadline { waited_for },
+            (ErrorCode::Renew, Some(waited_for)) => Error::Renew { waited_for },
+            (code, _) => Error::Remote { code, message },
+        }),
         body => Ok(body),
     }
 }

@@ -7,8 +7,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::connection::{Connection, Dialer, deadline_ms};
-use super::pipeline::{RequestPipeline, expect_reply, is_broken, is_closed, unexpected};
+use super::pipeline::{RequestPipeline, answer, expect_reply, is_broken, is_closed, unexpected};
 use super::pool::retry;
+use replay_core::cause::WaitReason;
 use replay_core::error::{Error, ErrorCode, Result};
 use replay_core::replay::{OpenWriter, Push, PushBody, PushChannel, Wait, WriterId, WriterOpened};
 use replay_wire::{Reply, ReplyBody, RequestBody};
@@ -27,7 +28,7 @@ pub struct Pushes {
     pending: VecDeque<PendingPush>,
     pending_bytes: usize,
     /// Reason of the rate limiter for refusing the first pending push, which is sent alone until it is accepted.
-    held_back: Option<String>,
+    held_back: Option<Box<WaitReason>>,
     /// Error that ended the writer.
     failed: Option<(ErrorCode, String)>,
     closed: bool,
@@ -170,14 +171,11 @@ impl Pushes {
                 .connection()?
                 .run(wait, until, || late, RequestPipeline::reply)?;
             self.settle(reply)?;
-            if let Some(message) = &self.held_back
+            if self.held_back.is_some()
                 && wait.deadline.is_some_and(|d| Instant::now() >= d)
                 && !done(self)
             {
-                return Err(Error::Remote {
-                    code: ErrorCode::Deadline,
-                    message: message.clone(),
-                });
+                return Err(self.late());
             }
         }
     }
@@ -214,41 +212,32 @@ impl Pushes {
             // It was in flight behind a refused push, and is to be sent again.
             return Ok(());
         };
-        match reply.body {
-            ReplyBody::Pushed { steps } => {
+        match answer(reply.body) {
+            Ok(ReplyBody::Pushed { steps }) => {
                 self.held_back = None;
                 self.steps = steps;
                 // Pushes are applied in order, so the earlier ones are applied too.
                 self.applied_up_to(self.applied + 1 + at as u64);
                 Ok(())
             }
-            ReplyBody::Error {
-                code: ErrorCode::Deadline | ErrorCode::Renew,
-                message,
-            } => {
-                self.held_back = Some(message);
+            Ok(other) => Err(unexpected(&other)),
+            Err(Error::RemoteDeadline { waited_for } | Error::Renew { waited_for }) => {
+                self.held_back = Some(waited_for);
                 // The server refuses the pushes behind it as out of order.
                 for pending in self.pending.iter_mut().skip(at) {
                     pending.sent = None;
                 }
                 Ok(())
             }
-            ReplyBody::Error { code, message } => {
-                let error = Error::Remote {
-                    code,
-                    message: message.clone(),
-                };
-                if is_broken(&error) || is_closed(&error) {
-                    return Err(error);
-                }
+            Err(error) if is_broken(&error) || is_closed(&error) => Err(error),
+            Err(error) => {
                 let behind = self.pending.len() - at - 1;
                 let rest = match behind {
                     0 => String::new(),
                     n => format!("; {n} pushes behind it are lost with it"),
                 };
-                Err(self.fail(code, message + &rest))
+                Err(self.fail(error.code(), error.to_string() + &rest))
             }
-            other => Err(unexpected(&other)),
         }
     }
 
@@ -303,19 +292,16 @@ impl Pushes {
 
     fn late(&self) -> Error {
         match &self.held_back {
-            Some(message) => Error::Remote {
-                code: ErrorCode::Deadline,
-                message: message.clone(),
+            Some(reason) => Error::RemoteDeadline {
+                waited_for: reason.clone(),
             },
-            None => Error::Deadline {
-                waited_for: format!(
-                    "{} has not acknowledged {} pushes of writer {:?} ({} bytes)",
-                    self.dialer.address,
-                    self.pending.len(),
-                    self.open.name,
-                    self.pending_bytes
-                ),
-            },
+            None => Error::deadline(format!(
+                "{} has not acknowledged {} pushes of writer {:?} ({} bytes)",
+                self.dialer.address,
+                self.pending.len(),
+                self.open.name,
+                self.pending_bytes
+            )),
         }
     }
 }

@@ -165,8 +165,7 @@ impl Samples {
         if !is_broken(&error) || wait.deadline.is_none() || over() {
             return error;
         }
-        let waited_for = error.to_string();
-        Error::Deadline { waited_for }
+        Error::deadline(error.to_string())
     }
 
     /// The next reply, with its request.
@@ -222,7 +221,10 @@ impl SampleChannel for Samples {
 fn is_harmless(error: &Error) -> bool {
     matches!(
         error,
-        Error::Remote { .. } | Error::Deadline { .. } | Error::Interrupted
+        Error::Remote { .. }
+            | Error::Deadline { .. }
+            | Error::RemoteDeadline { .. }
+            | Error::Interrupted
     )
 }
 

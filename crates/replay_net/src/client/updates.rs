@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::connection::{Connection, Dialer};
-use super::pipeline::{RequestPipeline, is_broken, is_closed, unexpected};
+use super::pipeline::{RequestPipeline, answer, is_broken, is_closed, unexpected};
 use super::pool::{retry_for, while_broken};
 use replay_core::error::{Error, Result, check_priorities};
 use replay_core::replay::{UpdateChannel, UpdateReceipt, Wait};
@@ -122,7 +122,7 @@ impl Updates {
                 self.dialer.address,
                 self.pending.len()
             );
-            let late = || Error::Deadline { waited_for };
+            let late = || Error::deadline(waited_for);
             let reply =
                 self.connection()?
                     .run(wait, wait.deadline, late, RequestPipeline::reply)?;
@@ -142,14 +142,14 @@ impl Updates {
 
     /// Handles the answer to an update: the first one's, since a server answers updates in order.
     fn settle(&mut self, reply: Reply) -> Result<()> {
-        let error = match reply.body {
-            ReplyBody::Updated(receipt) => {
+        let error = match answer(reply.body) {
+            Ok(ReplyBody::Updated(receipt)) => {
                 self.answered.applied += receipt.applied;
                 self.answered.stale += receipt.stale;
                 None
             }
-            ReplyBody::Error { code, message } => Some(Error::Remote { code, message }),
-            other => return Err(unexpected(&other)),
+            Ok(other) => return Err(unexpected(&other)),
+            Err(error) => Some(error),
         };
         if error.as_ref().is_some_and(|e| is_broken(e) || is_closed(e)) {
             return error.map_or(Ok(()), Err);

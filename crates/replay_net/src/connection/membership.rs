@@ -40,8 +40,7 @@ impl<'a> Membership<'a> {
     /// [`Service::attempt`] for this connection, which is blocked also while clients do not read their replies.
     ///
     /// # Errors
-    /// Any. The error is the request's answer; for a request that is still blocked at its `last` attempt,
-    /// [`Error::Deadline`].
+    /// Any. The error is the request's answer.
     pub fn attempt(
         &self,
         request: &RequestBody,
@@ -72,17 +71,11 @@ impl<'a> Membership<'a> {
             let session = (joined.address, joined.ticket.session);
             self.session.set(Some(session));
         }
-        match attempt {
-            Attempt::Blocked(reason) if last => Err(Error::Deadline {
-                waited_for: reason.to_string(),
-            }),
-            attempt => Ok(attempt),
-        }
+        Ok(attempt)
     }
 
     /// Completes after the next change that may unblock a request that was blocked. What this connection waits for is listened
-    /// for from now on: attempt again after this call, so that no change is missed, and call it anew where the attempt has
-    /// given the request its place in a line.
+    /// for from now on.
     ///
     /// # Errors
     /// Errors of [`Service::changed`].
@@ -110,16 +103,10 @@ impl<'a> Membership<'a> {
 
 impl From<NoRoom> for WaitReason {
     fn from(full: NoRoom) -> Self {
-        WaitReason::Other(match full {
-            NoRoom::Own(bytes) => format!(
-                "{bytes} bytes of replies wait for this client to read them, and a connection has a quarter of its role's part of \
-                 --reply-bytes"
-            ),
-            NoRoom::Role(bytes) => format!(
-                "{bytes} bytes of replies wait for clients of this role to read them, which is their part of the server's limit \
-                 (--reply-bytes)"
-            ),
-        })
+        match full {
+            NoRoom::Own(bytes) => WaitReason::OwnReplies(bytes),
+            NoRoom::Role(bytes) => WaitReason::RoleReplies(bytes),
+        }
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::receive::{PushPermit, ReceiveBudgets, ReceivePermit, TableWrites};
+use replay_core::cause::WaitReason;
 use replay_core::error::{Error, Result};
 use replay_core::memory::Memory;
 use replay_wire::{Header, RequestBody};
@@ -22,12 +23,7 @@ const MAX_FRAME_BYTES: u32 = 1 << 20;
 const SMALL_FRAME: u64 = 16 << 10;
 
 /// Reason for not reading a connection with [`MAX_REQUESTS`].
-pub const ANSWERS: &str =
-    "the server reads no further request of this connection: 64 wait for their answers";
-
-/// Reason for not reading a connection whose frame finds no receive memory.
-pub const RECEIVE_MEMORY: &str = "the server's receive memory is full of pushes that wait: 1 MiB of this writer, or its table's part of \
-                                  --max-frame-bytes";
+pub const ANSWERS: WaitReason = WaitReason::Answers(MAX_REQUESTS as u32);
 
 /// Frames of connections that write to several tables, or to one that is not there, count as a table of their own: before a frame
 /// is read, its table is not known. No table has this name.

@@ -13,11 +13,8 @@ use super::{ConnectionHandler, Received};
 use crate::framing::{broken, is_closed, write_frame, write_part};
 use crate::reply_budget::{Reader, ReplyShare};
 use crate::stack::{Stack, until};
-use replay_core::error::{Error, ErrorCode, Result, shortened};
+use replay_core::error::{Error, Result};
 use replay_wire::{OutgoingFrame, Reply, ReplyBody};
-
-/// Longest error message in bytes; a message may quote the client's data.
-const MAX_MESSAGE: usize = 4096;
 
 /// A reply to write.
 pub(super) struct QueuedReply {
@@ -123,10 +120,10 @@ impl<S: Stack> ConnectionHandler<'_, S> {
     ) {
         tracing::debug!(id, %error, "request failed");
         // At the end of a wait the client asks again, or gives up as it announced.
-        if !matches!(error.code(), ErrorCode::Deadline | ErrorCode::Renew) {
+        if error.waited_for().is_none() {
             self.context.service.counters.errors.add(1);
         }
-        self.queue(replies, id, error_reply(error), permit);
+        self.queue(replies, id, error.into(), permit);
     }
 
     /// Writes replies until all senders of the queue are gone.
@@ -200,14 +197,12 @@ impl<S: Stack> ConnectionHandler<'_, S> {
             Some(()) => " while other clients of its role wait for room (--reply-bytes)",
             None => "",
         };
-        Error::Deadline {
-            waited_for: format!(
-                "the client read {} of the {} bytes of a reply within {} ms{others}",
-                progress.written,
-                progress.bytes,
-                (self.stack.now() - progress.begun).as_millis()
-            ),
-        }
+        Error::deadline(format!(
+            "the client read {} of the {} bytes of a reply within {} ms{others}",
+            progress.written,
+            progress.bytes,
+            (self.stack.now() - progress.begun).as_millis()
+        ))
     }
 }
 
@@ -227,12 +222,5 @@ impl Progress {
         let read = self.written as f64 / self.bytes.max(1) as f64;
         let average = self.begun + self.allowed.mul_f64(read.min(1.0));
         average.min(self.last) + STALLED
-    }
-}
-
-pub(super) fn error_reply(error: &Error) -> ReplyBody {
-    ReplyBody::Error {
-        code: error.code(),
-        message: shortened(error.to_string(), MAX_MESSAGE).into_owned(),
     }
 }

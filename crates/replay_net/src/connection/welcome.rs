@@ -2,7 +2,7 @@
 
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use super::{ConnectionHandler, error_reply};
+use super::ConnectionHandler;
 use crate::framing::FrameReader;
 use crate::stack::Stack;
 use replay_core::error::{Error, Result};
@@ -39,7 +39,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         if let Err(error) = &welcomed {
             self.count_bad_frame(error);
             // The connection ends with the first error, whether or not this one reaches the client.
-            let _ = self.write_reply(write, id, error_reply(error)).await;
+            let _ = self.write_reply(write, id, error.into()).await;
         }
         welcomed
     }

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use replay_core::ErrorCode;
+use replay_core::cause::{Cause, TableWait, WaitReason};
 use replay_core::replay::SampleRequest;
 use replay_core::schema::TableConfig;
 use replay_net::client::tls;
@@ -126,11 +127,19 @@ fn the_reason_of_a_wait_is_sent_to_the_client() {
             };
             sent.push((reply.id, reason));
         }
-        sent.sort();
-        let reason =
-            "table \"steps\" holds 0 items of the 1 that min_size asks for; waiting for writers";
-        let behind = format!("1 earlier calls wait: {reason}");
-        let both = [(first, reason.to_owned()), (second, behind)];
+        sent.sort_by_key(|(id, _)| *id);
+        let wait = |ahead| {
+            WaitReason::Table(TableWait {
+                table: "steps".into(),
+                cause: Cause::MinSize {
+                    live: 0,
+                    min_size: 1,
+                },
+                ahead,
+                steps_without_items: 0,
+            })
+        };
+        let both = [(first, wait(0)), (second, wait(1))];
         assert_eq!(
             sent,
             [&both[..1], &both[..1], &both[1..], &both[1..]].concat()

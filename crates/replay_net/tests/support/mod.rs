@@ -188,6 +188,7 @@ pub fn writer(table: &str, writer: u64) -> OpenWriter {
         table: table.into(),
         writer,
         name: format!("writer {writer}"),
+        server: None,
         streams: 1,
         window_before: 0,
         window_after: 0,

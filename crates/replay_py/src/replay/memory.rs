@@ -72,10 +72,7 @@ impl PyMemory {
     #[doc = stub_doc!("Memory.restore")]
     fn restore(slf: &Bound<'_, Self>, path: PathBuf) -> PyResult<()> {
         let memory = Self::memory(slf)?;
-        let decode_table = replay_wire::decode_table;
-        let restored = wait::unlocked(slf.py(), || {
-            snapshot::restore_any(&memory, &path, decode_table)
-        });
+        let restored = wait::unlocked(slf.py(), || snapshot::restore(&memory, &path));
         // Restoring may have made tables.
         slf.as_super().get().decoders().clear();
         restored

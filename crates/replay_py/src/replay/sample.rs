@@ -153,8 +153,10 @@ impl PyReplay {
 impl PyReplay {
     #[doc = stub_doc!("Replay.writer")]
     #[pyo3(
-        signature = (table, num_envs, view = None, *, name = "", chunk_steps = 50, timeout = wait::TIMEOUT, **unknown),
-        text_signature = "($self, table, num_envs, view=None, *, name='', chunk_steps=50, timeout=60.0)"
+        signature = (
+            table, num_envs, view = None, *, name = "", server = None, chunk_steps = 50, timeout = wait::TIMEOUT, **unknown
+        ),
+        text_signature = "($self, table, num_envs, view=None, *, name='', server=None, chunk_steps=50, timeout=60.0)"
     )]
     fn writer(
         &self,
@@ -163,6 +165,7 @@ impl PyReplay {
         #[pyo3(from_py_with = integer::num_envs)] num_envs: u32,
         view: Option<ViewArgument>,
         name: &str,
+        #[pyo3(from_py_with = integer::server)] server: Option<u32>,
         #[pyo3(from_py_with = integer::chunk_steps)] chunk_steps: u32,
         timeout: Option<f64>,
         unknown: Option<&Bound<'_, PyDict>>,
@@ -171,6 +174,7 @@ impl PyReplay {
         keywords::refuse(unknown, || py.get_type::<PyReplay>().getattr("writer"))?;
         let options = WriterOptions {
             name: name.to_owned(),
+            server,
             chunk_steps,
         };
         let closing = self.backend.closing().clone();
@@ -224,7 +228,7 @@ impl PyReplay {
         let deadline = wait::deadline(py, timeout)?;
         importance::check_beta(beta).map_err(|error| error::to_python(py, error))?;
         let closing = Some(self.backend.closing());
-        let advice = |reason: &str| self.writers.advice(table, reason);
+        let advice = || self.writers.advice(table);
         let sampled = loop {
             let sampler = self.sampler(
                 py,

@@ -82,7 +82,7 @@ fn every_error_code_crosses() {
         })
         .unwrap();
         let reply = decode_reply(received(&outgoing)).unwrap();
-        assert_eq!(seen(reply), Answer::Error(code, "why".into()));
+        assert_eq!(seen(reply), Answer::Error(code, "why".into(), None));
     }
 }
 

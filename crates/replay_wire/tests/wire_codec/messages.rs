@@ -6,6 +6,7 @@ use proptest::option;
 use proptest::prelude::*;
 
 use gradients::{Arithmetic, Asynchronous, JoinJob, Ticket};
+use replay_core::cause::{Cause, OutdatedWriter, TableWait, WaitReason};
 use replay_core::error::ErrorCode;
 use replay_core::replay::*;
 use replay_core::schema::{Codec, Column, Dtype, Sampler, TableConfig};
@@ -126,6 +127,7 @@ fn request_body() -> impl Strategy<Value = RequestBody> {
                         table,
                         writer,
                         name,
+                        server: None,
                         streams,
                         window_before,
                         window_after,
@@ -216,7 +218,7 @@ prop_compose! {
 #[derive(Debug, Clone, PartialEq)]
 pub enum Answer {
     Done,
-    Waiting(String),
+    Waiting(WaitReason),
     Challenge(Challenge),
     Table(TableConfig),
     Sampled {
@@ -227,7 +229,7 @@ pub enum Answer {
         rows: Bytes,
         blobs: Vec<Bytes>,
     },
-    Error(ErrorCode, String),
+    Error(ErrorCode, String, Option<WaitReason>),
     Parameters(Option<Parameters>),
     Welcome(Option<[u8; 32]>),
     Writer(WriterOpened),
@@ -239,10 +241,84 @@ pub enum Answer {
     Gradients(GradientsJoined),
 }
 
+fn cause() -> impl Strategy<Value = Cause> {
+    prop_oneof![
+        any::<(u64, u64)>().prop_map(|(live, min_size)| Cause::MinSize { live, min_size }),
+        Just(Cause::Emptied),
+        (any::<(u64, u64, u32)>(), 0.0..9.0, 0.0..9.0, 0.0..9.0).prop_map(
+            |((sampled, inserted, wanted), missing, samples_per_insert, slack)| Cause::Inserts {
+                sampled,
+                inserted,
+                wanted,
+                missing,
+                samples_per_insert,
+                slack,
+            }
+        ),
+        any::<(u64, u32, u32)>().prop_map(|(left, wanted, max_times_sampled)| {
+            Cause::SamplesLeft {
+                left,
+                wanted,
+                max_times_sampled,
+            }
+        }),
+        any::<(u64, u32)>().prop_map(|(found, wanted)| Cause::Items { found, wanted }),
+        (any::<(u64, u64)>(), 0.0..9.0, 0.0..9.0, 0.0..9.0).prop_map(
+            |((sampled, inserted), missing, samples_per_insert, slack)| Cause::Samples {
+                sampled,
+                inserted,
+                missing,
+                samples_per_insert,
+                slack,
+            }
+        ),
+        any::<(u64, u64, u64)>().prop_map(|(pinned, missing, capacity_bytes)| {
+            Cause::PinnedBytes {
+                pinned,
+                missing,
+                capacity_bytes,
+            }
+        }),
+        Just(Cause::PinnedChunks),
+        Just(Cause::LastItems),
+    ]
+}
+
+fn wait_reason() -> impl Strategy<Value = WaitReason> {
+    prop_oneof![
+        (".{0,9}", cause(), any::<u64>(), any::<u64>()).prop_map(
+            |(table, cause, ahead, steps_without_items)| WaitReason::Table(TableWait {
+                table,
+                cause,
+                ahead,
+                steps_without_items,
+            })
+        ),
+        (".{0,9}", ".{0,9}", ".{0,9}", any::<(u64, u64, u32)>()).prop_map(
+            |(table, writer, parameters, (version, newest, max_version_lag))| {
+                WaitReason::Outdated(OutdatedWriter {
+                    table,
+                    writer,
+                    parameters,
+                    version,
+                    newest,
+                    max_version_lag,
+                })
+            }
+        ),
+        any::<u64>().prop_map(WaitReason::Ahead),
+        any::<u64>().prop_map(WaitReason::OwnReplies),
+        any::<u64>().prop_map(WaitReason::RoleReplies),
+        any::<u32>().prop_map(WaitReason::Answers),
+        Just(WaitReason::ReceiveMemory),
+        any::<String>().prop_map(WaitReason::Other),
+    ]
+}
+
 pub fn answer() -> impl Strategy<Value = Answer> {
     prop_oneof![
         Just(Answer::Done),
-        any::<String>().prop_map(Answer::Waiting),
+        wait_reason().prop_map(Answer::Waiting),
         option::of(any::<[u8; 32]>()).prop_map(Answer::Welcome),
         (any::<(u32, u64, [u8; 32], bool, u64)>(), ".{0,8}").prop_map(
             |((protocol, incarnation, nonce, token_needed, max_frame_bytes), release)| {
@@ -287,9 +363,10 @@ pub fn answer() -> impl Strategy<Value = Answer> {
                 ErrorCode::Fenced,
                 ErrorCode::Interrupted
             ]),
-            ".{0,99}"
+            ".{0,99}",
+            option::of(wait_reason())
         )
-            .prop_map(|(code, message)| Answer::Error(code, message)),
+            .prop_map(|(code, message, reason)| Answer::Error(code, message, reason)),
         option::of((1u64.., bytes())).prop_map(|parameters| {
             Answer::Parameters(parameters.map(|(version, bytes)| Parameters { version, bytes }))
         }),
@@ -360,7 +437,11 @@ pub fn body(answer: Answer) -> ReplyBody {
             blobs,
             credit: None,
         }),
-        Answer::Error(code, message) => ReplyBody::Error { code, message },
+        Answer::Error(code, message, reason) => ReplyBody::Error {
+            code,
+            message,
+            waited_for: reason.map(Box::new),
+        },
         Answer::Parameters(parameters) => ReplyBody::Parameters(parameters),
         Answer::Writer(opened) => ReplyBody::Writer(opened),
         Answer::Updated(receipt) => ReplyBody::Updated(receipt),
@@ -393,7 +474,11 @@ pub fn seen(reply: Reply) -> Answer {
                     .collect(),
             ],
         },
-        ReplyBody::Error { code, message } => Answer::Error(code, message),
+        ReplyBody::Error {
+            code,
+            message,
+            waited_for,
+        } => Answer::Error(code, message, waited_for.map(|reason| *reason)),
         ReplyBody::Parameters(parameters) => Answer::Parameters(parameters),
         ReplyBody::Writer(opened) => Answer::Writer(opened),
         ReplyBody::Updated(receipt) => Answer::Updated(receipt),

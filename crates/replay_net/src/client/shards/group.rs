@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use replay_core::cause::WaitReason;
 use replay_core::error::{Error, ErrorCode, Result};
 use replay_core::replay::{Listing, Replay, SampledItem, ShardState, Wait};
 use replay_core::schema::TableConfig;
@@ -233,6 +234,9 @@ pub fn at(name: &str, error: Error) -> Error {
         Error::Remote { code, message } => Error::Remote {
             code,
             message: here(message),
+        },
+        Error::RemoteDeadline { waited_for } => Error::RemoteDeadline {
+            waited_for: Box::new(WaitReason::AtServer(name.to_owned(), waited_for)),
         },
         Error::Authentication(reason) => Error::Authentication(here(reason)),
         Error::Protocol(reason) => Error::Protocol(here(reason)),

@@ -110,7 +110,7 @@ impl Lane {
     ///
     /// # Errors
     /// [`Error::Deadline`] at the caller's deadline, [`Error::Interrupted`]; [`Error::Disconnected`] for a connection that broke, or
-    /// a server that does not answer in time; [`Error::Config`] for one of an older release.
+    /// a server that does not answer in time.
     pub fn receive(
         &mut self,
         client: &Client,
@@ -129,9 +129,7 @@ impl Lane {
             Some(deadline) if deadline.max(now) < due => deadline,
             _ => silent,
         };
-        let late = || Error::Deadline {
-            waited_for: format!("{name} did not answer"),
-        };
+        let late = || Error::deadline(format!("{name} did not answer"));
         let reply = connection.run(wait, Some(until), late, RequestPipeline::reply);
         if matches!(reply, Err(Error::Deadline { .. })) && Instant::now() >= silent {
             self.answers = false;
@@ -163,8 +161,8 @@ impl Lane {
             )));
         }
         let Some(state) = sampled.shard else {
-            return Err(Error::Config(format!(
-                "{name} cannot be one of several servers: it is of an older release; install the same release on all"
+            return Err(Error::Protocol(format!(
+                "{name} answered a part of a batch without its table's state"
             )));
         };
         self.seen = Some(Seen {

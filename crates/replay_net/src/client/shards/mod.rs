@@ -106,15 +106,11 @@ impl ShardedClient {
         channel.unwrap_or_else(|| ShardedSamples::new(self.group.clone(), request.clone(), 1))
     }
 
-    /// The server of a new writer: by the number at the end of its name, or the one with the fewest writers of the table.
+    /// The server of a new writer: the one that it asks for, or the one with the fewest writers of the table.
     fn shard_of_writer(&self, open: &OpenWriter, wait: &Wait<'_>) -> Result<usize> {
         let count = self.group.shards.len();
-        let digits = open
-            .name
-            .trim_end_matches(|c: char| c.is_ascii_digit())
-            .len();
-        if let Ok(number) = open.name[digits..].parse::<u64>() {
-            let wanted = (number % count as u64) as usize;
+        if let Some(number) = open.server {
+            let wanted = number as usize % count;
             // The next one while that is away.
             let order = (0..count).map(|step| (wanted + step) % count);
             let mut present = order.filter(|&shard| !self.group.is_away(shard));

@@ -7,12 +7,12 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::super::pipeline::is_renewal;
 use super::super::sample::Pipelining;
 use super::group::{Group, ask_promptly, is_lost};
 use super::lane::Lane;
 use super::partial::{PartialBatch, Seen};
 use super::shares::limiter_samples;
+use replay_core::cause::WaitReason;
 use replay_core::error::{Error, ErrorCode, Result};
 use replay_core::replay::{BatchPart, Replay, SampleChannel, SampleRequest, Sampled, Wait};
 use replay_core::schema::TableConfig;
@@ -43,9 +43,6 @@ pub struct ShardedSamples {
     /// The servers' message that the table of an iterator was dropped. Another one of its name is not the iterator's.
     dropped: Option<String>,
 }
-
-/// Reason why there is no batch yet.
-type Reason = String;
 
 impl ShardedSamples {
     /// A channel that connects on its first batch.
@@ -109,7 +106,7 @@ impl ShardedSamples {
                     Some(reason) => Some(reason),
                     None => self.stocked(wait)?,
                 };
-                let reason = reason.unwrap_or_else(|| self.group.none_answers().to_string());
+                let reason = reason.unwrap_or_else(|| self.none_answers());
                 let late = wait.deadline.is_some_and(|end| Instant::now() >= end);
                 if late && self.request.allow_short {
                     return self.short(reason, wait);
@@ -123,10 +120,10 @@ impl ShardedSamples {
                     return self.short(reason, wait);
                 }
                 if late {
-                    return Err(Error::Deadline { waited_for: reason });
+                    return Err(Error::deadline(reason));
                 }
                 wait.check()?;
-                wait.report(Instant::now(), Wait::REPORT_AFTER, || reason);
+                reason.report(wait, Instant::now(), Wait::REPORT_AFTER);
                 // The batch is divided anew, by the state of now.
                 self.ask_states(wait)?;
             }
@@ -238,7 +235,7 @@ impl ShardedSamples {
     }
 
     /// Sends the parts that batches under way still need, and begins others until `in_flight` are under way.
-    fn top_up(&mut self, wait: &Wait<'_>) -> Result<Option<Reason>> {
+    fn top_up(&mut self, wait: &Wait<'_>) -> Result<Option<WaitReason>> {
         let mut blocked = None;
         for index in 0..self.pipelining.wanted(self.in_flight) {
             if index == self.batches.len() {
@@ -348,7 +345,7 @@ impl ShardedSamples {
     }
 
     /// Waits for one reply to the parts of a batch; the reason if its server could not sample the part.
-    fn receive_for(&mut self, batch: u64, wait: &Wait<'_>) -> Result<Option<Reason>> {
+    fn receive_for(&mut self, batch: u64, wait: &Wait<'_>) -> Result<Option<WaitReason>> {
         let Some(shard) = self.lanes.iter().position(|lane| lane.awaits(batch)) else {
             return Ok(None);
         };
@@ -360,7 +357,7 @@ impl ShardedSamples {
     }
 
     /// Waits for the next reply of a server. The reason if it could not sample: its part is owed again.
-    fn receive(&mut self, shard: usize, wait: &Wait<'_>) -> Result<Option<Reason>> {
+    fn receive(&mut self, shard: usize, wait: &Wait<'_>) -> Result<Option<WaitReason>> {
         let member = &self.group.shards[shard];
         let (pending, sampled) = self.lanes[shard].receive(&member.client, wait)?;
         let batch = find(&mut self.batches, pending.batch);
@@ -381,25 +378,22 @@ impl ShardedSamples {
         if let Some(batch) = batch {
             batch.owe(shard, pending.count, pending.limiter_samples);
         }
-        let waits = error.code() == ErrorCode::Deadline || is_renewal(&error);
-        if !waits && error.code() != ErrorCode::NoMass {
-            return Err(error);
-        }
-        let reason = match error.code() {
-            ErrorCode::Deadline => error.into_waited_for().unwrap_or_default(),
-            _ => error.to_string(),
+        let reason = match error {
+            Error::RemoteDeadline { waited_for } | Error::Renew { waited_for } => waited_for,
+            error if error.code() == ErrorCode::NoMass => Box::new(error.to_string().into()),
+            error => return Err(error),
         };
-        Ok(Some(format!("{}: {reason}", member.name())))
+        Ok(Some(WaitReason::AtServer(member.name(), reason)))
     }
 
     /// Waits a moment before the servers are asked again.
-    fn pause(&mut self, wait: &Wait<'_>, reason: Reason) -> Result<()> {
+    fn pause(&mut self, wait: &Wait<'_>, reason: WaitReason) -> Result<()> {
         let now = Instant::now();
         if wait.deadline.is_some_and(|end| now >= end) {
-            return Err(Error::Deadline { waited_for: reason });
+            return Err(Error::deadline(reason));
         }
         wait.check()?;
-        wait.report(now, Wait::REPORT_AFTER, || reason);
+        reason.report(wait, now, Wait::REPORT_AFTER);
         let left = wait.deadline.map(|end| end.saturating_duration_since(now));
         std::thread::sleep(left.map_or(ASK_AGAIN_AFTER, |left| left.min(ASK_AGAIN_AFTER)));
         for lane in &mut self.lanes {
@@ -409,16 +403,16 @@ impl ShardedSamples {
     }
 
     /// The batch at the deadline of a call that takes fewer items: what has arrived, or else as many as the servers give at once.
-    fn short(&mut self, reason: Reason, wait: &Wait<'_>) -> Result<Sampled> {
+    fn short(&mut self, reason: WaitReason, wait: &Wait<'_>) -> Result<Sampled> {
         self.receive_rest(wait)?;
         if self.batches.front().is_none_or(|batch| batch.items() == 0) {
             self.ask_states(wait)?;
             if let Some(waited_for) = self.stocked(wait)? {
-                return Err(Error::Deadline { waited_for });
+                return Err(Error::deadline(waited_for));
             }
             let count = self.admitted().min(f64::from(self.request.count)) as u32;
             if count == 0 {
-                return Err(Error::Deadline { waited_for: reason });
+                return Err(Error::deadline(reason));
             }
             let seen = self.seen();
             self.last_batch += 1;
@@ -435,7 +429,7 @@ impl ShardedSamples {
         self.receive_rest(wait)?;
         match self.batches.pop_front() {
             Some(batch) if batch.items() > 0 => Ok(batch.into_sampled()),
-            _ => Err(Error::Deadline { waited_for: reason }),
+            _ => Err(Error::deadline(reason)),
         }
     }
 

@@ -1,6 +1,7 @@
 //! A small client made of the wire's codec.
 
 use replay_core::{Error, ErrorCode, Result};
+use replay_net::client::pipeline::answer;
 use replay_net::framing::{FrameReader, write_frame};
 use replay_wire::auth::{self, Side, Transcript};
 use replay_wire::{
@@ -156,11 +157,9 @@ impl TestClient {
             .receive()
             .await?
             .ok_or(Error::Closed("the connection"))?;
-        if let ReplyBody::Error { code, message } = reply.body {
-            return Err(Error::Remote { code, message });
-        }
+        let body = answer(reply.body)?;
         assert_eq!(reply.id, id);
-        Ok(reply.body)
+        Ok(body)
     }
 
     pub async fn open(&mut self, number: u64) -> replay_core::replay::WriterOpened {
@@ -189,9 +188,9 @@ impl TestClient {
             .await
             .unwrap()
             .expect("the connection is open");
-        match reply.body {
-            ReplyBody::Error { code, message } => (reply.id, code, message),
-            other => panic!("expected an error, got {}", other.name()),
+        match answer(reply.body) {
+            Err(error) => (reply.id, error.code(), error.to_string()),
+            Ok(other) => panic!("expected an error, got {}", other.name()),
         }
     }
 }

@@ -45,6 +45,7 @@ pub fn writer(number: u64) -> OpenWriter {
         table: TABLE.into(),
         writer: number,
         name: format!("writer {number}"),
+        server: None,
         streams: 1,
         window_before: 0,
         window_after: 0,

@@ -175,7 +175,7 @@ fn a_repeated_sample_that_waits_for_room_stays_on_its_table() {
         other.ask(create, 0).await.unwrap();
         reader.receive().await.unwrap().unwrap();
         let reply = reader.receive().await.unwrap().unwrap();
-        let ReplyBody::Error { code, message } = reply.body else {
+        let ReplyBody::Error { code, message, .. } = reply.body else {
             panic!("expected an error, got {}", reply.body.name());
         };
         assert_eq!(code, ErrorCode::UnknownTable, "{message}");

@@ -1,38 +1,45 @@
 //! When a batch begins: what the servers together have, and what their rate limiters admit.
 
-use super::{Reason, ShardedSamples};
+use super::ShardedSamples;
 use crate::client::shards::merge::min_size;
+use replay_core::cause::WaitReason;
 use replay_core::error::{Error, Result};
 use replay_core::replay::Wait;
 
 impl ShardedSamples {
+    /// The reason of a wait for all servers together.
+    fn on_servers(&self, reason: String) -> WaitReason {
+        format!("{reason}, on the servers {}", self.group.names()).into()
+    }
+
+    /// The reason of a wait for any server.
+    pub(super) fn none_answers(&self) -> WaitReason {
+        self.group.none_answers().to_string().into()
+    }
+
     /// Whether the servers together have enough items, or else the reason to wait.
-    pub(super) fn stocked(&mut self, wait: &Wait<'_>) -> Result<Option<Reason>> {
+    pub(super) fn stocked(&mut self, wait: &Wait<'_>) -> Result<Option<WaitReason>> {
         let seen: Vec<_> = self.lanes.iter().filter_map(|lane| lane.seen).collect();
         if seen.is_empty() {
-            return Ok(Some(self.group.none_answers().to_string()));
+            return Ok(Some(self.none_answers()));
         }
         let table = self.table(wait)?;
         let items: u64 = seen.iter().map(|seen| seen.state.items).sum();
         let min_size = min_size(&table, seen.len() as u64);
         // A server's limiter holds its writers back before its part of min_size can make up for servers without writers.
         if items < min_size && !self.holds_writers() {
-            return Ok(Some(format!(
-                "table {:?} has {items} items of the {min_size} that min_size asks for, on the servers {}",
-                table.name,
-                self.group.names()
-            )));
+            return Ok(Some(self.on_servers(format!(
+                "table {:?} has {items} items of the {min_size} that min_size asks for",
+                table.name
+            ))));
         }
         if seen.iter().all(|seen| seen.state.total_priority <= 0.0) {
             if items > 0 && table.max_times_sampled == 0 {
                 let table = table.name.clone();
                 return Err(Error::NoMass { table, items });
             }
-            return Ok(Some(format!(
-                "table {:?} has nothing to sample, on the servers {}",
-                table.name,
-                self.group.names()
-            )));
+            let nothing = format!("table {:?} has nothing to sample", table.name);
+            return Ok(Some(self.on_servers(nothing)));
         }
         Ok(None)
     }
@@ -54,7 +61,7 @@ impl ShardedSamples {
     }
 
     /// Whether the servers together have what a batch needs, or else the reason to wait.
-    pub(super) fn ready(&mut self, wait: &Wait<'_>) -> Result<Option<Reason>> {
+    pub(super) fn ready(&mut self, wait: &Wait<'_>) -> Result<Option<WaitReason>> {
         if let Some(reason) = self.stocked(wait)? {
             return Ok(Some(reason));
         }
@@ -76,7 +83,7 @@ impl ShardedSamples {
 
     /// The reason to wait where items that are sampled a number of times have fewer samples left than a batch. A rate limiter that
     /// holds its writers back has to be asked, and a short batch takes what there is.
-    fn used_up(&self) -> Option<Reason> {
+    fn used_up(&self) -> Option<WaitReason> {
         let table = self.table.as_ref()?;
         let times = u64::from(table.max_times_sampled);
         if times == 0 || table.samples_per_insert > 0.0 || self.request.allow_short {
@@ -86,26 +93,23 @@ impl ShardedSamples {
         let items: u64 = seen.map(|seen| seen.state.items).sum();
         let few = items.saturating_mul(times) < u64::from(self.request.count);
         few.then(|| {
-            format!(
-                "table {:?} has {items} items, each for {times} samples at most and fewer than {}, on the servers {}",
-                table.name,
-                self.request.count,
-                self.group.names()
-            )
+            self.on_servers(format!(
+                "table {:?} has {items} items, each for {times} samples at most and fewer than {}",
+                table.name, self.request.count
+            ))
         })
     }
 
     /// The reason to wait for `missing` samples of the rate limiters.
-    pub(super) fn limited(&mut self, missing: f64, wait: &Wait<'_>) -> Result<Reason> {
+    pub(super) fn limited(&mut self, missing: f64, wait: &Wait<'_>) -> Result<WaitReason> {
         let table = self.table(wait)?;
-        Ok(format!(
-            "table {:?} has no {} samples left by samples_per_insert {}: insert {} more items, on the servers {}",
+        Ok(self.on_servers(format!(
+            "table {:?} has no {} samples left by samples_per_insert {}: insert {} more items",
             table.name,
             self.request.count,
             table.samples_per_insert,
-            (missing / table.samples_per_insert).ceil(),
-            self.group.names()
-        ))
+            (missing / table.samples_per_insert).ceil()
+        )))
     }
 
     /// Samples that all rate limiters together would admit now.

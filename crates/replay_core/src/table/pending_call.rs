@@ -1,0 +1,233 @@
+//! The wait of one call for its turn, without clock and I/O: when to attempt it, when to listen for changes, and how it ends. A call in
+//! process sleeps on its thread between two steps, a request of a server in its coroutine.
+
+use std::time::Instant;
+
+use crate::cause::WaitReason;
+use crate::error::{Error, Result};
+use crate::wait::Wait;
+
+use super::{Attempt, Turn};
+
+/// One call from its first attempt to its end.
+pub struct PendingCall {
+    turn: Turn,
+    /// The end of its wait; `None` is never.
+    until: Option<Instant>,
+    /// Whether the caller is to make the call again then: its own deadline is later.
+    renewable: bool,
+    /// Whether there was an attempt.
+    tried: bool,
+}
+
+/// What a call does next.
+pub enum Step<T, L> {
+    /// It has ended.
+    Ready(T),
+    /// It sleeps until a change, or until [`PendingCall::again`], and steps again.
+    Blocked {
+        /// What it waits for.
+        reason: WaitReason,
+        /// Completes at a change that may unblock it.
+        changed: L,
+    },
+}
+
+impl PendingCall {
+    /// A call that waits until `until`, and then fails, or is to be made again if it is `renewable`.
+    pub fn new(turn: Turn, until: Option<Instant>, renewable: bool) -> Self {
+        PendingCall {
+            turn,
+            until,
+            renewable,
+            tried: false,
+        }
+    }
+
+    /// Its place in the line.
+    pub fn turn(&self) -> &Turn {
+        &self.turn
+    }
+
+    /// One attempt. Its argument says whether it is the last one before the deadline's error.
+    ///
+    /// # Errors
+    /// The attempt's error, which ends the call; of a call that is still blocked at the end of its wait [`Error::Deadline`], or
+    /// [`Error::Renew`].
+    pub fn attempt<T>(
+        &mut self,
+        clock: impl Fn() -> Instant,
+        attempt: impl FnOnce(bool, &mut Turn) -> Result<Attempt<T>>,
+    ) -> Result<Attempt<T>> {
+        let over = self.until.is_some_and(|until| clock() >= until);
+        self.tried = true;
+        match attempt(over && !self.renewable, &mut self.turn)? {
+            Attempt::Blocked(reason) if over && self.renewable => Err(Error::Renew {
+                waited_for: Box::new(reason),
+            }),
+            Attempt::Blocked(reason) if over => Err(Error::deadline(reason)),
+            attempt => Ok(attempt),
+        }
+    }
+
+    /// Attempts until the call has ended, or is blocked and something was listened for during the whole attempt. `listen` makes a
+    /// listener for the changes that may unblock the call in its present place.
+    ///
+    /// # Errors
+    /// Errors of [`PendingCall::attempt`] and of `listen`.
+    pub fn step<T, L>(
+        &mut self,
+        clock: impl Fn() -> Instant,
+        listen: impl Fn(&Turn) -> Result<L>,
+        mut attempt: impl FnMut(bool, &mut Turn) -> Result<Attempt<T>>,
+    ) -> Result<Step<T, L>> {
+        loop {
+            let places = self.turn.places();
+            // Before the attempt, so that no change after it is missed; a call that was not blocked has nothing to listen for.
+            let changed = self.tried.then(|| listen(&self.turn)).transpose()?;
+            match (self.attempt(&clock, &mut attempt)?, changed) {
+                (Attempt::Ready(done), _) => return Ok(Step::Ready(done)),
+                // In another place than before the attempt, another listener would have been needed.
+                (Attempt::Blocked(reason), Some(changed)) if places == self.turn.places() => {
+                    return Ok(Step::Blocked { reason, changed });
+                }
+                (Attempt::Blocked(_), _) => {}
+            }
+        }
+    }
+
+    /// When a call that was blocked at `now` is tried again without a change. The first call of a line looks again soon: a slot may
+    /// become free a moment after the notice. One that is `woken` for certain, as those behind it are, sleeps until its end.
+    pub fn again(&self, now: Instant, woken: bool) -> Option<Instant> {
+        match woken || self.turn.is_behind() {
+            true => self.until,
+            false => {
+                let soon = now + Wait::CHECK_EVERY;
+                Some(self.until.map_or(soon, |until| until.min(soon)))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use super::super::waiting::WaitingLine;
+    use super::*;
+    use crate::cause::Cause;
+
+    /// A call of a line that is blocked until the clock is at `ready`, in seconds.
+    struct Call<'a> {
+        pending: PendingCall,
+        line: &'a Arc<WaitingLine>,
+        clock: &'a Clock,
+        ready: u64,
+        /// Whether each attempt was the last before an error.
+        attempts: Vec<bool>,
+    }
+
+    struct Clock {
+        begun: Instant,
+        seconds: Cell<u64>,
+    }
+
+    impl Clock {
+        fn at(&self, seconds: u64) -> Instant {
+            self.begun + Duration::from_secs(seconds)
+        }
+    }
+
+    impl<'a> Call<'a> {
+        fn new(
+            line: &'a Arc<WaitingLine>,
+            clock: &'a Clock,
+            until: Option<u64>,
+            renewable: bool,
+        ) -> Self {
+            let until = until.map(|seconds| clock.at(seconds));
+            Call {
+                pending: PendingCall::new(Turn::default(), until, renewable),
+                line,
+                clock,
+                ready: 7,
+                attempts: Vec::new(),
+            }
+        }
+
+        fn step(&mut self) -> Result<Step<u64, event_listener::EventListener>> {
+            let now = self.clock.seconds.get();
+            let (line, ready, attempts) = (self.line, self.ready, &mut self.attempts);
+            self.pending.step(
+                || self.clock.at(now),
+                Turn::changed,
+                |last, turn| {
+                    attempts.push(last);
+                    turn.attempt(line, false, || {
+                        Ok(match now >= ready {
+                            true => Attempt::Ready(now),
+                            false => Attempt::Blocked(WaitReason::at("t", Cause::Emptied)),
+                        })
+                    })
+                },
+            )
+        }
+    }
+
+    fn clock() -> Clock {
+        Clock {
+            begun: Instant::now(),
+            seconds: Cell::new(0),
+        }
+    }
+
+    #[test]
+    fn a_blocked_call_looks_again_once_it_listens_and_ends_when_it_is_let_through() {
+        let (line, clock) = (Arc::default(), clock());
+        let mut call = Call::new(&line, &clock, None, false);
+        assert!(matches!(call.step().unwrap(), Step::Blocked { .. }));
+        assert_eq!(call.attempts, [false, false], "the second with a listener");
+        let soon = clock.at(3) + Wait::CHECK_EVERY;
+        assert_eq!(call.pending.again(clock.at(3), false), Some(soon));
+        assert_eq!(call.pending.again(clock.at(3), true), None);
+        clock.seconds.set(7);
+        assert!(matches!(call.step().unwrap(), Step::Ready(7)));
+        assert_eq!(call.attempts.len(), 3);
+    }
+
+    #[test]
+    fn a_call_behind_another_sleeps_until_its_end() {
+        let (line, clock) = (Arc::default(), clock());
+        let mut first = Call::new(&line, &clock, None, false);
+        let mut second = Call::new(&line, &clock, Some(60), false);
+        for call in [&mut first, &mut second] {
+            assert!(matches!(call.step().unwrap(), Step::Blocked { .. }));
+        }
+        assert_eq!(second.pending.again(clock.at(0), false), Some(clock.at(60)));
+        drop(first);
+        let soon = clock.at(0) + Wait::CHECK_EVERY;
+        assert_eq!(second.pending.again(clock.at(0), false), Some(soon));
+    }
+
+    #[test]
+    fn at_its_end_a_blocked_call_fails_or_is_made_again() {
+        for (renewable, code) in [
+            (false, crate::ErrorCode::Deadline),
+            (true, crate::ErrorCode::Renew),
+        ] {
+            let (line, clock) = (Arc::default(), clock());
+            let mut call = Call::new(&line, &clock, Some(5), renewable);
+            assert!(matches!(call.step().unwrap(), Step::Blocked { .. }));
+            clock.seconds.set(5);
+            let Err(error) = call.step() else {
+                panic!("its wait is over");
+            };
+            assert_eq!(error.code(), code);
+            let emptied = WaitReason::at("t", Cause::Emptied);
+            assert_eq!(error.waited_for(), Some(&emptied));
+            assert_eq!(call.attempts, [false, false, !renewable]);
+        }
+    }
+}
