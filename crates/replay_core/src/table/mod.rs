@@ -61,8 +61,8 @@ use crate::schema::TableConfig;
 use crate::slab::Slab;
 
 pub use activity::Activity;
-pub use samplers::order;
 pub use pending_call::{PendingCall, Step};
+pub use samplers::order;
 pub use waiting::Turn;
 pub use writers::Writers;
 
