@@ -1,7 +1,7 @@
 //! An asynchronous worker on UDP, with a thread of its own: means arrive and gradients leave while its owner computes.
 
 use std::net::UdpSocket;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,8 @@ use super::udp::UdpTransport;
 use super::worker::Exchange;
 use super::worker_transport::{Worker, WorkerTransport};
 use super::{AsynchronousSession, Contributions, Error, JoinJob, Result};
-use replay_core::replay::Wait;
+use base::sync::lock;
+use base::wait::Wait;
 
 /// Longest sleep of the thread: so late it sees an offered gradient, or that it should end.
 const MAX_SLEEP: Duration = Duration::from_millis(20);
@@ -32,7 +33,7 @@ struct SessionThread {
 impl SessionThread {
     /// A panic changes nothing: it means a wrong argument, which is checked first.
     fn session(&self) -> MutexGuard<'_, AsynchronousSession> {
-        self.session.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.session)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -12,6 +12,7 @@ use super::threads::{StopFlag, Threads};
 use super::worker::Exchange;
 use super::worker_transport::WorkerTransport;
 use super::{Aggregator, AggregatorLimits, Error, Result, Transmit};
+use base::sync::lock;
 
 /// Longest sleep of the aggregator's thread: so late it sees that it should end.
 const MAX_SLEEP: Duration = Duration::from_millis(100);
@@ -31,9 +32,7 @@ struct AggregatorThread {
 impl AggregatorThread {
     /// A panic leaves each job changed or unchanged: every change is one call.
     fn aggregator(&self) -> MutexGuard<'_, Aggregator> {
-        self.aggregator
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        lock(&self.aggregator)
     }
 }
 

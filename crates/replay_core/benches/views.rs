@@ -5,11 +5,12 @@ mod breakout;
 
 use std::sync::{Arc, LazyLock};
 
+use base::wait::Wait;
 use divan::Bencher;
 use divan::counter::ItemsCount;
 use replay_core::codec::Codec;
 use replay_core::memory::{Memory, MemoryLimits};
-use replay_core::replay::{Replay, SampleRequest, Sampled, Wait};
+use replay_core::replay::{Replay, SampleRequest, Sampled};
 use replay_core::schema::{Column, Dtype, TableConfig};
 use replay_core::view::{DecodeOptions, Decoder, NStep, ViewSpec};
 use replay_core::writer::{StepBatch, Values, Writer, WriterOptions};

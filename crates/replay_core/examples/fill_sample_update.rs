@@ -1,11 +1,12 @@
 //! The memory as a Rust library: fills a table, samples single steps, updates their priorities.
 //! `cargo run --package replay_core --example fill_sample_update`
 
+use base::wait::Wait;
 use replay_core::memory::{Memory, MemoryLimits};
 use replay_core::schema::{Column, Dtype};
 use replay_core::view::{ViewSpec, Window};
 use replay_core::writer::{StepBatch, Values, Writer, WriterOptions};
-use replay_core::{Replay, Result, TableConfig, replay::SampleRequest, wait::Wait};
+use replay_core::{Replay, Result, TableConfig, replay::SampleRequest};
 
 pub(crate) fn main() -> Result<()> {
     let columns = vec![Column::scalar("observation", Dtype::Int32)];

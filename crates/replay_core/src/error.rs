@@ -1,11 +1,11 @@
 //! The error type of the workspace. Its `ErrorCode` crosses the wire, and Python maps it to exception classes.
 
-use std::borrow::Cow;
 use std::io;
 use std::path::PathBuf;
 
-use crate::wait::Interrupted;
-use crate::words::Number;
+use base::error::{OsError, TooLarge};
+use base::wait::Interrupted;
+use base::words::Number;
 
 /// Kind of an error, as the wire and other languages carry it: the name of its variant of [`Error`]. The numbers are part
 /// of the wire: new codes go to the end.
@@ -96,15 +96,8 @@ pub enum Error {
         reason: String,
     },
     /// A size over a limit.
-    #[error("{what} of {size} is over the limit of {limit}; {advice}")]
-    TooLarge {
-        /// The sized thing, with its unit.
-        what: &'static str,
-        size: u64,
-        limit: u64,
-        /// How to get below the limit.
-        advice: &'static str,
-    },
+    #[error(transparent)]
+    TooLarge(#[from] TooLarge),
     /// A new writer with more streams than its table has left for it.
     #[error(
         "a new writer of {streams} streams is over the limit of {limit} for table {table:?}: its writers have taken {taken} of its {of} streams, and a new one may take half of the rest; close writers, open this one with fewer streams, or try again: writers that are idle for five minutes, or have left for one, make room"
@@ -220,12 +213,8 @@ pub enum Error {
     #[error("{0} is closed")]
     Closed(&'static str),
     /// An error of the operating system.
-    #[error("{what}: {source}")]
-    Io {
-        /// The failed operation.
-        what: String,
-        source: io::Error,
-    },
+    #[error(transparent)]
+    Io(#[from] OsError),
     /// A signal during a wait.
     #[error("interrupted")]
     Interrupted,
@@ -253,16 +242,6 @@ impl From<Interrupted> for Error {
     }
 }
 
-/// The beginning of a text that a peer made, for errors and logs: `most` bytes, with an ellipsis if there is more.
-pub fn shortened<'a>(text: impl Into<Cow<'a, str>>, most: usize) -> Cow<'a, str> {
-    let text = text.into();
-    if text.len() <= most {
-        return text;
-    }
-    let end = (0..=most).rev().find(|&end| text.is_char_boundary(end));
-    format!("{}...", &text[..end.unwrap_or(0)]).into()
-}
-
 /// What a priority may be, and the usual mistake behind a negative one.
 fn priority_advice(value: f64) -> &'static str {
     match value {
@@ -271,22 +250,6 @@ fn priority_advice(value: f64) -> &'static str {
         _ if value.is_nan() => "a priority has to be finite and not negative",
         _ => "a priority has to be finite and not negative; take the absolute value of TD errors",
     }
-}
-
-/// Checks a size (`what`, with its unit) against its limit; `advice` is how to get below it.
-///
-/// # Errors
-/// [`Error::TooLarge`].
-pub fn check_size(what: &'static str, size: u64, limit: u64, advice: &'static str) -> Result<()> {
-    if size <= limit {
-        return Ok(());
-    }
-    Err(Error::TooLarge {
-        what,
-        size,
-        limit,
-        advice,
-    })
 }
 
 /// Checks priorities, whose common case takes no branch for each.
@@ -379,12 +342,6 @@ impl Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_long_text_is_cut_between_two_characters() {
-        assert_eq!(shortened("no", 2), "no");
-        assert_eq!(shortened("ééé", 3), "é...");
-    }
 
     #[test]
     fn a_servers_deadline_is_reported_once() {

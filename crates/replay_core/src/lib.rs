@@ -9,8 +9,6 @@
 //! | [`schema`] | columns, and the definition of a table |
 //! | [`replay`] | the `Replay` trait, its requests and replies |
 //! | [`error`] | the error enum, and the codes of the wire |
-//! | [`words`] | values in messages, as Python and TOML write them |
-//! | [`wait`] | deadlines, interrupts and log lines of blocking calls |
 //! | [`cause`] | causes of blocked calls |
 //! | | **memory** |
 //! | [`memory`] | tables and parameters of a process |
@@ -37,7 +35,6 @@
 //! | [`view`] | arrays of sampled windows |
 //! | [`importance`] | importance weights |
 //! | | **processor** |
-//! | [`histogram`] | histograms for statistics |
 //! | [`power`] | powers of a batch |
 //! | [`memory_hints`] | prefetching, huge pages |
 
@@ -48,7 +45,6 @@ pub mod codec;
 pub mod difference;
 pub mod episode_windows;
 pub mod error;
-pub mod histogram;
 pub mod importance;
 pub mod limiter;
 pub mod local;
@@ -68,8 +64,6 @@ pub mod sync;
 pub mod table;
 pub mod view;
 pub mod view_spec;
-pub mod wait;
-pub mod words;
 pub mod writer;
 
 pub use error::{Error, ErrorCode, Result};

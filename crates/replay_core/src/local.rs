@@ -10,10 +10,11 @@ use crate::error::{Error, Result};
 use crate::memory::Memory;
 use crate::replay::{
     Listing, OpenWriter, Parameters, Push, PushBody, PushChannel, Replay, SampleChannel,
-    SampleRequest, Sampled, UpdateReceipt, Wait, WriterId,
+    SampleRequest, Sampled, UpdateReceipt, WriterId,
 };
 use crate::schema::TableConfig;
 use crate::table::{Attempt, Table, Turn};
+use base::wait::Wait;
 
 /// Repeats `attempt` until it is ready, the deadline has passed or the caller is interrupted. Its argument says whether
 /// it is the last one before the deadline's error.

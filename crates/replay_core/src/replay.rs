@@ -9,7 +9,7 @@ use crate::error::{Result, refuse_priority};
 use crate::schema::TableConfig;
 use crate::view_spec::ViewSpec;
 
-pub use crate::wait::Wait;
+use base::wait::Wait;
 
 /// Opens, or takes over, a writer of a table.
 #[derive(Debug, Clone, PartialEq)]

@@ -26,11 +26,11 @@ use crate::snapshot_records::content::ParametersRecord;
 use crate::snapshot_records::{
     CAPNP_VERSION, RecordKind, RecordReader, RecordWriter, cannot_read, cannot_write,
 };
-use crate::sync::lock;
 use crate::table::Table;
 use crate::table::restore::Staged;
 use crate::table::restore::place::Placed;
 use crate::table::save::Moment;
+use base::sync::lock;
 
 /// Buffer of the file, for records smaller than it.
 const BUFFER_BYTES: usize = 1 << 20;

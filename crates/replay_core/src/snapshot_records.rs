@@ -31,6 +31,7 @@ use bytes::Bytes;
 use crc32fast::Hasher;
 
 use crate::error::{Error, Result};
+use base::error::OsError;
 
 const MAGIC: [u8; 8] = *b"innetmem";
 /// Version of the format that is written.
@@ -68,17 +69,15 @@ impl RecordKind {
 
 /// The error of a failed write to the file.
 pub fn cannot_write(path: &Path) -> impl Fn(io::Error) -> Error {
-    move |source| Error::Io {
-        what: format!("the snapshot {} cannot be written", path.display()),
-        source,
+    move |error| {
+        OsError::of(format!("the snapshot {} cannot be written", path.display()))(error).into()
     }
 }
 
 /// The error of a failed read of the file.
 pub fn cannot_read(path: &Path) -> impl Fn(io::Error) -> Error {
-    move |source| Error::Io {
-        what: format!("the snapshot {} cannot be read", path.display()),
-        source,
+    move |error| {
+        OsError::of(format!("the snapshot {} cannot be read", path.display()))(error).into()
     }
 }
 

@@ -11,12 +11,11 @@ use bytes::Bytes;
 
 use crate::episode_windows::EpisodeWindows;
 use crate::error::{Error, Result};
-use crate::replay::{
-    ChunkHead, NewItem, OpenWriter, PushBody, PushChannel, Replay, Wait, WriterId,
-};
+use crate::replay::{ChunkHead, NewItem, OpenWriter, PushBody, PushChannel, Replay, WriterId};
 use crate::schema::{TableConfig, flags};
-use crate::sync::random_number;
 use crate::view_spec::ViewSpec;
+use base::random::random_number;
+use base::wait::Wait;
 use pack::{OpenChunk, Packer};
 use step::{CheckedStep, StepChecker};
 

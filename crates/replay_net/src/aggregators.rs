@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
@@ -14,13 +14,15 @@ use serde_json::{Value, json};
 use crate::client::connection::{Connection, Dialer};
 use crate::client::gradients::join_job;
 use crate::io_error;
+use base::error::TooLarge;
+use base::sync::lock;
+use base::wait::Wait;
 use gradients::settings::{self, JobSettings};
 use gradients::{
     AggregatorCounters, AggregatorLimits, AggregatorTransport, JoinJob, ParentAggregator,
     PendingRacks,
 };
 use replay_core::error::{Error, Result};
-use replay_core::replay::Wait;
 use replay_core::table::Attempt;
 use replay_wire::GradientsJoined;
 
@@ -217,7 +219,7 @@ impl Drop for Aggregators {
 impl Inner {
     /// A panic leaves whole entries: each is changed by one assignment.
     fn joins(&self) -> MutexGuard<'_, PendingJoins> {
-        self.joins.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.joins)
     }
 
     /// The aggregator that has the job, or the one with the fewest jobs.
@@ -236,12 +238,12 @@ impl Inner {
             .collect();
         let jobs = counts.iter().sum::<usize>() + joins.count_without(job);
         if jobs >= self.limits.jobs {
-            return Err(Error::TooLarge {
+            return Err(TooLarge {
                 what: "the number of gradient jobs",
                 size: jobs as u64 + 1,
                 limit: self.limits.jobs as u64,
                 advice: "wait for another job to end, or start the server with a larger --gradients-jobs",
-            });
+            }.into());
         }
         let fewest = counts
             .iter()

@@ -38,15 +38,21 @@ pub mod snapshots;
 pub mod stack;
 pub mod tls;
 
+use base::error::OsError;
 use replay_core::error::{Error, Result};
 
 /// Crates whose events belong to this program, for filters of logs.
-pub const LOG_TARGETS: [&str; 4] = ["replay_net", "replay_wire", "replay_core", "gradients"];
+pub const LOG_TARGETS: [&str; 5] = [
+    "replay_net",
+    "replay_wire",
+    "replay_core",
+    "gradients",
+    "base",
+];
 
 /// Conversion of an error of the operating system; `what` names the failed operation.
 fn io_error(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Error {
-    let what = what.into();
-    |source| Error::Io { what, source }
+    |source| OsError::of(what)(source).into()
 }
 
 /// # Errors

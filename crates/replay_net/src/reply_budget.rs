@@ -8,7 +8,9 @@ mod reader;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use base::sync::lock;
 
 use bytes::Bytes;
 use event_listener::{Event, EventListener};
@@ -169,7 +171,7 @@ impl ReplyBudget {
     }
 
     fn shared(&self) -> MutexGuard<'_, HashMap<usize, usize>> {
-        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.shared)
     }
 }
 

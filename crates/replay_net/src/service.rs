@@ -17,6 +17,7 @@ use crate::aggregators::Aggregators;
 use crate::receive::ReceiveBudgets;
 use crate::reply_budget::{LargeReply, ReplyBudgets};
 use crate::snapshots::Snapshots;
+use base::error::TooLarge;
 use replay_core::error::{Error, Result};
 use replay_core::memory::Memory;
 use replay_core::replay::{OpenWriter, Parameters, SampleRequest, Sampled};
@@ -399,12 +400,12 @@ impl Service {
         let table = self.table(&request.table, turn)?;
         let bytes = row_bytes(&table, request);
         if bytes > self.max_frame_bytes {
-            return Err(Error::TooLarge {
+            return Err(TooLarge {
                 what: "a sampled batch, in bytes of rows alone,",
                 size: bytes,
                 limit: self.max_frame_bytes,
                 advice: "sample fewer items at a time, or start the server with a larger --max-frame-bytes",
-            });
+            }.into());
         }
         table.try_sample(request, last, turn)
     }

@@ -7,13 +7,14 @@ use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value, json};
 
 use crate::io_error;
+use base::sync::lock;
 use replay_core::error::{Error, Result};
 use replay_core::memory::Memory;
 use replay_core::snapshot;
@@ -213,10 +214,6 @@ impl Snapshots {
             "restored": self.restored,
         })
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn file_name(number: u64) -> String {

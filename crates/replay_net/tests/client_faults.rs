@@ -5,8 +5,10 @@ mod support;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
+use base::error::TooLarge;
+use base::wait::Wait;
 use replay_core::error::{Error, ErrorCode};
-use replay_core::replay::{PushChannel, Replay, Sampled, UpdateReceipt, Wait};
+use replay_core::replay::{PushChannel, Replay, Sampled, UpdateReceipt};
 use replay_core::schema::{Sampler, TableConfig};
 use replay_net::client::{Client, ConnectOptions};
 use replay_net::server::RunningServer;
@@ -242,7 +244,7 @@ fn a_push_over_the_servers_limit_is_refused_and_the_writer_goes_on() {
     let mut pushes = client.open_writer(writer("steps", 1), &soon()).unwrap();
     let error = pushes.push(steps(0, 5000), &soon()).unwrap_err();
     assert!(
-        matches!(error, Error::TooLarge { limit: 65536, .. }),
+        matches!(error, Error::TooLarge(TooLarge { limit: 65536, .. })),
         "{error}"
     );
     assert!(error.to_string().contains("--max-frame-bytes"), "{error}");

@@ -5,6 +5,7 @@ use std::cell::Cell;
 use bytes::Bytes;
 use tokio::io::{AsyncWriteExt, DuplexStream, duplex};
 
+use base::error::TooLarge;
 use replay_core::error::{Error, ErrorCode, Result};
 use replay_net::client::pipeline::RequestPipeline;
 use replay_net::framing::{FrameReader, write_frame};
@@ -355,7 +356,7 @@ fn a_request_over_the_servers_limit_is_not_sent() {
             };
             let error = pipeline.call(0, put).await.err().unwrap();
             assert!(
-                matches!(error, Error::TooLarge { limit: 4096, .. }),
+                matches!(error, Error::TooLarge(TooLarge { limit: 4096, .. })),
                 "{error}"
             );
             // The pipeline is as good as before.

@@ -9,14 +9,17 @@ use std::time::Instant;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 
+use base::error::OsError;
+use base::sync::lock;
+use base::wait::Wait;
 use replay_core::error::{Error, ErrorCode, Result};
 use replay_core::importance;
-use replay_core::replay::{SampleChannel, Wait};
+use replay_core::replay::SampleChannel;
 
 use crate::batch::PyBatch;
 use crate::class::context_manager;
 use crate::decoded_sample::{DecodedSample, DecodedSampler};
-use crate::exclusive::{Exclusive, lock};
+use crate::exclusive::Exclusive;
 use crate::interpreter::Call;
 use crate::process_local::{Closing, ProcessLocal};
 use crate::writer::OpenWriters;
@@ -218,10 +221,7 @@ impl Ahead {
         let thread = std::thread::Builder::new()
             .name("innet-batches".into())
             .spawn(move || decode_ahead(&sampler, channel, &for_thread, &sender))
-            .map_err(|source| Error::Io {
-                what: "starting the thread that decodes batches".into(),
-                source,
-            })?;
+            .map_err(OsError::of("starting the thread that decodes batches"))?;
         Ok(Ahead {
             batches: Some(receiver),
             shared,

@@ -4,15 +4,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use base::sync::lock;
+use base::wait::Wait;
 use replay_core::error::{Error, ErrorCode, Result};
-use replay_core::replay::{Replay, SampleCredit, SampleRequest, Sampled, Wait};
+use replay_core::replay::{Replay, SampleCredit, SampleRequest, Sampled};
 use replay_core::schema::TableConfig;
 use replay_core::table::ids::IdSpace;
 use replay_core::view::{Batch, DecodeOptions, Decoder, ViewSpec};
 
 use replay_net::client::program;
-
-use crate::exclusive::lock;
 
 /// Longest time to ask about a batch that has arrived: for the table's definition, or to remove an item that cannot be decoded.
 const ASK_WITHIN: Duration = Duration::from_secs(5);

@@ -80,8 +80,8 @@ pub fn to_python(py: Python<'_>, error: Error) -> PyErr {
         };
     }
     let raised = raise(py, class_name(error.code()), error.to_string());
-    if let Error::Io { source, .. } = &error
-        && let Some(errno) = source.raw_os_error()
+    if let Error::Io(failed) = &error
+        && let Some(errno) = failed.source.raw_os_error()
     {
         // A `StorageError` is an `OSError`, and programs read its `errno`.
         return with(py, raised, "errno", errno);

@@ -19,9 +19,10 @@ use std::time::{Duration, Instant};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 
+use base::wait::Wait;
 use replay_core::error::Result;
 use replay_core::memory::Memory;
-use replay_core::replay::{Replay, UpdateChannel, UpdateReceipt, Wait};
+use replay_core::replay::{Replay, UpdateChannel, UpdateReceipt};
 use replay_core::schema::TableConfig;
 use replay_net::client::shards::ShardedClient;
 use replay_net::client::{Client, Namespace, Namespaced};

@@ -7,16 +7,18 @@ use std::time::Duration;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+use base::sync::lock;
+use base::wait::Wait;
 use replay_core::cause::FOR_WRITERS;
 use replay_core::error::{Error, ErrorCode, Result};
-use replay_core::replay::{Wait, WriterId};
+use replay_core::replay::WriterId;
 use replay_core::schema::{Dtype, TableConfig};
 use replay_core::view::ViewSpec;
 use replay_core::writer::{FinalObservations, StepBatch, Values, Writer, WriterCounters};
 
 use crate::array::{self, Expected, Input};
 use crate::class::{attributes, context_manager};
-use crate::exclusive::{Exclusive, lock};
+use crate::exclusive::Exclusive;
 use crate::interpreter::Call;
 use crate::process_local::{Closing, ProcessLocal};
 use crate::{error, interpreter, wait};

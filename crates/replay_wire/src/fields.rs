@@ -9,8 +9,10 @@ use pastey::paste;
 
 use super::innet_capnp as wire;
 use super::{Challenge, Hello};
+use base::error::TooLarge;
+use base::words::shortened;
 use gradients::{Arithmetic, Asynchronous, Ticket};
-use replay_core::error::{Error, ErrorCode, Result, shortened};
+use replay_core::error::{Error, ErrorCode, Result};
 use replay_core::replay::{
     ChunkHead, ListedParameters, Listing, NewItem, OpenWriter, UpdateReceipt, WriterId,
     WriterOpened,
@@ -349,12 +351,13 @@ pub fn write_list<T: Message>(
 /// The length of a list, as Cap'n Proto counts it.
 pub fn list_len(what: &'static str, len: usize) -> Result<u32> {
     if len > MAX_LIST {
-        return Err(Error::TooLarge {
+        return Err(TooLarge {
             what,
             size: len as u64,
             limit: MAX_LIST as u64,
             advice: "send less at a time",
-        });
+        }
+        .into());
     }
     Ok(len as u32)
 }

@@ -6,6 +6,7 @@ use std::io::IoSlice;
 use bytes::Bytes;
 use capnp::Word;
 
+use base::error::TooLarge;
 use replay_core::error::{Error, Result};
 use replay_core::memory_hints::advise_huge_pages;
 use replay_core::replay::SampleCredit;
@@ -81,20 +82,22 @@ impl Header {
             )));
         }
         if header.control > limits.max_control_bytes {
-            return Err(Error::TooLarge {
+            return Err(TooLarge {
                 what: "a control message, in bytes,",
                 size: header.control.into(),
                 limit: limits.max_control_bytes.into(),
                 advice: "send fewer chunks, items or ids at a time",
-            });
+            }
+            .into());
         }
         if header.frame_bytes() > limits.max_frame_bytes {
-            return Err(Error::TooLarge {
+            return Err(TooLarge {
                 what: "a frame, in bytes,",
                 size: header.frame_bytes(),
                 limit: limits.max_frame_bytes,
                 advice: "send less at a time, or raise the receiver's max_frame_bytes",
-            });
+            }
+            .into());
         }
         Ok(header)
     }
@@ -298,10 +301,13 @@ impl OutgoingFrame {
 }
 
 fn limited(what: &'static str, size: usize) -> Result<u32> {
-    u32::try_from(size).map_err(|_| Error::TooLarge {
-        what,
-        size: size as u64,
-        limit: u32::MAX.into(),
-        advice: "send less at a time",
+    u32::try_from(size).map_err(|_| {
+        TooLarge {
+            what,
+            size: size as u64,
+            limit: u32::MAX.into(),
+            advice: "send less at a time",
+        }
+        .into()
     })
 }

@@ -6,8 +6,8 @@ use std::sync::{Arc, PoisonError, RwLock};
 use crate::auth::{self, ChannelBinding, Secret, Side, Transcript};
 use crate::role::Role;
 use crate::{Challenge, Hello, PROTOCOL, RELEASE};
+use base::random::random;
 use replay_core::error::{Error, Result};
-use replay_core::sync::random;
 
 /// Characters of an unauthenticated peer's release that errors and logs repeat.
 const MAX_RELEASE: usize = 64;

@@ -1,7 +1,7 @@
 //! Aggregators on DPDK devices: one for each thread, with a UDP port of its own.
 
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use crossbeam_queue::{ArrayQueue, SegQueue};
@@ -13,6 +13,7 @@ use super::{DpdkConfig, FrameCounters, IdleBackoff, OpenDevices, cores};
 use crate::aggregator_transport::{AggregatorTransport, Datagrams};
 use crate::threads::{StopFlag, Threads};
 use crate::{Aggregator, AggregatorLimits, Error, Result, Transmit};
+use base::sync::lock;
 
 /// Longest sleep of an idle thread: so late it sees that it should end.
 const MAX_SLEEP: Duration = Duration::from_millis(100);
@@ -46,13 +47,11 @@ struct CoreState {
 impl CoreState {
     /// A panic leaves each job changed or unchanged: every change is one call.
     fn aggregator(&self) -> MutexGuard<'_, Aggregator> {
-        self.aggregator
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        lock(&self.aggregator)
     }
 
     fn frames(&self) -> MutexGuard<'_, FrameCounters> {
-        self.frames.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.frames)
     }
 }
 

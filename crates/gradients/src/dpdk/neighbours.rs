@@ -9,10 +9,11 @@
 use std::collections::HashMap;
 use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use super::frame::{Arp, Mac};
+use base::sync::lock;
 
 /// Most entries: more than an aggregator has workers, so few that forged requests cannot fill the memory. In a full table a
 /// new entry replaces one to which nothing was ever sent, so that invented senders do not lock out true ones.
@@ -63,7 +64,7 @@ impl Neighbours {
 
     /// A panic leaves the table whole: each change is one insertion or removal.
     fn table(&self) -> MutexGuard<'_, HashMap<Ipv4Addr, ArpEntry>> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.table)
     }
 
     /// Learns the sender of an ARP frame. A new sender is added if it asks for `here`, as it is about to send something; otherwise only

@@ -1,8 +1,8 @@
 //! Steps as Breakout's: a table for them, generated frames that pack like the game's, and a writer's step.
 #![allow(dead_code)]
 
+use base::wait::Wait;
 use replay_core::TableConfig;
-use replay_core::replay::Wait;
 use replay_core::schema::{Codec, Column, Dtype};
 use replay_core::view::{NStep, Padding, ViewSpec};
 use replay_core::writer::{StepBatch, Values, Writer};

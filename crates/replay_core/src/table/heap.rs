@@ -2,7 +2,7 @@
 
 use std::sync::Mutex;
 
-use crate::sync::lock;
+use base::sync::lock;
 
 use super::ids::ItemId;
 

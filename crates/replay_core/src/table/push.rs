@@ -11,7 +11,7 @@ use crate::error::Result;
 use crate::limiter::{Inserting, Outcome};
 use crate::replay::Push;
 use crate::schema::TableConfig;
-use crate::sync::lock;
+use base::sync::lock;
 
 use super::evict::EVICTED_AT_ONCE;
 use super::prepare::Prepared;

@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::power;
 use crate::schema::{Sampler, TableConfig};
 use crate::sum_tree::{SumTree, Update};
-use crate::sync::lock;
+use base::sync::lock;
 
 use super::heap::{Heap, RankBy};
 use super::ids::ItemId;

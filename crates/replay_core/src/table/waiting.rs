@@ -10,7 +10,7 @@ use event_listener::{Event, EventListener};
 
 use crate::cause::WaitReason;
 use crate::error::Result;
-use crate::sync::lock;
+use base::sync::lock;
 
 use super::Attempt;
 use super::activity;
@@ -123,7 +123,7 @@ impl Turn {
 
     /// A listener for the moment to try the call again; `None` before the first blocked attempt. Make it before the
     /// attempt, so that no change is missed. The first call of a line waits in slices of
-    /// [`crate::wait::Wait::CHECK_EVERY`]: a slot may become free a moment after the notice.
+    /// [`base::wait::Wait::CHECK_EVERY`]: a slot may become free a moment after the notice.
     pub fn changed(&self) -> Option<EventListener> {
         self.place.as_ref().map(|(_, place)| place.woken.listen())
     }

@@ -9,9 +9,10 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::error::{Error, Result, check_size};
+use crate::error::{Error, Result};
 use crate::replay::{OpenWriter, WriterOpened};
-use crate::sync::lock;
+use base::error::check_size;
+use base::sync::lock;
 
 use crate::snapshot_records::content::WriterRecord;
 

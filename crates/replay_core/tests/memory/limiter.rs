@@ -5,9 +5,10 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use base::wait::Wait;
 use event_listener::Listener;
 use replay_core::memory::Memory;
-use replay_core::replay::{PushBody, SampleRequest, Wait};
+use replay_core::replay::{PushBody, SampleRequest};
 use replay_core::table::{Attempt, Turn};
 use replay_core::{Error, Replay, TableConfig};
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::thread;
 
+use base::error::TooLarge;
 use bytes::Bytes;
 use replay_core::budget::Budget;
 use replay_core::parameters::ParameterStore;
@@ -114,7 +115,10 @@ fn versions_count_against_the_limit_until_their_last_reader() {
     let first = store.get("policy", 0).unwrap();
     store.put("policy", 0, file(2, 100)).unwrap();
     let error = refusal(store.put("policy", 0, file(3, 100)));
-    assert!(matches!(error, Error::TooLarge { limit: 0, .. }), "{error}");
+    assert!(
+        matches!(error, Error::TooLarge(TooLarge { limit: 0, .. })),
+        "{error}"
+    );
     assert!(error.to_string().contains("max_bytes: raise it"), "{error}");
     assert_eq!(first.bytes, file(1, 100));
     drop(first);

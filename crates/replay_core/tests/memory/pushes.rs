@@ -1,5 +1,6 @@
 //! Pushes apply once, in order, as a whole or not at all; windows are found wherever their rows lie.
 
+use base::error::TooLarge;
 use replay_core::replay::{OpenWriter, SampleRequest};
 use replay_core::table::Turn;
 use replay_core::{Error, ErrorCode};
@@ -78,7 +79,7 @@ fn a_push_larger_than_the_table_is_refused_before_it_evicts() {
     let wide = Body::default().chunk(0, 10, 60);
     let error = refusal(actor.try_push(wide));
     assert!(
-        matches!(error, Error::TooLarge { limit: 1000, .. }),
+        matches!(error, Error::TooLarge(TooLarge { limit: 1000, .. })),
         "{error}"
     );
     let items = (0..101).fold(Body::default(), |body, _| body.item(0, 3, 1.0));
@@ -86,11 +87,11 @@ fn a_push_larger_than_the_table_is_refused_before_it_evicts() {
     assert!(
         matches!(
             error,
-            Error::TooLarge {
+            Error::TooLarge(TooLarge {
                 limit: 100,
                 size: 101,
                 ..
-            }
+            })
         ),
         "{error}"
     );

@@ -434,8 +434,8 @@ fn a_full_disk_leaves_the_snapshot_that_was_there() {
     Actor::open(&case.table, 1).push_next(4);
     if let Some(path) = std::env::var_os(REPLACED) {
         match refusal(save(&case.memory, path.as_ref())) {
-            Error::Io { source, .. } => {
-                assert_eq!(source.kind(), std::io::ErrorKind::FileTooLarge);
+            Error::Io(error) => {
+                assert_eq!(error.source.kind(), std::io::ErrorKind::FileTooLarge);
             }
             other => panic!("{other}"),
         }

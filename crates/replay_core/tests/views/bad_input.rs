@@ -1,7 +1,8 @@
 //! Input of a writer or a view that must be refused, and must not be lost.
 
+use base::wait::Wait;
 use replay_core::error::{Error, ErrorCode};
-use replay_core::replay::{NewItem, Wait};
+use replay_core::replay::NewItem;
 use replay_core::schema::{Codec, Dtype, TableConfig};
 use replay_core::view::{DecodeOptions, Decoder, NStep, Padding, Sequences, ViewSpec, Window};
 use replay_core::writer::{StepBatch, Values, Writer, WriterOptions};

@@ -3,9 +3,10 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
+use base::wait::Wait;
 use replay_core::error::ErrorCode;
 use replay_core::memory::{Memory, MemoryLimits};
-use replay_core::replay::{Replay, SampleRequest, Wait};
+use replay_core::replay::{Replay, SampleRequest};
 use replay_core::schema::Codec;
 use replay_core::view::{DecodeOptions, Decoder, NStep, Padding, ViewSpec};
 use replay_core::writer::{Writer, WriterOptions};

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
+use base::wait::Wait;
 use replay_core::error::{Error, ErrorCode, Result};
 use replay_core::memory::{Memory, MemoryLimits};
-use replay_core::replay::Wait;
 use replay_core::schema::{Column, Dtype, TableConfig};
 use replay_core::view::{NStep, ViewSpec, Window};
 use replay_core::writer::{FinalObservations, StepBatch, Values, Writer, WriterOptions};

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use base::wait::Wait;
 use bytes::Bytes;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use replay_core::memory::{Memory, MemoryLimits};
-use replay_core::replay::{SampleRequest, Wait};
+use replay_core::replay::SampleRequest;
 use replay_core::sum_tree::{SampledLeaf, SumTree, Update};
 use replay_core::view::{DecodeOptions, Decoder};
 use replay_core::writer::{Writer, WriterOptions};

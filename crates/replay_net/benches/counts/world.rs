@@ -12,11 +12,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Instant;
 
+use base::wait::Wait;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use replay_core::error::Result;
 use replay_core::memory::Memory;
-use replay_core::replay::Wait;
 use replay_net::client::connection::Dialer;
 use replay_net::client::{Client, ConnectOptions};
 use replay_net::config::ServerConfig;

@@ -9,8 +9,9 @@ use clap::Args;
 use crate::client::{Client, ConnectOptions, Namespace, Namespaced};
 use crate::config::read_token_file;
 use crate::stack::Address;
+use base::wait::Wait;
 use replay_core::error::Result;
-use replay_core::replay::{Replay, Wait};
+use replay_core::replay::Replay;
 use replay_wire::auth::{self, Secret};
 
 /// Longest wait for the server.

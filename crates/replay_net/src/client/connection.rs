@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::pin::pin;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use rustls::pki_types::ServerName;
@@ -24,8 +24,10 @@ use crate::stack::{Address, ByteStream, StackName, kernel};
 #[cfg(feature = "fstack")]
 use crate::stack::{fstack, fstack_config::Config};
 use crate::tls::{channel_binding, tls_error};
+use base::error::TooLarge;
+use base::sync::lock;
+use base::wait::Wait;
 use replay_core::error::{Error, ErrorCode, Result};
-use replay_core::replay::Wait;
 use replay_core::schema::TableConfig;
 use replay_wire::auth::{self, ChannelBinding};
 use replay_wire::{FrameLimits, ReplyBody, RequestBody};
@@ -244,7 +246,7 @@ impl Dialer {
 
     /// Tables that this client made and did not drop: a restarted server gets them again.
     pub(super) fn tables(&self) -> MutexGuard<'_, BTreeMap<String, TableConfig>> {
-        self.tables.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.tables)
     }
 
     fn driver(&self) -> Result<Driver> {
@@ -343,14 +345,10 @@ impl Dialer {
                 }
             }
             // No handshake is this long: these lengths are the first bytes of another protocol.
-            Error::TooLarge {
-                what, size, limit, ..
-            } => Error::TooLarge {
-                what,
-                size,
-                limit,
+            Error::TooLarge(error) => Error::TooLarge(TooLarge {
                 advice: hint,
-            },
+                ..error
+            }),
             other => other,
         }
     }

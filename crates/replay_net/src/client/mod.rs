@@ -40,13 +40,16 @@ use std::cell::Cell;
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
 
 pub use crate::stack::Address;
 use ::gradients::{DpdkConfig, JoinJob};
+use base::random::random_number;
+use base::sync::lock;
+use base::wait::Wait;
 use connection::Dialer;
 pub use gradient_updates::GradientUpdates;
 pub use gradients::GradientWorker;
@@ -56,10 +59,9 @@ use pool::{ConnectionPool, retry_for, while_broken};
 use replay_core::error::{Error, ErrorCode, Result};
 use replay_core::replay::{
     Listing, OpenWriter, Parameters, PushChannel, Replay, SampleChannel, SampleRequest, Sampled,
-    UpdateChannel, UpdateReceipt, Wait, WriterId,
+    UpdateChannel, UpdateReceipt, WriterId,
 };
 use replay_core::schema::TableConfig;
-use replay_core::sync::random_number;
 use replay_wire::auth::Secret;
 use replay_wire::{ReplyBody, RequestBody};
 
@@ -407,11 +409,7 @@ impl Replay for Client {
         writer: Option<&WriterId>,
         wait: &Wait<'_>,
     ) -> Result<Option<Parameters>> {
-        let seen = || {
-            self.parameters
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-        };
+        let seen = || lock(&self.parameters);
         let last = seen().get(name).copied();
         let (reply, incarnation) = self.ask(wait, |incarnation| RequestBody::GetParameters {
             name: name.into(),

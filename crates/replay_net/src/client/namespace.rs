@@ -8,10 +8,11 @@ use std::sync::Arc;
 use bytes::Bytes;
 use serde_json::{Map, Value};
 
+use base::wait::Wait;
 use replay_core::error::{Error, ErrorCode, Result};
 use replay_core::replay::{
     Listing, OpenWriter, Parameters, PushBody, PushChannel, Replay, SampleChannel, SampleRequest,
-    Sampled, UpdateChannel, UpdateReceipt, Wait, WriterId,
+    Sampled, UpdateChannel, UpdateReceipt, WriterId,
 };
 use replay_core::schema::TableConfig;
 

@@ -1,13 +1,14 @@
 //! State of a server that does not answer, as its client knows it: since when, and whether it was closed for good.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
 use crate::stack::Address;
+use base::sync::lock;
+use base::wait::Wait;
 use replay_core::error::{Error, ErrorCode, Result};
-use replay_core::replay::Wait;
 
 /// Absence of a server, shared by all calls of a client, so that the log names it once.
 #[derive(Default)]
@@ -74,7 +75,7 @@ impl Outage {
     }
 
     fn lock(&self) -> MutexGuard<'_, OutageState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 }
 

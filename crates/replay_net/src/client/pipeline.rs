@@ -4,16 +4,18 @@
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufReader, ReadHalf, WriteHalf, split};
 
 use crate::framing::{FrameReader, write_frame};
+use base::error::TooLarge;
+use base::random::random;
+use base::sync::lock;
+use base::wait::Wait;
 use replay_core::error::{Error, ErrorCode, Result};
-use replay_core::replay::Wait;
-use replay_core::sync::random;
 use replay_wire::auth::{self, ChannelBinding, Side, Transcript};
 use replay_wire::handshake::printable_release;
 use replay_wire::{
@@ -53,7 +55,7 @@ impl ServerWait {
     }
 
     fn reason(&self) -> MutexGuard<'_, Option<String>> {
-        self.reason.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.reason)
     }
 
     /// Logs a long wait for the server: see [`Wait::report`].
@@ -236,12 +238,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
     /// [`Error::TooLarge`] for a frame that the server would refuse.
     pub fn check_frame(&self, bytes: u64) -> Result<()> {
         if bytes > self.max_frame_bytes {
-            return Err(Error::TooLarge {
+            return Err(TooLarge {
                 what: "a request, in bytes,",
                 size: bytes,
                 limit: self.max_frame_bytes,
                 advice: "send less at a time (a writer: fewer streams or a smaller chunk_steps), or start the server with a larger --max-frame-bytes",
-            });
+            }.into());
         }
         Ok(())
     }

@@ -1,13 +1,14 @@
 //! Connections across calls: idle ones are kept for the next call, broken ones are replaced.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use super::connection::{Connection, Dialer};
 use super::pipeline::{is_broken, is_busy, is_closed, is_cut_off, is_timeout};
+use base::random::random_number;
+use base::sync::lock;
+use base::wait::Wait;
 use replay_core::error::{Error, Result};
-use replay_core::replay::Wait;
-use replay_core::sync::random_number;
 
 /// Bounds of the pauses between attempts.
 const PAUSES: [Duration; 2] = [Duration::from_millis(20), Duration::from_secs(1)];
@@ -178,6 +179,6 @@ impl ConnectionPool {
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Connection>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 }

@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 use super::connection::{Connection, Dialer, deadline_ms};
 use super::pipeline::{RequestPipeline, expect_reply, is_broken, is_closed, unexpected};
 use super::pool::retry;
+use base::wait::Wait;
 use replay_core::error::{Error, ErrorCode, Result};
-use replay_core::replay::{OpenWriter, Push, PushBody, PushChannel, Wait, WriterId, WriterOpened};
+use replay_core::replay::{OpenWriter, Push, PushBody, PushChannel, WriterId, WriterOpened};
 use replay_wire::{Reply, ReplyBody, RequestBody};
 
 /// The pushes of one writer.

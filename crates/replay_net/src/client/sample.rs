@@ -8,8 +8,9 @@ use bytes::Bytes;
 use super::connection::{Connection, Dialer, deadline_ms, no_answer};
 use super::pipeline::{RequestPipeline, answer, is_broken, is_closed, is_renewal, unexpected};
 use super::pool::retry_since;
+use base::wait::Wait;
 use replay_core::error::{Error, Result};
-use replay_core::replay::{SampleChannel, SampleRequest, Sampled, Wait};
+use replay_core::replay::{SampleChannel, SampleRequest, Sampled};
 use replay_wire::{Reply, ReplyBody, RequestBody};
 
 /// One request for samples, repeated over its own connection.

@@ -9,8 +9,9 @@ use std::time::Duration;
 use super::connection::{Connection, Dialer};
 use super::pipeline::{RequestPipeline, is_broken, is_closed, unexpected};
 use super::pool::{retry_for, while_broken};
+use base::wait::Wait;
 use replay_core::error::{Error, Result, check_priorities};
-use replay_core::replay::{UpdateChannel, UpdateReceipt, Wait};
+use replay_core::replay::{UpdateChannel, UpdateReceipt};
 use replay_wire::{Reply, ReplyBody, RequestBody};
 
 /// Unanswered updates at most: a server reads as many requests of one connection.

@@ -13,7 +13,9 @@ use super::{ConnectionHandler, Received};
 use crate::framing::{broken, is_closed, write_frame, write_part};
 use crate::reply_budget::{Reader, ReplyShare};
 use crate::stack::{Stack, until};
-use replay_core::error::{Error, ErrorCode, Result, shortened};
+use base::error::TooLarge;
+use base::words::shortened;
+use replay_core::error::{Error, ErrorCode, Result};
 use replay_wire::{OutgoingFrame, Reply, ReplyBody};
 
 /// Longest error message in bytes; a message may quote the client's data.
@@ -85,12 +87,12 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         let outgoing = reply.and_then(|body| {
             let outgoing = replay_wire::encode_reply(Reply { id, body })?;
             match outgoing.frame_bytes() {
-                size if size > self.context.max_frame_bytes => Err(Error::TooLarge {
+                size if size > self.context.max_frame_bytes => Err(TooLarge {
                     what: "a reply, in bytes,",
                     size,
                     limit: self.context.max_frame_bytes,
                     advice: "ask for less at a time, or start the server with a larger --max-frame-bytes",
-                }),
+                }.into()),
                 _ => Ok(outgoing),
             }
         });

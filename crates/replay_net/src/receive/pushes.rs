@@ -1,7 +1,9 @@
 //! Receive memory for connections with an open writer, by table: pushes that wait for one table leave memory for another's.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use base::sync::lock;
 
 use tokio::sync::oneshot;
 
@@ -79,7 +81,7 @@ impl PushBudget {
 
     /// A panic leaves whole entries: nothing that may panic runs under the lock.
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Takes note of a change under the lock, and grants the frames that now fit.

@@ -2,11 +2,12 @@
 //! without an error: the log warns of the second program.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use serde_json::Value;
 
 use crate::client::program;
+use base::sync::lock;
 
 /// Programs with an open connection that has sampled a table, by the table's name.
 #[derive(Default)]
@@ -42,7 +43,7 @@ impl Samplers {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<String, TableSamplers>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 
     fn add(&self, table: &str, program: u64, peer: &str) {

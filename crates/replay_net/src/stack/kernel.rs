@@ -59,10 +59,7 @@ impl Stack for Kernel {
     type Incoming = KernelIncoming;
 
     fn listen(&self, address: &Address) -> Result<KernelListener> {
-        let failed = |source| Error::Io {
-            what: format!("cannot listen on {address}"),
-            source,
-        };
+        let failed = |error| io_error(format!("cannot listen on {address}"))(error);
         match address {
             Address::Tcp {
                 host, port, tls, ..

@@ -3,10 +3,10 @@
 use std::net::UdpSocket;
 use std::time::Instant;
 
+use base::wait::Wait;
 use gradients::JoinJob;
 use gradients::packet::{Ack, PacketHeader, PacketKind, Status};
 use replay_core::ErrorCode;
-use replay_core::replay::Wait;
 use replay_net::client::ConnectOptions;
 use replay_net::client::connection::Dialer;
 use replay_net::client::gradients::{JoinedJob, join_job};

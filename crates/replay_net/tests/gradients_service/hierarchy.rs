@@ -3,8 +3,8 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+use base::wait::Wait;
 use gradients::{self, Arithmetic, Control, JoinJob};
-use replay_core::replay::Wait;
 use replay_core::{Error, ErrorCode};
 use replay_net::client::GradientWorker;
 

@@ -7,8 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use base::wait::Wait;
 use gradients::{Arithmetic, JoinJob};
-use replay_core::replay::{Replay, Wait};
+use replay_core::replay::Replay;
 use replay_core::{Error, ErrorCode, Result};
 use replay_net::client::shards::ShardedClient;
 use replay_net::client::{Client, ConnectOptions, connect};

@@ -10,8 +10,9 @@ use rustls::pki_types::ServerName;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
+use base::wait::Wait;
 use replay_core::memory::{Memory, MemoryLimits};
-use replay_core::replay::{Replay, Wait};
+use replay_core::replay::Replay;
 use replay_core::{Error, ErrorCode, Result};
 use replay_net::client::{Client, ConnectOptions, connect, tls};
 use replay_net::config::ServerConfig;

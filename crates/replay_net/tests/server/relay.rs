@@ -3,8 +3,9 @@
 use tokio::io::copy_bidirectional;
 use tokio::net::TcpListener;
 
+use base::wait::Wait;
 use replay_core::ErrorCode;
-use replay_core::replay::{Replay, Wait};
+use replay_core::replay::Replay;
 use replay_net::client::connect;
 use replay_net::stack::Address;
 use replay_net::tls::acceptor;

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
+use base::wait::Wait;
 use replay_core::error::{ErrorCode, Result};
 use replay_core::memory::{Memory, MemoryLimits};
 use replay_core::replay::*;

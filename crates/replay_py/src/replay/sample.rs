@@ -8,6 +8,7 @@ use std::time::Instant;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+use base::sync::lock;
 use replay_core::error::ErrorCode;
 use replay_core::importance;
 use replay_core::replay::{SampleRequest, UpdateReceipt};
@@ -21,7 +22,6 @@ use super::PyReplay;
 use crate::batch::PyBatch;
 use crate::batches::{Beta, PyBatches};
 use crate::decoded_sample::{DecodedSampler, Reading};
-use crate::exclusive::lock;
 use crate::interpreter::Call;
 use crate::view::ViewArgument;
 use crate::writer::PyWriter;

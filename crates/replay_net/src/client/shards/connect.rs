@@ -9,10 +9,11 @@ use super::super::{Address, Client, ConnectOptions};
 use super::ShardedClient;
 use super::group::{self, Group, ask_promptly, at, is_lost, lock, within_namespace};
 use crate::refuse;
+use base::random::random_number;
+use base::wait::Wait;
 use replay_core::error::{Error, Result};
-use replay_core::replay::{Replay, Wait};
+use replay_core::replay::Replay;
 use replay_core::schema::TableConfig;
-use replay_core::sync::random_number;
 
 /// Longest time for which a call tries a broken connection again: at once, and not after a pause.
 const RECONNECT_FOR: Duration = Duration::from_millis(10);

@@ -5,8 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use base::wait::Wait;
 use replay_core::error::{Error, ErrorCode, Result};
-use replay_core::replay::{Listing, Replay, SampledItem, ShardState, Wait};
+use replay_core::replay::{Listing, Replay, SampledItem, ShardState};
 use replay_core::schema::TableConfig;
 use replay_core::table::ids::IdSpace;
 

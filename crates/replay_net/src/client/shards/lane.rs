@@ -6,8 +6,9 @@ use super::super::Client;
 use super::super::connection::{Connection, deadline_ms};
 use super::super::pipeline::{RequestPipeline, answer, expect_reply};
 use super::partial::Seen;
+use base::wait::Wait;
 use replay_core::error::{Error, Result};
-use replay_core::replay::{SampleRequest, Sampled, Wait};
+use replay_core::replay::{SampleRequest, Sampled};
 use replay_wire::{ReplyBody, RequestBody};
 
 /// The connection to one server.

@@ -38,12 +38,13 @@ use std::sync::{Arc, Mutex};
 use bytes::Bytes;
 
 use super::Client;
+use base::wait::Wait;
 pub use connect::parse_addresses;
 use group::{Group, ask_promptly, lock};
 use replay_core::error::{Error, ErrorCode, Result};
 use replay_core::replay::{
     Listing, OpenWriter, Parameters, PushChannel, Replay, SampleChannel, SampleRequest, Sampled,
-    UpdateChannel, UpdateReceipt, Wait, WriterId,
+    UpdateChannel, UpdateReceipt, WriterId,
 };
 use replay_core::schema::TableConfig;
 use replay_core::table::ids::IdSpace;

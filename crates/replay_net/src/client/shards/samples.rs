@@ -13,10 +13,11 @@ use super::group::{Group, ask_promptly, is_lost};
 use super::lane::Lane;
 use super::partial::{PartialBatch, Seen};
 use super::shares::limiter_samples;
+use base::random::random_number;
+use base::wait::Wait;
 use replay_core::error::{Error, ErrorCode, Result};
-use replay_core::replay::{BatchPart, Replay, SampleChannel, SampleRequest, Sampled, Wait};
+use replay_core::replay::{BatchPart, Replay, SampleChannel, SampleRequest, Sampled};
 use replay_core::schema::TableConfig;
-use replay_core::sync::random_number;
 
 /// Longest time for which a server holds a part. Then the rest of the batch is divided anew, by the servers' state at that time.
 const HELD_FOR: Duration = Duration::from_millis(250);

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use super::group::{Group, lock};
+use base::wait::Wait;
 use replay_core::error::Result;
-use replay_core::replay::{PushBody, PushChannel, Wait, WriterId};
+use replay_core::replay::{PushBody, PushChannel, WriterId};
 
 impl Group {
     /// The server of a writer of this client, while it is open.

@@ -15,8 +15,8 @@ use futures_util::task::AtomicWaker;
 use super::Fstack;
 use super::reactor::Submission;
 use crate::client::pipeline::ServerWait;
+use base::wait::Wait;
 use replay_core::error::{Error, Result};
-use replay_core::replay::Wait;
 
 /// Handle to the reactor thread.
 #[derive(Clone)]

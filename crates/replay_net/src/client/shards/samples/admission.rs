@@ -2,8 +2,8 @@
 
 use super::{Reason, ShardedSamples};
 use crate::client::shards::merge::min_size;
+use base::wait::Wait;
 use replay_core::error::{Error, Result};
-use replay_core::replay::Wait;
 
 impl ShardedSamples {
     /// Whether the servers together have enough items, or else the reason to wait.
