@@ -10,7 +10,7 @@ use super::segments::{SegmentId, SegmentTable};
 use super::sessions::{SessionOwner, SessionTable};
 use super::settings::{self, JobSettings};
 use super::{Error, JoinJob, ParentAggregator, Result, Ticket, Transmit};
-use base::error::TooLarge;
+use base::error::{TooLarge, check_size};
 use base::random::random;
 
 /// Number of the first round. The round before it needs a number, too.
@@ -187,14 +187,13 @@ impl Aggregator {
         let window = self.limits.window.min(window);
         let (entries, depth) = settings.table_size(window);
         let bytes = SegmentTable::bytes(entries, depth, settings.segment_bytes());
-        if settings.asynchronous.is_some() && bytes > self.limits.job_bytes {
-            return Err(TooLarge {
-                what: "the sums that an asynchronous gradient job keeps, in bytes",
-                size: bytes as u64,
-                limit: self.limits.job_bytes as u64,
-                advice: "lower its staleness bound, or raise gradients_job_bytes of the server",
-            }
-            .into());
+        if settings.asynchronous.is_some() {
+            check_size(
+                "the sums that an asynchronous gradient job keeps, in bytes",
+                bytes as u64,
+                self.limits.job_bytes as u64,
+                "lower its staleness bound, or raise gradients_job_bytes of the server",
+            )?;
         }
         let below = match &parent {
             Some(parent) => parent.below,

@@ -79,31 +79,10 @@ impl Error {
     pub(super) fn io(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         |source| OsError::of(what)(source).into()
     }
-
-    /// The error of gradients that an error of a client carries, if it is one.
-    pub fn of(error: &replay_core::Error) -> Option<&Error> {
-        match error {
-            replay_core::Error::Gradients(failure) => failure.downcast_ref(),
-            _ => None,
-        }
-    }
 }
 
 impl From<Interrupted> for Error {
     fn from(_: Interrupted) -> Self {
         Error::Interrupted
-    }
-}
-
-impl From<Error> for replay_core::Error {
-    fn from(error: Error) -> Self {
-        match error {
-            Error::Internal(reason) => Self::Internal(reason),
-            Error::Config(reason) => Self::Config(reason),
-            Error::TooLarge(error) => Self::TooLarge(error),
-            Error::Io(error) => Self::Io(error),
-            Error::Interrupted => Self::Interrupted,
-            failure => Self::Gradients(Box::new(failure)),
-        }
     }
 }

@@ -158,7 +158,7 @@ fn append_floats(bencher: Bencher, (floats, checked): (u32, bool)) {
     let memory = Memory::new(MemoryLimits::default());
     memory.create_table(&config).expect("a valid table");
     let (view, options) = (ViewSpec::NStep(NStep::default()), WriterOptions::default());
-    let mut writer =
+    let mut writer: Writer =
         Writer::open(&*memory, "floats", 1, &view, options, &FOREVER).expect("a writer");
     let observe = |step: u32| -> Vec<u8> {
         let numbers = (0..floats).map(|i| ((i + floats * step) as f32).sin());
@@ -184,7 +184,9 @@ fn append_floats(bencher: Bencher, (floats, checked): (u32, bool)) {
 
 fn sample(codec: Codec) -> Sampled {
     let request = SampleRequest::new("breakout", BATCH as u32, &view());
-    let sampled = filled(codec).sample(&request, &FOREVER);
+    let memory = filled(codec);
+    let memory: &dyn Replay = &*memory;
+    let sampled = memory.sample(&request, &FOREVER);
     sampled.expect("a sample")
 }
 

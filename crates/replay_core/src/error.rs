@@ -1,49 +1,11 @@
-//! The error type of the workspace. Its `ErrorCode` crosses the wire, and Python maps it to exception classes.
-
-use std::io;
-use std::path::PathBuf;
+//! Errors of the memory, and of the steps and batches that go in and out of it.
 
 use base::error::{OsError, TooLarge};
 use base::wait::Interrupted;
 use base::words::Number;
 
-/// Kind of an error, as the wire and other languages carry it: the name of its variant of [`Error`]. The numbers are part
-/// of the wire: new codes go to the end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[repr(u16)]
-#[expect(missing_docs, reason = "the variants of `Error` have them")]
-pub enum ErrorCode {
-    Internal,
-    Priority,
-    NoMass,
-    UnknownTable,
-    TableDiffers,
-    Table,
-    Schema,
-    TooLarge,
-    Deadline,
-    View,
-    Fenced,
-    Expired,
-    Protocol,
-    Version,
-    Authentication,
-    Connect,
-    Disconnected,
-    Corrupt,
-    Config,
-    Parameters,
-    Closed,
-    Io,
-    Interrupted,
-    Gradients,
-    Forbidden,
-    Renew,
-}
-
-/// Every error of the workspace except errors of gradients. Messages name the fault and the remedy.
+/// An error of the memory. Messages name the fault and the remedy.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
 #[expect(missing_docs, reason = "fields whose names say it have none")]
 pub enum Error {
     /// A fault of this program.
@@ -114,18 +76,9 @@ pub enum Error {
         of: u64,
     },
     /// A deadline that passed.
-    #[error("{DEADLINE_PASSED}{waited_for}")]
+    #[error("the deadline passed: {waited_for}")]
     Deadline {
         /// Condition that the call waited for, and its distance from it.
-        waited_for: String,
-    },
-    /// A request that waits longer than a server holds it. Clients send it again.
-    #[error(
-        "{waited_for}; the server holds a request for {held_ms} ms (max_wait_ms): send it again"
-    )]
-    Renew {
-        held_ms: u64,
-        /// Condition that the request waited for.
         waited_for: String,
     },
     /// A view that needs more rows than the items' windows have.
@@ -150,49 +103,15 @@ pub enum Error {
         /// The writer's name, or its number if the name is not known.
         writer: String,
     },
-    /// A peer that breaks the protocol.
+    /// A writer's call that breaks the rules of its interface.
     #[error("protocol error: {0}")]
-    Protocol(String),
-    /// A peer with another version of the protocol.
-    #[error(
-        "the server speaks protocol {server} (release {server_release}), this client {client} (release {client_release}); install the same release at both ends"
-    )]
-    Version {
-        server: u32,
-        server_release: String,
-        client: u32,
-        client_release: String,
-    },
-    /// A missing or wrong token, or a failed TLS handshake.
-    #[error("authentication failed: {0}")]
-    Authentication(String),
-    /// A request that the role of the client's token does not allow.
-    #[error("a connection with the {role} token may not {request}: connect with {allowed_by}")]
-    Forbidden {
-        role: &'static str,
-        request: &'static str,
-        /// The tokens that allow it, with the server's settings for them.
-        allowed_by: &'static str,
-    },
-    /// An address without a server.
-    #[error("cannot connect to {address}: {source}; is `innet-replay serve` running there?")]
-    Connect { address: String, source: io::Error },
-    /// A server at its limit of connections. Clients try again.
-    #[error("the server takes no other connection now: {0}")]
-    Busy(String),
-    /// A broken connection.
-    #[error("the connection to {address} broke: {reason}")]
-    Disconnected {
-        address: String,
-        /// The cause as far as it is known.
-        reason: String,
-    },
+    Misuse(String),
     /// Stored data that cannot be decoded.
     #[error("stored data does not decode: {0}")]
     Corrupt(String),
-    /// A file that is not a snapshot of this release, or damaged.
-    #[error("the snapshot {} cannot be used: {reason}; nothing was restored", path.display())]
-    Snapshot { path: PathBuf, reason: String },
+    /// Bytes that are no snapshot of this release, or damaged.
+    #[error("the snapshot cannot be used: {0}; nothing was restored")]
+    Snapshot(String),
     /// A restore into a table that is not empty.
     #[error(
         "table {table:?} is not empty: it has {steps} steps and holds {bytes} bytes; restore before the first write, or empty the table and drop its batches first"
@@ -218,23 +137,10 @@ pub enum Error {
     /// A signal during a wait.
     #[error("interrupted")]
     Interrupted,
-    /// A sum of gradients, or a control of its job, came to nothing.
-    #[error("gradients: {0}")]
-    Gradients(Box<dyn std::error::Error + Send + Sync>),
-    /// An error reply of a server.
-    #[error("{message}")]
-    Remote {
-        code: ErrorCode,
-        /// The server's message, complete.
-        message: String,
-    },
 }
 
-/// Start of every message of [`Error::Deadline`].
-const DEADLINE_PASSED: &str = "the deadline passed: ";
-
 /// Result with [`Error`].
-pub type Result<T> = std::result::Result<T, Error>;
+pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl From<Interrupted> for Error {
     fn from(Interrupted: Interrupted) -> Self {
@@ -288,75 +194,5 @@ impl Error {
             table: table.to_owned(),
             reason,
         }
-    }
-
-    /// Kind of the error, as it crosses the wire.
-    pub fn code(&self) -> ErrorCode {
-        match self {
-            Error::Internal(_) => ErrorCode::Internal,
-            Error::Priority { .. } => ErrorCode::Priority,
-            Error::NoMass { .. } | Error::NothingSet { .. } => ErrorCode::NoMass,
-            Error::UnknownTable { .. } => ErrorCode::UnknownTable,
-            Error::TableDiffers { .. } => ErrorCode::TableDiffers,
-            Error::Table { .. } => ErrorCode::Table,
-            Error::Schema { .. } => ErrorCode::Schema,
-            Error::TooLarge { .. } | Error::Streams { .. } => ErrorCode::TooLarge,
-            Error::Deadline { .. } => ErrorCode::Deadline,
-            Error::Renew { .. } => ErrorCode::Renew,
-            Error::View { .. } => ErrorCode::View,
-            Error::Fenced { .. } => ErrorCode::Fenced,
-            Error::Expired { .. } => ErrorCode::Expired,
-            Error::Protocol(_) => ErrorCode::Protocol,
-            Error::Version { .. } => ErrorCode::Version,
-            Error::Authentication(_) => ErrorCode::Authentication,
-            Error::Forbidden { .. } => ErrorCode::Forbidden,
-            Error::Connect { .. } | Error::Busy(_) => ErrorCode::Connect,
-            Error::Disconnected { .. } => ErrorCode::Disconnected,
-            Error::Corrupt(_) | Error::Snapshot { .. } => ErrorCode::Corrupt,
-            Error::NotEmpty { .. } | Error::Config(_) => ErrorCode::Config,
-            Error::Parameters { .. } => ErrorCode::Parameters,
-            Error::Closed(_) => ErrorCode::Closed,
-            Error::Io { .. } => ErrorCode::Io,
-            Error::Interrupted => ErrorCode::Interrupted,
-            Error::Gradients(_) => ErrorCode::Gradients,
-            Error::Remote { code, .. } => *code,
-        }
-    }
-
-    /// Condition that a call waited for at its deadline, in this process or on a server; `None` for any other error.
-    pub fn into_waited_for(self) -> Option<String> {
-        match self {
-            Error::Deadline { waited_for } => Some(waited_for),
-            Error::Remote {
-                code: ErrorCode::Deadline,
-                message,
-            } => Some(match message.strip_prefix(DEADLINE_PASSED) {
-                Some(waited_for) => waited_for.to_owned(),
-                None => message,
-            }),
-            _ => None,
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_servers_deadline_is_reported_once() {
-        let deadline = |waited_for: &str| Error::Deadline {
-            waited_for: waited_for.into(),
-        };
-        let local = deadline("more items");
-        let remote = Error::Remote {
-            code: local.code(),
-            message: local.to_string(),
-        };
-        for error in [local, remote] {
-            let again = deadline(&error.into_waited_for().unwrap()).to_string();
-            assert_eq!(again, "the deadline passed: more items");
-        }
-        assert_eq!(Error::Interrupted.into_waited_for(), None);
     }
 }

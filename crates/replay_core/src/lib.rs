@@ -8,7 +8,7 @@
 //! | | **interface** |
 //! | [`schema`] | columns, and the definition of a table |
 //! | [`replay`] | the `Replay` trait, its requests and replies |
-//! | [`error`] | the error enum, and the codes of the wire |
+//! | [`error`] | the error enum |
 //! | [`cause`] | causes of blocked calls |
 //! | | **memory** |
 //! | [`memory`] | tables and parameters of a process |
@@ -17,8 +17,8 @@
 //! | [`limiter`] | rate limiter: samples per insert |
 //! | [`budget`] | byte limit of tables, parameters and receive buffers |
 //! | [`parameters`] | versioned parameter store |
-//! | [`snapshot`] | tables to a file, and back |
-//! | `snapshot_records` | the format of that file |
+//! | [`snapshot`] | tables to bytes, and back |
+//! | `snapshot_records` | the format of these bytes |
 //! | | **lock-free parts** |
 //! | [`sum_tree`] | prioritized sampling and updates |
 //! | [`priority_index`] | a sum tree over indices, for items that are kept elsewhere |
@@ -66,6 +66,6 @@ pub mod view;
 pub mod view_spec;
 pub mod writer;
 
-pub use error::{Error, ErrorCode, Result};
+pub use error::{Error, Result};
 pub use replay::Replay;
 pub use schema::TableConfig;

@@ -13,8 +13,9 @@ use serde_json::{Value, json};
 
 use crate::client::connection::{Connection, Dialer};
 use crate::client::gradients::join_job;
+use crate::error::{Error, Result};
 use crate::io_error;
-use base::error::TooLarge;
+use base::error::check_size;
 use base::sync::lock;
 use base::wait::Wait;
 use gradients::settings::{self, JobSettings};
@@ -22,7 +23,6 @@ use gradients::{
     AggregatorCounters, AggregatorLimits, AggregatorTransport, JoinJob, ParentAggregator,
     PendingRacks,
 };
-use replay_core::error::{Error, Result};
 use replay_core::table::Attempt;
 use replay_wire::GradientsJoined;
 
@@ -237,14 +237,12 @@ impl Inner {
             .map(|one| one.aggregator().jobs())
             .collect();
         let jobs = counts.iter().sum::<usize>() + joins.count_without(job);
-        if jobs >= self.limits.jobs {
-            return Err(TooLarge {
-                what: "the number of gradient jobs",
-                size: jobs as u64 + 1,
-                limit: self.limits.jobs as u64,
-                advice: "wait for another job to end, or start the server with a larger --gradients-jobs",
-            }.into());
-        }
+        check_size(
+            "the number of gradient jobs",
+            jobs as u64 + 1,
+            self.limits.jobs as u64,
+            "wait for another job to end, or start the server with a larger --gradients-jobs",
+        )?;
         let fewest = counts
             .iter()
             .zip(&self.aggregators)

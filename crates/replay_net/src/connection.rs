@@ -28,19 +28,19 @@ use replies::{ReplySender, error_reply};
 use welcome::Welcomed;
 use writer_order::{Position, WriterOrder};
 
+use crate::error::{Error, Result};
 use crate::framing::FrameReader;
 use crate::reply_budget::Reader;
 use crate::server::Slot;
 use crate::service::Service;
 use crate::stack::{Stack, until};
 use base::wait::Wait;
-use replay_core::error::{Error, Result};
 use replay_core::replay::{OpenWriter, WriterOpened};
 use replay_core::table::{Activity, Attempt, Turn};
 use replay_wire::auth::ChannelBinding;
 use replay_wire::handshake::Handshake;
 use replay_wire::role::Role;
-use replay_wire::{FrameLimits, NO_REQUEST, ReplyBody, Request, RequestBody};
+use replay_wire::{ErrorCode, FrameLimits, NO_REQUEST, ReplyBody, Request, RequestBody};
 
 /// Bytes of one read. Larger payloads are read into their own buffer directly.
 const READ_BUFFER: usize = 16 << 10;
@@ -521,7 +521,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
 
     /// Counts the error that ended a connection, if it was an invalid frame.
     fn count_bad_frame(&self, error: &Error) {
-        if matches!(error, Error::Protocol(_) | Error::TooLarge { .. }) {
+        if matches!(error.code(), ErrorCode::Protocol | ErrorCode::TooLarge) {
             self.context.service.counters.bad_frames.add(1);
         }
     }

@@ -6,6 +6,7 @@
 //! | module | subject |
 //! | --- | --- |
 //! | [`stack`] | the `Stack` trait: `kernel`, and `fstack` (feature `fstack`) |
+//! | [`error`] | the error enum |
 //! | [`framing`] | frames of `replay_wire`, read from and written to a stream |
 //! | [`receive`] | memory for receive buffers within the byte limit |
 //! | [`reply_budget`] | memory for replies that clients have not read |
@@ -28,6 +29,7 @@ pub mod cli;
 pub mod client;
 pub mod config;
 pub mod connection;
+pub mod error;
 pub mod framing;
 pub mod process_memory;
 pub mod receive;
@@ -38,8 +40,8 @@ pub mod snapshots;
 pub mod stack;
 pub mod tls;
 
+use crate::error::{Error, Result};
 use base::error::OsError;
-use replay_core::error::{Error, Result};
 
 /// Crates whose events belong to this program, for filters of logs.
 pub const LOG_TARGETS: [&str; 5] = [

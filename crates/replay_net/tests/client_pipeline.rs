@@ -6,9 +6,10 @@ use bytes::Bytes;
 use tokio::io::{AsyncWriteExt, DuplexStream, duplex};
 
 use base::error::TooLarge;
-use replay_core::error::{Error, ErrorCode, Result};
 use replay_net::client::pipeline::RequestPipeline;
+use replay_net::error::{Error, Result};
 use replay_net::framing::{FrameReader, write_frame};
+use replay_wire::ErrorCode;
 use replay_wire::auth::{self, Side, Transcript};
 use replay_wire::*;
 

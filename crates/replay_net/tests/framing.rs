@@ -11,9 +11,10 @@ use proptest::prelude::*;
 use tokio::io::{AsyncWrite, AsyncWriteExt, duplex};
 
 use base::error::TooLarge;
-use replay_core::error::{Error, ErrorCode};
 use replay_core::replay::{SampleCredit, Sampled};
+use replay_net::error::Error;
 use replay_net::framing::{FrameReader, write_frame};
+use replay_wire::ErrorCode;
 use replay_wire::*;
 
 fn block_on<F: Future>(future: F) -> F::Output {

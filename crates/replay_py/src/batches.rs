@@ -12,9 +12,10 @@ use pyo3::prelude::*;
 use base::error::OsError;
 use base::sync::lock;
 use base::wait::Wait;
-use replay_core::error::{Error, ErrorCode, Result};
 use replay_core::importance;
 use replay_core::replay::SampleChannel;
+use replay_net::error::{Error, Result};
+use replay_wire::ErrorCode;
 
 use crate::batch::PyBatch;
 use crate::class::context_manager;
@@ -93,7 +94,7 @@ enum Source {
 
 struct Direct {
     sampler: DecodedSampler,
-    channel: Box<dyn SampleChannel>,
+    channel: Box<dyn SampleChannel<Error>>,
 }
 
 impl PyBatches {
@@ -207,7 +208,7 @@ struct DecoderState {
 impl Ahead {
     fn start(
         sampler: DecodedSampler,
-        channel: Box<dyn SampleChannel>,
+        channel: Box<dyn SampleChannel<Error>>,
         prefetch: usize,
         beta: f64,
     ) -> Result<Self> {
@@ -261,7 +262,7 @@ impl Ahead {
 /// Samples and decodes until the reader stops it or an error occurs other than a deadline.
 fn decode_ahead(
     sampler: &DecodedSampler,
-    mut channel: Box<dyn SampleChannel>,
+    mut channel: Box<dyn SampleChannel<Error>>,
     shared: &DecoderState,
     batches: &SyncSender<Result<DecodedSample>>,
 ) {

@@ -10,8 +10,8 @@ use pyo3::prelude::*;
 
 use base::wait::Wait;
 use gradients::{Control, JoinJob, packet};
-use replay_core::error::{Error, Result};
 use replay_net::client::{Client, GradientWorker, Namespace};
+use replay_net::error::{Error, Result};
 
 use crate::class::{attributes, context_manager};
 use crate::exclusive::Exclusive;

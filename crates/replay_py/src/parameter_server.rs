@@ -14,7 +14,7 @@ use crate::{error, integer, interpreter, wait};
 
 fn failed(py: Python<'_>, source: io::Error) -> PyErr {
     let error = OsError::of("the benchmark's server failed")(source);
-    error::to_python(py, error.into())
+    error::to_python(py, error)
 }
 
 #[doc = stub_doc!("ParameterServer")]

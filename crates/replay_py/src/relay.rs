@@ -64,7 +64,7 @@ impl PyRelay {
             true => Relay::datagrams(to, config, seed),
             false => Relay::streams(to, config, seed),
         };
-        let failed = |source| error::to_python(py, OsError::of("the relay failed")(source).into());
+        let failed = |source| error::to_python(py, OsError::of("the relay failed")(source));
         let relay = relay.map_err(failed)?;
         Ok(PyRelay {
             address: relay.address().to_string(),

@@ -10,7 +10,8 @@ use base::sync::lock;
 use base::wait::Wait;
 use base::wait::{Advice, WaitNotice};
 use base::words::Number;
-use replay_core::error::{Error, ErrorCode, Result};
+use replay_net::error::{Error, Result};
+use replay_wire::ErrorCode;
 
 use crate::error;
 use crate::interpreter;

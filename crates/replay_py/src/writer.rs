@@ -10,11 +10,12 @@ use pyo3::types::PyDict;
 use base::sync::lock;
 use base::wait::Wait;
 use replay_core::cause::FOR_WRITERS;
-use replay_core::error::{Error, ErrorCode, Result};
 use replay_core::replay::WriterId;
 use replay_core::schema::{Dtype, TableConfig};
 use replay_core::view::ViewSpec;
 use replay_core::writer::{FinalObservations, StepBatch, Values, Writer, WriterCounters};
+use replay_net::error::{Error, Result};
+use replay_wire::ErrorCode;
 
 use crate::array::{self, Expected, Input};
 use crate::class::{attributes, context_manager};
@@ -40,14 +41,18 @@ pub struct PyWriter {
 
 /// The writer, and its counters after the last call, readable while the next one blocks.
 struct WriterState {
-    writer: Exclusive<Writer>,
+    writer: Exclusive<Writer<Error>>,
     counters: Arc<Mutex<WriterCounters>>,
     /// The last call ended at its deadline or by a signal. Relaxed accesses: it is a flag on its own.
     late: AtomicBool,
 }
 
 impl WriterState {
-    fn call(&self, wait: &Wait<'_>, work: impl FnOnce(&mut Writer) -> Result<()>) -> Result<()> {
+    fn call(
+        &self,
+        wait: &Wait<'_>,
+        work: impl FnOnce(&mut Writer<Error>) -> Result<()>,
+    ) -> Result<()> {
         let mut writer = self.writer.take(wait)?;
         let done = work(&mut writer);
         *lock(&self.counters) = writer.counters();
@@ -104,7 +109,7 @@ impl PyWriter {
     pub fn new(
         py: Python<'_>,
         config: Arc<TableConfig>,
-        writer: Writer,
+        writer: Writer<Error>,
         name: String,
         num_envs: u32,
         view: &ViewSpec,

@@ -11,8 +11,8 @@ use super::fields::{Field, Message, Room, malformed, read, read_list, unknown};
 use super::frame::Frame;
 use super::innet_capnp as wire;
 use super::{GradientsJoined, Reply, ReplyBody, Request, RequestBody};
+use crate::error::{Error, ErrorCode, Result};
 use gradients::{Asynchronous, JoinJob, Ticket};
-use replay_core::error::{Error, ErrorCode, Result};
 use replay_core::replay::{
     BatchPart, OpenWriter, Parameters, Push, PushBody, SampleRequest, Sampled, SampledItem,
     ShardState, WriterId,

@@ -9,10 +9,10 @@ use pastey::paste;
 
 use super::innet_capnp as wire;
 use super::{Challenge, Hello};
-use base::error::TooLarge;
+use crate::error::{Error, ErrorCode, Result};
+use base::error::check_size;
 use base::words::shortened;
 use gradients::{Arithmetic, Asynchronous, Ticket};
-use replay_core::error::{Error, ErrorCode, Result};
 use replay_core::replay::{
     ChunkHead, ListedParameters, Listing, NewItem, OpenWriter, UpdateReceipt, WriterId,
     WriterOpened,
@@ -247,8 +247,10 @@ impl Field for Option<ViewSpec> {
         let Some(view) = self else {
             return Ok(String::new());
         };
-        serde_json::to_string(view)
-            .map_err(|error| Error::Config(format!("the view of a table cannot be sent: {error}")))
+        serde_json::to_string(view).map_err(|error| {
+            replay_core::Error::Config(format!("the view of a table cannot be sent: {error}"))
+                .into()
+        })
     }
 }
 
@@ -350,20 +352,12 @@ pub fn write_list<T: Message>(
 
 /// The length of a list, as Cap'n Proto counts it.
 pub fn list_len(what: &'static str, len: usize) -> Result<u32> {
-    if len > MAX_LIST {
-        return Err(TooLarge {
-            what,
-            size: len as u64,
-            limit: MAX_LIST as u64,
-            advice: "send less at a time",
-        }
-        .into());
-    }
+    check_size(what, len as u64, MAX_LIST as u64, "send less at a time")?;
     Ok(len as u32)
 }
 
 pub(super) fn internal(error: capnp::Error) -> Error {
-    Error::Internal(format!("a message could not be built: {error}"))
+    replay_core::Error::Internal(format!("a message could not be built: {error}")).into()
 }
 
 pub fn malformed(error: capnp::Error) -> Error {

@@ -10,7 +10,7 @@
 //! let sent = encode_request(&request)?;
 //! let frame = Frame::new(sent.control(), bytes::Bytes::new());
 //! assert_eq!(decode_request(frame)?, request);
-//! # replay_core::Result::Ok(())
+//! # Result::Ok(())
 //! ```
 //!
 //! # Layout
@@ -21,6 +21,7 @@
 //! | [`frame`] | frames to send and to receive; lengths are checked before memory is allocated |
 //! | `encode` | messages to frames; payloads are not copied |
 //! | `decode` | frames to messages; any bytes give a message or an [`Error`], with memory of a small multiple of the frame; payloads are slices of the receive buffer |
+//! | [`error`] | errors, and the codes by which they cross the wire |
 //! | `fields` | structs and enumerations that the schema and Rust share, each listed once for both directions |
 //! | [`handshake`] | the server's side of the handshake: versions and tokens |
 //! | [`auth`] | challenge and response |
@@ -30,6 +31,7 @@
 pub mod auth;
 mod decode;
 mod encode;
+pub mod error;
 mod fields;
 pub mod frame;
 pub mod handshake;
@@ -41,6 +43,7 @@ mod innet_capnp;
 
 pub use decode::{decode_reply, decode_request, decode_table};
 pub use encode::{encode_reply, encode_request};
+pub use error::{Error, ErrorCode, Result};
 pub use frame::{Frame, FrameLimits, Header, OutgoingFrame};
 
 use std::net::SocketAddr;
@@ -48,7 +51,6 @@ use std::net::SocketAddr;
 use bytes::Bytes;
 
 use gradients::{JoinJob, Ticket};
-use replay_core::error::{Error, ErrorCode};
 use replay_core::replay::{
     Listing, OpenWriter, Parameters, Push, SampleRequest, Sampled, UpdateReceipt, WriterId,
     WriterOpened,
@@ -297,15 +299,6 @@ pub struct GradientsJoined {
     pub address: SocketAddr,
     /// The worker's session and key at the aggregator.
     pub ticket: Ticket,
-}
-
-impl From<&Error> for ReplyBody {
-    fn from(error: &Error) -> Self {
-        ReplyBody::Error {
-            code: error.code(),
-            message: error.to_string(),
-        }
-    }
 }
 
 impl ReplyBody {

@@ -6,6 +6,7 @@ mod support;
 mod example;
 
 mod batch_parts;
+mod damaged_snapshots;
 mod eviction;
 mod ids;
 mod limiter;
@@ -15,7 +16,6 @@ mod pushes;
 mod samplers;
 mod sampling;
 mod server_snapshots;
-mod snapshot_files;
 mod snapshots;
 mod threads;
 mod version_lag;

@@ -5,10 +5,11 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use crate::error::{Error, Result};
 use crate::stack::Address;
 use base::sync::lock;
 use base::wait::Wait;
-use replay_core::error::{Error, ErrorCode, Result};
+use replay_wire::ErrorCode;
 
 /// Absence of a server, shared by all calls of a client, so that the log names it once.
 #[derive(Default)]

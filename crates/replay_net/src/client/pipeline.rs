@@ -10,12 +10,13 @@ use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufReader, ReadHalf, WriteHalf, split};
 
+use crate::error::{Error, Result};
 use crate::framing::{FrameReader, write_frame};
-use base::error::TooLarge;
+use base::error::check_size;
 use base::random::random;
 use base::sync::lock;
 use base::wait::Wait;
-use replay_core::error::{Error, ErrorCode, Result};
+use replay_wire::ErrorCode;
 use replay_wire::auth::{self, ChannelBinding, Side, Transcript};
 use replay_wire::handshake::printable_release;
 use replay_wire::{
@@ -134,7 +135,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
     /// [`ConnectOptions::program`](super::ConnectOptions). Returns the server's incarnation, a random number of its start.
     ///
     /// # Errors
-    /// [`Error::Version`] with both versions; [`Error::Authentication`] when either end does not know the token.
+    /// [`replay_wire::Error::Version`] with both versions; [`replay_wire::Error::Authentication`] when either end does not know the token.
     pub async fn handshake(
         &mut self,
         token: Option<&str>,
@@ -161,15 +162,16 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
         self.round_trip = begun.elapsed();
         let challenge = expect_reply!(reply, ReplyBody::Challenge(challenge) => challenge)?;
         if challenge.protocol != PROTOCOL {
-            return Err(Error::Version {
+            return Err(replay_wire::Error::Version {
                 server: challenge.protocol,
                 server_release: printable_release(&challenge.release),
                 client: PROTOCOL,
                 client_release: RELEASE.into(),
-            });
+            }
+            .into());
         }
         let peer = self.server.peer.clone();
-        let refuse = |reason: String| Err(Error::Authentication(reason));
+        let refuse = |reason: String| Err(Error::authentication(reason));
         match (token, challenge.token_needed) {
             (None, true) => {
                 return refuse(format!(
@@ -237,15 +239,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
     /// # Errors
     /// [`Error::TooLarge`] for a frame that the server would refuse.
     pub fn check_frame(&self, bytes: u64) -> Result<()> {
-        if bytes > self.max_frame_bytes {
-            return Err(TooLarge {
-                what: "a request, in bytes,",
-                size: bytes,
-                limit: self.max_frame_bytes,
-                advice: "send less at a time (a writer: fewer streams or a smaller chunk_steps), or start the server with a larger --max-frame-bytes",
-            }.into());
-        }
-        Ok(())
+        Ok(check_size(
+            "a request, in bytes,",
+            bytes,
+            self.max_frame_bytes,
+            "send less at a time (a writer: fewer streams or a smaller chunk_steps), or start the server with a larger --max-frame-bytes",
+        )?)
     }
 
     /// Writes the queue. Replies that arrive meanwhile are kept.
@@ -264,7 +263,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
     /// Writes the queue and returns the next reply.
     ///
     /// # Errors
-    /// [`Error::Disconnected`], [`Error::Protocol`] and [`Error::TooLarge`]; [`Error::Remote`] when the server ends the
+    /// [`Error::Disconnected`], [`replay_wire::Error::Protocol`] and [`Error::TooLarge`]; [`Error::Remote`] when the server ends the
     /// connection. The pipeline cannot be used after an error.
     pub async fn reply(&mut self) -> Result<Reply> {
         loop {
@@ -322,7 +321,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
         let id = self.send(deadline_ms, body)?;
         let reply = self.reply().await?;
         if reply.id != id {
-            return Err(Error::Protocol(format!(
+            return Err(Error::protocol(format!(
                 "{} answered request {} while request {id} was in flight",
                 self.server.peer, reply.id
             )));
@@ -394,7 +393,7 @@ pub fn answer(body: ReplyBody) -> Result<ReplyBody> {
 
 /// The error for a reply of the wrong kind.
 pub fn unexpected(body: &ReplyBody) -> Error {
-    Error::Protocol(format!("the server answered with {:?}", body.name()))
+    Error::protocol(format!("the server answered with {:?}", body.name()))
 }
 
 /// Whether a new connection may help: this one broke, or its server restarts.

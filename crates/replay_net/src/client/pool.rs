@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use super::connection::{Connection, Dialer};
 use super::pipeline::{is_broken, is_busy, is_closed, is_cut_off, is_timeout};
+use crate::error::{Error, Result};
 use base::random::random_number;
 use base::sync::lock;
 use base::wait::Wait;
-use replay_core::error::{Error, Result};
 
 /// Bounds of the pauses between attempts.
 const PAUSES: [Duration; 2] = [Duration::from_millis(20), Duration::from_secs(1)];

@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::config::ServerConfig;
+use crate::error::{Error, Result};
 use base::sync::lock;
-use replay_core::error::{Error, Result};
 
 /// Connections over a limit that get an error reply at the same time; further ones are closed without a reply.
 const MAX_REFUSALS: usize = 16;

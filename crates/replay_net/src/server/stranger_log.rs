@@ -46,7 +46,7 @@ impl StrangerLog {
         now: Instant,
     ) -> bool {
         let since = &self.0[event as usize];
-        let mut since = lock(&since);
+        let mut since = lock(since);
         let recent = |logged: Instant| now.saturating_duration_since(logged) < INTERVAL;
         if since.logged.is_some_and(recent) {
             since.unreported += 1;

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use base::wait::Wait;
 use gradients::{Arithmetic, JoinJob, Sum};
-use replay_core::Result;
 use replay_core::replay::Replay;
 use replay_net::client::{Client, ConnectOptions, GradientWorker, connect};
+use replay_net::error::Result;
 use replay_net::stack::Address;
 use serde_json::Value;
 

@@ -6,10 +6,10 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use base::wait::Wait;
-use replay_core::ErrorCode;
 use replay_core::replay::Replay;
 use replay_net::client::{ConnectOptions, connect};
 use replay_net::stack::Address;
+use replay_wire::ErrorCode;
 use replay_wire::auth::Secret;
 
 use crate::kernel::certificate;

@@ -9,7 +9,6 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use base::sync::lock;
-use replay_core::error::ErrorCode;
 use replay_core::importance;
 use replay_core::replay::{SampleRequest, UpdateReceipt};
 use replay_core::schema::{Dtype, TableConfig};
@@ -17,6 +16,7 @@ use replay_core::sum_tree::check_samples;
 use replay_core::table::ids::IdSpace;
 use replay_core::view::{DecodeOptions, Normalization, ViewSpec};
 use replay_core::writer::{Writer, WriterOptions};
+use replay_wire::ErrorCode;
 
 use super::PyReplay;
 use crate::batch::PyBatch;

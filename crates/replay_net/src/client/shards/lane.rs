@@ -6,8 +6,8 @@ use super::super::Client;
 use super::super::connection::{Connection, deadline_ms};
 use super::super::pipeline::{RequestPipeline, answer, expect_reply};
 use super::partial::Seen;
+use crate::error::{Error, Result};
 use base::wait::Wait;
-use replay_core::error::{Error, Result};
 use replay_core::replay::{SampleRequest, Sampled};
 use replay_wire::{ReplyBody, RequestBody};
 
@@ -145,7 +145,7 @@ impl Lane {
         self.answers = true;
         let of = |pending: &Pending| pending.id == reply.id;
         let Some(at) = self.pending.iter().position(of) else {
-            return Err(Error::Protocol(format!(
+            return Err(Error::protocol(format!(
                 "{name} answered request {}, which is not in flight",
                 reply.id
             )));
@@ -157,7 +157,7 @@ impl Lane {
         };
         let sampled = expect_reply!(body, ReplyBody::Sampled(sampled) => sampled)?;
         if sampled.items.len() > pending.count as usize {
-            return Err(Error::Protocol(format!(
+            return Err(Error::protocol(format!(
                 "{name} answered a request for {} items with {}",
                 pending.count,
                 sampled.items.len()

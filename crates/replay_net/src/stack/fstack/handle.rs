@@ -15,8 +15,8 @@ use futures_util::task::AtomicWaker;
 use super::Fstack;
 use super::reactor::Submission;
 use crate::client::pipeline::ServerWait;
+use crate::error::{Error, Result};
 use base::wait::Wait;
-use replay_core::error::{Error, Result};
 
 /// Handle to the reactor thread.
 #[derive(Clone)]

@@ -11,8 +11,8 @@ use fstack_sys::fstack as ff;
 
 use super::initialise::initialise;
 use super::reactor::end_loop;
+use crate::error::{Error, Result};
 use crate::stack::fstack_config::Config;
-use replay_core::error::{Error, Result};
 
 /// Longest trial; hardware starts within a few seconds.
 const TRIAL: Duration = Duration::from_secs(60);

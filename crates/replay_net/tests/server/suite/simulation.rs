@@ -20,7 +20,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
 use base::error::OsError;
-use replay_core::error::Result;
+use replay_net::error::Result;
 use replay_net::stack::{Address, Stack};
 
 mod link;

@@ -2,8 +2,8 @@
 
 use super::{Reason, ShardedSamples};
 use crate::client::shards::merge::min_size;
+use crate::error::Result;
 use base::wait::Wait;
-use replay_core::error::{Error, Result};
 
 impl ShardedSamples {
     /// Whether the servers together have enough items, or else the reason to wait.
@@ -26,7 +26,7 @@ impl ShardedSamples {
         if seen.iter().all(|seen| seen.state.total_priority <= 0.0) {
             if items > 0 && table.max_times_sampled == 0 {
                 let table = table.name.clone();
-                return Err(Error::NoMass { table, items });
+                return Err(replay_core::Error::NoMass { table, items }.into());
             }
             return Ok(Some(format!(
                 "table {:?} has nothing to sample, on the servers {}",
