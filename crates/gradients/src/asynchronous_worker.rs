@@ -11,6 +11,7 @@ use super::udp::UdpTransport;
 use super::worker::Exchange;
 use super::worker_transport::{Worker, WorkerTransport};
 use super::{AsynchronousSession, Contributions, Error, JoinJob, Result};
+use base::error::OsError;
 use base::sync::lock;
 use base::wait::Wait;
 
@@ -67,7 +68,7 @@ impl AsynchronousWorker {
         let session = shared.clone();
         threads
             .start("innet-updates", move |stop| run(&session, transport, &stop))
-            .map_err(Error::io("cannot start a thread for gradients"))?;
+            .map_err(OsError::of("cannot start a thread for gradients"))?;
         Ok(AsynchronousWorker {
             shared,
             _threads: threads,

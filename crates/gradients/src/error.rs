@@ -74,13 +74,6 @@ pub enum Error {
     Internal(String),
 }
 
-impl Error {
-    /// A failed system call.
-    pub(super) fn io(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
-        |source| OsError::of(what)(source).into()
-    }
-}
-
 impl From<Interrupted> for Error {
     fn from(_: Interrupted) -> Self {
         Error::Interrupted

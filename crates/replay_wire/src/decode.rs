@@ -210,7 +210,7 @@ fn reply_body(
             let error = error.map_err(malformed)?;
             ReplyBody::Error {
                 // A newer server may have codes that this client does not know.
-                code: error.get_code().map_or(ErrorCode::Internal, Into::into),
+                code: error.get_code().unwrap_or(ErrorCode::Internal),
                 message: Field::read(error.get_message())?,
             }
         }

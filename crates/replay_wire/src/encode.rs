@@ -129,7 +129,7 @@ pub fn encode_reply(reply: Reply) -> Result<OutgoingFrame> {
     match reply.body {
         ReplyBody::Error { code, message } => {
             let mut out = root.init_error();
-            out.set_code(code.into());
+            out.set_code(code);
             out.set_message(&message);
         }
         ReplyBody::Challenge(challenge) => challenge.write(root.init_challenge())?,

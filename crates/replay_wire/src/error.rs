@@ -2,38 +2,7 @@
 
 use base::error::{OsError, TooLarge};
 
-/// Kind of an error, as the wire and other languages carry it. The numbers are part of the wire: new codes go to the end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[repr(u16)]
-#[expect(missing_docs, reason = "the variants of the errors have them")]
-pub enum ErrorCode {
-    Internal,
-    Priority,
-    NoMass,
-    UnknownTable,
-    TableDiffers,
-    Table,
-    Schema,
-    TooLarge,
-    Deadline,
-    View,
-    Fenced,
-    Expired,
-    Protocol,
-    Version,
-    Authentication,
-    Connect,
-    Disconnected,
-    Corrupt,
-    Config,
-    Parameters,
-    Closed,
-    Io,
-    Interrupted,
-    Gradients,
-    Forbidden,
-    Renew,
-}
+pub use crate::innet_capnp::ErrorCode;
 
 /// A message that cannot be read or sent, or a peer that is refused.
 #[derive(Debug, thiserror::Error)]

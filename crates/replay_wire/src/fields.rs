@@ -9,7 +9,7 @@ use pastey::paste;
 
 use super::innet_capnp as wire;
 use super::{Challenge, Hello};
-use crate::error::{Error, ErrorCode, Result};
+use crate::error::{Error, Result};
 use base::error::check_size;
 use base::words::shortened;
 use gradients::{Arithmetic, Asynchronous, Ticket};
@@ -112,10 +112,6 @@ same_variants!(Dtype: Bool Uint8 Int8 Uint16 Int16 Uint32 Int32 Uint64 Int64 Flo
 same_variants!(Codec: None Lz4 Zstd);
 same_variants!(Sampler: Prioritized Uniform Fifo Lifo MaxHeap MinHeap);
 same_variants!(Arithmetic: Float Fixed);
-same_variants!(ErrorCode:
-    Internal Priority NoMass UnknownTable TableDiffers Table Schema TooLarge Deadline View Fenced Expired
-    Protocol Version Authentication Connect Disconnected Corrupt Config Parameters Closed Io Interrupted
-    Gradients Forbidden Renew);
 
 /// Fields by name; after the semicolon, lists of structs with their names in errors.
 macro_rules! same_fields {

@@ -38,7 +38,7 @@ pub mod handshake;
 pub mod role;
 
 #[rustfmt::skip]
-#[allow(clippy::all, dead_code, unused_qualifications)]
+#[allow(clippy::all, dead_code, missing_docs, unused_qualifications)]
 mod innet_capnp;
 
 pub use decode::{decode_reply, decode_request, decode_table};

@@ -343,7 +343,7 @@ impl TxQueue {
         }
         self.count = 0;
         let turn = &self.device.sending[usize::from(self.queue)];
-        let _turn = lock(&turn);
+        let _turn = lock(turn);
         // A full queue is tried for as long as its peer may need to empty it, and no longer, as the peer may be gone.
         for _ in 0..SEND_ATTEMPTS {
             // SAFETY: this value owns the packets, and has the lock of the queue.
