@@ -1,7 +1,7 @@
 //! An asynchronous worker on UDP, with a thread of its own: means arrive and gradients leave while its owner computes.
 
 use std::net::UdpSocket;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -25,18 +25,14 @@ pub struct AsynchronousWorker {
 }
 
 struct SessionThread {
+    /// A panic leaves it unchanged: it means a wrong argument, which is checked first.
     session: Mutex<AsynchronousSession>,
     /// Signalled on a new mean, on free space for a gradient, and on failure.
     changed: Condvar,
     socket: Arc<UdpSocket>,
 }
 
-impl SessionThread {
-    /// A panic changes nothing: it means a wrong argument, which is checked first.
-    fn session(&self) -> MutexGuard<'_, AsynchronousSession> {
-        lock(&self.session)
-    }
-}
+impl SessionThread {}
 
 impl AsynchronousWorker {
     /// Continues `worker`, which joined with `request`: see [`AsynchronousSession::new`].
@@ -78,7 +74,7 @@ impl AsynchronousWorker {
     /// See [`AsynchronousSession::offer`].
     pub fn offer(&self, gradient: &[f32], index: u64) -> bool {
         let mut out = UdpSender::new(self.shared.socket.clone());
-        let mut session = self.shared.session();
+        let mut session = lock(&self.shared.session);
         let taken = session.offer(gradient, index);
         if taken {
             // Sends the segments that may leave now, without waiting for the thread, which also reports failures.
@@ -94,7 +90,7 @@ impl AsynchronousWorker {
     /// # Errors
     /// The job's failure, once the means that arrived before it are taken.
     pub fn take(&self, into: &mut [f32]) -> Result<Option<u64>> {
-        let mut session = self.shared.session();
+        let mut session = lock(&self.shared.session);
         match session.take(into) {
             None => session.failure().map_or(Ok(None), |f| Err(f.clone())),
             taken => Ok(taken),
@@ -111,7 +107,7 @@ impl AsynchronousWorker {
         loop {
             let now = Instant::now();
             let wake = slices.next_wake(now)?;
-            let session = self.shared.session();
+            let session = lock(&self.shared.session);
             if session.has_mean() || (for_gradient && !session.is_busy()) {
                 return Ok(true);
             }
@@ -123,24 +119,24 @@ impl AsynchronousWorker {
             }
             let changed = &self.shared.changed;
             drop(changed.wait_timeout(session, wake.saturating_duration_since(now)));
-            let reason = || self.shared.session().waits_for(now);
+            let reason = || lock(&self.shared.session).waits_for(now);
             wait.report(now, Wait::REPORT_AFTER, reason);
         }
     }
 
     /// See [`AsynchronousSession::restart`].
     pub fn restart(&self, index: u64) {
-        self.shared.session().restart(index, Instant::now());
+        lock(&self.shared.session).restart(index, Instant::now());
     }
 
     /// See [`AsynchronousSession::index`].
     pub fn index(&self) -> u64 {
-        self.shared.session().index()
+        lock(&self.shared.session).index()
     }
 
     /// See [`AsynchronousSession::contributions`].
     pub fn contributions(&self) -> Contributions {
-        self.shared.session().contributions()
+        lock(&self.shared.session).contributions()
     }
 }
 
@@ -154,7 +150,7 @@ fn run(shared: &SessionThread, mut transport: UdpTransport, stop: &StopFlag) {
             continue;
         }
         let now = Instant::now();
-        let mut session = shared.session();
+        let mut session = lock(&shared.session);
         transport.deliver(now, &mut *session);
         let failed = session.poll(now, &mut transport).is_some();
         // After a failure nothing is due until a restart.

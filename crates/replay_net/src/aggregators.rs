@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
@@ -43,6 +43,7 @@ struct Inner {
     aggregators: Vec<Box<dyn AggregatorTransport>>,
     limits: AggregatorLimits,
     parent: Option<ParentServer>,
+    /// A panic leaves whole entries: each is changed by one assignment.
     joins: Mutex<PendingJoins>,
     changed: Event,
 }
@@ -128,7 +129,7 @@ impl Aggregators {
             // Longer than the rack waits for its workers: see `job::deadline`.
             request.deadline = request.deadline * 9 / 8;
         }
-        let mut joins = self.0.joins();
+        let mut joins = lock(&self.0.joins);
         self.0.prune(&mut joins);
         let aggregator = self.0.aggregator_for(&request.job, &joins)?;
         let mut parent = None;
@@ -170,7 +171,7 @@ impl Aggregators {
         if let Some(aggregator) = aggregators.find(|one| one.address() == address) {
             aggregator.leave(session);
         }
-        self.0.prune(&mut self.0.joins());
+        self.0.prune(&mut lock(&self.0.joins));
     }
 
     /// Listens for an answer of the parent, or the last missing rack.
@@ -203,7 +204,7 @@ impl Aggregators {
 
 impl Drop for Aggregators {
     fn drop(&mut self) {
-        let sessions = std::mem::take(&mut *self.0.joins()).sessions;
+        let sessions = std::mem::take(&mut *lock(&self.0.joins)).sessions;
         let threads = sessions
             .into_values()
             .filter_map(|mut session| session.thread.take());
@@ -217,11 +218,6 @@ impl Drop for Aggregators {
 }
 
 impl Inner {
-    /// A panic leaves whole entries: each is changed by one assignment.
-    fn joins(&self) -> MutexGuard<'_, PendingJoins> {
-        lock(&self.joins)
-    }
-
     /// The aggregator that has the job, or the one with the fewest jobs.
     fn aggregator_for(&self, job: &str, joins: &PendingJoins) -> Result<&dyn AggregatorTransport> {
         if let Some(found) = self
@@ -415,7 +411,7 @@ impl Inner {
 
     /// Sets the state of a session, if it is still the one with this `stop`.
     fn set_state(&self, job: &str, stop: &Arc<AtomicBool>, state: SessionState) {
-        let mut joins = self.joins();
+        let mut joins = lock(&self.joins);
         let sessions = &mut joins.sessions;
         if let Some(session) = sessions.get_mut(job)
             && Arc::ptr_eq(&session.stop, stop)

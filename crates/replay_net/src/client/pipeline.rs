@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
@@ -55,16 +55,12 @@ impl ServerWait {
         }
     }
 
-    fn reason(&self) -> MutexGuard<'_, Option<String>> {
-        lock(&self.reason)
-    }
-
     /// Logs a long wait for the server: see [`Wait::report`].
     pub fn report(&self, wait: &Wait<'_>, now: Instant) {
         if wait.notice.is_none() {
             return;
         }
-        let reason = self.reason().clone();
+        let reason = lock(&self.reason).clone();
         match reason {
             Some(reason) => wait.report(now, Wait::REPORT_AFTER, || reason),
             None => wait.report(now, Wait::REPORT_AFTER + Self::ARRIVES_WITHIN, || {
@@ -75,7 +71,7 @@ impl ServerWait {
 
     /// The error of a call that ended without an answer: its deadline's, with the server's reason if there is one.
     pub fn explain(&self, late: Error) -> Error {
-        match (late, self.reason().clone()) {
+        match (late, lock(&self.reason).clone()) {
             (Error::Deadline { .. }, Some(waited_for)) => Error::Deadline { waited_for },
             (late, _) => late,
         }
@@ -83,7 +79,7 @@ impl ServerWait {
 
     /// Takes note of a message: a reason, or an answer, which ends all waits but that of a renewed request.
     fn note(&self, reply: &Reply) {
-        let mut reason = self.reason();
+        let mut reason = lock(&self.reason);
         match &reply.body {
             // The reason of a request says more.
             ReplyBody::Waiting(_) if reply.id == NO_REQUEST && reason.is_some() => {}

@@ -1,6 +1,6 @@
 //! Connections across calls: idle ones are kept for the next call, broken ones are replaced.
 
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::connection::{Connection, Dialer};
@@ -155,7 +155,7 @@ impl ConnectionPool {
     pub fn take(&self, dialer: &Arc<Dialer>, wait: &Wait<'_>) -> Result<Connection> {
         dialer.check_process()?;
         loop {
-            let idle = self.lock().pop();
+            let idle = lock(&self.0).pop();
             let Some(mut connection) = idle else {
                 return dialer.dial(wait);
             };
@@ -172,13 +172,9 @@ impl ConnectionPool {
 
     /// Keeps a connection for the next call.
     pub fn give(&self, connection: Connection) {
-        let mut idle = self.lock();
+        let mut idle = lock(&self.0);
         if idle.len() < Self::MAX_IDLE {
             idle.push(connection);
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<Connection>> {
-        lock(&self.0)
     }
 }
