@@ -10,12 +10,12 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use base::wait::Wait;
 use gradients::packet::{HEADER_BYTES, PacketHeader, PacketKind};
 use gradients::{
     Aggregator, AggregatorLimits, AggregatorTransport, Arithmetic, JoinJob, Transmit,
     UdpAggregator, UdpTransport, Worker,
 };
-use replay_core::replay::Wait;
 
 const WORKERS: u16 = 4;
 /// The paper's gradients: DQN, A2C, DDPG and PPO, in bytes (iSwitch).

@@ -10,6 +10,8 @@ use super::segments::{SegmentId, SegmentTable};
 use super::sessions::{SessionOwner, SessionTable};
 use super::settings::{self, JobSettings};
 use super::{Error, JoinJob, ParentAggregator, Result, Ticket, Transmit};
+use base::error::{TooLarge, check_size};
+use base::random::random;
 
 /// Number of the first round. The round before it needs a number, too.
 const FIRST_ROUND: u64 = 1;
@@ -170,12 +172,13 @@ impl Aggregator {
         parent: Option<ParentAggregator>,
     ) -> Result<usize> {
         let Some(index) = self.jobs.iter().position(Option::is_none) else {
-            return Err(Error::TooLarge {
+            return Err(TooLarge {
                 what: "the number of gradient jobs",
                 size: self.limits.jobs as u64 + 1,
                 limit: self.limits.jobs as u64,
                 advice: "wait for another job to end, or raise gradients_jobs of the server",
-            });
+            }
+            .into());
         };
         // A segment in flight needs an entry at the parent, too.
         let window = parent
@@ -184,13 +187,13 @@ impl Aggregator {
         let window = self.limits.window.min(window);
         let (entries, depth) = settings.table_size(window);
         let bytes = SegmentTable::bytes(entries, depth, settings.segment_bytes());
-        if settings.asynchronous.is_some() && bytes > self.limits.job_bytes {
-            return Err(Error::TooLarge {
-                what: "the sums that an asynchronous gradient job keeps, in bytes",
-                size: bytes as u64,
-                limit: self.limits.job_bytes as u64,
-                advice: "lower its staleness bound, or raise gradients_job_bytes of the server",
-            });
+        if settings.asynchronous.is_some() {
+            check_size(
+                "the sums that an asynchronous gradient job keeps, in bytes",
+                bytes as u64,
+                self.limits.job_bytes as u64,
+                "lower its staleness bound, or raise gradients_job_bytes of the server",
+            )?;
         }
         let below = match &parent {
             Some(parent) => parent.below,
@@ -442,9 +445,4 @@ impl Aggregator {
         });
         deadlines.flatten().min()
     }
-}
-
-fn random<const N: usize>() -> Result<[u8; N]> {
-    replay_core::sync::random()
-        .map_err(|error| Error::io("cannot make a session")(std::io::Error::other(error)))
 }

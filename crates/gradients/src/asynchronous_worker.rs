@@ -1,7 +1,7 @@
 //! An asynchronous worker on UDP, with a thread of its own: means arrive and gradients leave while its owner computes.
 
 use std::net::UdpSocket;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,9 @@ use super::udp::UdpTransport;
 use super::worker::Exchange;
 use super::worker_transport::{Worker, WorkerTransport};
 use super::{AsynchronousSession, Contributions, Error, JoinJob, Result};
-use replay_core::replay::Wait;
+use base::error::OsError;
+use base::sync::lock;
+use base::wait::Wait;
 
 /// Longest sleep of the thread: so late it sees an offered gradient, or that it should end.
 const MAX_SLEEP: Duration = Duration::from_millis(20);
@@ -23,18 +25,14 @@ pub struct AsynchronousWorker {
 }
 
 struct SessionThread {
+    /// A panic leaves it unchanged: it means a wrong argument, which is checked first.
     session: Mutex<AsynchronousSession>,
     /// Signalled on a new mean, on free space for a gradient, and on failure.
     changed: Condvar,
     socket: Arc<UdpSocket>,
 }
 
-impl SessionThread {
-    /// A panic changes nothing: it means a wrong argument, which is checked first.
-    fn session(&self) -> MutexGuard<'_, AsynchronousSession> {
-        self.session.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
+impl SessionThread {}
 
 impl AsynchronousWorker {
     /// Continues `worker`, which joined with `request`: see [`AsynchronousSession::new`].
@@ -66,7 +64,7 @@ impl AsynchronousWorker {
         let session = shared.clone();
         threads
             .start("innet-updates", move |stop| run(&session, transport, &stop))
-            .map_err(Error::io("cannot start a thread for gradients"))?;
+            .map_err(OsError::of("cannot start a thread for gradients"))?;
         Ok(AsynchronousWorker {
             shared,
             _threads: threads,
@@ -76,7 +74,7 @@ impl AsynchronousWorker {
     /// See [`AsynchronousSession::offer`].
     pub fn offer(&self, gradient: &[f32], index: u64) -> bool {
         let mut out = UdpSender::new(self.shared.socket.clone());
-        let mut session = self.shared.session();
+        let mut session = lock(&self.shared.session);
         let taken = session.offer(gradient, index);
         if taken {
             // Sends the segments that may leave now, without waiting for the thread, which also reports failures.
@@ -92,7 +90,7 @@ impl AsynchronousWorker {
     /// # Errors
     /// The job's failure, once the means that arrived before it are taken.
     pub fn take(&self, into: &mut [f32]) -> Result<Option<u64>> {
-        let mut session = self.shared.session();
+        let mut session = lock(&self.shared.session);
         match session.take(into) {
             None => session.failure().map_or(Ok(None), |f| Err(f.clone())),
             taken => Ok(taken),
@@ -109,7 +107,7 @@ impl AsynchronousWorker {
         loop {
             let now = Instant::now();
             let wake = slices.next_wake(now)?;
-            let session = self.shared.session();
+            let session = lock(&self.shared.session);
             if session.has_mean() || (for_gradient && !session.is_busy()) {
                 return Ok(true);
             }
@@ -121,24 +119,24 @@ impl AsynchronousWorker {
             }
             let changed = &self.shared.changed;
             drop(changed.wait_timeout(session, wake.saturating_duration_since(now)));
-            let reason = || self.shared.session().waits_for(now);
+            let reason = || lock(&self.shared.session).waits_for(now);
             wait.report(now, Wait::REPORT_AFTER, reason);
         }
     }
 
     /// See [`AsynchronousSession::restart`].
     pub fn restart(&self, index: u64) {
-        self.shared.session().restart(index, Instant::now());
+        lock(&self.shared.session).restart(index, Instant::now());
     }
 
     /// See [`AsynchronousSession::index`].
     pub fn index(&self) -> u64 {
-        self.shared.session().index()
+        lock(&self.shared.session).index()
     }
 
     /// See [`AsynchronousSession::contributions`].
     pub fn contributions(&self) -> Contributions {
-        self.shared.session().contributions()
+        lock(&self.shared.session).contributions()
     }
 }
 
@@ -152,7 +150,7 @@ fn run(shared: &SessionThread, mut transport: UdpTransport, stop: &StopFlag) {
             continue;
         }
         let now = Instant::now();
-        let mut session = shared.session();
+        let mut session = lock(&shared.session);
         transport.deliver(now, &mut *session);
         let failed = session.poll(now, &mut transport).is_some();
         // After a failure nothing is due until a restart.

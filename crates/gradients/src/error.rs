@@ -4,7 +4,8 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use replay_core::wait::Interrupted;
+use base::error::{OsError, TooLarge};
+use base::wait::Interrupted;
 
 /// Result of this module.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -57,28 +58,14 @@ pub enum Error {
     #[error("cannot receive datagrams of gradients: {0}")]
     Receive(#[source] Arc<io::Error>),
     /// The operating system refused a socket, a thread or random numbers.
-    #[error("{what}: {source}")]
-    Io {
-        /// Failed operation.
-        what: String,
-        /// The operating system's reason.
-        source: Arc<io::Error>,
-    },
+    #[error(transparent)]
+    Io(#[from] OsError),
     /// A job, a device or an address that cannot be used.
     #[error("{0}")]
     Config(String),
     /// A job that needs more than the aggregator may allocate.
-    #[error("{what} of {size} is over the limit of {limit}; {advice}")]
-    TooLarge {
-        /// Quantity and its unit.
-        what: &'static str,
-        /// Requested amount.
-        size: u64,
-        /// Largest amount allowed.
-        limit: u64,
-        /// Advice to the caller.
-        advice: &'static str,
-    },
+    #[error(transparent)]
+    TooLarge(#[from] TooLarge),
     /// A signal arrived while waiting.
     #[error("interrupted")]
     Interrupted,
@@ -87,57 +74,8 @@ pub enum Error {
     Internal(String),
 }
 
-impl Error {
-    /// A failed system call.
-    pub(super) fn io(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
-        let what = what.into();
-        |source| Error::Io {
-            what,
-            source: source.into(),
-        }
-    }
-
-    /// The error of gradients that an error of a client carries, if it is one.
-    pub fn of(error: &replay_core::Error) -> Option<&Error> {
-        match error {
-            replay_core::Error::Gradients(failure) => failure.downcast_ref(),
-            _ => None,
-        }
-    }
-}
-
 impl From<Interrupted> for Error {
     fn from(_: Interrupted) -> Self {
         Error::Interrupted
-    }
-}
-
-impl From<Error> for replay_core::Error {
-    fn from(error: Error) -> Self {
-        match error {
-            Error::Internal(reason) => Self::Internal(reason),
-            Error::Config(reason) => Self::Config(reason),
-            Error::TooLarge {
-                what,
-                size,
-                limit,
-                advice,
-            } => Self::TooLarge {
-                what,
-                size,
-                limit,
-                advice,
-            },
-            Error::Io { what, source } => Self::Io {
-                what,
-                // The shared error cannot be moved out; its number is what Python shows as `errno`.
-                source: match source.raw_os_error() {
-                    Some(number) => io::Error::from_raw_os_error(number),
-                    None => io::Error::new(source.kind(), source),
-                },
-            },
-            Error::Interrupted => Self::Interrupted,
-            failure => Self::Gradients(Box::new(failure)),
-        }
     }
 }

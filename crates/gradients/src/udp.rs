@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,9 @@ use super::datagrams::{self, UdpReceiver, UdpSender};
 use super::threads::{StopFlag, Threads};
 use super::worker::Exchange;
 use super::worker_transport::WorkerTransport;
-use super::{Aggregator, AggregatorLimits, Error, Result, Transmit};
+use super::{Aggregator, AggregatorLimits, Result, Transmit};
+use base::error::OsError;
+use base::sync::lock;
 
 /// Longest sleep of the aggregator's thread: so late it sees that it should end.
 const MAX_SLEEP: Duration = Duration::from_millis(100);
@@ -31,9 +33,7 @@ struct AggregatorThread {
 impl AggregatorThread {
     /// A panic leaves each job changed or unchanged: every change is one call.
     fn aggregator(&self) -> MutexGuard<'_, Aggregator> {
-        self.aggregator
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        lock(&self.aggregator)
     }
 }
 
@@ -41,9 +41,9 @@ impl UdpAggregator {
     /// Starts an aggregator at `address`; port 0 is any free port.
     ///
     /// # Errors
-    /// [`Error::Io`] for an address that cannot be bound.
+    /// [`crate::Error::Io`] for an address that cannot be bound.
     pub fn start(address: SocketAddr, limits: AggregatorLimits) -> Result<Self> {
-        let failed = || Error::io(format!("cannot receive gradients at UDP address {address}"));
+        let failed = || OsError::of(format!("cannot receive gradients at UDP address {address}"));
         let socket = datagrams::bind(address).map_err(failed())?;
         let bound = socket.local_addr().map_err(failed())?;
         let shared = Arc::new(AggregatorThread {
@@ -122,14 +122,14 @@ impl UdpTransport {
     /// A socket at any free port, of the address family of `aggregator`.
     ///
     /// # Errors
-    /// [`Error::Io`] where the system has none.
+    /// [`crate::Error::Io`] where the system has none.
     pub fn to(aggregator: SocketAddr) -> Result<Self> {
         let any: SocketAddr = match aggregator {
             SocketAddr::V4(_) => ([0; 4], 0).into(),
             SocketAddr::V6(_) => ([0; 16], 0).into(),
         };
         let socket =
-            datagrams::bind(any).map_err(Error::io("cannot bind a UDP socket for gradients"))?;
+            datagrams::bind(any).map_err(OsError::of("cannot bind a UDP socket for gradients"))?;
         Ok(UdpTransport {
             receiver: UdpReceiver::new(socket.clone()),
             sender: UdpSender::new(socket),

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::worker::{Control, Exchange, WorkerSession};
 use super::{Error, JoinJob, Result, Round, Sum, Ticket, Transmit};
-use replay_core::replay::Wait;
+use base::wait::Wait;
 
 /// Network access of one worker: it sends by [`Transmit`], which may queue datagrams until [`flush`](WorkerTransport::flush).
 pub trait WorkerTransport: Transmit {

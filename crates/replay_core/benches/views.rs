@@ -5,11 +5,12 @@ mod breakout;
 
 use std::sync::{Arc, LazyLock};
 
+use base::wait::Wait;
 use divan::Bencher;
 use divan::counter::ItemsCount;
 use replay_core::codec::Codec;
 use replay_core::memory::{Memory, MemoryLimits};
-use replay_core::replay::{Replay, SampleRequest, Sampled, Wait};
+use replay_core::replay::{Replay, SampleRequest, Sampled};
 use replay_core::schema::{Column, Dtype, TableConfig};
 use replay_core::view::{DecodeOptions, Decoder, NStep, ViewSpec};
 use replay_core::writer::{StepBatch, Values, Writer, WriterOptions};
@@ -157,7 +158,7 @@ fn append_floats(bencher: Bencher, (floats, checked): (u32, bool)) {
     let memory = Memory::new(MemoryLimits::default());
     memory.create_table(&config).expect("a valid table");
     let (view, options) = (ViewSpec::NStep(NStep::default()), WriterOptions::default());
-    let mut writer =
+    let mut writer: Writer =
         Writer::open(&*memory, "floats", 1, &view, options, &FOREVER).expect("a writer");
     let observe = |step: u32| -> Vec<u8> {
         let numbers = (0..floats).map(|i| ((i + floats * step) as f32).sin());
@@ -183,7 +184,9 @@ fn append_floats(bencher: Bencher, (floats, checked): (u32, bool)) {
 
 fn sample(codec: Codec) -> Sampled {
     let request = SampleRequest::new("breakout", BATCH as u32, &view());
-    let sampled = filled(codec).sample(&request, &FOREVER);
+    let memory = filled(codec);
+    let memory: &dyn Replay = &*memory;
+    let sampled = memory.sample(&request, &FOREVER);
     sampled.expect("a sample")
 }
 

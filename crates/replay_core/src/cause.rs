@@ -4,7 +4,7 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use crate::replay::Wait;
+use base::wait::Wait;
 
 /// The cause of a blocked attempt at a table, with the numbers of that moment and the table's settings that they fall short of.
 #[derive(Debug, Clone, Copy, PartialEq)]

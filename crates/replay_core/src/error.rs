@@ -1,50 +1,13 @@
-//! The error type of the workspace. Its `ErrorCode` crosses the wire, and Python maps it to exception classes.
+//! Errors of the memory, and of the steps and batches that go in and out of it.
 
-use std::borrow::Cow;
-use std::io;
-use std::path::PathBuf;
+use base::error::{OsError, TooLarge};
+use base::wait::Interrupted;
+use base::words::Number;
 
 use crate::cause::WaitReason;
-use crate::wait::Interrupted;
-use crate::words::Number;
 
-/// Kind of an error, as the wire and other languages carry it: the name of its variant of [`Error`]. The numbers are part
-/// of the wire: new codes go to the end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[repr(u16)]
-#[expect(missing_docs, reason = "the variants of `Error` have them")]
-pub enum ErrorCode {
-    Internal,
-    Priority,
-    NoMass,
-    UnknownTable,
-    TableDiffers,
-    Table,
-    Schema,
-    TooLarge,
-    Deadline,
-    View,
-    Fenced,
-    Expired,
-    Protocol,
-    Version,
-    Authentication,
-    Connect,
-    Disconnected,
-    Corrupt,
-    Config,
-    Parameters,
-    Closed,
-    Io,
-    Interrupted,
-    Gradients,
-    Forbidden,
-    Renew,
-}
-
-/// Every error of the workspace except errors of gradients. Messages name the fault and the remedy.
+/// An error of the memory. Messages name the fault and the remedy.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
 #[expect(missing_docs, reason = "fields whose names say it have none")]
 pub enum Error {
     /// A fault of this program.
@@ -97,15 +60,8 @@ pub enum Error {
         reason: String,
     },
     /// A size over a limit.
-    #[error("{what} of {size} is over the limit of {limit}; {advice}")]
-    TooLarge {
-        /// The sized thing, with its unit.
-        what: &'static str,
-        size: u64,
-        limit: u64,
-        /// How to get below the limit.
-        advice: &'static str,
-    },
+    #[error(transparent)]
+    TooLarge(#[from] TooLarge),
     /// A new writer with more streams than its table has left for it.
     #[error(
         "a new writer of {streams} streams is over the limit of {limit} for table {table:?}: its writers have taken {taken} of its {of} streams, and a new one may take half of the rest; close writers, open this one with fewer streams, or try again: writers that are idle for five minutes, or have left for one, make room"
@@ -125,18 +81,6 @@ pub enum Error {
     #[error("the deadline passed: {waited_for}")]
     Deadline {
         /// Condition that the call waited for, and its distance from it.
-        waited_for: Box<WaitReason>,
-    },
-    /// The same as a server's answer: the request is not in flight any more.
-    #[error("the deadline passed: {waited_for}")]
-    RemoteDeadline {
-        /// Condition that the request waited for.
-        waited_for: Box<WaitReason>,
-    },
-    /// A request that waits longer than a server holds it. Clients send it again.
-    #[error("{waited_for}; the server holds the request no longer (max_wait_ms): send it again")]
-    Renew {
-        /// Condition that the request waited for.
         waited_for: Box<WaitReason>,
     },
     /// A view that needs more rows than the items' windows have.
@@ -161,49 +105,15 @@ pub enum Error {
         /// The writer's name, or its number if the name is not known.
         writer: String,
     },
-    /// A peer that breaks the protocol.
+    /// A writer's call that breaks the rules of its interface.
     #[error("protocol error: {0}")]
-    Protocol(String),
-    /// A peer with another version of the protocol.
-    #[error(
-        "the server speaks protocol {server} (release {server_release}), this client {client} (release {client_release}); install the same release at both ends"
-    )]
-    Version {
-        server: u32,
-        server_release: String,
-        client: u32,
-        client_release: String,
-    },
-    /// A missing or wrong token, or a failed TLS handshake.
-    #[error("authentication failed: {0}")]
-    Authentication(String),
-    /// A request that the role of the client's token does not allow.
-    #[error("a connection with the {role} token may not {request}: connect with {allowed_by}")]
-    Forbidden {
-        role: &'static str,
-        request: &'static str,
-        /// The tokens that allow it, with the server's settings for them.
-        allowed_by: &'static str,
-    },
-    /// An address without a server.
-    #[error("cannot connect to {address}: {source}; is `innet-replay serve` running there?")]
-    Connect { address: String, source: io::Error },
-    /// A server at its limit of connections. Clients try again.
-    #[error("the server takes no other connection now: {0}")]
-    Busy(String),
-    /// A broken connection.
-    #[error("the connection to {address} broke: {reason}")]
-    Disconnected {
-        address: String,
-        /// The cause as far as it is known.
-        reason: String,
-    },
+    Misuse(String),
     /// Stored data that cannot be decoded.
     #[error("stored data does not decode: {0}")]
     Corrupt(String),
-    /// A file that is not a snapshot of this release, or damaged.
-    #[error("the snapshot {} cannot be used: {reason}; nothing was restored", path.display())]
-    Snapshot { path: PathBuf, reason: String },
+    /// Bytes that are no snapshot of this release, or damaged.
+    #[error("the snapshot cannot be used: {0}; nothing was restored")]
+    Snapshot(String),
     /// A restore into a table that is not empty.
     #[error(
         "table {table:?} is not empty: it has {steps} steps and holds {bytes} bytes; restore before the first write, or empty the table and drop its batches first"
@@ -224,44 +134,20 @@ pub enum Error {
     #[error("{0} is closed")]
     Closed(&'static str),
     /// An error of the operating system.
-    #[error("{what}: {source}")]
-    Io {
-        /// The failed operation.
-        what: String,
-        source: io::Error,
-    },
+    #[error(transparent)]
+    Io(#[from] OsError),
     /// A signal during a wait.
     #[error("interrupted")]
     Interrupted,
-    /// A sum of gradients, or a control of its job, came to nothing.
-    #[error("gradients: {0}")]
-    Gradients(Box<dyn std::error::Error + Send + Sync>),
-    /// An error reply of a server.
-    #[error("{message}")]
-    Remote {
-        code: ErrorCode,
-        /// The server's message, complete.
-        message: String,
-    },
 }
 
 /// Result with [`Error`].
-pub type Result<T> = std::result::Result<T, Error>;
+pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl From<Interrupted> for Error {
     fn from(Interrupted: Interrupted) -> Self {
         Error::Interrupted
     }
-}
-
-/// The beginning of a text that a peer made, for errors and logs: `most` bytes, with an ellipsis if there is more.
-pub fn shortened<'a>(text: impl Into<Cow<'a, str>>, most: usize) -> Cow<'a, str> {
-    let text = text.into();
-    if text.len() <= most {
-        return text;
-    }
-    let end = (0..=most).rev().find(|&end| text.is_char_boundary(end));
-    format!("{}...", &text[..end.unwrap_or(0)]).into()
 }
 
 /// What a priority may be, and the usual mistake behind a negative one.
@@ -272,22 +158,6 @@ fn priority_advice(value: f64) -> &'static str {
         _ if value.is_nan() => "a priority has to be finite and not negative",
         _ => "a priority has to be finite and not negative; take the absolute value of TD errors",
     }
-}
-
-/// Checks a size (`what`, with its unit) against its limit; `advice` is how to get below it.
-///
-/// # Errors
-/// [`Error::TooLarge`].
-pub fn check_size(what: &'static str, size: u64, limit: u64, advice: &'static str) -> Result<()> {
-    if size <= limit {
-        return Ok(());
-    }
-    Err(Error::TooLarge {
-        what,
-        size,
-        limit,
-        advice,
-    })
 }
 
 /// Checks priorities, whose common case takes no branch for each.
@@ -328,64 +198,10 @@ impl Error {
         }
     }
 
-    /// Kind of the error, as it crosses the wire.
-    pub fn code(&self) -> ErrorCode {
-        match self {
-            Error::Internal(_) => ErrorCode::Internal,
-            Error::Priority { .. } => ErrorCode::Priority,
-            Error::NoMass { .. } | Error::NothingSet { .. } => ErrorCode::NoMass,
-            Error::UnknownTable { .. } => ErrorCode::UnknownTable,
-            Error::TableDiffers { .. } => ErrorCode::TableDiffers,
-            Error::Table { .. } => ErrorCode::Table,
-            Error::Schema { .. } => ErrorCode::Schema,
-            Error::TooLarge { .. } | Error::Streams { .. } => ErrorCode::TooLarge,
-            Error::Deadline { .. } | Error::RemoteDeadline { .. } => ErrorCode::Deadline,
-            Error::Renew { .. } => ErrorCode::Renew,
-            Error::View { .. } => ErrorCode::View,
-            Error::Fenced { .. } => ErrorCode::Fenced,
-            Error::Expired { .. } => ErrorCode::Expired,
-            Error::Protocol(_) => ErrorCode::Protocol,
-            Error::Version { .. } => ErrorCode::Version,
-            Error::Authentication(_) => ErrorCode::Authentication,
-            Error::Forbidden { .. } => ErrorCode::Forbidden,
-            Error::Connect { .. } | Error::Busy(_) => ErrorCode::Connect,
-            Error::Disconnected { .. } => ErrorCode::Disconnected,
-            Error::Corrupt(_) | Error::Snapshot { .. } => ErrorCode::Corrupt,
-            Error::NotEmpty { .. } | Error::Config(_) => ErrorCode::Config,
-            Error::Parameters { .. } => ErrorCode::Parameters,
-            Error::Closed(_) => ErrorCode::Closed,
-            Error::Io { .. } => ErrorCode::Io,
-            Error::Interrupted => ErrorCode::Interrupted,
-            Error::Gradients(_) => ErrorCode::Gradients,
-            Error::Remote { code, .. } => *code,
-        }
-    }
-
     /// A deadline that passed while the call waited for this.
     pub fn deadline(waited_for: impl Into<WaitReason>) -> Self {
         Error::Deadline {
             waited_for: Box::new(waited_for.into()),
         }
-    }
-
-    /// Condition that a call waited for when its wait ended; `None` for an error of another cause.
-    pub fn waited_for(&self) -> Option<&WaitReason> {
-        match self {
-            Error::Deadline { waited_for }
-            | Error::RemoteDeadline { waited_for }
-            | Error::Renew { waited_for } => Some(waited_for),
-            _ => None,
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_long_text_is_cut_between_two_characters() {
-        assert_eq!(shortened("no", 2), "no");
-        assert_eq!(shortened("ééé", 3), "é...");
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::power;
-use crate::words::Number;
+use base::words::Number;
 
 /// Divisor of the importance weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -8,9 +8,7 @@
 //! | | **interface** |
 //! | [`schema`] | columns, and the definition of a table |
 //! | [`replay`] | the `Replay` trait, its requests and replies |
-//! | [`error`] | the error enum, and the codes of the wire |
-//! | [`words`] | values in messages, as Python and TOML write them |
-//! | [`wait`] | deadlines, interrupts and log lines of blocking calls |
+//! | [`error`] | the error enum |
 //! | [`cause`] | reasons of waits |
 //! | | **memory** |
 //! | [`memory`] | tables and parameters of a process |
@@ -19,8 +17,8 @@
 //! | [`limiter`] | rate limiter: samples per insert |
 //! | [`budget`] | byte limit of tables, parameters and receive buffers |
 //! | [`parameters`] | versioned parameter store |
-//! | [`snapshot`] | tables to a file, and back |
-//! | `snapshot_records` | the format of that file |
+//! | [`snapshot`] | tables to bytes, and back |
+//! | `snapshot_records` | the format of these bytes |
 //! | | **lock-free parts** |
 //! | [`sum_tree`] | prioritized sampling and updates |
 //! | [`priority_index`] | a sum tree over indices, for items that are kept elsewhere |
@@ -37,7 +35,6 @@
 //! | [`view`] | arrays of sampled windows |
 //! | [`importance`] | importance weights |
 //! | | **processor** |
-//! | [`histogram`] | histograms for statistics |
 //! | [`power`] | powers of a batch |
 //! | [`memory_hints`] | prefetching, huge pages |
 
@@ -48,7 +45,6 @@ pub mod codec;
 pub mod difference;
 pub mod episode_windows;
 pub mod error;
-pub mod histogram;
 pub mod importance;
 pub mod limiter;
 pub mod local;
@@ -68,10 +64,8 @@ pub mod sync;
 pub mod table;
 pub mod view;
 pub mod view_spec;
-pub mod wait;
-pub mod words;
 pub mod writer;
 
-pub use error::{Error, ErrorCode, Result};
+pub use error::{Error, Result};
 pub use replay::Replay;
 pub use schema::TableConfig;

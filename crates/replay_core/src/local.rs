@@ -6,14 +6,15 @@ use std::time::Instant;
 use bytes::Bytes;
 use event_listener::Listener;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::memory::Memory;
 use crate::replay::{
     Listing, OpenWriter, Parameters, Push, PushBody, PushChannel, Replay, SampleChannel,
-    SampleRequest, Sampled, UpdateReceipt, Wait, WriterId,
+    SampleRequest, Sampled, UpdateReceipt, WriterId,
 };
 use crate::schema::TableConfig;
 use crate::table::{Attempt, PendingCall, Step, Table, Turn};
+use base::wait::Wait;
 
 /// Repeats `attempt` until it is ready, the deadline has passed or the caller is interrupted. Its argument says whether
 /// it is the last one before the deadline's error.
@@ -21,7 +22,9 @@ fn block_on<T>(
     wait: &Wait<'_>,
     mut attempt: impl FnMut(bool, &mut Turn) -> Result<Attempt<T>>,
 ) -> Result<T> {
-    let mut call = PendingCall::new(Turn::default(), wait.deadline, false);
+    let mut call = PendingCall::new(Turn::default(), wait.deadline, false, |reason| {
+        Error::deadline(reason)
+    });
     let mut slices = wait.slices(wait.deadline);
     loop {
         match call.step(Instant::now, Turn::changed, &mut attempt)? {
@@ -36,24 +39,29 @@ fn block_on<T>(
     }
 }
 
-impl Replay for Memory {
-    fn create_table(&self, config: &TableConfig, _wait: &Wait<'_>) -> Result<()> {
-        Memory::create_table(self, config).map(drop)
+impl<E: From<Error>> Replay<E> for Memory {
+    fn create_table(&self, config: &TableConfig, _wait: &Wait<'_>) -> Result<(), E> {
+        Memory::create_table(self, config)?;
+        Ok(())
     }
 
-    fn table_config(&self, table: &str, _wait: &Wait<'_>) -> Result<Arc<TableConfig>> {
+    fn table_config(&self, table: &str, _wait: &Wait<'_>) -> Result<Arc<TableConfig>, E> {
         Ok(self.table(table)?.config().clone())
     }
 
-    fn empty_table(&self, table: &str, _wait: &Wait<'_>) -> Result<()> {
-        Memory::empty_table(self, table)
+    fn empty_table(&self, table: &str, _wait: &Wait<'_>) -> Result<(), E> {
+        Ok(Memory::empty_table(self, table)?)
     }
 
-    fn drop_table(&self, table: &str, _wait: &Wait<'_>) -> Result<()> {
-        Memory::drop_table(self, table)
+    fn drop_table(&self, table: &str, _wait: &Wait<'_>) -> Result<(), E> {
+        Ok(Memory::drop_table(self, table)?)
     }
 
-    fn open_writer(&self, open: OpenWriter, _wait: &Wait<'_>) -> Result<Box<dyn PushChannel>> {
+    fn open_writer(
+        &self,
+        open: OpenWriter,
+        _wait: &Wait<'_>,
+    ) -> Result<Box<dyn PushChannel<E>>, E> {
         let table = self.table(&open.table)?;
         let opened = table.open_writer(&open)?;
         Ok(Box::new(LocalPushes {
@@ -64,13 +72,19 @@ impl Replay for Memory {
         }))
     }
 
-    fn sample(&self, request: &SampleRequest, wait: &Wait<'_>) -> Result<Sampled> {
+    fn sample(&self, request: &SampleRequest, wait: &Wait<'_>) -> Result<Sampled, E> {
         let table = self.table(&request.table)?;
-        block_on(wait, |last, turn| table.try_sample(request, last, turn))
+        Ok(block_on(wait, |last, turn| {
+            table.try_sample(request, last, turn)
+        })?)
     }
 
     /// Each `next` samples: in process no requests are in flight between calls.
-    fn sampler(&self, request: SampleRequest, _in_flight: usize) -> Result<Box<dyn SampleChannel>> {
+    fn sampler(
+        &self,
+        request: SampleRequest,
+        _in_flight: usize,
+    ) -> Result<Box<dyn SampleChannel<E>>, E> {
         let table = self.table(&request.table)?;
         Ok(Box::new(LocalSamples { table, request }))
     }
@@ -81,8 +95,8 @@ impl Replay for Memory {
         ids: &[u64],
         priorities: &[f64],
         _wait: &Wait<'_>,
-    ) -> Result<UpdateReceipt> {
-        self.table(table)?.update_priorities(ids, priorities)
+    ) -> Result<UpdateReceipt, E> {
+        Ok(self.table(table)?.update_priorities(ids, priorities)?)
     }
 
     fn report_corrupt(
@@ -91,12 +105,12 @@ impl Replay for Memory {
         id: u64,
         reason: &str,
         _wait: &Wait<'_>,
-    ) -> Result<Option<String>> {
+    ) -> Result<Option<String>, E> {
         Ok(self.table(table)?.report_corrupt(id, reason))
     }
 
-    fn put_parameters(&self, name: &str, bytes: Bytes, _wait: &Wait<'_>) -> Result<u64> {
-        self.parameters().put(name, 0, bytes)
+    fn put_parameters(&self, name: &str, bytes: Bytes, _wait: &Wait<'_>) -> Result<u64, E> {
+        Ok(self.parameters().put(name, 0, bytes)?)
     }
 
     fn get_parameters(
@@ -105,15 +119,15 @@ impl Replay for Memory {
         newer_than: u64,
         writer: Option<&WriterId>,
         _wait: &Wait<'_>,
-    ) -> Result<Option<Parameters>> {
+    ) -> Result<Option<Parameters>, E> {
         Ok(Memory::get_parameters(self, name, newer_than, writer))
     }
 
-    fn list(&self, _wait: &Wait<'_>) -> Result<Listing> {
+    fn list(&self, _wait: &Wait<'_>) -> Result<Listing, E> {
         Ok(Memory::list(self))
     }
 
-    fn stats(&self, _wait: &Wait<'_>) -> Result<serde_json::Value> {
+    fn stats(&self, _wait: &Wait<'_>) -> Result<serde_json::Value, E> {
         Ok(Memory::stats(self))
     }
 }
@@ -127,8 +141,8 @@ struct LocalPushes {
     last_sequence: u64,
 }
 
-impl PushChannel for LocalPushes {
-    fn push(&mut self, body: PushBody, wait: &Wait<'_>) -> Result<()> {
+impl<E: From<Error>> PushChannel<E> for LocalPushes {
+    fn push(&mut self, body: PushBody, wait: &Wait<'_>) -> Result<(), E> {
         let push = Push {
             table: self.table.config().name.clone(),
             writer: self.writer,
@@ -141,17 +155,17 @@ impl PushChannel for LocalPushes {
         Ok(())
     }
 
-    fn flush(&mut self, _wait: &Wait<'_>) -> Result<()> {
+    fn flush(&mut self, _wait: &Wait<'_>) -> Result<(), E> {
         Ok(())
     }
 
-    fn end_steps(&mut self, _wait: &Wait<'_>) -> Result<()> {
+    fn end_steps(&mut self, _wait: &Wait<'_>) -> Result<(), E> {
         self.table.writer_has_parameters(self.writer, "", 0);
         Ok(())
     }
 
-    fn close(&mut self, _wait: &Wait<'_>) -> Result<()> {
-        self.table.close_writer(self.writer, self.epoch)
+    fn close(&mut self, _wait: &Wait<'_>) -> Result<(), E> {
+        Ok(self.table.close_writer(self.writer, self.epoch)?)
     }
 }
 
@@ -161,10 +175,10 @@ struct LocalSamples {
     request: SampleRequest,
 }
 
-impl SampleChannel for LocalSamples {
-    fn next(&mut self, wait: &Wait<'_>) -> Result<Sampled> {
-        block_on(wait, |last, turn| {
+impl<E: From<Error>> SampleChannel<E> for LocalSamples {
+    fn next(&mut self, wait: &Wait<'_>) -> Result<Sampled, E> {
+        Ok(block_on(wait, |last, turn| {
             self.table.try_sample(&self.request, last, turn)
-        })
+        })?)
     }
 }

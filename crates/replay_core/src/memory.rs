@@ -12,8 +12,9 @@ use crate::error::{Error, Result};
 use crate::parameters::ParameterStore;
 use crate::replay::{Listing, Parameters, WriterId};
 use crate::schema::TableConfig;
-use crate::sync::{lock, random_number};
 use crate::table::Table;
+use base::random::random_number;
+use base::sync::lock;
 
 /// Limits of a memory, and the seed of its sampling.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

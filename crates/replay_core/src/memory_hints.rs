@@ -1,7 +1,7 @@
 //! Hints to the processor and the system about memory. They change the duration of an access, never its result.
 
 /// Least bytes for huge pages: smaller memory would have none, or would pay for one that it does not fill.
-const HUGE_PAGES_FROM: usize = 4 << 20;
+pub const HUGE_PAGES_FROM: usize = 4 << 20;
 
 /// Fetches the cache lines of a value ahead of its use, so that the misses of several values overlap.
 #[inline(always)]
@@ -39,41 +39,5 @@ pub fn advise_huge_pages<T>(memory: &[T]) {
                 libc::MADV_HUGEPAGE,
             )
         };
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    #[cfg(target_os = "linux")]
-    fn large_memory_is_advised_and_small_memory_is_not() {
-        let advised = |memory: &[u8]| {
-            let address = memory.as_ptr() as usize + memory.len() / 2;
-            let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
-            let mut within = false;
-            for line in maps.lines() {
-                let range = line
-                    .split_once(' ')
-                    .and_then(|(range, _)| range.split_once('-'));
-                if let Some((from, to)) = range {
-                    let [from, to] =
-                        [from, to].map(|at| usize::from_str_radix(at, 16).unwrap_or(0));
-                    within = (from..to).contains(&address);
-                } else if within && line.starts_with("VmFlags:") {
-                    return line.split(' ').any(|flag| flag == "hg");
-                }
-            }
-            panic!("no mapping holds the memory");
-        };
-        let large = vec![0_u8; 2 * HUGE_PAGES_FROM];
-        assert!(!advised(&large));
-        advise_huge_pages(&large);
-        assert!(advised(&large));
-        // Memory of its own, too small to be worth it.
-        let small = vec![0_u8; HUGE_PAGES_FROM / 2];
-        advise_huge_pages(&small);
-        assert!(!advised(&small));
     }
 }

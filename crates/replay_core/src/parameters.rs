@@ -10,10 +10,12 @@ use safetensors::SafeTensors;
 use serde_json::{Value, json};
 
 use crate::budget::{Budget, Reservation};
-use crate::error::{Error, Result, check_size};
-use crate::histogram::Histogram;
+use crate::error::{Error, Result};
 use crate::replay::{ListedParameters, Parameters};
 use crate::snapshot_records::content::ParametersRecord;
+use base::error::TooLarge;
+use base::error::check_size;
+use base::histogram::Histogram;
 
 /// The newest version of each name.
 pub struct ParameterStore {
@@ -175,7 +177,7 @@ impl ParameterStore {
         )?;
         SafeTensors::deserialize(&bytes)
             .map_err(|e| Self::refusal(name, format!("they are not a safetensors file: {e}")))?;
-        let reservation = self.budget.reserve(size).ok_or_else(|| Error::TooLarge {
+        let reservation = self.budget.reserve(size).ok_or_else(|| TooLarge {
             what,
             size,
             limit: self.budget.left(),

@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::error::{Result, refuse_priority};
+use crate::error::{Error, Result, refuse_priority};
 use crate::schema::TableConfig;
 use crate::view_spec::ViewSpec;
 
-pub use crate::wait::Wait;
+use base::wait::Wait;
 
 /// Opens, or takes over, a writer of a table.
 #[derive(Debug, Clone, PartialEq)]
@@ -262,26 +262,26 @@ pub struct ListedParameters {
 }
 
 /// Pushes of one writer, in order, each applied once.
-pub trait PushChannel: Send {
+pub trait PushChannel<E = Error>: Send {
     /// Sends a push. Returns when it is applied (in process), or sent while the window of unacknowledged pushes has
     /// capacity left (remote). After a broken connection unacknowledged pushes are sent again.
-    fn push(&mut self, body: PushBody, wait: &Wait<'_>) -> Result<()>;
+    fn push(&mut self, body: PushBody, wait: &Wait<'_>) -> Result<(), E>;
     /// Returns when every push is applied.
-    fn flush(&mut self, wait: &Wait<'_>) -> Result<()>;
+    fn flush(&mut self, wait: &Wait<'_>) -> Result<(), E>;
     /// The writer makes no more steps: the remaining ones do not wait for it to get newer parameters.
-    fn end_steps(&mut self, wait: &Wait<'_>) -> Result<()>;
+    fn end_steps(&mut self, wait: &Wait<'_>) -> Result<(), E>;
     /// Flushes and closes the writer on the memory.
-    fn close(&mut self, wait: &Wait<'_>) -> Result<()>;
+    fn close(&mut self, wait: &Wait<'_>) -> Result<(), E>;
 }
 
 /// One sample request, repeated, with several under way at a time.
-pub trait SampleChannel: Send {
+pub trait SampleChannel<E = Error>: Send {
     /// The next batch.
-    fn next(&mut self, wait: &Wait<'_>) -> Result<Sampled>;
+    fn next(&mut self, wait: &Wait<'_>) -> Result<Sampled, E>;
 }
 
 /// Updates of priorities that are not waited for: several are under way at a time, and they apply in order.
-pub trait UpdateChannel: Send {
+pub trait UpdateChannel<E = Error>: Send {
     /// Sends an update behind the earlier ones. Returns the counts of the updates that were answered since the last call. After an
     /// error, which may be of an earlier update, this one was not sent.
     fn send(
@@ -290,29 +290,34 @@ pub trait UpdateChannel: Send {
         ids: &[u64],
         priorities: &[f64],
         wait: &Wait<'_>,
-    ) -> Result<UpdateReceipt>;
+    ) -> Result<UpdateReceipt, E>;
     /// Returns when all updates are answered, with the counts since the last call.
-    fn flush(&mut self, wait: &Wait<'_>) -> Result<UpdateReceipt>;
+    fn flush(&mut self, wait: &Wait<'_>) -> Result<UpdateReceipt, E>;
 }
 
-/// A replay memory, wherever it is. Every method may block until `wait` ends it.
-pub trait Replay: Send + Sync {
+/// A replay memory, wherever it is. Every method may block until `wait` ends it. Its errors are `E`: an implementation elsewhere has
+/// errors of its own, which wrap [`Error`], and the memory of this process returns those of its caller.
+pub trait Replay<E = Error>: Send + Sync {
     /// Makes a table; the same definition again is fine.
-    fn create_table(&self, config: &TableConfig, wait: &Wait<'_>) -> Result<()>;
+    fn create_table(&self, config: &TableConfig, wait: &Wait<'_>) -> Result<(), E>;
     /// A table's definition.
-    fn table_config(&self, table: &str, wait: &Wait<'_>) -> Result<Arc<TableConfig>>;
+    fn table_config(&self, table: &str, wait: &Wait<'_>) -> Result<Arc<TableConfig>, E>;
     /// Removes every step and item of a table; its writers continue.
-    fn empty_table(&self, table: &str, wait: &Wait<'_>) -> Result<()>;
+    fn empty_table(&self, table: &str, wait: &Wait<'_>) -> Result<(), E>;
     /// Removes a table.
-    fn drop_table(&self, table: &str, wait: &Wait<'_>) -> Result<()>;
+    fn drop_table(&self, table: &str, wait: &Wait<'_>) -> Result<(), E>;
     /// Opens a writer and the channel for its pushes.
-    fn open_writer(&self, open: OpenWriter, wait: &Wait<'_>) -> Result<Box<dyn PushChannel>>;
+    fn open_writer(&self, open: OpenWriter, wait: &Wait<'_>) -> Result<Box<dyn PushChannel<E>>, E>;
     /// Samples once.
-    fn sample(&self, request: &SampleRequest, wait: &Wait<'_>) -> Result<Sampled>;
+    fn sample(&self, request: &SampleRequest, wait: &Wait<'_>) -> Result<Sampled, E>;
     /// Samples one table again and again with `in_flight` requests under way. With 0 each call asks for its batch, and nothing is
     /// under way between two calls; with 2 or more, a client of a distant server has as many more under way as its round trip
-    /// needs. [`Error::UnknownTable`](crate::Error::UnknownTable) once the table was dropped, also if there is another one of its name.
-    fn sampler(&self, request: SampleRequest, in_flight: usize) -> Result<Box<dyn SampleChannel>>;
+    /// needs. [`Error::UnknownTable`] once the table was dropped, also if there is another one of its name.
+    fn sampler(
+        &self,
+        request: SampleRequest,
+        in_flight: usize,
+    ) -> Result<Box<dyn SampleChannel<E>>, E>;
     /// Sets priorities (before the exponent). The last value of a repeated id counts.
     fn update_priorities(
         &self,
@@ -320,9 +325,9 @@ pub trait Replay: Send + Sync {
         ids: &[u64],
         priorities: &[f64],
         wait: &Wait<'_>,
-    ) -> Result<UpdateReceipt>;
+    ) -> Result<UpdateReceipt, E>;
     /// A channel for updates that are not waited for; `None` where each update applies within its call.
-    fn updates(&self) -> Result<Option<Box<dyn UpdateChannel>>> {
+    fn updates(&self) -> Result<Option<Box<dyn UpdateChannel<E>>>, E> {
         Ok(None)
     }
     /// Removes an item whose blob does not decode; returns the name of its writer, `None` when it is gone.
@@ -332,9 +337,9 @@ pub trait Replay: Send + Sync {
         id: u64,
         reason: &str,
         wait: &Wait<'_>,
-    ) -> Result<Option<String>>;
+    ) -> Result<Option<String>, E>;
     /// Stores parameters (one safetensors file) and returns their version.
-    fn put_parameters(&self, name: &str, bytes: Bytes, wait: &Wait<'_>) -> Result<u64>;
+    fn put_parameters(&self, name: &str, bytes: Bytes, wait: &Wait<'_>) -> Result<u64, E>;
     /// The newest version, or `None` when it is not newer than `newer_than` (0: any). `writer` makes its steps with this
     /// version from now on, see [`TableConfig::max_version_lag`].
     fn get_parameters(
@@ -343,9 +348,9 @@ pub trait Replay: Send + Sync {
         newer_than: u64,
         writer: Option<&WriterId>,
         wait: &Wait<'_>,
-    ) -> Result<Option<Parameters>>;
+    ) -> Result<Option<Parameters>, E>;
     /// Which tables and parameters there are.
-    fn list(&self, wait: &Wait<'_>) -> Result<Listing>;
+    fn list(&self, wait: &Wait<'_>) -> Result<Listing, E>;
     /// Counters and gauges of the memory, as one JSON object.
-    fn stats(&self, wait: &Wait<'_>) -> Result<serde_json::Value>;
+    fn stats(&self, wait: &Wait<'_>) -> Result<serde_json::Value, E>;
 }

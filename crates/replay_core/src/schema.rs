@@ -12,7 +12,7 @@ pub use crate::codec::Codec;
 use crate::error::{Error, Result};
 use crate::table::samplers::TableSampler;
 use crate::view_spec::ViewSpec;
-use crate::words::{Number, truth, tuple};
+use base::words::{Number, truth, tuple};
 
 /// Defines [`Dtype`] from a table: variant, name, Rust's type and its conversion to float64.
 macro_rules! dtypes {

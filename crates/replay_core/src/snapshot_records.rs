@@ -1,7 +1,7 @@
-//! The records of a snapshot file: kinds, lengths and checksums here, bodies in [`content`].
+//! The records of a snapshot: kinds, lengths and checksums here, bodies in [`content`].
 //!
 //! ```text
-//! file     magic b"innetmem", version u32, then records
+//! snapshot magic b"innetmem", version u32, then records
 //! record   kind u32, length u64, body, checksum u32: the CRC-32 (IEEE) of all preceding bytes except
 //!          checksums
 //!   1 table    its definition ([`TableConfig`]) as JSON; what follows up to the next table is of this one
@@ -29,13 +29,13 @@
 pub mod content;
 
 use std::fmt::Display;
-use std::io::{self, Read, Write};
-use std::path::{Path, PathBuf};
+use std::io::{Read, Write};
 
 use bytes::Bytes;
 use crc32fast::Hasher;
 
 use crate::error::{Error, Result};
+use base::error::OsError;
 
 const MAGIC: [u8; 8] = *b"innetmem";
 /// Version of the format.
@@ -67,22 +67,6 @@ impl RecordKind {
     }
 }
 
-/// The error of a failed write to the file.
-pub fn cannot_write(path: &Path) -> impl Fn(io::Error) -> Error {
-    move |source| Error::Io {
-        what: format!("the snapshot {} cannot be written", path.display()),
-        source,
-    }
-}
-
-/// The error of a failed read of the file.
-pub fn cannot_read(path: &Path) -> impl Fn(io::Error) -> Error {
-    move |source| Error::Io {
-        what: format!("the snapshot {} cannot be read", path.display()),
-        source,
-    }
-}
-
 /// CRC of all preceding bytes except checksums: a CRC over its own value is the same whatever came before.
 fn checksum(sum: &Hasher) -> [u8; 4] {
     sum.clone().finalize().to_le_bytes()
@@ -91,19 +75,17 @@ fn checksum(sum: &Hasher) -> [u8; 4] {
 pub struct RecordWriter<W> {
     out: W,
     sum: Hasher,
-    path: PathBuf,
 }
 
 impl<W: Write> RecordWriter<W> {
-    /// Begins a file; errors will name it by `path`.
+    /// Begins a snapshot.
     ///
     /// # Errors
     /// [`Error::Io`], as every method.
-    pub fn new(out: W, path: &Path) -> Result<Self> {
+    pub fn new(out: W) -> Result<Self> {
         let mut writer = RecordWriter {
             out,
             sum: Hasher::new(),
-            path: path.to_owned(),
         };
         writer.put(&MAGIC)?;
         writer.put(&VERSION.to_le_bytes())?;
@@ -122,17 +104,14 @@ impl<W: Write> RecordWriter<W> {
         self.write(&checksum)
     }
 
-    pub fn into_inner(self) -> W {
-        self.out
-    }
-
     fn put(&mut self, bytes: &[u8]) -> Result<()> {
         self.sum.update(bytes);
         self.write(bytes)
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        self.out.write_all(bytes).map_err(cannot_write(&self.path))
+        let written = self.out.write_all(bytes);
+        Ok(written.map_err(OsError::of("the snapshot cannot be written"))?)
     }
 }
 
@@ -141,20 +120,18 @@ pub struct RecordReader<R> {
     /// Bytes that are left of the file: nothing longer is allocated.
     left: u64,
     sum: Hasher,
-    path: PathBuf,
 }
 
 impl<R: Read> RecordReader<R> {
-    /// Begins with a file of `bytes` bytes; errors will name it by `path`.
+    /// Begins with a snapshot of `bytes` bytes.
     ///
     /// # Errors
     /// [`Error::Snapshot`] when the file is no snapshot of this release, [`Error::Io`] when it cannot be read.
-    pub fn new(from: R, bytes: u64, path: &Path) -> Result<Self> {
+    pub fn new(from: R, bytes: u64) -> Result<Self> {
         let mut reader = RecordReader {
             from,
             left: bytes,
             sum: Hasher::new(),
-            path: path.to_owned(),
         };
         if reader.array()? != MAGIC {
             return Err(reader.damaged("it is no snapshot of a replay memory"));
@@ -196,10 +173,7 @@ impl<R: Read> RecordReader<R> {
 
     /// The error for a damaged file.
     pub fn damaged(&self, reason: impl Display) -> Error {
-        Error::Snapshot {
-            path: self.path.clone(),
-            reason: reason.to_string(),
-        }
+        Error::Snapshot(reason.to_string())
     }
 
     fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
@@ -221,7 +195,7 @@ impl<R: Read> RecordReader<R> {
         let mut bytes = vec![0; length as usize];
         self.from
             .read_exact(&mut bytes)
-            .map_err(cannot_read(&self.path))?;
+            .map_err(OsError::of("the snapshot cannot be read"))?;
         Ok(bytes)
     }
 }

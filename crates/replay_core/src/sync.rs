@@ -1,9 +1,6 @@
 //! Atomics, cells and a queue from `std` and crossbeam. With the cargo feature `loom` they are loom's, which runs a model under
 //! every interleaving and every value that weak memory allows. Used by the modelled modules `sum_tree`, `slab`,
 //! `limiter`, `table::items` and `table::samplers::order`; the rest of the crate compiles with the feature but is not run under it.
-//! Random bytes are here, too.
-
-use crate::error::{Error, Result};
 
 #[cfg(not(feature = "loom"))]
 pub use std::{
@@ -20,36 +17,6 @@ pub use loom::{
     sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering, fence},
     thread,
 };
-
-/// Random bytes from the operating system, which no other process has, a forked one neither: [`rand::random`] repeats itself
-/// after a fork.
-///
-/// # Errors
-/// [`Error::Io`] when the operating system fails.
-pub fn random<const N: usize>() -> Result<[u8; N]> {
-    let mut bytes = [0; N];
-    let filled = rand::TryRng::try_fill_bytes(&mut rand::rngs::SysRng, &mut bytes);
-    filled.map_err(|error| Error::Io {
-        what: "getting random bytes".into(),
-        source: std::io::Error::other(error),
-    })?;
-    Ok(bytes)
-}
-
-/// A number of [`random`] bytes.
-///
-/// # Errors
-/// Its errors.
-pub fn random_number() -> Result<u64> {
-    random().map(u64::from_le_bytes)
-}
-
-/// Takes a lock whose data stay whole if a holder panics.
-pub(crate) fn lock<T: ?Sized>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex
-        .lock()
-        .unwrap_or_else(std::sync::PoisonError::into_inner)
-}
 
 /// Stand-in for crossbeam's queue, whose atomics loom does not see: a lock orders the pop of a value after its push.
 #[cfg(feature = "loom")]
@@ -196,16 +163,5 @@ pub mod fault {
         pub fn inject(fault: Fault) {
             INJECTED.set(Some(fault));
         }
-    }
-}
-
-#[cfg(all(test, not(feature = "loom")))]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn random_numbers_differ() {
-        assert_ne!(random::<32>().unwrap(), random().unwrap());
-        assert_ne!(random_number().unwrap(), random_number().unwrap());
     }
 }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::error::{Error, Result};
 use crate::schema::{Column, TableConfig};
-use crate::words::{Number, tuple};
+use base::words::{Number, tuple};
 
 /// The column of rewards: a scalar of any type.
 pub const REWARD: &str = "reward";

@@ -11,12 +11,11 @@ use bytes::Bytes;
 
 use crate::episode_windows::EpisodeWindows;
 use crate::error::{Error, Result};
-use crate::replay::{
-    ChunkHead, NewItem, OpenWriter, PushBody, PushChannel, Replay, Wait, WriterId,
-};
+use crate::replay::{ChunkHead, NewItem, OpenWriter, PushBody, PushChannel, Replay, WriterId};
 use crate::schema::{TableConfig, flags};
-use crate::sync::random_number;
 use crate::view_spec::ViewSpec;
+use base::random::random_number;
+use base::wait::Wait;
 use pack::{OpenChunk, Packer};
 use step::{CheckedStep, StepChecker};
 
@@ -75,8 +74,8 @@ impl WriterCounters {
 /// [`Writer::append`] is atomic: after an error the same step may be appended again. Steps are kept in open chunks until
 /// there are `chunk_steps` of them; the next append, a flush or the close pushes them. Dropping a writer drops the steps
 /// that it has not pushed.
-pub struct Writer {
-    channel: Box<dyn PushChannel>,
+pub struct Writer<E = Error> {
+    channel: Box<dyn PushChannel<E>>,
     checker: Arc<StepChecker>,
     packer: Packer,
     chunk_steps: u32,
@@ -98,20 +97,20 @@ pub struct Writer {
 /// Dropped windows that the log names, even of a writer that makes items too.
 const MANY_DROPPED: u64 = 100;
 
-impl Writer {
+impl<E: From<Error>> Writer<E> {
     /// Opens a writer of `table`, whose items have the windows of `view`.
     ///
     /// # Errors
     /// Errors of the replay and of [`ViewSpec::validate`], and [`Error::Config`] for options out of range, or pushes or
     /// windows that the table could not hold.
     pub fn open(
-        replay: &dyn Replay,
+        replay: &dyn Replay<E>,
         table: &str,
         streams: u32,
         view: &ViewSpec,
         options: WriterOptions,
         wait: &Wait<'_>,
-    ) -> Result<Self> {
+    ) -> Result<Self, E> {
         let config = replay.table_config(table, wait)?;
         Self::over_channel(config, streams, view, options, |open| {
             replay.open_writer(open, wait)
@@ -128,25 +127,25 @@ impl Writer {
         streams: u32,
         view: &ViewSpec,
         options: WriterOptions,
-        open_channel: impl FnOnce(OpenWriter) -> Result<Box<dyn PushChannel>>,
-    ) -> Result<Self> {
+        open_channel: impl FnOnce(OpenWriter) -> Result<Box<dyn PushChannel<E>>, E>,
+    ) -> Result<Self, E> {
         view.validate(&config)?;
         if streams == 0 {
-            return Err(Error::Config(
-                "a writer has at least one stream, the steps of one environment: num_envs is 1 or more, got 0".into(),
-            ));
+            let reason = "a writer has at least one stream, the steps of one environment: num_envs is 1 or more, got 0";
+            return Err(Error::Config(reason.into()).into());
         }
         if !(1..=65_536).contains(&options.chunk_steps) {
-            return Err(Error::Config(format!(
+            let reason = format!(
                 "a writer's chunk_steps is 1 to 65536, got {}",
                 options.chunk_steps
-            )));
+            );
+            return Err(Error::Config(reason).into());
         }
         check_pushes_fit(&config, streams, options.chunk_steps)?;
         config.check_window(streams, view.before(), view.after())?;
         let id = WriterId {
             table: config.name.clone(),
-            writer: random_number()?,
+            writer: random_number().map_err(Error::from)?,
         };
         let name = options.name;
         let channel = open_channel(OpenWriter {
@@ -185,7 +184,7 @@ impl Writer {
     /// observation ([`Column::finite`](crate::schema::Column::finite)); [`Error::Priority`] for a bad priority;
     /// [`Error::Closed`] after [`Writer::close`]; and the push's errors. In each case the step is not appended, and no
     /// earlier one is lost.
-    pub fn append(&mut self, step: &StepBatch<'_>, wait: &Wait<'_>) -> Result<()> {
+    pub fn append(&mut self, step: &StepBatch<'_>, wait: &Wait<'_>) -> Result<(), E> {
         self.check_open()?;
         let checker = Arc::clone(&self.checker);
         let step = checker.check(step, &self.windows)?;
@@ -200,7 +199,7 @@ impl Writer {
     ///
     /// # Errors
     /// The push's errors. No step is lost, and the next call retries.
-    pub fn flush(&mut self, wait: &Wait<'_>) -> Result<()> {
+    pub fn flush(&mut self, wait: &Wait<'_>) -> Result<(), E> {
         self.check_open()?;
         self.push(wait)?;
         self.channel.flush(wait)
@@ -210,7 +209,7 @@ impl Writer {
     ///
     /// # Errors
     /// The push's errors; the writer then stays open.
-    pub fn close(&mut self, wait: &Wait<'_>) -> Result<()> {
+    pub fn close(&mut self, wait: &Wait<'_>) -> Result<(), E> {
         if self.closed {
             return Ok(());
         }
@@ -280,7 +279,7 @@ impl Writer {
     }
 
     /// Pushes the open chunks, after retrying a push that failed.
-    fn push(&mut self, wait: &Wait<'_>) -> Result<()> {
+    fn push(&mut self, wait: &Wait<'_>) -> Result<(), E> {
         self.warn_of_dropped_windows();
         loop {
             if self.unsent.is_none() {

@@ -1,6 +1,8 @@
-//! The memory and the wire need neither a runtime nor each other's libraries: what `cargo tree` says of the crates.
+//! The walls between the lower crates: what `cargo tree` says of them, and what their sources name.
 
 use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
 use std::process::Command;
 
 /// Names of the crates that `package` is built with, without features and without development dependencies.
@@ -24,7 +26,7 @@ fn dependencies(package: &str) -> BTreeSet<String> {
     let names = String::from_utf8_lossy(&output.stdout);
     let names: BTreeSet<_> = names.split_whitespace().map(str::to_owned).collect();
     let error = String::from_utf8_lossy(&output.stderr);
-    assert!(names.contains("replay_core"), "cargo tree: {error}");
+    assert!(names.contains("base"), "cargo tree: {error}");
     names
 }
 
@@ -38,21 +40,34 @@ fn assert_without(package: &str, unwanted: &[&str]) {
     }
 }
 
+/// Crates that only servers and clients need.
+const OF_THE_NETWORK: [&str; 8] = [
+    "tokio",
+    "capnp",
+    "rustls",
+    "replay_wire",
+    "replay_net",
+    "fstack_sys",
+    "mio",
+    "clap",
+];
+
+#[test]
+fn the_ground_floor_stands_on_no_other_crate() {
+    assert_without("base", &OF_THE_NETWORK);
+    assert_without("base", &["replay_core", "gradients"]);
+}
+
 #[test]
 fn the_memory_has_neither_sockets_nor_a_wire() {
-    assert_without(
-        "replay_core",
-        &[
-            "tokio",
-            "capnp",
-            "rustls",
-            "replay_wire",
-            "replay_net",
-            "fstack_sys",
-            "mio",
-            "clap",
-        ],
-    );
+    assert_without("replay_core", &OF_THE_NETWORK);
+    assert_without("replay_core", &["gradients"]);
+}
+
+#[test]
+fn gradients_have_neither_a_memory_nor_a_runtime() {
+    assert_without("gradients", &OF_THE_NETWORK);
+    assert_without("gradients", &["replay_core"]);
 }
 
 #[test]
@@ -61,16 +76,23 @@ fn the_wire_has_no_runtime() {
 }
 
 #[test]
-fn gradients_have_no_runtime() {
-    assert_without(
-        "gradients",
-        &[
-            "tokio",
-            "capnp",
-            "rustls",
-            "replay_wire",
-            "replay_net",
-            "fstack_sys",
-        ],
-    );
+fn sources_below_the_wire_open_no_files() {
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    for name in ["base", "replay_core", "gradients"] {
+        assert_opens_no_files(&crates.join(name).join("src"));
+    }
+}
+
+fn assert_opens_no_files(folder: &Path) {
+    for entry in fs::read_dir(folder).expect("a folder of sources") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() {
+            assert_opens_no_files(&path);
+            continue;
+        }
+        let source = fs::read_to_string(&path).expect("a source");
+        for word in ["std::fs", "fs::", "File::", "tokio"] {
+            assert!(!source.contains(word), "{} names {word}", path.display());
+        }
+    }
 }

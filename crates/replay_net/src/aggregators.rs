@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
@@ -13,14 +13,16 @@ use serde_json::{Value, json};
 
 use crate::client::connection::{Connection, Dialer};
 use crate::client::gradients::join_job;
+use crate::error::{Error, Result};
 use crate::io_error;
+use base::error::check_size;
+use base::sync::lock;
+use base::wait::Wait;
 use gradients::settings::{self, JobSettings};
 use gradients::{
     AggregatorCounters, AggregatorLimits, AggregatorTransport, JoinJob, ParentAggregator,
     PendingRacks,
 };
-use replay_core::error::{Error, Result};
-use replay_core::replay::Wait;
 use replay_core::table::Attempt;
 use replay_wire::GradientsJoined;
 
@@ -41,6 +43,7 @@ struct Inner {
     aggregators: Vec<Box<dyn AggregatorTransport>>,
     limits: AggregatorLimits,
     parent: Option<ParentServer>,
+    /// A panic leaves whole entries: each is changed by one assignment.
     joins: Mutex<PendingJoins>,
     changed: Event,
 }
@@ -126,7 +129,7 @@ impl Aggregators {
             // Longer than the rack waits for its workers: see `job::deadline`.
             request.deadline = request.deadline * 9 / 8;
         }
-        let mut joins = self.0.joins();
+        let mut joins = lock(&self.0.joins);
         self.0.prune(&mut joins);
         let aggregator = self.0.aggregator_for(&request.job, &joins)?;
         let mut parent = None;
@@ -168,7 +171,7 @@ impl Aggregators {
         if let Some(aggregator) = aggregators.find(|one| one.address() == address) {
             aggregator.leave(session);
         }
-        self.0.prune(&mut self.0.joins());
+        self.0.prune(&mut lock(&self.0.joins));
     }
 
     /// Listens for an answer of the parent, or the last missing rack.
@@ -201,7 +204,7 @@ impl Aggregators {
 
 impl Drop for Aggregators {
     fn drop(&mut self) {
-        let sessions = std::mem::take(&mut *self.0.joins()).sessions;
+        let sessions = std::mem::take(&mut *lock(&self.0.joins)).sessions;
         let threads = sessions
             .into_values()
             .filter_map(|mut session| session.thread.take());
@@ -215,11 +218,6 @@ impl Drop for Aggregators {
 }
 
 impl Inner {
-    /// A panic leaves whole entries: each is changed by one assignment.
-    fn joins(&self) -> MutexGuard<'_, PendingJoins> {
-        self.joins.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The aggregator that has the job, or the one with the fewest jobs.
     fn aggregator_for(&self, job: &str, joins: &PendingJoins) -> Result<&dyn AggregatorTransport> {
         if let Some(found) = self
@@ -235,14 +233,12 @@ impl Inner {
             .map(|one| one.aggregator().jobs())
             .collect();
         let jobs = counts.iter().sum::<usize>() + joins.count_without(job);
-        if jobs >= self.limits.jobs {
-            return Err(Error::TooLarge {
-                what: "the number of gradient jobs",
-                size: jobs as u64 + 1,
-                limit: self.limits.jobs as u64,
-                advice: "wait for another job to end, or start the server with a larger --gradients-jobs",
-            });
-        }
+        check_size(
+            "the number of gradient jobs",
+            jobs as u64 + 1,
+            self.limits.jobs as u64,
+            "wait for another job to end, or start the server with a larger --gradients-jobs",
+        )?;
         let fewest = counts
             .iter()
             .zip(&self.aggregators)
@@ -415,7 +411,7 @@ impl Inner {
 
     /// Sets the state of a session, if it is still the one with this `stop`.
     fn set_state(&self, job: &str, stop: &Arc<AtomicBool>, state: SessionState) {
-        let mut joins = self.joins();
+        let mut joins = lock(&self.joins);
         let sessions = &mut joins.sessions;
         if let Some(session) = sessions.get_mut(job)
             && Arc::ptr_eq(&session.stop, stop)

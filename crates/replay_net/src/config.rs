@@ -13,11 +13,11 @@ use std::path::{Path, PathBuf};
 use clap::{Parser, ValueEnum};
 use serde::{Deserialize, Serialize};
 
+use crate::error::{Error, Result};
 use crate::stack::{Address, StackName};
 use crate::{process_memory, refuse};
 pub use http::HttpAddress;
 pub use period::Period;
-use replay_core::error::{Error, Result};
 use replay_core::memory::MemoryLimits;
 use replay_core::schema::TableConfig;
 use replay_wire::auth::{self, Secret};

@@ -28,19 +28,20 @@ use replies::ReplySender;
 use welcome::Welcomed;
 use writer_order::{Position, WriterOrder};
 
+use crate::error::{Error, Result};
 use crate::framing::FrameReader;
 use crate::reply_budget::Reader;
 use crate::server::Slot;
 use crate::service::Service;
 use crate::stack::{Stack, until};
+use base::wait::Wait;
 use replay_core::cause::WaitReason;
-use replay_core::error::{Error, Result};
-use replay_core::replay::{OpenWriter, Wait, WriterOpened};
+use replay_core::replay::{OpenWriter, WriterOpened};
 use replay_core::table::{Activity, Attempt, PendingCall, Step, Turn};
 use replay_wire::auth::ChannelBinding;
 use replay_wire::handshake::Handshake;
 use replay_wire::role::Role;
-use replay_wire::{FrameLimits, NO_REQUEST, ReplyBody, Request, RequestBody};
+use replay_wire::{ErrorCode, FrameLimits, NO_REQUEST, ReplyBody, Request, RequestBody};
 
 /// Bytes of one read. Larger payloads are read into their own buffer directly.
 const READ_BUFFER: usize = 16 << 10;
@@ -130,6 +131,19 @@ struct Received {
     renewable: bool,
     permit: RequestPermit,
     _reservation: FrameReservation,
+}
+
+impl Received {
+    /// The wait of the request for its turn.
+    fn call(&self, turn: Turn) -> PendingCall<Error> {
+        let ended = match self.renewable {
+            true => |reason| Error::Renew {
+                waited_for: Box::new(reason),
+            },
+            false => |reason: WaitReason| Error::deadline(reason),
+        };
+        PendingCall::new(turn, Some(self.until), self.renewable, ended)
+    }
 }
 
 impl<S: Stack> ConnectionHandler<'_, S> {
@@ -333,7 +347,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
                             service.note_sample(&received.request.body, &mut samples);
                         }
                         let turn = begun.turn(&self.context.service, &received.request.body);
-                        let mut call = PendingCall::new(turn, Some(received.until), received.renewable);
+                        let mut call = received.call(turn);
                         let at_once = || self.try_at_once(&received, &mut writers, &membership, &mut call);
                         match answered.or_else(at_once) {
                             Some(reply) => self.reply(&replies, received, reply),
@@ -412,7 +426,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         received: &Received,
         writers: &mut WriterOrder,
         membership: &Membership<'_>,
-        call: &mut PendingCall,
+        call: &mut PendingCall<Error>,
     ) -> Option<Result<ReplyBody>> {
         let body = &received.request.body;
         if !writers.is_free(body) {
@@ -438,7 +452,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         &self,
         received: Received,
         position: Position,
-        call: PendingCall,
+        call: PendingCall<Error>,
         membership: &Membership<'_>,
         replies: &ReplySender,
     ) -> (Received, Result<ReplyBody>) {
@@ -458,7 +472,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
     async fn wait_for_change(
         &self,
         received: &Received,
-        mut call: PendingCall,
+        mut call: PendingCall<Error>,
         membership: &Membership<'_>,
         replies: &ReplySender,
     ) -> Result<ReplyBody> {
@@ -502,7 +516,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
 
     /// Counts the error that ended a connection, if it was an invalid frame.
     fn count_bad_frame(&self, error: &Error) {
-        if matches!(error, Error::Protocol(_) | Error::TooLarge { .. }) {
+        if matches!(error.code(), ErrorCode::Protocol | ErrorCode::TooLarge) {
             self.context.service.counters.bad_frames.add(1);
         }
     }

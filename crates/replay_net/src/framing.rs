@@ -6,7 +6,7 @@ use std::io;
 use bytes::BufMut;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-use replay_core::error::{Error, Result};
+use crate::error::{Error, Result};
 use replay_wire::frame::{Frame, FrameLimits, HEADER_BYTES, Header, IncomingFrame, OutgoingFrame};
 
 /// Reads frames. The reader should be a [`tokio::io::BufReader`]: without one a small frame takes three system calls.
@@ -71,7 +71,7 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
     /// repeated call before [`FrameReader::body`] returns the same header.
     ///
     /// # Errors
-    /// [`Error::TooLarge`] and [`Error::Protocol`]: the stream cannot be read any further.
+    /// [`Error::TooLarge`] and [`replay_wire::Error::Protocol`]: the stream cannot be read any further.
     pub async fn header(&mut self) -> Result<Option<Header>> {
         if let Some(header) = self.header {
             return Ok(Some(header));

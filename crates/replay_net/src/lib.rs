@@ -6,6 +6,7 @@
 //! | module | subject |
 //! | --- | --- |
 //! | [`stack`] | the `Stack` trait: `kernel`, and `fstack` (feature `fstack`) |
+//! | [`error`] | the error enum |
 //! | [`framing`] | frames of `replay_wire`, read from and written to a stream |
 //! | [`receive`] | memory for receive buffers within the byte limit |
 //! | [`reply_budget`] | memory for replies that clients have not read |
@@ -28,6 +29,7 @@ pub mod cli;
 pub mod client;
 pub mod config;
 pub mod connection;
+pub mod error;
 pub mod framing;
 pub mod process_memory;
 pub mod receive;
@@ -38,15 +40,21 @@ pub mod snapshots;
 pub mod stack;
 pub mod tls;
 
-use replay_core::error::{Error, Result};
+use crate::error::{Error, Result};
+use base::error::OsError;
 
 /// Crates whose events belong to this program, for filters of logs.
-pub const LOG_TARGETS: [&str; 4] = ["replay_net", "replay_wire", "replay_core", "gradients"];
+pub const LOG_TARGETS: [&str; 5] = [
+    "replay_net",
+    "replay_wire",
+    "replay_core",
+    "gradients",
+    "base",
+];
 
 /// Conversion of an error of the operating system; `what` names the failed operation.
 fn io_error(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Error {
-    let what = what.into();
-    |source| Error::Io { what, source }
+    |source| OsError::of(what)(source).into()
 }
 
 /// # Errors

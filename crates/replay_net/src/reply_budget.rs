@@ -13,7 +13,9 @@ mod reader;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
+
+use base::sync::lock;
 
 use bytes::Bytes;
 use event_listener::{Event, EventListener};
@@ -87,7 +89,7 @@ impl ReplyBudget {
 
     /// Whether `buffer` counts already, because an unread reply has it.
     pub fn counts(&self, buffer: &Bytes) -> bool {
-        self.shared().contains_key(&address(buffer))
+        lock(&self.shared).contains_key(&address(buffer))
     }
 
     /// Completes when a reply finds no room. Callers are stalled readers, which then end.
@@ -141,7 +143,7 @@ impl ReplyBudget {
         let mut counted = bytes;
         let mut first = false;
         if !shared.is_empty() {
-            let mut buffers = self.shared();
+            let mut buffers = lock(&self.shared);
             let replies = buffers.entry(address(shared)).or_default();
             first = *replies == 0;
             *replies += 1;
@@ -160,7 +162,7 @@ impl ReplyBudget {
     fn release(&self, bytes: u64, shared: &Bytes) {
         let mut counted = bytes;
         if !shared.is_empty() {
-            let mut buffers = self.shared();
+            let mut buffers = lock(&self.shared);
             match buffers.get_mut(&address(shared)) {
                 Some(replies) if *replies > 1 => *replies -= 1,
                 _ => {
@@ -171,10 +173,6 @@ impl ReplyBudget {
         }
         self.held.fetch_sub(counted, Ordering::Relaxed);
         self.changed();
-    }
-
-    fn shared(&self) -> MutexGuard<'_, HashMap<usize, usize>> {
-        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

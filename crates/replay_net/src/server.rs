@@ -22,12 +22,12 @@ use tracing::field::Empty;
 
 use crate::config::ServerConfig;
 use crate::connection::{ConnectionHandler, Phase, ServerContext, late_handshake, reached};
+use crate::error::{Error, Result};
 use crate::framing::broken;
 use crate::reply_budget::ReplyBudgets;
 use crate::service::Service;
 use crate::stack::{Address, Stack, until};
 use crate::tls;
-use replay_core::error::{Error, Result};
 use replay_core::memory::Memory;
 use replay_core::table::Activity;
 use replay_wire::auth::ChannelBinding;
@@ -67,7 +67,7 @@ impl Server {
     /// Checks the configuration, reads its files and makes its tables.
     ///
     /// # Errors
-    /// [`Error::Config`], [`Error::Table`] and [`Error::TableDiffers`] name the change to make.
+    /// [`Error::Config`], [`replay_core::Error::Table`] and [`replay_core::Error::TableDiffers`] name the change to make.
     pub fn new(config: &ServerConfig, memory: Arc<Memory>) -> Result<Self> {
         config.validate()?;
         let longest = memory.limits().receive_bytes / 2;
@@ -285,7 +285,7 @@ impl Server {
                 }
                 Some(Err(error)) => Err(match tls::tls_error(&error) {
                     None => broken(&accepted.peer, error),
-                    Some(error) => Error::Authentication(format!(
+                    Some(error) => Error::authentication(format!(
                         "TLS failed: {error}; clients connect to innets:// here"
                     )),
                 }),
@@ -315,7 +315,7 @@ impl Server {
         let (event, error): (_, &dyn Display) = match &end {
             Ok(()) => (StrangerEvent::Left, &"the client closed it"),
             Err(Error::Disconnected { reason, .. }) => (StrangerEvent::Left, reason),
-            Err(error @ Error::Authentication(_)) => {
+            Err(error @ Error::Wire(replay_wire::Error::Authentication(_))) => {
                 self.context.service.counters.failed_logins.add(1);
                 (StrangerEvent::FailedLogin, error)
             }

@@ -14,10 +14,11 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::aggregators::Aggregators;
+use crate::error::{Error, Result};
 use crate::receive::ReceiveBudgets;
 use crate::reply_budget::{LargeReply, ReplyBudgets};
 use crate::snapshots::Snapshots;
-use replay_core::error::{Error, Result};
+use base::error::check_size;
 use replay_core::memory::Memory;
 use replay_core::replay::{OpenWriter, Parameters, SampleRequest, Sampled};
 use replay_core::schema::TableConfig;
@@ -163,8 +164,10 @@ impl Service {
     pub fn refuse(&self, request: &RequestBody, role: Role) -> Option<Result<ReplyBody>> {
         let forbidden = role.check(request).err()?;
         Some(match request {
-            RequestBody::CreateTable(config) => self.tables.find(config).unwrap_or(Err(forbidden)),
-            _ => Err(forbidden),
+            RequestBody::CreateTable(config) => {
+                self.tables.find(config).unwrap_or(Err(forbidden.into()))
+            }
+            _ => Err(forbidden.into()),
         })
     }
 
@@ -288,7 +291,7 @@ impl Service {
                 }
             }
             RequestBody::Hello(_) | RequestBody::Authenticate(_) => {
-                return Err(Error::Protocol(
+                return Err(Error::protocol(
                     "the handshake of this connection is over".to_owned(),
                 ));
             }
@@ -304,7 +307,7 @@ impl Service {
         if let RequestBody::JoinGradients { .. } = request {
             return Ok(self.aggregators()?.changed());
         }
-        turn.changed()
+        Ok(turn.changed()?)
     }
 
     /// Keeps an opened writer from expiring while frames of its connection wait.
@@ -381,8 +384,8 @@ impl Service {
     fn table(&self, name: &str, turn: &Turn) -> Result<Arc<Table>> {
         let found = self.memory.table(name);
         found.map_err(|unknown| match turn.has_table() {
-            true => Table::was_dropped(name),
-            false => unknown,
+            true => Table::was_dropped(name).into(),
+            false => unknown.into(),
         })
     }
 
@@ -393,16 +396,13 @@ impl Service {
         turn: &mut Turn,
     ) -> Result<Attempt<Sampled>> {
         let table = self.table(&request.table, turn)?;
-        let bytes = row_bytes(&table, request);
-        if bytes > self.max_frame_bytes {
-            return Err(Error::TooLarge {
-                what: "a sampled batch, in bytes of rows alone,",
-                size: bytes,
-                limit: self.max_frame_bytes,
-                advice: "sample fewer items at a time, or start the server with a larger --max-frame-bytes",
-            });
-        }
-        table.try_sample(request, last, turn)
+        check_size(
+            "a sampled batch, in bytes of rows alone,",
+            row_bytes(&table, request),
+            self.max_frame_bytes,
+            "sample fewer items at a time, or start the server with a larger --max-frame-bytes",
+        )?;
+        Ok(table.try_sample(request, last, turn)?)
     }
 }
 

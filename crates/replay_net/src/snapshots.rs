@@ -1,22 +1,24 @@
 //! Snapshots of a server's memory in a folder: restored at the start, saved at intervals, on request and at the end. The two
 //! newest are kept. Format and moment of a snapshot are in [`replay_core::snapshot`].
 
+pub mod file;
+
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value, json};
 
+use crate::error::{Error, Result};
 use crate::io_error;
-use replay_core::error::{Error, Result};
+use base::sync::lock;
 use replay_core::memory::Memory;
-use replay_core::snapshot;
 
 /// Snapshots that are kept.
 const KEPT: usize = 2;
@@ -151,7 +153,7 @@ impl Snapshots {
         let mut files = lock(&self.files);
         let path = self.folder.join(file_name(files.next));
         let begun = Instant::now();
-        let bytes = match snapshot::save_server(&self.memory, &path, &self.stopped) {
+        let bytes = match file::save_server(&self.memory, &path, &self.stopped) {
             Ok(bytes) => bytes,
             Err(error) => {
                 lock(&self.report).failed += 1;
@@ -213,10 +215,6 @@ impl Snapshots {
             "restored": self.restored,
         })
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn file_name(number: u64) -> String {
@@ -291,7 +289,7 @@ fn restore(memory: &Memory, folder: &Path, numbers: &[u64]) -> Result<(Value, Ve
     for &number in numbers {
         let path = folder.join(file_name(number));
         let begun = Instant::now();
-        match snapshot::restore(memory, &path) {
+        match file::restore(memory, &path) {
             Ok(()) => {
                 let seconds = begun.elapsed().as_secs_f64();
                 return Ok((report_restored(memory, &path, seconds), damaged));

@@ -10,7 +10,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ConnectionCommon, ServerConfig, SupportedProtocolVersion};
 use tokio_rustls::TlsAcceptor;
 
-use replay_core::error::{Error, Result};
+use crate::error::{Error, Result};
 use replay_wire::auth::{CHANNEL_BINDING_LABEL, ChannelBinding};
 
 /// The accepted versions.

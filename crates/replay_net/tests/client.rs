@@ -7,10 +7,12 @@ use std::net::TcpListener;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use replay_core::error::{Error, ErrorCode, Result};
-use replay_core::replay::{Replay, UpdateReceipt, Wait};
+use base::wait::Wait;
+use replay_core::replay::{Replay, UpdateReceipt};
 use replay_core::schema::{Sampler, TableConfig};
 use replay_net::client::{Address, Client, ConnectOptions};
+use replay_net::error::{Error, Result};
+use replay_wire::ErrorCode;
 use replay_wire::auth::Secret;
 use support::*;
 

@@ -5,11 +5,14 @@ mod support;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use replay_core::error::{Error, ErrorCode};
-use replay_core::replay::{PushChannel, Replay, Sampled, UpdateReceipt, Wait};
+use base::error::TooLarge;
+use base::wait::Wait;
+use replay_core::replay::{PushChannel, Replay, Sampled, UpdateReceipt};
 use replay_core::schema::{Sampler, TableConfig};
 use replay_net::client::{Client, ConnectOptions};
+use replay_net::error::Error;
 use replay_net::server::RunningServer;
+use replay_wire::ErrorCode;
 use replay_wire::auth::Secret;
 use support::*;
 
@@ -206,7 +209,7 @@ fn a_newer_connection_of_a_writer_fences_the_older_off() {
     let mut new = client.open_writer(writer("steps", 7), &soon()).unwrap();
     new.push(steps(5, 5), &soon()).unwrap();
     new.flush(&soon()).unwrap();
-    let push_and_flush = |pushes: &mut dyn PushChannel| {
+    let push_and_flush = |pushes: &mut dyn PushChannel<Error>| {
         pushes
             .push(steps(5, 5), &soon())
             .and_then(|()| pushes.flush(&soon()))
@@ -242,7 +245,7 @@ fn a_push_over_the_servers_limit_is_refused_and_the_writer_goes_on() {
     let mut pushes = client.open_writer(writer("steps", 1), &soon()).unwrap();
     let error = pushes.push(steps(0, 5000), &soon()).unwrap_err();
     assert!(
-        matches!(error, Error::TooLarge { limit: 65536, .. }),
+        matches!(error, Error::TooLarge(TooLarge { limit: 65536, .. })),
         "{error}"
     );
     assert!(error.to_string().contains("--max-frame-bytes"), "{error}");

@@ -3,9 +3,9 @@
 
 mod support;
 
-use replay_core::error::ErrorCode;
 use replay_core::replay::Replay;
 use replay_net::client::{ConnectOptions, connect};
+use replay_wire::ErrorCode;
 use support::*;
 
 #[test]

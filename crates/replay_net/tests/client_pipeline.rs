@@ -5,9 +5,11 @@ use std::cell::Cell;
 use bytes::Bytes;
 use tokio::io::{AsyncWriteExt, DuplexStream, duplex};
 
-use replay_core::error::{Error, ErrorCode, Result};
+use base::error::TooLarge;
 use replay_net::client::pipeline::RequestPipeline;
+use replay_net::error::{Error, Result};
 use replay_net::framing::{FrameReader, write_frame};
+use replay_wire::ErrorCode;
 use replay_wire::auth::{self, Side, Transcript};
 use replay_wire::*;
 
@@ -367,7 +369,7 @@ fn a_request_over_the_servers_limit_is_not_sent() {
             };
             let error = pipeline.call(0, put).await.err().unwrap();
             assert!(
-                matches!(error, Error::TooLarge { limit: 4096, .. }),
+                matches!(error, Error::TooLarge(TooLarge { limit: 4096, .. })),
                 "{error}"
             );
             // The pipeline is as good as before.

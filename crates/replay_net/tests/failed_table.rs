@@ -8,11 +8,12 @@ use std::net::TcpStream;
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use replay_core::error::{Error, ErrorCode};
 use replay_core::replay::Replay;
 use replay_core::schema::TableConfig;
 use replay_net::client::ConnectOptions;
+use replay_net::error::Error;
 use replay_net::server::RunningServer;
+use replay_wire::ErrorCode;
 use support::*;
 
 /// Lines of the server's log.

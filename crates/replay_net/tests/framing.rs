@@ -10,9 +10,11 @@ use bytes::Bytes;
 use proptest::prelude::*;
 use tokio::io::{AsyncWrite, AsyncWriteExt, duplex};
 
-use replay_core::error::{Error, ErrorCode};
+use base::error::TooLarge;
 use replay_core::replay::{SampleCredit, Sampled};
+use replay_net::error::Error;
 use replay_net::framing::{FrameReader, write_frame};
+use replay_wire::ErrorCode;
 use replay_wire::*;
 
 fn block_on<F: Future>(future: F) -> F::Output {
@@ -94,11 +96,11 @@ fn lengths_over_the_limits_are_refused_before_the_rest_arrives() {
     assert!(
         matches!(
             refused,
-            Error::TooLarge {
+            Error::TooLarge(TooLarge {
                 size: 520,
                 limit: 512,
                 ..
-            }
+            })
         ),
         "{refused}"
     );
@@ -106,11 +108,11 @@ fn lengths_over_the_limits_are_refused_before_the_rest_arrives() {
     assert!(
         matches!(
             refused,
-            Error::TooLarge {
+            Error::TooLarge(TooLarge {
                 size: 1001,
                 limit: 1000,
                 ..
-            }
+            })
         ),
         "{refused}"
     );

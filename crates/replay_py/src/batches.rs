@@ -9,15 +9,18 @@ use std::time::Instant;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 
+use base::error::OsError;
+use base::sync::lock;
+use base::wait::Wait;
 use replay_core::cause::WaitReason;
-use replay_core::error::{Error, Result};
 use replay_core::importance;
-use replay_core::replay::{SampleChannel, Wait};
+use replay_core::replay::SampleChannel;
+use replay_net::error::{Error, Result};
 
 use crate::batch::PyBatch;
 use crate::class::context_manager;
 use crate::decoded_sample::{DecodedSample, DecodedSampler};
-use crate::exclusive::{Exclusive, lock};
+use crate::exclusive::Exclusive;
 use crate::interpreter::Call;
 use crate::process_local::{Closing, ProcessLocal};
 use crate::writer::OpenWriters;
@@ -91,7 +94,7 @@ enum Source {
 
 struct Direct {
     sampler: DecodedSampler,
-    channel: Box<dyn SampleChannel>,
+    channel: Box<dyn SampleChannel<Error>>,
 }
 
 impl PyBatches {
@@ -205,7 +208,7 @@ struct DecoderState {
 impl Ahead {
     fn start(
         sampler: DecodedSampler,
-        channel: Box<dyn SampleChannel>,
+        channel: Box<dyn SampleChannel<Error>>,
         prefetch: usize,
         beta: f64,
     ) -> Result<Self> {
@@ -219,10 +222,7 @@ impl Ahead {
         let thread = std::thread::Builder::new()
             .name("innet-batches".into())
             .spawn(move || decode_ahead(&sampler, channel, &for_thread, &sender))
-            .map_err(|source| Error::Io {
-                what: "starting the thread that decodes batches".into(),
-                source,
-            })?;
+            .map_err(OsError::of("starting the thread that decodes batches"))?;
         Ok(Ahead {
             batches: Some(receiver),
             shared,
@@ -261,7 +261,7 @@ impl Ahead {
 /// Samples and decodes until the reader stops it or an error occurs other than a deadline.
 fn decode_ahead(
     sampler: &DecodedSampler,
-    mut channel: Box<dyn SampleChannel>,
+    mut channel: Box<dyn SampleChannel<Error>>,
     shared: &DecoderState,
     batches: &SyncSender<Result<DecodedSample>>,
 ) {

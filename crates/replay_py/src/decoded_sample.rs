@@ -4,15 +4,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use replay_core::error::{Error, ErrorCode, Result};
-use replay_core::replay::{Replay, SampleCredit, SampleRequest, Sampled, Wait};
+use base::sync::lock;
+use base::wait::Wait;
+use replay_core::replay::{Replay, SampleCredit, SampleRequest, Sampled};
 use replay_core::schema::TableConfig;
 use replay_core::table::ids::IdSpace;
 use replay_core::view::{Batch, DecodeOptions, Decoder, ViewSpec};
+use replay_net::error::{Error, Result};
+use replay_wire::ErrorCode;
 
 use replay_net::client::program;
-
-use crate::exclusive::lock;
 
 /// Longest time to ask about a batch that has arrived: for the table's definition, or to remove an item that cannot be decoded.
 const ASK_WITHIN: Duration = Duration::from_secs(5);
@@ -96,10 +97,11 @@ impl Reading {
             now.columns == self.config.columns && (!self.own || now.view == self.config.view);
         if !same {
             let difference = now.difference(&self.config);
-            return Err(Error::TableDiffers {
+            return Err(replay_core::Error::TableDiffers {
                 table: now.name.clone(),
                 difference: difference.unwrap_or_else(|| "another view".to_owned()),
-            });
+            }
+            .into());
         }
         let mut tables = lock(&self.tables);
         tables.extend(unknown);
@@ -111,7 +113,7 @@ impl Reading {
 
 /// A request for samples, and how to read them.
 pub struct DecodedSampler {
-    pub replay: Arc<dyn Replay>,
+    pub replay: Arc<dyn Replay<Error>>,
     /// Number of this program at the server; `None` for a memory in this process.
     pub program: Option<u64>,
     pub reading: Arc<Reading>,

@@ -1,11 +1,12 @@
-//! Conversion of the core's errors to Python exceptions, here and nowhere else: each [`ErrorCode`] is a class of
+//! Conversion of Rust's errors to Python exceptions, here and nowhere else: each [`ErrorCode`] is a class of
 //! `innet_drl.errors`.
 
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
 
-use replay_core::error::{Error, ErrorCode};
+use replay_net::error::Error;
+use replay_wire::ErrorCode;
 
 use crate::interpreter::Call;
 
@@ -67,10 +68,11 @@ pub fn raise(py: Python<'_>, name: &str, message: String) -> PyErr {
     }
 }
 
-/// The exception for an error of the core.
-pub fn to_python(py: Python<'_>, error: Error) -> PyErr {
+/// The exception for an error.
+pub fn to_python(py: Python<'_>, error: impl Into<Error>) -> PyErr {
     let _call = Call::begin(py);
-    if let Some(failure) = gradients::Error::of(&error) {
+    let error = error.into();
+    if let Error::Gradients(failure) = &error {
         let raised = raise(py, gradient_class_name(failure), failure.to_string());
         return match failure {
             gradients::Error::Missing { workers, .. } => {
@@ -80,8 +82,8 @@ pub fn to_python(py: Python<'_>, error: Error) -> PyErr {
         };
     }
     let raised = raise(py, class_name(error.code()), error.to_string());
-    if let Error::Io { source, .. } = &error
-        && let Some(errno) = source.raw_os_error()
+    if let Error::Io(failed) = &error
+        && let Some(errno) = failed.source.raw_os_error()
     {
         // A `StorageError` is an `OSError`, and programs read its `errno`.
         return with(py, raised, "errno", errno);
@@ -121,7 +123,7 @@ pub fn choice<T>(
 pub fn schema(py: Python<'_>, table: &str, reason: impl Into<String>) -> PyErr {
     to_python(
         py,
-        Error::Schema {
+        replay_core::Error::Schema {
             table: table.to_owned(),
             reason: reason.into(),
         },

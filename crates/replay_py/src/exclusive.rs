@@ -2,11 +2,12 @@
 //! Ctrl-C.
 
 use std::ops::{Deref, DerefMut};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::Instant;
 
-use replay_core::error::{Error, Result};
-use replay_core::replay::Wait;
+use base::sync::lock;
+use base::wait::Wait;
+use replay_net::error::{Error, Result};
 
 /// A value that one thread uses at a time.
 pub struct Exclusive<T> {
@@ -72,11 +73,6 @@ impl<T> Exclusive<T> {
             _end: end,
         })
     }
-}
-
-/// The value, also after a panic of another thread that had it.
-pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl<T> Deref for ExclusiveGuard<'_, T> {

@@ -8,10 +8,10 @@ use std::time::Instant;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 
+use base::wait::Wait;
 use gradients::{Control, JoinJob, packet};
-use replay_core::error::{Error, Result};
-use replay_core::replay::Wait;
 use replay_net::client::{Client, GradientWorker, Namespace};
+use replay_net::error::{Error, Result};
 
 use crate::class::{attributes, context_manager};
 use crate::exclusive::Exclusive;

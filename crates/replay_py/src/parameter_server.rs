@@ -6,15 +6,15 @@ use std::net::IpAddr;
 use numpy::{PyArray1, PyArrayMethods};
 use pyo3::prelude::*;
 
-use replay_core::error::Error;
+use base::error::OsError;
 use replay_net::bench::parameter_server::{ParameterServer, ParameterWorker};
 
 use crate::gradients::socket_address;
 use crate::{error, integer, interpreter, wait};
 
 fn failed(py: Python<'_>, source: io::Error) -> PyErr {
-    let what = "the benchmark's server failed".to_owned();
-    error::to_python(py, Error::Io { what, source })
+    let error = OsError::of("the benchmark's server failed")(source);
+    error::to_python(py, error)
 }
 
 #[doc = stub_doc!("ParameterServer")]

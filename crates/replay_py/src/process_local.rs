@@ -6,10 +6,10 @@ use std::time::Instant;
 
 use pyo3::prelude::*;
 
-use replay_core::error::Result;
-use replay_core::replay::Wait;
+use base::sync::lock;
+use base::wait::Wait;
+use replay_net::error::Result;
 
-use crate::exclusive::lock;
 use crate::{error, interpreter, wait};
 
 /// Signal of `close` to the calls that it ends. They ask it as often as they check for Ctrl-C.

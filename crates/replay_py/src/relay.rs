@@ -4,12 +4,12 @@ use std::sync::Mutex;
 
 use pyo3::prelude::*;
 
-use replay_core::error::Error;
+use base::error::OsError;
+use base::sync::lock;
 use replay_net::bench::link::LinkConfig;
 use replay_net::bench::relay::Relay;
 
 use crate::class::context_manager;
-use crate::exclusive::lock;
 use crate::gradients::socket_address;
 use crate::process_local::Closing;
 use crate::{error, integer, wait};
@@ -64,10 +64,7 @@ impl PyRelay {
             true => Relay::datagrams(to, config, seed),
             false => Relay::streams(to, config, seed),
         };
-        let failed = |source| {
-            let what = "the relay failed".to_owned();
-            error::to_python(py, Error::Io { what, source })
-        };
+        let failed = |source| error::to_python(py, OsError::of("the relay failed")(source));
         let relay = relay.map_err(failed)?;
         Ok(PyRelay {
             address: relay.address().to_string(),

@@ -19,12 +19,13 @@ use std::time::{Duration, Instant};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 
-use replay_core::error::Result;
+use base::wait::Wait;
 use replay_core::memory::Memory;
-use replay_core::replay::{Replay, UpdateChannel, UpdateReceipt, Wait};
+use replay_core::replay::{Replay, UpdateChannel, UpdateReceipt};
 use replay_core::schema::TableConfig;
 use replay_net::client::shards::ShardedClient;
 use replay_net::client::{Client, Namespace, Namespaced};
+use replay_net::error::{Error, Result};
 
 use crate::class::context_manager;
 use crate::exclusive::Exclusive;
@@ -53,7 +54,7 @@ pub struct PyReplay {
 
 #[derive(Clone)]
 struct Backend {
-    replay: Arc<dyn Replay>,
+    replay: Arc<dyn Replay<Error>>,
     /// The memory, if it is in this process.
     memory: Option<Arc<Memory>>,
     /// The client, if the memory is on a server; of several the first one's, which sums gradients.
@@ -61,7 +62,7 @@ struct Backend {
     /// Namespace that `replay` is inside of, for names of gradient jobs.
     namespace: Option<Namespace>,
     /// Updates of priorities that are not waited for; `None` before the first one, and where each applies within its call.
-    updates: Arc<Exclusive<Option<Box<dyn UpdateChannel>>>>,
+    updates: Arc<Exclusive<Option<Box<dyn UpdateChannel<Error>>>>>,
 }
 
 /// Name of [`Backend::updates`] in errors.
@@ -137,7 +138,7 @@ impl PyReplay {
     }
 
     fn served(
-        replay: Arc<dyn Replay>,
+        replay: Arc<dyn Replay<Error>>,
         client: Arc<Client>,
         at: &str,
         namespace: Option<Namespace>,
@@ -167,7 +168,7 @@ impl PyReplay {
     }
 
     /// Logs once that there are no parameters of this name, if there are some of other names.
-    fn name_unknown_parameters(&self, name: &str, replay: &dyn Replay, wait: &Wait<'_>) {
+    fn name_unknown_parameters(&self, name: &str, replay: &dyn Replay<Error>, wait: &Wait<'_>) {
         // The call itself has succeeded: an error of this request is not its error.
         let Ok(listing) = replay.list(wait) else {
             return;
@@ -188,7 +189,7 @@ impl PyReplay {
         &self,
         py: Python<'_>,
         timeout: Option<f64>,
-        work: impl FnOnce(&dyn Replay, &Wait<'_>) -> Result<T> + Send,
+        work: impl FnOnce(&dyn Replay<Error>, &Wait<'_>) -> Result<T> + Send,
     ) -> PyResult<T> {
         self.backend.call(py, timeout, |backend, wait| {
             work(backend.replay.as_ref(), wait)
@@ -288,7 +289,8 @@ impl PyReplay {
                 }
                 return Ok(None);
             };
-            parameters::read(name, found.bytes).map(|tensors| Some((found.version, tensors)))
+            let tensors = parameters::read(name, found.bytes)?;
+            Ok(Some((found.version, tensors)))
         })?;
         found
             .map(|(version, tensors)| PyParameters::new(py, version, tensors, device.as_ref()))

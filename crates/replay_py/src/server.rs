@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use pyo3::prelude::*;
 
-use replay_core::error::Result;
 use replay_core::memory::Memory;
 use replay_net::config::{HttpAddress, Period, ServerConfig};
+use replay_net::error::Result;
 use replay_net::server::{RunningServer, Server};
 use replay_net::stack::Address;
 

@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 
-use replay_core::error::{Error, Result};
-use replay_core::replay::Wait;
-use replay_core::wait::{Advice, WaitNotice};
-use replay_core::words::Number;
+use base::sync::lock;
+use base::wait::Wait;
+use base::wait::{Advice, WaitNotice};
+use base::words::Number;
+use replay_net::error::{Error, Result};
 
 use crate::error;
-use crate::exclusive::lock;
 use crate::interpreter;
 use crate::process_local::Closing;
 

@@ -7,15 +7,18 @@ use std::time::Duration;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use replay_core::error::{Error, ErrorCode, Result};
-use replay_core::replay::{Wait, WriterId};
+use base::sync::lock;
+use base::wait::Wait;
+use replay_core::replay::WriterId;
 use replay_core::schema::{Dtype, TableConfig};
 use replay_core::view::ViewSpec;
 use replay_core::writer::{FinalObservations, StepBatch, Values, Writer, WriterCounters};
+use replay_net::error::{Error, Result};
+use replay_wire::ErrorCode;
 
 use crate::array::{self, Expected, Input};
 use crate::class::{attributes, context_manager};
-use crate::exclusive::{Exclusive, lock};
+use crate::exclusive::Exclusive;
 use crate::interpreter::Call;
 use crate::process_local::{Closing, ProcessLocal};
 use crate::{error, interpreter, wait};
@@ -37,14 +40,18 @@ pub struct PyWriter {
 
 /// The writer, and its counters after the last call, readable while the next one blocks.
 struct WriterState {
-    writer: Exclusive<Writer>,
+    writer: Exclusive<Writer<Error>>,
     counters: Arc<Mutex<WriterCounters>>,
     /// The last call ended at its deadline or by a signal. Relaxed accesses: it is a flag on its own.
     late: AtomicBool,
 }
 
 impl WriterState {
-    fn call(&self, wait: &Wait<'_>, work: impl FnOnce(&mut Writer) -> Result<()>) -> Result<()> {
+    fn call(
+        &self,
+        wait: &Wait<'_>,
+        work: impl FnOnce(&mut Writer<Error>) -> Result<()>,
+    ) -> Result<()> {
         let mut writer = self.writer.take(wait)?;
         let done = work(&mut writer);
         *lock(&self.counters) = writer.counters();
@@ -98,7 +105,7 @@ impl PyWriter {
     pub fn new(
         py: Python<'_>,
         config: Arc<TableConfig>,
-        writer: Writer,
+        writer: Writer<Error>,
         name: String,
         num_envs: u32,
         view: &ViewSpec,

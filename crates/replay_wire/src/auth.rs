@@ -13,7 +13,7 @@ use hmac::{Hmac, KeyInit, Mac};
 use serde::{Deserialize, Serialize};
 use sha2::Sha256;
 
-use replay_core::error::{Error, Result};
+use crate::error::Result;
 
 /// Least bytes of a token. A server that does not know the token receives the client's proof, and could try short ones.
 pub const MIN_TOKEN_BYTES: usize = 16;
@@ -72,14 +72,14 @@ pub fn environment_token() -> Option<String> {
 /// Checks that a token is long enough.
 ///
 /// # Errors
-/// [`Error::Config`], which says how to make one.
+/// [`replay_core::Error::Config`], which says how to make one.
 pub fn check_token(token: &str) -> Result<()> {
     match token.len() {
         MIN_TOKEN_BYTES.. => Ok(()),
-        length => Err(Error::Config(format!(
+        length => Err(replay_core::Error::Config(format!(
             "a token has at least {MIN_TOKEN_BYTES} bytes, and this one has {length}: make a random one, for example with \
              `openssl rand -hex 32`, and give it to the server and its clients"
-        ))),
+        )).into()),
     }
 }
 

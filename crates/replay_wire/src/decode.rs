@@ -11,8 +11,8 @@ use super::fields::{Field, Message, Room, malformed, read, read_list, unknown};
 use super::frame::Frame;
 use super::innet_capnp as wire;
 use super::{GradientsJoined, Reply, ReplyBody, Request, RequestBody};
+use crate::error::{Error, ErrorCode, Result};
 use gradients::{Asynchronous, JoinJob, Ticket};
-use replay_core::error::{Error, ErrorCode, Result};
 use replay_core::replay::{
     BatchPart, OpenWriter, Parameters, Push, PushBody, SampleRequest, Sampled, SampledItem,
     ShardState, WriterId,
@@ -199,7 +199,7 @@ fn reply_body(
             let error = error.map_err(malformed)?;
             ReplyBody::Error {
                 // A newer server may have codes that this client does not know.
-                code: error.get_code().map_or(ErrorCode::Internal, Into::into),
+                code: error.get_code().unwrap_or(ErrorCode::Internal),
                 message: Field::read(error.get_message())?,
                 waited_for: match error.has_waited_for() {
                     true => Some(Box::new(read(error.get_waited_for(), room)?)),

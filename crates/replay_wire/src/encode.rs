@@ -8,8 +8,8 @@ use super::fields::{Field, Message, internal, list_len, write_list};
 use super::frame::{HEADER_BYTES, OutgoingFrame};
 use super::innet_capnp as wire;
 use super::{Reply, ReplyBody, Request, RequestBody};
+use crate::error::Result;
 use gradients::JoinJob;
-use replay_core::error::Result;
 use replay_core::replay::{Push, SampleRequest, Sampled};
 
 /// The frame of a request. Its payload is shared, not copied.
@@ -133,7 +133,7 @@ pub fn encode_reply(reply: Reply) -> Result<OutgoingFrame> {
             waited_for,
         } => {
             let mut out = root.init_error();
-            out.set_code(code.into());
+            out.set_code(code);
             out.set_message(&message);
             if let Some(reason) = waited_for {
                 reason.write(out.init_waited_for())?;

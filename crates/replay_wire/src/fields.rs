@@ -9,9 +9,11 @@ use pastey::paste;
 
 use super::innet_capnp as wire;
 use super::{Challenge, Hello};
+use crate::error::{Error, Result};
+use base::error::check_size;
+use base::words::shortened;
 use gradients::{Arithmetic, Asynchronous, Ticket};
 use replay_core::cause::{Cause, OutdatedWriter, TableWait, WaitReason};
-use replay_core::error::{Error, ErrorCode, Result, shortened};
 use replay_core::replay::{
     ChunkHead, ListedParameters, Listing, NewItem, OpenWriter, UpdateReceipt, WriterId,
     WriterOpened,
@@ -111,10 +113,6 @@ same_variants!(Dtype: Bool Uint8 Int8 Uint16 Int16 Uint32 Int32 Uint64 Int64 Flo
 same_variants!(Codec: None Lz4 Zstd);
 same_variants!(Sampler: Prioritized Uniform Fifo Lifo MaxHeap MinHeap RankBased);
 same_variants!(Arithmetic: Float Fixed);
-same_variants!(ErrorCode:
-    Internal Priority NoMass UnknownTable TableDiffers Table Schema TooLarge Deadline View Fenced Expired
-    Protocol Version Authentication Connect Disconnected Corrupt Config Parameters Closed Io Interrupted
-    Gradients Forbidden Renew);
 
 /// Fields by name; after the bar, one that does not cross; after the semicolon, lists of structs with their names in errors.
 macro_rules! same_fields {
@@ -339,8 +337,10 @@ impl Field for Option<ViewSpec> {
         let Some(view) = self else {
             return Ok(String::new());
         };
-        serde_json::to_string(view)
-            .map_err(|error| Error::Config(format!("the view of a table cannot be sent: {error}")))
+        serde_json::to_string(view).map_err(|error| {
+            replay_core::Error::Config(format!("the view of a table cannot be sent: {error}"))
+                .into()
+        })
     }
 }
 
@@ -442,19 +442,12 @@ pub fn write_list<T: Message>(
 
 /// The length of a list, as Cap'n Proto counts it.
 pub fn list_len(what: &'static str, len: usize) -> Result<u32> {
-    if len > MAX_LIST {
-        return Err(Error::TooLarge {
-            what,
-            size: len as u64,
-            limit: MAX_LIST as u64,
-            advice: "send less at a time",
-        });
-    }
+    check_size(what, len as u64, MAX_LIST as u64, "send less at a time")?;
     Ok(len as u32)
 }
 
 pub(super) fn internal(error: capnp::Error) -> Error {
-    Error::Internal(format!("a message could not be built: {error}"))
+    replay_core::Error::Internal(format!("a message could not be built: {error}")).into()
 }
 
 pub fn malformed(error: capnp::Error) -> Error {

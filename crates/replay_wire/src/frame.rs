@@ -6,7 +6,8 @@ use std::io::IoSlice;
 use bytes::Bytes;
 use capnp::Word;
 
-use replay_core::error::{Error, Result};
+use crate::error::{Error, Result};
+use base::error::check_size;
 use replay_core::memory_hints::advise_huge_pages;
 use replay_core::replay::SampleCredit;
 
@@ -80,22 +81,18 @@ impl Header {
                 header.control
             )));
         }
-        if header.control > limits.max_control_bytes {
-            return Err(Error::TooLarge {
-                what: "a control message, in bytes,",
-                size: header.control.into(),
-                limit: limits.max_control_bytes.into(),
-                advice: "send fewer chunks, items or ids at a time",
-            });
-        }
-        if header.frame_bytes() > limits.max_frame_bytes {
-            return Err(Error::TooLarge {
-                what: "a frame, in bytes,",
-                size: header.frame_bytes(),
-                limit: limits.max_frame_bytes,
-                advice: "send less at a time, or raise the receiver's max_frame_bytes",
-            });
-        }
+        check_size(
+            "a control message, in bytes,",
+            header.control.into(),
+            limits.max_control_bytes.into(),
+            "send fewer chunks, items or ids at a time",
+        )?;
+        check_size(
+            "a frame, in bytes,",
+            header.frame_bytes(),
+            limits.max_frame_bytes,
+            "send less at a time, or raise the receiver's max_frame_bytes",
+        )?;
         Ok(header)
     }
 
@@ -298,10 +295,6 @@ impl OutgoingFrame {
 }
 
 fn limited(what: &'static str, size: usize) -> Result<u32> {
-    u32::try_from(size).map_err(|_| Error::TooLarge {
-        what,
-        size: size as u64,
-        limit: u32::MAX.into(),
-        advice: "send less at a time",
-    })
+    check_size(what, size as u64, u32::MAX.into(), "send less at a time")?;
+    Ok(size as u32)
 }

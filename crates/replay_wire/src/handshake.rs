@@ -4,10 +4,10 @@
 use std::sync::{Arc, PoisonError, RwLock};
 
 use crate::auth::{self, ChannelBinding, Secret, Side, Transcript};
+use crate::error::{Error, Result};
 use crate::role::Role;
 use crate::{Challenge, Hello, PROTOCOL, RELEASE};
-use replay_core::error::{Error, Result};
-use replay_core::sync::random;
+use base::random::random;
 
 /// Characters of an unauthenticated peer's release that errors and logs repeat.
 const MAX_RELEASE: usize = 64;

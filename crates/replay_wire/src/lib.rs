@@ -10,7 +10,7 @@
 //! let sent = encode_request(&request)?;
 //! let frame = Frame::new(sent.control(), bytes::Bytes::new());
 //! assert_eq!(decode_request(frame)?, request);
-//! # replay_core::Result::Ok(())
+//! # Result::Ok(())
 //! ```
 //!
 //! # Layout
@@ -21,6 +21,7 @@
 //! | [`frame`] | frames to send and to receive; lengths are checked before memory is allocated |
 //! | `encode` | messages to frames; payloads are not copied |
 //! | `decode` | frames to messages; any bytes give a message or an [`Error`], with memory of a small multiple of the frame; payloads are slices of the receive buffer |
+//! | [`error`] | errors, and the codes by which they cross the wire |
 //! | `fields` | structs and enumerations that the schema and Rust share, each listed once for both directions |
 //! | [`handshake`] | the server's side of the handshake: versions and tokens |
 //! | [`auth`] | challenge and response |
@@ -30,17 +31,19 @@
 pub mod auth;
 mod decode;
 mod encode;
+pub mod error;
 mod fields;
 pub mod frame;
 pub mod handshake;
 pub mod role;
 
 #[rustfmt::skip]
-#[allow(clippy::all, dead_code, unused_qualifications)]
+#[allow(clippy::all, dead_code, missing_docs, unused_qualifications)]
 mod innet_capnp;
 
 pub use decode::{decode_reply, decode_request};
 pub use encode::{encode_reply, encode_request};
+pub use error::{Error, ErrorCode, Result};
 pub use frame::{Frame, FrameLimits, Header, OutgoingFrame};
 
 use std::net::SocketAddr;
@@ -49,7 +52,6 @@ use bytes::Bytes;
 
 use gradients::{JoinJob, Ticket};
 use replay_core::cause::WaitReason;
-use replay_core::error::{Error, ErrorCode, shortened};
 use replay_core::replay::{
     Listing, OpenWriter, Parameters, Push, SampleRequest, Sampled, UpdateReceipt, WriterId,
     WriterOpened,
@@ -64,9 +66,6 @@ pub const RELEASE: &str = env!("CARGO_PKG_VERSION");
 
 /// Request id of an error that answers no request and ends the connection.
 pub const NO_REQUEST: u64 = 0;
-
-/// Longest error message in bytes; a message may quote the client's data.
-const MAX_MESSAGE: usize = 4096;
 
 /// A request of a client.
 #[derive(Debug, Clone, PartialEq)]
@@ -303,20 +302,6 @@ pub struct GradientsJoined {
     pub address: SocketAddr,
     /// The worker's session and key at the aggregator.
     pub ticket: Ticket,
-}
-
-impl From<&Error> for ReplyBody {
-    fn from(error: &Error) -> Self {
-        let waited_for = error.waited_for();
-        ReplyBody::Error {
-            code: error.code(),
-            message: match waited_for {
-                Some(_) => String::new(),
-                None => shortened(error.to_string(), MAX_MESSAGE).into_owned(),
-            },
-            waited_for: waited_for.cloned().map(Box::new),
-        }
-    }
 }
 
 impl ReplyBody {

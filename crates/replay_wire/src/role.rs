@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::RequestBody;
-use replay_core::error::{Error, Result};
+use crate::error::{Error, Result};
 
 /// Role of a client. Each one may make the requests of those before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

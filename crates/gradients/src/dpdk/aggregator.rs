@@ -1,7 +1,7 @@
 //! Aggregators on DPDK devices: one for each thread, with a UDP port of its own.
 
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use crossbeam_queue::{ArrayQueue, SegQueue};
@@ -12,7 +12,9 @@ use super::packets::{BURST, HANDOVER_QUEUE, PacketPool};
 use super::{DpdkConfig, FrameCounters, IdleBackoff, OpenDevices, cores};
 use crate::aggregator_transport::{AggregatorTransport, Datagrams};
 use crate::threads::{StopFlag, Threads};
-use crate::{Aggregator, AggregatorLimits, Error, Result, Transmit};
+use crate::{Aggregator, AggregatorLimits, Result, Transmit};
+use base::error::OsError;
+use base::sync::lock;
 
 /// Longest sleep of an idle thread: so late it sees that it should end.
 const MAX_SLEEP: Duration = Duration::from_millis(100);
@@ -46,13 +48,11 @@ struct CoreState {
 impl CoreState {
     /// A panic leaves each job changed or unchanged: every change is one call.
     fn aggregator(&self) -> MutexGuard<'_, Aggregator> {
-        self.aggregator
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        lock(&self.aggregator)
     }
 
     fn frames(&self) -> MutexGuard<'_, FrameCounters> {
-        self.frames.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.frames)
     }
 }
 
@@ -60,7 +60,7 @@ impl DpdkAggregator {
     /// Opens the devices and starts an aggregator for each thread.
     ///
     /// # Errors
-    /// [`Error::Config`] for a configuration, a device or a core that cannot be used.
+    /// [`crate::Error::Config`] for a configuration, a device or a core that cannot be used.
     pub fn start_all(config: &DpdkConfig, limits: AggregatorLimits) -> Result<Vec<Self>> {
         let mut opened = OpenDevices::new(config)?;
         if let [first, second] = opened.devices.as_slice() {
@@ -92,7 +92,7 @@ impl DpdkAggregator {
                 .start(format!("innet-dpdk-{number}"), move |stop| {
                     core.run(&shared, &stop)
                 })
-                .map_err(Error::io("cannot start a thread for gradients over DPDK"))?;
+                .map_err(OsError::of("cannot start a thread for gradients over DPDK"))?;
         }
         if config.idle_sleep.is_zero() {
             tracing::warn!(

@@ -2,7 +2,7 @@
 
 use std::ffi::{CString, c_int};
 use std::ptr::{self, NonNull};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use fstack_sys::dpdk as rte;
 
@@ -10,6 +10,7 @@ use super::eal;
 use super::frame::Mac;
 use super::packets::{BURST, DESCRIPTORS, EMPTY, Packet, PacketPool};
 use crate::{Error, Result};
+use base::sync::lock;
 
 /// Attempts to send to a full queue.
 const SEND_ATTEMPTS: usize = 1000;
@@ -165,7 +166,7 @@ static CLAIMED: Mutex<Vec<String>> = Mutex::new(Vec::new());
 impl DeviceClaim {
     fn new(name: &str) -> Result<Self> {
         // A panic leaves the list whole: it is changed by one call.
-        let mut claimed = CLAIMED.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut claimed = lock(&CLAIMED);
         if claimed.iter().any(|other| other == name) {
             return Err(Error::Config(format!(
                 "the DPDK device {name:?} is in use by this process: give each of a kind another number (net_memif0, net_memif1)"
@@ -178,7 +179,7 @@ impl DeviceClaim {
 
 impl Drop for DeviceClaim {
     fn drop(&mut self) {
-        let mut claimed = CLAIMED.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut claimed = lock(&CLAIMED);
         claimed.retain(|other| *other != self.0);
     }
 }
@@ -342,7 +343,7 @@ impl TxQueue {
         }
         self.count = 0;
         let turn = &self.device.sending[usize::from(self.queue)];
-        let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let _turn = lock(turn);
         // A full queue is tried for as long as its peer may need to empty it, and no longer, as the peer may be gone.
         for _ in 0..SEND_ATTEMPTS {
             // SAFETY: this value owns the packets, and has the lock of the queue.

@@ -3,13 +3,14 @@
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::marker::PhantomData;
 use std::ptr;
-use std::sync::{Mutex, PoisonError, mpsc};
+use std::sync::{Mutex, mpsc};
 use std::thread;
 
 use fstack_sys::dpdk as rte;
 
 use super::cores;
 use crate::{Error, Result};
+use base::sync::lock;
 
 /// Arguments of every start: no files shared between processes, as each has its own devices, and no telemetry socket.
 const ALWAYS: [&str; 3] = ["innet", "--no-shconf", "--no-telemetry"];
@@ -30,7 +31,7 @@ static STATE: Mutex<Option<Started>> = Mutex::new(None);
 pub fn start(arguments: &[String]) -> Result<()> {
     let refuse = |reason: String| Err(Error::Config(reason));
     // A panic leaves the state set or unset: it is set by one assignment.
-    let mut state = STATE.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut state = lock(&STATE);
     if let Some(started) = &*state {
         if started.process != std::process::id() {
             return refuse(format!(

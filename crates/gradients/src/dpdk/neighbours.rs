@@ -8,11 +8,12 @@
 
 use std::collections::HashMap;
 use std::net::Ipv4Addr;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::frame::{Arp, Mac};
+use base::sync::lock;
 
 /// Most entries: more than an aggregator has workers, so few that forged requests cannot fill the memory. In a full table a
 /// new entry replaces one to which nothing was ever sent, so that invented senders do not lock out true ones.
@@ -45,6 +46,7 @@ struct ArpEntry {
 /// The ARP table, shared by all cores.
 #[derive(Default)]
 pub struct Neighbours {
+    /// A panic leaves it whole: each change is one insertion or removal.
     table: Mutex<HashMap<Ipv4Addr, ArpEntry>>,
     version: AtomicU64,
 }
@@ -61,11 +63,6 @@ impl Neighbours {
         self.version.fetch_add(1, Ordering::Release);
     }
 
-    /// A panic leaves the table whole: each change is one insertion or removal.
-    fn table(&self) -> MutexGuard<'_, HashMap<Ipv4Addr, ArpEntry>> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Learns the sender of an ARP frame. A new sender is added if it asks for `here`, as it is about to send something; otherwise only
     /// known entries are updated (RFC 826).
     pub fn learn(&self, arp: &Arp, here: Ipv4Addr, device: usize, now: Instant) {
@@ -75,7 +72,7 @@ impl Neighbours {
         if is_group || ip == here || ip.is_unspecified() {
             return;
         }
-        let mut table = self.table();
+        let mut table = lock(&self.table);
         if let Some(entry) = table.get_mut(&ip) {
             entry.last_heard = now;
             entry.asked = None;
@@ -94,7 +91,7 @@ impl Neighbours {
 
     /// The neighbour with an address. `Err` says whether to send a request now.
     pub fn find(&self, ip: Ipv4Addr, now: Instant) -> Result<Neighbour, bool> {
-        let mut table = self.table();
+        let mut table = lock(&self.table);
         if let Some(entry) = table.get_mut(&ip) {
             entry.used = true;
             return match entry.neighbour {
@@ -112,7 +109,7 @@ impl Neighbours {
 
     /// Removes expired entries. Returns the addresses of stale ones, to send a request for each.
     pub fn expire(&self, now: Instant) -> Vec<Ipv4Addr> {
-        let mut table = self.table();
+        let mut table = lock(&self.table);
         let before = table.len();
         let age = |entry: &ArpEntry| now.saturating_duration_since(entry.last_heard);
         table.retain(|_, entry| age(entry) < EXPIRED);
@@ -247,7 +244,7 @@ mod tests {
             let ip = Ipv4Addr::from_bits(0x0B00_0000 + i);
             neighbours.learn(&request(ip, ONE, HERE), HERE, 0, now);
         }
-        assert_eq!(neighbours.table().len(), MAX_ENTRIES);
+        assert_eq!(lock(&neighbours.table).len(), MAX_ENTRIES);
     }
 
     #[test]
@@ -265,6 +262,6 @@ mod tests {
         assert!(neighbours.find(worker, now).is_ok(), "it is in use");
         neighbours.learn(&request(OTHER, ONE, HERE), HERE, 0, now);
         assert!(neighbours.find(OTHER, now).is_ok(), "it is new");
-        assert_eq!(neighbours.table().len(), MAX_ENTRIES);
+        assert_eq!(lock(&neighbours.table).len(), MAX_ENTRIES);
     }
 }

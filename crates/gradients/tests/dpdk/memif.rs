@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
+use base::wait::Wait;
 use gradients::dpdk::{DpdkAggregator, DpdkConfig, DpdkTransport};
 use gradients::{AggregatorLimits, AggregatorTransport, Arithmetic, Error, JoinJob, Worker};
-use replay_core::replay::Wait;
 
 use crate::setup::*;
 

@@ -9,13 +9,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use base::wait::Wait;
 use gradients::dpdk::{DpdkAggregator, DpdkConfig};
 use gradients::{
     AggregatorLimits, AnyTransport, Arithmetic, JoinJob, Ticket, UdpTransport, Worker,
 };
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
-use replay_core::replay::Wait;
 
 /// Deadline that only a hanging test reaches.
 pub const LONG: Duration = Duration::from_secs(60);

@@ -3,12 +3,12 @@
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 
+use base::wait::Wait;
 use gradients::AggregatorTransport;
 use gradients::dpdk::frame::{Arp, BROADCAST, HeaderTemplate, MAX_FRAME};
 use gradients::packet::{PacketHeader, PacketKind};
 use rand::rngs::StdRng;
 use rand::{Rng, RngExt, SeedableRng};
-use replay_core::replay::Wait;
 
 use crate::setup::*;
 

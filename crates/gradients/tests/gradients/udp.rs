@@ -5,11 +5,11 @@ use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use base::wait::Wait;
 use gradients::{
     AggregatorLimits, AggregatorTransport, Arithmetic, Asynchronous, AsynchronousWorker, Control,
     Error, JoinJob, ParentAggregator, Result, Ticket, UdpAggregator, UdpTransport, Worker,
 };
-use replay_core::replay::Wait;
 
 use crate::network::{as_f32, exact, request, whole_numbers};
 

@@ -1,11 +1,13 @@
 //! Steps as Breakout's: a table for them, generated frames that pack like the game's, and a writer's step.
 #![allow(dead_code)]
 
-use replay_core::TableConfig;
-use replay_core::replay::Wait;
+use std::fmt::Debug;
+
+use base::wait::Wait;
 use replay_core::schema::{Codec, Column, Dtype};
 use replay_core::view::{NStep, Padding, ViewSpec};
 use replay_core::writer::{StepBatch, Values, Writer};
+use replay_core::{Error, TableConfig};
 
 const SIDE: usize = 84;
 const ACTIONS: usize = 4;
@@ -81,7 +83,7 @@ pub fn frames(step: usize, streams: usize) -> Vec<u8> {
 }
 
 /// Appends a step of `streams` streams, at most [`STREAMS`], with their frames and Q-values of 0; each is rewarded.
-pub fn append(writer: &mut Writer, frames: &[u8], streams: usize) {
+pub fn append<E: Debug + From<Error>>(writer: &mut Writer<E>, frames: &[u8], streams: usize) {
     const ZEROS: [u8; 4 * ACTIONS * STREAMS] = [0; 4 * ACTIONS * STREAMS];
     let (scalars, images, q) = ([streams], [streams, SIDE, SIDE], [streams, ACTIONS]);
     let rewards = [1.0f32.to_le_bytes(); STREAMS];

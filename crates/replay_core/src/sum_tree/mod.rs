@@ -42,9 +42,10 @@ mod sample;
 #[cfg(all(target_arch = "x86_64", not(feature = "loom")))]
 mod vector;
 
-use crate::error::{Error, Result, check_priorities, check_size};
+use crate::error::{Error, Result, check_priorities};
 use crate::sync::fault::{self, Fault};
 use crate::sync::{AtomicU64, Ordering, fence};
+use base::error::check_size;
 use leaf::Leaf;
 use node::{ChildSums, Level, Node};
 
@@ -64,12 +65,12 @@ pub fn check_samples(count: u32) -> Result<()> {
             "batch_size is 1 to {MAX_SAMPLES}, got 0"
         )));
     }
-    check_size(
+    Ok(check_size(
         "batch_size",
         u64::from(count),
         u64::from(MAX_SAMPLES),
         "sample fewer items at a time",
-    )
+    )?)
 }
 
 /// Counters that many threads write, on cache lines of their own.

@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicU32;
 
 use crate::budget::Reservation;
 use crate::error::Result;
-use crate::sync::random_number;
+use base::random::random_number;
 
 const SLOT_BITS: u32 = 24;
 const LIFETIME_BITS: u32 = 24;

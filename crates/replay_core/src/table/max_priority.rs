@@ -4,7 +4,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::schema::TableConfig;
-use crate::sync::lock;
+use base::sync::lock;
 
 use super::ids::ItemId;
 use super::items::Items;

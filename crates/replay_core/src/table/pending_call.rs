@@ -5,17 +5,19 @@ use std::time::Instant;
 
 use crate::cause::WaitReason;
 use crate::error::{Error, Result};
-use crate::wait::Wait;
+use base::wait::Wait;
 
 use super::{Attempt, Turn};
 
 /// One call from its first attempt to its end.
-pub struct PendingCall {
+pub struct PendingCall<E = Error> {
     turn: Turn,
     /// The end of its wait; `None` is never.
     until: Option<Instant>,
     /// Whether the caller is to make the call again then: its own deadline is later.
     renewable: bool,
+    /// The error at the end of its wait.
+    ended: fn(WaitReason) -> E,
     /// Whether there was an attempt.
     tried: bool,
 }
@@ -33,13 +35,19 @@ pub enum Step<T, L> {
     },
 }
 
-impl PendingCall {
-    /// A call that waits until `until`, and then fails, or is to be made again if it is `renewable`.
-    pub fn new(turn: Turn, until: Option<Instant>, renewable: bool) -> Self {
+impl<E> PendingCall<E> {
+    /// A call that waits until `until`, and then is `ended`; its caller makes it again if it is `renewable`.
+    pub fn new(
+        turn: Turn,
+        until: Option<Instant>,
+        renewable: bool,
+        ended: fn(WaitReason) -> E,
+    ) -> Self {
         PendingCall {
             turn,
             until,
             renewable,
+            ended,
             tried: false,
         }
     }
@@ -52,20 +60,16 @@ impl PendingCall {
     /// One attempt. Its argument says whether it is the last one before the deadline's error.
     ///
     /// # Errors
-    /// The attempt's error, which ends the call; of a call that is still blocked at the end of its wait [`Error::Deadline`], or
-    /// [`Error::Renew`].
+    /// The attempt's error, which ends the call; of a call that is still blocked at the end of its wait, the error for that.
     pub fn attempt<T>(
         &mut self,
         clock: impl Fn() -> Instant,
-        attempt: impl FnOnce(bool, &mut Turn) -> Result<Attempt<T>>,
-    ) -> Result<Attempt<T>> {
+        attempt: impl FnOnce(bool, &mut Turn) -> Result<Attempt<T>, E>,
+    ) -> Result<Attempt<T>, E> {
         let over = self.until.is_some_and(|until| clock() >= until);
         self.tried = true;
         match attempt(over && !self.renewable, &mut self.turn)? {
-            Attempt::Blocked(reason) if over && self.renewable => Err(Error::Renew {
-                waited_for: Box::new(reason),
-            }),
-            Attempt::Blocked(reason) if over => Err(Error::deadline(reason)),
+            Attempt::Blocked(reason) if over => Err((self.ended)(reason)),
             attempt => Ok(attempt),
         }
     }
@@ -78,9 +82,9 @@ impl PendingCall {
     pub fn step<T, L>(
         &mut self,
         clock: impl Fn() -> Instant,
-        listen: impl Fn(&Turn) -> Result<L>,
-        mut attempt: impl FnMut(bool, &mut Turn) -> Result<Attempt<T>>,
-    ) -> Result<Step<T, L>> {
+        listen: impl Fn(&Turn) -> Result<L, E>,
+        mut attempt: impl FnMut(bool, &mut Turn) -> Result<Attempt<T>, E>,
+    ) -> Result<Step<T, L>, E> {
         loop {
             let places = self.turn.places();
             // Before the attempt, so that no change after it is missed; a call that was not blocked has nothing to listen for.
@@ -149,7 +153,9 @@ mod tests {
         ) -> Self {
             let until = until.map(|seconds| clock.at(seconds));
             Call {
-                pending: PendingCall::new(Turn::default(), until, renewable),
+                pending: PendingCall::new(Turn::default(), until, renewable, |reason| {
+                    Error::deadline(reason)
+                }),
                 line,
                 clock,
                 ready: 7,
@@ -213,20 +219,15 @@ mod tests {
 
     #[test]
     fn at_its_end_a_blocked_call_fails_or_is_made_again() {
-        for (renewable, code) in [
-            (false, crate::ErrorCode::Deadline),
-            (true, crate::ErrorCode::Renew),
-        ] {
+        for renewable in [false, true] {
             let (line, clock) = (Arc::default(), clock());
             let mut call = Call::new(&line, &clock, Some(5), renewable);
             assert!(matches!(call.step().unwrap(), Step::Blocked { .. }));
             clock.seconds.set(5);
-            let Err(error) = call.step() else {
+            let Err(Error::Deadline { waited_for }) = call.step() else {
                 panic!("its wait is over");
             };
-            assert_eq!(error.code(), code);
-            let emptied = WaitReason::at("t", Cause::Emptied);
-            assert_eq!(error.waited_for(), Some(&emptied));
+            assert_eq!(*waited_for, WaitReason::at("t", Cause::Emptied));
             assert_eq!(call.attempts, [false, false, !renewable]);
         }
     }

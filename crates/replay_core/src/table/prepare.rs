@@ -7,9 +7,10 @@ use std::sync::atomic::Ordering;
 use bytes::Bytes;
 
 use crate::chunk::PackedRows;
-use crate::error::{Error, Result, check_size};
+use crate::error::{Error, Result};
 use crate::replay::{NewItem, PushBody};
 use crate::schema::TableConfig;
+use base::error::check_size;
 
 use super::Table;
 use super::items::ItemRows;
@@ -236,9 +237,9 @@ mod tests {
     use crate::memory::{Memory, MemoryLimits};
     use crate::replay::{ChunkHead, OpenWriter, Push};
     use crate::schema::{Codec, Column, Dtype};
-    use crate::sync::lock;
     use crate::table::streams::LOOKS;
     use crate::table::{Attempt, Turn};
+    use base::sync::lock;
 
     use super::*;
 

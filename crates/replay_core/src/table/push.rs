@@ -17,7 +17,7 @@ use crate::cause::{Cause, OutdatedWriter, WaitReason};
 use crate::error::Result;
 use crate::limiter::{Inserting, Outcome};
 use crate::replay::Push;
-use crate::sync::lock;
+use base::sync::lock;
 
 use super::evict::EVICTED_AT_ONCE;
 use super::prepare::Prepared;
@@ -34,7 +34,7 @@ impl Table {
     ///
     /// # Errors
     /// Nothing is stored, and the sequence number is not used up, with [`crate::Error::Expired`], [`crate::Error::Fenced`],
-    /// [`crate::Error::Protocol`] (epoch or sequence number out of order), [`crate::Error::Schema`] (chunks or items that do not
+    /// [`crate::Error::Misuse`] (epoch or sequence number out of order), [`crate::Error::Schema`] (chunks or items that do not
     /// fit the columns, the streams or the windows), [`crate::Error::Priority`], [`crate::Error::TooLarge`] (more steps, items or
     /// bytes than the table holds), [`crate::Error::Internal`] (the table has failed, or a panic) or
     /// [`crate::Error::UnknownTable`] (the table was dropped).
@@ -232,7 +232,7 @@ mod tests {
     use std::sync::Arc;
     use std::time::Instant;
 
-    use crate::error::{Error, ErrorCode, Result};
+    use crate::error::{Error, Result};
     use crate::memory::{Memory, MemoryLimits};
     use crate::replay::SampleRequest;
     use crate::schema::{Codec, Column, Dtype, TableConfig};
@@ -272,7 +272,7 @@ mod tests {
         let newcomer = open(2, Writers::MAX_STREAMS);
         let open_after = |idle: u32| table.writers.open(&newcomer, start + idle * Writers::IDLE);
         let refused = open_after(1_000).unwrap_err();
-        assert_eq!(refused.code(), ErrorCode::TooLarge);
+        assert!(matches!(refused, Error::Streams { .. }));
         assert!(table.writers.get(1).is_ok());
         // Its connection has ended.
         drop(turn);

@@ -13,13 +13,14 @@ use std::sync::atomic::Ordering;
 use bytes::Bytes;
 
 use crate::cause::{Cause, TableWait, WaitReason};
-use crate::error::{Error, Result, check_size};
+use crate::error::{Error, Result};
 use crate::limiter::Admitted;
 use crate::memory_hints::prefetch;
 use crate::replay::{SampleCredit, SampleRequest, Sampled, SampledItem, ShardState};
 use crate::schema::flags;
 use crate::slab::Pinned;
 use crate::sum_tree::{self, SampledLeaf, Strata};
+use base::error::check_size;
 
 use super::credit::Credit;
 use super::ids::ItemId;

@@ -4,9 +4,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde_json::{Value, json};
 
-use crate::histogram::Histogram;
 use crate::snapshot_records::content::TableState;
-use crate::sync::lock;
+use base::histogram::Histogram;
+use base::sync::lock;
 
 use super::Table;
 

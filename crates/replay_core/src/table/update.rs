@@ -2,8 +2,9 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::error::{Error, Result, check_priorities, shortened};
+use crate::error::{Error, Result, check_priorities};
 use crate::replay::UpdateReceipt;
+use base::words::shortened;
 
 use super::Table;
 

@@ -15,7 +15,7 @@ use event_listener::{Event, EventListener};
 
 use crate::cause::WaitReason;
 use crate::error::{Error, Result};
-use crate::sync::lock;
+use base::sync::lock;
 
 use super::Attempt;
 use super::activity;

@@ -14,9 +14,10 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::error::{Error, Result, check_size};
+use crate::error::{Error, Result};
 use crate::replay::{OpenWriter, WriterOpened};
-use crate::sync::lock;
+use base::error::check_size;
+use base::sync::lock;
 
 use crate::snapshot_records::content::WriterRecord;
 
@@ -66,12 +67,12 @@ impl TableWriter {
     /// Whether a push of this epoch and sequence number was applied before. If not, it is the next one.
     ///
     /// # Errors
-    /// [`Error::Fenced`] for an older epoch, [`Error::Protocol`] for an epoch that was never given out or a gap in
+    /// [`Error::Fenced`] for an older epoch, [`Error::Misuse`] for an epoch that was never given out or a gap in
     /// the sequence numbers.
     pub fn has_applied(&self, epoch: u32, sequence: u64) -> Result<bool> {
         self.check_epoch(epoch)?;
         if sequence > self.last_sequence + 1 {
-            return Err(Error::Protocol(format!(
+            return Err(Error::Misuse(format!(
                 "writer {:?} sent push {sequence} after push {}",
                 self.identity.name, self.last_sequence
             )));
@@ -112,7 +113,7 @@ impl TableWriter {
             });
         }
         if epoch > self.epoch {
-            return Err(Error::Protocol(format!(
+            return Err(Error::Misuse(format!(
                 "writer {:?} is at epoch {}, not {epoch}",
                 self.identity.name, self.epoch
             )));
@@ -153,11 +154,11 @@ impl Writers {
     /// connection off. Beyond [`Writers::MOST_STREAMS`], writers that are idle at the time `now` expire.
     ///
     /// # Errors
-    /// [`Error::TooLarge`] and [`Error::Streams`] for too many streams, of this writer or of all; [`Error::Protocol`] without a stream, or
+    /// [`Error::TooLarge`] and [`Error::Streams`] for too many streams, of this writer or of all; [`Error::Misuse`] without a stream, or
     /// when the writer is open with other streams or another window.
     pub fn open(&self, open: &OpenWriter, now: Instant) -> Result<WriterOpened> {
         if open.streams == 0 {
-            return Err(Error::Protocol("a writer has at least one stream".into()));
+            return Err(Error::Misuse("a writer has at least one stream".into()));
         }
         check_size(
             "a writer, in streams,",
@@ -212,7 +213,7 @@ impl Writers {
     /// repeat may have been applied already.
     ///
     /// # Errors
-    /// [`Error::Expired`] when it is not; [`Error::Protocol`] when it is open with other streams or another window.
+    /// [`Error::Expired`] when it is not; [`Error::Misuse`] when it is open with other streams or another window.
     pub fn resume(&self, open: &OpenWriter) -> Result<WriterOpened> {
         let known = taken_over(&mut lock(&self.entries), open.writer, Instant::now());
         let writer = known.ok_or_else(|| Error::Expired {
@@ -399,7 +400,7 @@ fn take_over(writer: &mut TableWriter, open: &OpenWriter) -> Result<WriterOpened
     );
     let asked = (open.streams as usize, open.window_before, open.window_after);
     if have != asked {
-        return Err(Error::Protocol(format!(
+        return Err(Error::Misuse(format!(
             "writer {:?} is open with (streams, rows before, rows after) {have:?}, asked for {asked:?}",
             identity.name
         )));
@@ -439,8 +440,8 @@ mod tests {
         assert!(writer.has_applied(1, 1).unwrap());
         assert!(writer.has_applied(1, 0).unwrap());
         assert!(!writer.has_applied(1, 2).unwrap());
-        assert!(matches!(writer.has_applied(1, 3), Err(Error::Protocol(_))));
-        assert!(matches!(writer.has_applied(2, 2), Err(Error::Protocol(_))));
+        assert!(matches!(writer.has_applied(1, 3), Err(Error::Misuse(_))));
+        assert!(matches!(writer.has_applied(2, 2), Err(Error::Misuse(_))));
     }
 
     #[test]

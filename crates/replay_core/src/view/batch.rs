@@ -6,10 +6,11 @@
 
 use std::sync::{Arc, Mutex, Weak};
 
-use crate::error::{Result, check_size};
+use crate::error::Result;
 use crate::row_layout::RowLayout;
 use crate::schema::{Column, Dtype};
-use crate::sync::lock;
+use base::error::check_size;
+use base::sync::lock;
 
 use super::storage::Storage;
 

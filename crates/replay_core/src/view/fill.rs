@@ -8,9 +8,10 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 use super::batch::{ArraySpec, Buffer};
 use super::decode::{Decoded, SampledWindow, Unpacker};
 use super::streamed::Copies;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::row_layout::RowLayout;
-use crate::sync::lock;
+use base::error::OsError;
+use base::sync::lock;
 
 /// Items that a thread fills at a time: few enough that no thread waits long for the last one, and enough to be worth
 /// waking another thread.
@@ -41,9 +42,9 @@ impl Fillers {
                 .num_threads(others)
                 .thread_name(|number| format!("innet-unpack-{number}"))
                 .build()
-                .map_err(|error| Error::Io {
-                    what: "cannot start the threads that unpack batches".into(),
-                    source: std::io::Error::other(error),
+                .map_err(|error| {
+                    let what = "cannot start the threads that unpack batches";
+                    OsError::of(what)(std::io::Error::other(error))
                 })
         };
         Ok(Fillers {

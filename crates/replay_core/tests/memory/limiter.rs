@@ -5,9 +5,10 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use base::wait::Wait;
 use event_listener::Listener;
 use replay_core::memory::Memory;
-use replay_core::replay::{PushBody, SampleRequest, Wait};
+use replay_core::replay::{PushBody, SampleRequest};
 use replay_core::table::{Attempt, Turn};
 use replay_core::{Error, Replay, TableConfig};
 
@@ -85,10 +86,9 @@ fn a_push_that_fails_wakes_the_calls_that_wait() {
 
 #[test]
 fn inserts_and_samples_wait_for_each_other() {
-    let memory = memory();
-    Replay::create_table(&*memory, &limited(), &one_try()).unwrap();
-    let mut writer = memory.open_writer(open(1), &one_try()).unwrap();
-    let text = deadline(memory.sample(&request(1), &one_try()));
+    let memory = memory_with(&limited());
+    let mut writer = replay(&memory).open_writer(open(1), &one_try()).unwrap();
+    let text = deadline(replay(&memory).sample(&request(1), &one_try()));
     assert!(text.contains("holds 0 items of the 4"), "{text}");
     writer.push(body(0, 4), &one_try()).unwrap();
     // 8 sampled items are due after 4 inserts; the slack lets writers run 8 ahead: 4 more inserts.
@@ -99,8 +99,8 @@ fn inserts_and_samples_wait_for_each_other() {
         "{text}"
     );
     // Down to 8 behind.
-    let batch = memory.sample(&request(14), &one_try()).unwrap();
-    let text = deadline(memory.sample(&request(4), &one_try()));
+    let batch = replay(&memory).sample(&request(14), &one_try()).unwrap();
+    let text = deadline(replay(&memory).sample(&request(4), &one_try()));
     assert!(
         text.contains("waits for writers to insert 1 more"),
         "{text}"
@@ -112,7 +112,7 @@ fn inserts_and_samples_wait_for_each_other() {
     assert_eq!(stat(&table, "limiter_sampled"), 14);
     drop(batch);
     assert_eq!(stat(&table, "limiter_sampled"), 0);
-    let batch = memory.sample(&request(14), &one_try()).unwrap();
+    let batch = replay(&memory).sample(&request(14), &one_try()).unwrap();
     batch.credit.unwrap().delivered();
     assert_eq!(stat(&table, "limiter_sampled"), 14);
 }
@@ -145,9 +145,21 @@ fn a_sample_larger_than_the_slack_allows_is_an_error_unless_it_may_be_short() {
     };
     blocked(table.try_sample(&asked, false, &mut Turn::default()));
     let memory = memory_with(&limited());
-    let mut writer = memory.open_writer(open(1), &one_try()).unwrap();
+    let mut writer = replay(&memory).open_writer(open(1), &one_try()).unwrap();
     writer.push(body(0, 8), &one_try()).unwrap();
-    assert_eq!(memory.sample(&asked, &one_try()).unwrap().items.len(), 16);
+    assert_eq!(
+        replay(&memory)
+            .sample(&asked, &one_try())
+            .unwrap()
+            .items
+            .len(),
+        16
+    );
+}
+
+/// The memory as its users in this process have it.
+fn replay(memory: &Memory) -> &dyn Replay {
+    memory
 }
 
 fn memory_with(config: &TableConfig) -> Arc<Memory> {
@@ -159,9 +171,13 @@ fn memory_with(config: &TableConfig) -> Arc<Memory> {
 #[test]
 fn a_blocked_sample_goes_on_when_a_push_comes() {
     let memory = memory_with(&limited());
-    let mut writer = memory.open_writer(open(1), &one_try()).unwrap();
+    let mut writer = replay(&memory).open_writer(open(1), &one_try()).unwrap();
     thread::scope(|scope| {
-        let sample = scope.spawn(|| memory.sample(&request(4), &Wait::forever()).unwrap());
+        let sample = scope.spawn(|| {
+            replay(&memory)
+                .sample(&request(4), &Wait::forever())
+                .unwrap()
+        });
         (0..4).for_each(|step| writer.push(body(step, 1), &Wait::forever()).unwrap());
         assert_eq!(anchors(&sample.join().unwrap()).len(), 4);
     });
@@ -173,10 +189,12 @@ fn actors_and_learner_take_turns_to_the_end() {
     const ITEMS: u64 = 500;
     thread::scope(|scope| {
         scope.spawn(|| {
-            let mut writer = memory.open_writer(open(1), &Wait::forever()).unwrap();
+            let mut writer = replay(&memory)
+                .open_writer(open(1), &Wait::forever())
+                .unwrap();
             (0..ITEMS).for_each(|step| writer.push(body(step, 1), &Wait::forever()).unwrap());
         });
-        let mut batches = memory.sampler(request(4), 1).unwrap();
+        let mut batches = replay(&memory).sampler(request(4), 1).unwrap();
         // All but the slack: 2 * 500 items.
         for _ in 0..(2 * ITEMS - 8) / 4 {
             let batch = batches.next(&Wait::forever()).unwrap();
@@ -289,7 +307,7 @@ fn a_waiting_call_can_be_interrupted_and_ends_when_its_table_is_dropped() {
         ..Wait::forever()
     };
     assert!(matches!(
-        refusal(memory.sample(&request(1), &wait)),
+        refusal(replay(&memory).sample(&request(1), &wait)),
         Error::Interrupted
     ));
 
@@ -304,7 +322,7 @@ fn a_waiting_call_can_be_interrupted_and_ends_when_its_table_is_dropped() {
                 interrupted: &say_so,
                 ..Wait::forever()
             };
-            memory.sample(&request(1), &wait).map(drop)
+            replay(&memory).sample(&request(1), &wait).map(drop)
         });
         while !waiting.load(Ordering::Acquire) {
             thread::yield_now();
@@ -323,7 +341,7 @@ fn a_deadline_in_the_future_returns_what_there_is_when_it_may_be_short() {
         max_times_sampled: 1,
         ..config(100)
     });
-    let mut writer = memory.open_writer(open(1), &one_try()).unwrap();
+    let mut writer = replay(&memory).open_writer(open(1), &one_try()).unwrap();
     writer.push(body(0, 3), &one_try()).unwrap();
     writer.flush(&one_try()).unwrap();
     writer.close(&one_try()).unwrap();
@@ -332,11 +350,11 @@ fn a_deadline_in_the_future_returns_what_there_is_when_it_may_be_short() {
         allow_short: true,
         ..request(4)
     };
-    let mut batch = memory.sample(&asked, &soon).unwrap();
+    let mut batch = replay(&memory).sample(&asked, &soon).unwrap();
     deliver(&mut batch);
     assert_eq!(batch.items.len(), 3);
     let soon = Wait::until(Some(Instant::now() + Duration::from_millis(1)));
-    let text = deadline(memory.sample(&asked, &soon));
+    let text = deadline(replay(&memory).sample(&asked, &soon));
     assert!(text.contains("holds 0 items"), "{text}");
 }
 

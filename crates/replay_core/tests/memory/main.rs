@@ -8,6 +8,7 @@ mod support;
 mod example;
 
 mod batch_parts;
+mod damaged_snapshots;
 mod eviction;
 mod ids;
 mod limiter;
@@ -18,7 +19,6 @@ mod rank_based;
 mod samplers;
 mod sampling;
 mod server_snapshots;
-mod snapshot_files;
 mod snapshots;
 mod threads;
 mod version_lag;

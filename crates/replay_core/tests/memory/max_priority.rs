@@ -4,10 +4,9 @@ use std::sync::Arc;
 
 use replay_core::TableConfig;
 use replay_core::memory::Memory;
-use replay_core::snapshot::{restore, save};
 use replay_core::table::Table;
 
-use crate::support::{Actor, Body, config, ids, memory, sample};
+use crate::support::{Actor, Body, config, ids, memory, restore, sample, saved};
 
 const TOO_LARGE: f64 = 1e300;
 
@@ -110,15 +109,13 @@ fn of_live_items_a_priority_counts_until_its_item_is_gone() {
 
 #[test]
 fn a_restored_table_of_live_items_forgets_what_they_do_not_have() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("replay.snapshot");
     let case = poisoned(&config(8));
     case.table.update_priorities(&[case.id], &[4.0]).unwrap();
-    save(&case.memory, &path).unwrap();
+    let bytes = saved(&case.memory);
     for (config, expected) in [(config(8), TOO_LARGE), (live(8), 4.0)] {
         let memory = memory();
         let table = memory.create_table(&config).unwrap();
-        restore(&memory, &path).unwrap();
+        restore(&memory, &bytes).unwrap();
         assert_eq!(largest(&table), Some(expected));
         let mut actor = Actor::open(&table, 2);
         if expected < TOO_LARGE {

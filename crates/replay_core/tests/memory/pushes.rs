@@ -1,8 +1,9 @@
 //! Pushes apply once, in order, as a whole or not at all; windows are found wherever their rows lie.
 
+use base::error::TooLarge;
+use replay_core::Error;
 use replay_core::replay::{OpenWriter, SampleRequest};
 use replay_core::table::Turn;
-use replay_core::{Error, ErrorCode};
 
 use crate::support::*;
 
@@ -78,7 +79,7 @@ fn a_push_larger_than_the_table_is_refused_before_it_evicts() {
     let wide = Body::default().chunk(0, 10, 60);
     let error = refusal(actor.try_push(wide));
     assert!(
-        matches!(error, Error::TooLarge { limit: 1000, .. }),
+        matches!(error, Error::TooLarge(TooLarge { limit: 1000, .. })),
         "{error}"
     );
     let items = (0..101).fold(Body::default(), |body, _| body.item(0, 3, 1.0));
@@ -86,11 +87,11 @@ fn a_push_larger_than_the_table_is_refused_before_it_evicts() {
     assert!(
         matches!(
             error,
-            Error::TooLarge {
+            Error::TooLarge(TooLarge {
                 limit: 100,
                 size: 101,
                 ..
-            }
+            })
         ),
         "{error}"
     );
@@ -108,16 +109,16 @@ fn a_push_sent_again_is_answered_and_not_applied() {
     actor.sequence = 5;
     assert!(matches!(
         refusal(actor.try_push(actor.next(5))),
-        Error::Protocol(_)
+        Error::Misuse(_)
     ));
     let mut stranger = Actor {
         writer: 2,
         ..Actor::open(&table, 1)
     };
-    assert_eq!(
-        refusal(stranger.try_push(stranger.next(5))).code(),
-        ErrorCode::Expired
-    );
+    assert!(matches!(
+        refusal(stranger.try_push(stranger.next(5))),
+        Error::Expired { .. }
+    ));
 }
 
 #[test]
@@ -129,16 +130,16 @@ fn a_second_connection_goes_on_where_the_first_is_fenced_off() {
     second.next_step = 10;
     assert_eq!(second.sequence, 1);
     second.push_next(10);
-    assert_eq!(
-        refusal(first.try_push(first.next(10))).code(),
-        ErrorCode::Fenced
-    );
+    assert!(matches!(
+        refusal(first.try_push(first.next(10))),
+        Error::Fenced { .. }
+    ));
     assert!(table.close_writer(1, first.epoch).is_err());
     table.close_writer(1, second.epoch).unwrap();
-    assert_eq!(
-        refusal(second.try_push(second.next(10))).code(),
-        ErrorCode::Expired
-    );
+    assert!(matches!(
+        refusal(second.try_push(second.next(10))),
+        Error::Expired { .. }
+    ));
     assert_eq!(stat(&table, "steps"), 20, "what it wrote stays");
 }
 
@@ -249,19 +250,19 @@ fn an_item_that_comes_after_its_rows_went_is_skipped_and_counted() {
 fn writers_are_refused_without_streams_or_with_too_many() {
     let table = table(&config(10));
     let with = |streams| OpenWriter { streams, ..open(1) };
-    assert_eq!(
-        refusal(table.open_writer(&with(0))).code(),
-        ErrorCode::Protocol
-    );
-    assert_eq!(
-        refusal(table.open_writer(&with(u32::MAX))).code(),
-        ErrorCode::TooLarge
-    );
+    assert!(matches!(
+        refusal(table.open_writer(&with(0))),
+        Error::Misuse { .. }
+    ));
+    assert!(matches!(
+        refusal(table.open_writer(&with(u32::MAX))),
+        Error::TooLarge { .. }
+    ));
     table.open_writer(&with(4)).unwrap();
-    assert_eq!(
-        refusal(table.open_writer(&with(5))).code(),
-        ErrorCode::Protocol
-    );
+    assert!(matches!(
+        refusal(table.open_writer(&with(5))),
+        Error::Misuse { .. }
+    ));
 }
 
 #[test]

@@ -7,7 +7,6 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use replay_core::TableConfig;
 use replay_core::schema::Sampler;
-use replay_core::snapshot::{restore, save};
 use replay_core::table::{Attempt, Table, Turn};
 
 use crate::frequencies::assert_follows;
@@ -110,12 +109,9 @@ fn items_are_sampled_by_rank_after_updates_evictions_and_a_restore() {
     assert_eq!(distinct.len(), priorities.len(), "no two are equal");
     assert_follows_ranks(&table, &priorities);
 
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("snapshot");
-    save(&memory, &path).unwrap();
     let again = crate::support::memory();
     again.create_table(&config()).unwrap();
-    restore(&again, &path).unwrap();
+    restore(&again, &saved(&memory)).unwrap();
     assert_follows_ranks(&again.table("t").unwrap(), &priorities);
     table.check_at_rest().unwrap();
 }

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use replay_core::replay::{BatchPart, SampleRequest, Sampled};
 use replay_core::schema::Sampler;
-use replay_core::snapshot::{restore, save};
 use replay_core::table::{Attempt, Table, Turn};
 use replay_core::{Error, TableConfig};
 
@@ -295,11 +294,9 @@ fn restored(
     actor: &Actor,
     memory: &replay_core::memory::Memory,
 ) -> Arc<replay_core::memory::Memory> {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("snapshot");
-    save(memory, &path).unwrap();
+    let bytes = saved(memory);
     let again = support_memory(actor.table.config());
-    restore(&again, &path).unwrap();
+    restore(&again, &bytes).unwrap();
     again
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use base::error::TooLarge;
 use replay_core::replay::SampleRequest;
 use replay_core::schema::Sampler;
 use replay_core::table::{Attempt, Turn};
@@ -331,7 +332,7 @@ fn a_sample_of_too_many_pieces_is_refused_before_it_is_made() {
     };
     // Of two million pieces, each a chunk of one step: 524 windows.
     let error = refusal(table.try_sample(&asked(600), false, &mut Turn::default()));
-    assert!(matches!(error, Error::TooLarge { limit, .. } if limit == 1 << 21));
+    assert!(matches!(error, Error::TooLarge(TooLarge { limit, .. }) if limit == 1 << 21));
     assert!(error.to_string().contains("chunk_steps"), "{error}");
     let batch = sample_as(&table, &asked(3));
     assert_eq!(windows(&batch)[2].len(), STEPS as usize);

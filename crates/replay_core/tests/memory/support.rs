@@ -9,12 +9,24 @@ use replay_core::replay::{
     ChunkHead, NewItem, OpenWriter, Push, PushBody, SampleRequest, Sampled, SampledItem,
 };
 use replay_core::schema::{Codec, Column, Dtype, flags};
+use replay_core::snapshot;
 use replay_core::table::{Attempt, Table, Turn};
 use replay_core::{Error, Result, TableConfig};
 
 /// Flags, stream, step and one blob length.
 pub const ROW_BYTES: usize = 1 + 4 + 8 + 4;
 const FRAME_BYTES: u64 = 16;
+
+/// A snapshot of the memory.
+pub fn saved(memory: &Memory) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    snapshot::save(memory, &mut bytes).unwrap();
+    bytes
+}
+
+pub fn restore(memory: &Memory, bytes: &[u8]) -> Result<()> {
+    snapshot::restore(memory, bytes, bytes.len() as u64)
+}
 
 /// A prioritized table with exponent 1, where priorities are their own masses.
 pub fn config(capacity: u64) -> TableConfig {

@@ -13,10 +13,10 @@ mod recorder;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use base::wait::Wait;
 use environment::{ACTIONS, Appended, Autoreset, Environment, Episode, FRAME_SHAPE, STATE_BYTES};
 use recorder::{Recorder, Stored};
 use replay_core::error::Result;
-use replay_core::replay::Wait;
 use replay_core::schema::{Codec, Dtype};
 use replay_core::view::ViewSpec;
 use replay_core::writer::{

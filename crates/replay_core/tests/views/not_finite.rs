@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use replay_core::error::{Error, ErrorCode, Result};
+use base::wait::Wait;
+use replay_core::error::{Error, Result};
 use replay_core::memory::{Memory, MemoryLimits};
-use replay_core::replay::Wait;
 use replay_core::schema::{Column, Dtype, TableConfig};
 use replay_core::view::{NStep, ViewSpec, Window};
 use replay_core::writer::{FinalObservations, StepBatch, Values, Writer, WriterOptions};
@@ -101,7 +101,7 @@ impl World {
     fn refuses(&mut self, step: &Step, words: &[&str]) {
         let before = self.writer.counters();
         let error = self.append(step).expect_err("a step that is not finite");
-        assert_eq!(error.code(), ErrorCode::Schema);
+        assert!(matches!(error, Error::Schema { .. }));
         let message = error.to_string();
         for word in words {
             assert!(message.contains(word), "{message:?} has to name {word:?}");

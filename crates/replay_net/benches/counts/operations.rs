@@ -2,15 +2,17 @@
 
 use std::collections::BTreeMap;
 
+use base::wait::Wait;
 use bytes::Bytes;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use replay_core::memory::{Memory, MemoryLimits};
-use replay_core::replay::{SampleRequest, Wait};
+use replay_core::replay::SampleRequest;
 use replay_core::sum_tree::{SampledLeaf, SumTree, Update};
 use replay_core::view::{DecodeOptions, Decoder};
 use replay_core::writer::{Writer, WriterOptions};
 use replay_core::{Replay, TableConfig};
+use replay_net::error::Error;
 
 use crate::breakout::{self, STREAMS};
 use crate::tally::{Counts, in_process, remote};
@@ -62,7 +64,7 @@ pub fn count_all() -> BTreeMap<String, Counts> {
 /// Where operations run, and how they are counted there.
 struct Fixture<'a> {
     name: &'static str,
-    replay: &'a dyn Replay,
+    replay: &'a dyn Replay<Error>,
     /// [`remote`] or [`in_process`].
     count: fn(usize, &mut dyn FnMut(usize)) -> Counts,
     all: &'a mut BTreeMap<String, Counts>,
@@ -158,7 +160,7 @@ impl Fixture<'_> {
     }
 }
 
-fn open(replay: &dyn Replay, streams: usize) -> Writer {
+fn open(replay: &dyn Replay<Error>, streams: usize) -> Writer<Error> {
     let options = WriterOptions {
         chunk_steps: CHUNK_STEPS as u32,
         ..WriterOptions::default()

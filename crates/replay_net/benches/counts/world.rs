@@ -12,14 +12,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Instant;
 
+use base::wait::Wait;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
-use replay_core::error::Result;
 use replay_core::memory::Memory;
-use replay_core::replay::Wait;
 use replay_net::client::connection::Dialer;
 use replay_net::client::{Client, ConnectOptions};
 use replay_net::config::ServerConfig;
+use replay_net::error::Result;
 use replay_net::server::Server;
 use replay_net::stack::{Address, Stack};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};

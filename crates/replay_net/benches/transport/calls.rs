@@ -3,8 +3,9 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use base::wait::Wait;
 use bytes::Bytes;
-use replay_core::replay::{Replay, Wait};
+use replay_core::replay::Replay;
 use replay_net::client::{ConnectOptions, connect};
 use safetensors::{Dtype, tensor::TensorView};
 use serde_json::{Value, json};

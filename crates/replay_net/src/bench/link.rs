@@ -9,7 +9,7 @@ use std::time::Duration;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
-use replay_core::words::Number;
+use base::words::Number;
 
 /// Payload of a TCP segment on Ethernet, for the loss of longer pieces.
 const SEGMENT: usize = 1448;

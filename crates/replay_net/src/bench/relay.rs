@@ -11,6 +11,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use base::sync::lock;
 use gradients::packet::MAX_DATAGRAM;
 use socket2::SockRef;
 
@@ -369,8 +370,4 @@ fn spawn(run: impl FnOnce() + Send + 'static) -> io::Result<()> {
         run();
     })?;
     Ok(())
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

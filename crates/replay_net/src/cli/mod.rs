@@ -14,7 +14,7 @@ use std::ffi::OsString;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use replay_core::error::Error;
+use crate::error::Error;
 
 /// Prioritized replay and parameters as a service in the network.
 #[derive(Parser)]
@@ -71,7 +71,10 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Err(error) => {
             eprintln!("innet-replay: {error}");
             match error {
-                Error::Config(_) | Error::Table { .. } | Error::TableDiffers { .. } => 2,
+                Error::Config(_)
+                | Error::Memory(
+                    replay_core::Error::Table { .. } | replay_core::Error::TableDiffers { .. },
+                ) => 2,
                 _ => 1,
             }
         }

@@ -11,10 +11,10 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::log;
 use crate::config::ServerConfig;
+use crate::error::{Error, Result};
 use crate::io_error;
 use crate::server::{RunningServer, Server};
 use crate::stack::Address;
-use replay_core::error::{Error, Result};
 use replay_core::memory::Memory;
 use replay_wire::RELEASE;
 use replay_wire::auth::Secret;

@@ -8,9 +8,10 @@ use clap::Args;
 
 use crate::client::{Client, ConnectOptions, Namespace, Namespaced};
 use crate::config::read_token_file;
+use crate::error::{Error, Result};
 use crate::stack::Address;
-use replay_core::error::Result;
-use replay_core::replay::{Replay, Wait};
+use base::wait::Wait;
+use replay_core::replay::Replay;
 use replay_wire::auth::{self, Secret};
 
 /// Longest wait for the server.
@@ -51,7 +52,7 @@ impl MemoryFlags {
     ///
     /// # Errors
     /// Errors of [`ServerFlags::connect`].
-    pub fn connect(&self) -> Result<Arc<dyn Replay>> {
+    pub fn connect(&self) -> Result<Arc<dyn Replay<Error>>> {
         let client = Arc::new(self.server.connect()?);
         Ok(Namespaced::within(client, self.namespace.as_ref()))
     }

@@ -6,8 +6,9 @@ use clap::Args;
 
 use super::server_flags::{ServerFlags, patience};
 use super::stats::readable_bytes;
-use replay_core::error::Result;
-use replay_core::replay::{Replay, Wait};
+use crate::error::Result;
+use base::wait::Wait;
+use replay_core::replay::Replay;
 
 /// Save the memory of a server now, in the folder of its --snapshot. Needs the operator's token if the server has tokens.
 #[derive(Args)]

@@ -7,7 +7,7 @@ use clap::Args;
 use serde_json::Value;
 
 use super::server_flags::{MemoryFlags, patience};
-use replay_core::error::Result;
+use crate::error::Result;
 
 /// Show the counters and gauges of a server.
 #[derive(Args)]

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::server_flags::{MemoryFlags, patience};
 use super::stats::{printable, readable_bytes, with_separators};
-use replay_core::error::Result;
+use crate::error::Result;
 
 /// List the tables of a server.
 #[derive(Args)]

@@ -9,7 +9,7 @@ use terminal_size::{Height, Width, terminal_size};
 
 use super::server_flags::{MemoryFlags, patience};
 use super::stats::{printable, readable_bytes, with_separators};
-use replay_core::error::Result;
+use crate::error::Result;
 
 /// Most writers of a table that are shown: the longest waits are first.
 const WRITERS: usize = 8;

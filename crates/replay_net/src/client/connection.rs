@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::pin::pin;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use rustls::pki_types::ServerName;
@@ -17,6 +17,7 @@ use tokio_rustls::TlsConnector;
 use super::outage::{self, Outage};
 use super::pipeline::{RequestPipeline, ServerWait, expect_reply, unexpected};
 use super::{ConnectOptions, tls};
+use crate::error::{Error, Result};
 use crate::framing::broken;
 use crate::io_error;
 use crate::refuse;
@@ -24,9 +25,11 @@ use crate::stack::{Address, ByteStream, StackName, kernel};
 #[cfg(feature = "fstack")]
 use crate::stack::{fstack, fstack_config::Config};
 use crate::tls::{channel_binding, tls_error};
-use replay_core::error::{Error, ErrorCode, Result};
-use replay_core::replay::Wait;
+use base::error::TooLarge;
+use base::sync::lock;
+use base::wait::Wait;
 use replay_core::schema::TableConfig;
+use replay_wire::ErrorCode;
 use replay_wire::auth::{self, ChannelBinding};
 use replay_wire::{FrameLimits, ReplyBody, RequestBody};
 
@@ -164,7 +167,7 @@ impl Dialer {
     /// Opens a connection and completes the handshake, in one attempt until the call's deadline.
     ///
     /// # Errors
-    /// [`Error::Connect`], [`Error::Disconnected`], [`Error::Authentication`], [`Error::Version`].
+    /// [`Error::Connect`], [`Error::Disconnected`], [`replay_wire::Error::Authentication`], [`replay_wire::Error::Version`].
     pub fn dial(&self, wait: &Wait<'_>) -> Result<Connection> {
         let until = wait.deadline.map(|d| d + self.options.grace);
         self.dial_until(until, Instant::now(), wait)
@@ -244,7 +247,7 @@ impl Dialer {
 
     /// Tables that this client made and did not drop: a restarted server gets them again.
     pub(super) fn tables(&self) -> MutexGuard<'_, BTreeMap<String, TableConfig>> {
-        self.tables.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.tables)
     }
 
     fn driver(&self) -> Result<Driver> {
@@ -312,7 +315,7 @@ impl Dialer {
     /// The error of a failed TLS handshake: a broken connection, or a server that is not the right one.
     fn tls_failed(&self, error: io::Error) -> Error {
         let address = &self.address;
-        Error::Authentication(match tls_error(&error) {
+        Error::authentication(match tls_error(&error) {
             None => return self.explain(broken(&address.to_string(), error)),
             Some(rustls::Error::InvalidMessage(_)) => format!(
                 "TLS with {address} failed: the server answers without TLS; write innet://, without tls_ca, or start the server with --tls-cert and --tls-key"
@@ -332,7 +335,9 @@ impl Dialer {
             _ => "is it an innet-replay server?",
         };
         match error {
-            Error::Protocol(reason) => Error::Protocol(format!("{reason}; {hint}")),
+            Error::Wire(replay_wire::Error::Protocol(reason)) => {
+                Error::protocol(format!("{reason}; {hint}"))
+            }
             Error::Disconnected { address, reason } if self.outage.connections() == 0 => {
                 Error::Disconnected {
                     address,
@@ -343,14 +348,10 @@ impl Dialer {
                 }
             }
             // No handshake is this long: these lengths are the first bytes of another protocol.
-            Error::TooLarge {
-                what, size, limit, ..
-            } => Error::TooLarge {
-                what,
-                size,
-                limit,
+            Error::TooLarge(error) => Error::TooLarge(TooLarge {
                 advice: hint,
-            },
+                ..error
+            }),
             other => other,
         }
     }

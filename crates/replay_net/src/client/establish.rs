@@ -8,8 +8,8 @@ use super::ConnectOptions;
 use super::connection::{Connection, Dialer};
 use super::pipeline::{is_absent, is_busy, is_cut_off, is_timeout};
 use super::pool::retry_for;
-use replay_core::error::{Error, Result};
-use replay_core::replay::Wait;
+use crate::error::{Error, Result};
+use base::wait::Wait;
 
 /// Opens a connection, with attempts until `until` and for as long as the options say.
 ///

@@ -2,9 +2,9 @@
 
 use super::connection::Dialer;
 use super::gradients::{JobConnection, join_worker};
+use crate::error::{Error, Result};
+use base::wait::Wait;
 use gradients::{AsynchronousWorker, Contributions, JoinJob, UdpTransport};
-use replay_core::error::{Error, Result};
-use replay_core::replay::Wait;
 
 /// A worker of an asynchronous job, from [`Client::follow_gradients`](super::Client::follow_gradients). Dropped, it leaves.
 pub struct GradientUpdates {

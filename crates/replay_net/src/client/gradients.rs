@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 use super::connection::{Connection, Dialer, deadline_ms};
 use super::establish::first_connection;
 use super::pipeline::{is_renewal, unexpected};
+use crate::error::{Error, Result};
 use crate::stack::{Address, StackName};
+use base::wait::Wait;
 use gradients::{
     self, AnyTransport, Control, DpdkConfig, JoinJob, Sum, Ticket, UdpTransport, Worker,
     WorkerTransport,
 };
-use replay_core::error::{Error, Result};
-use replay_core::replay::Wait;
 use replay_wire::{GradientsJoined, ReplyBody, RequestBody};
 
 /// Longest deadline: the wire has 32 bits for its milliseconds.

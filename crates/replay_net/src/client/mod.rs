@@ -40,26 +40,29 @@ use std::cell::Cell;
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
 
+use crate::error::{Error, Result};
 pub use crate::stack::Address;
 use ::gradients::{DpdkConfig, JoinJob};
+use base::random::random_number;
+use base::sync::lock;
+use base::wait::Wait;
 use connection::Dialer;
 pub use gradient_updates::GradientUpdates;
 pub use gradients::GradientWorker;
 pub use namespace::{Namespace, Namespaced};
 use pipeline::{expect_reply, is_broken, is_renewal};
 use pool::{ConnectionPool, retry_for, while_broken};
-use replay_core::error::{Error, ErrorCode, Result};
 use replay_core::replay::{
     Listing, OpenWriter, Parameters, PushChannel, Replay, SampleChannel, SampleRequest, Sampled,
-    UpdateChannel, UpdateReceipt, Wait, WriterId,
+    UpdateChannel, UpdateReceipt, WriterId,
 };
 use replay_core::schema::TableConfig;
-use replay_core::sync::random_number;
+use replay_wire::ErrorCode;
 use replay_wire::auth::Secret;
 use replay_wire::{ReplyBody, RequestBody};
 
@@ -132,7 +135,7 @@ pub struct Client {
 /// protocol, are final.
 ///
 /// # Errors
-/// [`Error::Connect`], [`Error::Authentication`], [`Error::Version`]; [`Error::Config`] when the options do
+/// [`Error::Connect`], [`replay_wire::Error::Authentication`], [`replay_wire::Error::Version`]; [`Error::Config`] when the options do
 /// not fit the address.
 pub fn connect(address: &Address, options: ConnectOptions) -> Result<Client> {
     Client::connect(address, options, &Wait::forever())
@@ -310,7 +313,7 @@ impl Client {
     }
 }
 
-impl Replay for Client {
+impl Replay<Error> for Client {
     fn create_table(&self, config: &TableConfig, wait: &Wait<'_>) -> Result<()> {
         self.ask_done(wait, |_| RequestBody::CreateTable(config.clone()))?;
         self.dialer
@@ -346,7 +349,11 @@ impl Replay for Client {
         }
     }
 
-    fn open_writer(&self, open: OpenWriter, wait: &Wait<'_>) -> Result<Box<dyn PushChannel>> {
+    fn open_writer(
+        &self,
+        open: OpenWriter,
+        wait: &Wait<'_>,
+    ) -> Result<Box<dyn PushChannel<Error>>> {
         let channel = push::Pushes::open(self.dialer.clone(), open, wait)?;
         Ok(Box::new(channel))
     }
@@ -356,7 +363,11 @@ impl Replay for Client {
         expect_reply!(reply, ReplyBody::Sampled(sampled) => sampled)
     }
 
-    fn sampler(&self, request: SampleRequest, in_flight: usize) -> Result<Box<dyn SampleChannel>> {
+    fn sampler(
+        &self,
+        request: SampleRequest,
+        in_flight: usize,
+    ) -> Result<Box<dyn SampleChannel<Error>>> {
         self.dialer.check_process()?;
         let channel = sample::Samples::new(self.dialer.clone(), request, in_flight);
         Ok(Box::new(channel))
@@ -378,7 +389,7 @@ impl Replay for Client {
         expect_reply!(reply, ReplyBody::Updated(receipt) => receipt)
     }
 
-    fn updates(&self) -> Result<Option<Box<dyn UpdateChannel>>> {
+    fn updates(&self) -> Result<Option<Box<dyn UpdateChannel<Error>>>> {
         self.dialer.check_process()?;
         Ok(Some(Box::new(self.updates_channel())))
     }
@@ -409,11 +420,7 @@ impl Replay for Client {
         writer: Option<&WriterId>,
         wait: &Wait<'_>,
     ) -> Result<Option<Parameters>> {
-        let seen = || {
-            self.parameters
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-        };
+        let seen = || lock(&self.parameters);
         let last = seen().get(name).copied();
         let (reply, incarnation) = self.ask(wait, |incarnation| RequestBody::GetParameters {
             name: name.into(),
@@ -440,6 +447,6 @@ impl Replay for Client {
         let (reply, _) = self.ask(wait, |_| RequestBody::Stats)?;
         let json = expect_reply!(reply, ReplyBody::Stats(json) => json)?;
         serde_json::from_str(&json)
-            .map_err(|e| Error::Protocol(format!("the server's stats are not JSON: {e}")))
+            .map_err(|e| Error::protocol(format!("the server's stats are not JSON: {e}")))
     }
 }

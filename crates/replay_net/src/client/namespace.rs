@@ -12,13 +12,15 @@ use std::sync::Arc;
 use bytes::Bytes;
 use serde_json::{Map, Value};
 
+use crate::error::{Error, Result};
+use base::wait::Wait;
 use replay_core::cause::{OutdatedWriter, TableWait, WaitReason};
-use replay_core::error::{Error, ErrorCode, Result};
 use replay_core::replay::{
     Listing, OpenWriter, Parameters, PushBody, PushChannel, Replay, SampleChannel, SampleRequest,
-    Sampled, UpdateChannel, UpdateReceipt, Wait, WriterId,
+    Sampled, UpdateChannel, UpdateReceipt, WriterId,
 };
 use replay_core::schema::TableConfig;
+use replay_wire::ErrorCode;
 
 /// A valid namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -180,13 +182,16 @@ impl fmt::Display for Namespace {
 
 /// The part of a replay that is inside a namespace.
 pub struct Namespaced {
-    replay: Arc<dyn Replay>,
+    replay: Arc<dyn Replay<Error>>,
     namespace: Namespace,
 }
 
 impl Namespaced {
     /// `replay`, or the part of it that is inside of `namespace`.
-    pub fn within(replay: Arc<dyn Replay>, namespace: Option<&Namespace>) -> Arc<dyn Replay> {
+    pub fn within(
+        replay: Arc<dyn Replay<Error>>,
+        namespace: Option<&Namespace>,
+    ) -> Arc<dyn Replay<Error>> {
         match namespace {
             None => replay,
             Some(namespace) => Arc::new(Namespaced {
@@ -220,7 +225,7 @@ impl Namespaced {
             .map(|table| format!("{:?}", table.name));
         let names = names.collect::<Vec<_>>().join(", ");
         let namespace = &self.namespace;
-        Err(Error::UnknownTable {
+        Err(replay_core::Error::UnknownTable {
             table: table.to_owned(),
             known: match names.is_empty() {
                 true => format!(
@@ -228,7 +233,7 @@ impl Namespaced {
                 ),
                 false => format!("in the namespace {namespace} there are {names}"),
             },
-        })
+        }.into())
     }
 
     fn channel<C: ?Sized>(&self, channel: Box<C>) -> InNamespace<C> {
@@ -239,7 +244,7 @@ impl Namespaced {
     }
 }
 
-impl Replay for Namespaced {
+impl Replay<Error> for Namespaced {
     fn create_table(&self, config: &TableConfig, wait: &Wait<'_>) -> Result<()> {
         let made = self
             .replay
@@ -264,7 +269,11 @@ impl Replay for Namespaced {
         self.own(dropped, table, wait)
     }
 
-    fn open_writer(&self, open: OpenWriter, wait: &Wait<'_>) -> Result<Box<dyn PushChannel>> {
+    fn open_writer(
+        &self,
+        open: OpenWriter,
+        wait: &Wait<'_>,
+    ) -> Result<Box<dyn PushChannel<Error>>> {
         let table = open.table.clone();
         let open = OpenWriter {
             table: self.full(&open.table),
@@ -284,7 +293,11 @@ impl Replay for Namespaced {
         self.own(self.replay.sample(&full, wait), &request.table, wait)
     }
 
-    fn sampler(&self, request: SampleRequest, in_flight: usize) -> Result<Box<dyn SampleChannel>> {
+    fn sampler(
+        &self,
+        request: SampleRequest,
+        in_flight: usize,
+    ) -> Result<Box<dyn SampleChannel<Error>>> {
         let request = SampleRequest {
             table: self.full(&request.table),
             ..request
@@ -307,9 +320,9 @@ impl Replay for Namespaced {
         self.own(updated, table, wait)
     }
 
-    fn updates(&self) -> Result<Option<Box<dyn UpdateChannel>>> {
+    fn updates(&self) -> Result<Option<Box<dyn UpdateChannel<Error>>>> {
         let channel = self.replay.updates()?;
-        Ok(channel.map(|channel| Box::new(self.channel(channel)) as Box<dyn UpdateChannel>))
+        Ok(channel.map(|channel| Box::new(self.channel(channel)) as Box<dyn UpdateChannel<Error>>))
     }
 
     fn report_corrupt(
@@ -383,7 +396,7 @@ impl<C: ?Sized> InNamespace<C> {
     }
 }
 
-impl PushChannel for InNamespace<dyn PushChannel> {
+impl PushChannel<Error> for InNamespace<dyn PushChannel<Error>> {
     fn push(&mut self, body: PushBody, wait: &Wait<'_>) -> Result<()> {
         self.own(|channel| channel.push(body, wait))
     }
@@ -401,13 +414,13 @@ impl PushChannel for InNamespace<dyn PushChannel> {
     }
 }
 
-impl SampleChannel for InNamespace<dyn SampleChannel> {
+impl SampleChannel<Error> for InNamespace<dyn SampleChannel<Error>> {
     fn next(&mut self, wait: &Wait<'_>) -> Result<Sampled> {
         self.own(|channel| channel.next(wait))
     }
 }
 
-impl UpdateChannel for InNamespace<dyn UpdateChannel> {
+impl UpdateChannel<Error> for InNamespace<dyn UpdateChannel<Error>> {
     fn send(
         &mut self,
         table: &str,
@@ -461,17 +474,20 @@ mod tests {
         }
         let deadline = short(Error::deadline("items of table \"run-7/t\""));
         assert_eq!(deadline.waited_for(), Some(&"items of table \"t\"".into()));
-        let differs = short(Error::TableDiffers {
+        let short = |error: replay_core::Error| short(error.into());
+        let differs = short(replay_core::Error::TableDiffers {
             table: "run-7/t".into(),
             difference: "capacity".into(),
         });
         assert_eq!(differs.code(), ErrorCode::TableDiffers);
         assert!(differs.to_string().starts_with("table \"t\" exists"));
-        let other = short(Error::NoMass {
+        let other = short(replay_core::Error::NoMass {
             table: "run-70/t".into(),
             items: 1,
         });
-        assert!(matches!(other, Error::NoMass { table, .. } if table == "run-70/t"));
+        assert!(
+            matches!(other, Error::Memory(replay_core::Error::NoMass { table, .. }) if table == "run-70/t")
+        );
     }
 
     #[test]

@@ -1,13 +1,15 @@
 //! State of a server that does not answer, as its client knows it: since when, and whether it was closed for good.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use crate::error::{Error, Result};
 use crate::stack::Address;
-use replay_core::error::{Error, ErrorCode, Result};
-use replay_core::replay::Wait;
+use base::sync::lock;
+use base::wait::Wait;
+use replay_wire::ErrorCode;
 
 /// Absence of a server, shared by all calls of a client, so that the log names it once.
 #[derive(Default)]
@@ -28,7 +30,7 @@ impl Outage {
     /// Logs `error`, unless the log names this outage already. `longest` is the time for which the call tries again.
     pub fn begin(&self, error: &Error, longest: Duration) {
         // The state's lock is released: logging may wait for Python's interpreter lock, whose holder may be in `begin`.
-        if self.lock().begin(Instant::now()) {
+        if lock(&self.0).begin(Instant::now()) {
             let seconds = longest.as_secs_f64();
             tracing::warn!("waiting up to {seconds}s for a server: {error}");
         }
@@ -36,12 +38,12 @@ impl Outage {
 
     /// The server was closed for good.
     pub fn close(&self) {
-        self.lock().closed = true;
+        lock(&self.0).closed = true;
     }
 
     /// A connection is open; `kept` is what a server that was started again has [`kept`].
     pub fn end(&self, address: &Address, kept: Option<&str>) {
-        let outage = self.lock().end();
+        let outage = lock(&self.0).end();
         if let Some(since) = outage {
             let seconds = since.elapsed().as_secs();
             let kept = kept.map_or(String::new(), |kept| {
@@ -53,28 +55,24 @@ impl Outage {
 
     /// A call got an idle connection.
     pub fn used(&self) {
-        self.lock().connections += 1;
+        lock(&self.0).connections += 1;
     }
 
     /// Connections that calls got so far, new or idle ones.
     pub fn connections(&self) -> u64 {
-        self.lock().connections
+        lock(&self.0).connections
     }
 
     /// # Errors
     /// [`ErrorCode::Closed`] for a server that was closed for good.
     pub fn check(&self, address: &Address) -> Result<()> {
-        match self.lock().closed {
+        match lock(&self.0).closed {
             true => Err(Error::Remote {
                 code: ErrorCode::Closed,
                 message: format!("the server at {address} is closed"),
             }),
             false => Ok(()),
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, OutageState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

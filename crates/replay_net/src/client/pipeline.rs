@@ -4,17 +4,20 @@
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufReader, ReadHalf, WriteHalf, split};
 
+use crate::error::{Error, Result};
 use crate::framing::{FrameReader, write_frame};
+use base::error::check_size;
+use base::random::random;
+use base::sync::lock;
+use base::wait::Wait;
 use replay_core::cause::WaitReason;
-use replay_core::error::{Error, ErrorCode, Result};
-use replay_core::replay::Wait;
-use replay_core::sync::random;
+use replay_wire::ErrorCode;
 use replay_wire::auth::{self, ChannelBinding, Side, Transcript};
 use replay_wire::handshake::printable_release;
 use replay_wire::{
@@ -53,16 +56,12 @@ impl ServerWait {
         }
     }
 
-    fn reason(&self) -> MutexGuard<'_, Option<WaitReason>> {
-        self.reason.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Logs a long wait for the server: see [`Wait::report`].
     pub fn report(&self, wait: &Wait<'_>, now: Instant) {
         if wait.notice.is_none() {
             return;
         }
-        let reason = self.reason().clone();
+        let reason = lock(&self.reason).clone();
         match reason {
             Some(reason) => reason.report(wait, now, Wait::REPORT_AFTER),
             None => wait.report(now, Wait::REPORT_AFTER + Self::ARRIVES_WITHIN, || {
@@ -73,7 +72,7 @@ impl ServerWait {
 
     /// The error of a call that ended without an answer: its deadline's, with the server's reason if there is one.
     pub fn explain(&self, late: Error) -> Error {
-        match (late, self.reason().clone()) {
+        match (late, lock(&self.reason).clone()) {
             (Error::Deadline { .. }, Some(reason)) => Error::deadline(reason),
             (late, _) => late,
         }
@@ -81,7 +80,7 @@ impl ServerWait {
 
     /// Takes note of a message: a reason, or an answer, which ends all waits but that of a renewed request.
     fn note(&self, reply: &Reply) {
-        let mut reason = self.reason();
+        let mut reason = lock(&self.reason);
         match &reply.body {
             // The reason of a request says more.
             ReplyBody::Waiting(_) if reply.id == NO_REQUEST && reason.is_some() => {}
@@ -134,7 +133,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
     /// [`ConnectOptions::program`](super::ConnectOptions). Returns the server's incarnation, a random number of its start.
     ///
     /// # Errors
-    /// [`Error::Version`] with both versions; [`Error::Authentication`] when either end does not know the token.
+    /// [`replay_wire::Error::Version`] with both versions; [`replay_wire::Error::Authentication`] when either end does not know the token.
     pub async fn handshake(
         &mut self,
         token: Option<&str>,
@@ -161,15 +160,16 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
         self.round_trip = begun.elapsed();
         let challenge = expect_reply!(reply, ReplyBody::Challenge(challenge) => challenge)?;
         if challenge.protocol != PROTOCOL {
-            return Err(Error::Version {
+            return Err(replay_wire::Error::Version {
                 server: challenge.protocol,
                 server_release: printable_release(&challenge.release),
                 client: PROTOCOL,
                 client_release: RELEASE.into(),
-            });
+            }
+            .into());
         }
         let peer = self.server.peer.clone();
-        let refuse = |reason: String| Err(Error::Authentication(reason));
+        let refuse = |reason: String| Err(Error::authentication(reason));
         match (token, challenge.token_needed) {
             (None, true) => {
                 return refuse(format!(
@@ -237,15 +237,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
     /// # Errors
     /// [`Error::TooLarge`] for a frame that the server would refuse.
     pub fn check_frame(&self, bytes: u64) -> Result<()> {
-        if bytes > self.max_frame_bytes {
-            return Err(Error::TooLarge {
-                what: "a request, in bytes,",
-                size: bytes,
-                limit: self.max_frame_bytes,
-                advice: "send less at a time (a writer: fewer streams or a smaller chunk_steps), or start the server with a larger --max-frame-bytes",
-            });
-        }
-        Ok(())
+        Ok(check_size(
+            "a request, in bytes,",
+            bytes,
+            self.max_frame_bytes,
+            "send less at a time (a writer: fewer streams or a smaller chunk_steps), or start the server with a larger --max-frame-bytes",
+        )?)
     }
 
     /// Writes the queue. Replies that arrive meanwhile are kept.
@@ -264,7 +261,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
     /// Writes the queue and returns the next reply.
     ///
     /// # Errors
-    /// [`Error::Disconnected`], [`Error::Protocol`] and [`Error::TooLarge`]; [`Error::Remote`] when the server ends the
+    /// [`Error::Disconnected`], [`replay_wire::Error::Protocol`] and [`Error::TooLarge`]; [`Error::Remote`] when the server ends the
     /// connection. The pipeline cannot be used after an error.
     pub async fn reply(&mut self) -> Result<Reply> {
         loop {
@@ -322,7 +319,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
         let id = self.send(deadline_ms, body)?;
         let reply = self.reply().await?;
         if reply.id != id {
-            return Err(Error::Protocol(format!(
+            return Err(Error::protocol(format!(
                 "{} answered request {} while request {id} was in flight",
                 self.server.peer, reply.id
             )));
@@ -403,7 +400,7 @@ pub fn answer(body: ReplyBody) -> Result<ReplyBody> {
 
 /// The error for a reply of the wrong kind.
 pub fn unexpected(body: &ReplyBody) -> Error {
-    Error::Protocol(format!("the server answered with {:?}", body.name()))
+    Error::protocol(format!("the server answered with {:?}", body.name()))
 }
 
 /// Whether a new connection may help: this one broke, or its server restarts.

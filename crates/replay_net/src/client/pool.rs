@@ -1,13 +1,14 @@
 //! Connections across calls: idle ones are kept for the next call, broken ones are replaced.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::connection::{Connection, Dialer};
 use super::pipeline::{is_broken, is_busy, is_closed, is_cut_off, is_timeout};
-use replay_core::error::{Error, Result};
-use replay_core::replay::Wait;
-use replay_core::sync::random_number;
+use crate::error::{Error, Result};
+use base::random::random_number;
+use base::sync::lock;
+use base::wait::Wait;
 
 /// Bounds of the pauses between attempts.
 const PAUSES: [Duration; 2] = [Duration::from_millis(20), Duration::from_secs(1)];
@@ -154,7 +155,7 @@ impl ConnectionPool {
     pub fn take(&self, dialer: &Arc<Dialer>, wait: &Wait<'_>) -> Result<Connection> {
         dialer.check_process()?;
         loop {
-            let idle = self.lock().pop();
+            let idle = lock(&self.0).pop();
             let Some(mut connection) = idle else {
                 return dialer.dial(wait);
             };
@@ -171,13 +172,9 @@ impl ConnectionPool {
 
     /// Keeps a connection for the next call.
     pub fn give(&self, connection: Connection) {
-        let mut idle = self.lock();
+        let mut idle = lock(&self.0);
         if idle.len() < Self::MAX_IDLE {
             idle.push(connection);
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<Connection>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use replay_core::sync::random_number;
+use base::random::random_number;
 
 /// Program number, never 0: a hash of `name`, or without a name a random number that this process shares with later forks.
 pub fn number(name: Option<&str>) -> u64 {

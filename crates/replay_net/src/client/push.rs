@@ -9,9 +9,11 @@ use std::time::{Duration, Instant};
 use super::connection::{Connection, Dialer, deadline_ms};
 use super::pipeline::{RequestPipeline, answer, expect_reply, is_broken, is_closed, unexpected};
 use super::pool::retry;
+use crate::error::{Error, Result};
+use base::wait::Wait;
 use replay_core::cause::WaitReason;
-use replay_core::error::{Error, ErrorCode, Result};
-use replay_core::replay::{OpenWriter, Push, PushBody, PushChannel, Wait, WriterId, WriterOpened};
+use replay_core::replay::{OpenWriter, Push, PushBody, PushChannel, WriterId, WriterOpened};
+use replay_wire::ErrorCode;
 use replay_wire::{Reply, ReplyBody, RequestBody};
 
 /// The pushes of one writer.
@@ -116,7 +118,7 @@ impl Pushes {
                 format!(
                     "{}; it was started again from a snapshot without the last {lost} of the {} steps that it had \
                      acknowledged, and {pending} later ones are lost with them",
-                    Error::Expired { writer },
+                    replay_core::Error::Expired { writer },
                     self.steps,
                 ),
             ));
@@ -322,7 +324,7 @@ fn never() -> Error {
     Error::Internal("a wait without a deadline reached one".into())
 }
 
-impl PushChannel for Pushes {
+impl PushChannel<Error> for Pushes {
     /// A push that fails with [`Error::Deadline`] or without a connection is not accepted. An accepted push is sent by this
     /// call or a later one.
     fn push(&mut self, body: PushBody, wait: &Wait<'_>) -> Result<()> {

@@ -8,8 +8,9 @@ use bytes::Bytes;
 use super::connection::{Connection, Dialer, deadline_ms, no_answer};
 use super::pipeline::{RequestPipeline, answer, is_broken, is_closed, is_renewal, unexpected};
 use super::pool::retry_since;
-use replay_core::error::{Error, Result};
-use replay_core::replay::{SampleChannel, SampleRequest, Sampled, Wait};
+use crate::error::{Error, Result};
+use base::wait::Wait;
+use replay_core::replay::{SampleChannel, SampleRequest, Sampled};
 use replay_wire::{Reply, ReplyBody, RequestBody};
 
 /// One request for samples, repeated over its own connection.
@@ -183,14 +184,14 @@ impl Samples {
         let Reply { id, body } = connection.run(wait, until, late, RequestPipeline::reply)?;
         match self.pending.iter().position(|request| request.id == id) {
             Some(at) => Ok((self.pending.remove(at), body)),
-            None => Err(Error::Protocol(format!(
+            None => Err(Error::protocol(format!(
                 "the server answered request {id}, which is not in flight"
             ))),
         }
     }
 }
 
-impl SampleChannel for Samples {
+impl SampleChannel<Error> for Samples {
     fn next(&mut self, wait: &Wait<'_>) -> Result<Sampled> {
         self.dialer.check_process()?;
         let patience = wait

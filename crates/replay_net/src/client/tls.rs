@@ -9,8 +9,8 @@ use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, Server
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
 
+use crate::error::{Error, Result};
 use crate::tls::{VERSIONS, certificates};
-use replay_core::error::{Error, Result};
 
 /// A TLS configuration that trusts the certificates in the PEM file `path`.
 ///

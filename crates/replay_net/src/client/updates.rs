@@ -9,8 +9,10 @@ use std::time::Duration;
 use super::connection::{Connection, Dialer};
 use super::pipeline::{RequestPipeline, answer, is_broken, is_closed, unexpected};
 use super::pool::{retry_for, while_broken};
-use replay_core::error::{Error, Result, check_priorities};
-use replay_core::replay::{UpdateChannel, UpdateReceipt, Wait};
+use crate::error::{Error, Result};
+use base::wait::Wait;
+use replay_core::error::check_priorities;
+use replay_core::replay::{UpdateChannel, UpdateReceipt};
 use replay_wire::{Reply, ReplyBody, RequestBody};
 
 /// Unanswered updates at most: a server reads as many requests of one connection.
@@ -39,15 +41,16 @@ struct PendingUpdate {
 /// Checks an update before it is sent: the error is of the call that gave it, with the position in its list.
 ///
 /// # Errors
-/// [`Error::Schema`] for unequal numbers of ids and priorities; [`Error::Priority`].
+/// [`replay_core::Error::Schema`] for unequal numbers of ids and priorities; [`replay_core::Error::Priority`].
 pub fn check(table: &str, ids: &[u64], priorities: &[f64]) -> Result<()> {
     if ids.len() == priorities.len() {
-        return check_priorities(priorities);
+        return Ok(check_priorities(priorities)?);
     }
-    Err(Error::Schema {
+    Err(replay_core::Error::Schema {
         table: table.into(),
         reason: format!("{} ids and {} priorities", ids.len(), priorities.len()),
-    })
+    }
+    .into())
 }
 
 impl Updates {
@@ -161,7 +164,7 @@ impl Updates {
             }
             _ => {
                 let id = reply.id;
-                Err(Error::Protocol(format!(
+                Err(Error::protocol(format!(
                     "the server answered request {id}, which is not the first in flight"
                 )))
             }
@@ -175,7 +178,7 @@ impl Updates {
     }
 }
 
-impl UpdateChannel for Updates {
+impl UpdateChannel<Error> for Updates {
     /// Waits only while `WINDOW` updates, or [`ConnectOptions::push_window_bytes`](super::ConnectOptions) of them, are
     /// unanswered, and for a new connection after a broken one.
     fn send(

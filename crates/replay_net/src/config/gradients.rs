@@ -4,10 +4,10 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::ServerConfig;
+use crate::error::Result;
 use crate::refuse;
 use crate::stack::{Address, StackName};
 use gradients::{AggregatorLimits, DpdkConfig};
-use replay_core::error::Result;
 
 const NEVER: Duration = Duration::from_secs(100 * 365 * 86_400);
 /// Most threads of aggregators.

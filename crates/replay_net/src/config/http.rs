@@ -5,8 +5,8 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::error::{Error, Result};
 use crate::stack::{Address, StackName};
-use replay_core::error::{Error, Result};
 
 /// `host:port`, `http://host:port`, or `https://host:port` for TLS.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -5,9 +5,9 @@ use std::net::{IpAddr, ToSocketAddrs};
 use std::time::Duration;
 
 use super::{FRAMES, ServerConfig};
+use crate::error::{Error, Result};
 use crate::refuse;
 use crate::stack::{Address, StackName};
-use replay_core::error::{Error, Result};
 use replay_core::schema::TableConfig;
 
 /// Most threads that serve connections.
@@ -32,7 +32,7 @@ impl ServerConfig {
     /// Checks all fields that can be checked before the start.
     ///
     /// # Errors
-    /// [`Error::Config`] for a field, [`Error::Table`] for a table, with advice.
+    /// [`Error::Config`] for a field, [`replay_core::Error::Table`] for a table, with advice.
     pub fn validate(&self) -> Result<()> {
         if self.listen.is_empty() {
             return refuse("listen is empty: name at least one address");
@@ -126,7 +126,7 @@ impl ServerConfig {
         }
         self.validate_stack()?;
         self.validate_gradients()?;
-        self.tables.iter().try_for_each(TableConfig::validate)
+        Ok(self.tables.iter().try_for_each(TableConfig::validate)?)
     }
 
     fn validate_stack(&self) -> Result<()> {

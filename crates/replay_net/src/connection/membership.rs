@@ -10,10 +10,10 @@ use futures_util::FutureExt;
 use tokio::sync::watch;
 
 use super::Phase;
+use crate::error::{Error, Result};
 use crate::reply_budget::{NoRoom, Reader};
 use crate::service::Service;
 use replay_core::cause::WaitReason;
-use replay_core::error::{Error, Result};
 use replay_core::table::{Attempt, Turn};
 use replay_wire::{ReplyBody, RequestBody};
 
@@ -48,7 +48,7 @@ impl<'a> Membership<'a> {
         turn: &mut Turn,
     ) -> Result<Attempt<ReplyBody>> {
         if let (RequestBody::JoinGradients { .. }, Some(_)) = (request, self.session.get()) {
-            return Err(Error::Protocol(
+            return Err(Error::protocol(
                 "this connection has joined a gradient job already: join over one connection for each worker".to_owned(),
             ));
         }

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use crate::error::{Error, Result};
 use crate::receive::{PushPermit, ReceiveBudgets, ReceivePermit, TableWrites};
 use replay_core::cause::WaitReason;
-use replay_core::error::{Error, Result};
 use replay_core::memory::Memory;
 use replay_wire::{Header, RequestBody};
 
@@ -91,7 +91,7 @@ impl<'a> ReceiveQuota<'a> {
     /// Admits a received request, and returns the part of its `reservation` that it keeps until its answer.
     ///
     /// # Errors
-    /// [`Error::Protocol`] for a push without an open writer: it would wait in the budget that is kept free of waiting
+    /// [`replay_wire::Error::Protocol`] for a push without an open writer: it would wait in the budget that is kept free of waiting
     /// requests.
     pub fn admit(
         &mut self,
@@ -101,7 +101,7 @@ impl<'a> ReceiveQuota<'a> {
         match request {
             RequestBody::OpenWriter { open, .. } => self.writes_to(&open.table),
             RequestBody::Push(_) if self.writes.is_none() => {
-                return Err(Error::Protocol(
+                return Err(Error::protocol(
                     "a push came over a connection that has opened no writer: open the writer there first".to_owned(),
                 ));
             }

@@ -10,10 +10,11 @@ use tokio::sync::mpsc;
 
 use super::quota::RequestPermit;
 use super::{ConnectionHandler, Received};
+use crate::error::{Error, Result};
 use crate::framing::{broken, is_closed, write_frame, write_part};
 use crate::reply_budget::{Reader, ReplyShare};
 use crate::stack::{Stack, until};
-use replay_core::error::{Error, Result};
+use base::error::check_size;
 use replay_wire::{OutgoingFrame, Reply, ReplyBody};
 
 /// A reply to write.
@@ -81,15 +82,13 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         };
         let outgoing = reply.and_then(|body| {
             let outgoing = replay_wire::encode_reply(Reply { id, body })?;
-            match outgoing.frame_bytes() {
-                size if size > self.context.max_frame_bytes => Err(Error::TooLarge {
-                    what: "a reply, in bytes,",
-                    size,
-                    limit: self.context.max_frame_bytes,
-                    advice: "ask for less at a time, or start the server with a larger --max-frame-bytes",
-                }),
-                _ => Ok(outgoing),
-            }
+            check_size(
+                "a reply, in bytes,",
+                outgoing.frame_bytes(),
+                self.context.max_frame_bytes,
+                "ask for less at a time, or start the server with a larger --max-frame-bytes",
+            )?;
+            Ok(outgoing)
         });
         match outgoing {
             Ok(outgoing) => replies.send(outgoing, permit, shared),

@@ -3,9 +3,9 @@
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::ConnectionHandler;
+use crate::error::{Error, Result};
 use crate::framing::FrameReader;
 use crate::stack::Stack;
-use replay_core::error::{Error, Result};
 use replay_wire::auth::ChannelBinding;
 use replay_wire::handshake::Authenticated;
 use replay_wire::role::Role;
@@ -64,7 +64,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         *id = request.id;
         let RequestBody::Hello(hello) = &request.body else {
             let reason = "the first request of a connection is hello";
-            return Err(Error::Protocol(reason.to_owned()));
+            return Err(Error::protocol(reason.to_owned()));
         };
         let (challenge, challenged) = handshake.challenge(hello, channel_binding)?;
         self.write_reply(write, *id, ReplyBody::Challenge(challenge))
@@ -74,7 +74,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
             Ok(Some(frame)) => frame,
             // A client without a token ends here, too.
             Ok(None) | Err(Error::Disconnected { .. }) if challenged.needs_token() => {
-                return Err(Error::Authentication(
+                return Err(Error::authentication(
                     "the client left without a proof that it knows the token: it has none"
                         .to_owned(),
                 ));
@@ -86,7 +86,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         *id = request.id;
         let RequestBody::Authenticate(proof) = request.body else {
             let reason = "the request after the challenge is authenticate";
-            return Err(Error::Protocol(reason.to_owned()));
+            return Err(Error::protocol(reason.to_owned()));
         };
         let Authenticated { role, proof } = handshake.authenticate(&challenged, proof)?;
         if let Err(busy) = self.slot.welcome() {

@@ -5,7 +5,9 @@
 //! Waiting pushes use no receive memory of other requests, and no more than the share of their table.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
+
+use base::sync::lock;
 
 use tokio::sync::oneshot;
 
@@ -15,6 +17,7 @@ use tokio::sync::oneshot;
 /// granted memory in order of arrival. Tables do not wait for each other.
 pub struct PushBudget {
     limit: u64,
+    /// A panic leaves whole entries: nothing that may panic runs under the lock.
     state: Mutex<State>,
 }
 
@@ -67,7 +70,7 @@ impl PushBudget {
     /// A connection writes to this table, until the returned value is dropped.
     pub fn writes(self: &Arc<Self>, table: &str) -> TableWrites {
         let table = Arc::from(table);
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         let frames = state.tables.entry(Arc::clone(&table)).or_default();
         frames.connections += 1;
         TableWrites {
@@ -78,19 +81,14 @@ impl PushBudget {
 
     /// Bytes reserved now.
     pub fn reserved(&self) -> u64 {
-        self.limit - self.lock().left
-    }
-
-    /// A panic leaves whole entries: nothing that may panic runs under the lock.
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.limit - lock(&self.state).left
     }
 
     /// Takes note of a change under the lock, and grants the frames that now fit.
     fn change(self: &Arc<Self>, change: impl FnOnce(&mut State)) {
         let mut granted = Vec::new();
         {
-            let mut state = self.lock();
+            let mut state = lock(&self.state);
             change(&mut state);
             state.grant(self, &mut granted);
         }
@@ -178,7 +176,7 @@ impl TableWrites {
     pub async fn reserve(&self, bytes: u64) -> PushPermit {
         let bytes = bytes.min(self.budget.limit);
         let granted = {
-            let mut state = self.budget.lock();
+            let mut state = lock(&self.budget.state);
             let waits = state.first(&self.table).is_some();
             if !waits && state.take(&self.table, bytes) {
                 return self.permit(bytes);
@@ -194,7 +192,7 @@ impl TableWrites {
 
     /// Reserves `bytes` without waiting; `None` when they are not free.
     pub fn try_reserve(&self, bytes: u64) -> Option<PushPermit> {
-        let mut state = self.budget.lock();
+        let mut state = lock(&self.budget.state);
         let free = state.first(&self.table).is_none() && state.take(&self.table, bytes);
         drop(state);
         free.then(|| self.permit(bytes))
@@ -263,7 +261,7 @@ mod tests {
         held.clear();
         drop(free);
         assert_eq!(budget.reserved(), 0);
-        assert!(budget.lock().tables.is_empty());
+        assert!(lock(&budget.state).tables.is_empty());
     }
 
     #[test]

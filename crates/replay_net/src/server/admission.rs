@@ -4,12 +4,13 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::config::ServerConfig;
-use replay_core::error::{Error, Result};
+use crate::error::{Error, Result};
+use base::sync::lock;
 
 /// Connections over a limit that get an error reply at the same time; further ones are closed without a reply.
 const MAX_REFUSALS: usize = 16;
@@ -113,10 +114,7 @@ impl Admission {
     }
 
     fn share(self: &Arc<Self>, address: IpAddr) -> Option<AddressShare> {
-        let mut addresses = self
-            .addresses
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut addresses = lock(&self.addresses);
         let handshakes = addresses.entry(address).or_default();
         if *handshakes >= self.max_handshakes_per_address {
             return None;
@@ -131,11 +129,7 @@ impl Admission {
 
 impl Drop for AddressShare {
     fn drop(&mut self) {
-        let mut addresses = self
-            .admission
-            .addresses
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut addresses = lock(&self.admission.addresses);
         if let Some(handshakes) = addresses.get_mut(&self.address) {
             *handshakes -= 1;
             if *handshakes == 0 {

@@ -30,8 +30,9 @@ use tokio::task::JoinHandle;
 use super::{ACCEPT_PAUSE, Server, StrangerEvent};
 use crate::config::HttpAddress;
 use crate::connection::{Phase, reached};
+use crate::error::Result;
+use crate::io_error;
 use crate::stack::kernel::{self, SERVER_USER_TIMEOUT, prepare_tcp};
-use replay_core::error::{Error, Result};
 
 /// Open connections; a further one takes the place of the oldest, so that idle ones keep no supervisor out. Each may hold one
 /// answer: 4 MB for a thousand tables.
@@ -66,14 +67,14 @@ impl HttpListener {
             let bound = listener.local_addr()?;
             Ok((listener, bound))
         };
-        let (listener, bound) = bind().map_err(|source: io::Error| Error::Io {
-            what: match source.kind() {
+        let (listener, bound) = bind().map_err(|error: io::Error| {
+            let what = match error.kind() {
                 ErrorKind::AddrInUse => format!(
                     "cannot listen on {address} (--http): choose another port, or end the program that has it"
                 ),
                 _ => format!("cannot listen on {address} (--http)"),
-            },
-            source,
+            };
+            io_error(what)(error)
         })?;
         Ok(HttpListener {
             listener,
@@ -215,7 +216,7 @@ impl Server {
     /// Checks the token of a request, on a server with tokens: any role may read statistics.
     ///
     /// # Errors
-    /// [`Error::Authentication`], for the client.
+    /// [`replay_wire::Error::Authentication`], for the client.
     fn authorize_http<B>(&self, request: &Request<B>, peer: SocketAddr) -> Result<()> {
         let header = request.headers().get(AUTHORIZATION);
         let token = header.and_then(sent_token);
@@ -225,7 +226,8 @@ impl Server {
             let (event, now) = (StrangerEvent::FailedLogin, Instant::now());
             self.strangers.report(event, &peer.to_string(), error, now);
         }
-        role.map(|_| ())
+        role?;
+        Ok(())
     }
 }
 

@@ -17,12 +17,12 @@ use crate::aggregators::{Aggregators, ParentServer};
 use crate::client::ConnectOptions;
 use crate::client::connection::Dialer;
 use crate::config::{HttpAddress, ServerConfig};
+use crate::error::{Error, Result};
 use crate::io_error;
 use crate::snapshots::{SnapshotThread, Snapshots};
 use crate::stack::kernel::{self, Kernel};
 use crate::stack::{Address, Stack, StackName};
 use gradients::{dpdk_aggregators, udp_aggregators};
-use replay_core::error::{Error, Result};
 use replay_core::memory::Memory;
 
 /// Open descriptors of a process besides its connections.

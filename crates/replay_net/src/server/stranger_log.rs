@@ -1,8 +1,10 @@
 //! Lines of the log that strangers can cause, clients before their welcome, at a bounded rate.
 
 use std::fmt::Display;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
+
+use base::sync::lock;
 
 /// Shortest time between two lines of one kind: strangers must not fill the log.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -44,7 +46,7 @@ impl StrangerLog {
         now: Instant,
     ) -> bool {
         let since = &self.0[event as usize];
-        let mut since = since.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut since = lock(since);
         let recent = |logged: Instant| now.saturating_duration_since(logged) < INTERVAL;
         if since.logged.is_some_and(recent) {
             since.unreported += 1;

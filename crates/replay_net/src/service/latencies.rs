@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::{Serialize, Serializer};
 
-use replay_core::histogram::Histogram;
+use base::histogram::Histogram;
 use replay_wire::RequestBody;
 
 /// Histograms of the time from the arrival of a request to its reply, waits included, by kind of request.

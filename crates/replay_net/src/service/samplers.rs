@@ -2,11 +2,12 @@
 //! without an error: the log warns of the second program.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
 use serde_json::Value;
 
 use crate::client::program;
+use base::sync::lock;
 
 /// Programs with an open connection that has sampled a table, by the table's name.
 #[derive(Default)]
@@ -33,7 +34,7 @@ impl Samplers {
 
     /// Adds `sampled_by`, the programs that sample it, to the statistics of each table.
     pub fn add_stats(&self, tables: &mut Value) {
-        let samplers = self.lock();
+        let samplers = lock(&self.0);
         for (name, stats) in tables.as_object_mut().into_iter().flatten() {
             let of_table = samplers.get(name).into_iter();
             let programs = of_table.flat_map(|table| table.programs.keys());
@@ -41,12 +42,8 @@ impl Samplers {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, TableSamplers>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn add(&self, table: &str, program: u64, peer: &str) {
-        let mut samplers = self.lock();
+        let mut samplers = lock(&self.0);
         let of_table = samplers.entry(table.to_owned()).or_default();
         let other = of_table
             .programs
@@ -67,7 +64,7 @@ impl Samplers {
     }
 
     fn remove(&self, table: &str, program: u64) {
-        let mut samplers = self.lock();
+        let mut samplers = lock(&self.0);
         let Some(of_table) = samplers.get_mut(table) else {
             return;
         };
@@ -127,7 +124,7 @@ mod tests {
     #[test]
     fn a_program_samples_until_its_last_connection_ends() {
         let samplers = Samplers::default();
-        let warned = || samplers.lock().get("t").map(|table| table.warned);
+        let warned = || lock(&samplers.0).get("t").map(|table| table.warned);
         assert!(!samplers.connection(0, "a:0").is_new("t"));
         assert_eq!((sampled_by(&samplers), warned()), (json!([]), None));
         let mut first = samplers.connection(1, "a:1");

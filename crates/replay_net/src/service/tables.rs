@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-use replay_core::error::{Error, Result};
+use crate::error::{Error, Result};
 use replay_core::memory::Memory;
 use replay_core::schema::TableConfig;
 use replay_wire::{ReplyBody, RequestBody};
@@ -75,27 +75,29 @@ impl Tables {
         let table = self.memory.table(&config.name).ok()?;
         Some(match table.config().difference(config) {
             None => Ok(ReplyBody::Done),
-            Some(difference) => Err(Error::TableDiffers {
+            Some(difference) => Err(replay_core::Error::TableDiffers {
                 table: config.name.clone(),
                 difference,
-            }),
+            }
+            .into()),
         })
     }
 
     fn create(&self, config: &TableConfig) -> Result<()> {
         match self.memory.create_table(config) {
             Ok(_) => Ok(()),
-            Err(Error::TableDiffers { table, difference })
+            Err(replay_core::Error::TableDiffers { table, difference })
                 if self.configured.contains(&config.name) =>
             {
-                Err(Error::TableDiffers {
+                Err(replay_core::Error::TableDiffers {
                     table,
                     difference: format!(
                         "{difference} (the table is in the server's configuration)"
                     ),
-                })
+                }
+                .into())
             }
-            Err(error) => Err(error),
+            Err(error) => Err(error.into()),
         }
     }
 
@@ -105,7 +107,7 @@ impl Tables {
                 "table {name:?} is in the server's configuration and cannot be dropped: empty it instead"
             )));
         }
-        self.memory.drop_table(name)
+        Ok(self.memory.drop_table(name)?)
     }
 }
 

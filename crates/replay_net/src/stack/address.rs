@@ -8,7 +8,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use super::StackName;
-use replay_core::error::{Error, Result};
+use crate::error::{Error, Result};
 
 /// The address of a server.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -26,10 +26,10 @@ use std::net::SocketAddr;
 use std::time::Instant;
 
 use super::{Address, Stack};
+use crate::error::{Error, Result};
 use crate::io_error;
 pub use handle::ReactorHandle;
 use reactor::{Reactor, Sleep};
-use replay_core::error::{Error, Result};
 use socket::{FstackListener, FstackStream};
 pub use start::{running, start};
 

@@ -13,8 +13,8 @@ use socket2::{Domain, SockAddr, SockRef, Socket, TcpKeepalive, Type};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 
 use super::{Address, ByteStream, Stack, StackName};
+use crate::error::{Error, Result};
 use crate::io_error;
-use replay_core::error::{Error, Result};
 
 /// Length of the kernel's queue of connections before `accept`.
 const BACKLOG: i32 = 1024;
@@ -59,10 +59,7 @@ impl Stack for Kernel {
     type Incoming = KernelIncoming;
 
     fn listen(&self, address: &Address) -> Result<KernelListener> {
-        let failed = |source| Error::Io {
-            what: format!("cannot listen on {address}"),
-            source,
-        };
+        let failed = |error| io_error(format!("cannot listen on {address}"))(error);
         match address {
             Address::Tcp {
                 host, port, tls, ..

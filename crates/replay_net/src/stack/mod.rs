@@ -18,8 +18,8 @@ use tokio::sync::oneshot;
 
 pub use address::Address;
 
+use crate::error::{Error, Result};
 use crate::io_error;
-use replay_core::error::{Error, Result};
 
 /// Name of a network stack.
 #[derive(

@@ -3,8 +3,9 @@
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
 
+use base::wait::Wait;
 use gradients::dpdk::DpdkConfig;
-use replay_core::replay::{Replay, Wait};
+use replay_core::replay::Replay;
 use replay_net::client::{ConnectOptions, connect};
 
 use crate::setup::*;

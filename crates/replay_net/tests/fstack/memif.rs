@@ -5,10 +5,12 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use replay_core::error::{Error, ErrorCode, Result};
-use replay_core::replay::{Replay, Wait};
+use base::wait::Wait;
+use replay_core::replay::Replay;
 use replay_net::client::{Client, ConnectOptions, connect};
+use replay_net::error::{Error, Result};
 use replay_net::stack::Address;
+use replay_wire::ErrorCode;
 use replay_wire::auth::Secret;
 
 use crate::client::exercise;

@@ -1,8 +1,8 @@
 //! Much at a time: large frames and many connections.
 
-use replay_core::error::Result;
 use replay_core::replay::Replay;
 use replay_net::client::{Client, ConnectOptions};
+use replay_net::error::Result;
 
 use crate::support::*;
 

@@ -3,15 +3,16 @@
 use std::net::UdpSocket;
 use std::time::Instant;
 
+use base::wait::Wait;
 use gradients::JoinJob;
 use gradients::packet::{Ack, PacketHeader, PacketKind, Status};
-use replay_core::ErrorCode;
-use replay_core::replay::Wait;
 use replay_net::client::ConnectOptions;
 use replay_net::client::connection::Dialer;
 use replay_net::client::gradients::{JoinedJob, join_job};
 use replay_net::client::{Client, GradientWorker, connect};
+use replay_net::error::Result;
 use replay_net::stack::Address;
+use replay_wire::ErrorCode;
 use replay_wire::auth::Secret;
 
 use crate::support::{LONG, Serving, request, requests, sum_rounds};
@@ -60,7 +61,7 @@ impl Secrets {
         (serving, here.parse().unwrap())
     }
 
-    fn connect(&self, address: &Address, token: Option<&str>) -> replay_core::Result<Client> {
+    fn connect(&self, address: &Address, token: Option<&str>) -> Result<Client> {
         let tls = matches!(address, Address::Tcp { tls: true, .. });
         let options = ConnectOptions {
             token: token.map(|token| Secret(token.to_owned())),

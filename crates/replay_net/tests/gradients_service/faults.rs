@@ -3,10 +3,11 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+use base::wait::Wait;
 use gradients::{self, Control, JoinJob};
-use replay_core::replay::Wait;
-use replay_core::{Error, ErrorCode};
 use replay_net::client::GradientWorker;
+use replay_net::error::Error;
+use replay_wire::ErrorCode;
 
 use crate::support::{LONG, Serving, request, requests, sum_rounds};
 
@@ -39,10 +40,10 @@ fn a_worker_whose_connection_ends_in_a_round_is_named_at_once() {
     sum_rounds(&mut workers, 1, 1000);
     let gone = workers.pop().unwrap();
     let error = failing(&serving, &mut workers[0], move || drop(gone));
-    let Some(gradients::Error::Missing {
+    let Error::Gradients(gradients::Error::Missing {
         workers: missing,
         reason,
-    }) = gradients::Error::of(&error)
+    }) = &error
     else {
         panic!("{error}");
     };
@@ -75,7 +76,7 @@ fn a_missing_worker_is_named_at_the_deadline_with_advice() {
         assert!(said.contains(part), "{said}");
     }
     assert!(
-        matches!(gradients::Error::of(&error), Some(gradients::Error::Missing { workers, .. }) if *workers == [1, 2])
+        matches!(&error, Error::Gradients(gradients::Error::Missing { workers, .. }) if *workers == [1, 2])
     );
 }
 
@@ -118,18 +119,15 @@ fn a_stopped_server_is_an_error_at_the_deadline() {
     let error = failing(&serving, &mut workers[0], || serving.signal(libc::SIGSTOP));
     // Which one depends on whether the aggregator had answered in this round.
     let either = matches!(
-        gradients::Error::of(&error),
-        Some(gradients::Error::Missing { .. } | gradients::Error::Silent { .. })
+        &error,
+        Error::Gradients(gradients::Error::Missing { .. } | gradients::Error::Silent { .. })
     );
     assert!(either, "{error}");
     let error = workers[1]
         .sum(&mut [1.0], false, &Wait::forever())
         .unwrap_err();
     assert!(
-        matches!(
-            gradients::Error::of(&error),
-            Some(gradients::Error::Silent { .. })
-        ),
+        matches!(&error, Error::Gradients(gradients::Error::Silent { .. })),
         "{error}"
     );
     // Joining ends at the deadline, too.

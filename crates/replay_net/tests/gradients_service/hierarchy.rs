@@ -3,10 +3,11 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+use base::wait::Wait;
 use gradients::{self, Arithmetic, Control, JoinJob};
-use replay_core::replay::Wait;
-use replay_core::{Error, ErrorCode};
 use replay_net::client::GradientWorker;
+use replay_net::error::Error;
+use replay_wire::ErrorCode;
 
 use crate::support::{Serving, request, requests, sum_all, sum_rounds, whole_numbers};
 
@@ -179,8 +180,7 @@ fn a_worker_missing_in_one_rack_is_named_in_all_and_a_reset_continues() {
     let mut vectors = whole_numbers(ALL.into(), 2000, 5);
     for failed in sum_all(&mut workers[..3], &mut vectors[..3]) {
         let error = failed.unwrap_err();
-        let Some(gradients::Error::Missing { workers, reason }) = gradients::Error::of(&error)
-        else {
+        let Error::Gradients(gradients::Error::Missing { workers, reason }) = &error else {
             panic!("{error}");
         };
         assert_eq!(*workers, [1]);
@@ -245,8 +245,7 @@ fn a_killed_rack_ends_sums_in_all_racks_and_can_rejoin() {
     });
     for failed in failed {
         let error = failed.unwrap_err();
-        let Some(gradients::Error::Missing { workers, reason }) = gradients::Error::of(&error)
-        else {
+        let Error::Gradients(gradients::Error::Missing { workers, reason }) = &error else {
             panic!("{error}");
         };
         // Workers would take numbers for those in their own rack.

@@ -2,9 +2,10 @@
 
 use std::thread;
 
+use base::wait::Wait;
 use gradients::{Arithmetic, Control, JoinJob};
-use replay_core::ErrorCode;
-use replay_core::replay::{Replay, Wait};
+use replay_core::replay::Replay;
+use replay_wire::ErrorCode;
 
 use crate::support::{Serving, request, requests, sum_all, sum_rounds, whole_numbers};
 

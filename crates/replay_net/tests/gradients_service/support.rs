@@ -6,10 +6,11 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use base::wait::Wait;
 use gradients::{Arithmetic, JoinJob, Sum};
-use replay_core::Result;
-use replay_core::replay::{Replay, Wait};
+use replay_core::replay::Replay;
 use replay_net::client::{Client, ConnectOptions, GradientWorker, connect};
+use replay_net::error::Result;
 use replay_net::stack::Address;
 use serde_json::Value;
 

@@ -5,10 +5,11 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use replay_core::ErrorCode;
-use replay_core::replay::{Replay, Wait};
+use base::wait::Wait;
+use replay_core::replay::Replay;
 use replay_net::client::{ConnectOptions, connect};
 use replay_net::stack::Address;
+use replay_wire::ErrorCode;
 use replay_wire::auth::Secret;
 
 use crate::kernel::certificate;

@@ -7,14 +7,16 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use base::wait::Wait;
 use gradients::{Arithmetic, JoinJob};
-use replay_core::replay::{Replay, Wait};
-use replay_core::{Error, ErrorCode, Result};
+use replay_core::replay::Replay;
 use replay_net::client::shards::ShardedClient;
 use replay_net::client::{Client, ConnectOptions, connect};
 use replay_net::config::ServerConfig;
+use replay_net::error::{Error, Result};
 use replay_net::server::RunningServer;
 use replay_net::stack::Address;
+use replay_wire::ErrorCode;
 use socket2::{Domain, SockAddr, SockRef, Socket, Type};
 
 use crate::command::Serving;

@@ -10,13 +10,15 @@ use rustls::pki_types::ServerName;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
+use base::wait::Wait;
 use replay_core::memory::{Memory, MemoryLimits};
-use replay_core::replay::{Replay, Wait};
-use replay_core::{Error, ErrorCode, Result};
+use replay_core::replay::Replay;
 use replay_net::client::{Client, ConnectOptions, connect, tls};
 use replay_net::config::ServerConfig;
+use replay_net::error::{Error, Result};
 use replay_net::server::{RunningServer, Server};
 use replay_net::stack::Address;
+use replay_wire::ErrorCode;
 use replay_wire::auth::{self, CHANNEL_BINDING_LABEL, Secret, Side, Transcript};
 use replay_wire::{PROTOCOL, RequestBody};
 

@@ -3,11 +3,12 @@
 use tokio::io::copy_bidirectional;
 use tokio::net::TcpListener;
 
-use replay_core::ErrorCode;
-use replay_core::replay::{Replay, Wait};
+use base::wait::Wait;
+use replay_core::replay::Replay;
 use replay_net::client::connect;
 use replay_net::stack::Address;
 use replay_net::tls::acceptor;
+use replay_wire::ErrorCode;
 
 use crate::kernel::{certificate, dial_tls, options, start, with_tls};
 use crate::suite::refused;

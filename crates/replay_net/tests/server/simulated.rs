@@ -3,12 +3,12 @@
 
 use std::time::Duration;
 
-use replay_core::ErrorCode;
 use replay_core::cause::{Cause, TableWait, WaitReason};
 use replay_core::replay::SampleRequest;
 use replay_core::schema::TableConfig;
 use replay_net::client::tls;
 use replay_net::config::ServerConfig;
+use replay_wire::ErrorCode;
 use replay_wire::{PROTOCOL, ReplyBody, RequestBody};
 use rustls::pki_types::ServerName;
 use tokio_rustls::TlsConnector;

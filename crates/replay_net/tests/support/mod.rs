@@ -12,14 +12,16 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
-use replay_core::error::{ErrorCode, Result};
+use base::wait::Wait;
 use replay_core::memory::{Memory, MemoryLimits};
 use replay_core::replay::*;
 use replay_core::schema::{Codec, Column, Dtype, Sampler, TableConfig, flags};
 use replay_net::client::{self, Address, Client, ConnectOptions};
 use replay_net::config::ServerConfig;
+use replay_net::error::{Error, Result};
 use replay_net::server::{RunningServer, Server};
 use replay_net::stack::StackName;
+use replay_wire::ErrorCode;
 
 /// Long enough that a test that reaches it has failed.
 pub fn soon() -> Wait<'static> {
@@ -270,7 +272,7 @@ pub fn numbers(sampled: &Sampled) -> Vec<u64> {
 }
 
 /// Everything that is left in a queue.
-pub fn drain(replay: &dyn Replay, table: &str) -> Vec<u64> {
+pub fn drain(replay: &dyn Replay<Error>, table: &str) -> Vec<u64> {
     let request = SampleRequest {
         allow_short: true,
         ..sample_request(table, 1000)

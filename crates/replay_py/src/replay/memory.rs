@@ -7,9 +7,9 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use replay_core::memory::{Memory, MemoryLimits};
-use replay_core::snapshot;
 use replay_net::config::ServerConfig;
 use replay_net::process_memory;
+use replay_net::snapshots::file;
 use replay_wire::auth::Secret;
 
 use super::PyReplay;
@@ -66,13 +66,13 @@ impl PyMemory {
     #[doc = stub_doc!("Memory.save")]
     fn save(slf: &Bound<'_, Self>, path: PathBuf) -> PyResult<()> {
         let memory = Self::memory(slf)?;
-        wait::unlocked(slf.py(), || snapshot::save(&memory, &path))
+        wait::unlocked(slf.py(), || file::save(&memory, &path))
     }
 
     #[doc = stub_doc!("Memory.restore")]
     fn restore(slf: &Bound<'_, Self>, path: PathBuf) -> PyResult<()> {
         let memory = Self::memory(slf)?;
-        let restored = wait::unlocked(slf.py(), || snapshot::restore(&memory, &path));
+        let restored = wait::unlocked(slf.py(), || file::restore(&memory, &path));
         // Restoring may have made tables.
         slf.as_super().get().decoders().clear();
         restored

@@ -8,7 +8,7 @@ use std::time::Instant;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use replay_core::error::ErrorCode;
+use base::sync::lock;
 use replay_core::importance;
 use replay_core::replay::{SampleRequest, UpdateReceipt};
 use replay_core::schema::{Dtype, TableConfig};
@@ -16,12 +16,12 @@ use replay_core::sum_tree::check_samples;
 use replay_core::table::ids::IdSpace;
 use replay_core::view::{DecodeOptions, Normalization, ViewSpec};
 use replay_core::writer::{Writer, WriterOptions};
+use replay_wire::ErrorCode;
 
 use super::PyReplay;
 use crate::batch::PyBatch;
 use crate::batches::{Beta, PyBatches};
 use crate::decoded_sample::{DecodedSampler, Reading};
-use crate::exclusive::lock;
 use crate::interpreter::Call;
 use crate::view::ViewArgument;
 use crate::writer::PyWriter;

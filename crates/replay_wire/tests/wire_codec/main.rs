@@ -8,10 +8,10 @@ use proptest::prelude::*;
 use proptest::sample::Index;
 
 use messages::{Answer, answer, body, bytes, received, request, seen};
-use replay_core::error::{Error, ErrorCode};
 use replay_core::replay::*;
 use replay_core::schema::{Codec, Column, Dtype, TableConfig};
 use replay_core::view::{NStep, ViewSpec};
+use replay_wire::error::ErrorCode;
 use replay_wire::*;
 
 proptest! {
@@ -72,13 +72,13 @@ proptest! {
 fn every_error_code_crosses() {
     for number in 0..=ErrorCode::Forbidden as u16 {
         let code = code(number);
-        let error = Error::Remote {
-            code,
-            message: "why".into(),
-        };
         let outgoing = encode_reply(Reply {
             id: 1,
-            body: (&error).into(),
+            body: ReplyBody::Error {
+                code,
+                message: "why".into(),
+                waited_for: None,
+            },
         })
         .unwrap();
         let reply = decode_reply(received(&outgoing)).unwrap();

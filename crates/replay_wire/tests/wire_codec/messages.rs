@@ -7,10 +7,10 @@ use proptest::prelude::*;
 
 use gradients::{Arithmetic, Asynchronous, JoinJob, Ticket};
 use replay_core::cause::{Cause, OutdatedWriter, TableWait, WaitReason};
-use replay_core::error::ErrorCode;
 use replay_core::replay::*;
 use replay_core::schema::{Codec, Column, Dtype, Sampler, TableConfig};
 use replay_core::view::{NStep, ViewSpec};
+use replay_wire::error::ErrorCode;
 use replay_wire::*;
 
 fn dtype() -> impl Strategy<Value = Dtype> {

@@ -3,9 +3,10 @@
 use std::marker::PhantomData;
 use std::sync::Mutex;
 
+use base::sync::lock;
+
 use crate::error::Result;
 use crate::schema::TableConfig;
-use crate::sync::lock;
 use crate::table::ids::ItemId;
 use crate::table::items::Items;
 

@@ -16,9 +16,9 @@ use std::sync::Mutex;
 use crate::power;
 use crate::schema::TableConfig;
 use crate::sum_tree::{SampledLeaf, SumTree};
-use crate::sync::lock;
 use crate::table::ids::ItemId;
 use crate::table::items::Items;
+use base::sync::lock;
 
 use super::{ItemSampler, TableSampler};
 

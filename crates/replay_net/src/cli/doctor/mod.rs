@@ -12,9 +12,9 @@ use serde::Serialize;
 use checks::Machine;
 
 use super::serve::ServeFlags;
+use crate::error::Result;
 use crate::stack::StackName;
 use crate::stack::fstack_config::Config;
-use replay_core::error::Result;
 
 /// Check whether this machine can serve; takes the settings of serve.
 ///

@@ -8,11 +8,12 @@ use super::super::pipeline::{is_absent, is_busy};
 use super::super::{Address, Client, ConnectOptions};
 use super::ShardedClient;
 use super::group::{self, Group, ask_promptly, at, is_lost, lock, within_namespace};
+use crate::error::{Error, Result};
 use crate::refuse;
-use replay_core::error::{Error, Result};
-use replay_core::replay::{Replay, Wait};
+use base::random::random_number;
+use base::wait::Wait;
+use replay_core::replay::Replay;
 use replay_core::schema::TableConfig;
-use replay_core::sync::random_number;
 
 /// Longest time for which a call tries a broken connection again: at once, and not after a pause.
 const RECONNECT_FOR: Duration = Duration::from_millis(10);
@@ -56,7 +57,7 @@ impl ShardedClient {
     ///
     /// # Errors
     /// [`Error::Connect`] where none answers; [`Error::Config`] for servers of different releases, or of different tables;
-    /// [`Error::TableDiffers`] for tables of different definitions; the errors of [`Client::connect`], with the address.
+    /// [`replay_core::Error::TableDiffers`] for tables of different definitions; the errors of [`Client::connect`], with the address.
     pub fn connect(
         addresses: &[Address],
         options: &ConnectOptions,
@@ -129,9 +130,11 @@ impl ShardedClient {
     fn one(address: &Address, options: ConnectOptions, wait: &Wait<'_>) -> Result<Result<Client>> {
         match Client::connect(address, options, wait) {
             Err(error) if is_absent(&error) || is_busy(&error) || is_lost(&error) => Ok(Err(error)),
-            Err(Error::Authentication(reason)) => Err(Error::Authentication(format!(
-                "{address}: {reason}; servers of one list have the same token"
-            ))),
+            Err(Error::Wire(replay_wire::Error::Authentication(reason))) => {
+                Err(Error::authentication(format!(
+                    "{address}: {reason}; servers of one list have the same token"
+                )))
+            }
             Err(error) => Err(at(&address.to_string(), error)),
             connected => Ok(connected),
         }
@@ -183,7 +186,7 @@ impl ShardedClient {
                 let Some(difference) = there.and_then(|there| table.difference(there)) else {
                     continue;
                 };
-                return Err(Error::TableDiffers {
+                return Err(replay_core::Error::TableDiffers {
                     table: table.name.clone(),
                     difference: format!(
                         "at {} {difference} by {}: drop it at one of them (connect to that one server, and Replay.drop_table), or \
@@ -191,7 +194,7 @@ impl ShardedClient {
                         name(*shard),
                         name(model),
                     ),
-                });
+                }.into());
             }
         }
         for (shard, _) in listings.iter().filter(|(_, one)| one.tables.is_empty()) {

@@ -5,11 +5,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use crate::error::{Error, Result};
+use base::wait::Wait;
 use replay_core::cause::WaitReason;
-use replay_core::error::{Error, ErrorCode, Result};
-use replay_core::replay::{Listing, Replay, SampledItem, ShardState, Wait};
+use replay_core::replay::{Listing, Replay, SampledItem, ShardState};
 use replay_core::schema::TableConfig;
 use replay_core::table::ids::IdSpace;
+use replay_wire::ErrorCode;
 
 use super::super::Client;
 use super::super::pipeline::{is_broken, is_closed};
@@ -238,8 +240,10 @@ pub fn at(name: &str, error: Error) -> Error {
         Error::RemoteDeadline { waited_for } => Error::RemoteDeadline {
             waited_for: Box::new(WaitReason::AtServer(name.to_owned(), waited_for)),
         },
-        Error::Authentication(reason) => Error::Authentication(here(reason)),
-        Error::Protocol(reason) => Error::Protocol(here(reason)),
+        Error::Wire(replay_wire::Error::Authentication(reason)) => {
+            Error::authentication(here(reason))
+        }
+        Error::Wire(replay_wire::Error::Protocol(reason)) => Error::protocol(here(reason)),
         Error::Config(reason) => Error::Config(here(reason)),
         error => error,
     }
@@ -293,7 +297,7 @@ pub fn silent(client: &Client) -> Error {
 /// Makes the tables that `there` has and `here` has not. An actor's token does not allow it: a learner's client does it.
 ///
 /// # Errors
-/// [`Error::TableDiffers`] for a table that is made otherwise; errors of the calls.
+/// [`replay_core::Error::TableDiffers`] for a table that is made otherwise; errors of the calls.
 pub fn complete(
     client: &Client,
     here: &[TableConfig],
@@ -310,14 +314,15 @@ pub fn complete(
 }
 
 /// # Errors
-/// [`Error::TableDiffers`] unless the definitions agree.
+/// [`replay_core::Error::TableDiffers`] unless the definitions agree.
 pub fn same(here: &TableConfig, there: &TableConfig) -> Result<()> {
     match here.difference(there) {
         None => Ok(()),
-        Some(difference) => Err(Error::TableDiffers {
+        Some(difference) => Err(replay_core::Error::TableDiffers {
             table: here.name.clone(),
             difference,
-        }),
+        }
+        .into()),
     }
 }
 

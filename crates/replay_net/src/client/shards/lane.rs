@@ -6,8 +6,9 @@ use super::super::Client;
 use super::super::connection::{Connection, deadline_ms};
 use super::super::pipeline::{RequestPipeline, answer, expect_reply};
 use super::partial::Seen;
-use replay_core::error::{Error, Result};
-use replay_core::replay::{SampleRequest, Sampled, Wait};
+use crate::error::{Error, Result};
+use base::wait::Wait;
+use replay_core::replay::{SampleRequest, Sampled};
 use replay_wire::{ReplyBody, RequestBody};
 
 /// The connection to one server.
@@ -142,7 +143,7 @@ impl Lane {
         self.answers = true;
         let of = |pending: &Pending| pending.id == reply.id;
         let Some(at) = self.pending.iter().position(of) else {
-            return Err(Error::Protocol(format!(
+            return Err(Error::protocol(format!(
                 "{name} answered request {}, which is not in flight",
                 reply.id
             )));
@@ -154,14 +155,14 @@ impl Lane {
         };
         let sampled = expect_reply!(body, ReplyBody::Sampled(sampled) => sampled)?;
         if sampled.items.len() > pending.count as usize {
-            return Err(Error::Protocol(format!(
+            return Err(Error::protocol(format!(
                 "{name} answered a request for {} items with {}",
                 pending.count,
                 sampled.items.len()
             )));
         }
         let Some(state) = sampled.shard else {
-            return Err(Error::Protocol(format!(
+            return Err(Error::protocol(format!(
                 "{name} answered a part of a batch without its table's state"
             )));
         };

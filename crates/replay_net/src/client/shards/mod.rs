@@ -43,15 +43,17 @@ use std::sync::{Arc, Mutex};
 use bytes::Bytes;
 
 use super::Client;
+use crate::error::{Error, Result};
+use base::wait::Wait;
 pub use connect::parse_addresses;
 use group::{Group, ask_promptly, lock};
-use replay_core::error::{Error, ErrorCode, Result};
 use replay_core::replay::{
     Listing, OpenWriter, Parameters, PushChannel, Replay, SampleChannel, SampleRequest, Sampled,
-    UpdateChannel, UpdateReceipt, Wait, WriterId,
+    UpdateChannel, UpdateReceipt, WriterId,
 };
 use replay_core::schema::TableConfig;
 use replay_core::table::ids::IdSpace;
+use replay_wire::ErrorCode;
 use samples::ShardedSamples;
 use updates::ShardedUpdates;
 use writers::ShardedPushes;
@@ -141,7 +143,7 @@ fn keep<T>(idle: &Mutex<Vec<T>>, channel: T) {
     }
 }
 
-impl Replay for ShardedClient {
+impl Replay<Error> for ShardedClient {
     fn create_table(&self, config: &TableConfig, wait: &Wait<'_>) -> Result<()> {
         let part = merge::part(config, self.group.shards.len() as u64);
         let made = self.group.each(|client| client.create_table(&part, wait));
@@ -182,7 +184,11 @@ impl Replay for ShardedClient {
         })
     }
 
-    fn open_writer(&self, open: OpenWriter, wait: &Wait<'_>) -> Result<Box<dyn PushChannel>> {
+    fn open_writer(
+        &self,
+        open: OpenWriter,
+        wait: &Wait<'_>,
+    ) -> Result<Box<dyn PushChannel<Error>>> {
         loop {
             let shard = self.shard_of_writer(&open, wait)?;
             let opened = self.group.shards[shard]
@@ -202,7 +208,11 @@ impl Replay for ShardedClient {
         sampled
     }
 
-    fn sampler(&self, request: SampleRequest, in_flight: usize) -> Result<Box<dyn SampleChannel>> {
+    fn sampler(
+        &self,
+        request: SampleRequest,
+        in_flight: usize,
+    ) -> Result<Box<dyn SampleChannel<Error>>> {
         self.group.check_process()?;
         let request = SampleRequest {
             repeated: true,
@@ -230,7 +240,7 @@ impl Replay for ShardedClient {
         updated
     }
 
-    fn updates(&self) -> Result<Option<Box<dyn UpdateChannel>>> {
+    fn updates(&self) -> Result<Option<Box<dyn UpdateChannel<Error>>>> {
         self.group.check_process()?;
         Ok(Some(Box::new(ShardedUpdates::new(self.group.clone()))))
     }

@@ -12,11 +12,13 @@ use super::group::{Group, ask_promptly, is_lost};
 use super::lane::Lane;
 use super::partial::{PartialBatch, Seen};
 use super::shares::limiter_samples;
+use crate::error::{Error, Result};
+use base::random::random_number;
+use base::wait::Wait;
 use replay_core::cause::WaitReason;
-use replay_core::error::{Error, ErrorCode, Result};
-use replay_core::replay::{BatchPart, Replay, SampleChannel, SampleRequest, Sampled, Wait};
+use replay_core::replay::{BatchPart, Replay, SampleChannel, SampleRequest, Sampled};
 use replay_core::schema::TableConfig;
-use replay_core::sync::random_number;
+use replay_wire::ErrorCode;
 
 /// Longest time for which a server holds a part. Then the rest of the batch is divided anew, by the servers' state at that time.
 const HELD_FOR: Duration = Duration::from_millis(250);
@@ -464,7 +466,7 @@ impl ShardedSamples {
     }
 }
 
-impl SampleChannel for ShardedSamples {
+impl SampleChannel<Error> for ShardedSamples {
     fn next(&mut self, wait: &Wait<'_>) -> Result<Sampled> {
         self.group.check_process()?;
         if let Some(message) = &self.dropped {

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use super::super::updates::{Updates, check};
 use super::group::{Group, Shard, ask_promptly, is_lost, silent, within_grace};
-use replay_core::error::{Error, Result};
-use replay_core::replay::{BatchPart, Replay, SampleRequest, UpdateChannel, UpdateReceipt, Wait};
+use crate::error::{Error, Result};
+use base::wait::Wait;
+use replay_core::replay::{BatchPart, Replay, SampleRequest, UpdateChannel, UpdateReceipt};
 use replay_core::table::ids::IdSpace;
 
 impl Group {
@@ -176,7 +177,7 @@ impl ShardedUpdates {
     }
 }
 
-impl UpdateChannel for ShardedUpdates {
+impl UpdateChannel<Error> for ShardedUpdates {
     fn send(
         &mut self,
         table: &str,

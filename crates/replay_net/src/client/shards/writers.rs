@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use super::group::{Group, lock};
-use replay_core::error::Result;
-use replay_core::replay::{PushBody, PushChannel, Wait, WriterId};
+use crate::error::{Error, Result};
+use base::wait::Wait;
+use replay_core::replay::{PushBody, PushChannel, WriterId};
 
 impl Group {
     /// The server of a writer of this client, while it is open.
@@ -17,7 +18,7 @@ impl Group {
 pub struct ShardedPushes {
     group: Arc<Group>,
     writer: u64,
-    channel: Box<dyn PushChannel>,
+    channel: Box<dyn PushChannel<Error>>,
 }
 
 impl ShardedPushes {
@@ -26,7 +27,7 @@ impl ShardedPushes {
         group: Arc<Group>,
         shard: usize,
         writer: u64,
-        channel: Box<dyn PushChannel>,
+        channel: Box<dyn PushChannel<Error>>,
     ) -> Self {
         lock(&group.writers).insert(writer, shard);
         ShardedPushes {
@@ -43,7 +44,7 @@ impl Drop for ShardedPushes {
     }
 }
 
-impl PushChannel for ShardedPushes {
+impl PushChannel<Error> for ShardedPushes {
     fn push(&mut self, body: PushBody, wait: &Wait<'_>) -> Result<()> {
         self.channel.push(body, wait)
     }
@@ -68,11 +69,11 @@ mod tests {
     use super::super::super::{Client, ConnectOptions};
     use super::*;
     use crate::client::connection::Dialer;
-    use replay_core::error::Error;
+    use crate::error::Error;
 
     struct Pushes;
 
-    impl PushChannel for Pushes {
+    impl PushChannel<Error> for Pushes {
         fn push(&mut self, _: PushBody, _: &Wait<'_>) -> Result<()> {
             Err(Error::Interrupted)
         }

@@ -20,8 +20,8 @@ use futures_util::task::AtomicWaker;
 use super::Fstack;
 use super::reactor::Submission;
 use crate::client::pipeline::ServerWait;
-use replay_core::error::{Error, Result};
-use replay_core::replay::Wait;
+use crate::error::{Error, Result};
+use base::wait::Wait;
 
 /// Handle to the reactor thread.
 #[derive(Clone)]

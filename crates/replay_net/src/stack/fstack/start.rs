@@ -4,7 +4,7 @@
 use std::ffi::CString;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -15,10 +15,11 @@ use super::handle::ReactorHandle;
 use super::initialise::initialise;
 use super::reactor::{Reactor, Submission};
 use super::trial::{SilencedOutput, try_in_child};
+use crate::error::{Error, Result};
 use crate::stack::Stack;
 use crate::stack::fstack_config::Config;
 use crate::{io_error, refuse};
-use replay_core::error::{Error, Result};
+use base::sync::lock;
 
 /// State of F-Stack in this process.
 enum Lifecycle {
@@ -40,7 +41,7 @@ struct RunningReactor {
 static STATE: Mutex<Lifecycle> = Mutex::new(Lifecycle::NotStarted);
 
 fn state() -> MutexGuard<'static, Lifecycle> {
-    STATE.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&STATE)
 }
 
 /// Handle to this process's reactor, if it runs.

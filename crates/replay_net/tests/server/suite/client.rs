@@ -1,8 +1,9 @@
 //! A small client made of the wire's codec.
 
-use replay_core::{Error, ErrorCode, Result};
 use replay_net::client::pipeline::answer;
+use replay_net::error::{Error, Result};
 use replay_net::framing::{FrameReader, write_frame};
+use replay_wire::ErrorCode;
 use replay_wire::auth::{self, Side, Transcript};
 use replay_wire::{
     Challenge, FrameLimits, Hello, PROTOCOL, RELEASE, Reply, ReplyBody, Request, RequestBody,
@@ -145,7 +146,7 @@ impl TestClient {
     /// [`TestClient::receive`], with messages that clients ignore.
     pub async fn receive_any(&mut self) -> Result<Option<Reply>> {
         match self.frames.frame().await? {
-            Some(frame) => decode_reply(frame).map(Some),
+            Some(frame) => Ok(Some(decode_reply(frame)?)),
             None => Ok(None),
         }
     }

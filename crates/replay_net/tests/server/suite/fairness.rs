@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use replay_core::ErrorCode;
 use replay_net::config::ServerConfig;
+use replay_wire::ErrorCode;
 use replay_wire::{ReplyBody, RequestBody};
 
 use super::*;

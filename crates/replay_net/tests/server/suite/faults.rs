@@ -1,10 +1,10 @@
 //! Connections that break, stall and come back: every push is applied once.
 
-use replay_core::ErrorCode;
 use replay_core::replay::{OpenWriter, Push};
 use replay_core::table::Writers;
 use replay_net::config::ServerConfig;
 use replay_net::framing::write_frame;
+use replay_wire::ErrorCode;
 use replay_wire::{ReplyBody, Request, RequestBody, encode_request};
 
 use super::*;

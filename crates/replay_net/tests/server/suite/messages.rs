@@ -3,7 +3,8 @@
 use bytes::Bytes;
 use replay_core::replay::{ChunkHead, NewItem, OpenWriter, Push, PushBody, SampleRequest};
 use replay_core::schema::{Codec, Column, Dtype, Sampler, TableConfig};
-use replay_core::{ErrorCode, Result};
+use replay_net::error::Result;
+use replay_wire::ErrorCode;
 use replay_wire::RequestBody;
 
 pub const TABLE: &str = "steps";

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use replay_core::ErrorCode;
 use replay_core::replay::SampleRequest;
 use replay_core::schema::TableConfig;
 use replay_net::config::ServerConfig;
 use replay_net::framing::write_frame;
+use replay_wire::ErrorCode;
 use replay_wire::{NO_REQUEST, ReplyBody, Request, RequestBody, encode_request};
 
 use super::*;

@@ -2,11 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use replay_core::ErrorCode;
 use replay_core::replay::OpenWriter;
 use replay_core::schema::TableConfig;
 use replay_core::table::Writers;
 use replay_net::config::ServerConfig;
+use replay_net::error::Error;
+use replay_wire::ErrorCode;
 use replay_wire::{NO_REQUEST, ReplyBody, RequestBody};
 
 use super::*;
@@ -216,7 +217,7 @@ fn a_writer_whose_push_is_not_read_yet_is_not_idle() {
         };
         let begun = Instant::now();
         let open = || table.open_writer_at(&newcomer, begun + 1_000 * Writers::IDLE);
-        let (code, message) = refused(open());
+        let (code, message) = refused(open().map_err(Error::from));
         assert_eq!(code, ErrorCode::TooLarge, "{message}");
         drop(first);
         // Its frame is read now, and sends nothing.

@@ -1,10 +1,10 @@
 //! Replies that clients have not read: their memory is limited for each connection and each role.
 
 use bytes::Bytes;
-use replay_core::ErrorCode;
 use replay_core::replay::{ChunkHead, NewItem, OpenWriter, Push, PushBody, SampleRequest};
 use replay_core::schema::{Codec, Column, Dtype, TableConfig, flags};
 use replay_net::config::ServerConfig;
+use replay_wire::ErrorCode;
 use replay_wire::{ReplyBody, RequestBody};
 
 use super::*;

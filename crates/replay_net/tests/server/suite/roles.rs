@@ -1,8 +1,8 @@
 //! The requests that each role's token allows.
 
-use replay_core::ErrorCode;
 use replay_core::schema::TableConfig;
 use replay_net::config::ServerConfig;
+use replay_wire::ErrorCode;
 use replay_wire::RequestBody;
 use replay_wire::auth::Secret;
 

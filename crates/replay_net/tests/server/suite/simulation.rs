@@ -19,7 +19,8 @@ use std::time::{Duration, Instant};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
-use replay_core::error::{Error, Result};
+use base::error::OsError;
+use replay_net::error::Result;
 use replay_net::stack::{Address, Stack};
 
 mod link;
@@ -264,10 +265,8 @@ impl Stack for SimStack {
             world.next_port += 1;
         }
         if world.listeners.contains_key(&bound) {
-            return Err(Error::Io {
-                what: format!("cannot listen on {bound}"),
-                source: io::ErrorKind::AddrInUse.into(),
-            });
+            let what = format!("cannot listen on {bound}");
+            return Err(OsError::of(what)(io::ErrorKind::AddrInUse.into()).into());
         }
         let backlog = Rc::new(RefCell::new(Backlog::default()));
         world.listeners.insert(bound.clone(), backlog.clone());

@@ -6,8 +6,8 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use base::wait::Wait;
 use replay_core::memory::{Memory, MemoryLimits};
-use replay_core::replay::Wait;
 use replay_core::schema::TableConfig;
 use replay_net::config::ServerConfig;
 use replay_net::server::Server;

@@ -6,10 +6,10 @@ use gradients::{SOCKET_BUFFER, udp_addresses};
 
 use super::{CheckResult, Finding, Machine, finding, missing};
 use crate::config::ServerConfig;
+use crate::error::Result;
 use crate::process_memory::group_limits;
 use crate::server::open_files;
 use crate::stack::kernel;
-use replay_core::error::Result;
 
 impl Machine {
     /// All parts for a server with this configuration.

@@ -2,9 +2,9 @@
 
 use super::ShardedSamples;
 use crate::client::shards::merge::min_size;
+use crate::error::Result;
+use base::wait::Wait;
 use replay_core::cause::WaitReason;
-use replay_core::error::{Error, Result};
-use replay_core::replay::Wait;
 
 impl ShardedSamples {
     /// The reason of a wait for all servers together.
@@ -36,7 +36,7 @@ impl ShardedSamples {
         if seen.iter().all(|seen| seen.state.total_priority <= 0.0) {
             if items > 0 && table.max_times_sampled == 0 {
                 let table = table.name.clone();
-                return Err(Error::NoMass { table, items });
+                return Err(replay_core::Error::NoMass { table, items }.into());
             }
             let nothing = format!("table {:?} has nothing to sample", table.name);
             return Ok(Some(self.on_servers(nothing)));

@@ -1,12 +1,9 @@
-//! Files that are no whole snapshot: each is refused, and nothing of it is kept.
+//! Bytes that are no whole snapshot: they are refused, and nothing of them is kept.
 
-use std::fs;
-use std::path::Path;
 use std::sync::Arc;
 
+use replay_core::Error;
 use replay_core::memory::{Memory, MemoryLimits};
-use replay_core::snapshot::restore;
-use replay_core::{Error, ErrorCode};
 
 use crate::snapshots::{Case, wide};
 use replay_core::table::Turn;
@@ -14,55 +11,48 @@ use replay_core::table::Turn;
 use crate::support::*;
 
 /// A small snapshot with all there is in one, and a memory to restore it into.
-fn small_case() -> (Case, Vec<u8>, Arc<Memory>) {
+fn small_case() -> (Vec<u8>, Arc<Memory>) {
     let case = Case::new(&config(20));
     let mut actor = Actor::open(&case.table, 1);
     let body = Body::default().chunk(0, 0, 3).chunk(2, 0, 2);
     actor.push(body.window(0, 1, (1, 0), Some(2.0)));
     let body = Body::default().chunk(0, 3, 2);
     actor.push(body.window(0, 2, (2, 2), Some(3.0)).item(2, 1, 1.0));
-    let bytes = fs::read(case.save()).unwrap();
+    let bytes = case.save();
     let target = memory();
     target.create_table(&config(20)).unwrap();
-    (case, bytes, target)
-}
-
-fn restore_bytes(case: &Case, memory: &Memory, bytes: &[u8]) -> replay_core::Result<()> {
-    let path = case.folder.path().join("altered");
-    fs::write(&path, bytes).unwrap();
-    restore(memory, &path)
+    (bytes, target)
 }
 
 fn assert_refused(result: replay_core::Result<()>, memory: &Memory, what: &str) {
     let error = refusal(result);
     assert!(matches!(error, Error::Snapshot { .. }), "{what}: {error}");
-    assert!(error.to_string().contains("altered"), "{error}");
     let table = memory.table("t").unwrap();
     assert_eq!((stat(&table, "steps"), stat(&table, "bytes")), (0, 0));
 }
 
 #[test]
 fn a_file_that_is_cut_off_anywhere_is_refused() {
-    let (case, bytes, target) = small_case();
+    let (bytes, target) = small_case();
     for length in 0..bytes.len() {
-        let refused = restore_bytes(&case, &target, &bytes[..length]);
+        let refused = restore(&target, &bytes[..length]);
         assert_refused(refused, &target, &format!("cut at {length}"));
     }
     let longer = [&bytes[..], &[0]].concat();
-    assert_refused(restore_bytes(&case, &target, &longer), &target, "longer");
-    restore_bytes(&case, &target, &bytes).unwrap();
+    assert_refused(restore(&target, &longer), &target, "longer");
+    restore(&target, &bytes).unwrap();
 }
 
 #[test]
 fn a_file_with_any_bit_flipped_is_refused() {
-    let (case, bytes, target) = small_case();
+    let (bytes, target) = small_case();
     for at in 0..bytes.len() {
         let mut flipped = bytes.clone();
         flipped[at] ^= 1 << (at % 8);
-        let refused = restore_bytes(&case, &target, &flipped);
+        let refused = restore(&target, &flipped);
         assert_refused(refused, &target, &format!("flipped at {at}"));
     }
-    restore_bytes(&case, &target, &bytes).unwrap();
+    restore(&target, &bytes).unwrap();
 }
 
 /// Kind and body of each record of a file.
@@ -96,7 +86,7 @@ fn file(records: &[(u32, Vec<u8>)]) -> Vec<u8> {
 
 #[test]
 fn records_that_are_missing_doubled_or_out_of_place_are_refused() {
-    let (case, bytes, target) = small_case();
+    let (bytes, target) = small_case();
     let whole = records(&bytes);
     assert_eq!(file(&whole), bytes, "the test knows the format");
     let kinds: Vec<_> = whole.iter().map(|(kind, _)| *kind).collect();
@@ -106,26 +96,26 @@ fn records_that_are_missing_doubled_or_out_of_place_are_refused() {
         missing.remove(at);
         // Without its items a table is a table, and without the third chunk the fourth takes its number.
         if ![4, 6].contains(&at) {
-            let refused = restore_bytes(&case, &target, &file(&missing));
+            let refused = restore(&target, &file(&missing));
             assert_refused(refused, &target, &format!("without {at}"));
         }
         let mut other = whole.clone();
         other[at].0 = 99;
-        let refused = restore_bytes(&case, &target, &file(&other));
+        let refused = restore(&target, &file(&other));
         assert_refused(refused, &target, &format!("kind of {at}"));
     }
     for at in [0, 2, 7, 8] {
         let mut doubled = whole.clone();
         doubled.insert(at, whole[at].clone());
-        let refused = restore_bytes(&case, &target, &file(&doubled));
+        let refused = restore(&target, &file(&doubled));
         assert_refused(refused, &target, &format!("doubled {at}"));
     }
-    restore_bytes(&case, &target, &bytes).unwrap();
+    restore(&target, &bytes).unwrap();
 }
 
 #[test]
 fn a_checksum_covers_the_records_before_its_own() {
-    let (case, bytes, target) = small_case();
+    let (bytes, target) = small_case();
     let lengths = records(&bytes)
         .iter()
         .map(|(_, body)| 12 + body.len() + 4)
@@ -134,14 +124,14 @@ fn a_checksum_covers_the_records_before_its_own() {
     for missing in [4, 6] {
         let from = 12 + lengths[..missing].iter().sum::<usize>();
         let cut = [&bytes[..from], &bytes[from + lengths[missing]..]].concat();
-        let error = refusal(restore_bytes(&case, &target, &cut));
+        let error = refusal(restore(&target, &cut));
         assert!(error.to_string().contains("checksum"), "{error}");
     }
 }
 
 #[test]
 fn no_content_of_a_file_makes_a_table_that_is_not_whole() {
-    let (case, bytes, _) = small_case();
+    let (bytes, _) = small_case();
     let whole = records(&bytes);
     let (mut refused, mut taken) = (0, 0);
     let mut target = memory();
@@ -151,7 +141,7 @@ fn no_content_of_a_file_makes_a_table_that_is_not_whole() {
             for value in [0, 0x7F, 0xFF] {
                 let mut altered = whole.clone();
                 altered[record].1[at] = value;
-                if restore_bytes(&case, &target, &file(&altered)).is_err() {
+                if restore(&target, &file(&altered)).is_err() {
                     refused += 1;
                     assert_eq!(stat(&table, "steps"), 0);
                     continue;
@@ -175,75 +165,36 @@ fn no_content_of_a_file_makes_a_table_that_is_not_whole() {
 
 #[test]
 fn no_number_in_a_file_makes_it_allocate_more_than_the_file_has() {
-    let (case, bytes, target) = small_case();
+    let (bytes, target) = small_case();
     // The length of the first record.
     for length in [1 << 20, 1 << 40, u64::MAX] {
         let mut long = bytes.clone();
         long[16..24].copy_from_slice(&u64::to_le_bytes(length));
-        let refused = restore_bytes(&case, &target, &long);
+        let refused = restore(&target, &long);
         assert_refused(refused, &target, "a long record");
     }
 }
 
 #[test]
 fn a_file_of_another_kind_or_release_is_told_so() {
-    let (case, mut bytes, target) = small_case();
-    let other = refusal(restore_bytes(&case, &target, b"PK\x03\x04 some archive"));
+    let (mut bytes, target) = small_case();
+    let other = refusal(restore(&target, b"PK\x03\x04 some archive"));
     assert!(other.to_string().contains("no snapshot of a replay memory"));
     bytes[8] = 2;
-    let later = refusal(restore_bytes(&case, &target, &bytes));
+    let later = refusal(restore(&target, &bytes));
     let text = "it has format 2, and this release reads format 1";
     assert!(later.to_string().contains(text), "{later}");
-    let missing = refusal(restore(&target, Path::new("/nowhere/snapshot")));
-    assert_eq!(missing.code(), ErrorCode::Io);
 }
 
 #[test]
 fn a_snapshot_takes_no_more_than_its_limit_allows() {
-    let (case, bytes, _) = small_case();
+    let (bytes, _) = small_case();
     let narrow = Memory::new(MemoryLimits {
         max_bytes: 100,
         receive_bytes: 0,
         ..MemoryLimits::default()
     });
-    let error = refusal(restore_bytes(&case, &narrow, &bytes));
-    assert_eq!(error.code(), ErrorCode::Table);
+    let error = refusal(restore(&narrow, &bytes));
+    assert!(matches!(error, Error::Table { .. }));
     assert!(narrow.table("t").is_err());
-}
-
-#[test]
-fn a_symbolic_link_in_place_of_the_temporary_file_is_not_followed() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("memory");
-    let victim = folder.path().join("victim");
-    std::fs::write(&victim, "precious").unwrap();
-    let partial = folder.path().join("memory.partial");
-    std::os::unix::fs::symlink(&victim, &partial).unwrap();
-    let (_, _, memory) = small_case();
-    let error = replay_core::snapshot::save(&memory, &path).unwrap_err();
-    assert_eq!(error.code(), replay_core::ErrorCode::Io);
-    assert_eq!(std::fs::read(&victim).unwrap(), b"precious");
-    assert!(!path.exists());
-}
-
-#[test]
-fn two_processes_do_not_write_the_same_temporary_file() {
-    use std::os::fd::AsRawFd;
-
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("memory");
-    let partial = folder.path().join("memory.partial");
-    // A lock belongs to an opened file, so this one is as good as another process's.
-    let other = std::fs::File::create(&partial).unwrap();
-    // SAFETY: the descriptor is open for the call, which touches no memory.
-    assert_eq!(unsafe { libc::flock(other.as_raw_fd(), libc::LOCK_EX) }, 0);
-    std::fs::write(&partial, "half of a snapshot").unwrap();
-    let (_, _, memory) = small_case();
-    let error = replay_core::snapshot::save(&memory, &path).unwrap_err();
-    assert!(error.to_string().contains("another process"), "{error}");
-    assert_eq!(std::fs::read(&partial).unwrap(), b"half of a snapshot");
-    // One that was killed in the middle leaves its file behind.
-    drop(other);
-    replay_core::snapshot::save(&memory, &path).unwrap();
-    assert!(path.exists() && !partial.exists());
 }

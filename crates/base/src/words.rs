@@ -1,5 +1,6 @@
 //! Values in messages, in the words of Python and TOML: a user has never seen the names of this program's types.
 
+use std::borrow::Cow;
 use std::fmt;
 
 /// A number as `nan`, `inf`, `-1`, `0.99` or `1e300`: without the hundreds of digits that a large one has.
@@ -18,12 +19,12 @@ impl fmt::Display for Number {
 }
 
 /// `True` or `False`.
-pub(crate) fn truth(value: bool) -> &'static str {
+pub fn truth(value: bool) -> &'static str {
     if value { "True" } else { "False" }
 }
 
 /// Values as a tuple: `()`, `(84,)`, `(84, 84)`.
-pub(crate) fn tuple(values: impl IntoIterator<Item = impl fmt::Display>) -> String {
+pub fn tuple(values: impl IntoIterator<Item = impl fmt::Display>) -> String {
     let values: Vec<_> = values.into_iter().map(|value| value.to_string()).collect();
     match &values[..] {
         [one] => format!("({one},)"),
@@ -31,9 +32,25 @@ pub(crate) fn tuple(values: impl IntoIterator<Item = impl fmt::Display>) -> Stri
     }
 }
 
+/// The beginning of a text that a peer made, for errors and logs: `most` bytes, with an ellipsis if there is more.
+pub fn shortened<'a>(text: impl Into<Cow<'a, str>>, most: usize) -> Cow<'a, str> {
+    let text = text.into();
+    if text.len() <= most {
+        return text;
+    }
+    let end = (0..=most).rev().find(|&end| text.is_char_boundary(end));
+    format!("{}...", &text[..end.unwrap_or(0)]).into()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_long_text_is_cut_between_two_characters() {
+        assert_eq!(shortened("no", 2), "no");
+        assert_eq!(shortened("ééé", 3), "é...");
+    }
 
     #[test]
     fn numbers_are_short_and_read_back() {

@@ -7,10 +7,9 @@ use std::time::{Duration, Instant};
 /// Deadline, interrupt and log line of a blocking call.
 #[derive(Clone, Copy)]
 pub struct Wait<'a> {
-    /// The call fails with [`Error::Deadline`](crate::Error::Deadline) after this instant; `None` waits for ever.
+    /// The call fails after this instant, with an error that says what it waited for; `None` waits for ever.
     pub deadline: Option<Instant>,
-    /// Asked about ten times a second while blocked: `true` ends the call with
-    /// [`Error::Interrupted`](crate::Error::Interrupted). Python passes its signal check.
+    /// Asked about ten times a second while blocked: `true` ends the call with [`Interrupted`]. Python passes its signal check.
     pub interrupted: &'a (dyn Fn() -> bool + Sync),
     /// The call's log line, see [`Wait::report`]; `None` for a call that logs nothing.
     pub notice: Option<&'a WaitNotice<'a>>,
@@ -109,7 +108,8 @@ impl Wait<'_> {
 }
 
 /// A signal that ended a blocked call.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("interrupted")]
 pub struct Interrupted;
 
 /// Time slices of a blocked call, which sleeps for one at a time.

@@ -1,0 +1,36 @@
+//! Random bytes from the operating system, which no other process has, a forked one neither: [`rand::random`] repeats itself
+//! after a fork.
+
+use std::io;
+
+use crate::error::OsError;
+
+/// Random bytes.
+///
+/// # Errors
+/// [`OsError`] when the operating system fails.
+pub fn random<const N: usize>() -> Result<[u8; N], OsError> {
+    let mut bytes = [0; N];
+    rand::TryRng::try_fill_bytes(&mut rand::rngs::SysRng, &mut bytes)
+        .map_err(|error| OsError::of("getting random bytes")(io::Error::other(error)))?;
+    Ok(bytes)
+}
+
+/// A number of [`random`] bytes.
+///
+/// # Errors
+/// Its errors.
+pub fn random_number() -> Result<u64, OsError> {
+    random().map(u64::from_le_bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn random_numbers_differ() {
+        assert_ne!(random::<32>().unwrap(), random().unwrap());
+        assert_ne!(random_number().unwrap(), random_number().unwrap());
+    }
+}

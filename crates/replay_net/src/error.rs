@@ -1,0 +1,202 @@
+//! The error of servers and clients: of connections, and of everything below.
+
+use std::io;
+use std::path::PathBuf;
+
+use base::error::{OsError, TooLarge};
+use base::wait::Interrupted;
+use base::words::shortened;
+use replay_core::cause::WaitReason;
+use replay_wire::{ErrorCode, ReplyBody};
+
+/// An error of a server or a client. What they share with the memory is one variant, wherever it comes from.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "fields whose names say it have none")]
+pub enum Error {
+    /// An error of the memory.
+    #[error(transparent)]
+    Memory(replay_core::Error),
+    /// An error of the protocol.
+    #[error(transparent)]
+    Wire(replay_wire::Error),
+    /// A sum of gradients, or a control of its job, came to nothing.
+    #[error("gradients: {0}")]
+    Gradients(gradients::Error),
+    /// A fault of this program.
+    #[error("internal error: {0}; please report it")]
+    Internal(String),
+    /// An invalid configuration or argument.
+    #[error("{0}")]
+    Config(String),
+    /// A size over a limit.
+    #[error(transparent)]
+    TooLarge(#[from] TooLarge),
+    /// An error of the operating system.
+    #[error(transparent)]
+    Io(#[from] OsError),
+    /// A deadline that passed.
+    #[error("the deadline passed: {waited_for}")]
+    Deadline {
+        /// Condition that the call waited for, and its distance from it.
+        waited_for: Box<WaitReason>,
+    },
+    /// The same as a server's answer: the request is not in flight any more.
+    #[error("the deadline passed: {waited_for}")]
+    RemoteDeadline {
+        /// Condition that the request waited for.
+        waited_for: Box<WaitReason>,
+    },
+    /// A signal during a wait.
+    #[error("interrupted")]
+    Interrupted,
+    /// A closed server, client or writer.
+    #[error("{0} is closed")]
+    Closed(&'static str),
+    /// A file that is not a snapshot of this release, or damaged.
+    #[error("the snapshot {} cannot be used: {reason}; nothing was restored", path.display())]
+    Snapshot { path: PathBuf, reason: String },
+    /// A request that waits longer than a server holds it. Clients send it again.
+    #[error("{waited_for}; the server holds the request no longer (max_wait_ms): send it again")]
+    Renew {
+        /// Condition that the request waited for.
+        waited_for: Box<WaitReason>,
+    },
+    /// An address without a server.
+    #[error("cannot connect to {address}: {source}; is `innet-replay serve` running there?")]
+    Connect { address: String, source: io::Error },
+    /// A server at its limit of connections. Clients try again.
+    #[error("the server takes no other connection now: {0}")]
+    Busy(String),
+    /// A broken connection.
+    #[error("the connection to {address} broke: {reason}")]
+    Disconnected {
+        address: String,
+        /// The cause as far as it is known.
+        reason: String,
+    },
+    /// An error reply of a server.
+    #[error("{message}")]
+    Remote {
+        code: ErrorCode,
+        /// The server's message, complete.
+        message: String,
+    },
+}
+
+/// Longest message of an error reply in bytes; a message may quote the client's data.
+const MAX_MESSAGE: usize = 4096;
+
+/// Result with [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+impl Error {
+    /// Kind of the error, as it crosses the wire.
+    pub fn code(&self) -> ErrorCode {
+        match self {
+            Error::Memory(error) => error.into(),
+            Error::Wire(error) => error.code(),
+            Error::Gradients(_) => ErrorCode::Gradients,
+            Error::Internal(_) => ErrorCode::Internal,
+            Error::Config(_) => ErrorCode::Config,
+            Error::TooLarge(_) => ErrorCode::TooLarge,
+            Error::Io(_) => ErrorCode::Io,
+            Error::Deadline { .. } | Error::RemoteDeadline { .. } => ErrorCode::Deadline,
+            Error::Interrupted => ErrorCode::Interrupted,
+            Error::Closed(_) => ErrorCode::Closed,
+            Error::Snapshot { .. } => ErrorCode::Corrupt,
+            Error::Renew { .. } => ErrorCode::Renew,
+            Error::Connect { .. } | Error::Busy(_) => ErrorCode::Connect,
+            Error::Disconnected { .. } => ErrorCode::Disconnected,
+            Error::Remote { code, .. } => *code,
+        }
+    }
+
+    /// A peer that breaks the protocol.
+    pub(crate) fn protocol(reason: impl Into<String>) -> Self {
+        Error::Wire(replay_wire::Error::Protocol(reason.into()))
+    }
+
+    /// A missing or wrong token, or a failed TLS handshake.
+    pub(crate) fn authentication(reason: impl Into<String>) -> Self {
+        Error::Wire(replay_wire::Error::Authentication(reason.into()))
+    }
+
+    /// A deadline that passed while the call waited for this.
+    pub fn deadline(waited_for: impl Into<WaitReason>) -> Self {
+        Error::Deadline {
+            waited_for: Box::new(waited_for.into()),
+        }
+    }
+
+    /// Condition that a call waited for when its wait ended; `None` for an error of another cause.
+    pub fn waited_for(&self) -> Option<&WaitReason> {
+        match self {
+            Error::Deadline { waited_for }
+            | Error::RemoteDeadline { waited_for }
+            | Error::Renew { waited_for } => Some(waited_for),
+            _ => None,
+        }
+    }
+}
+
+impl From<&Error> for ReplyBody {
+    fn from(error: &Error) -> Self {
+        let waited_for = error.waited_for();
+        ReplyBody::Error {
+            code: error.code(),
+            message: match waited_for {
+                Some(_) => String::new(),
+                None => shortened(error.to_string(), MAX_MESSAGE).into_owned(),
+            },
+            waited_for: waited_for.cloned().map(Box::new),
+        }
+    }
+}
+
+impl From<replay_core::Error> for Error {
+    fn from(error: replay_core::Error) -> Self {
+        use replay_core::Error as Memory;
+        match error {
+            Memory::Internal(reason) => Error::Internal(reason),
+            Memory::Config(reason) => Error::Config(reason),
+            Memory::TooLarge(error) => Error::TooLarge(error),
+            Memory::Io(error) => Error::Io(error),
+            Memory::Deadline { waited_for } => Error::Deadline { waited_for },
+            Memory::Interrupted => Error::Interrupted,
+            Memory::Closed(what) => Error::Closed(what),
+            error => Error::Memory(error),
+        }
+    }
+}
+
+impl From<replay_wire::Error> for Error {
+    fn from(error: replay_wire::Error) -> Self {
+        use replay_wire::Error as Wire;
+        match error {
+            Wire::Memory(error) => error.into(),
+            Wire::TooLarge(error) => Error::TooLarge(error),
+            Wire::Io(error) => Error::Io(error),
+            error => Error::Wire(error),
+        }
+    }
+}
+
+impl From<gradients::Error> for Error {
+    fn from(error: gradients::Error) -> Self {
+        use gradients::Error as Sum;
+        match error {
+            Sum::Internal(reason) => Error::Internal(reason),
+            Sum::Config(reason) => Error::Config(reason),
+            Sum::TooLarge(error) => Error::TooLarge(error),
+            Sum::Io(error) => Error::Io(error),
+            Sum::Interrupted => Error::Interrupted,
+            failure => Error::Gradients(failure),
+        }
+    }
+}
+
+impl From<Interrupted> for Error {
+    fn from(Interrupted: Interrupted) -> Self {
+        Error::Interrupted
+    }
+}

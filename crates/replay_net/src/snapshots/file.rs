@@ -1,0 +1,195 @@
+//! A snapshot in a file. It is written beside the file and renamed to it, so that the file there stays until the new one is whole.
+
+use std::fs::{self, File};
+use std::io::{self, BufReader, BufWriter, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use base::error::OsError;
+use base::sync::lock;
+use replay_core::memory::Memory;
+use replay_core::snapshot;
+
+use crate::error::{Error, Result};
+use crate::io_error;
+
+/// Buffer of the file, for records smaller than it.
+const BUFFER_BYTES: usize = 1 << 20;
+
+/// Writes all tables to a file, replacing the file there as a whole once everything is on the disk. A symbolic link stays, and
+/// its target is the file.
+///
+/// # Errors
+/// [`Error::Io`] when it cannot be written, another process saves to it now, or something other than a regular file is there;
+/// what was there stays.
+pub fn save(memory: &Memory, path: &Path) -> Result<()> {
+    let target = replaceable(path).map_err(cannot_write(path))?;
+    save_as(&target, None, |out| snapshot::save(memory, out)).map(|_| ())
+}
+
+/// [`save`] for a server: see [`snapshot::save_server`]. Returns the file's bytes. It ends with an error soon after `stop` was set.
+///
+/// # Errors
+/// Errors of [`save`].
+pub fn save_server(memory: &Memory, path: &Path, stop: &AtomicBool) -> Result<u64> {
+    save_as(path, Some(stop), |out| snapshot::save_server(memory, out))
+}
+
+/// Restores the snapshot in a file: see [`snapshot::restore`].
+///
+/// # Errors
+/// Its errors; [`Error::Io`] when the file cannot be read, [`Error::Snapshot`] for a damaged one.
+pub fn restore(memory: &Memory, path: &Path) -> Result<()> {
+    let open = || {
+        // The opening of a pipe would wait for its writer.
+        if !fs::metadata(path)?.is_file() {
+            return Err(io::Error::other("it is not a regular file"));
+        }
+        let file = File::open(path)?;
+        let bytes = file.metadata()?.len();
+        Ok((BufReader::with_capacity(BUFFER_BYTES, file), bytes))
+    };
+    let what = format!("the snapshot {} cannot be read", path.display());
+    let (file, bytes) = open().map_err(io_error(what))?;
+    snapshot::restore(memory, file, bytes).map_err(named(path))
+}
+
+fn save_as(
+    path: &Path,
+    stop: Option<&AtomicBool>,
+    write: impl FnOnce(&mut BufWriter<Stoppable<'_>>) -> replay_core::Result<()>,
+) -> Result<u64> {
+    // One at a time: two would write the same temporary file.
+    static SAVING: Mutex<()> = Mutex::new(());
+    let _saving = lock(&SAVING);
+    let partial = partial_path(path);
+    let file = lock_partial(&partial).map_err(cannot_write(&partial))?;
+    let written = || {
+        let mut out = BufWriter::with_capacity(BUFFER_BYTES, Stoppable { file: &file, stop });
+        write(&mut out).map_err(named(&partial))?;
+        let on_disk = out.flush().and_then(|()| file.sync_all());
+        let bytes = on_disk.and_then(|()| Ok(file.metadata()?.len()));
+        bytes.map_err(cannot_write(&partial))
+    };
+    let done = written().and_then(|bytes| {
+        put_in_place(&partial, path).map_err(cannot_write(path))?;
+        Ok(bytes)
+    });
+    if done.is_err() {
+        // The first error is the one to report.
+        let _ = fs::remove_file(&partial);
+    }
+    done
+}
+
+/// The error of a failed write to the file.
+fn cannot_write(path: &Path) -> impl FnOnce(io::Error) -> Error {
+    io_error(format!("the snapshot {} cannot be written", path.display()))
+}
+
+/// The memory's error about a snapshot, with the file.
+fn named(path: &Path) -> impl FnOnce(replay_core::Error) -> Error {
+    |error| match error {
+        replay_core::Error::Snapshot(reason) => Error::Snapshot {
+            path: path.to_owned(),
+            reason,
+        },
+        replay_core::Error::Io(OsError { what, source }) => Error::Io(OsError {
+            what: what.replacen(
+                "the snapshot",
+                &format!("the snapshot {}", path.display()),
+                1,
+            ),
+            source,
+        }),
+        error => error.into(),
+    }
+}
+
+/// The path whose file a new one replaces: `path`, or the target of a symbolic link.
+fn replaceable(path: &Path) -> io::Result<PathBuf> {
+    let there = match fs::symlink_metadata(path) {
+        Ok(there) => there.file_type(),
+        // A new name; the file's creation names a folder that is missing.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(path.to_owned()),
+        Err(error) => return Err(error),
+    };
+    // Of a link the target, which has to exist.
+    let target = match there.is_symlink() {
+        true => path.canonicalize()?,
+        false => path.to_owned(),
+    };
+    let kind = fs::symlink_metadata(&target)?.file_type();
+    if kind.is_dir() {
+        return Err(io::Error::from_raw_os_error(libc::EISDIR));
+    }
+    match kind.is_file() {
+        true => Ok(target),
+        false => Err(io::Error::new(
+            io::ErrorKind::AlreadyExists,
+            "it is a device, a pipe or a socket, and only a regular file is replaced",
+        )),
+    }
+}
+
+/// A file whose writes fail once `stop` is set.
+struct Stoppable<'a> {
+    file: &'a File,
+    stop: Option<&'a AtomicBool>,
+}
+
+impl Write for Stoppable<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        // Relaxed: nothing is published with it.
+        if self.stop.is_some_and(|stop| stop.load(Ordering::Relaxed)) {
+            return Err(io::Error::other("it was stopped"));
+        }
+        self.file.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+/// Beside the file, so that it can be renamed to it.
+fn partial_path(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".partial");
+    name.into()
+}
+
+/// Opens and empties the temporary file, which no other process writes until it is closed. A symbolic link in its place is
+/// not followed: it might name any file of this user.
+fn lock_partial(partial: &Path) -> io::Result<File> {
+    let file = File::options()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        // A pipe without a reader is an error, and not waited for.
+        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
+        .open(partial)?;
+    // SAFETY: the descriptor is open for the call, which touches no memory.
+    let locked = unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) };
+    let (mine, there) = (file.metadata()?, fs::symlink_metadata(partial)?);
+    // The file of another process, or one that it has just renamed.
+    if locked != 0 || (mine.dev(), mine.ino()) != (there.dev(), there.ino()) {
+        let text = "another process saves to this file now";
+        return Err(io::Error::new(io::ErrorKind::WouldBlock, text));
+    }
+    // Bytes of an earlier writer. Nothing else is cut: a device has no length to set.
+    if file.metadata()?.len() > 0 {
+        file.set_len(0)?;
+    }
+    Ok(file)
+}
+
+fn put_in_place(partial: &Path, path: &Path) -> io::Result<()> {
+    fs::rename(partial, path)?;
+    // The new name has to be on the disk too.
+    let folder = path.parent().filter(|p| !p.as_os_str().is_empty());
+    File::open(folder.unwrap_or(Path::new("."))).and_then(|folder| folder.sync_all())
+}
