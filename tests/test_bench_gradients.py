@@ -9,9 +9,9 @@ import pytest
 
 import innet_drl as innet
 from innet_drl import _core
-from innet_drl.bench.crew import BenchError
-from innet_drl.bench.links import links
 from innet_drl.cli import main
+from innet_drl.papers.crew import BenchError
+from innet_drl.papers.links import links
 
 SYSTEMS = ["innet", "innet-fixed", "gloo", "gather", "parameter-server"]
 

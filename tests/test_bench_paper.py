@@ -9,8 +9,8 @@ import pytest
 import innet_drl as innet
 from innet_drl import _core
 from innet_drl.analysis import pictures
-from innet_drl.bench import figures, results, services
 from innet_drl.cli import main
+from innet_drl.papers import figures, results, services
 
 LATENCIES = {"actor push", "actor pull", "learner set", "learner sampling"}
 SHORT = ["bench", "paper", "--actors", "2", "--seconds", "0.3", "--actor-ms", "50", "--update-ms", "30"]

@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 import innet_drl as innet
-from innet_drl.bench.messages import ArrayLayout, FrameFormat, MessageFormat, MessageOptions, StackFormat
+from innet_drl.papers.messages import ArrayLayout, FrameFormat, MessageFormat, MessageOptions, StackFormat
 from innet_drl.train.config import Config
 from innet_drl.train.environments import EnvironmentSpec, Part
 from innet_drl.train.errors import ConfigurationError

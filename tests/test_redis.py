@@ -13,10 +13,10 @@ pytest.importorskip("redis", reason="redis-py is not installed: pip install 'inn
 
 import redis
 
-from innet_drl.bench.redis_memory import RedisMemory
-from innet_drl.bench.redis_store import RedisStore
 from innet_drl.cli import main
 from innet_drl.launch import local
+from innet_drl.papers.redis_memory import RedisMemory
+from innet_drl.papers.redis_store import RedisStore
 from innet_drl.train.config import Config
 from innet_drl.train.errors import ConfigurationError, RelayError
 from innet_drl.train.memory import EmbeddedMemory, ReplayMemory, ServerMemory, memory_class

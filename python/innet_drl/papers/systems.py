@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 import innet_drl as innet
-from innet_drl.bench.messages import TRANSITIONS, MessageFormat
-from innet_drl.bench.settings import BATCH, STREAMS, Case, parameters
+from innet_drl.papers.messages import TRANSITIONS, MessageFormat
+from innet_drl.papers.settings import BATCH, STREAMS, Case, parameters
 
 POLICY = "policy"
 QUEUE = "experience"
@@ -97,7 +97,7 @@ def open_learner(case: Case, address: str) -> Iterator[LearnerClient]:
 
 
 def _redis(address: str) -> Any:
-    from innet_drl.bench.redis_store import RedisStore
+    from innet_drl.papers.redis_store import RedisStore
 
     return contextlib.closing(RedisStore(address, "bench", "", parameters()))
 
@@ -118,7 +118,7 @@ def _messages(messages: MessageFormat, rows: Rows, index: int) -> list[bytearray
 
 class _RedisActor:
     def __init__(self, store: Any, messages: MessageFormat, made: list[bytearray], most_waiting: int) -> None:
-        from innet_drl.bench.redis_store import MessageSender
+        from innet_drl.papers.redis_store import MessageSender
 
         self._store, self._made = store, made
         self._sender = MessageSender(store, messages, most_waiting)
@@ -197,7 +197,7 @@ Pull = Callable[[], list[dict[str, NDArray[Any]]]]
 
 
 def _from_redis(store: Any, messages: MessageFormat, most: int) -> Pull:
-    from innet_drl.bench.redis_store import unpack
+    from innet_drl.papers.redis_store import unpack
 
     return lambda: [unpack(store, messages, message) for message in store.pull(most)]
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from innet_drl.sweep.machine import Machine
-from innet_drl.sweep.point import Point
+from innet_drl.papers.sweep.machine import Machine
+from innet_drl.papers.sweep.point import Point
 from innet_drl.train.config import Config
 from innet_drl.train.errors import ConfigurationError, writing
 from innet_drl.train.files import new_file, replaceable

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 import innet_drl as innet
 from innet_drl.batches import TorchBatch
-from innet_drl.bench.messages import MessageFormat, MessageReader, message_format
-from innet_drl.bench.redis_store import (
+from innet_drl.papers.messages import MessageFormat, MessageReader, message_format
+from innet_drl.papers.redis_store import (
     POLL_SECONDS,
     MessageSender,
     RedisParameters,

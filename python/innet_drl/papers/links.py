@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from innet_drl.bench.crew import BenchError
+from innet_drl.papers.crew import BenchError
 
 BURST = "8kb"
 """Burst of a link: few packets, so that the rate also limits small vectors."""

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from innet_drl.analysis import pictures
-from innet_drl.bench.results import Row
-from innet_drl.bench.settings import FORMATS, SYSTEMS, Case
+from innet_drl.papers.results import Row
+from innet_drl.papers.settings import FORMATS, SYSTEMS, Case
 
 LATENCIES = {
     "actor push": "actor push",

@@ -7,11 +7,11 @@ import json
 import statistics
 from typing import Any
 
-from innet_drl.sweep import tables
-from innet_drl.sweep.flags import WhatIfFlags
-from innet_drl.sweep.knee import recommended
-from innet_drl.sweep.model import Setting, fit, left_out_errors
-from innet_drl.sweep.sweep_file import Sweep
+from innet_drl.papers.sweep import tables
+from innet_drl.papers.sweep.flags import WhatIfFlags
+from innet_drl.papers.sweep.knee import recommended
+from innet_drl.papers.sweep.model import Setting, fit, left_out_errors
+from innet_drl.papers.sweep.sweep_file import Sweep
 from innet_drl.train.errors import ConfigurationError, writing
 
 

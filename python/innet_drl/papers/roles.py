@@ -13,11 +13,11 @@ from multiprocessing.connection import Connection
 
 import numpy as np
 
-from innet_drl.bench import scene, systems
-from innet_drl.bench.crew import Crew
-from innet_drl.bench.delays import emulate
-from innet_drl.bench.settings import BATCH, Case, parameters
-from innet_drl.bench.systems import Clock
+from innet_drl.papers import scene, systems
+from innet_drl.papers.crew import Crew
+from innet_drl.papers.delays import emulate
+from innet_drl.papers.settings import BATCH, Case, parameters
+from innet_drl.papers.systems import Clock
 
 Laps = dict[str, list[float]]
 

@@ -16,9 +16,9 @@ from urllib.parse import urlsplit
 
 from innet_drl import _core
 from innet_drl.analysis import pictures
-from innet_drl.bench.figures import COLOURS
-from innet_drl.bench.results import Row
-from innet_drl.bench.settings import FORMATS, SYSTEMS, Case
+from innet_drl.papers.figures import COLOURS
+from innet_drl.papers.results import Row
+from innet_drl.papers.settings import FORMATS, SYSTEMS, Case
 
 TITLES = {
     "updates": "learner: updates a second",

@@ -12,15 +12,15 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
-from innet_drl.bench.figures import can_draw
-from innet_drl.bench.results import numbers
-from innet_drl.sweep import cache, figures, tables
-from innet_drl.sweep.flags import RatioFlags
-from innet_drl.sweep.knee import NUMBERS, curve_of, knee, quality, recommended
-from innet_drl.sweep.machine import hardware_threads, this_machine
-from innet_drl.sweep.model import MOST_ACTORS_PER_THREAD, SMALLEST_FIT, Setting, fit, left_out_errors, usable
-from innet_drl.sweep.point import Point, measure, settings_of
-from innet_drl.sweep.sweep_file import Sweep
+from innet_drl.papers.figures import can_draw
+from innet_drl.papers.results import numbers
+from innet_drl.papers.sweep import cache, figures, tables
+from innet_drl.papers.sweep.flags import RatioFlags
+from innet_drl.papers.sweep.knee import NUMBERS, curve_of, knee, quality, recommended
+from innet_drl.papers.sweep.machine import hardware_threads, this_machine
+from innet_drl.papers.sweep.model import MOST_ACTORS_PER_THREAD, SMALLEST_FIT, Setting, fit, left_out_errors, usable
+from innet_drl.papers.sweep.point import Point, measure, settings_of
+from innet_drl.papers.sweep.sweep_file import Sweep
 from innet_drl.train import environments, preset
 from innet_drl.train.config import Config, check_names, read_settings
 from innet_drl.train.errors import ConfigurationError

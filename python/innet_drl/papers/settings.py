@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from innet_drl.bench.messages import TRANSITIONS, FrameFormat, MessageFormat, StackFormat
+from innet_drl.papers.messages import TRANSITIONS, FrameFormat, MessageFormat, StackFormat
 from innet_drl.train.config import Config
 from innet_drl.train.environments import EnvironmentSpec
 from innet_drl.train.memory import memory_settings

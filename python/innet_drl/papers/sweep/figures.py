@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from innet_drl.analysis import pictures
-from innet_drl.sweep.knee import NUMBERS, curve_of
-from innet_drl.sweep.point import Point
-from innet_drl.sweep.sweep_file import Sweep
+from innet_drl.papers.sweep.knee import NUMBERS, curve_of
+from innet_drl.papers.sweep.point import Point
+from innet_drl.papers.sweep.sweep_file import Sweep
 from innet_drl.train.errors import writing
 
 GREY = "#888888"

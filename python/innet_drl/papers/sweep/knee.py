@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import least_squares
 
-from innet_drl.sweep.point import Point
+from innet_drl.papers.sweep.point import Point
 
 ELASTICITY = 0.5
 """At the knee 10 % more actors or threads buy 5 % more frames."""

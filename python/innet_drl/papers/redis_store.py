@@ -19,7 +19,7 @@ import redis
 from numpy.typing import NDArray
 from redis.connection import Encoder, PythonRespSerializer
 
-from innet_drl.bench.messages import TRANSITIONS, ArrayLayout, MessageFormat, MessageFormatName, MessageOptions
+from innet_drl.papers.messages import TRANSITIONS, ArrayLayout, MessageFormat, MessageFormatName, MessageOptions
 from innet_drl.train.errors import ConfigurationError, RelayError
 
 POLL_SECONDS = 0.01

@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 
 import innet_drl as innet
 from innet_drl import _core
-from innet_drl.bench import results, services
-from innet_drl.bench.crew import START_SECONDS, BenchError, Crew
-from innet_drl.bench.flags import GradientsFlags
-from innet_drl.bench.links import MACHINE_DEVICE, enter, links
+from innet_drl.papers import results, services
+from innet_drl.papers.crew import START_SECONDS, BenchError, Crew
+from innet_drl.papers.flags import GradientsFlags
+from innet_drl.papers.links import MACHINE_DEVICE, enter, links
 from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.machine import cores, cpu_seconds
 
@@ -285,7 +285,7 @@ def _work(pipe: Connection, endpoints: Endpoints, rank: int) -> None:
         while True:
             trial: Trial | Training = pipe.recv()
             if isinstance(trial, Training):
-                from innet_drl.bench import reward
+                from innet_drl.papers import reward
 
                 sum_once = sums.of(Trial(trial.system, 0, None, 0))
                 pipe.send(reward.train(sum_once, rank, endpoints.workers, goal=trial.goal, seconds=trial.seconds))

@@ -14,8 +14,8 @@ import os
 from pathlib import Path
 
 import innet_drl as innet
-from innet_drl.sweep.machine import Machine
-from innet_drl.sweep.sweep_file import Sweep
+from innet_drl.papers.sweep.machine import Machine
+from innet_drl.papers.sweep.sweep_file import Sweep
 from innet_drl.train.config import Config
 from innet_drl.train.errors import ConfigurationError, RunFolderError
 

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import brentq, least_squares, nnls
 
-from innet_drl.sweep.point import Point
+from innet_drl.papers.sweep.point import Point
 from innet_drl.train.config import Config
 from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.stopwatch import MEMORY, WAITING

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from innet_drl.bench import delays, figures, results, scene, services
-from innet_drl.bench.crew import BenchError
-from innet_drl.bench.flags import PaperFlags
-from innet_drl.bench.messages import TRANSITIONS
-from innet_drl.bench.results import Row
-from innet_drl.bench.roles import Laps, Measured, measure
-from innet_drl.bench.settings import (
+from innet_drl.papers import delays, figures, results, scene, services
+from innet_drl.papers.crew import BenchError
+from innet_drl.papers.flags import PaperFlags
+from innet_drl.papers.messages import TRANSITIONS
+from innet_drl.papers.results import Row
+from innet_drl.papers.roles import Laps, Measured, measure
+from innet_drl.papers.settings import (
     BATCH,
     CAPACITY,
     FORMATS,

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from innet_drl.bench.messages import TRANSITIONS
-from innet_drl.bench.settings import ACTIONS, ENVIRONMENT, STREAMS
+from innet_drl.papers.messages import TRANSITIONS
+from innet_drl.papers.settings import ACTIONS, ENVIRONMENT, STREAMS
 from innet_drl.train import environments
 from innet_drl.train.config import Config
 

@@ -8,11 +8,11 @@ import logging
 import shlex
 from typing import Any
 
-from innet_drl.sweep import cache
-from innet_drl.sweep.flags import RatioFlags
-from innet_drl.sweep.knee import recommended
-from innet_drl.sweep.machine import Machine, this_machine
-from innet_drl.sweep.ratio import lists_of
+from innet_drl.papers.sweep import cache
+from innet_drl.papers.sweep.flags import RatioFlags
+from innet_drl.papers.sweep.knee import recommended
+from innet_drl.papers.sweep.machine import Machine, this_machine
+from innet_drl.papers.sweep.ratio import lists_of
 from innet_drl.train import preset
 from innet_drl.train.config import Config
 from innet_drl.train.errors import ConfigurationError

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from innet_drl.bench.crew import BenchError
-from innet_drl.bench.links import within
-from innet_drl.bench.settings import NetworkStack
 from innet_drl.errors import MissingExtraError
 from innet_drl.extras import naming_extras
 from innet_drl.gradients import Station
+from innet_drl.papers.crew import BenchError
+from innet_drl.papers.links import within
+from innet_drl.papers.settings import NetworkStack
 
 MAX_BYTES = "10GiB"
 MAX_FRAME_BYTES = "1GiB"
@@ -49,7 +49,7 @@ def redis(named: str | None, versions: dict[str, str | None]) -> Iterator[str]:
         named: URL of a running Redis, or `None` to start one.
         versions: Receives the release of the Redis.
     """
-    from innet_drl.bench.redis_store import RedisStore
+    from innet_drl.papers.redis_store import RedisStore
 
     with contextlib.ExitStack() as running:
         address = named or running.enter_context(_redis_server())

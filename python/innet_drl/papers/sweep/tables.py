@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from innet_drl.sweep.machine import Machine
-from innet_drl.sweep.point import Point
-from innet_drl.sweep.sweep_file import Sweep
+from innet_drl.papers.sweep.machine import Machine
+from innet_drl.papers.sweep.point import Point
+from innet_drl.papers.sweep.sweep_file import Sweep
 from innet_drl.train.display import aligned, number
 
 
