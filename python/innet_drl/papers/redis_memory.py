@@ -10,7 +10,6 @@ import contextlib
 import logging
 import threading
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, Self
 
 from numpy.typing import NDArray
@@ -26,7 +25,8 @@ from innet_drl.papers.redis_store import (
     parse_address,
     unpack,
 )
-from innet_drl.train.errors import ConfigurationError, RelayError
+from innet_drl.train.config import Config, flag
+from innet_drl.train.errors import ConfigurationError, ReplayMemoryError
 from innet_drl.train.memory import MemorySettings, ReplayMemory, make_replay
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,6 @@ class RedisMemory(ReplayMemory):
     """
 
     in_learner = True
-    learners_join = False
 
     def __init__(self, store: RedisStore, settings: MemorySettings, own: innet.Replay | None) -> None:
         self._messages = _message_format(settings)
@@ -51,14 +50,12 @@ class RedisMemory(ReplayMemory):
         self._version = 0
 
     @classmethod
-    def check(cls, address: str, token: str, tls_ca: Path | None) -> None:
-        """Connects to the Redis."""
-        RedisStore(address, "", token, {}).close()
-
-    @classmethod
-    def row_format(cls, address: str) -> str:
-        """Returns the name of the messages' format: their rows are saved as they came."""
-        return f"redis {parse_address(address)[1].message}"
+    def check(cls, config: Config, token: str) -> None:
+        """Connects to the Redis, which has neither several learners nor a bound on its actors' parameters."""
+        for name, only in (("learners", 1), ("max_version_lag", 0)):
+            if (value := getattr(config, name)) != only:
+                raise ConfigurationError(f"{flag(name)} {value}: it must be {only} with --replay {config.replay}")
+        RedisStore(config.replay, "", token, {}).close()
 
     @classmethod
     @contextlib.contextmanager
@@ -83,7 +80,7 @@ class RedisMemory(ReplayMemory):
                 )
                 yield cls(store, settings, own)
             # The Redis may be gone by now.
-            with contextlib.suppress(RelayError):
+            with contextlib.suppress(ReplayMemoryError):
                 store.clear()
 
     @classmethod
@@ -151,7 +148,16 @@ class RedisWriter:
         self._arrays = messages.layout.views(self._buffer)
 
     def append(self, *, timeout: float | None = None, **row: Any) -> None:
-        """Takes a row, and pushes the messages that it completes."""
+        """Takes a row, and pushes the messages that it completes.
+
+        Raises:
+            ConfigurationError: The row has last observations of games that were reset at once.
+        """
+        if "final_frame" in row:
+            raise ConfigurationError(
+                "--environment: a Redis takes environments of the mode NEXT_STEP, and this one has SAME_STEP: make it "
+                "in the other mode, or use another --replay"
+            )
         self._builder.add(row)
         while self._builder.fill(self._arrays):
             self._sender.push(self._buffer)

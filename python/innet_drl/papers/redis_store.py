@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from redis.connection import Encoder, PythonRespSerializer
 
 from innet_drl.papers.messages import TRANSITIONS, ArrayLayout, MessageFormat, MessageFormatName, MessageOptions
-from innet_drl.train.errors import ConfigurationError, RelayError
+from innet_drl.train.errors import ConfigurationError, ReplayMemoryError
 
 POLL_SECONDS = 0.01
 """Period at which an empty or an overlong list is checked again."""
@@ -52,7 +52,7 @@ class RedisStore:
 
     Raises:
         ConfigurationError: The address is invalid.
-        RelayError: The Redis does not answer, or asks for another password.
+        ReplayMemoryError: The Redis does not answer, or asks for another password.
     """
 
     def __init__(self, address: str, run: str, password: str, parameters: Mapping[str, NDArray[Any]]) -> None:
@@ -126,9 +126,9 @@ class RedisStore:
             raise self.foreign(f"{self._parameters} has {len(value):,} bytes instead of {layout.nbytes:,}")
         return layout.views(value)
 
-    def foreign(self, what: str) -> RelayError:
+    def foreign(self, what: str) -> ReplayMemoryError:
         """Makes the error of a value that this run did not write."""
-        return RelayError(
+        return ReplayMemoryError(
             f"{self.address} holds something that this run did not write ({what}): choose another --out, whose last "
             "part names the keys, or delete them"
         )
@@ -141,15 +141,15 @@ class RedisStore:
         try:
             return command()
         except redis.AuthenticationError as error:
-            raise RelayError(
+            raise ReplayMemoryError(
                 f"{self.address} asks for a password, or for another one ({error}): set INNET_TOKEN"
             ) from error
         except (redis.ConnectionError, redis.TimeoutError) as error:
-            raise RelayError(
+            raise ReplayMemoryError(
                 f"the Redis at {self.address} does not answer ({error}): see that it runs and can be reached"
             ) from error
         except redis.RedisError as error:
-            raise RelayError(f"the Redis at {self.address} refused a command ({error})") from error
+            raise ReplayMemoryError(f"the Redis at {self.address} refused a command ({error})") from error
 
 
 def parse_address(address: str) -> tuple[str, MessageOptions]:
@@ -210,7 +210,7 @@ def unpack(store: RedisStore, messages: MessageFormat, message: bytes) -> dict[s
     """Returns the arrays of a message from the list.
 
     Raises:
-        RelayError: The message has another format.
+        ReplayMemoryError: The message has another format.
     """
     size = messages.layout.nbytes
     if messages.compressed:
