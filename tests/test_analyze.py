@@ -14,8 +14,8 @@ from typing import Any
 import psutil
 import pytest
 
+from innet_drl.analysis.pictures import can_draw
 from innet_drl.cli import main
-from innet_drl.papers.figures import can_draw
 from innet_drl.papers.sweep import cache
 from innet_drl.papers.sweep.flags import RatioFlags
 from innet_drl.papers.sweep.point import busy_seconds

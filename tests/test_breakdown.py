@@ -17,9 +17,9 @@ import pytest
 
 import innet_drl as innet
 from innet_drl.analysis.bars import KINDS, START, read, together
+from innet_drl.analysis.pictures import can_draw
 from innet_drl.cli import main
 from innet_drl.launch import local
-from innet_drl.papers.figures import can_draw
 from innet_drl.train.callbacks import Result
 from innet_drl.train.published_run import REPORT_LAPS
 from innet_drl.train.stopwatch import Laps

@@ -18,11 +18,12 @@ from innet_drl.cli import main
 from innet_drl.launch import local
 from innet_drl.papers.redis_memory import RedisMemory
 from innet_drl.papers.redis_store import RedisStore
+from innet_drl.papers.services import free_port
 from innet_drl.train.errors import ConfigurationError, ProcessError, ReplayMemoryError, RunFolderError
 from innet_drl.train.memory import EmbeddedMemory, ReplayMemory, ServerMemory, memory_class
 from innet_drl.train.metrics import Metrics
 from innet_drl.train.run_folder import RunFolder
-from redis_server import free_port, running
+from redis_server import running
 from training import lines, small
 
 

@@ -7,7 +7,6 @@ transition travels and is kept as two whole stacks, and the learner samples by p
 from __future__ import annotations
 
 import math
-import subprocess
 from typing import Any
 
 import hiredis
@@ -15,11 +14,11 @@ import numpy as np
 import redis
 from numpy.typing import NDArray
 from redis._parsers import _RESP3Parser
-from redis.connection import Encoder, PythonRespSerializer
 
 from benchmarks import recording
 from benchmarks.recording import STACK, STREAMS
-from benchmarks.systems import Address, Service, free_port, wait_for
+from benchmarks.systems import Address, Service, free_port
+from innet_drl.papers import redis_client
 
 VERSION = f"Redis 7, redis-py {redis.__version__}, hiredis {hiredis.__version__}"
 SWEEP: dict[str, list[dict[str, Any]]] = {
@@ -65,10 +64,7 @@ COLUMNS: dict[str, tuple[type, tuple[int, ...]]] = {
 
 def serve(capacity: int) -> Service:
     address = ("127.0.0.1", free_port())
-    options = {"bind": address[0], "port": address[1], "save": "", "appendonly": "no", "loglevel": "warning"}
-    command = ["redis-server", *(word for name, value in options.items() for word in (f"--{name}", str(value)))]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    wait_for(address, process)
+    process = redis_client.start_server(address[1])
     client = connect(address)
     client.set(CAPACITY, capacity)
 
@@ -84,31 +80,25 @@ def connect(
     protocol: int = 3,
     hiredis_packs: bool = False,
     hiredis_parses: bool = True,
-    read_size: int = 1 << 18,
+    read_size: int = redis_client.READ_BYTES,
 ) -> Any:
-    """A client of one connection.
+    """A client with the settings of the baseline of `innet-drl bench paper`, or other ones.
 
     Args:
         address: Of the server.
         protocol: Of Redis: 2 or 3.
-        hiredis_packs: Whether hiredis encodes commands, as it does by default where it is installed. It copies each
-            value; the encoder in Python sends it as it is.
+        hiredis_packs: Whether hiredis encodes commands.
         hiredis_parses: Whether hiredis decodes replies, as it does by default where it is installed.
         read_size: Bytes that are received at a time.
     """
-    packer = None if hiredis_packs else PythonRespSerializer(6_000, Encoder("utf-8", "strict", False).encode)
-    host, port = address
-    pool = redis.ConnectionPool(
-        host=host,
-        port=port,
+    parser = {} if hiredis_parses else {"parser_class": _RESP3Parser}
+    return redis_client.connect(
+        "redis://{}:{}".format(*address),
         protocol=protocol,
+        hiredis_packs=hiredis_packs,
         socket_read_size=read_size,
-        socket_timeout=60,
-        command_packer=packer,
-        **({} if hiredis_parses else {"parser_class": _RESP3Parser}),
-        max_connections=1,
+        **parser,
     )
-    return redis.Redis.from_pool(pool)
 
 
 def unpack(value: bytes | bytearray) -> dict[str, NDArray[Any]]:

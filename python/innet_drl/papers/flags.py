@@ -67,7 +67,8 @@ class GradientsFlags:
     """`innet` sums float32, `innet-fixed` fixed point; `gloo` is its all-reduce, `gather` its gather and broadcast;
     `innet-memif` goes over DPDK."""
     loss: str = "0.001,0.01"
-    """Shares of datagrams that a relay loses; the relay is also measured without loss. May be empty."""
+    """Shares of datagrams that `innet` loses at each end, where the kernel drops them and passes the others on one by
+    one: also measured without loss. May be empty."""
     link_mbit: int = 0
     """Mbit/s of links, in network namespaces, from each worker and the parameter server to a switch, in which the
     innet-replay server runs. 0 uses loopback, which has no such limit. Needs root."""

@@ -21,11 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 import innet_drl as innet
-from innet_drl import _core
-from innet_drl.papers import results, services
-from innet_drl.papers.crew import START_SECONDS, BenchError, Crew
+from innet_drl.papers import parameter_server, results, services
+from innet_drl.papers.crew import BenchError, Crew
 from innet_drl.papers.flags import GradientsFlags
 from innet_drl.papers.links import MACHINE_DEVICE, enter, links
+from innet_drl.papers.losses import lose
 from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.machine import cores, cpu_seconds
 
@@ -59,9 +59,8 @@ class Endpoints:
     """URL of the innet-replay server, by worker."""
     namespaces: list[str | None]
     """Network namespaces, by worker; `None` where all share the machine's."""
-    lossy: dict[float, str]
-    """Address of the relay that loses this share of datagrams."""
     parameter_server: str
+    """Address of the parameter server."""
     memifs: services.Memifs | None
     """`None` if memif is not measured."""
     store: str
@@ -75,7 +74,7 @@ class Trial:
     system: str
     bytes: int
     loss: float | None
-    """Share of lost datagrams on the relay; `None` for a direct path."""
+    """Share of datagrams that are lost, and arrive one by one; `None` where none is."""
     count: int
 
 
@@ -106,8 +105,8 @@ def run(flags: GradientsFlags) -> None:
     sizes = results.numbers(flags.sizes, "sizes")
     systems = results.names(flags.systems, SYSTEMS, "systems")
     losses = _losses(flags.loss)
-    if flags.link_mbit and (losses or "innet-memif" in systems):
-        raise ConfigurationError("--link-mbit: leave out losses (--loss '') and innet-memif, which go other ways")
+    if flags.link_mbit and "innet-memif" in systems:
+        raise ConfigurationError("--link-mbit: leave out innet-memif, which goes another way")
     print(f"workers, the aggregator and the parameter server share {cores()} cores of this machine")
     rows: list[Row] = []
     for workers in results.numbers(flags.workers, "workers"):
@@ -148,22 +147,20 @@ class _Bench:
             workers = range(self._workers)
             made = running.enter_context(links(self._workers + 1, self._mbit)) if self._mbit else None
             switch = None if made is None else made.switch
-            server, gradients, self._servers["innet"] = running.enter_context(services.aggregator(switch))
+            self._aggregator = running.enter_context(services.aggregator(switch))
+            server, self._servers["innet"] = self._aggregator.address, self._aggregator.process.pid
             servers = [server if made is None else server.replace("0.0.0.0", made.switch_address(n)) for n in workers]
-            paths = crew.start(_lose, gradients, self._losses and [0.0, *self._losses])
             # Like a worker, it has a link of its own.
             host = ("127.0.0.1", None) if made is None else (made.address(len(workers)), made.machine(len(workers)))
             parameters = crew.start(_serve_parameters, self._workers, self._max_bytes, *host)
-            parameter_server, self._servers["parameter-server"] = crew.receive(parameters)
+            sums_at, self._servers["parameter-server"] = crew.receive(parameters)
             memifs = None
             if "innet-memif" in self._systems:
                 memifs = running.enter_context(services.memif_aggregator(Path(folder), self._workers))
                 self._servers["innet-memif"] = memifs.process
             store = str(Path(folder) / "store")
             namespaces = [None if made is None else made.machine(number) for number in workers]
-            endpoints = Endpoints(
-                self._workers, servers, namespaces, crew.receive(paths), parameter_server, memifs, store
-            )
+            endpoints = Endpoints(self._workers, servers, namespaces, sums_at, memifs, store)
             self._crew = crew
             self._pipes = [crew.start(_work, endpoints, rank) for rank in workers]
             for pipe in self._pipes:
@@ -202,12 +199,13 @@ class _Bench:
         for system, loss in cases:
             all_of_it = times[system, loss]
             p50, p99 = (round(1e3 * float(np.percentile(all_of_it, share)), 4) for share in (50, 99))
+            path = f"{self._mbit} Mbit/s" if self._mbit else "loopback"
             yield {
                 "system": system,
                 "bytes": size,
                 "workers": self._workers,
                 "loss": loss or 0.0,
-                "path": "relay" if loss is not None else f"{self._mbit} Mbit/s" if self._mbit else "loopback",
+                "path": path if loss is None else f"{path}, one by one",
                 "p50_ms": p50,
                 "p99_ms": p99,
                 "count": len(all_of_it),
@@ -253,6 +251,7 @@ class _Bench:
     def _run_trial(self, trial: Trial, seconds: float) -> tuple[list[float], float]:
         """Returns the seconds of each sum, by its slowest worker, and the processor time of workers and server."""
         server = self._servers.get({"innet-fixed": "innet"}.get(trial.system, trial.system))
+        self._aggregator.lose(trial.loss)
         before = 0.0 if server is None else cpu_seconds(server)
         for pipe in self._pipes:
             pipe.send(trial)
@@ -262,17 +261,9 @@ class _Bench:
         return [max(sums) for sums in zip(*(each.seconds for each in messages), strict=True)], used
 
 
-def _lose(pipe: Connection, to: str, losses: list[float]) -> None:
-    relays = {loss: _core.Relay(to, datagrams=True, loss=loss, seed=index) for index, loss in enumerate(losses)}
-    pipe.send({loss: relay.address for loss, relay in relays.items()})
-    pipe.recv()
-
-
 def _serve_parameters(pipe: Connection, workers: int, max_bytes: int, host: str, namespace: str | None) -> None:
     enter(namespace)
-    server = _core.ParameterServer(workers, max_bytes, host)
-    pipe.send((server.address, os.getpid()))
-    pipe.recv()
+    parameter_server.serve(pipe, workers, max_bytes, host)
 
 
 def _work(pipe: Connection, endpoints: Endpoints, rank: int) -> None:
@@ -291,6 +282,7 @@ def _work(pipe: Connection, endpoints: Endpoints, rank: int) -> None:
                 pipe.send(reward.train(sum_once, rank, endpoints.workers, goal=trial.goal, seconds=trial.seconds))
                 continue
             sum_once = sums.of(trial)
+            lose(trial.loss)
             given = _values(rank, trial.bytes)
             values = given.copy()
             seconds, cpu = [], 0.0
@@ -316,7 +308,7 @@ class _Sums:
     def __init__(self, endpoints: Endpoints, rank: int) -> None:
         self._endpoints, self._rank = endpoints, rank
         self._running = contextlib.ExitStack()
-        self._joined: dict[tuple[str, float | None], Any] = {}
+        self._joined: dict[str, Any] = {}
 
     def __enter__(self) -> _Sums:
         import torch
@@ -328,7 +320,8 @@ class _Sums:
         store = FileStore(endpoints.store, endpoints.workers)
         dist.init_process_group("gloo", store=store, rank=self._rank, world_size=endpoints.workers)
         self._running.callback(dist.destroy_process_group)
-        self._parameters = _core.ParameterWorker(endpoints.parameter_server, deadline=START_SECONDS)
+        self._parameters = parameter_server.ParameterWorker(endpoints.parameter_server)
+        self._running.callback(self._parameters.close)
         self._replay = self._running.enter_context(innet.connect(endpoints.servers[self._rank]))
         return self
 
@@ -348,24 +341,22 @@ class _Sums:
         return joined
 
     def _worker(self, trial: Trial) -> Any:
-        key = (trial.system, trial.loss)
-        if key not in self._joined:
+        if trial.system not in self._joined:
             replay, station = self._replay, None
             if trial.system == "innet-memif":
                 assert self._endpoints.memifs is not None
                 replay = self._running.enter_context(innet.connect(self._endpoints.memifs.server))
                 station = self._endpoints.memifs.station(self._rank)
-            self._joined[key] = self._running.enter_context(
+            self._joined[trial.system] = self._running.enter_context(
                 replay.join_gradients(
-                    f"bench-{trial.system}-{trial.loss}",
+                    f"bench-{trial.system}",
                     self._rank,
                     self._endpoints.workers,
                     arithmetic="fixed" if trial.system == "innet-fixed" else "float32",
-                    via=None if trial.loss is None else self._endpoints.lossy[trial.loss],
                     station=station,
                 )
             )
-        return self._joined[key]
+        return self._joined[trial.system]
 
     def _all_reduce(self, values: Values) -> None:
         import torch
@@ -406,7 +397,7 @@ def _values(rank: int, size: int) -> Values:
 
 def _name(row: Row) -> str:
     name = str(row["system"])
-    return name if row["path"] != "relay" else f"{name} over a relay that loses {row['loss']:.1%}"
+    return f"{name}, one by one, {row['loss']:.1%} lost" if row["path"].endswith("one by one") else name
 
 
 def _line(row: Row) -> str:
@@ -432,18 +423,17 @@ def _training_line(row: Row) -> str:
 
 def tables(rows: list[Row]) -> str:
     """Returns the figures as Markdown: a table for each number of workers."""
-    messages = []
+    parts = []
     rows = [row for row in rows if "what" not in row and "transport" not in row]
     for workers in dict.fromkeys(row["workers"] for row in rows):
-        of_workers = [row for row in rows if row["workers"] == workers]
-        sizes = list(dict.fromkeys(row["bytes"] for row in of_workers))
-        titles = " | ".join(f"{size:,} bytes" for size in sizes)
-        messages.append(f"| {workers} workers: p50 / p99 / processor, ms | {titles} |")
-        messages.append("| --- " * (len(sizes) + 1) + "|")
-        for name in dict.fromkeys(map(_name, of_workers)):
-            by_size = {row["bytes"]: row for row in of_workers if _name(row) == name}
-            found = [by_size[size] for size in sizes]
-            cells = [f"{row['p50_ms']:.2f} / {row['p99_ms']:.2f} / {row['cpu_ms']:.2f}" for row in found]
-            messages.append(f"| {name} | {' | '.join(cells)} |")
-        messages.append("")
-    return "\n".join(messages)
+        by_name: dict[str, dict[int, str]] = {}
+        for row in rows:
+            if row["workers"] == workers:
+                cell = f"{row['p50_ms']:.2f} / {row['p99_ms']:.2f} / {row['cpu_ms']:.2f}"
+                by_name.setdefault(_name(row), {})[row["bytes"]] = cell
+        sizes = list(next(iter(by_name.values())))
+        head = [f"{workers} workers: p50 / p99 / processor, ms", *(f"{size:,} bytes" for size in sizes)]
+        parts.append(
+            results.markdown(head, [[name, *(cells[size] for size in sizes)] for name, cells in by_name.items()])
+        )
+    return "\n".join(parts)

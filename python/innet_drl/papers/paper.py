@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from innet_drl.papers import delays, figures, results, scene, services
+from innet_drl.analysis.pictures import can_draw
+from innet_drl.papers import figures, results, scene, services
 from innet_drl.papers.crew import BenchError
 from innet_drl.papers.flags import PaperFlags
 from innet_drl.papers.messages import TRANSITIONS
@@ -32,7 +33,7 @@ from innet_drl.papers.settings import (
     Case,
     NetworkStack,
 )
-from innet_drl.train.errors import ConfigurationError, writing
+from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.machine import cores
 
 DEFAULTS: dict[str, Any] = {
@@ -103,7 +104,7 @@ def run(flags: PaperFlags) -> None:
     if not systems or (not stacks and systems != ["redis"]):
         raise BenchError("nothing is left to measure")
     plot = flags.plot or (flags.json.with_suffix(".svg") if flags.json else None)
-    if plot is not None and not figures.can_draw():
+    if plot is not None and not can_draw():
         print("no picture: matplotlib is not installed (pip install 'innet-drl[bench]')")
         plot = None
     print(
@@ -147,14 +148,12 @@ def run(flags: PaperFlags) -> None:
                 print(figures.line(of_case, case), flush=True)
                 if flags.json is not None:
                     results.write(flags.json, rows, _settings(flags), versions)
-    drawn = delays if flags.delay_ms else figures
     print()
-    print(drawn.tables(rows))
+    print(figures.tables(rows))
     if flags.json is not None:
         print(f"rows: {flags.json}")
     if plot is not None:
-        with writing(str(plot), "choose another file with --plot"):
-            drawn.draw(rows, plot)
+        figures.draw(rows, plot)
         print(f"picture: {plot}")
 
 

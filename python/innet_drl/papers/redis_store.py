@@ -17,17 +17,13 @@ from urllib.parse import parse_qsl, urlsplit, urlunsplit
 import lz4.block
 import redis
 from numpy.typing import NDArray
-from redis.connection import Encoder, PythonRespSerializer
 
 from innet_drl.papers.messages import TRANSITIONS, ArrayLayout, MessageFormat, MessageFormatName, MessageOptions
+from innet_drl.papers.redis_client import connect
 from innet_drl.train.errors import ConfigurationError, ReplayMemoryError
 
 POLL_SECONDS = 0.01
 """Period at which an empty or an overlong list is checked again."""
-ANSWER_SECONDS = 60.0
-"""Timeout of a Redis command."""
-READ_BYTES = 1 << 18
-"""Bytes received at a time. Values have megabytes, and redis-py's default of 64 KiB took a tenth longer."""
 MAX_PULLED = 8
 """Messages taken off the list at a time, at most."""
 _VERSION = ArrayLayout({"version": ("uint64", ())})
@@ -62,16 +58,7 @@ class RedisStore:
         self._parameters = f"innet:{run}:parameters"
         arrays = {name: (array.dtype.name, array.shape) for name, array in parameters.items()}
         self._layout = ArrayLayout({**_VERSION.columns, **arrays})
-        self._client = redis.Redis.from_url(
-            server,
-            password=password or None,
-            socket_timeout=ANSWER_SECONDS,
-            socket_read_size=READ_BYTES,
-            # hiredis, the default if it is installed, copies each value: a push of 45 MB takes twice as long.
-            command_packer=PythonRespSerializer(6_000, Encoder("utf-8", "strict", False).encode),
-            # No retry: a push whose answer was lost would be inserted twice.
-            retry=redis.retry.Retry(redis.backoff.NoBackoff(), 0),
-        )
+        self._client = connect(server, password)
         self._call(self._client.ping)
 
     def version(self) -> str:

@@ -10,7 +10,7 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,12 @@ def write(
         path.write_text(
             f'{{"machine": {json.dumps(machine)},\n"settings": {json.dumps(settings)},\n"rows": [\n{lines}\n]}}\n'
         )
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Returns a table as Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
 def settings(flags: Any) -> dict[str, Any]:

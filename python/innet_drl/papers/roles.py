@@ -3,19 +3,26 @@
 A process sends "ready", waits for the start, and sends the laps of its clock. Computing is simulated by sleeping
 (`Case.actor_ms`, `Case.update_ms`): in the paper actors, memory and learner are machines of their own, and here they
 would compete for cores.
+
+A delay of an emulated link is the one-way delay between actors and learner. A server in the middle is half of it away
+from both; an edge server has the actors beside it, and the learner at the other end of the link.
 """
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from urllib.parse import urlsplit
 
 import numpy as np
 
 from innet_drl.papers import scene, systems
 from innet_drl.papers.crew import Crew
-from innet_drl.papers.delays import emulate
+from innet_drl.papers.relay import Relay
 from innet_drl.papers.settings import BATCH, Case, parameters
 from innet_drl.papers.systems import Clock
 
@@ -30,6 +37,44 @@ class Measured:
     learner: Laps
     bytes_per_s: dict[str, float]
     """Bytes over the emulated link of each role, both directions; empty without one."""
+
+
+@dataclass(frozen=True)
+class RoleLinks:
+    """The addresses of one server for its actors and its learner."""
+
+    actors: str
+    learner: str
+    relays: dict[str, Relay]
+    """The relay of each role; empty without an emulated link."""
+
+    def bytes(self) -> dict[str, int]:
+        """Bytes carried so far for each role, both directions."""
+        return {role: sum(relay.bytes) for role, relay in self.relays.items()}
+
+
+@contextlib.contextmanager
+def emulate(case: Case, address: str) -> Iterator[RoleLinks]:
+    """Puts relays with the case's delay and rate between its processes and the server at `address`."""
+    if case.delay_ms is None:
+        yield RoleLinks(address, address, {})
+        return
+    at = urlsplit(address)
+    assert at.hostname is not None
+    assert at.port is not None
+    to = f"{socket.gethostbyname(at.hostname)}:{at.port}"
+    rate = case.link_mbit * 1e6 / 8 or None
+    delay = 1e-3 * case.delay_ms
+    with contextlib.ExitStack() as running:
+
+        def relay(share: float) -> Relay:
+            # Actors beside an edge server have no link that is limited.
+            return running.enter_context(Relay(to, delay=share * delay, rate=rate if share else None))
+
+        edge = case.system == "edge"
+        relays = {"actors": relay(0.0 if edge else 0.5), "learner": relay(1.0 if edge else 0.5)}
+        urls = {role: at._replace(netloc=relay.address).geturl() for role, relay in relays.items()}
+        yield RoleLinks(urls["actors"], urls["learner"], relays)
 
 
 def measure(case: Case, address: str) -> Measured:

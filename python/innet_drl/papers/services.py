@@ -7,10 +7,10 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from innet_drl.errors import MissingExtraError
 from innet_drl.extras import naming_extras
@@ -64,14 +64,10 @@ def redis(named: str | None, versions: dict[str, str | None]) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _redis_server() -> Iterator[str]:
-    port = _free_port()
-    flags = ["--bind", "127.0.0.1", "--port", str(port), "--save", "", "--appendonly", "no", "--loglevel", "warning"]
-    with _process(["redis-server", *flags], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        give_up = time.monotonic() + START_SECONDS
-        while process.poll() is None and time.monotonic() < give_up:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-                break
-            time.sleep(0.01)
+    from innet_drl.papers.redis_client import start_server
+
+    port = free_port()
+    with _ending(start_server(port)):
         yield f"redis://127.0.0.1:{port}"
 
 
@@ -87,9 +83,31 @@ def ours(stack: NetworkStack) -> Iterator[str]:
         yield address
 
 
+@dataclass(frozen=True)
+class Aggregator:
+    """A server that sums gradients."""
+
+    address: str
+    """Its URL."""
+    process: subprocess.Popen[str]
+
+    def lose(self, share: float | None) -> None:
+        """Lets it lose a share of the datagrams that it receives; see `losses.lose`.
+
+        Raises:
+            BenchError: It has ended.
+        """
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            print(share, file=self.process.stdin, flush=True)
+        if not self.process.stdout.readline():
+            raise BenchError("the server that sums gradients has ended")
+
+
 @contextlib.contextmanager
-def aggregator(namespace: str | None = None) -> Iterator[tuple[str, str, int]]:
-    """Starts `innet-replay serve --gradients` and yields its URL, its address for datagrams, and its process.
+def aggregator(namespace: str | None = None) -> Iterator[Aggregator]:
+    """Starts `innet-replay serve --gradients`.
 
     Args:
         namespace: Network namespace of the server, which listens on all of its addresses; `None` for loopback.
@@ -98,10 +116,10 @@ def aggregator(namespace: str | None = None) -> Iterator[tuple[str, str, int]]:
         BenchError: The server did not start; the message is its last line of output.
     """
     host = "127.0.0.1" if namespace is None else "0.0.0.0"
-    gradients = f"{host}:{_free_port(socket.SOCK_DGRAM)}"
+    gradients = f"{host}:{free_port(socket.SOCK_DGRAM)}"
     flags = ["--listen", f"innet://{host}:0", "--gradients", gradients, "--trusted-network"]
-    with _serve(*flags, namespace=namespace) as (address, process):
-        yield address, gradients, process
+    with _serve(*flags, namespace=namespace, module="innet_drl.papers.losses") as (address, process):
+        yield Aggregator(address, process)
 
 
 @dataclass(frozen=True)
@@ -134,28 +152,33 @@ def memif_aggregator(folder: Path, workers: int) -> Iterator[Memifs]:
     for number, path in enumerate(sockets):
         flags += ["--gradients-devices", f"net_memif{number},role=server,id=0,socket={path}"]
     with _serve(*flags) as (address, process):
-        yield Memifs(address, sockets, process)
+        yield Memifs(address, sockets, process.pid)
 
 
 @contextlib.contextmanager
-def _serve(*flags: str, namespace: str | None = None) -> Iterator[tuple[str, int]]:
-    command = [*within(namespace), sys.executable, "-c", "from innet_drl.server_cli import main; main()", "serve"]
+def _serve(
+    *flags: str, namespace: str | None = None, module: str = "innet_drl.server_cli"
+) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    command = [*within(namespace), sys.executable, "-c", f"from {module} import main; main()", "serve"]
     flags = ("--log-level", "error", *flags)
-    with _process([*command, *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    pipe = subprocess.PIPE
+    process = subprocess.Popen([*command, *flags], text=True, stdin=pipe, stdout=pipe, stderr=pipe)
+    with _ending(process):
         assert process.stdout is not None
         assert process.stderr is not None
         line = process.stdout.readline()
         if " ready on " not in line:
             said = process.stderr.read().strip().splitlines()
             raise BenchError(said[-1] if said else "innet-replay serve did not start")
-        yield line.split(" ready on ")[1].split()[0], process.pid
+        yield line.split(" ready on ")[1].split()[0], process
 
 
 @contextlib.contextmanager
-def _process(command: list[str], **pipes: int) -> Iterator[subprocess.Popen[str]]:
-    with subprocess.Popen(command, text=True, **pipes) as process:  # type: ignore[call-overload]
+def _ending(process: subprocess.Popen[Any]) -> Iterator[None]:
+    """Ends the process."""
+    with process:
         try:
-            yield process
+            yield
         finally:
             process.terminate()
             try:
@@ -164,7 +187,8 @@ def _process(command: list[str], **pipes: int) -> Iterator[subprocess.Popen[str]
                 process.kill()
 
 
-def _free_port(kind: int = socket.SOCK_STREAM) -> int:
+def free_port(kind: int = socket.SOCK_STREAM) -> int:
+    """Returns a port that no process of this machine listens at."""
     with socket.socket(socket.AF_INET, kind) as bound:
         bound.bind(("127.0.0.1", 0))
         port: int = bound.getsockname()[1]

@@ -10,7 +10,6 @@ from innet_drl.analysis import pictures
 from innet_drl.papers.sweep.knee import NUMBERS, curve_of
 from innet_drl.papers.sweep.point import Point
 from innet_drl.papers.sweep.sweep_file import Sweep
-from innet_drl.train.errors import writing
 
 GREY = "#888888"
 
@@ -21,19 +20,13 @@ def draw(sweep: Sweep, path: Path) -> None:
     Raises:
         RunFolderError: The file cannot be written.
     """
-    import matplotlib as mpl
-    from matplotlib import pyplot
-
-    mpl.rcParams.update(pictures.SETTINGS)
-    figure, axes = pyplot.subplots(3, 3, figsize=(11, 7), layout="constrained", squeeze=False)
-    for column, name in enumerate(NUMBERS):
-        curve = curve_of(sweep.points, name)
-        _speed_up(axes[0][column], curve, name, sweep.results["knee"].get(name))
-        _lines(axes[1][column], curve, name, {"CPU": "cpu", "GPU": "gpu"}, "utilization")
-        _lines(axes[2][column], curve, name, {"CPU": "cpu_watts", "GPU": "gpu_watts", "both": "watts"}, "power, W")
-    with writing(str(path), "choose another file with --plot"):
-        pictures.save(figure, path)
-    pyplot.close(figure)
+    with pictures.drawing(path, 11, 7) as figure:
+        axes = figure.subplots(3, 3)
+        for column, name in enumerate(NUMBERS):
+            curve = curve_of(sweep.points, name)
+            _speed_up(axes[0][column], curve, name, sweep.results["knee"].get(name))
+            _lines(axes[1][column], curve, name, {"CPU": "cpu", "GPU": "gpu"}, "utilization")
+            _lines(axes[2][column], curve, name, {"CPU": "cpu_watts", "GPU": "gpu_watts", "both": "watts"}, "power, W")
 
 
 def _speed_up(axis: Any, curve: Sequence[Point], name: str, knee: float | None) -> None:

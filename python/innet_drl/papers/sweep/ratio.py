@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
-from innet_drl.papers.figures import can_draw
+from innet_drl.analysis.pictures import can_draw
 from innet_drl.papers.results import numbers
 from innet_drl.papers.sweep import cache, figures, tables
 from innet_drl.papers.sweep.flags import RatioFlags
