@@ -381,13 +381,10 @@ class _Sums:
 
 
 def _losses(text: str) -> list[float]:
-    try:
-        losses = [float(word) for word in text.split(",") if word]
-    except ValueError:
-        losses = [1.0]
-    if not all(0 < loss < 1 for loss in losses):
-        raise ConfigurationError(f"--loss {text}: it must be shares below 1, such as 0.001,0.01")
-    return losses
+    def holds(losses: list[float]) -> bool:
+        return all(0 < loss < 1 for loss in losses)
+
+    return results.values(text, "loss", float, holds, "shares below 1, such as 0.001,0.01") if text else []
 
 
 @functools.lru_cache(maxsize=64)

@@ -1,7 +1,7 @@
 """Messages of a run over Redis: encoded by actors, decoded by the learner.
 
-Redis knows no columns and no windows: a message is one value of bytes, the arrays of an `ArrayLayout` one after the
-other, which both ends derive from the settings. There are two formats: `FrameFormat` sends rows, each frame once;
+Redis knows no columns and no windows: a message is one value of bytes, arrays one after the other (`layout_of`),
+which both ends derive from the settings. There are two formats: `FrameFormat` sends rows, each frame once;
 `StackFormat` sends whole transitions of stacked float32 observations, as Furukawa and Matsutani (2022) did.
 """
 
@@ -42,25 +42,15 @@ class MessageOptions:
     """Transitions of one message; with `frames` rounded up to whole steps of an actor's environments."""
 
 
-@dataclass(frozen=True)
-class ArrayLayout:
-    """Arrays of fixed dtype and shape, one after the other in one buffer."""
+def layout_of(columns: Mapping[str, tuple[str, tuple[int, ...]]]) -> np.dtype[np.void]:
+    """The arrays of a message, by name, dtype and shape, one after the other in one buffer."""
+    return np.dtype([(name, *column) for name, column in columns.items()])
 
-    columns: Mapping[str, tuple[str, tuple[int, ...]]]
-    """dtype and shape by name."""
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all arrays."""
-        return sum(np.dtype(dtype).itemsize * math.prod(shape) for dtype, shape in self.columns.values())
-
-    def views(self, buffer: bytes | bytearray | memoryview, offset: int = 0) -> Arrays:
-        """Returns the arrays as views of a buffer of at least `offset + nbytes` bytes."""
-        arrays: Arrays = {}
-        for name, (dtype, shape) in self.columns.items():
-            arrays[name] = np.frombuffer(buffer, dtype, math.prod(shape), offset).reshape(shape)
-            offset += arrays[name].nbytes
-        return arrays
+def views(layout: np.dtype[np.void], buffer: bytes | bytearray | memoryview) -> Arrays:
+    """Returns the arrays as views of a buffer of at least `layout.itemsize` bytes."""
+    whole = np.frombuffer(buffer, layout, 1)
+    return {name: whole[name].reshape(layout[name].shape) for name in layout.names or ()}
 
 
 def _own_table(
@@ -112,7 +102,7 @@ class FrameFormat:
             **flags,
         }
         rows = {name: (dtype, (self.message_rows, self.streams, *shape)) for name, (dtype, shape) in columns.items()}
-        self.layout = ArrayLayout({"actor": ("int32", ()), **rows})
+        self.layout = layout_of({"actor": ("int32", ()), **rows})
 
     def builder(self, actor: int) -> MessageBuilder:
         """Makes the builder of the actor with this index."""
@@ -131,7 +121,7 @@ class _FrameBuilder:
     """Builds an actor's messages from its rows."""
 
     def __init__(self, actor: int, frames: FrameFormat) -> None:
-        self._arrays = frames.layout.views(bytearray(frames.layout.nbytes))
+        self._arrays = views(frames.layout, bytearray(frames.layout.itemsize))
         self._arrays["actor"][...] = actor
         self._rows, self._filled = frames.message_rows, 0
 
@@ -206,7 +196,7 @@ class StackFormat:
         self.table = _own_table(settings, columns, capacity_bytes, transitions)
         self.view = innet.Window(before=0, after=0)
         columns["priority"] = innet.Column("float32")
-        self.layout = ArrayLayout(
+        self.layout = layout_of(
             {name: (column.dtype.name, (self.transitions, *column.shape)) for name, column in columns.items()}
         )
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,37 +80,29 @@ def run(flags: PaperFlags) -> None:
         ConfigurationError: An unusable flag.
         BenchError: A case cannot be measured.
     """
-    defaults = DELAYED_DEFAULTS if flags.delay_ms else DEFAULTS
-    flags = dataclasses.replace(
-        flags, **{name: value for name, value in defaults.items() if getattr(flags, name) is None}
-    )
-    assert flags.actors is not None
-    assert flags.systems is not None
-    assert flags.formats is not None
-    assert flags.actor_ms is not None
-    assert flags.update_ms is not None
-    one_way = results.delays(flags.delay_ms, "delay-ms") if flags.delay_ms else [None]
-    if flags.link_mbit < 0 or (flags.link_mbit and not flags.delay_ms):
+    chosen = _with_defaults(flags)
+    one_way = _delays(chosen.delay_ms) if chosen.delay_ms else [None]
+    if chosen.link_mbit < 0 or (chosen.link_mbit and not chosen.delay_ms):
         raise ConfigurationError(
-            f"--link-mbit {flags.link_mbit:g}: it is above 0, or 0 for no limit, beside --delay-ms"
+            f"--link-mbit {chosen.link_mbit:g}: it is above 0, or 0 for no limit, beside --delay-ms"
         )
-    actors = results.numbers(flags.actors, "actors")
-    known = SYSTEMS if flags.delay_ms else [name for name in SYSTEMS if name != "edge"]
-    systems = results.names(flags.systems, known, "systems")
-    formats = results.names(flags.formats, FORMATS, "formats")
-    stacks = list(_stacks(flags))
-    if "redis" in systems and (reason := services.why_not_redis(flags.redis)):
+    actors = results.numbers(chosen.actors, "actors")
+    known = SYSTEMS if chosen.delay_ms else [name for name in SYSTEMS if name != "edge"]
+    systems = results.names(chosen.systems, known, "systems")
+    formats = results.names(chosen.formats, FORMATS, "formats")
+    stacks = list(_stacks(chosen))
+    if "redis" in systems and (reason := services.why_not_redis(chosen.redis)):
         print(f"redis is left out: {reason}")
         systems.remove("redis")
     if not systems or (not stacks and systems != ["redis"]):
         raise BenchError("nothing is left to measure")
-    plot = flags.plot or (flags.json.with_suffix(".svg") if flags.json else None)
+    plot = chosen.plot or (chosen.json.with_suffix(".svg") if chosen.json else None)
     if plot is not None and not can_draw():
         print("no picture: matplotlib is not installed (pip install 'innet-drl[bench]')")
         plot = None
     print(
         f"up to {max(actors)} actors, the learner and the server share {cores()} cores of this machine: computing is "
-        f"waited for ({flags.actor_ms:g} ms a push, {flags.update_ms:g} ms an update), moving bytes is not"
+        f"waited for ({chosen.actor_ms:g} ms a push, {chosen.update_ms:g} ms an update), moving bytes is not"
     )
     rows: list[Row] = []
     left_out: set[str] = set()
@@ -118,7 +111,7 @@ def run(flags: PaperFlags) -> None:
         played = Path(directory) / "scene.npz"
         scene.record(played)
         for format_name, number, delay, system in itertools.product(formats, actors, one_way, systems):
-            for stack in [NetworkStack(flags.redis_stack, flags.redis_link)] if system == "redis" else stacks:
+            for stack in [NetworkStack(chosen.redis_stack, chosen.redis_link)] if system == "redis" else stacks:
                 if stack.name in left_out:
                     continue
                 case = Case(
@@ -126,14 +119,14 @@ def run(flags: PaperFlags) -> None:
                     stack,
                     format_name,
                     number,
-                    flags.seconds,
-                    flags.actor_ms,
-                    flags.update_ms,
+                    chosen.seconds,
+                    chosen.actor_ms,
+                    chosen.update_ms,
                     played,
                     delay,
-                    flags.link_mbit,
+                    chosen.link_mbit,
                 )
-                server = services.redis(flags.redis, versions) if system == "redis" else services.ours(stack)
+                server = services.redis(chosen.redis, versions) if system == "redis" else services.ours(stack)
                 try:
                     with server as address:
                         of_case = _rows(case, measure(case, address))
@@ -146,20 +139,33 @@ def run(flags: PaperFlags) -> None:
                     continue
                 rows += of_case
                 print(figures.line(of_case, case), flush=True)
-                if flags.json is not None:
-                    results.write(flags.json, rows, _settings(flags), versions)
+                if chosen.json is not None:
+                    results.write(chosen.json, rows, _settings(chosen), versions)
     print()
     print(figures.tables(rows))
-    if flags.json is not None:
-        print(f"rows: {flags.json}")
+    if chosen.json is not None:
+        print(f"rows: {chosen.json}")
     if plot is not None:
         figures.draw(rows, plot)
         print(f"picture: {plot}")
 
 
-def _stacks(flags: PaperFlags) -> Iterator[NetworkStack]:
+def _with_defaults(flags: PaperFlags) -> Any:
+    """Returns the flags, with the default values of those that have none."""
+    defaults = DELAYED_DEFAULTS if flags.delay_ms else DEFAULTS
+    given = {name: value for name in defaults if (value := getattr(flags, name)) is not None}
+    return dataclasses.replace(flags, **{**defaults, **given})
+
+
+def _delays(text: str) -> list[float]:
+    def holds(delays: list[float]) -> bool:
+        return all(0 <= delay < math.inf for delay in delays) and len(set(delays)) == len(delays)
+
+    return results.values(text, "delay-ms", float, holds, "different numbers such as 0.05,5,20")
+
+
+def _stacks(flags: Any) -> Iterator[NetworkStack]:
     """Yields the requested stacks that are available."""
-    assert flags.stacks is not None
     for name in results.names(flags.stacks, ("kernel", "kernel-spin", "fstack"), "stacks"):
         if flags.delay_ms and name != "kernel":
             print(f"{name} is left out: --delay-ms relays the kernel's TCP")

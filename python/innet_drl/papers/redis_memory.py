@@ -16,14 +16,12 @@ from numpy.typing import NDArray
 
 import innet_drl as innet
 from innet_drl.batches import TorchBatch
-from innet_drl.papers.messages import MessageFormat, MessageReader, message_format
+from innet_drl.papers.messages import MessageFormat, MessageReader, message_format, views
 from innet_drl.papers.redis_store import (
     POLL_SECONDS,
-    MessageSender,
     RedisParameters,
     RedisStore,
     parse_address,
-    unpack,
 )
 from innet_drl.train.config import Config, flag
 from innet_drl.train.errors import ConfigurationError, ReplayMemoryError
@@ -142,10 +140,10 @@ class RedisWriter:
     """
 
     def __init__(self, store: RedisStore, messages: MessageFormat, actor: int, most_waiting: int) -> None:
-        self._sender = MessageSender(store, messages, most_waiting)
+        self._store, self._messages, self._most_waiting = store, messages, most_waiting
         self._builder = messages.builder(actor)
-        self._buffer = bytearray(messages.layout.nbytes)
-        self._arrays = messages.layout.views(self._buffer)
+        self._buffer = bytearray(messages.layout.itemsize)
+        self._arrays = views(messages.layout, self._buffer)
 
     def append(self, *, timeout: float | None = None, **row: Any) -> None:
         """Takes a row, and pushes the messages that it completes.
@@ -160,7 +158,7 @@ class RedisWriter:
             )
         self._builder.add(row)
         while self._builder.fill(self._arrays):
-            self._sender.push(self._buffer)
+            self._store.send(self._messages, self._buffer, self._most_waiting)
 
     def flush(self, timeout: float | None = None) -> None:
         """Does nothing: pushes are answered before `append` returns."""
@@ -201,7 +199,7 @@ class _Filler:
             self.error = error
 
     def _insert(self, reader: MessageReader, message: bytes) -> None:
-        for writer, row in reader.rows(unpack(self._store, self._messages, message)):
+        for writer, row in reader.rows(self._store.unpack(self._messages, message)):
             # Waits for the replay ratio, unless the run has ended.
             while not self._stopped.is_set():
                 with contextlib.suppress(innet.errors.DeadlineError):

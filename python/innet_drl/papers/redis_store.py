@@ -1,7 +1,7 @@
 """The experience list and the parameters of a run on a Redis, as Furukawa and Matsutani (2022) and others use it.
 
 Actors append messages of experience to a list and read the parameters from a key; the learner takes messages off the
-list and sets the key. The parameters are the arrays of an `ArrayLayout`, uncompressed.
+list and sets the key. The parameters are arrays one after the other, uncompressed.
 
 Needs the extra `redis`.
 """
@@ -15,10 +15,19 @@ from typing import Any, cast, get_args
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
 import lz4.block
+import numpy as np
 import redis
 from numpy.typing import NDArray
 
-from innet_drl.papers.messages import TRANSITIONS, ArrayLayout, MessageFormat, MessageFormatName, MessageOptions
+from innet_drl.papers.messages import (
+    TRANSITIONS,
+    Arrays,
+    MessageFormat,
+    MessageFormatName,
+    MessageOptions,
+    layout_of,
+    views,
+)
 from innet_drl.papers.redis_client import connect
 from innet_drl.train.errors import ConfigurationError, ReplayMemoryError
 
@@ -26,7 +35,7 @@ POLL_SECONDS = 0.01
 """Period at which an empty or an overlong list is checked again."""
 MAX_PULLED = 8
 """Messages taken off the list at a time, at most."""
-_VERSION = ArrayLayout({"version": ("uint64", ())})
+_VERSION = {"version": ("uint64", ())}
 
 
 @dataclass(frozen=True)
@@ -57,7 +66,7 @@ class RedisStore:
         self._experience = f"innet:{run}:experience"
         self._parameters = f"innet:{run}:parameters"
         arrays = {name: (array.dtype.name, array.shape) for name, array in parameters.items()}
-        self._layout = ArrayLayout({**_VERSION.columns, **arrays})
+        self._layout = layout_of({**_VERSION, **arrays})
         self._client = connect(server, password)
         self._call(self._client.ping)
 
@@ -92,15 +101,16 @@ class RedisStore:
 
     def put_parameters(self, version: int, tensors: Mapping[str, NDArray[Any]]) -> None:
         """Replaces the parameters."""
-        value = bytearray(self._layout.nbytes)
-        for name, array in self._layout.views(value).items():
+        value = bytearray(self._layout.itemsize)
+        for name, array in views(self._layout, value).items():
             array[...] = version if name == "version" else tensors[name]
         self._call(lambda: self._client.set(self._parameters, memoryview(value)))
 
     def get_parameters(self, newer_than: int = 0) -> RedisParameters | None:
         """Returns the parameters, or `None` if their version is not above `newer_than`."""
-        head = self._call(lambda: self._client.getrange(self._parameters, 0, _VERSION.nbytes - 1))
-        if not head or int(self._views(_VERSION, head, whole=False)["version"]) <= newer_than:
+        version = layout_of(_VERSION)
+        head = self._call(lambda: self._client.getrange(self._parameters, 0, version.itemsize - 1))
+        if not head or int(self._views(version, head)["version"]) <= newer_than:
             return None
         value = self._call(lambda: self._client.get(self._parameters))
         if value is None:
@@ -108,10 +118,36 @@ class RedisStore:
         tensors = self._views(self._layout, value)
         return RedisParameters(int(tensors.pop("version")), tensors)
 
-    def _views(self, layout: ArrayLayout, value: bytes, *, whole: bool = True) -> dict[str, NDArray[Any]]:
-        if len(value) < layout.nbytes or (whole and len(value) > layout.nbytes):
-            raise self.foreign(f"{self._parameters} has {len(value):,} bytes instead of {layout.nbytes:,}")
-        return layout.views(value)
+    def _views(self, layout: np.dtype[np.void], value: bytes) -> Arrays:
+        if len(value) != layout.itemsize:
+            raise self.foreign(f"{self._parameters} has {len(value):,} bytes instead of {layout.itemsize:,}")
+        return views(layout, value)
+
+    def send(self, messages: MessageFormat, message: bytearray, most_waiting: int) -> None:
+        """Pushes a message, and waits while the list is longer than `most_waiting`.
+
+        So the learner's replay ratio holds the actors back, and the list stays short.
+        """
+        waiting = self.push(lz4.block.compress(message, store_size=False) if messages.compressed else message)
+        while waiting > most_waiting:
+            time.sleep(POLL_SECONDS)
+            waiting = self.waiting()
+
+    def unpack(self, messages: MessageFormat, message: bytes) -> Arrays:
+        """Returns the arrays of a message from the list.
+
+        Raises:
+            ReplayMemoryError: The message has another format.
+        """
+        size = messages.layout.itemsize
+        if messages.compressed:
+            try:
+                message = lz4.block.decompress(message, uncompressed_size=size)
+            except lz4.block.LZ4BlockError as error:
+                raise self.foreign(f"a message of {len(message):,} bytes does not unpack") from error
+        if len(message) != size:
+            raise self.foreign(f"a message has {len(message):,} bytes instead of {size:,}")
+        return views(messages.layout, message)
 
     def foreign(self, what: str) -> ReplayMemoryError:
         """Makes the error of a value that this run did not write."""
@@ -168,43 +204,3 @@ def parse_address(address: str) -> tuple[str, MessageOptions]:
         )
     server = urlunsplit(parts._replace(query="", fragment=""))
     return server, MessageOptions(cast("MessageFormatName", message), int(transitions))
-
-
-class MessageSender:
-    """Pushes an actor's messages, and holds the actor back while the list is long.
-
-    Args:
-        store: Connection to the list.
-        messages: Format of the messages.
-        most_waiting: Messages that may be on the list. While there are more, `push` waits: so the learner's replay
-            ratio holds the actors back, and the list stays short.
-    """
-
-    def __init__(self, store: RedisStore, messages: MessageFormat, most_waiting: int) -> None:
-        self._store = store
-        self._compressed = messages.compressed
-        self._most_waiting = most_waiting
-
-    def push(self, message: bytearray) -> None:
-        """Pushes a message and waits until the list is short enough."""
-        waiting = self._store.push(lz4.block.compress(message, store_size=False) if self._compressed else message)
-        while waiting > self._most_waiting:
-            time.sleep(POLL_SECONDS)
-            waiting = self._store.waiting()
-
-
-def unpack(store: RedisStore, messages: MessageFormat, message: bytes) -> dict[str, NDArray[Any]]:
-    """Returns the arrays of a message from the list.
-
-    Raises:
-        ReplayMemoryError: The message has another format.
-    """
-    size = messages.layout.nbytes
-    if messages.compressed:
-        try:
-            message = lz4.block.decompress(message, uncompressed_size=size)
-        except lz4.block.LZ4BlockError as error:
-            raise store.foreign(f"a message of {len(message):,} bytes does not unpack") from error
-    if len(message) != size:
-        raise store.foreign(f"a message has {len(message):,} bytes instead of {size:,}")
-    return messages.layout.views(message)

@@ -6,19 +6,19 @@ import contextlib
 import dataclasses
 import functools
 import json
-import math
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import innet_drl as innet
 from innet_drl._core import fstack_release
 from innet_drl.train.errors import ConfigurationError, writing
 from innet_drl.train.machine import description
 
+Value = TypeVar("Value", int, float)
 Row = dict[str, Any]
 """One result, as a line of the results' file."""
 
@@ -62,34 +62,26 @@ def settings(flags: Any) -> dict[str, Any]:
     return {name: str(value) if isinstance(value, Path) else value for name, value in kept.items()}
 
 
+def values(
+    text: str, flag: str, of: Callable[[str], Value], holds: Callable[[list[Value]], bool], wanted: str
+) -> list[Value]:
+    """Parses a flag with values between commas.
+
+    Raises:
+        ConfigurationError: A value is malformed, or the values do not hold.
+    """
+    try:
+        found = [of(word) for word in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or not holds(found):
+        raise ConfigurationError(f"--{flag} {text}: it must be {wanted}")
+    return found
+
+
 def numbers(text: str, flag: str) -> list[int]:
-    """Parses a flag such as `1,2,4` with numbers of at least 1.
-
-    Raises:
-        ConfigurationError: The flag is malformed.
-    """
-    try:
-        found = [int(word) for word in text.split(",")]
-    except ValueError:
-        found = []
-    if not found or min(found) < 1:
-        raise ConfigurationError(f"--{flag} {text}: it must be numbers such as 1,2,4,8")
-    return found
-
-
-def delays(text: str, flag: str) -> list[float]:
-    """Parses a flag such as `0.05,5,20` with different numbers of at least 0.
-
-    Raises:
-        ConfigurationError: The flag is malformed.
-    """
-    try:
-        found = [float(word) for word in text.split(",")]
-    except ValueError:
-        found = []
-    if not found or not all(0 <= delay < math.inf for delay in found) or len(set(found)) < len(found):
-        raise ConfigurationError(f"--{flag} {text}: it must be different numbers such as 0.05,5,20")
-    return found
+    """Parses a flag such as `1,2,4` with numbers of at least 1."""
+    return values(text, flag, int, lambda numbers: min(numbers) >= 1, "numbers such as 1,2,4,8")
 
 
 def names(text: str, known: Iterable[str], flag: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""A recording of Breakout, so that every system pushes the same frames."""
+"""Recordings of Breakout, so that every system pushes the same frames."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from innet_drl.papers.messages import TRANSITIONS
-from innet_drl.papers.settings import ACTIONS, ENVIRONMENT, STREAMS
-from innet_drl.train import environments
-from innet_drl.train.config import Config
+from innet_drl.papers.settings import ACTIONS, STREAMS
 
 PUSHES = 8
 """Distinct pushes of a recording, which then repeats."""
@@ -19,34 +18,44 @@ SKIPPED = 100
 STEPS = TRANSITIONS // STREAMS
 
 
-def record(path: Path, seed: int = 0) -> None:
-    """Plays `STREAMS` games at random and writes `PUSHES * STEPS` steps to an npz file."""
-    random = np.random.default_rng(seed)
-    envs = environments.make(Config(environment=ENVIRONMENT, stack=4, environments=STREAMS), STREAMS)
-    observation = envs.reset(seed)
-    final = np.zeros(STREAMS, np.bool_)
-    rows: list[dict[str, Any]] = []
-    for step_number in range(SKIPPED + PUSHES * STEPS):
-        action = random.integers(0, ACTIONS, STREAMS)
-        step = envs.step(action)
-        ended = step.terminated | step.truncated
+def play(actions: NDArray[np.integer[Any]]) -> list[dict[str, Any]]:
+    """Takes actions [steps, games], and returns a row of each step, named as the arguments of `Writer.append`."""
+    from ale_py.vector_env import AtariVectorEnv
+
+    games = actions.shape[1]
+    environments = AtariVectorEnv("breakout", num_envs=games, reward_clipping=True)
+    random = np.random.default_rng(0)
+    observation, _ = environments.reset(seed=0)
+    first, final = np.ones(games, np.bool_), np.zeros(games, np.bool_)
+    rows = []
+    for action in actions:
+        frame = observation[:, -1].copy()
+        observation, reward, terminated, truncated, _ = environments.step(action.astype(np.int64))
         rows.append(
             {
-                "frame": np.ascontiguousarray(observation[:, -1]),
+                "frame": frame,
                 "action": action.astype(np.uint8),
-                "reward": np.sign(step.reward),
-                "terminated": (step.terminated | step.life_lost) & ~final,
-                "truncated": step.truncated & ~step.terminated & ~final,
-                # A recording that repeats starts new stacks.
-                "first": rows[-1]["final"] if step_number > SKIPPED else np.ones(STREAMS, np.bool_),
+                "reward": reward.astype(np.float32),
+                "terminated": terminated & ~final,
+                "truncated": truncated & ~final,
+                "first": first,
                 "final": final,
-                "q": random.random((STREAMS, ACTIONS), np.float32),
+                "q": random.random((games, ACTIONS), np.float32),
             }
         )
-        observation, final = step.observation, ended
-    envs.close()
-    kept = rows[SKIPPED:]
-    columns: dict[str, Any] = {name: np.stack([row[name] for row in kept]) for name in kept[0]}
+        # In NEXT_STEP mode the row after an end is final, and the one after that first.
+        first, final = final, terminated | truncated
+    environments.close()
+    return rows
+
+
+def record(path: Path) -> None:
+    """Plays `STREAMS` games at random and writes `PUSHES * STEPS` steps to an npz file."""
+    actions = np.random.default_rng(0).integers(0, ACTIONS, (SKIPPED + PUSHES * STEPS, STREAMS))
+    rows = play(actions)[SKIPPED:]
+    # A recording that repeats starts new stacks.
+    rows[0]["first"] = np.ones(STREAMS, np.bool_)
+    columns: dict[str, Any] = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
     np.savez(path, **columns)
 
 

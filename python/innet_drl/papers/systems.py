@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import innet_drl as innet
-from innet_drl.papers.messages import TRANSITIONS, MessageFormat
+from innet_drl.papers.messages import TRANSITIONS, MessageFormat, views
 from innet_drl.papers.settings import BATCH, STREAMS, Case, parameters
 
 POLICY = "policy"
@@ -105,26 +105,23 @@ def _redis(address: str) -> Any:
 def _messages(messages: MessageFormat, rows: Rows, index: int) -> list[bytearray]:
     """Builds the messages of an actor before the measurement."""
     builder, made = messages.builder(index), list[bytearray]()
-    buffer = bytearray(messages.layout.nbytes)
+    buffer = bytearray(messages.layout.itemsize)
     for row in rows:
         builder.add(row)
-        if builder.fill(messages.layout.views(buffer)):
+        if builder.fill(views(messages.layout, buffer)):
             made.append(buffer)
             if len(made) == ACTOR_MESSAGES:
                 break
-            buffer = bytearray(messages.layout.nbytes)
+            buffer = bytearray(messages.layout.itemsize)
     return made
 
 
 class _RedisActor:
     def __init__(self, store: Any, messages: MessageFormat, made: list[bytearray], most_waiting: int) -> None:
-        from innet_drl.papers.redis_store import MessageSender
-
-        self._store, self._made = store, made
-        self._sender = MessageSender(store, messages, most_waiting)
+        self._store, self._messages, self._made, self._most_waiting = store, messages, made, most_waiting
 
     def push(self, number: int) -> None:
-        self._sender.push(self._made[number % len(self._made)])
+        self._store.send(self._messages, self._made[number % len(self._made)], self._most_waiting)
 
     def pull(self) -> None:
         self._store.get_parameters()
@@ -137,9 +134,11 @@ def _queue(messages: MessageFormat, actors: int) -> innet.Table:
     """
     columns = {
         _PREFIX + name: innet.Column(
-            dtype, shape, codec="lz4" if messages.compressed and np.prod(shape) > 64 else "none"
+            messages.layout[name].base,
+            messages.layout[name].shape,
+            codec="lz4" if messages.compressed and np.prod(messages.layout[name].shape) > 64 else "none",
         )
-        for name, (dtype, shape) in messages.layout.columns.items()
+        for name in messages.layout.names or ()
     }
     return innet.Table(
         QUEUE,
@@ -172,8 +171,8 @@ class _ServerActor:
 def _shared_actor(replay: innet.Replay, messages: MessageFormat, made: list[bytearray]) -> _ServerActor:
     writer = replay.writer(QUEUE, 1, ROW, chunk_steps=1)
     flags = {"terminated": [False], "truncated": [False], "first": [True]}
-    views = [messages.layout.views(message) for message in made]
-    rows: Rows = [{_PREFIX + name: array[None] for name, array in arrays.items()} | flags for arrays in views]
+    arrays_of = [views(messages.layout, message) for message in made]
+    rows: Rows = [{_PREFIX + name: array[None] for name, array in arrays.items()} | flags for arrays in arrays_of]
     return _ServerActor(replay, writer, [[row] for row in rows])
 
 
@@ -184,7 +183,7 @@ def _sampling_actor(replay: innet.Replay, case: Case, messages: MessageFormat, i
         writer = replay.writer(messages.table.name, STREAMS, messages.view, name=name, chunk_steps=steps)
         return _ServerActor(replay, writer, [rows[first : first + steps] for first in range(0, len(rows), steps)])
     reader = messages.reader(replay)
-    made = [list(reader.rows(messages.layout.views(message))) for message in _messages(messages, rows, index)]
+    made = [list(reader.rows(views(messages.layout, message))) for message in _messages(messages, rows, index)]
     return _ServerActor(replay, made[0][0][0], [[row for _, row in appends] for appends in made])
 
 
@@ -197,9 +196,7 @@ Pull = Callable[[], list[dict[str, NDArray[Any]]]]
 
 
 def _from_redis(store: Any, messages: MessageFormat, most: int) -> Pull:
-    from innet_drl.papers.redis_store import unpack
-
-    return lambda: [unpack(store, messages, message) for message in store.pull(most)]
+    return lambda: [store.unpack(messages, message) for message in store.pull(most)]
 
 
 def _from_queue(replay: innet.Replay, messages: MessageFormat, most: int) -> Pull:
@@ -211,7 +208,7 @@ def _from_queue(replay: innet.Replay, messages: MessageFormat, most: int) -> Pul
                 batch = replay.sample(QUEUE, wanted, ROW, allow_short=True, timeout=0)
             except (innet.errors.DeadlineError, innet.errors.EmptyError):
                 break
-            columns = {name: getattr(batch, _PREFIX + name) for name in messages.layout.columns}
+            columns = {name: getattr(batch, _PREFIX + name) for name in messages.layout.names or ()}
             taken += [{name: column[index, 0] for name, column in columns.items()} for index in range(len(batch))]
             if len(batch) < wanted:
                 break
