@@ -11,11 +11,15 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, Self
 
 import innet_drl as innet
-from innet_drl.launch.processes import ProcessFailure, start
+from innet_drl.launch.processes import ProcessFailure, Stopped, await_end, start
 from innet_drl.train.errors import TrainingError
 
 START_SECONDS = 120.0
 """Timeout of a message, which covers the start of a process and its last operation."""
+
+
+STOP_SECONDS = 20.0
+"""Seconds that processes have to end before they are killed."""
 
 
 class BenchError(TrainingError):
@@ -35,8 +39,9 @@ class Crew:
     def __exit__(self, *_: object) -> None:
         for pipe, process in self._processes.items():
             pipe.close()
-            process.kill()
-            process.join()
+            process.terminate()
+        for process in self._processes.values():
+            await_end(process, STOP_SECONDS)
 
     def start(self, role: Callable[..., None], *arguments: Any) -> Connection:
         """Calls `role(pipe, *arguments)` in a new process, and returns the other end of the pipe."""
@@ -66,7 +71,7 @@ class Crew:
         except (EOFError, OSError) as error:
             raise BenchError("a process of the benchmark ended, perhaps for want of memory") from error
         if isinstance(message, ProcessFailure):
-            raise BenchError(message.message)
+            raise BenchError(str(message))
         return message
 
 
@@ -78,5 +83,11 @@ def _run(role: Callable[..., None], arguments: tuple[Any, ...], pipe: Connection
         # The command closes the pipe when it has its results.
         with contextlib.suppress(EOFError):
             role(pipe, *arguments)
-    except (TrainingError, innet.ReplayError) as error:
+    except (Stopped, BrokenPipeError):
+        pass
+    except TrainingError as error:
+        pipe.send(ProcessFailure(error.with_flags, fatal=True))
+    except innet.ReplayError as error:
         pipe.send(ProcessFailure(f"{type(error).__name__}: {error}", fatal=True))
+    except Exception as error:
+        pipe.send(ProcessFailure.unforeseen(error, fatal=True))

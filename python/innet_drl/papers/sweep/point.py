@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import multiprocessing.connection
 import os
 import re
 import statistics
@@ -12,27 +11,20 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
 import torch
 
-import innet_drl as innet
 from innet_drl import train
-from innet_drl.launch.processes import (
-    ProcessFailure,
-    Stopped,
-    await_end,
-    prepare_to_play,
-    start,
-    start_fork_server,
-)
+from innet_drl.launch.processes import prepare_to_play, start_fork_server
+from innet_drl.papers.crew import BenchError, Crew
 from innet_drl.train.config import Config
 from innet_drl.train.cost import ProcessorTime
 from innet_drl.train.energy import EnergyCounters, gpu_uuids
-from innet_drl.train.errors import ProcessError, TrainingError
+from innet_drl.train.errors import ProcessError
 from innet_drl.train.metrics import Metrics
 
 REPORT_SECONDS = 0.5
@@ -45,8 +37,6 @@ NEAR_RATIO = 0.1
 """Relative error of the replay ratio at which a run is warm: the side that was ahead waits."""
 LONGEST_WARM_UP = 10.0
 """Longest warm-up, as a multiple of `--warm-up`; the point then has the ratio that was reached."""
-STOP_SECONDS = 20.0
-"""Seconds that an interrupted point has to end its processes."""
 
 
 @dataclass(frozen=True)
@@ -243,32 +233,15 @@ def settings_of(config: Config, actors: int, environments: int, seconds: float) 
     )
 
 
-def run_point(
-    config: Config,
-    threads: Sequence[int],
-    warm_up: float,
-    seconds: float,
-    pipe: multiprocessing.connection.Connection,
-) -> None:
+def run_point(pipe: Connection, config: Config, threads: Sequence[int], warm_up: float, seconds: float) -> None:
     """The main function of a point's process, which its actors inherit the hardware threads from."""
-    try:
-        os.sched_setaffinity(0, threads)
-        prepare_to_play()
-        watch = _Watch(config, threads, warm_up, seconds)
-        watch.say = pipe.send
-        with tempfile.TemporaryDirectory(prefix="innet-") as folder, contextlib.suppress(_Measured):
-            train.run(config, callbacks=[watch], folder=Path(folder) / "run")
-        pipe.send((watch.point, watch.missing))
-    except (Stopped, BrokenPipeError):
-        pass
-    except TrainingError as error:
-        pipe.send(ProcessFailure(error.with_flags, fatal=True))
-    except innet.ReplayError as error:
-        pipe.send(ProcessFailure(str(error), fatal=True))
-    except Exception as error:
-        pipe.send(ProcessFailure.unforeseen(error, fatal=True))
-    finally:
-        pipe.close()
+    os.sched_setaffinity(0, threads)
+    prepare_to_play()
+    watch = _Watch(config, threads, warm_up, seconds)
+    watch.say = pipe.send
+    with tempfile.TemporaryDirectory(prefix="innet-") as folder, contextlib.suppress(_Measured):
+        train.run(config, callbacks=[watch], folder=Path(folder) / "run")
+    pipe.send((watch.point, watch.missing))
 
 
 def measure(
@@ -290,26 +263,14 @@ def measure(
         ProcessError: The run failed.
     """
     start_fork_server()
-    name = f"run with {config.actors} actors on {len(threads)} threads"
-    process, pipe = start(run_point, name, config, list(threads), warm_up, seconds, duplex=False)
-    try:
-        while True:
-            message: Any = pipe.recv()
-            if isinstance(message, str):
+    with Crew() as crew:
+        pipe = crew.start(run_point, config, list(threads), warm_up, seconds)
+        try:
+            while isinstance(message := crew.receive(pipe, LIMIT_SECONDS), str):
                 progress(message)
-            elif isinstance(message, ProcessFailure):
-                raise ProcessError(f"the {name} failed: {message}")
-            else:
-                point, missing = message
-                return point, missing
-    except EOFError as error:
-        await_end(process, STOP_SECONDS)
-        raise ProcessError(
-            f"the {name} ended with exit code {process.exitcode}; if it printed nothing, the system probably killed "
-            "it: out of memory"
-        ) from error
-    finally:
-        process.terminate()
-        await_end(process, STOP_SECONDS)
-        process.close()
-        pipe.close()
+        except BenchError as error:
+            raise ProcessError(
+                f"the run with {config.actors} actors on {len(threads)} threads failed: {error}"
+            ) from error
+    point, missing = message
+    return point, missing
