@@ -6,7 +6,6 @@ transition travels and is kept as two whole stacks, and the learner samples by p
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import hiredis
@@ -19,6 +18,7 @@ from benchmarks import recording
 from benchmarks.recording import STACK, STREAMS
 from benchmarks.systems import Address, Service, free_port
 from innet_drl.papers import redis_client
+from innet_drl.papers.messages import layout_of, views
 
 VERSION = f"Redis 7, redis-py {redis.__version__}, hiredis {hiredis.__version__}"
 SWEEP: dict[str, list[dict[str, Any]]] = {
@@ -53,13 +53,13 @@ PREPARED = 2_000
 BATCHES = 100
 """Of a learner's replay at most, which is a copy of Redis' data."""
 LIST, PARAMETERS, CAPACITY = "experience", "parameters", "capacity"
-COLUMNS: dict[str, tuple[type, tuple[int, ...]]] = {
-    "reward": (np.float32, ()),
-    "discount": (np.float32, ()),
-    "action": (np.uint8, ()),
-    "observation": (np.uint8, (STACK, 84, 84)),
-    "next_observation": (np.uint8, (STACK, 84, 84)),
+COLUMNS = {
+    "reward": ("float32", ()),
+    "discount": ("float32", ()),
+    "action": ("uint8", ()),
+    **dict.fromkeys(("observation", "next_observation"), ("uint8", (STACK, 84, 84))),
 }
+TRANSITION = layout_of(COLUMNS).itemsize
 
 
 def serve(capacity: int) -> Service:
@@ -102,14 +102,9 @@ def connect(
 
 
 def unpack(value: bytes | bytearray) -> dict[str, NDArray[Any]]:
-    """The columns of a push, as views of its bytes: a uint32 that counts transitions, then one column after another."""
-    count = int(np.frombuffer(value, np.uint32, 1)[0])
-    columns, offset = dict[str, NDArray[Any]](), 4
-    for name, (dtype, shape) in COLUMNS.items():
-        column: NDArray[Any] = np.frombuffer(value, dtype, count * math.prod(shape), offset)
-        columns[name] = column.reshape(count, *shape)
-        offset += column.nbytes
-    return columns
+    """The columns of a push, one after another, as views of its bytes."""
+    count = len(value) // TRANSITION
+    return views(layout_of({name: (dtype, (count, *shape)) for name, (dtype, shape) in COLUMNS.items()}), value)
 
 
 class Writer:
@@ -126,12 +121,8 @@ class Writer:
         self._transitions = recording.load().stacked(PREPARED)
         self._a_push, self._a_pipeline = transitions_a_push, pushes_a_pipeline
         self._keep = max(1, int(self._client.get(CAPACITY)) // transitions_a_push)
-        transition = sum(np.dtype(dtype).itemsize * math.prod(shape) for dtype, shape in COLUMNS.values())
-        size = 4 + transitions_a_push * transition
         # A buffer for each push that waits for the others of its pipeline.
-        self._buffers = [bytearray(size) for _ in range(pushes_a_pipeline)]
-        for buffer in self._buffers:
-            np.frombuffer(buffer, np.uint32, 1)[0] = transitions_a_push
+        self._buffers = [bytearray(transitions_a_push * TRANSITION) for _ in range(pushes_a_pipeline)]
         self._columns = [unpack(buffer) for buffer in self._buffers]
         self._begin = self._collected = self._waiting = 0
 
