@@ -26,8 +26,8 @@ import innet_drl as innet
 from benchmarks import report
 from benchmarks.table import today
 from innet_drl._core import fstack_release
-from innet_drl.bench import services
-from innet_drl.bench.settings import SPINNING, NetworkStack
+from innet_drl.papers import services
+from innet_drl.papers.settings import SPINNING, NetworkStack
 
 SIZES = {64: 2_000, 1_024: 2_000, 4_096: 2_000, 65_536: 1_000, 1 << 20: 100, 13_170_000: 10}
 """Bytes of the one tensor of the parameters, and calls in a round."""

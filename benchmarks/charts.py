@@ -27,68 +27,55 @@ Line = dict[str, Any]
 
 def results(ratios: list[tuple[str, float, str]], path: Path) -> None:
     """One bar for each work: how many times as good as the best peer, which is named beside it."""
-    pyplot = _pyplot()
-    figure, axes = pyplot.subplots(figsize=(7.2, 0.34 * len(ratios) + 0.7), layout="constrained")
-    places = range(len(ratios))
-    axes.barh(places, [ratio - 1 for _, ratio, _ in ratios], left=1, color=OURS, height=0.62)
-    for place, (_, ratio, text) in zip(places, ratios, strict=True):
-        axes.text(1.05 * ratio, place, text, va="center", in_layout=False)
-    axes.set_xscale("log")
-    axes.set_xlim(1, 40 * max(ratio for _, ratio, _ in ratios))  # the texts need room
-    axes.set_xticks([1, 2, 5, 10, 20, 50], ["1", "2", "5", "10", "20", "50"])
-    axes.set_xlabel("times as good as the best peer", loc="left")
-    axes.minorticks_off()
-    axes.set_yticks(places, [work for work, _, _ in ratios])
-    axes.invert_yaxis()
-    pictures.save(figure, path)
+    with pictures.drawing(path, 7.2, 0.34 * len(ratios) + 0.7, STYLE) as figure:
+        axes = figure.subplots()
+        places = range(len(ratios))
+        axes.barh(places, [ratio - 1 for _, ratio, _ in ratios], left=1, color=OURS, height=0.62)
+        for place, (_, ratio, text) in zip(places, ratios, strict=True):
+            axes.text(1.05 * ratio, place, text, va="center", in_layout=False)
+        axes.set_xscale("log")
+        axes.set_xlim(1, 40 * max(ratio for _, ratio, _ in ratios))  # the texts need room
+        axes.set_xticks([1, 2, 5, 10, 20, 50], ["1", "2", "5", "10", "20", "50"])
+        axes.set_xlabel("times as good as the best peer", loc="left")
+        axes.minorticks_off()
+        axes.set_yticks(places, [work for work, _, _ in ratios])
+        axes.invert_yaxis()
 
 
 def learning(record: Path, path: Path) -> None:
     """Score over minutes of training, a line for each seed."""
     recorded = json.loads(record.read_text())
-    figure, axes = _pyplot().subplots(figsize=(7.2, 2.4), layout="constrained")
-    for (seed, scores), colour in zip(recorded["score"].items(), (OURS, OTHER), strict=False):
-        axes.plot(recorded["minutes"], scores, "o-", color=colour, markersize=3.5, label=f"seed {seed}")
-    axes.set_xlabel("minutes of training on two cores")
-    axes.set_ylabel("Breakout, mean score")
-    axes.set_xlim(0)
-    axes.set_ylim(0)
-    axes.grid(alpha=0.3, color=GREY)
-    axes.legend(frameon=False)
-    pictures.save(figure, path)
+    with pictures.drawing(path, 7.2, 2.4, STYLE) as figure:
+        axes = figure.subplots()
+        for (seed, scores), colour in zip(recorded["score"].items(), (OURS, OTHER), strict=False):
+            axes.plot(recorded["minutes"], scores, "o-", color=colour, markersize=3.5, label=f"seed {seed}")
+        axes.set_xlabel("minutes of training on two cores")
+        axes.set_ylabel("Breakout, mean score")
+        axes.set_xlim(0)
+        axes.set_ylim(0)
+        axes.grid(alpha=0.3, color=GREY)
+        axes.legend(frameon=False)
 
 
 def growth(of: dict[str, list[Line]], path: Path) -> None:
     """One small plot for each axis, cost over size, with the expected slope."""
     columns = 4
-    figure, places = _pyplot().subplots(
-        -(-len(AXES) // columns), columns, figsize=(13, 6.4), layout="constrained", squeeze=False
-    )
-    for place in places.flat[len(AXES) :]:
-        place.remove()
-    for axis, place in zip(AXES, places.flat, strict=False):
-        points = [(line["at"], line["value"]) for line in of[f"growth_{axis.name}"] if "value" in line]
-        if not points:
-            continue
-        at, cost = zip(*points, strict=True)
-        place.loglog(at, cost, "o-", color=OURS, markersize=4)
-        expected = [cost[0] * (each / at[0]) ** axis.order for each in at]
-        place.loglog(at, expected, "--", color=GREY, linewidth=1)
-        place.set_title(axis.name.replace("_", " "), fontsize=10)
-        place.set_ylabel("µs")
-        place.yaxis.set_major_formatter("{x:,g}")
-        place.set_xticks(at, [f"{each:,}" if each < 1e4 else f"{each:.0e}" for each in at], fontsize=7)
-        place.minorticks_off()
-        place.grid(alpha=0.3)
-        place.set_ylim(min(cost) / 3, max(*cost, *expected) * 3)
-    pictures.save(figure, path)
-
-
-def _pyplot() -> Any:
-    import matplotlib as mpl
-
-    mpl.use("svg")
-    mpl.rcParams |= pictures.SETTINGS | STYLE
-    from matplotlib import pyplot
-
-    return pyplot
+    with pictures.drawing(path, 13, 6.4, STYLE) as figure:
+        places = figure.subplots(-(-len(AXES) // columns), columns, squeeze=False)
+        for place in places.flat[len(AXES) :]:
+            place.remove()
+        for axis, place in zip(AXES, places.flat, strict=False):
+            points = [(line["at"], line["value"]) for line in of[f"growth_{axis.name}"] if "value" in line]
+            if not points:
+                continue
+            at, cost = zip(*points, strict=True)
+            place.loglog(at, cost, "o-", color=OURS, markersize=4)
+            expected = [cost[0] * (each / at[0]) ** axis.order for each in at]
+            place.loglog(at, expected, "--", color=GREY, linewidth=1)
+            place.set_title(axis.name.replace("_", " "), fontsize=10)
+            place.set_ylabel("µs")
+            place.yaxis.set_major_formatter("{x:,g}")
+            place.set_xticks(at, [f"{each:,}" if each < 1e4 else f"{each:.0e}" for each in at], fontsize=7)
+            place.minorticks_off()
+            place.grid(alpha=0.3)
+            place.set_ylim(min(cost) / 3, max(*cost, *expected) * 3)

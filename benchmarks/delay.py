@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import statistics
 import sys
 
@@ -15,16 +14,6 @@ READERS = {
     "redis baseline": ("redis", "baseline"),
 }
 """Samples ahead and rewrites priorities; samples when asked; pulls experience and samples in its own process."""
-RELAY = "import sys; from benchmarks.delay import relay; relay(float(sys.argv[1]), sys.argv[2])"
-
-
-def relay(delay_ms: float, to: str) -> None:
-    """Emulates a link until it is terminated."""
-    from innet_drl import _core
-
-    with _core.Relay(to, delay=1e-3 * delay_ms) as link:
-        print(link.address, flush=True)
-        signal.pause()
 
 
 def delay(rounds: int = 3, seconds: float = 3.0, each_way_ms: float = 5.0, peers: bool = True) -> None:
@@ -43,7 +32,7 @@ def delay(rounds: int = 3, seconds: float = 3.0, each_way_ms: float = 5.0, peers
         elif peers or system == "innet":
             for delay_ms in (0.0, each_way_ms):
                 label = f"{name}, {delay_ms:g} ms"
-                settings = {"reader": reader, "relay": [sys.executable, "-c", RELAY, str(delay_ms)]}
+                settings = {"reader": reader, "each_way_ms": delay_ms}
                 entries.append(Entry(label, system, "SampleOverLink", settings))
                 about[label] = name, delay_ms
     measured = measure(entries, rounds, seconds)

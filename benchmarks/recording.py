@@ -35,32 +35,9 @@ def record() -> None:
     done = FOLDER / "frame.npy"
     if done.exists() and done.stat().st_mtime > ACTIONS.stat().st_mtime:
         return
-    from ale_py.vector_env import AtariVectorEnv
+    from innet_drl.papers.scene import play
 
-    actions = np.load(ACTIONS)["actions"]
-    environments = AtariVectorEnv("breakout", num_envs=STREAMS, reward_clipping=True)
-    random = np.random.default_rng(0)
-    observation, _ = environments.reset(seed=0)
-    first, final = np.ones(STREAMS, bool), np.zeros(STREAMS, bool)
-    rows = []
-    for action in actions:
-        frame = observation[:, -1].copy()
-        observation, reward, terminated, truncated, _ = environments.step(action.astype(np.int64))
-        rows.append(
-            {
-                "frame": frame,
-                "action": action,
-                "reward": reward.astype(np.float32),
-                "terminated": terminated & ~final,
-                "truncated": truncated & ~final,
-                "first": first,
-                "final": final,
-                "q": random.random((STREAMS, 4), np.float32),
-            }
-        )
-        # In NEXT_STEP mode the row after an end is final, and the one after that first.
-        first, final = final, terminated | truncated
-    environments.close()
+    rows = play(np.load(ACTIONS)["actions"])
     # The last row ends every game, so that the recording can start again after it.
     rows[-1] |= {"terminated": ~rows[-1]["final"], "truncated": np.zeros(STREAMS, bool)}
     rows.append({**rows[-1], "first": rows[-1]["final"], "final": ~rows[-1]["final"]})

@@ -15,7 +15,7 @@ from benchmarks.turns import clients, compare, turn
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
-from redis_server import free_port
+from innet_drl.papers.services import free_port
 from serving import Server
 
 GOAL = 0.98

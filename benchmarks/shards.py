@@ -12,9 +12,9 @@ import numpy as np
 
 import innet_drl as innet
 from benchmarks import report
+from benchmarks.link import Link
 from benchmarks.recording import STREAMS, record
-from benchmarks.systems.innet import VIEW, rows, table
-from innet_drl import _core
+from benchmarks.systems.innet import VIEW, rows, table, url
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
@@ -28,12 +28,13 @@ class Learner:
     """Samples ahead and sets the priorities of each batch, at servers of its own."""
 
     def __init__(self, servers: int, steps: int, each_way_ms: float, stack: ExitStack) -> None:
-        at = "innet://127.0.0.1:0"
-        addresses = [stack.enter_context(Server(at, "--log-level=error")).address for _ in range(servers)]
+        addresses = [
+            stack.enter_context(Server("innet://127.0.0.1:0", "--log-level=error")).address for _ in range(servers)
+        ]
         if each_way_ms:
-            hosts = [address.removeprefix("innet://") for address in addresses]
-            links = [stack.enter_context(_core.Relay(host, delay=1e-3 * each_way_ms)) for host in hosts]
-            addresses = [f"innet://{link.address}" for link in links]
+            at = [address.removeprefix("innet://").split(":") for address in addresses]
+            links = [stack.enter_context(Link((host, int(port)), each_way_ms)) for host, port in at]
+            addresses = [url(link.address) for link in links]
         self._addresses = addresses
         tables = [table(servers * -(-steps // servers))]
         self._replay = stack.enter_context(innet.connect(",".join(addresses), tables=tables))

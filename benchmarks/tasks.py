@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import subprocess
 import time
 from collections.abc import Callable
 from types import ModuleType
@@ -19,8 +18,8 @@ from numpy.typing import NDArray
 
 from benchmarks import recording
 from benchmarks.clients import PUSH, Clients
+from benchmarks.link import Link
 from benchmarks.processes import cpu_seconds, own_cpu_seconds, resident_bytes
-from benchmarks.proxy import CountingProxy
 from benchmarks.systems import Address, Service
 
 PARAMETERS = 3_292_837
@@ -101,8 +100,8 @@ class _FedHere(_Fed):
         self, system: ModuleType, capacity: int, through: bool, server: dict[str, Any] | None, **settings: Any
     ) -> None:
         super().__init__(system, capacity, server)
-        self.proxy = CountingProxy(self.service.address) if through else None
-        self.writer = system.Writer(self.proxy.address if self.proxy else self.service.address, **settings)
+        self.link = Link(self.service.address) if through else None
+        self.writer = system.Writer(self.link.address if self.link else self.service.address, **settings)
         # Connecting and opening are not a transition's.
         self.push(LEAST)
 
@@ -116,8 +115,8 @@ class _FedHere(_Fed):
     def close(self) -> None:
         with contextlib.suppress(Exception):
             self.writer.close()
-        if self.proxy:
-            self.proxy.close()
+        if self.link:
+            self.link.close()
         super().close()
 
 
@@ -189,21 +188,17 @@ class Sample(_OnServer):
 class SampleOverLink(Sample):
     """A batch from a server at the other end of an emulated link."""
 
-    def __init__(self, system: ModuleType, relay: list[str], **settings: Any) -> None:
-        self._command = relay
+    def __init__(self, system: ModuleType, each_way_ms: float, **settings: Any) -> None:
+        self._each_way_ms = each_way_ms
         super().__init__(system, **settings)
 
     def address(self) -> Address:
-        host, port = self.service.address
-        self._relay = subprocess.Popen([*self._command, f"{host}:{port}"], stdout=subprocess.PIPE, text=True)
-        assert self._relay.stdout is not None
-        near_host, near_port = self._relay.stdout.readline().split(":")
-        return near_host, int(near_port)
+        self._link = Link(self.service.address, self._each_way_ms)
+        return self._link.address
 
     def close(self) -> None:
         super().close()
-        self._relay.terminate()
-        self._relay.wait()
+        self._link.close()
 
 
 class SampleInProcess:
@@ -300,10 +295,10 @@ class Wire(_FedHere):
         self.transitions = transitions
 
     def measure(self, seconds: float) -> Round:
-        assert self.proxy is not None
-        before = self.proxy.bytes
+        assert self.link is not None
+        before = self.link.bytes
         result = self.push(self.transitions)
-        return result | {"bytes": self.proxy.bytes - before}
+        return result | {"bytes": self.link.bytes - before}
 
 
 class Memory(_FedHere):

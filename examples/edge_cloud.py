@@ -19,6 +19,7 @@ from client_server import RATIO, run_actor
 from dqn_cartpole import BATCH_SIZE, TABLE, VIEW, Learner, evaluate, make_table
 
 import innet_drl as innet
+from innet_drl.papers.relay import Relay
 
 ACTORS = 2
 # Publishing waits for the answer, so each version costs the learner a round trip.
@@ -77,7 +78,7 @@ def main() -> None:
         with innet.Memory() as memory, memory.serve("innet://127.0.0.1:0") as server:
             (edge,) = server.addresses
             # The emulated link of the benchmarks and tests.
-            link = innet._core.Relay(edge.removeprefix("innet://"), delay=flags.delay_ms / 1e3)
+            link = Relay(edge.removeprefix("innet://"), delay=flags.delay_ms / 1e3)
             with running_actors(edge, flags.seed), link:
                 learn(f"innet://{link.address}", flags.updates)
                 print(f"{link.bytes[1] / flags.updates / 1e3:.1f} kB an update crossed the link to the learner")

@@ -90,7 +90,6 @@ def calls(make_replay: Callable[..., innet.Replay]) -> Iterator[dict[str, Call]]
         client.join_gradients("sum", worker=0, workers=1, deadline=2.0) as worker,
         client.follow_gradients("follow", worker=0, workers=1, values=4, threshold=1, deadline=2.0) as updates,
         replay.writer("t", 1, VIEW) as writer,
-        _core.Relay(server.addresses[0].removeprefix("innet://")) as relay,
     ):
         names = iter(range(10_000))
 
@@ -143,9 +142,6 @@ def calls(make_replay: Callable[..., innet.Replay]) -> Iterator[dict[str, Call]]
             "NStep": Call(innet.NStep, {}),
             "Sequences": Call(innet.Sequences, {"length": 2}),
             "Window": Call(innet.Window, {"before": 0, "after": 0}),
-            "Relay": Call(lambda **link: _core.Relay("127.0.0.1:1", **link).close(), {}),
-            "ParameterServer": Call(_core.ParameterServer, {"workers": 1, "max_bytes": 1}),
-            "ParameterWorker": Call(_core.ParameterWorker, {"address": relay.address}),
             "SumTree": Call(innet.SumTree, {"capacity": 4}),
             "SumTree.sample": Call(set_tree().sample, {"batch_size": 1}),
             "Station": Call(Station, {"device": "net_null0", "address": "10.0.0.1:1"}),

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from innet_drl.cli import main
-from innet_drl.sweep import cache
-from innet_drl.sweep.automatic import rule, with_recommendation
-from innet_drl.sweep.machine import Gpu, Machine, this_machine
-from innet_drl.sweep.point import Point
-from innet_drl.sweep.sweep_file import Sweep
+from innet_drl.papers.sweep import cache
+from innet_drl.papers.sweep.automatic import rule, with_recommendation
+from innet_drl.papers.sweep.machine import Gpu, Machine, this_machine
+from innet_drl.papers.sweep.point import Point
+from innet_drl.papers.sweep.sweep_file import Sweep
 from innet_drl.train.config import Config
 from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.flags import parse_train

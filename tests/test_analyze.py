@@ -14,12 +14,12 @@ from typing import Any
 import psutil
 import pytest
 
-from innet_drl.bench.figures import can_draw
+from innet_drl.analysis.pictures import can_draw
 from innet_drl.cli import main
-from innet_drl.sweep import cache
-from innet_drl.sweep.flags import RatioFlags
-from innet_drl.sweep.point import busy_seconds
-from innet_drl.sweep.ratio import lists_of
+from innet_drl.papers.sweep import cache
+from innet_drl.papers.sweep.flags import RatioFlags
+from innet_drl.papers.sweep.point import busy_seconds
+from innet_drl.papers.sweep.ratio import lists_of
 from innet_drl.train.machine import cores
 from innet_drl.train.presets import preset
 

@@ -14,15 +14,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from innet_drl.sweep.flags import WhatIfFlags
-from innet_drl.sweep.knee import curve_of, knee, recommended
-from innet_drl.sweep.machine import Gpu, Machine
-from innet_drl.sweep.model import Model, Services, Setting, fit, left_out_errors, setting_of, throughput
-from innet_drl.sweep.point import Point
-from innet_drl.sweep.ratio import Key, Lists, propose, results
-from innet_drl.sweep.sweep_file import Sweep
-from innet_drl.sweep.tables import prediction
-from innet_drl.sweep.what_if import predict
+from innet_drl.papers.sweep.flags import WhatIfFlags
+from innet_drl.papers.sweep.knee import curve_of, knee, recommended
+from innet_drl.papers.sweep.machine import Gpu, Machine
+from innet_drl.papers.sweep.model import Model, Services, Setting, fit, left_out_errors, setting_of, throughput
+from innet_drl.papers.sweep.point import Point
+from innet_drl.papers.sweep.ratio import Key, Lists, propose, results
+from innet_drl.papers.sweep.sweep_file import Sweep
+from innet_drl.papers.sweep.tables import prediction
+from innet_drl.papers.sweep.what_if import predict
 from innet_drl.train.config import Config
 from innet_drl.train.errors import ConfigurationError
 

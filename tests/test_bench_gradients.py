@@ -2,16 +2,22 @@
 
 import json
 import os
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-import innet_drl as innet
-from innet_drl import _core
-from innet_drl.bench.crew import BenchError
-from innet_drl.bench.links import links
 from innet_drl.cli import main
+from innet_drl.papers import parameter_server
+from innet_drl.papers.crew import BenchError, Crew
+from innet_drl.papers.links import links
+from innet_drl.papers.losses import lose
+from innet_drl.papers.parameter_server import ParameterWorker
 
 SYSTEMS = ["innet", "innet-fixed", "gloo", "gather", "parameter-server"]
 
@@ -40,14 +46,14 @@ def test_every_system_sums(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     for size in (4000, 100_000):
         told = {(row["system"], row["path"], row["loss"]) for row in rows if row["bytes"] == size}
         straight = {(system, "loopback", 0.0) for system in SYSTEMS}
-        assert told == straight | {("innet", "relay", 0.0), ("innet", "relay", 0.01)}
+        assert told == straight | {("innet", "loopback, one by one", loss) for loss in (0.0, 0.01)}
     for row in rows:
         assert row["workers"] == 2
         assert 0 < row["p50_ms"] <= row["p99_ms"]
         assert row["count"] >= 8
         assert row["cpu_ms"] > 0
         assert row["cpu_ns_per_byte"] == pytest.approx(row["cpu_ms"] * 1e6 / (2 * row["bytes"]), rel=0.01)
-    assert "over a relay that loses 1.0%" in capsys.readouterr().out
+    assert "innet, one by one, 1.0% lost" in capsys.readouterr().out
 
 
 @pytest.mark.timeout(300)
@@ -82,7 +88,7 @@ def test_links_have_a_rate(tmp_path: Path) -> None:
         (["--systems", "mpi"], "'mpi' is none of innet"),
         (["--loss", "much"], "--loss much"),
         (["--loss", "1.5"], "--loss 1.5"),
-        (["--link-mbit", "100"], "leave out losses"),
+        (["--link-mbit", "100", "--systems", "innet-memif"], "leave out innet-memif"),
     ],
 )
 def test_flags_that_cannot_be_used(flags: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,11 +96,57 @@ def test_flags_that_cannot_be_used(flags: list[str], told: str, capsys: pytest.C
     assert told in capsys.readouterr().err
 
 
-def test_a_parameter_server_that_ends_is_an_error() -> None:
-    server = _core.ParameterServer(1, 100)
-    worker = _core.ParameterWorker(server.address, deadline=10)
-    values = np.ones(25, np.float32)
-    worker.sum(values)
-    assert values.tolist() == [1.0] * 25
-    with pytest.raises(innet.errors.StorageError):
-        worker.sum(np.ones(26, np.float32))
+@contextmanager
+def summing(workers: int, max_bytes: int) -> Iterator[tuple[Connection, str]]:
+    """A parameter server, in a process whose pipe brings its failure, and its address."""
+    with Crew() as crew:
+        pipe = crew.start(parameter_server.serve, workers, max_bytes, "127.0.0.1")
+        yield pipe, crew.receive(pipe)[0]
+
+
+def test_all_workers_get_the_sum_of_vectors_of_any_size() -> None:
+    with summing(3, 1 << 20) as (_, address), ThreadPoolExecutor(3) as pool:
+
+        def work(number: int) -> None:
+            with closing(ParameterWorker(address)) as worker:
+                for length in (1, 7, 100_003, 0, 50):
+                    values = np.arange(length, dtype=np.float32) * (number + 1)
+                    worker.sum(values)
+                    assert (values == 6 * np.arange(length, dtype=np.float32)).all()
+
+        list(pool.map(work, range(3)))
+
+
+@pytest.mark.parametrize("lengths", [(3, 4), (26, 26)])
+def test_vectors_that_cannot_be_summed_end_the_parameter_server(lengths: tuple[int, int]) -> None:
+    with summing(2, 100) as (_, address), ThreadPoolExecutor(2) as pool:
+
+        def work(length: int) -> None:
+            with closing(ParameterWorker(address)) as worker, pytest.raises((EOFError, ConnectionResetError)):
+                worker.sum(np.ones(length, np.float32))
+
+        list(pool.map(work, lengths))
+
+
+def test_a_share_of_datagrams_is_lost() -> None:
+    with closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as end:
+        end.bind(("127.0.0.1", 0))
+        end.setblocking(False)
+
+        def arrived() -> int:
+            """How many of a thousand datagrams arrive."""
+            count = 0
+            for _ in range(1000):
+                end.sendto(b"x", end.getsockname())
+                with suppress(BlockingIOError):
+                    count += len(end.recv(10))
+            return count
+
+        assert arrived() == 1000
+        lose(0.3)
+        assert 600 < arrived() < 800
+        lose(0.0)
+        assert arrived() == 1000
+        lose(0.3)
+        lose(None)
+        assert arrived() == 1000

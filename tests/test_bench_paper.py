@@ -9,8 +9,8 @@ import pytest
 import innet_drl as innet
 from innet_drl import _core
 from innet_drl.analysis import pictures
-from innet_drl.bench import figures, results, services
 from innet_drl.cli import main
+from innet_drl.papers import results, services
 
 LATENCIES = {"actor push", "actor pull", "learner set", "learner sampling"}
 SHORT = ["bench", "paper", "--actors", "2", "--seconds", "0.3", "--actor-ms", "50", "--update-ms", "30"]
@@ -75,7 +75,7 @@ def test_our_systems_give_every_figure(tmp_path: Path, capsys: pytest.CaptureFix
             200 * float(str(figures_of["pushes"]["per_s"])), rel=1e-2
         )
     assert "| in-network sampling, kernel |" in told
-    if figures.can_draw():
+    if pictures.can_draw():
         assert "<svg" in (tmp_path / "out.svg").read_text()
 
 
@@ -100,7 +100,7 @@ def test_throughput_and_bytes_against_the_delay(
         if str(row["what"]).endswith("link"):
             assert float(str(row["mb_per_s"])) > 0
     assert ("| edge server, sampled ahead |" in told) == ("edge" in systems)
-    if figures.can_draw():
+    if pictures.can_draw():
         assert "one-way delay" in (tmp_path / "out.svg").read_text()
 
 

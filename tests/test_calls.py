@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import calls
 from innet_drl._core import fstack_release
-from innet_drl.bench.settings import SPINNING, NetworkStack
+from innet_drl.papers.settings import SPINNING, NetworkStack
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="each end polls on a core of its own")

@@ -77,7 +77,7 @@ def test_the_wheel_runs_on_every_python_and_every_linux_since_2014(wheel: Path) 
 def test_the_wheel_has_the_files_of_the_package_and_the_licences(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         packed = {name: archive.read(name) for name in archive.namelist() if not name.endswith("/")}
-    files = [path for path in PYTHON.rglob("*") if path.name == "py.typed" or path.suffix in (".py", ".pyi")]
+    files = [path for path in PYTHON.rglob("*") if path.name == "py.typed" or path.suffix in (".py", ".pyi", ".html")]
     assert len(files) > 50
     expected = {str(path.relative_to(PYTHON)): path.read_bytes() for path in files}
     assert {name: packed.get(name) for name in expected} == expected, "the wheel is older than the sources: make wheel"

@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 import innet_drl as innet
-from innet_drl.bench.messages import ArrayLayout, FrameFormat, MessageFormat, MessageOptions, StackFormat
+from innet_drl.papers.messages import FrameFormat, MessageFormat, MessageOptions, StackFormat, layout_of, views
 from innet_drl.train.config import Config
 from innet_drl.train.environments import EnvironmentSpec, Part
 from innet_drl.train.errors import ConfigurationError
@@ -59,8 +59,8 @@ def rows(spec: EnvironmentSpec, count: int = 200) -> list[dict[str, Any]]:
 
 def sent(messages: MessageFormat, played: list[dict[str, Any]], actor: int = 0) -> list[bytes]:
     """The messages of an actor."""
-    builder, buffer = messages.builder(actor), bytearray(messages.layout.nbytes)
-    arrays, done = messages.layout.views(buffer), []
+    builder, buffer = messages.builder(actor), bytearray(messages.layout.itemsize)
+    arrays, done = views(messages.layout, buffer), []
     for row in played:
         builder.add(row)
         while builder.fill(arrays):
@@ -73,7 +73,7 @@ def received(messages: MessageFormat, sent: list[bytes]) -> dict[str, NDArray[An
     with innet.Memory([messages.table], seed=1) as replay:
         reader = messages.reader(replay)
         for message in sent:
-            for writer, row in reader.rows(messages.layout.views(message)):
+            for writer, row in reader.rows(views(messages.layout, message)):
                 writer.append(**row)
                 writer.flush()
         return messages.batch(replay.sample(messages.table.name, SAMPLED, messages.view).as_dict())
@@ -149,15 +149,15 @@ def test_the_papers_message_has_its_size() -> None:
     breakout = EnvironmentSpec(actions=4, stack=4, frame_shape=(84, 84), frame_dtype="uint8", frames_per_step=4)
     assert MessageOptions().transitions == 200
     layout = StackFormat(settings(small(environments=8), breakout)).layout
-    assert layout.nbytes == 200 * (2 * 4 * 84 * 84 * 4 + 1 + 3 * 4)
+    assert layout.itemsize == 200 * (2 * 4 * 84 * 84 * 4 + 1 + 3 * 4)
 
 
 def test_a_layout_places_arrays_one_after_the_other() -> None:
-    layout = ArrayLayout({"a": ("uint8", (3,)), "b": ("float32", (2, 2)), "c": ("int64", ())})
-    assert layout.nbytes == 3 + 16 + 8
-    views = layout.views(buffer := bytearray(layout.nbytes))
-    views["b"][...] = 1.0
-    views["c"][...] = -1
+    layout = layout_of({"a": ("uint8", (3,)), "b": ("float32", (2, 2)), "c": ("int64", ())})
+    assert layout.itemsize == 3 + 16 + 8
+    arrays = views(layout, buffer := bytearray(layout.itemsize))
+    arrays["b"][...] = 1.0
+    arrays["c"][...] = -1
     assert buffer == bytes(3) + np.ones(4, np.float32).tobytes() + b"\xff" * 8
 
 

@@ -20,8 +20,7 @@ ALLOWED = {
     "train": {"client", "train"},
     "launch": {"client", "train", "launch"},
     "analysis": {"client", "train", "analysis"},
-    "bench": {"client", "train", "launch", "analysis", "bench"},
-    "sweep": {"client", "train", "launch", "analysis", "bench", "sweep"},
+    "papers": {"client", "train", "launch", "analysis", "papers"},
     "distributed": {"client", "distributed"},
 }
 """Packages that the files of a package may import. `client` is `innet_drl` without its packages."""
@@ -122,11 +121,11 @@ def test_training_does_not_depend_on_the_baseline() -> None:
 
 
 def test_the_baseline_takes_what_a_memory_needs_and_no_more() -> None:
-    """`MemorySettings`, and neither `Config`, the actor nor the session."""
+    """`MemorySettings`, of `Config` the fields that it checks, and neither the actor nor the session."""
     reached = {
-        name: re.findall(r"\bconfig\.\w+\(|settings\.config|train\.config|train\.actor|train\.trainer", text)
+        name: re.findall(r"\bconfig\.\w+\(|settings\.config|train\.actor|train\.trainer", text)
         for name in ("messages.py", "redis_memory.py", "redis_store.py")
-        for text in [(PACKAGE / "bench" / name).read_text()]
+        for text in [(PACKAGE / "papers" / name).read_text()]
     }
     assert reached == {"messages.py": [], "redis_memory.py": [], "redis_store.py": []}
 

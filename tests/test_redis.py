@@ -13,16 +13,17 @@ pytest.importorskip("redis", reason="redis-py is not installed: pip install 'inn
 
 import redis
 
-from innet_drl.bench.redis_memory import RedisMemory
-from innet_drl.bench.redis_store import RedisStore
+import brought
 from innet_drl.cli import main
 from innet_drl.launch import local
-from innet_drl.train.config import Config
-from innet_drl.train.errors import ConfigurationError, RelayError
+from innet_drl.papers.redis_memory import RedisMemory
+from innet_drl.papers.redis_store import RedisStore
+from innet_drl.papers.services import free_port
+from innet_drl.train.errors import ConfigurationError, ProcessError, ReplayMemoryError, RunFolderError
 from innet_drl.train.memory import EmbeddedMemory, ReplayMemory, ServerMemory, memory_class
 from innet_drl.train.metrics import Metrics
 from innet_drl.train.run_folder import RunFolder
-from redis_server import free_port, running
+from redis_server import running
 from training import lines, small
 
 
@@ -82,10 +83,11 @@ def test_a_run_goes_on_with_its_memory(tmp_path: Path, address: str) -> None:
     second = local.train(small(replay=address, steps=first.agent_steps + 400), run, resume=True)
     assert second.learner_updates > first.learner_updates
     assert lines(run)[-1]["replay_steps"] > held
-    with pytest.raises(ConfigurationError, match="another replay: keep that as it was"):
+    with pytest.raises(RunFolderError, match=r"replay\.snapshot to continue with an empty memory"):
         local.train(small(replay=f"{address}?message=stacks", steps=10_000), run, resume=True)
-    with pytest.raises(ConfigurationError, match="another replay: keep that as it was"):
-        local.train(small(steps=10_000), run, resume=True)
+    # Rows are rows: the learner's own memory goes on with those that came by messages of frames.
+    third = local.train(small(steps=second.agent_steps + 400), run, resume=True)
+    assert third.learner_updates > second.learner_updates
 
 
 def test_a_redis_that_is_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -146,27 +148,24 @@ def test_a_serial_run_has_no_redis() -> None:
         small(serial=True, replay="redis://127.0.0.1:1")
 
 
-def test_several_learners_have_no_redis(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="learners 2: it must be 1 with replay redis://"):
-        local.train(small(learners=2, replay="redis://127.0.0.1:1"), tmp_path / "run")
+@pytest.mark.parametrize(("name", "value", "only"), [("learners", 2, 1), ("max_version_lag", 4, 0)])
+def test_settings_that_a_redis_does_not_have(tmp_path: Path, name: str, value: int, only: int) -> None:
+    with pytest.raises(ConfigurationError, match=f"{name} {value}: it must be {only} with replay redis://"):
+        local.train(small(replay="redis://127.0.0.1:1", **{name: value}), tmp_path / "run")
 
 
-def test_a_run_of_an_earlier_release_goes_on_with_its_messages(tmp_path: Path) -> None:
-    """They were settings of their own; settings of other memories are dropped."""
-    old = tmp_path / "config.yaml"
-    small(replay="redis://127.0.0.1:1").save(old)
-    settings = old.read_text() + "message: stacks\nmessage_transitions: 50\n"
-    old.write_text(settings)
-    assert Config.load(old).replay == "redis://127.0.0.1:1?message=stacks&transitions=50"
-    old.write_text(settings.replace("redis://127.0.0.1:1", "innet://127.0.0.1:1"))
-    assert Config.load(old).replay == "innet://127.0.0.1:1"
+def test_games_that_are_reset_at_once(tmp_path: Path, address: str) -> None:
+    arguments = {"mode": "SAME_STEP", "images": False}
+    config = small(replay=address, environment=brought.make_vector, environment_args=arguments)
+    with pytest.raises(ProcessError, match="this one has SAME_STEP: make it in the other mode"):
+        local.train(config, tmp_path / "run")
 
 
 def test_a_password(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     port = free_port()
     config = small(replay=f"redis://127.0.0.1:{port}", steps=400)
     with running(port, "--requirepass", "open sesame"):
-        with pytest.raises(RelayError, match="set INNET_TOKEN"):
+        with pytest.raises(ReplayMemoryError, match="set INNET_TOKEN"):
             local.train(config, tmp_path / "run")
         monkeypatch.setenv("INNET_TOKEN", "open sesame")
         assert local.train(config, tmp_path / "run").learner_updates > 0
@@ -189,7 +188,7 @@ def test_a_message_that_is_none(tmp_path: Path, address: str, message: Any, monk
         self.push(b"hello")
 
     monkeypatch.setattr(RedisStore, "clear", clear_and_push)
-    with pytest.raises(RelayError, match=r"did not write \(a message"):
+    with pytest.raises(ReplayMemoryError, match=r"did not write \(a message"):
         local.train(small(replay=f"{address}?message={message}"), tmp_path / "run")
 
 
@@ -204,7 +203,7 @@ def test_parameters_of_another_network(address: str) -> None:
     assert all((got.tensors[name] == array).all() for name, array in arrays.items())
     assert one.get_parameters(newer_than=3) is None
     other = RedisStore(address, "run", "", launch_parameters(dataclasses.replace(config, hidden=64)))
-    with pytest.raises(RelayError, match="did not write"):
+    with pytest.raises(ReplayMemoryError, match="did not write"):
         other.get_parameters()
     one.close()
     other.close()

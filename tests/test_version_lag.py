@@ -16,7 +16,6 @@ import innet_drl as innet
 from calls import Call, Lines
 from conftest import MakeReplay
 from innet_drl import errors, train
-from innet_drl.train.errors import ConfigurationError
 from serving import until
 from steps import VIEW, fill, step, table
 from training import small
@@ -265,8 +264,3 @@ def test_the_bound_holds_in_a_run(tmp_path: Path) -> None:
     assert run["max_version_lag"] == lag
     assert run["version_lag"]["count"] > 0
     assert lags_above(run["version_lag"], lag) == 0
-
-
-def test_a_relay_has_no_bound() -> None:
-    with pytest.raises(ConfigurationError, match="max_version_lag 4: it must be 0"):
-        small(replay="redis://localhost", max_version_lag=4)

@@ -12,7 +12,8 @@
 | `SWEEP[part]` | the settings that were tried for a part, the best of which is used |
 
 A module of a peer is imported by the Python of the peer's own environment: it imports NumPy, the standard library, the
-peer and `benchmarks.recording`, nothing of this project. `benchmarks/tasks.py` measures with these parts, the same way
+peer and `benchmarks.recording`, nothing of this project. Redis is in this project's own, with its client of
+`innet_drl.papers`. `benchmarks/tasks.py` measures with these parts, the same way
 for each system. A batch is a dict of `observation` and `next_observation` (uint8 [batch, 4, 84, 84]), `action`,
 `reward` and `discount`.
 """
@@ -26,7 +27,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-_LIBRARIES = ("torchrl", "cpprb", "echo", "redis", "machine")
+_LIBRARIES = ("torchrl", "cpprb", "echo", "machine")
 ENVIRONMENTS = {"reverb": "reverb", **dict.fromkeys(_LIBRARIES, "libraries")}
 """Which environment of `make bench-peers` a peer is in; a system that is not here is in the project's own."""
 

@@ -6,8 +6,6 @@ transition travels and is kept as two whole stacks, and the learner samples by p
 
 from __future__ import annotations
 
-import math
-import subprocess
 from typing import Any
 
 import hiredis
@@ -15,11 +13,12 @@ import numpy as np
 import redis
 from numpy.typing import NDArray
 from redis._parsers import _RESP3Parser
-from redis.connection import Encoder, PythonRespSerializer
 
 from benchmarks import recording
 from benchmarks.recording import STACK, STREAMS
-from benchmarks.systems import Address, Service, free_port, wait_for
+from benchmarks.systems import Address, Service, free_port
+from innet_drl.papers import redis_client
+from innet_drl.papers.messages import layout_of, views
 
 VERSION = f"Redis 7, redis-py {redis.__version__}, hiredis {hiredis.__version__}"
 SWEEP: dict[str, list[dict[str, Any]]] = {
@@ -54,21 +53,18 @@ PREPARED = 2_000
 BATCHES = 100
 """Of a learner's replay at most, which is a copy of Redis' data."""
 LIST, PARAMETERS, CAPACITY = "experience", "parameters", "capacity"
-COLUMNS: dict[str, tuple[type, tuple[int, ...]]] = {
-    "reward": (np.float32, ()),
-    "discount": (np.float32, ()),
-    "action": (np.uint8, ()),
-    "observation": (np.uint8, (STACK, 84, 84)),
-    "next_observation": (np.uint8, (STACK, 84, 84)),
+COLUMNS = {
+    "reward": ("float32", ()),
+    "discount": ("float32", ()),
+    "action": ("uint8", ()),
+    **dict.fromkeys(("observation", "next_observation"), ("uint8", (STACK, 84, 84))),
 }
+TRANSITION = layout_of(COLUMNS).itemsize
 
 
 def serve(capacity: int) -> Service:
     address = ("127.0.0.1", free_port())
-    options = {"bind": address[0], "port": address[1], "save": "", "appendonly": "no", "loglevel": "warning"}
-    command = ["redis-server", *(word for name, value in options.items() for word in (f"--{name}", str(value)))]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    wait_for(address, process)
+    process = redis_client.start_server(address[1])
     client = connect(address)
     client.set(CAPACITY, capacity)
 
@@ -84,42 +80,31 @@ def connect(
     protocol: int = 3,
     hiredis_packs: bool = False,
     hiredis_parses: bool = True,
-    read_size: int = 1 << 18,
+    read_size: int = redis_client.READ_BYTES,
 ) -> Any:
-    """A client of one connection.
+    """A client with the settings of the baseline of `innet-drl bench paper`, or other ones.
 
     Args:
         address: Of the server.
         protocol: Of Redis: 2 or 3.
-        hiredis_packs: Whether hiredis encodes commands, as it does by default where it is installed. It copies each
-            value; the encoder in Python sends it as it is.
+        hiredis_packs: Whether hiredis encodes commands.
         hiredis_parses: Whether hiredis decodes replies, as it does by default where it is installed.
         read_size: Bytes that are received at a time.
     """
-    packer = None if hiredis_packs else PythonRespSerializer(6_000, Encoder("utf-8", "strict", False).encode)
-    host, port = address
-    pool = redis.ConnectionPool(
-        host=host,
-        port=port,
+    parser = {} if hiredis_parses else {"parser_class": _RESP3Parser}
+    return redis_client.connect(
+        "redis://{}:{}".format(*address),
         protocol=protocol,
+        hiredis_packs=hiredis_packs,
         socket_read_size=read_size,
-        socket_timeout=60,
-        command_packer=packer,
-        **({} if hiredis_parses else {"parser_class": _RESP3Parser}),
-        max_connections=1,
+        **parser,
     )
-    return redis.Redis.from_pool(pool)
 
 
 def unpack(value: bytes | bytearray) -> dict[str, NDArray[Any]]:
-    """The columns of a push, as views of its bytes: a uint32 that counts transitions, then one column after another."""
-    count = int(np.frombuffer(value, np.uint32, 1)[0])
-    columns, offset = dict[str, NDArray[Any]](), 4
-    for name, (dtype, shape) in COLUMNS.items():
-        column: NDArray[Any] = np.frombuffer(value, dtype, count * math.prod(shape), offset)
-        columns[name] = column.reshape(count, *shape)
-        offset += column.nbytes
-    return columns
+    """The columns of a push, one after another, as views of its bytes."""
+    count = len(value) // TRANSITION
+    return views(layout_of({name: (dtype, (count, *shape)) for name, (dtype, shape) in COLUMNS.items()}), value)
 
 
 class Writer:
@@ -136,12 +121,8 @@ class Writer:
         self._transitions = recording.load().stacked(PREPARED)
         self._a_push, self._a_pipeline = transitions_a_push, pushes_a_pipeline
         self._keep = max(1, int(self._client.get(CAPACITY)) // transitions_a_push)
-        transition = sum(np.dtype(dtype).itemsize * math.prod(shape) for dtype, shape in COLUMNS.values())
-        size = 4 + transitions_a_push * transition
         # A buffer for each push that waits for the others of its pipeline.
-        self._buffers = [bytearray(size) for _ in range(pushes_a_pipeline)]
-        for buffer in self._buffers:
-            np.frombuffer(buffer, np.uint32, 1)[0] = transitions_a_push
+        self._buffers = [bytearray(transitions_a_push * TRANSITION) for _ in range(pushes_a_pipeline)]
         self._columns = [unpack(buffer) for buffer in self._buffers]
         self._begin = self._collected = self._waiting = 0
 

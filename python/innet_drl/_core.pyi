@@ -20,10 +20,7 @@ __all__ = [
     "GradientWorker",
     "Memory",
     "NStep",
-    "ParameterServer",
-    "ParameterWorker",
     "Parameters",
-    "Relay",
     "Replay",
     "SampledIndexes",
     "Sequences",
@@ -458,76 +455,6 @@ class UpdateReceipt:
     @property
     def stale(self) -> int:
         """Ids that no longer name an item: counted and ignored."""
-
-@final
-class ParameterServer:
-    """Sums vectors of `workers` over TCP, at the IP address `host`: the baseline of `innet-drl bench gradients`.
-
-    Raises:
-        ConfigError: `host` is no IP address.
-        StorageError: It cannot be started.
-    """
-
-    def __new__(cls, workers: int, max_bytes: int, host: str = "127.0.0.1") -> Self: ...
-    @property
-    def address(self) -> str:
-        """Address of the server: `host:port`."""
-
-@final
-class ParameterWorker:
-    """A worker of a `ParameterServer`; it waits at most `deadline` seconds for a byte.
-
-    Raises:
-        ConfigError: `address` is no IP address and port.
-        StorageError: The server cannot be reached, or has ended.
-    """
-
-    def __new__(cls, address: str, *, deadline: float = 60.0) -> Self: ...
-    def sum(self, values: NDArray[np.float32]) -> None:
-        """Replaces the values by their sum over all workers."""
-
-@final
-class Relay(_ContextManager):
-    """Emulates a link to the server at `to`, on loopback: for `innet-drl bench` and tests.
-
-    Each direction has the delay, the jitter, the rate and the loss. Pieces of a connection arrive in order; all
-    connections share the rate. The congestion control of TCP is not emulated.
-
-    Args:
-        to: The server's `ip:port`.
-        delay: Seconds that each piece takes, one way.
-        jitter: Seconds that a piece may take longer; uniformly distributed.
-        rate: Bytes per second, 1 to 1e15; `None` has no limit.
-        loss: Probability that a packet is lost, 0 to 0.9. A lost part of a connection arrives a round trip later, and
-            everything behind it; a lost datagram does not arrive.
-        datagrams: Relays datagrams (UDP) instead of connections (TCP). They may arrive in another order.
-        seed: Seed of jitter and loss.
-
-    Raises:
-        ConfigError: `to` is no IP address and port, or a number is out of range.
-    """
-
-    def __new__(
-        cls,
-        to: str,
-        *,
-        delay: float = 0.0,
-        jitter: float = 0.0,
-        rate: float | None = None,
-        loss: float = 0.0,
-        datagrams: bool = False,
-        seed: int = 0,
-    ) -> Self: ...
-    @property
-    def address(self) -> str:
-        """Address for clients: `ip:port`."""
-    @property
-    def bytes(self) -> tuple[int, int]:
-        """Bytes carried so far: to the server, and back."""
-    def cut(self) -> None:
-        """Cuts all open connections; data in flight are lost. New ones are let through."""
-    def close(self) -> None:
-        """Ends the relay and its connections."""
 
 @final
 class Parameters:

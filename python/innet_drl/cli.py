@@ -1,9 +1,8 @@
 """The command line: `innet-drl train | learner | actor | evaluate | record | report | analyze | bench`.
 
-`innet-drl train --preset cartpole --learning-rate 1e-3` starts from a preset and changes one field; the flags are in
-`innet_drl.train.flags`, `innet_drl.sweep.flags` and `innet_drl.bench.flags`. The other packages are imported when a
-command runs: if the extra `train` is missing, the error says so, and each actor, which imports the main module again,
-starts fast.
+`innet-drl train --preset cartpole --learning-rate 1e-3` starts from a preset and changes one field; each package has a
+file `flags`. The other packages are imported when a command runs: if the extra `train` is missing, the error says so,
+and each actor, which imports the main module again, starts fast.
 """
 
 from __future__ import annotations
@@ -137,7 +136,7 @@ def train(arguments: Sequence[str]) -> None:
     out, config = flags.resume or flags.out, flags.config
     with logs_on_console():
         if flags.automatic:
-            from innet_drl.sweep.automatic import with_recommendation
+            from innet_drl.papers.sweep.automatic import with_recommendation
 
             config = with_recommendation(config, flags.automatic, flags.preset)
         local.train(
@@ -287,8 +286,8 @@ def analyze(arguments: Sequence[str]) -> None:
         return
     analyses = {
         "breakdown": ("analysis", "BreakdownFlags"),
-        "ratio": ("sweep", "RatioFlags"),
-        "what-if": ("sweep", "WhatIfFlags"),
+        "ratio": ("papers.sweep", "RatioFlags"),
+        "what-if": ("papers.sweep", "WhatIfFlags"),
     }
     if what not in analyses:
         raise ConfigurationError("innet-drl analyze has breakdown, ratio and what-if: innet-drl analyze ratio --help")
@@ -310,14 +309,14 @@ def bench(arguments: Sequence[str]) -> None:
         return
     if what not in ("paper", "gradients"):
         raise ConfigurationError("innet-drl bench measures paper or gradients: innet-drl bench paper --help")
-    from innet_drl.bench.flags import GradientsFlags, PaperFlags
     from innet_drl.launch.processes import start_fork_server
+    from innet_drl.papers.flags import GradientsFlags, PaperFlags
     from innet_drl.train.flags import parse
 
     flags = parse(PaperFlags if what == "paper" else GradientsFlags, f"bench {what}", arguments[1:])
     # The fork server imports torch at the same time as this process, in the next line.
     start_fork_server()
-    importlib.import_module(f"innet_drl.bench.{what}").run(flags)
+    importlib.import_module(f"innet_drl.papers.{what}").run(flags)
 
 
 _COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {

@@ -20,11 +20,8 @@
 //! | [`config`] | the server's configuration |
 //! | [`process_memory`] | memory that this process may have |
 //! | [`cli`] | the commands of `innet-replay` |
-//! | `bench` | the baseline of the gradient benchmarks, and a relay that emulates a link (feature `bench`) |
 
 pub mod aggregators;
-#[cfg(feature = "bench")]
-pub mod bench;
 pub mod cli;
 pub mod client;
 pub mod config;

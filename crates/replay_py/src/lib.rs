@@ -11,8 +11,6 @@
 //! | `sum_tree` | `SumTree` and its samples, `SampledIndexes` |
 //! | `gradients`, `gradient_updates` | `GradientWorker`; `GradientUpdates`, of asynchronous jobs |
 //! | `station` | `Station`, a worker's DPDK device |
-//! | `parameter_server` | the baseline of `innet-drl bench gradients` |
-//! | `relay` | the emulated link of benchmarks and tests |
 //! | `array`, `dtype` | NumPy arrays, in and out without copies; dtypes |
 //! | `integer`, `keywords` | integer arguments, whose errors name them; misspelt keyword arguments |
 //! | `wait`, `exclusive` | waits with deadlines and Ctrl-C; values that one thread uses at a time |
@@ -53,10 +51,8 @@ mod integer;
 mod interpreter;
 mod keywords;
 mod log;
-mod parameter_server;
 mod parameters;
 mod process_local;
-mod relay;
 mod replay;
 mod server;
 mod station;
@@ -101,10 +97,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<gradient_updates::PyGradientUpdates>()?;
     module.add_class::<gradients::PyGradientWorker>()?;
     module.add_class::<view::PyNStep>()?;
-    module.add_class::<parameter_server::PyParameterServer>()?;
-    module.add_class::<parameter_server::PyParameterWorker>()?;
     module.add_class::<parameters::PyParameters>()?;
-    module.add_class::<relay::PyRelay>()?;
     module.add_class::<replay::PyMemory>()?;
     module.add_class::<replay::PyReplay>()?;
     module.add_class::<view::PySequences>()?;

@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib as mpl
-from matplotlib.figure import Figure
 
 from innet_drl.analysis import pictures
 from innet_drl.analysis.bars import KINDS, Breakdown
-from innet_drl.train.errors import writing
 
 COLOURS = {"computation": "Blues", "communication": "Oranges", "waiting": "Greys", "bookkeeping": "Purples"}
 """Map of colours of each kind of activity."""
@@ -27,8 +25,7 @@ def draw(breakdowns: Sequence[Breakdown], path: Path) -> None:
         RunFolderError: The file cannot be written.
     """
     rows = [(breakdown, bar) for breakdown in breakdowns for bar in breakdown.shown]
-    with mpl.rc_context(pictures.SETTINGS):
-        figure = Figure(figsize=(8, 1.4 + 0.32 * len(rows)), layout="constrained")
+    with pictures.drawing(path, 8, 1.4 + 0.32 * len(rows)) as figure:
         axis = figure.add_subplot()
         shown = dict.fromkeys(activity for _, bar in rows for activity in bar.shares)
         for kind, activities in KINDS.items():
@@ -53,8 +50,6 @@ def draw(breakdowns: Sequence[Breakdown], path: Path) -> None:
         axis.xaxis.set_major_formatter("{x:.0%}")
         axis.set_xlabel("share of the process's time")
         figure.legend(loc="outside lower center", ncols=5, fontsize=7)
-        with writing(str(path), "choose another file with --plot"):
-            pictures.save(figure, path)
 
 
 def _left(shares: dict[str, float], activity: str) -> float:

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from innet_drl.analysis.recorded_run import read_run, read_sessions
-from innet_drl.train.display import silent
+from innet_drl.analysis.recorded_run import read_sessions
 from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.run_folder import RunFolder
 from innet_drl.train.stopwatch import MEMORY, WAITING
@@ -20,14 +19,14 @@ from innet_drl.train.times import ProcessTimes, read_times
 
 RATIO = "wait for the replay ratio"
 KINDS = {
-    "computation": ("inference", "environment", "act", "targets", "forward", "backward", "optimizer", "update"),
+    "computation": ("inference", "environment", "targets", "forward", "backward", "optimizer"),
     "communication": (
         *("parameters", "write", "send", "sample", "upload", "average gradients", "priorities", "publish"),
     ),
-    "waiting": (WAITING, RATIO, MEMORY, "wait for the learner"),
+    "waiting": (WAITING, RATIO, "wait for the learner"),
     "bookkeeping": ("free", "evaluate", "report", "checkpoint", "other"),
 }
-"""Activities by kind. `act`, `update` and `wait for the memory` are of runs without `times.json` alone."""
+"""Activities by kind."""
 START = "start"
 """Activity before training, which is no part of the shares."""
 HOST_TIMES = (
@@ -126,26 +125,13 @@ def read(path: Path) -> Breakdown:
     config = RunFolder.open(path).config()
     processes = read_times(path)
     if not processes:
-        return _of_metrics(path)
+        raise ConfigurationError(f"{path} has recorded no times: it has no times.json")
     names = sorted(processes, key=_order)
     learner = processes[names[0]]
     devices = [session["device"] for session in read_sessions(path) if "device" in session]
     note = HOST_TIMES if devices and devices[-1] != "cpu" else ""
     bars = [bar for name in names for bar in _bars(name, processes[name])]
     return Breakdown(path, config.environment_name, bars, learner.samples, learner.blocked_samples, note)
-
-
-def _of_metrics(path: Path) -> Breakdown:
-    """The breakdown of a run without `times.json`: shares of its lines of metrics, of all actors together."""
-    recorded = read_run(path, path.name, 0, silent)
-    seconds = recorded.last("time_s") or 0.0
-    names = {"learner_time": "learner 0", "actor_time": "actors"}
-    bars = [Bar(name, "", seconds, _shares(_without_start(recorded.shares(metric)))) for metric, name in names.items()]
-    bars = [bar for bar in bars if bar.shares]
-    if not bars:
-        raise ConfigurationError(f"{path} has recorded no times: it has no times.json, and no whole line of metrics")
-    note = "no times.json, as in runs of earlier releases: shares of the lines of metrics, of all actors together"
-    return Breakdown(path, recorded.config.environment_name, bars, 0, 0, note)
 
 
 def _order(name: str) -> tuple[int, int]:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import io
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
+
+from innet_drl.train.errors import writing
 
 SVG = "http://www.w3.org/2000/svg"
 LINK = "http://www.w3.org/1999/xlink"
@@ -20,6 +25,28 @@ SETTINGS: dict[Any, object] = {
     "ytick.major.size": 0,
 }
 """Settings of matplotlib. Ticks without marks: each mark would be an element of its own."""
+
+
+def can_draw() -> bool:
+    """Whether matplotlib is installed."""
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+@contextlib.contextmanager
+def drawing(path: Path, width: float, height: float, style: dict[Any, object] | None = None) -> Iterator[Any]:
+    """Gives a figure of so many inches, and writes it in the end.
+
+    Raises:
+        RunFolderError: The file cannot be written.
+    """
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(SETTINGS | (style or {})):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        yield figure
+        with writing(str(path), "choose another file with --plot"):
+            save(figure, path)
 
 
 def save(figure: Any, path: Path) -> None:

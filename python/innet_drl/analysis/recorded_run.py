@@ -41,7 +41,7 @@ class FinalEvaluation:
     games: int
     interquartile_mean: float | None
     interval: tuple[float, float] | None
-    """95 % interval of the interquartile mean; earlier releases wrote neither."""
+    """95 % interval of the interquartile mean."""
     standard_error: float | None = None
     """Of the mean."""
     sticky: FinalEvaluation | None = None
@@ -62,7 +62,7 @@ class RecordedRun:
     evaluation: FinalEvaluation | None
     """`evaluation.json`."""
     sessions: list[dict[str, Any]]
-    """`sessions.jsonl`; earlier releases did not write it."""
+    """`sessions.jsonl`."""
     video: Path | None
     """The newest one."""
     is_training: bool

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import jinja2
 import numpy as np
 from markupsafe import Markup
 
 import innet_drl as innet
-from innet_drl.analysis import html, tables
+from innet_drl.analysis import tables
 from innet_drl.analysis.charts import charts
 from innet_drl.analysis.drawing import SERIES, Chart, Curve, draw
 from innet_drl.analysis.recorded_run import RecordedRun, read_run, reading
@@ -106,7 +107,14 @@ def _page(runs: Sequence[RecordedRun], videos: Sequence[_Video], progress: Progr
         _game(name, [run for run in runs if run.config.environment_name == name], progress) for name in environments
     ]
     differing, settings = tables.settings(runs)
-    return html.render(
+    # Text is escaped, except for `Markup`.
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+    )
+    return environment.get_template("report.html").render(
         title=runs[0].name if len(runs) == 1 else f"{len(runs)} runs of {', '.join(environments)}",
         release=innet.__version__,
         date=f"{datetime.datetime.now():%Y-%m-%d %H:%M}",

@@ -139,14 +139,12 @@ def _check(config: Config, folder: RunFolder, display: Display, *, resume: bool)
     if config.replay_ca is not None and not config.replay_ca.is_file():
         raise ConfigurationError(f"--replay-ca {config.replay_ca}: there is no such file")
     environments.check(config)
-    if config.learners > 1 and not memory_class(config.replay).learners_join:
-        raise ConfigurationError(f"--learners {config.learners}: it must be 1 with --replay {config.replay}")
     if not config.serial:
         _check_pickles(config)
     if config.replay != "embedded":
         display.say(f"connecting to the replay memory at {config.replay}")
         for token in dict.fromkeys([memory_token(config), actor_token(config)]):
-            memory_class(config.replay).check(config.replay, token, config.replay_ca)
+            memory_class(config.replay).check(config, token)
     if config.learners > 1 and config.gradients != "embedded":
         display.say(f"connecting to the aggregator at {config.gradients}")
         check_aggregator(config)

@@ -23,7 +23,7 @@ from innet_drl.launch.evaluator import Evaluator
 from innet_drl.launch.joined_actors import JoinedActors
 from innet_drl.launch.launcher import Launcher, LocalLauncher
 from innet_drl.launch.learners import PROGRAM, Learners
-from innet_drl.train.errors import ProcessError, RelayError, WithFlags, resuming
+from innet_drl.train.errors import ProcessError, ReplayMemoryError, WithFlags, resuming
 from innet_drl.train.memory import ReplayMemory, actor_token, memory_class
 from innet_drl.train.stopwatch import TimedBatches
 from innet_drl.train.targets import TargetsAhead
@@ -84,7 +84,7 @@ def train(trainer: Trainer, launchers: Callable[[], Launcher] | None) -> None:
                     for number, times in learners.end().items():
                         trainer.reporter.add_learner(number, times)
                 trainer.reporter.report_rest(memory)
-            except (innet.ReplayError, ProcessError, RelayError) as error:
+            except (innet.ReplayError, ProcessError, ReplayMemoryError) as error:
                 if trainer.meter.agent_steps > 0 or trainer.learner.updates > 0:
                     trainer.checkpoint(memory=memory)
                     advice = WithFlags(resuming(trainer.folder.path))

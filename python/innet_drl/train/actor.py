@@ -11,9 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from innet_drl.train.config import SERVER_SCHEMES, Config
+from innet_drl.train.config import Config
 from innet_drl.train.environments import Environments, Step
-from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.exploration import annealed, choose, epsilon_ladder
 from innet_drl.train.memory import ReplayMemory, RowWriter
 from innet_drl.train.metrics import ActorReport, Game, score_of
@@ -37,7 +36,6 @@ class Actor:
         stopwatch: Stopwatch of this thread; a new one by default.
 
     Raises:
-        ConfigurationError: A relay cannot take the environments' autoreset mode.
         UnavailableEnvironmentError: NaN or infinity in an observation; from `step`, also in a reward.
     """
 
@@ -52,11 +50,6 @@ class Actor:
         first_step: int = 0,
         stopwatch: Stopwatch | None = None,
     ) -> None:
-        if environments.resets_at_once and config.replay.partition("://")[0] not in ("embedded", *SERVER_SCHEMES):
-            raise ConfigurationError(
-                f"--replay {config.replay}: a relay takes environments of the mode NEXT_STEP, and "
-                f"{config.environment_name} has SAME_STEP: make it in the other mode, or use another --replay"
-            )
         environments.owner = f" of actor {index}"
         count = environments.count
         self.network = network.eval()

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args, get_type_hints
-from urllib.parse import urlencode
 
 import innet_drl as innet
 from innet_drl.train.errors import SETTINGS, ConfigurationError
@@ -35,8 +34,6 @@ logger = logging.getLogger(__name__)
 
 SERVER_SCHEMES = ("innet", "innets", "innet+fstack", "unix")
 """Schemes of servers' addresses. Other packages bring memories with other schemes."""
-MESSAGE_SETTINGS = {"message": "message", "message_transitions": "transitions"}
-"""Settings of the first releases, and the options of an address that they are now."""
 
 NETWORKS = ("auto", "nature", "impala", "mlp", "dict")
 """Names of `--network`."""
@@ -365,11 +362,6 @@ class Config(_Named):
             ),
             *((name, not _is_nearly_embedded(getattr(self, name)), EMBEDDED) for name in ("replay", "gradients")),
             (
-                "max_version_lag",
-                self.max_version_lag == 0 or self.replay.partition("://")[0] in ("embedded", *SERVER_SCHEMES),
-                "0 with a relay, which does not know the parameters of its actors",
-            ),
-            (
                 "learning_rate_final",
                 (self.learning_rate_final is None) == (self.learning_rate_anneal_updates == 0),
                 "given with --learning-rate-anneal-updates, and not without",
@@ -495,7 +487,6 @@ def read_settings(path: Path) -> dict[str, Any]:
         ConfigurationError: The file cannot be read, or has a key that is no setting.
     """
     values = read_mapping(path)
-    _move_message_settings(values)
     check_names(values, f"{path}: ")
     return values
 
@@ -514,13 +505,6 @@ def check_names(names: Iterable[str], where: str = "") -> None:
             if name == "preset":
                 hint = ": a preset is chosen by the flag --preset, or by train.preset(name)"
             raise ConfigurationError(f"{where}there is no setting {name!r} in innet-drl {innet.__version__}{hint}")
-
-
-def _move_message_settings(values: dict[str, Any]) -> None:
-    """Moves settings of the first releases that are options of the address of a relay now."""
-    options = {name: values.pop(old) for old, name in MESSAGE_SETTINGS.items() if old in values}
-    if options and str(values.get("replay", "embedded")).partition("://")[0] not in ("embedded", *SERVER_SCHEMES):
-        values["replay"] = f"{values['replay']}?{urlencode(options)}"
 
 
 @functools.cache

@@ -93,8 +93,8 @@ class LearnerError(ProcessError):
     """One of several learners failed, or its weights differ."""
 
 
-class RelayError(TrainingError):
-    """The relay between actors and learner cannot be reached or used, or was lost."""
+class ReplayMemoryError(TrainingError):
+    """A replay memory of another package cannot be reached or used, or was lost."""
 
 
 class DivergedError(TrainingError):

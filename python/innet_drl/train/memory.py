@@ -136,7 +136,7 @@ class ReplayMemory(abc.ABC):
     """The memory that actors write to and the learner samples from, with the parameters that it publishes.
 
     Args:
-        replay: The replay; `None` in an actor whose rows a relay takes.
+        replay: The replay; `None` in an actor that does not reach it.
         settings: The memory's settings.
         address: Address by which the run's other processes join.
         view: View with which batches are sampled.
@@ -144,8 +144,6 @@ class ReplayMemory(abc.ABC):
 
     in_learner: ClassVar[bool]
     """Whether the items are in the first learner's process, which saves them with each checkpoint."""
-    learners_join: ClassVar[bool] = True
-    """Whether several learners can sample from the memory."""
 
     def __init__(
         self,
@@ -164,17 +162,13 @@ class ReplayMemory(abc.ABC):
 
     @classmethod
     @abc.abstractmethod
-    def check(cls, address: str, token: str, tls_ca: Path | None) -> None:
-        """Connects to an address, so that a wrong one is named before anything is made.
+    def check(cls, config: Config, token: str) -> None:
+        """Connects to the run's address, so that a wrong one is named before anything is made.
 
         Raises:
+            ConfigurationError: The memory cannot keep one of the settings.
             innet_drl.ReplayError: Nothing answers there.
         """
-
-    @classmethod
-    def row_format(cls, address: str) -> str:
-        """Returns the format of saved rows: a snapshot is restored into a memory of the same format."""
-        return "rows"
 
     @classmethod
     @abc.abstractmethod
@@ -205,7 +199,7 @@ class ReplayMemory(abc.ABC):
     @property
     def replay(self) -> innet.Replay:
         """The replay that has the table."""
-        assert self._replay is not None, "an actor behind a relay has no replay"
+        assert self._replay is not None, "this process does not reach the replay"
         return self._replay
 
     def batches(self, device: str, timeout: float) -> AbstractContextManager[Iterator[TorchBatch]]:
@@ -262,9 +256,9 @@ class ServerMemory(ReplayMemory):
     _writer: innet.Writer | None = None
 
     @classmethod
-    def check(cls, address: str, token: str, tls_ca: Path | None) -> None:
+    def check(cls, config: Config, token: str) -> None:
         """Connects to the server."""
-        innet.connect(address, token=token, tls_ca=tls_ca).close()
+        innet.connect(config.replay, token=token, tls_ca=config.replay_ca).close()
 
     @classmethod
     @contextlib.contextmanager

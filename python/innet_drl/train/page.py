@@ -30,7 +30,7 @@ SMALLEST_PAGE = (80, 22)
 NAMES_WIDTH = 16
 ACTOR_WIDTH = 9
 """Columns of a terminal for the names of an actor's numbers, and for each actor."""
-TRAINING_LOGGERS = ("innet_drl.bench", "innet_drl.launch", "innet_drl.sweep", "innet_drl.train")
+TRAINING_LOGGERS = ("innet_drl.papers", "innet_drl.launch", "innet_drl.train")
 """Loggers whose information is shown; of the core, which logs to `innet_drl`, warnings are."""
 MOST_SHARES = 6
 """Largest shares of the time that are shown each."""

@@ -304,10 +304,7 @@ class Trainer:
         self.folder.match_memory(self.resumed)
         if not path.exists():
             return False
-        before = self.folder.config()
-        formats = {memory_class(replay).row_format(replay) for replay in (before.replay, self.config.replay)}
-        names = SNAPSHOT_SETTINGS if len(formats) == 1 else (*SNAPSHOT_SETTINGS, "replay")
-        changed = self.config.changed_flags(before, names)
+        changed = self.config.changed_flags(self.folder.config(), SNAPSHOT_SETTINGS)
         if changed:
             raise ConfigurationError(
                 f"the memory of this run was written with another {changed}: keep that as it was, or delete {path} to "

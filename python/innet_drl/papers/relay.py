@@ -1,0 +1,151 @@
+"""A relay on loopback that emulates a link in front of a server: a delay and a rate, without TCP's congestion control.
+
+Its threads sleep until each piece of a connection is due: late by some 10 µs on an idle machine, at up to a gigabyte a
+second (docs/explanation/decisions.md).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import queue
+import socket
+import threading
+import time
+from typing import Self
+
+PIECE = 64 << 10
+"""Bytes of one read from a connection."""
+PIECES = 1024
+"""Pieces of a connection that are under way in one direction; then its sender waits."""
+QUEUE_SECONDS = 0.02
+"""Transmission time that may wait before a link with a rate; then senders wait."""
+_PR_SET_TIMERSLACK = 29
+
+
+class Relay:
+    """Emulates a link to a TCP server: the delay, and one rate for all connections, in each direction.
+
+    Use it as a context manager, or call `close`.
+
+    Args:
+        to: The server's `ip:port`.
+        delay: Seconds that each piece takes, one way.
+        rate: Bytes per second; `None` has no limit.
+    """
+
+    def __init__(self, to: str, *, delay: float = 0.0, rate: float | None = None) -> None:
+        host, _, port = to.rpartition(":")
+        self._to = host, int(port)
+        self._directions = [_Direction(delay, rate), _Direction(delay, rate)]
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = "{}:{}".format(*self._listener.getsockname())
+        """Address for clients: `ip:port`."""
+        self._open: set[socket.socket] = set()
+        self._closed = False
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def bytes(self) -> tuple[int, int]:
+        """Bytes carried so far: to the server, and back."""
+        there, back = self._directions
+        return there.bytes, back.bytes
+
+    def cut(self) -> None:
+        """Cuts all open connections; data in flight are lost. New ones are let through."""
+        for end in list(self._open):
+            _shut(end, socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Ends the relay and its connections."""
+        self._closed = True
+        _shut(self._listener, socket.SHUT_RDWR)
+        self.cut()
+
+    def _accept(self) -> None:
+        # Threads inherit it: without it the kernel may add 50 µs to each sleep.
+        ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1_000)
+        with contextlib.suppress(OSError), self._listener:
+            while True:
+                client, _ = self._listener.accept()
+                threading.Thread(target=self._carry, args=(client,), daemon=True).start()
+
+    def _carry(self, client: socket.socket) -> None:
+        """Carries one connection to its end, with two threads for each direction."""
+        # The client of a server that is away sees its connection end.
+        with client, contextlib.suppress(OSError), socket.create_connection(self._to) as server:
+            ends = {client, server}
+            for end in ends:
+                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._open |= ends
+            threads = []
+            for direction, source, sink in zip(self._directions, (client, server), (server, client), strict=True):
+                pieces: queue.Queue[tuple[float, bytes]] = queue.Queue(PIECES)
+                threads.append(threading.Thread(target=direction.read, args=(source, pieces), daemon=True))
+                threads.append(threading.Thread(target=direction.write, args=(sink, source, pieces), daemon=True))
+            for thread in threads:
+                thread.start()
+            if self._closed:
+                self.cut()
+            for thread in threads:
+                thread.join()
+            self._open -= ends
+
+
+class _Direction:
+    """One direction of a link, which all connections share."""
+
+    def __init__(self, delay: float, rate: float | None) -> None:
+        self.bytes = 0
+        self._delay, self._rate = delay, rate
+        self._free = 0.0
+        """End of the transmission of all earlier pieces."""
+        self._lock = threading.Lock()
+
+    def read(self, source: socket.socket, pieces: queue.Queue[tuple[float, bytes]]) -> None:
+        piece = b"begin"
+        while piece:
+            _sleep_until(self._free - QUEUE_SECONDS)
+            try:
+                piece = source.recv(PIECE)
+            except OSError:
+                # The end of a broken connection is relayed as an end.
+                piece = b""
+            pieces.put((self._due(len(piece)), piece))
+
+    def _due(self, size: int) -> float:
+        """The arrival of a piece that is sent now."""
+        with self._lock:
+            self.bytes += size
+            self._free = max(self._free, time.monotonic()) + (size / self._rate if self._rate else 0.0)
+            return self._free + self._delay
+
+    def write(self, sink: socket.socket, source: socket.socket, pieces: queue.Queue[tuple[float, bytes]]) -> None:
+        while True:
+            due, piece = pieces.get()
+            _sleep_until(due)
+            if not piece:
+                return _shut(sink, socket.SHUT_WR)
+            try:
+                sink.sendall(piece)
+            except OSError:
+                # The rest is read and lost.
+                _shut(sink, socket.SHUT_RDWR)
+                _shut(source, socket.SHUT_RDWR)
+
+
+def _sleep_until(due: float) -> None:
+    if (left := due - time.monotonic()) > 0:
+        time.sleep(left)
+
+
+def _shut(end: socket.socket, how: int) -> None:
+    """An error means that it has ended."""
+    with contextlib.suppress(OSError):
+        end.shutdown(how)
