@@ -28,7 +28,6 @@ from processes import Command
 from serving import Server, until
 from training import BothHavePlayed, lines, newest, small
 
-OLD_RUN = Path(__file__).parent / "old_run"
 Slice = tuple[float, float, str]
 """Begin and end in microseconds, name."""
 
@@ -142,14 +141,23 @@ def test_a_trace_is_nested_and_on_one_clock(trained: tuple[Path, Result], tmp_pa
         assert sum(end - begin for begin, end in leaves) == pytest.approx(each[-1][1] - each[0][0], abs=0.1)
 
 
-def test_a_picture_of_several_runs(trained: tuple[Path, Result], tmp_path: Path) -> None:
+@pytest.fixture
+def timeless(trained: tuple[Path, Result], tmp_path: Path) -> Path:
+    """A run that has lost its files of times."""
+    run = Path(shutil.copytree(trained[0], tmp_path / "timeless"))
+    for name in ("times.json", "trace.jsonl"):
+        (run / name).unlink()
+    return run
+
+
+def test_a_picture_of_several_runs(trained: tuple[Path, Result], timeless: Path, tmp_path: Path) -> None:
     if not can_draw():
         pytest.skip("matplotlib is not installed")
     out = tmp_path / "bars.svg"
-    assert main(["analyze", "breakdown", str(trained[0]), str(OLD_RUN), "--plot", str(out)]) == 0
+    assert main(["analyze", "breakdown", str(trained[0]), str(timeless), "--plot", str(out)]) == 0
     text = out.read_text()
     assert text.startswith("<svg")
-    for label in ("apart: learner 0: targets (overlapped)", "old_run: actors", "wait for the replay ratio", "update"):
+    for label in ("apart: learner 0: targets (overlapped)", "timeless: actors", "wait for the replay ratio", "forward"):
         assert label in text
 
 
@@ -242,12 +250,12 @@ def test_many_actors_share_a_bar(trained: tuple[Path, Result]) -> None:
     assert sum(together(many).shares.values()) == pytest.approx(1)
 
 
-def test_a_run_of_the_first_release_has_shares_of_its_metrics(tmp_path: Path, capsys: Any) -> None:
-    bars = shares(tmp_path, OLD_RUN)
+def test_a_run_without_its_times_has_shares_of_its_metrics(timeless: Path, tmp_path: Path, capsys: Any) -> None:
+    bars = shares(tmp_path, timeless)
     assert list(bars) == ["learner 0", "actors"]
     for bar in bars.values():
         assert sum(bar["shares"].values()) == pytest.approx(1, abs=1e-9)
-    assert "no times.json, as in runs of earlier releases" in capsys.readouterr().out
+    assert "no times.json" in capsys.readouterr().out
 
 
 def test_hosts_without_a_common_clock_are_placed_by_wall_clock(trained: tuple[Path, Result], tmp_path: Path) -> None:
@@ -321,11 +329,12 @@ def test_samples_of_a_new_run_count_from_its_first_line(tmp_path: Path) -> None:
     [
         ([], "innet-drl analyze breakdown shows runs"),
         (["nowhere"], "nowhere is no run: it has no config.yaml"),
-        ([str(OLD_RUN), "--trace", "t.json"], "has recorded no trace: train with --trace-seconds 10"),
-        ([str(OLD_RUN), "--json", "/no/such/folder/b.json"], "choose another file with --json"),
-        ([str(OLD_RUN), "--plot", "/no/such/folder/b.svg"], "/no/such/folder"),
+        (["timeless", "--trace", "t.json"], "has recorded no trace: train with --trace-seconds 10"),
+        (["timeless", "--json", "/no/such/folder/b.json"], "choose another file with --json"),
+        (["timeless", "--plot", "/no/such/folder/b.svg"], "/no/such/folder"),
     ],
 )
+@pytest.mark.usefixtures("timeless")
 def test_flags_that_cannot_be_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flags: list[str], message: str
 ) -> None:
@@ -339,8 +348,8 @@ def test_flags_that_cannot_be_used(
     assert errors.count("\n") == 1
 
 
-def test_a_damaged_trace_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = Path(shutil.copytree(OLD_RUN, tmp_path / "run"))
+def test_a_damaged_trace_is_named(timeless: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = timeless
     empty = json.dumps({"process": "a", "thread": "", "host": "h", "offset_s": 0.0, "begin_ns": 0, "laps": []})
     for text in ("", "half a li", "no json\n", "{}\n", "5\n", f"{empty}\n", empty.replace("[]", "[[1]]") + "\n"):
         (run / "trace.jsonl").write_text(text)

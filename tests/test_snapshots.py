@@ -53,17 +53,6 @@ def test_batches_of_a_restored_memory_are_those_of_the_saved_one(tmp_path: Path)
         assert counts[0][name] == counts[1][name], name
 
 
-def test_a_snapshot_of_the_last_release_is_restored() -> None:
-    # Written by release 0.1.0 (format 2): `filled(capacity=120).save(...)`.
-    same = filled(capacity=120)
-    restored = innet.Memory(seed=3)
-    restored.restore(Path(__file__).parent / "old_run" / "replay.snapshot")
-    assert restored.tables() == same.tables()
-    for _ in range(3):
-        old, new = (replay.sample("t", 32, VIEW) for replay in (restored, same))
-        assert_equal(new, old)
-
-
 def test_writers_go_on_in_a_restored_memory_of_another_size(tmp_path: Path) -> None:
     filled().save(tmp_path / "snapshot")
     with innet.Memory([table(capacity=50)]) as replay:

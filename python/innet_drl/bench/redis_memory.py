@@ -72,9 +72,11 @@ class RedisMemory(ReplayMemory):
             if not settings.resumed and store.holds_experience():
                 name = settings.table.name
                 raise ConfigurationError(
-                    f"{settings.address} holds the keys of another run named {name!r}: continue that run (--resume), "
-                    f"choose another --out, whose last part names the keys, or delete them (redis-cli del "
-                    f"innet:{name}:experience innet:{name}:parameters)"
+                    "{address} holds the keys of another run named {name!r}: continue that run ({resume}), choose "
+                    "another {folder}, whose last part names the keys, or delete them (redis-cli del "
+                    "innet:{name}:experience innet:{name}:parameters)",
+                    address=settings.address,
+                    name=name,
                 )
             store.clear()
             with make_replay(settings, _message_format(settings).table) as own:

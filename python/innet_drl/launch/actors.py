@@ -20,7 +20,7 @@ from innet_drl.launch.silence import Silence
 from innet_drl.train import environments
 from innet_drl.train.actor import Actor
 from innet_drl.train.config import Config
-from innet_drl.train.errors import ActorError, TrainingError, WithFlags
+from innet_drl.train.errors import ActorError, Message, TrainingError
 from innet_drl.train.memory import ReplayMemory, RowWriter
 from innet_drl.train.metrics import ActorReport
 from innet_drl.train.watchdog import Watchdog
@@ -101,7 +101,7 @@ def run_actor(assignment: ActorAssignment, pipe: multiprocessing.connection.Conn
     except (Stopped, BrokenPipeError):
         pass
     except TrainingError as error:
-        pipe.send(ProcessFailure(error.with_flags, fatal=True))
+        pipe.send(ProcessFailure(error.message, fatal=True))
     except innet.ReplayError as error:
         pipe.send(
             ProcessFailure(str(error), fatal=isinstance(error, ValueError), counts=not isinstance(error, MEMORY_LOST))
@@ -141,7 +141,9 @@ class Actors:
             for index in range(config.actors)
         }
         self.launcher = launcher
-        self.silence = Silence("an environment may hang (--environment-timeout replaces the actor then)", clock)
+        self.silence = Silence(
+            Message("an environment may hang ({environment_timeout} replaces the actor then)"), clock
+        )
         self._config = config
         self._clock = clock
         # Times of the failures that count, of the last minutes.
@@ -191,27 +193,29 @@ class Actors:
         limit = self._config.environment_timeout
         # The last report was up to a second before the step.
         if ended.exit_code == Watchdog.EXIT_CODE and limit is not None and self.silence.seconds(index) > limit - 1:
-            hung = f"its environments did not return for {limit:g} s (--environment-timeout); its stacks are above"
-            failure = failure or ProcessFailure(hung, fatal=False)
+            hung = "its environments did not return for {limit:g} s ({environment_timeout}); its stacks are above"
+            failure = failure or ProcessFailure(Message(hung, limit=limit), fatal=False)
         if failure is None and (reason := import_failure(ended.exit_code)) is not None:
             failure = ProcessFailure(reason, fatal=True)
         if failure is None:
             failure = ProcessFailure(f"it ended with exit code {ended.exit_code}", fatal=False)
         # A traceback is shown once; further failures of the same kind are one line each.
-        reason = failure.message if failure.kind in self._shown else str(failure)
+        text = failure.message if failure.kind in self._shown else failure.whole
         self._shown.add(failure.kind)
         if failure.fatal:
-            raise ActorError(f"actor {index} cannot play: {reason}")
+            raise ActorError("actor {index} cannot play: {text}", index=index, text=text)
         left = self._restarts_left()
         if failure.counts:
             self._failures.append(self._clock())
             if left == 0:
                 failures = len(self._failures)
                 count = f" after {failures} failures of actors in {RESTART_MINUTES:g} minutes" if failures > 1 else ""
-                raise ActorError(f"actor {index} failed, and no restart is left{count}: {reason}")
-            logger.error("actor %d failed and is replaced (%d restarts left): %s", index, left - 1, WithFlags(reason))
+                raise ActorError(
+                    "actor {index} failed, and no restart is left{count}: {text}", index=index, count=count, text=text
+                )
+            logger.error("actor %d failed and is replaced (%d restarts left): %s", index, left - 1, text)
         else:
-            logger.warning("actor %d is replaced, which is no restart: %s", index, WithFlags(reason))
+            logger.warning("actor %d is replaced, which is no restart: %s", index, text)
         self._start(replace(assignment, first_step=agent_steps))
 
     def _restarts_left(self) -> int:

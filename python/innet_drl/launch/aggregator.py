@@ -19,8 +19,9 @@ def check_aggregator(config: Config) -> None:
     with innet.connect(config.gradients, token=aggregator_token(config), tls_ca=config.replay_ca) as server:
         if "gradients" not in server.stats():
             raise ConfigurationError(
-                f"the server at {config.gradients} sums no gradients: start it as innet-replay serve --gradients "
-                "IP:PORT, or omit --gradients"
+                "the server at {address} sums no gradients: start it as innet-replay serve --gradients IP:PORT, or "
+                "omit {gradients}",
+                address=config.gradients,
             )
 
 

@@ -17,7 +17,7 @@ from innet_drl.launch.launcher import Ended, Launcher
 from innet_drl.launch.processes import ProcessFailure, Stopped, prepare_to_play
 from innet_drl.train.config import Config
 from innet_drl.train.environments import EnvironmentSpec
-from innet_drl.train.errors import ProcessError, TrainingError, WithFlags
+from innet_drl.train.errors import ProcessError, TrainingError
 from innet_drl.train.evaluation import Evaluation, evaluate
 from innet_drl.train.networks import make_network
 from innet_drl.train.stopwatch import Laps, Stopwatch
@@ -65,7 +65,7 @@ def run_evaluator(config: Config, spec: EnvironmentSpec, pipe: multiprocessing.c
     except (Stopped, EOFError, BrokenPipeError):
         pass
     except TrainingError as error:
-        pipe.send(ProcessFailure(error.with_flags, fatal=True))
+        pipe.send(ProcessFailure(error.message, fatal=True))
     except Exception:
         pipe.send(ProcessFailure(traceback.format_exc(), fatal=False))
     finally:
@@ -122,7 +122,7 @@ class Evaluator:
             try:
                 self._launcher.start(NAME, run_evaluator, self._config, self._spec)
             except ProcessError as error:
-                self._fail(ProcessFailure(error.with_flags, fatal=False))
+                self._fail(ProcessFailure(error.message, fatal=False))
                 return
         self._runs = self._playing = True
         self._sending = self._thread.submit(self._launcher.send, NAME, parameters)
@@ -145,4 +145,4 @@ class Evaluator:
         self._runs = self._playing = False
         self._restarts_left = -1 if failure.fatal else self._restarts_left - failure.counts
         advice = "the next one gets a new process" if self._restarts_left >= 0 else "there are no more during training"
-        logger.warning("an evaluation failed, and training continues; %s: %s", advice, WithFlags(failure.message))
+        logger.warning("an evaluation failed, and training continues; %s: %s", advice, failure.message)

@@ -119,7 +119,7 @@ def join(joining: Joining) -> None:
     if joining.index < 0:
         raise ConfigurationError(f"--index {joining.index}: it must be at least 0")
     if joining.replay_ca is not None and not joining.replay_ca.is_file():
-        raise ConfigurationError(f"--replay-ca {joining.replay_ca}: there is no such file")
+        raise ConfigurationError("{replay_ca} {path}: there is no such file", path=joining.replay_ca)
     name = joining.run
     while True:
         try:

@@ -37,7 +37,7 @@ from innet_drl.train.checkpoints import load_checkpoint
 from innet_drl.train.config import Config
 from innet_drl.train.data_parallel import SharedGradients, TrainingEnded, digest
 from innet_drl.train.environments import EnvironmentSpec
-from innet_drl.train.errors import LearnerError, TrainingError
+from innet_drl.train.errors import LearnerError, Message, TrainingError
 from innet_drl.train.learner import Learner, Numerics, use_device
 from innet_drl.train.memory import memory_class, memory_settings
 from innet_drl.train.stopwatch import Stopwatch, TimedBatches
@@ -226,12 +226,13 @@ class Learners:
 
     def _failed(self, number: int, message: LearnerMessage | None) -> LearnerError:
         if isinstance(message, ProcessFailure):
-            reason = message.message
+            reason: str | Message = message.message
         else:
             process = self._processes[number - 1]
             process.join(FAILURE_SECONDS)
-            reason = import_failure(process.exitcode) or "it ended without a word, or was too slow (--learner-deadline)"
-        return LearnerError(f"learner {number} failed: {reason}")
+            silent = Message("it ended without a word, or was too slow ({learner_deadline})")
+            reason = import_failure(process.exitcode) or silent
+        return LearnerError("learner {number} failed: {reason}", number=number, reason=reason)
 
 
 def _receive(pipe: multiprocessing.connection.Connection, seconds: float) -> LearnerMessage | None:
@@ -269,8 +270,7 @@ def run_learner(assignment: LearnerAssignment, pipe: multiprocessing.connection.
     try:
         last: LearnerResult | ProcessFailure = _learn(assignment, pipe)
     except (TrainingError, innet.ReplayError) as error:
-        message = error.with_flags if isinstance(error, TrainingError) else str(error)
-        last = ProcessFailure(message, fatal=True)
+        last = ProcessFailure(getattr(error, "message", str(error)), fatal=True)
     except Exception:
         last = ProcessFailure(traceback.format_exc(), fatal=True)
     # The run may have ended.

@@ -19,9 +19,9 @@ from innet_drl.launch.launcher import Launcher, LocalLauncher
 from innet_drl.launch.processes import forbid_in_children, start_fork_server
 from innet_drl.train import environments
 from innet_drl.train.callbacks import Callback, Result, check_callbacks
-from innet_drl.train.config import Config, flag
+from innet_drl.train.config import Config
 from innet_drl.train.display import Display
-from innet_drl.train.errors import ConfigurationError, resuming
+from innet_drl.train.errors import ConfigurationError, Message, Resuming
 from innet_drl.train.importing import Importable, is_path, load, path_of
 from innet_drl.train.memory import actor_token, memory_class, memory_token
 from innet_drl.train.published_run import check_address
@@ -114,21 +114,23 @@ def _place(launcher: Importable, config: Config) -> Place:
     """The place of a value of `--launcher`, if the settings fit it."""
     if launcher == "local":
         return lambda *_: contextlib.nullcontext(LocalLauncher)
-    shown = f"--launcher {path_of(launcher)}"
+    shown = Message("{launcher} {path}", path=path_of(launcher))
     if config.serial:
-        raise ConfigurationError(f"{shown}: omit it in a serial run, which is one process")
+        raise ConfigurationError("{shown}: omit it in a serial run, which is one process", shown=shown)
     if launcher == "ray":
         with naming_extras():
             from innet_drl.launch import ray
         ray.check(config)
         return ray.cluster
     if isinstance(launcher, str) and not is_path(launcher):
-        raise ConfigurationError(f"{shown}: it must be local, ray, or your own launcher as module:name")
-    own = load(launcher, "--launcher")
+        raise ConfigurationError("{shown}: it must be local, ray, or your own launcher as module:name", shown=shown)
+    own = load(launcher, "launcher")
     if not (isinstance(own, type) and issubclass(own, Launcher)):
-        raise ConfigurationError(f"{shown}: it must be a subclass of innet_drl.launch.launcher.Launcher")
+        raise ConfigurationError("{shown}: it must be a subclass of innet_drl.launch.launcher.Launcher", shown=shown)
     if lacking := sorted(own.__abstractmethods__):
-        raise ConfigurationError(f"{shown}: it lacks {', '.join(lacking)} of innet_drl.launch.launcher.Launcher")
+        raise ConfigurationError(
+            "{shown}: it lacks {lacking} of innet_drl.launch.launcher.Launcher", shown=shown, lacking=", ".join(lacking)
+        )
     return lambda *_: contextlib.nullcontext(own)
 
 
@@ -137,10 +139,12 @@ def _check(config: Config, folder: RunFolder, display: Display, *, resume: bool)
     if resume:
         folder.checkpoint_to_resume()
     if config.replay_ca is not None and not config.replay_ca.is_file():
-        raise ConfigurationError(f"--replay-ca {config.replay_ca}: there is no such file")
+        raise ConfigurationError("{replay_ca} {path}: there is no such file", path=config.replay_ca)
     environments.check(config)
     if config.learners > 1 and not memory_class(config.replay).learners_join:
-        raise ConfigurationError(f"--learners {config.learners}: it must be 1 with --replay {config.replay}")
+        raise ConfigurationError(
+            "{learners} {number}: it must be 1 with {replay} {address}", number=config.learners, address=config.replay
+        )
     if not config.serial:
         _check_pickles(config)
     if config.replay != "embedded":
@@ -176,8 +180,10 @@ def _train(
         and config.steps <= resumed.state["meter"]["agent_steps"]
     ):
         raise ConfigurationError(
-            f"{folder.path} has taken its {config.steps:,} steps: continue with a larger number of them, "
-            f"{resuming(folder.path, further=True)}"
+            "{path} has taken its {taken:,} steps: continue with a larger number of them, {resuming}",
+            path=folder.path,
+            taken=config.steps,
+            resuming=Resuming(folder.path, further=True),
         )
     trainer = None
     try:
@@ -213,6 +219,7 @@ def _check_pickles(config: Config) -> None:
             cloudpickle.dumps(getattr(config, field.name))
         except Exception as error:
             raise ConfigurationError(
-                f"{flag(field.name)}: it cannot be pickled for the processes of the actors ({error}): create its "
-                "contents inside of the function, name it as module:name, or train in one process (serial=True)"
+                f"{{{field.name}}}: it cannot be pickled for the processes of the actors ({{error}}): create its "
+                "contents inside of the function, name it as module:name, or train in one process (serial=True)",
+                error=error,
             ) from error

@@ -23,7 +23,7 @@ from innet_drl.launch.evaluator import Evaluator
 from innet_drl.launch.joined_actors import JoinedActors
 from innet_drl.launch.launcher import Launcher, LocalLauncher
 from innet_drl.launch.learners import PROGRAM, Learners
-from innet_drl.train.errors import ProcessError, RelayError, WithFlags, resuming
+from innet_drl.train.errors import ProcessError, RelayError, Resuming
 from innet_drl.train.memory import ReplayMemory, actor_token, memory_class
 from innet_drl.train.stopwatch import TimedBatches
 from innet_drl.train.targets import TargetsAhead
@@ -48,7 +48,7 @@ def train(trainer: Trainer, launchers: Callable[[], Launcher] | None) -> None:
     embedded = config.replay == "embedded"
     if embedded and launcher is not None and launcher.listen is not None:
         settings = dataclasses.replace(settings, address=launcher.listen, token=secrets.token_hex(16))
-    trainer.display.say("starting the memory" + ("" if launcher is None else f" and {config.actors} actors"))
+    trainer.session.display.say("starting the memory" + ("" if launcher is None else f" and {config.actors} actors"))
     with (
         _one_program() if config.learners > 1 else contextlib.nullcontext(),
         memory_class(config.replay).create(settings) as memory,
@@ -75,24 +75,23 @@ def train(trainer: Trainer, launchers: Callable[[], Launcher] | None) -> None:
         )
         learners = running.enter_context(several)
         trainer.begin()
-        with trainer.keeping(lambda: trainer.checkpoint(memory=memory)):
+        with trainer.keeping(lambda: trainer.checkpoint(memory)):
             try:
                 _learn(trainer, memory, actors, batches)
                 # Actors end while the last line and the checkpoint are written.
-                actors.end(finished=not trainer.interrupted)
+                actors.end(finished=not trainer.session.interrupted)
                 if learners is not None:
                     for number, times in learners.end().items():
                         trainer.reporter.add_learner(number, times)
                 trainer.reporter.report_rest(memory)
             except (innet.ReplayError, ProcessError, RelayError) as error:
                 if trainer.meter.agent_steps > 0 or trainer.learner.updates > 0:
-                    trainer.checkpoint(memory=memory)
-                    advice = WithFlags(resuming(trainer.folder.path))
-                    logger.error("a checkpoint has all updates: continue with %s", advice)
+                    trainer.checkpoint(memory)
+                    logger.error("a checkpoint has all updates: continue with %s", Resuming(trainer.folder.path))
                 if learners is not None and isinstance(error, innet.errors.GradientError):
                     raise learners.explain(error) from error
                 raise
-            trainer.checkpoint(memory=memory)
+            trainer.checkpoint(memory)
 
 
 def _learn(
@@ -107,21 +106,21 @@ def _learn(
             # The arrays of the batch before are freed.
             trainer.stopwatch.lap("free")
         except innet.errors.DeadlineError as error:
-            trainer.say(actors.silence.note() or str(error).removeprefix("the deadline passed: "))
+            trainer.session.say(actors.silence.note() or str(error).removeprefix("the deadline passed: "))
             batch = None
         if batch is not None:
-            trainer.note = "learning"
+            trainer.session.note = "learning"
             update = trainer.learn(batch)
             trainer.stopwatch.lap("other")
             # Priorities are written one update late, so that the learner does not wait for a GPU to compute them.
             if pending is not None:
                 ids, earlier = pending
-                trainer.ask(functools.partial(memory.update_priorities, ids, trainer.priorities(earlier)))
+                trainer.session.ask(functools.partial(memory.update_priorities, ids, trainer.priorities(earlier)))
             pending = (batch.ids, update)
             trainer.stopwatch.lap("priorities")
             trainer.publish_if_due(memory)
             trainer.evaluate_if_due()
-        if trainer.interrupted:
+        if trainer.session.interrupted:
             # The last line of metrics is written while the actors end.
             break
         now = time.monotonic()
@@ -142,18 +141,18 @@ def _learn(
                         trainer.publish(memory)
                     incarnation = memory.incarnation
             if trainer.checkpoint_due:
-                trainer.periodic_checkpoint(lambda: trainer.checkpoint(memory=memory))
+                trainer.periodic_checkpoint(lambda: trainer.checkpoint(memory))
         trainer.stopwatch.lap("other")
 
 
 def _check_actors(actors: Actors | JoinedActors, trainer: Trainer) -> None:
     # The signal that interrupts the run may have ended actors too: they must not be replaced.
-    if trainer.interrupted:
+    if trainer.session.interrupted:
         return
     try:
         reports = actors.reports(trainer.meter.agent_steps)
     except ProcessError:
-        if not trainer.interrupted:
+        if not trainer.session.interrupted:
             raise
         return
     for report in reports:

@@ -22,7 +22,7 @@ from types import FrameType
 from typing import Any
 
 from innet_drl.launch.fork_server import END_SIGNALS, forking, is_forked, start_fork_server
-from innet_drl.train.errors import ProcessError
+from innet_drl.train.errors import Message, ProcessError
 from innet_drl.train.importing import importing
 
 __all__ = [
@@ -54,7 +54,7 @@ MAIN_GUARD = (
 class ProcessFailure:
     """The last message of a process that failed."""
 
-    message: str
+    message: str | Message
     fatal: bool
     """A replacement would fail in the same way."""
     counts: bool = True
@@ -72,10 +72,16 @@ class ProcessFailure:
     @property
     def kind(self) -> str:
         """The stack of the traceback, which failures of one cause share, or the message."""
-        return "\n".join(line for line in self.trace.splitlines() if line.startswith("  ")) or self.message
+        return "\n".join(line for line in self.trace.splitlines() if line.startswith("  ")) or str(self.message)
 
-    def __str__(self) -> str:
-        return f"{self.message}\n{self.trace}".rstrip()
+    @property
+    def whole(self) -> str | Message:
+        """The message with the traceback."""
+        return (
+            Message("{message}\n{trace}", message=self.message, trace=self.trace.rstrip())
+            if self.trace
+            else self.message
+        )
 
 
 def forbid_in_children() -> None:

@@ -26,7 +26,7 @@ import innet_drl as innet
 from innet_drl.launch.launcher import Ended, Launcher, LocalLauncher
 from innet_drl.launch.processes import ProcessFailure
 from innet_drl.train.config import Config
-from innet_drl.train.errors import ConfigurationError, ProcessError, WithFlags
+from innet_drl.train.errors import ConfigurationError, Message, ProcessError
 from innet_drl.train.machine import cores
 
 logger = logging.getLogger(__name__)
@@ -71,14 +71,16 @@ def check(config: Config) -> None:
     """
     if config.replay.startswith("unix://"):
         raise ConfigurationError(
-            f"--launcher ray: actors on other nodes cannot reach --replay {config.replay}: omit it, or name a server "
-            "by innet://host:port"
+            "{launcher} ray: actors on other nodes cannot reach {replay} {address}: omit it, or name a server by "
+            "innet://host:port",
+            address=config.replay,
         )
     address = os.environ.get("RAY_ADDRESS", "")
     if address.startswith("ray://"):
         raise ConfigurationError(
-            f"--launcher ray: RAY_ADDRESS is {address}, but the learner has to be on a node of the cluster: start the "
-            "command on the node that trains, with RAY_ADDRESS=auto, or by `ray job submit`"
+            "{launcher} ray: RAY_ADDRESS is {address}, but the learner has to be on a node of the cluster: start the "
+            "command on the node that trains, with RAY_ADDRESS=auto, or by `ray job submit`",
+            address=address,
         )
     host, _, port = address.rpartition(":")
     if port.isdigit() and not ray.is_initialized():
@@ -87,8 +89,10 @@ def check(config: Config) -> None:
             socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
         except OSError as error:
             raise ConfigurationError(
-                f"--launcher ray: nothing answers at RAY_ADDRESS={address} ({error}): start a cluster there "
-                "(ray start --head), or omit RAY_ADDRESS for a local one"
+                "{launcher} ray: nothing answers at RAY_ADDRESS={address} ({error}): start a cluster there "
+                "(ray start --head), or omit RAY_ADDRESS for a local one",
+                address=address,
+                error=error,
             ) from error
 
 
@@ -115,8 +119,9 @@ def cluster(config: Config, name: str, say: Callable[[str], None]) -> Iterator[C
         wanted = bundles(config, gpus=int(here["Resources"].get("GPU", 0)))
         if any(group["name"] == full and group["state"] != "REMOVED" for group in placement_group_table().values()):
             raise ConfigurationError(
-                f"--launcher ray: another run named {name!r} is on the cluster: choose another --out, whose last part "
-                "is the name"
+                "{launcher} ray: another run named {name!r} is on the cluster: choose another {folder}, whose last "
+                "part is the name",
+                name=name,
             )
         check_node(wanted, here)
         # The learner's process has its folder, and the page, on this node.
@@ -127,9 +132,8 @@ def cluster(config: Config, name: str, say: Callable[[str], None]) -> Iterator[C
         while not group.wait(WAIT_SECONDS):
             waiting = f"waiting for the Ray cluster: {_lacking(wanted, here)}"
             if waiting != said:
-                logger.warning(
-                    "%s; %s", waiting, WithFlags("add nodes (ray start), or end with Ctrl-C and lower --actors")
-                )
+                lower = Message("{actors}")
+                logger.warning("%s; add nodes (ray start), or end with Ctrl-C and lower %s", waiting, lower)
                 say(waiting)
                 said = waiting
         logger.info("placed by Ray: %s", _placement(group, list(wanted)))
@@ -156,7 +160,9 @@ def _connected(config: Config) -> Iterator[None]:
         ray.init(address, **options)
     except (RuntimeError, ValueError, OSError) as error:
         raise ConfigurationError(
-            f"--launcher ray: the cluster of RAY_ADDRESS={address} cannot be used: {_summary(error)}"
+            "{launcher} ray: the cluster of RAY_ADDRESS={address} cannot be used: {reason}",
+            address=address,
+            reason=_summary(error),
         ) from error
     try:
         yield
@@ -167,15 +173,16 @@ def _connected(config: Config) -> Iterator[None]:
 def check_node(wanted: Bundles, here: dict[str, Any]) -> None:
     """Refuses a learner that this node can never hold: other nodes that join do not help."""
     for resource, advice in (
-        ("GPU", "take --device cpu"),
-        ("CPU", "lower --learner-threads or --learners, name a server (--replay)"),
+        ("GPU", "take {device} cpu"),
+        ("CPU", "lower {learner_threads} or {learners}, name a server ({replay})"),
     ):
         needs = {name: wanted[name][resource] for name in HERE if resource in wanted.get(name, {})}
         present = here["Resources"].get(resource, 0)
         if sum(needs.values()) > present:
             raise ConfigurationError(
-                f"--launcher ray: this node ({here['NodeManagerAddress']}) has {present:g} {resource}, too few "
-                f"for {', '.join(needs)} ({sum(needs.values()):g}): {advice}, or start the command on another node"
+                f"{{launcher}} ray: this node ({{node}}) has {present:g} {resource}, too few for {', '.join(needs)} "
+                f"({sum(needs.values()):g}): {advice}, or start the command on another node",
+                node=here["NodeManagerAddress"],
             )
 
 

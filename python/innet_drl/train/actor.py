@@ -54,8 +54,10 @@ class Actor:
     ) -> None:
         if environments.resets_at_once and config.replay.partition("://")[0] not in ("embedded", *SERVER_SCHEMES):
             raise ConfigurationError(
-                f"--replay {config.replay}: a relay takes environments of the mode NEXT_STEP, and "
-                f"{config.environment_name} has SAME_STEP: make it in the other mode, or use another --replay"
+                "{replay} {address}: a relay takes environments of the mode NEXT_STEP, and {name} has SAME_STEP: make "
+                "it in the other mode, or use another {replay}",
+                address=config.replay,
+                name=config.environment_name,
             )
         environments.owner = f" of actor {index}"
         count = environments.count
@@ -165,38 +167,6 @@ class Actor:
             laps,
             self._predicting.take(),
         )
-
-    def state(self) -> dict[str, Any]:
-        """Returns all state of the next steps but the network, as plain JSON values."""
-        return {
-            "environments": self._environments.state(),
-            "random": self.random.bit_generator.state,
-            "observation": self._observation.tolist(),
-            "first": self._first.tolist(),
-            "final": self._final.tolist(),
-            "scores": self._scores.tolist(),
-            "lengths": self._lengths.tolist(),
-            "predictions": self._predicting.state(),
-            "first_step": self._first_step,
-            "steps": self._steps,
-            "parameter_updates": self._parameter_updates,
-        }
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Restores a result of `state`."""
-        self._environments.restore(state["environments"])
-        self.random.bit_generator.state = state["random"]
-        self._observation = np.array(state["observation"], self._observation.dtype)
-        self._first = np.array(state["first"], np.bool_)
-        self._final = np.array(state["final"], np.bool_)
-        self._scores = np.array(state["scores"], np.float64)
-        # Checkpoints of the first release count the steps of the games under way from here.
-        self._lengths = np.array(state.get("lengths", np.zeros_like(self._lengths)), np.int64)
-        if "predictions" in state:
-            self._predicting.restore(state["predictions"])
-        self._first_step = state["first_step"]
-        self._steps = self._reported_steps = state["steps"]
-        self._parameter_updates = state["parameter_updates"]
 
     def close(self, timeout: float | None = None) -> None:
         """Sends the remaining rows within `timeout` seconds, and frees the environments."""

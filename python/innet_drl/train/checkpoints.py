@@ -64,8 +64,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
             metadata = file.metadata()
             state = json.loads(metadata["state"])
-        # Checkpoints of the first releases have no checksum.
-        if "crc32" in metadata and int(metadata["crc32"]) != _checksum(tensors, metadata["state"]):
+        if int(metadata["crc32"]) != _checksum(tensors, metadata["state"]):
             raise ValueError("its checksum differs: the disk or a copy of the file is damaged")
     except (safetensors.SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise RunFolderError(
@@ -96,9 +95,10 @@ def load_network(network: nn.Module, prefix: str, checkpoint: Mapping[str, Tenso
     other = [name for name in sorted(saved.keys() | own.keys()) if _shape(saved, name) != _shape(own, name)]
     if other:
         raise RunFolderError(
-            f"the checkpoint is of another network than the run's settings make: they differ in {', '.join(other[:4])}"
-            f"{' and others' if len(other) > 4 else ''}. Continue with the release or module that wrote it, or train "
-            "anew with another --out"
+            "the checkpoint is of another network than the run's settings make: they differ in {names}{others}. "
+            "Continue with the release or module that wrote it, or train anew with another {folder}",
+            names=", ".join(other[:4]),
+            others=" and others" if len(other) > 4 else "",
         )
     network.load_state_dict(saved)
 

@@ -316,4 +316,7 @@ def _settings(known: argparse.Namespace, run: Path | None) -> tuple[PresetName, 
             f"atari/<game>): omit --preset, or take --preset vector{atari_hint(environment)}"
         )
     config = chosen if run is None else RunFolder.open(run).config()
-    return name, dataclasses.replace(config, **changes), automatic
+    try:
+        return name, dataclasses.replace(config, **changes), automatic
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{known.config}: {error}") from error

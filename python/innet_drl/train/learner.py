@@ -317,8 +317,9 @@ def choose_device(config: Config, number: int = 0) -> torch.device:
     cuda = torch.cuda.is_available()
     if config.device == "cuda" and not cuda:
         raise ConfigurationError(
-            f"--device cuda: torch {torch.__version__} finds no CUDA here: take --device cpu, or install a torch "
-            "with CUDA and a driver for it"
+            "{device} cuda: torch {version} finds no CUDA here: take {device} cpu, or install a torch with CUDA and a "
+            "driver for it",
+            version=torch.__version__,
         )
     name = config.device
     if name == "auto":

@@ -30,9 +30,10 @@ from numpy.typing import NDArray
 
 import innet_drl as innet
 from innet_drl.extras import naming_extras
-from innet_drl.train.config import SERVER_SCHEMES, Config, flags
+from innet_drl.train.config import SERVER_SCHEMES, Config
 from innet_drl.train.environments import EnvironmentSpec
-from innet_drl.train.errors import ConfigurationError
+from innet_drl.train.errors import ConfigurationError, Message
+from innet_drl.train.errors import settings as named
 
 if TYPE_CHECKING:
     # Whether a server answers is checked before torch is imported.
@@ -52,7 +53,7 @@ on average and Seaquest 741."""
 IMAGE_OVERHEAD_BYTES = 128
 """Upper bound of the bytes that a step takes beside its image."""
 
-OTHER_NAME = "choose a --namespace of its own, or another --out, whose last part names the memory"
+OTHER_NAME = Message("choose a {namespace} of its own, or another {folder}, whose last part names the memory")
 """Advice where another run has the name."""
 
 TABLE_SETTINGS = (
@@ -99,8 +100,8 @@ class MemorySettings:
     """Seconds to wait for a server that does not answer."""
     resumed: bool
     """The run continues from a checkpoint: a memory of its name may exist."""
-    changed_flags: str
-    """Flags of `TABLE_SETTINGS` that differ from the session before, for messages; may be empty."""
+    changed: tuple[str, ...]
+    """Those of `TABLE_SETTINGS` that differ from the session before, for messages."""
     token: str = field(repr=False)
     """Token or password of the memory; empty for none."""
     namespace: str = ""
@@ -274,8 +275,11 @@ class ServerMemory(ReplayMemory):
         with _connect(settings) as replay:
             if not settings.resumed and replay.stats()["tables"][name]["inserted_items"]:
                 raise ConfigurationError(
-                    f"{address} holds the memory of another run named {name!r}: continue that run (--resume), or "
-                    f"{OTHER_NAME}"
+                    "{address} holds the memory of another run named {name!r}: continue that run ({resume}), or "
+                    "{advice}",
+                    address=address,
+                    name=name,
+                    advice=OTHER_NAME,
                 )
             within = f" in the namespace {settings.namespace}" if settings.namespace else ""
             logger.info("the replay memory is table %r at %s%s; it stays there afterwards", name, address, within)
@@ -393,7 +397,7 @@ def memory_settings(
         tls_ca=config.replay_ca,
         patience=config.replay_patience,
         resumed=earlier is not None,
-        changed_flags="" if earlier is None else config.changed_flags(earlier, TABLE_SETTINGS),
+        changed=() if earlier is None else config.changed(earlier, TABLE_SETTINGS),
         token=memory_token(config) if token is None else token,
         namespace=config.namespace,
     )
@@ -447,7 +451,7 @@ def make_replay(settings: MemorySettings, table: innet.Table | None = None) -> i
         return innet.Memory([table or settings.table], max_bytes=settings.max_bytes, seed=settings.seed)
     except innet.errors.TableError as error:
         raise ConfigurationError(
-            f"not enough memory for the table ({error}): lower --capacity, or raise --max-bytes"
+            "not enough memory for the table ({error}): lower {capacity}, or raise {max_bytes}", error=error
         ) from error
 
 
@@ -476,21 +480,24 @@ def _connect(settings: MemorySettings) -> innet.Replay:
     except innet.errors.TableDiffersError as error:
         within = f", namespace={settings.namespace!r}" if settings.namespace else ""
         drop = f"innet_drl.connect({address!r}{within}).drop_table({table.name!r})"
-        if not settings.resumed:
-            advice = f"{OTHER_NAME}, or drop that one: {drop}"
-        else:
-            changed = settings.changed_flags
-            restored = (
-                f"keep {changed} as in the run's config.yaml"
-                if changed
-                else f"take those back ({flags(TABLE_SETTINGS)})"
-            )
-            advice = f"{restored}, or drop the memory, which is filled anew: {drop}"
+        advice = "{other}, or drop that one"
+        if settings.resumed:
+            kept = "keep {changed} as in the run's config.yaml" if settings.changed else "take those back ({changed})"
+            advice = f"{kept}, or drop the memory, which is filled anew"
         raise ConfigurationError(
-            f"{address} holds a memory named {table.name!r} that was made with other settings ({error}): {advice}"
+            "{address} holds a memory named {name!r} that was made with other settings ({error}): "
+            f"{advice}: {{drop}}",
+            address=address,
+            name=table.name,
+            error=error,
+            changed=named(settings.changed or TABLE_SETTINGS),
+            other=OTHER_NAME,
+            drop=drop,
         ) from error
     except innet.errors.TableError as error:
         raise ConfigurationError(
-            f"{address} has not enough memory for the table ({error}): lower --capacity, drop a table there that no "
-            "run needs any more (Replay.drop_table), or give the server more memory (innet-replay serve --max-bytes)"
+            "{address} has not enough memory for the table ({error}): lower {capacity}, drop a table there that no run "
+            "needs any more (Replay.drop_table), or give the server more memory (innet-replay serve --max-bytes)",
+            address=address,
+            error=error,
         ) from error

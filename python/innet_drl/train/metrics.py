@@ -418,12 +418,11 @@ class Meter:
         self.best = state["best"]
         self.evaluation_mean = state["evaluation_mean"]
         self._scores.extend(state["scores"])
-        # Checkpoints of earlier releases have none of these.
-        self.evaluation_best = state.get("evaluation_best", self.evaluation_mean)
-        self._lengths.extend(state.get("lengths", []))
-        for actor, scores in state.get("scores_by_actor", {}).items():
+        self.evaluation_best = state["evaluation_best"]
+        self._lengths.extend(state["lengths"])
+        for actor, scores in state["scores_by_actor"].items():
             self._of_actor(int(actor)).extend(scores)
-        self._sampled, self._inserted = state.get("sampled", 0), state.get("inserted", 0)
+        self._sampled, self._inserted = state["sampled"], state["inserted"]
         self._waited = None
         self._last_updates = state["updates"]
         self.reported_steps = state["steps"]

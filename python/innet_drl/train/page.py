@@ -23,6 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from innet_drl.train.display import Display, clock, number, score
+from innet_drl.train.errors import with_flags
 from innet_drl.train.metrics import Metrics
 
 SMALLEST_PAGE = (80, 22)
@@ -46,7 +47,7 @@ class _ToLoguru(logging.Handler):
         if record.name != "innet_drl" or record.levelno >= logging.WARNING:
             shown = copy.copy(record)
             if isinstance(record.args, tuple):
-                shown.args = tuple(getattr(part, "with_flags", part) for part in record.args)
+                shown.args = tuple(map(with_flags, record.args))
             logger.log(record.levelname, shown.getMessage())
 
 

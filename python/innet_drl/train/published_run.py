@@ -95,8 +95,9 @@ def check_address(replay: str) -> None:
     """
     if replay.partition("://")[0] not in SERVER_SCHEMES:
         raise ConfigurationError(
-            f"--replay {replay}: processes join a run through its server: start `innet-replay serve`, and name its "
-            f"address ({', '.join(f'{scheme}://' for scheme in SERVER_SCHEMES[:2])}, unix://)"
+            "{replay} {address}: processes join a run through its server: start `innet-replay serve`, and name its "
+            "address (innet://, innets://, unix://)",
+            address=replay,
         )
 
 

@@ -6,22 +6,19 @@ import contextlib
 import dataclasses
 import logging
 from collections import deque
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from innet_drl.errors import ReplayError
-from innet_drl.train.config import Config
 from innet_drl.train.cost import CostMeter
-from innet_drl.train.display import Display
 from innet_drl.train.errors import RunFolderError
 from innet_drl.train.evaluation import Evaluation
 from innet_drl.train.evaluation_report import aggregate
 from innet_drl.train.evaluation_schedule import EvaluatedAgent
 from innet_drl.train.learner import Learner
 from innet_drl.train.memory import ReplayMemory
-from innet_drl.train.metrics import ActorReport, Meter, Metrics
+from innet_drl.train.metrics import ActorReport, Metrics
 from innet_drl.train.metrics_files import MetricsFiles
-from innet_drl.train.run_folder import RunFolder
+from innet_drl.train.session import Session
 from innet_drl.train.signs import SignsOfRun
 from innet_drl.train.stopwatch import Laps, Stopwatch
 from innet_drl.train.times import SERIAL, CoreThreads, LearnerTimes, Times
@@ -36,63 +33,34 @@ ACTING = ("parameters", "inference", "environment", "write")
 """Activities of the actor in a serial run, which shares the learner's stopwatch."""
 
 
-class Session(Protocol):
-    """The session whose metrics are reported."""
-
-    note: str
-    interrupted: bool
-
-    def ask(self, call: Callable[[], object]) -> None:
-        """Calls the memory, unless the run is interrupted."""
-
-    def call(self, method: str, *arguments: object) -> None:
-        """Calls a method of every callback."""
-
-
 class Reporter:
     """Writes lines of metrics to the run's folder, and shows them.
 
     Args:
         session: The session.
-        config: The run's settings.
-        folder: The run's folder.
-        display: Shows the metrics.
         learner: The learner.
-        meter: Collects the metrics.
         cost: Meter of the run's cost.
-        stopwatch: Stopwatch of the learner's thread.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        config: Config,
-        folder: RunFolder,
-        display: Display,
-        learner: Learner,
-        meter: Meter,
-        cost: CostMeter,
-        stopwatch: Stopwatch,
-    ) -> None:
+    def __init__(self, session: Session, learner: Learner, cost: CostMeter) -> None:
         self.table: dict[str, Any] | None = None
         """The memory's counters of the last line; `None` before the first."""
         self._session = session
-        self._config = config
-        self._folder = folder
-        self._display = display
+        self._config = session.config
+        self._folder = session.folder
+        self._meter = session.meter
+        self._stopwatch = session.stopwatch
         self._learner = learner
-        self._meter = meter
         self._cost = cost
-        self._stopwatch = stopwatch
         self.threads: dict[str, Stopwatch] = {}
         """Stopwatches of other threads of this process, by their name."""
-        self._process = SERIAL if config.serial else "learner 0"
-        self._times = Times(folder.path, resumed=not folder.is_new)
+        self._process = SERIAL if self._config.serial else "learner 0"
+        self._times = Times(self._folder.path, resumed=not self._folder.is_new)
         self._core = CoreThreads()
         self._ended = False
         self._files: MetricsFiles | None = None
         self._last_line: Metrics | None = None
-        self._signs = SignsOfRun(config)
+        self._signs = SignsOfRun(self._config)
         self._unwritten: deque[Metrics] = deque(maxlen=KEPT_LINES)
 
     def begin(self) -> None:
@@ -250,7 +218,7 @@ class Reporter:
                 logger.warning("lines of metrics are pending until they can be written: %s", error)
         for sign in self._signs.add(metrics):
             logger.warning("%s", sign)
-        self._display.show(metrics, self._session.note)
+        self._session.display.show(metrics, self._session.note)
         self._session.call("on_metrics", metrics)
 
     def write_pending_lines(self) -> None:

@@ -11,7 +11,6 @@ runs/<name>/
     best.safetensors        the agent with the best evaluation
     checkpoints/            <agent steps>.safetensors: model, target, optimizer; counters and random
                             states as JSON in the file's metadata
-    journal/                the calls to the memory of a serial run, a file for each checkpoint
     replay.snapshot         the replay memory at the newest checkpoint, if the learner's process kept it; the checkpoint
                             has its checksum. It is replay.snapshot.next until the checkpoint is written
     videos/                 <agent steps>.mp4
@@ -35,7 +34,7 @@ from typing import TYPE_CHECKING, Any
 import innet_drl as innet
 from innet_drl.train.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
 from innet_drl.train.config import Config
-from innet_drl.train.errors import RunFolderError, resuming, writing
+from innet_drl.train.errors import Message, Resuming, RunFolderError, writing
 from innet_drl.train.files import new_file, put_in_place, replaceable
 
 if TYPE_CHECKING:
@@ -52,16 +51,15 @@ KEPT_CHECKPOINTS = 3
 class RunFolder:
     """A run's folder. `new` and `open` check the path, `hold` makes and locks the folder, `begin` writes into it."""
 
-    def __init__(self, path: Path, advice: str = "make it writable for this user", *, is_new: bool = False) -> None:
+    def __init__(self, path: Path, *, is_new: bool = False) -> None:
         self.path = path
-        self._advice = advice
+        self._advice = Message("choose another {folder}") if is_new else "make it writable for this user"
         self.is_new = is_new
         """Whether the folder is of a new run."""
         self._made: list[Path] = []
         self._continues = False
         self.checkpoints = path / "checkpoints"
         self.videos = path / "videos"
-        self.journal = path / "journal"
         self.snapshot = path / "replay.snapshot"
         self._next_snapshot = path / "replay.snapshot.next"
         self.partial_snapshot = path / "replay.snapshot.next.partial"
@@ -80,7 +78,7 @@ class RunFolder:
         Raises:
             RunFolderError: The folder holds a run already.
         """
-        folder = cls(path, "choose another --out", is_new=True)
+        folder = cls(path, is_new=True)
         folder._check_free()
         return folder
 
@@ -93,7 +91,7 @@ class RunFolder:
         """
         names = itertools.chain((path.name,), (f"{path.name}-{number}" for number in itertools.count(2)))
         for name in names:
-            folder = cls(path.with_name(name), "choose another --out", is_new=True)
+            folder = cls(path.with_name(name), is_new=True)
             with folder.writing():
                 if folder._make():
                     return folder
@@ -124,7 +122,9 @@ class RunFolder:
     def _check_free(self) -> None:
         if (self.path / "config.yaml").exists():
             raise RunFolderError(
-                f"{self.path} holds a run already: continue it with {resuming(self.path)}, or choose another --out"
+                "{path} holds a run already: continue it with {resuming}, or choose another {folder}",
+                path=self.path,
+                resuming=Resuming(self.path),
             )
 
     def _make(self) -> bool:
@@ -173,8 +173,9 @@ class RunFolder:
             except BlockingIOError as error:
                 os.close(directory)
                 raise RunFolderError(
-                    f"another process trains in {self.path}: wait until it has ended, or start a run of its own with "
-                    "another --out"
+                    "another process trains in {path}: wait until it has ended, or start a run of its own with another "
+                    "{folder}",
+                    path=self.path,
                 ) from error
             except OSError as error:
                 logger.warning("%s cannot be locked (%s): do not train in it from two processes", self.path, error)
@@ -270,8 +271,8 @@ class RunFolder:
         Raises:
             RunFolderError: Instead of an `OSError`.
         """
-        is_new = self.newest_checkpoint() is None
-        afterwards = " and start again" if is_new else f" and continue with {resuming(self.path)}"
+        is_new, resuming = self.newest_checkpoint() is None, Resuming(self.path)
+        afterwards = Message(" and start again" if is_new else " and continue with {resuming}", resuming=resuming)
         with writing(f"the run's folder {self.path}", self._advice, "" if self._continues else afterwards):
             yield
 
@@ -296,39 +297,6 @@ class RunFolder:
             for old in sorted(self.checkpoints.glob("*.safetensors"))[:-KEPT_CHECKPOINTS]:
                 old.unlink(missing_ok=True)
         return path
-
-    def save_journal(self, number: int, tensors: dict[str, Tensor]) -> None:
-        """Writes a file of a serial run's journal; the first one has the number 0.
-
-        Raises:
-            RunFolderError: It cannot be written.
-        """
-        with self.writing():
-            self.journal.mkdir(exist_ok=True)
-            save_checkpoint(self._journal_path(number), tensors, {})
-
-    def remove_journal(self) -> None:
-        """Removes the files of an earlier session's journal, which a new one does not continue."""
-        with self.writing():
-            for file in self.journal.glob("*.safetensors"):
-                file.unlink()
-
-    def load_journal(self, number: int) -> dict[str, Tensor]:
-        """Reads a journal of `save_journal`.
-
-        Raises:
-            RunFolderError: The file is missing or damaged.
-        """
-        try:
-            return load_checkpoint(self._journal_path(number)).tensors
-        except RunFolderError as error:
-            raise RunFolderError(
-                f"the run's journal cannot be read ({error.__cause__ or error.with_flags}): continue without it by "
-                "--no-serial"
-            ) from error
-
-    def _journal_path(self, number: int) -> Path:
-        return self.journal / f"{number:06d}.safetensors"
 
     def save_memory(self, memory: ReplayMemory) -> str:
         """Writes a snapshot of the replay memory for the next checkpoint, and returns the checksum of the file.
@@ -357,9 +325,6 @@ class RunFolder:
         Raises:
             RunFolderError: The folder cannot be written.
         """
-        # Earlier releases did not write it.
-        if "snapshot" not in checkpoint.state:
-            return
         expected = checkpoint.state["snapshot"]
         with self.writing():
             if expected is not None and _checksum_of(self._next_snapshot) == expected:
@@ -419,9 +384,7 @@ class RunFolder:
             RunFolderError: There was no evaluation, or the file is damaged.
         """
         if not self.best.is_file():
-            raise RunFolderError(
-                f"{self.path} has no evaluated agent: it was trained by an earlier release, or no evaluation has ended"
-            )
+            raise RunFolderError(f"{self.path} has no evaluated agent: no evaluation has ended")
         return load_checkpoint(self.best)
 
     def newest_checkpoint(self) -> Path | None:
@@ -436,7 +399,9 @@ class RunFolder:
         """
         path = self.newest_checkpoint()
         if path is None:
-            raise RunFolderError(f"{self.path} has no checkpoint yet: start the run again, with another --out")
+            raise RunFolderError(
+                "{path} has no checkpoint yet: start the run again, with another {folder}", path=self.path
+            )
         return path
 
     def latest_checkpoint(self) -> Checkpoint:

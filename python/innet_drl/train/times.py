@@ -177,7 +177,7 @@ class Times:
 
 
 def read_times(folder: Path) -> dict[str, ProcessTimes]:
-    """Reads the times of a run by process; none if the file is missing, as in runs of earlier releases, or damaged."""
+    """Reads the times of a run by process; none if the file is missing or damaged."""
     try:
         found = json.loads((folder / TIMES).read_text())
         return {name: ProcessTimes(**times) for name, times in found.items()}

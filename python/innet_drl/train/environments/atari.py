@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode
 from innet_drl.train.config import Config
 from innet_drl.train.environments.spec import EnvironmentSpec
 from innet_drl.train.environments.vector import Environments
-from innet_drl.train.errors import UnavailableEnvironmentError
+from innet_drl.train.errors import Message, UnavailableEnvironmentError
 
 ATARI_FRAME_SKIP = 4
 """Emulator frames of one agent step."""
@@ -25,14 +25,13 @@ def check_atari(config: Config) -> None:
     Raises:
         UnavailableEnvironmentError: No such game, or settings that it cannot have.
     """
-    for name, given in (
-        ("environment-args", config.environment_args),
-        ("environment-wrappers", config.environment_wrappers),
-    ):
-        if given:
+    for name in ("environment_args", "environment_wrappers"):
+        if getattr(config, name):
             raise UnavailableEnvironmentError(
-                f"--{name}: atari/<game> has settings of its own (--stack, --sticky-actions, --episode-frames): use "
-                "the game's Gymnasium id, such as ALE/Breakout-v5, which takes any"
+                Message(
+                    f"{{{name}}}: atari/<game> has settings of its own ({{stack}}, {{sticky_actions}}, "
+                    "{episode_frames}): use the game's Gymnasium id, such as ALE/Breakout-v5, which takes any"
+                )
             )
     rom_name(config.environment_name)
 
