@@ -17,13 +17,12 @@ from innet_drl.launch.launcher import Ended, Launcher
 from innet_drl.launch.playing import MEMORY_LOST, play
 from innet_drl.launch.processes import ProcessFailure, Stopped, import_failure, prepare_to_play
 from innet_drl.launch.silence import Silence
-from innet_drl.train import environments
+from innet_drl.train import environments, watchdog
 from innet_drl.train.actor import Actor
 from innet_drl.train.config import Config
 from innet_drl.train.errors import ActorError, Message, TrainingError
 from innet_drl.train.memory import ReplayMemory, RowWriter
 from innet_drl.train.metrics import ActorReport
-from innet_drl.train.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 
@@ -114,17 +113,7 @@ def run_actor(assignment: ActorAssignment, pipe: multiprocessing.connection.Conn
 
 
 class Actors:
-    """The actor processes of a run. Use it as a context manager.
-
-    Args:
-        config: The run's settings.
-        address: Address of the replay memory.
-        name: Name of the table and the parameters.
-        first_step: Agent steps of earlier sessions.
-        launcher: Starts the processes.
-        token: Token of the replay memory, empty for none.
-        clock: Seconds, as of `time.monotonic`.
-    """
+    """The actor processes of a run. Use it as a context manager."""
 
     def __init__(
         self,
@@ -171,9 +160,6 @@ class Actors:
 
         Args:
             agent_steps: Steps of the run until now: a replacement continues the exploration schedule from there.
-
-        Raises:
-            ActorError: No restart is left, or a replacement would fail in the same way.
         """
         reports: list[ActorReport] = []
         for name, message in self.launcher.messages():
@@ -192,7 +178,7 @@ class Actors:
         index, failure = assignment.index, ended.failure
         limit = self._config.environment_timeout
         # The last report was up to a second before the step.
-        if ended.exit_code == Watchdog.EXIT_CODE and limit is not None and self.silence.seconds(index) > limit - 1:
+        if ended.exit_code == watchdog.EXIT_CODE and limit is not None and self.silence.seconds(index) > limit - 1:
             hung = "its environments did not return for {limit:g} s ({environment_timeout}); its stacks are above"
             failure = failure or ProcessFailure(Message(hung, limit=limit), fatal=False)
         if failure is None and (reason := import_failure(ended.exit_code)) is not None:

@@ -72,11 +72,7 @@ class Joining:
         )
 
     def config(self, published: PublishedRun, name: str) -> Config:
-        """Returns the run's settings with this host's.
-
-        Raises:
-            ConfigurationError: The run has another release, or no actor of this index.
-        """
+        """Returns the run's settings with this host's."""
         config = dataclasses.replace(published.config(), replay=self.replay, replay_ca=self.replay_ca, **self.changes)
         if self.index >= config.actors:
             raise ConfigurationError(
@@ -95,12 +91,7 @@ class _RunChanged(LeavesRun):
 
 
 def run(joining: Joining) -> None:
-    """Joins as a process of its own: `join` until SIGINT or SIGTERM.
-
-    Raises:
-        TrainingError: A problem that the user can solve.
-        innet_drl.ReplayError: The server refuses the actor.
-    """
+    """Joins as a process of its own: `join` until SIGINT or SIGTERM."""
     _end_on_signals()
     try:
         join(joining)
@@ -109,12 +100,7 @@ def run(joining: Joining) -> None:
 
 
 def join(joining: Joining) -> None:
-    """Plays until the run ends.
-
-    Raises:
-        TrainingError: A problem that the user can solve.
-        innet_drl.ReplayError: The server refuses the actor.
-    """
+    """Plays until the run ends."""
     check_address(joining.replay)
     if joining.index < 0:
         raise ConfigurationError(f"--index {joining.index}: it must be at least 0")
@@ -140,17 +126,7 @@ def join(joining: Joining) -> None:
 
 
 def _await_run(replay: innet.Replay, joining: Joining, known: str | None) -> tuple[str, PublishedRun]:
-    """Waits until the run is published.
-
-    Args:
-        replay: Connection to the server.
-        joining: The actor's settings.
-        known: Name of the run that the actor was started for, or has played for.
-
-    Raises:
-        ConfigurationError: Several runs are published, and none was named.
-        _RunEnded: The known run has ended.
-    """
+    """Waits until the run is published."""
     said = ""
     while True:
         runs = published_runs(replay)

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import cloudpickle
 
+import innet_drl as innet
 from innet_drl.extras import naming_extras
-from innet_drl.launch.aggregator import check_aggregator
 from innet_drl.launch.launcher import Launcher, LocalLauncher
 from innet_drl.launch.processes import forbid_in_children, start_fork_server
 from innet_drl.train import environments
@@ -23,7 +23,7 @@ from innet_drl.train.config import Config
 from innet_drl.train.display import Display
 from innet_drl.train.errors import ConfigurationError, Message, Resuming
 from innet_drl.train.importing import Importable, is_path, load, path_of
-from innet_drl.train.memory import actor_token, memory_class, memory_token
+from innet_drl.train.memory import actor_token, aggregator_token, memory_class, memory_token
 from innet_drl.train.published_run import check_address
 from innet_drl.train.run_folder import RunFolder
 
@@ -57,10 +57,6 @@ def train(
         callbacks: Called on the way; they may end training.
         display: Makes the display of the metrics, from a title.
         signals: End training with a checkpoint at SIGINT and SIGTERM, if this is the main thread.
-
-    Raises:
-        TrainingError: A problem that the user can solve.
-        innet_drl.ReplayError: The replay memory cannot be made or reached, or failed.
     """
     forbid_in_children()
     check_callbacks(callbacks)
@@ -86,17 +82,6 @@ def learn(
     """Trains as `train`, with actors that join by themselves, on any host (`innet_drl.launch.joining`).
 
     A run of the folder is continued from its newest checkpoint, if there is one.
-
-    Args:
-        config: The settings; `replay` is the address of a server.
-        out: The run's folder.
-        callbacks: Called on the way; they may end training.
-        display: Makes the display of the metrics, from a title.
-        signals: End training with a checkpoint at SIGINT and SIGTERM, if this is the main thread.
-
-    Raises:
-        TrainingError: A problem that the user can solve.
-        innet_drl.ReplayError: The replay memory cannot be made or reached, or failed.
     """
     check_address(config.replay)
     forbid_in_children()
@@ -153,7 +138,13 @@ def _check(config: Config, folder: RunFolder, display: Display, *, resume: bool)
             memory_class(config.replay).check(config.replay, token, config.replay_ca)
     if config.learners > 1 and config.gradients != "embedded":
         display.say(f"connecting to the aggregator at {config.gradients}")
-        check_aggregator(config)
+        with innet.connect(config.gradients, token=aggregator_token(config), tls_ca=config.replay_ca) as server:
+            if "gradients" not in server.stats():
+                raise ConfigurationError(
+                    "the server at {address} sums no gradients: start it as innet-replay serve --gradients IP:PORT, or "
+                    "omit {gradients}",
+                    address=config.gradients,
+                )
 
 
 def _train(

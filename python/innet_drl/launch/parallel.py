@@ -23,8 +23,11 @@ from innet_drl.launch.evaluator import Evaluator
 from innet_drl.launch.joined_actors import JoinedActors
 from innet_drl.launch.launcher import Launcher, LocalLauncher
 from innet_drl.launch.learners import PROGRAM, Learners
+from innet_drl.launch.processes import environment_variable
+from innet_drl.train.config import Config
 from innet_drl.train.errors import ProcessError, RelayError, Resuming
-from innet_drl.train.memory import ReplayMemory, actor_token, memory_class
+from innet_drl.train.memory import ReplayMemory, actor_token, memory_class, memory_token
+from innet_drl.train.published_run import RunPublisher
 from innet_drl.train.stopwatch import TimedBatches
 from innet_drl.train.targets import TargetsAhead
 from innet_drl.train.trainer import Trainer
@@ -36,12 +39,7 @@ WAIT_SECONDS = 0.25
 
 
 def train(trainer: Trainer, launchers: Callable[[], Launcher] | None) -> None:
-    """Trains with actors in processes of their own until the trainer is finished, and leaves a checkpoint.
-
-    Args:
-        trainer: The session.
-        launchers: Makes the launchers of actors and evaluations; `None` where actors join by themselves.
-    """
+    """Trains with actors in processes of their own until the trainer is finished, and leaves a checkpoint."""
     config, settings = trainer.config, trainer.memory_settings()
     actors: Actors | JoinedActors
     launcher = None if launchers is None else launchers()
@@ -50,7 +48,7 @@ def train(trainer: Trainer, launchers: Callable[[], Launcher] | None) -> None:
         settings = dataclasses.replace(settings, address=launcher.listen, token=secrets.token_hex(16))
     trainer.session.display.say("starting the memory" + ("" if launcher is None else f" and {config.actors} actors"))
     with (
-        _one_program() if config.learners > 1 else contextlib.nullcontext(),
+        _one_program(config),
         memory_class(config.replay).create(settings) as memory,
         contextlib.ExitStack() as running,
     ):
@@ -58,17 +56,18 @@ def train(trainer: Trainer, launchers: Callable[[], Launcher] | None) -> None:
         trainer.stopwatch.lap("start")
         trainer.publish(memory)
         if launcher is None:
-            actors = JoinedActors(config, trainer.name, trainer.meter.agent_steps)
+            run = running.enter_context(RunPublisher.connect(trainer.name, config, memory_token(config)))
+            actors = JoinedActors(run, config.report_seconds, trainer.meter.agent_steps)
         else:
             token = settings.token if embedded else actor_token(config)
-            actors = Actors(config, memory.address, trainer.name, trainer.meter.agent_steps, launcher, token)
-        running.enter_context(actors)
+            started = Actors(config, memory.address, trainer.name, trainer.meter.agent_steps, launcher, token)
+            actors = running.enter_context(started)
         batches = running.enter_context(memory.batches(str(trainer.learner.device), timeout=WAIT_SECONDS))
         if trainer.learner.targets_ahead:
             batches = ahead = running.enter_context(TargetsAhead(trainer.learner, batches))
             trainer.reporter.threads["targets"] = ahead.stopwatch
         if config.evaluation_period:
-            evaluator = Evaluator(config, trainer.spec, (launchers or LocalLauncher)(), trainer.reporter.add_evaluator)
+            evaluator = Evaluator(config, trainer.spec, (launchers or LocalLauncher)(), trainer.reporter.times)
             trainer.evaluations.evaluator = running.enter_context(evaluator)
         several = (
             _learners(trainer, memory.address, settings.token) if config.learners > 1 else contextlib.nullcontext()
@@ -82,7 +81,7 @@ def train(trainer: Trainer, launchers: Callable[[], Launcher] | None) -> None:
                 actors.end(finished=not trainer.session.interrupted)
                 if learners is not None:
                     for number, times in learners.end().items():
-                        trainer.reporter.add_learner(number, times)
+                        trainer.reporter.times.add_learner(number, times)
                 trainer.reporter.report_rest(memory)
             except (innet.ReplayError, ProcessError, RelayError) as error:
                 if trainer.meter.agent_steps > 0 or trainer.learner.updates > 0:
@@ -159,18 +158,11 @@ def _check_actors(actors: Actors | JoinedActors, trainer: Trainer) -> None:
         trainer.reporter.add_report(report)
 
 
-@contextlib.contextmanager
-def _one_program() -> Iterator[None]:
+def _one_program(config: Config) -> contextlib.AbstractContextManager[None]:
     """Makes the run's learners one program to a server, unless the environment does, until the run ends."""
-    before = os.environ.get(PROGRAM)
-    os.environ[PROGRAM] = before or secrets.token_hex(8)
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[PROGRAM]
-        else:
-            os.environ[PROGRAM] = before
+    if config.learners == 1:
+        return contextlib.nullcontext()
+    return environment_variable(PROGRAM, os.environ.get(PROGRAM) or secrets.token_hex(8))
 
 
 @contextlib.contextmanager

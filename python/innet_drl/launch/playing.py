@@ -55,19 +55,7 @@ def play(
     first_step: int,
     playing: Callable[[], object] = lambda: None,
 ) -> None:
-    """Plays until `run` (`LeavesRun`), a signal (`Stopped`) or the memory raises an error.
-
-    Args:
-        config: The run's settings.
-        index: Number of the actor.
-        envs: Its environments.
-        run: Receives its reports.
-        address: Address of the replay memory.
-        name: Name of the table and the parameters.
-        token: Token of the replay memory, empty for none.
-        first_step: Agent steps of all actors until now.
-        playing: Called after each step.
-    """
+    """Plays until `run` (`LeavesRun`), a signal (`Stopped`) or the memory raises an error."""
     stopwatch = Stopwatch()
     torch.set_num_threads(config.actor_threads)
     network = make_network(config, envs.spec)

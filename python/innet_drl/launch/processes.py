@@ -16,13 +16,14 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+import innet_drl as innet
 from innet_drl.launch.fork_server import END_SIGNALS, forking, is_forked, start_fork_server
-from innet_drl.train.errors import Message, ProcessError
+from innet_drl.train.errors import Message, ProcessError, TrainingError
 from innet_drl.train.importing import importing
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "Stopped",
     "await_end",
     "end_with_parent",
+    "environment_variable",
     "forbid_in_children",
     "forking",
     "import_failure",
@@ -63,6 +65,13 @@ class ProcessFailure:
     """Traceback of an unforeseen error, whose type and text are `message`."""
 
     @classmethod
+    def of(cls, error: Exception, *, fatal: bool) -> ProcessFailure:
+        """The failure by an error; `fatal` concerns those that have no message for the user."""
+        if isinstance(error, TrainingError | innet.ReplayError):
+            return cls(error.message if isinstance(error, TrainingError) else str(error), fatal=True)
+        return cls.unforeseen(error, fatal=fatal)
+
+    @classmethod
     def unforeseen(cls, error: Exception, *, fatal: bool) -> ProcessFailure:
         """The failure by an error of any kind, such as one of a user's environment."""
         lines = "".join(traceback.format_exception_only(error)).strip().splitlines()
@@ -85,11 +94,7 @@ class ProcessFailure:
 
 
 def forbid_in_children() -> None:
-    """Refuses to train where a process of a run, or the loading of its agent, imports the caller's script.
-
-    Raises:
-        ProcessError: The script trains as soon as it is imported.
-    """
+    """Refuses to train where a process of a run, or the loading of its agent, imports the caller's script."""
     inheriting = getattr(multiprocessing.current_process(), "_inheriting", False)
     if inheriting and is_forked():
         # The process that started this one says why.
@@ -114,9 +119,6 @@ def start(
     """Calls `main(*arguments, pipe)` in a new process, and returns the process and the other end of the pipe.
 
     It ends with this process at the latest.
-
-    Raises:
-        ProcessError: The process cannot be started.
     """
     ours, theirs = forking.Pipe(duplex)
     process = forking.Process(target=main, args=(*arguments, theirs), name=name, daemon=True)
@@ -134,6 +136,20 @@ def start(
     return process, ours
 
 
+@contextlib.contextmanager
+def environment_variable(name: str, value: str) -> Iterator[None]:
+    """Sets a variable of this process's environment meanwhile."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
 class Stopped(BaseException):
     """SIGTERM was received. Raised by the signal's handler, so that it ends blocked calls too."""
 
@@ -143,11 +159,7 @@ class LeavesRun(BaseException):
 
 
 def prepare_to_play() -> None:
-    """Prepares a process of the run for environments, which it has to close when SIGTERM raises `Stopped`.
-
-    Raises:
-        Stopped: SIGTERM was received since the start.
-    """
+    """Prepares a process of the run for environments, which it has to close when SIGTERM raises `Stopped`."""
     # Ctrl-C reaches every process of the terminal; the learner ends the run.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     silence_logs()

@@ -24,7 +24,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 import innet_drl as innet
 from innet_drl.launch.launcher import Ended, Launcher, LocalLauncher
-from innet_drl.launch.processes import ProcessFailure
+from innet_drl.launch.processes import ProcessFailure, environment_variable
 from innet_drl.train.config import Config
 from innet_drl.train.errors import ConfigurationError, Message, ProcessError
 from innet_drl.train.machine import cores
@@ -45,12 +45,7 @@ Bundles = dict[str, dict[str, float]]
 
 
 def bundles(config: Config, *, gpus: int) -> Bundles:
-    """Returns the resources of each process of a run, by its name.
-
-    Args:
-        config: The run's settings.
-        gpus: GPUs of this node.
-    """
+    """Returns the resources of each process of a run, by its name."""
     learner: dict[str, float] = {"CPU": config.learners * (config.learner_threads or 1)}
     if config.device == "cuda" or (config.device == "auto" and gpus):
         learner["GPU"] = min(config.learners, gpus or config.learners)
@@ -64,11 +59,7 @@ def bundles(config: Config, *, gpus: int) -> Bundles:
 
 
 def check(config: Config) -> None:
-    """Refuses settings that do not fit a cluster.
-
-    Raises:
-        ConfigurationError: A replay server that other nodes cannot reach, or no cluster at RAY_ADDRESS.
-    """
+    """Refuses settings that do not fit a cluster."""
     if config.replay.startswith("unix://"):
         raise ConfigurationError(
             "{launcher} ray: actors on other nodes cannot reach {replay} {address}: omit it, or name a server by "
@@ -101,15 +92,6 @@ def cluster(config: Config, name: str, say: Callable[[str], None]) -> Iterator[C
     """Reserves the resources of a run on the cluster of RAY_ADDRESS, or on a local one.
 
     Yields what makes launchers of the run's processes. A wait for resources says for which, and ends on Ctrl-C.
-
-    Args:
-        config: The run's settings.
-        name: The run's name; its processes are named actors in the namespace `innet-drl/<name>`.
-        say: Shows the current phase.
-
-    Raises:
-        ConfigurationError: The cluster of RAY_ADDRESS cannot be used, or has a run of this name, or this node is too
-            small for the learner.
     """
     say("connecting to Ray")
     full = f"innet-drl/{name}"
@@ -223,15 +205,8 @@ def _placement(group: PlacementGroup, names: list[str]) -> str:
 def _reserved_gpus(placed: _Placed) -> Iterator[None]:
     """Shows this process the GPUs that Ray has reserved for the learner, before torch looks for them."""
     holder = placed.actor(_Gpus, "learner", num_gpus=placed.bundles["learner"]["GPU"]).remote()
-    before = os.environ.get("CUDA_VISIBLE_DEVICES")
-    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(ray.get(holder.numbers.remote()))
-    try:
+    with environment_variable("CUDA_VISIBLE_DEVICES", ",".join(ray.get(holder.numbers.remote()))):
         yield
-    finally:
-        if before is None:
-            del os.environ["CUDA_VISIBLE_DEVICES"]
-        else:
-            os.environ["CUDA_VISIBLE_DEVICES"] = before
 
 
 class _Gpus:
@@ -333,11 +308,7 @@ class _Host:
 
 
 class RayLauncher(Launcher):
-    """Starts processes in the bundles of a placement group, each as the child of a named Ray actor.
-
-    Args:
-        placed: The placement group.
-    """
+    """Starts processes in the bundles of a placement group, each as the child of a named Ray actor."""
 
     def __init__(self, placed: _Placed) -> None:
         host = f"[{placed.address}]" if ":" in placed.address else placed.address

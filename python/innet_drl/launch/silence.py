@@ -20,10 +20,6 @@ class Silence:
     """Time since each actor's last report, while the learner samples or waits for samples.
 
     Such a learner lets each actor write within seconds, so a long silence is that of the actor's environment.
-
-    Args:
-        cause: Likely cause of a silence, for the log and the page.
-        clock: Seconds, as of `time.monotonic`.
     """
 
     def __init__(self, cause: str | Message, clock: Callable[[], float] = time.monotonic) -> None:

@@ -20,7 +20,7 @@ from innet_drl.train.metrics import ActorReport, Game, score_of
 from innet_drl.train.networks import Network, load_published
 from innet_drl.train.prediction import Predicting
 from innet_drl.train.stopwatch import Stopwatch
-from innet_drl.train.watchdog import Watchdog
+from innet_drl.train.watchdog import watched
 
 
 class Actor:
@@ -77,8 +77,8 @@ class Actor:
         self._parameter_updates = 0
         self._games: list[Game] = []
         # A serial run is one process, with the learner.
-        self._watchdog = Watchdog(None if config.serial else config.environment_timeout)
-        with self._watchdog:
+        self._limit = None if config.serial else config.environment_timeout
+        with watched(self._limit):
             self._observation = environments.reset(int(self.random.integers(2**30)))
         self._first = np.ones(count, np.bool_)
         self._final = np.zeros(count, np.bool_)
@@ -115,7 +115,7 @@ class Actor:
         self._explores = float(epsilon.mean())
         action = choose(q, epsilon, self.random)
         self.stopwatch.lap("inference")
-        with self._watchdog:
+        with watched(self._limit):
             step = self._environments.step(action)
         action = step.taken
         self.stopwatch.lap("environment")

@@ -29,11 +29,7 @@ class Checkpoint:
 
 
 def save_checkpoint(path: Path, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-    """Writes a checkpoint to a temporary file and renames it: `path` is complete at any time.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
+    """Writes a checkpoint to a temporary file and renames it: `path` is complete at any time."""
     import safetensors.torch
 
     path = replaceable(path)
@@ -52,11 +48,7 @@ def save_checkpoint(path: Path, tensors: dict[str, Tensor], state: dict[str, Any
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """Reads a checkpoint.
-
-    Raises:
-        RunFolderError: The file is damaged.
-    """
+    """Reads a checkpoint."""
     import safetensors
 
     try:
@@ -86,11 +78,7 @@ def _checksum(tensors: dict[str, Tensor], counters: str) -> int:
 
 
 def load_network(network: nn.Module, prefix: str, checkpoint: Mapping[str, Tensor]) -> None:
-    """Loads a network whose tensors have this prefix in a checkpoint.
-
-    Raises:
-        RunFolderError: The checkpoint is of a network with other tensors.
-    """
+    """Loads a network whose tensors have this prefix in a checkpoint."""
     saved, own = under(prefix, checkpoint), network.state_dict()
     other = [name for name in sorted(saved.keys() | own.keys()) if _shape(saved, name) != _shape(own, name)]
     if other:

@@ -436,11 +436,7 @@ class Config(_Named):
 
     @classmethod
     def load(cls, path: Path) -> Config:
-        """Reads a file that `save` wrote.
-
-        Raises:
-            ConfigurationError: The file is missing, or does not hold settings.
-        """
+        """Reads a file that `save` wrote."""
         values = read_settings(path)
         if "environment" not in values:
             raise ConfigurationError(f"{path} names no environment: add `environment`, or start from a preset")
@@ -452,22 +448,14 @@ class Config(_Named):
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """Reads some settings, or all, from a YAML or TOML file, for `Config` or `dataclasses.replace`.
-
-    Raises:
-        ConfigurationError: The file cannot be read, or has a key that is no setting.
-    """
+    """Reads some settings, or all, from a YAML or TOML file, for `Config` or `dataclasses.replace`."""
     values = read_mapping(path)
     check_names(values, f"{path}: ")
     return values
 
 
 def check_names(names: Iterable[str], where: str = "") -> None:
-    """Checks names of settings.
-
-    Raises:
-        ConfigurationError: There is no setting of this name.
-    """
+    """Checks names of settings."""
     known = [field.name for field in dataclasses.fields(Config)]
     unknown = f"remove it, or {NEWER}" if where else "innet-drl train --help lists them"
     for name in names:
@@ -492,10 +480,6 @@ def _unpickled(values: bytes) -> Config:
     import cloudpickle
 
     return Config(**cloudpickle.loads(values))
-
-
-def _one_of(names: tuple[str, ...]) -> str:
-    return f"{', '.join(names)}, or {PATH}"
 
 
 def _is_nearly_embedded(address: str) -> bool:

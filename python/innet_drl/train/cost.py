@@ -78,11 +78,7 @@ class ProcessorTime:
 
 
 class CostMeter:
-    """Counts the cost of a run.
-
-    Args:
-        gpus: UUIDs of the learners' GPUs.
-    """
+    """Counts the cost of a run."""
 
     def __init__(self, gpus: Sequence[str] = ()) -> None:
         self._time = ProcessorTime()
@@ -96,12 +92,7 @@ class CostMeter:
         return "; ".join(f"{name}: {reason}" for name, reason in self._energy.missing.items())
 
     def read(self, frames: int, *, fresh: bool = False) -> Cost:
-        """Returns the cost of the run until now.
-
-        Args:
-            frames: Environment frames of the run.
-            fresh: Search for the run's processes even if that was done within the last second.
-        """
+        """Returns the cost of the run until now; `fresh` looks for its processes even if that was done just now."""
         joules, earlier = self._energy.read().joules, self._earlier_joules
         return Cost(
             round(self._earlier_s + self._time.read(fresh=fresh), 2),

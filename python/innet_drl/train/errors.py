@@ -156,9 +156,6 @@ def writing(what: str, advice: str | Message, afterwards: str | Message = "") ->
         what: Name of the file or folder, for the message.
         advice: What to do if it is not writable.
         afterwards: What to do once a full disk has free space.
-
-    Raises:
-        RunFolderError: Instead of an `OSError`.
     """
     try:
         yield

@@ -168,10 +168,6 @@ def evaluate_runs(
         seeds: Each run plays `evaluation_games` games with each of them.
         changes: Conditions (`CONDITIONS`) that replace conditions of the protocol or of the runs.
         progress: Shows how far it is.
-
-    Raises:
-        RunFolderError: A folder has no run, or the run has no checkpoint.
-        ConfigurationError: The runs or the conditions do not fit together.
     """
     if not runs:
         raise ConfigurationError("innet-drl evaluate plays with the agents of runs: name their folders, runs/...")

@@ -54,9 +54,6 @@ def save_if_best(folder: RunFolder, agent: EvaluatedAgent, evaluation: Evaluatio
     """Keeps an agent whose evaluation is better than the best one of its run; returns the best mean score.
 
     A process that follows the run (`evaluate --follow`) keeps agents, too: the file has the best of both.
-
-    Raises:
-        RunFolderError: The file cannot be written.
     """
     before = best_mean(folder)
     if before is not None and before >= evaluation.mean:
@@ -66,12 +63,7 @@ def save_if_best(folder: RunFolder, agent: EvaluatedAgent, evaluation: Evaluatio
 
 
 class EvaluationSchedule:
-    """Evaluates a learner's agent after every `evaluation_period` updates, and keeps the best one.
-
-    Args:
-        session: The session, whose folder has the best agent of earlier ones.
-        learner: The learner.
-    """
+    """Evaluates a learner's agent after every `evaluation_period` updates, and keeps the best one."""
 
     def __init__(self, session: Session, learner: Learner) -> None:
         self.evaluator: Evaluator | None = None

@@ -43,10 +43,6 @@ def follow(
         seeds: As in `evaluate_runs`.
         changes: As in `evaluate_runs`.
         progress: Shows how far it is.
-
-    Raises:
-        RunFolderError: A checkpoint is damaged, or the best agent cannot be written.
-        ConfigurationError: Several runs, a run of another namespace, or conditions that do not fit.
     """
     if len(runs) != 1 or best:
         raise ConfigurationError("--follow evaluates the new checkpoints of one run: name one folder, without --best")

@@ -67,9 +67,6 @@ def load(value: Importable, setting: str) -> Any:
     Args:
         value: `module:name`, with dots in the name for attributes of classes, or the object.
         setting: The setting's name, for messages.
-
-    Raises:
-        ConfigurationError: The module cannot be imported, or has no such name.
     """
     if not isinstance(value, str):
         return value

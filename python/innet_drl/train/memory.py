@@ -160,8 +160,10 @@ class ReplayMemory(abc.ABC):
         self._settings = settings
         self._name = settings.table.name
         self._view = view or settings.view
-        self._incarnation: str | None = None
-        self._restored_steps = 0
+        self.incarnation: str | None = None
+        """Number of the memory that `stats` saw last: a server that was started again has another one."""
+        self.restored_steps = 0
+        """Steps of the table that the server of `incarnation` restored from its snapshot at its start."""
 
     @classmethod
     @abc.abstractmethod
@@ -229,21 +231,11 @@ class ReplayMemory(abc.ABC):
     def stats(self, timeout: float | None = None) -> dict[str, Any]:
         """Returns the table's counters, within `timeout` seconds or the patience of the settings."""
         stats = self.replay.stats(self._settings.patience if timeout is None else timeout)
-        self._incarnation = stats["incarnation"]
+        self.incarnation = stats["incarnation"]
         restored = stats.get("snapshots", {}).get("restored") or {"tables": {}}
-        self._restored_steps = restored["tables"].get(self._name, 0)
+        self.restored_steps = restored["tables"].get(self._name, 0)
         table: dict[str, Any] = stats["tables"][self._name]
         return table
-
-    @property
-    def incarnation(self) -> str | None:
-        """Number of the memory that `stats` saw last: a server that was started again has another one."""
-        return self._incarnation
-
-    @property
-    def restored_steps(self) -> int:
-        """Steps of the table that the server of `incarnation` restored from its snapshot at its start."""
-        return self._restored_steps
 
     def save(self, path: str | PathLike[str]) -> None:
         """Writes the items to a file, if this process keeps them."""
@@ -413,6 +405,11 @@ def actor_token(config: Config) -> str:
     return "" if config.replay == "embedded" else server_token_of_actors()
 
 
+def aggregator_token(config: Config) -> str:
+    """The token of the aggregator of gradients, from the environment; an embedded one has none."""
+    return "" if config.gradients == "embedded" else os.environ.get("INNET_TOKEN", "").strip()
+
+
 def server_token_of_actors() -> str:
     """The token of actors at a server, from the environment."""
     return (os.environ.get("INNET_ACTOR_TOKEN", "") or os.environ.get("INNET_TOKEN", "")).strip()
@@ -442,11 +439,7 @@ def make_view(config: Config, spec: EnvironmentSpec) -> innet.NStep:
 
 
 def make_replay(settings: MemorySettings, table: innet.Table | None = None) -> innet.Memory:
-    """Makes a memory in this process, with the run's table or another one.
-
-    Raises:
-        ConfigurationError: There is no memory for the table.
-    """
+    """Makes a memory in this process, with the run's table or another one."""
     try:
         return innet.Memory([table or settings.table], max_bytes=settings.max_bytes, seed=settings.seed)
     except innet.errors.TableError as error:

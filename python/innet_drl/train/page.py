@@ -73,13 +73,7 @@ def logs_on_console(console: Console | None = None) -> Iterator[None]:
 
 
 class Page(Display):
-    """The page of one run or command, or plain lines where it does not fit.
-
-    Args:
-        title: Title of the page.
-        console: Console that shows the page; standard output by default.
-        transient: Remove the page at the end.
-    """
+    """The page of one run or command, or plain lines where it does not fit."""
 
     def __init__(self, title: str, console: Console | None = None, *, transient: bool = False) -> None:
         super().__init__(title)

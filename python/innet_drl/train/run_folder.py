@@ -49,7 +49,10 @@ KEPT_CHECKPOINTS = 3
 
 
 class RunFolder:
-    """A run's folder. `new` and `open` check the path, `hold` makes and locks the folder, `begin` writes into it."""
+    """A run's folder. `new` and `open` check the path, `hold` makes and locks the folder, `begin` writes into it.
+
+    What cannot be read or written is a `RunFolderError`, after which earlier files are whole.
+    """
 
     def __init__(self, path: Path, *, is_new: bool = False) -> None:
         self.path = path
@@ -73,22 +76,14 @@ class RunFolder:
 
     @classmethod
     def new(cls, path: Path) -> RunFolder:
-        """The folder of a new run.
-
-        Raises:
-            RunFolderError: The folder holds a run already.
-        """
+        """The folder of a new run."""
         folder = cls(path, is_new=True)
         folder._check_free()
         return folder
 
     @classmethod
     def unused(cls, path: Path) -> RunFolder:
-        """A new folder of this name, which it makes; where there is one already, `<name>-2`, `<name>-3`, ...
-
-        Raises:
-            RunFolderError: It cannot be made.
-        """
+        """A new folder of this name, which it makes; where there is one already, `<name>-2`, `<name>-3`, ..."""
         names = itertools.chain((path.name,), (f"{path.name}-{number}" for number in itertools.count(2)))
         for name in names:
             folder = cls(path.with_name(name), is_new=True)
@@ -105,11 +100,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
-        """The folder of an existing run.
-
-        Raises:
-            RunFolderError: There is no run.
-        """
+        """The folder of an existing run."""
         if not (path / "config.yaml").is_file():
             raise RunFolderError(f"{path} is no run: it has no config.yaml")
         return cls(path)
@@ -144,9 +135,6 @@ class RunFolder:
 
         The lock is on the directory itself and ends with the process. A folder made for a run that did not begin is
         removed.
-
-        Raises:
-            RunFolderError: Another process holds the folder, or it cannot be made.
         """
         directory = self._locked_directory()
         try:
@@ -187,11 +175,7 @@ class RunFolder:
             os.close(directory)
 
     def begin_session(self, agent_steps: int, machine: dict[str, Any]) -> None:
-        """Adds a session's beginning to `sessions.jsonl`.
-
-        Raises:
-            RunFolderError: It cannot be written.
-        """
+        """Adds a session's beginning to `sessions.jsonl`."""
         with self.writing():
             self._append_session({"began": _now(), "agent_steps": agent_steps, **machine})
 
@@ -233,11 +217,7 @@ class RunFolder:
                 self.checkpoints.rmdir()
 
     def begin(self, config: Config) -> None:
-        """Makes the parts of the folder, and writes the settings.
-
-        Raises:
-            RunFolderError: It cannot be written.
-        """
+        """Makes the parts of the folder, and writes the settings."""
         with self.writing():
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             partial = self.path / "config.partial"
@@ -247,11 +227,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[Path]:
-        """Makes the folder of videos, and removes it if no video was recorded.
-
-        Raises:
-            RunFolderError: It cannot be written.
-        """
+        """Makes the folder of videos, and removes it if no video was recorded."""
         with self.writing():
             self.videos.mkdir(exist_ok=True)
             try:
@@ -266,11 +242,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """Turns an `OSError` of a write into an error that says what to do.
-
-        Raises:
-            RunFolderError: Instead of an `OSError`.
-        """
+        """Turns an `OSError` of a write into an error that says what to do."""
         is_new, resuming = self.newest_checkpoint() is None, Resuming(self.path)
         afterwards = Message(" and start again" if is_new else " and continue with {resuming}", resuming=resuming)
         with writing(f"the run's folder {self.path}", self._advice, "" if self._continues else afterwards):
@@ -286,11 +258,7 @@ class RunFolder:
             self._continues = False
 
     def save_checkpoint(self, agent_steps: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> Path:
-        """Writes a checkpoint atomically, then removes the oldest ones; returns its path.
-
-        Raises:
-            RunFolderError: It cannot be written; earlier checkpoints stay whole.
-        """
+        """Writes a checkpoint atomically, then removes the oldest ones; returns its path."""
         path = self.checkpoints / f"{agent_steps:012d}.safetensors"
         with self.writing():
             save_checkpoint(path, tensors, state)
@@ -299,11 +267,7 @@ class RunFolder:
         return path
 
     def save_memory(self, memory: ReplayMemory) -> str:
-        """Writes a snapshot of the replay memory for the next checkpoint, and returns the checksum of the file.
-
-        Raises:
-            RunFolderError: It cannot be written; the previous snapshot stays whole.
-        """
+        """Writes a snapshot of the replay memory for the next checkpoint, and returns the checksum of the file."""
         with self.writing():
             memory.save(self._next_snapshot)
             checksum = _checksum_of(self._next_snapshot)
@@ -311,20 +275,12 @@ class RunFolder:
             return checksum
 
     def adopt_memory(self) -> None:
-        """Replaces the previous snapshot by the new one of `save_memory`, after its checkpoint was written.
-
-        Raises:
-            RunFolderError: It cannot be renamed.
-        """
+        """Replaces the previous snapshot by the new one of `save_memory`, after its checkpoint was written."""
         with self.writing():
             put_in_place(self._next_snapshot, self.snapshot)
 
     def match_memory(self, checkpoint: Checkpoint) -> None:
-        """Finds the snapshot of a checkpoint; the log names one that is of another moment.
-
-        Raises:
-            RunFolderError: The folder cannot be written.
-        """
+        """Finds the snapshot of a checkpoint; the log names one that is of another moment."""
         expected = checkpoint.state["snapshot"]
         with self.writing():
             if expected is not None and _checksum_of(self._next_snapshot) == expected:
@@ -339,50 +295,30 @@ class RunFolder:
             )
 
     def remove_memory(self) -> None:
-        """Removes the snapshot of an earlier session, which would be older than the checkpoints to come.
-
-        Raises:
-            RunFolderError: It cannot be removed.
-        """
+        """Removes the snapshot of an earlier session, which would be older than the checkpoints to come."""
         with self.writing():
             for snapshot in (self.snapshot, self._next_snapshot):
                 snapshot.unlink(missing_ok=True)
 
     def restore_memory(self, memory: ReplayMemory) -> None:
-        """Restores the snapshot that `save_memory` wrote into an empty memory.
-
-        Raises:
-            RunFolderError: The snapshot is damaged, or of another table.
-        """
+        """Restores the snapshot that `save_memory` wrote into an empty memory."""
         try:
             memory.restore(self.snapshot)
         except (innet.errors.CorruptError, innet.errors.TableDiffersError, innet.errors.StorageError) as error:
             raise RunFolderError(f"{error}: delete {self.snapshot} to continue with an empty memory") from error
 
     def save_evaluation(self, evaluation: dict[str, Any]) -> None:
-        """Writes the evaluation after training, which replaces an earlier session's evaluation.
-
-        Raises:
-            RunFolderError: It cannot be written.
-        """
+        """Writes the evaluation after training, which replaces an earlier session's evaluation."""
         with self.writing():
             (self.path / "evaluation.json").write_text(json.dumps(evaluation, indent=2) + "\n")
 
     def save_best(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        """Writes the agent with the best evaluation, which replaces the previous one.
-
-        Raises:
-            RunFolderError: It cannot be written; the previous one stays whole.
-        """
+        """Writes the agent with the best evaluation, which replaces the previous one."""
         with self.writing():
             save_checkpoint(self.best, tensors, state)
 
     def best_agent(self) -> Checkpoint:
-        """Reads the agent with the best evaluation.
-
-        Raises:
-            RunFolderError: There was no evaluation, or the file is damaged.
-        """
+        """Reads the agent with the best evaluation."""
         if not self.best.is_file():
             raise RunFolderError(f"{self.path} has no evaluated agent: no evaluation has ended")
         return load_checkpoint(self.best)
@@ -392,11 +328,7 @@ class RunFolder:
         return max(self.checkpoints.glob("*.safetensors"), default=None)
 
     def checkpoint_to_resume(self) -> Path:
-        """Returns the path of the newest checkpoint.
-
-        Raises:
-            RunFolderError: There is none.
-        """
+        """Returns the path of the newest checkpoint."""
         path = self.newest_checkpoint()
         if path is None:
             raise RunFolderError(
@@ -405,11 +337,7 @@ class RunFolder:
         return path
 
     def latest_checkpoint(self) -> Checkpoint:
-        """Reads the newest checkpoint.
-
-        Raises:
-            RunFolderError: There is none, or it is damaged.
-        """
+        """Reads the newest checkpoint."""
         return load_checkpoint(self.checkpoint_to_resume())
 
 

@@ -31,15 +31,7 @@ class _Interrupted(BaseException):
 
 
 class Session:
-    """One session of a run. In its context, SIGINT and SIGTERM end it, and what takes long is shown.
-
-    Args:
-        config: The run's settings.
-        folder: Its folder.
-        display: Shows the metrics.
-        callbacks: Called on the way; they may end training.
-        signals: End training at SIGINT and SIGTERM, if this is the main thread.
-    """
+    """One session of a run. In its context, SIGINT and SIGTERM end it, and what takes long is shown."""
 
     meter: Meter
     """Made by the trainer, once it knows the environment."""

@@ -50,11 +50,7 @@ for _class in (_Loader, _Dumper):
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
-    """Reads a file of settings: TOML if its name ends in `.toml`, and YAML otherwise.
-
-    Raises:
-        ConfigurationError: The file cannot be read, or is no mapping of names to values.
-    """
+    """Reads a file of settings: TOML if its name ends in `.toml`, and YAML otherwise."""
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -87,16 +83,7 @@ def read_value(text: str) -> Any:
 
 
 def conform(name: str, value: Any, hint: Any) -> Any:
-    """Returns a value as its setting's type has it: a list becomes a tuple, an integer a float, text a path.
-
-    Args:
-        name: Name of the setting, for the message.
-        value: The value.
-        hint: The setting's type.
-
-    Raises:
-        ConfigurationError: The value has another type.
-    """
+    """Returns a value as its setting's type has it: a list becomes a tuple, an integer a float, text a path."""
     try:
         return _conform(value, hint)
     except TypeError:

@@ -22,7 +22,7 @@ from innet_drl.train.learner import BatchWithTargets, Learner, use_device
 from innet_drl.train.stopwatch import Stopwatch, TimedBatches
 
 POLL_SECONDS = 0.05
-"""Period at which `close` checks whether the thread has ended."""
+"""Period at which the end checks whether the thread has ended."""
 
 
 class TargetsAhead:
@@ -60,10 +60,7 @@ class TargetsAhead:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Ends the thread; a finished batch is dropped."""
+        # A finished batch is dropped.
         self._stopped.set()
         while self._thread.is_alive():
             # The thread may be waiting for space in the queue.

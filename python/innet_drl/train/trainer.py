@@ -60,21 +60,7 @@ SNAPSHOT_SETTINGS = ("priority_exponent", "n_step", "clip_rewards", "life_loss_e
 
 
 class Trainer:
-    """One session of a run; a run that is resumed has several. Use it as a context manager.
-
-    Args:
-        config: The run's settings.
-        folder: Its folder.
-        display: Shows the metrics.
-        resumed: The checkpoint to continue from.
-        callbacks: Called on the way; they may end training.
-        signals: End training at SIGINT and SIGTERM, if this is the main thread.
-
-    Raises:
-        UnavailableEnvironmentError: The environment cannot be made.
-        ConfigurationError: There is no such device, the checkpoint has another network, or a loss of the user's own
-            fails on a random batch.
-    """
+    """One session of a run; a run that is resumed has several. Use it as a context manager."""
 
     def __init__(
         self,
@@ -150,11 +136,7 @@ class Trainer:
                 self.session.call("on_error", error)
 
     def begin(self) -> None:
-        """Makes the run's folder, or continues in it. Call it last, when nothing else can keep training from starting.
-
-        Raises:
-            RunFolderError: It cannot be written.
-        """
+        """Makes the run's folder, or continues in it. Call it last, when nothing else can keep training from it."""
         with self.folder.writing():
             if not self.keeps_memory:
                 self.folder.remove_memory()
@@ -208,12 +190,7 @@ class Trainer:
         return memory_settings(self.config, self.spec, self.name, self.learner.parameters(), earlier=earlier)
 
     def restore_memory(self, memory: ReplayMemory) -> bool:
-        """Restores the memory of a resumed run if its folder has a snapshot; returns whether it had.
-
-        Raises:
-            ConfigurationError: It was written with other settings.
-            RunFolderError: It is damaged.
-        """
+        """Restores the memory of a resumed run if its folder has a snapshot; returns whether it had."""
         path = self.folder.snapshot
         if self.resumed is None or not self.keeps_memory:
             return False
@@ -259,11 +236,7 @@ class Trainer:
         return update
 
     def priorities(self, update: Update) -> NDArray[np.float64]:
-        """Returns new priorities [B] of an update's transitions; waits for the update.
-
-        Raises:
-            DivergedError: A priority is infinite or NaN.
-        """
+        """Returns new priorities [B] of an update's transitions; waits for the update."""
         priorities = update.priorities()
         if not np.isfinite(priorities).all():
             raise self._diverged("TD errors")
@@ -363,11 +336,7 @@ class Trainer:
         self.session.call("on_checkpoint", path)
 
     def finish(self) -> Result:
-        """Evaluates the trained agent, records a video of it, and sums up the session.
-
-        Raises:
-            RunFolderError: The scores, or lines of metrics, still cannot be written.
-        """
+        """Evaluates the trained agent, records a video of it, and sums up the session."""
         config, meter, updates, session = self.config, self.meter, self.learner.updates, self.session
         seconds = meter.time_s
         # It writes files, which is no training.

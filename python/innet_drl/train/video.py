@@ -49,11 +49,6 @@ def record(
         seed: Seeds the games.
         seconds: Length at which the video ends, at the speed of a human player.
         progress: Called with every frame.
-
-    Raises:
-        ConfigurationError: The file's name does not end in `.mp4`.
-        UnavailableEnvironmentError: The environment cannot be rendered.
-        OSError: The file cannot be written, or something other than a regular file is there.
     """
     if path.suffix != ".mp4":
         raise ConfigurationError(f"--to {path}: videos are mp4 files, name it {path.with_suffix('.mp4').name}")

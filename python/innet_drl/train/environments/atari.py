@@ -20,11 +20,7 @@ ATARI_FRAME_SKIP = 4
 
 
 def check_atari(config: Config) -> None:
-    """Looks for an Atari game.
-
-    Raises:
-        UnavailableEnvironmentError: No such game, or settings that it cannot have.
-    """
+    """Looks for an Atari game."""
     for name in ("environment_args", "environment_wrappers"):
         if getattr(config, name):
             raise UnavailableEnvironmentError(
@@ -37,11 +33,7 @@ def check_atari(config: Config) -> None:
 
 
 def make_atari(config: Config, count: int, episode_frames: int, threads: int) -> Environments:
-    """Makes `count` environments of an Atari game.
-
-    Raises:
-        UnavailableEnvironmentError: No such game, or settings that it cannot have.
-    """
+    """Makes `count` environments of an Atari game."""
     check_atari(config)
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
     # `episodic_life` stays off: it would reset the game at each lost life. Life loss is read from `lives`.
@@ -89,11 +81,7 @@ def make_colour(config: Config, *, episode_frames: int) -> AtariVectorEnv:
 
 
 def rom_name(environment: str) -> str:
-    """Returns the ROM's name of an environment `atari/<game>`.
-
-    Raises:
-        UnavailableEnvironmentError: ale-py has no such game, or its ROM is missing or damaged.
-    """
+    """Returns the ROM's name of an environment `atari/<game>`."""
     game = environment.removeprefix("atari/")
     games = roms.get_all_rom_ids()
     if game not in games:

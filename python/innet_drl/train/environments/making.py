@@ -94,12 +94,7 @@ def _other_names() -> str:
 
 
 def check(config: Config) -> None:
-    """Looks for the configured environment and its wrappers, and makes none that exists.
-
-    Raises:
-        UnavailableEnvironmentError: No such environment, or its ROM is missing.
-        ConfigurationError: An import path that leads nowhere.
-    """
+    """Looks for the configured environment and its wrappers, and makes none that exists."""
     if config.is_atari:
         check_atari(config)
         return

@@ -44,11 +44,7 @@ class Encoder:
 
 
 def encoder(space: spaces.Space[Any], environment: str) -> Encoder:
-    """Returns how observations of a space become frames.
-
-    Raises:
-        UnavailableEnvironmentError: A space without a length, such as text.
-    """
+    """Returns how observations of a space become frames."""
     if not isinstance(space, spaces.Dict | spaces.Tuple):
         part, encode = _array(space, "", environment)
         return Encoder(part.shape, (part,), encode)
@@ -192,11 +188,7 @@ class Actions:
 
 
 def actions(space: spaces.Space[Any], environment: str) -> Actions:
-    """Returns how numbers from 0 become actions of a space.
-
-    Raises:
-        UnavailableEnvironmentError: Continuous actions, or too many.
-    """
+    """Returns how numbers from 0 become actions of a space."""
     if isinstance(space, spaces.Discrete):
         start = int(space.start)
         return Actions(int(space.n), lambda numbers: numbers + start)

@@ -25,9 +25,6 @@ class FunctionLoss(Loss):
 
     Actors play by the network's outputs where they are [B, actions], and otherwise by the means of the last dimension.
     The first batch is checked.
-
-    Raises:
-        ConfigurationError: The function raises on the first batch, or returns something else, or NaN.
     """
 
     outputs = None
@@ -69,20 +66,7 @@ class FunctionLoss(Loss):
 def tried(
     loss: Loss, compute: Callable[..., Any], online: Outputs, target: Outputs, batch: TorchBatch, which: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns `compute(online, target, batch)` of a loss of the user's own.
-
-    Args:
-        loss: The loss.
-        compute: The loss, or its function.
-        online: The network that is trained.
-        target: The target network.
-        batch: The batch.
-        which: Name of the batch, for messages.
-
-    Raises:
-        ConfigurationError: It raises an exception, or returns something else than three tensors of the right shapes, or
-            a loss without a gradient.
-    """
+    """Returns `compute(online, target, batch)` of a loss of the user's own."""
     config = loss.config
     try:
         result = compute(online, target, batch)
@@ -110,11 +94,7 @@ def _unusable(config: Config, reason: str) -> ConfigurationError:
 
 
 def make_loss(config: Config) -> Loss:
-    """Makes the configured loss.
-
-    Raises:
-        ConfigurationError: An import path that leads nowhere, or a class that cannot be made.
-    """
+    """Makes the configured loss."""
     if isinstance(config.loss, str) and not importing.is_path(config.loss):
         return _LOSSES[config.loss](config)
     made = importing.load(config.loss, "loss")

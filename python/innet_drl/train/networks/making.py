@@ -20,11 +20,7 @@ from innet_drl.train.networks.torsos import ConvolutionTorso, DictTorso, ImpalaT
 
 
 def make_network(config: Config, spec: EnvironmentSpec) -> Network:
-    """Makes the configured network for an environment, with fresh weights.
-
-    Raises:
-        ConfigurationError: The network is not for such observations, cannot be made, or has outputs of another shape.
-    """
+    """Makes the configured network for an environment, with fresh weights."""
     loss = make_loss(config)
     network: Network
     if callable(config.network) or importing.is_path(config.network):
