@@ -18,6 +18,7 @@ from innet_drl import train
 from innet_drl.cli import main
 from innet_drl.launch import actors, fork_server, local, processes
 from innet_drl.launch.launcher import LocalLauncher
+from innet_drl.launch.playing import ActorAssignment
 from innet_drl.train import metrics_files, trainer
 from innet_drl.train.errors import (
     ActorError,
@@ -386,7 +387,7 @@ def test_a_replaced_actor_explores_on(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[int] = []
     start = actors.Actors._start
 
-    def note(self: actors.Actors, assignment: actors.ActorAssignment) -> None:
+    def note(self: actors.Actors, assignment: ActorAssignment) -> None:
         started.append(assignment.first_step)
         start(self, assignment)
 

@@ -9,12 +9,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Self
 
 import innet_drl as innet
 from innet_drl.launch.launcher import Ended, Launcher
-from innet_drl.launch.playing import MEMORY_LOST, play
+from innet_drl.launch.playing import MEMORY_LOST, ActorAssignment, play
 from innet_drl.launch.processes import ProcessFailure, Stopped, import_failure, prepare_to_play
 from innet_drl.launch.silence import Silence
 from innet_drl.train import environments, watchdog
@@ -30,22 +30,6 @@ RESTART_MINUTES = 10.0
 """Minutes in which `actor_restarts` actors may be replaced."""
 FETCH_SECONDS = 1.0
 """Seconds that an actor waits with its rows before it looks for newer parameters, with `max_version_lag`."""
-
-
-@dataclass(frozen=True)
-class ActorAssignment:
-    """Arguments of an actor's process."""
-
-    config: Config
-    index: int
-    address: str
-    """Address of the replay memory."""
-    name: str
-    """Name of the table and the parameters."""
-    first_step: int
-    """Agent steps of all actors in earlier sessions."""
-    token: str = field(repr=False)
-    """Token of the replay memory, empty for none. The environment of the fork server is older than the run's."""
 
 
 class _LearnersRun:
@@ -82,17 +66,7 @@ def run_actor(assignment: ActorAssignment, pipe: multiprocessing.connection.Conn
             assignment.config, assignment.config.environments, threads=assignment.config.environment_threads
         )
         try:
-            play(
-                assignment.config,
-                assignment.index,
-                envs,
-                _LearnersRun(pipe),
-                address=assignment.address,
-                name=assignment.name,
-                token=assignment.token,
-                first_step=assignment.first_step,
-                playing=playing.set,
-            )
+            play(assignment, envs, _LearnersRun(pipe), playing.set)
         finally:
             # The failure to report ended the play; environments that failed may fail again.
             with contextlib.suppress(Exception):

@@ -151,20 +151,13 @@ def _await_run(replay: innet.Replay, joining: Joining, known: str | None) -> tup
 
 def _play(joining: Joining, config: Config, name: str, published: PublishedRun) -> None:
     with naming_extras():
-        from innet_drl.launch.playing import MEMORY_LOST, play
+        from innet_drl.launch.playing import MEMORY_LOST, ActorAssignment, play
 
     envs = environments.make(config, config.environments, threads=config.environment_threads)
     try:
-        play(
-            config,
-            joining.index,
-            envs,
-            _JoinedRun(joining, name, published),
-            address=joining.replay,
-            name=name,
-            token=joining.token,
-            first_step=published.agent_steps,
-        )
+        steps = published.agent_steps
+        assignment = ActorAssignment(config, joining.index, joining.replay, name, steps, joining.token)
+        play(assignment, envs, _JoinedRun(joining, name, published))
     except MEMORY_LOST as error:
         logger.warning(
             "the server was started again without the run, and actor %d joins it anew: %s", joining.index, error

@@ -24,21 +24,9 @@ from innet_drl.train.watchdog import watched
 
 
 class Actor:
-    """Plays `config.environments` environments.
+    """Plays `config.environments` environments, from `first_step` agent steps of all actors on.
 
-    Args:
-        config: The run's settings.
-        index: Number of this actor, from 0.
-        environments: Environments to play.
-        network: Network of the policy; `pull` loads its weights.
-        writer: Writer of the replay memory.
-        first_step: Agent steps of all actors in earlier sessions: the exploration schedule continues from there,
-            and the games differ from earlier sessions'.
-        stopwatch: Stopwatch of this thread; a new one by default.
-
-    Raises:
-        ConfigurationError: A relay cannot take the environments' autoreset mode.
-        UnavailableEnvironmentError: NaN or infinity in an observation; from `step`, also in a reward.
+    Exploration goes on from there, and the games differ from those of other first steps.
     """
 
     def __init__(

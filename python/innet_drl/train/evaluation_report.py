@@ -159,15 +159,9 @@ def evaluate_runs(
     changes: Mapping[str, Any] = MappingProxyType({}),
     progress: Progress = silent,
 ) -> Report:
-    """Plays games with the agents of several runs of one environment.
+    """Plays `evaluation_games` games for each seed with the agents of several runs of one environment.
 
-    Args:
-        runs: Folders of the runs.
-        best: Take each run's agent with the best evaluation instead of the newest checkpoint.
-        protocol: A name of `PROTOCOLS`.
-        seeds: Each run plays `evaluation_games` games with each of them.
-        changes: Conditions (`CONDITIONS`) that replace conditions of the protocol or of the runs.
-        progress: Shows how far it is.
+    `changes` are conditions (`CONDITIONS`) that replace those of the protocol or of the runs.
     """
     if not runs:
         raise ConfigurationError("innet-drl evaluate plays with the agents of runs: name their folders, runs/...")

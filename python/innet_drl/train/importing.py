@@ -62,12 +62,7 @@ def near_path(value: str) -> str:
 
 
 def load(value: Importable, setting: str) -> Any:
-    """Imports the object of a path; returns a function or class as it is.
-
-    Args:
-        value: `module:name`, with dots in the name for attributes of classes, or the object.
-        setting: The setting's name, for messages.
-    """
+    """Imports the object of a setting's path `module:name`; returns a function or class as it is."""
     if not isinstance(value, str):
         return value
 

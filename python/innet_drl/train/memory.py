@@ -360,16 +360,9 @@ def memory_settings(
     token: str | None = None,
     earlier: Config | None = None,
 ) -> MemorySettings:
-    """Collects the settings of a run's memory.
+    """Collects the settings of a run's memory, to create it at the configured address or to join it at another one.
 
-    Args:
-        config: The run's settings.
-        spec: The environment's spec.
-        name: Name of the table and the parameters.
-        parameters: Tensors of the names, dtypes and shapes that will be published.
-        address: Where to join; `None` creates the memory at the configured address.
-        token: Token of the memory; `None` reads the environment.
-        earlier: Settings of the session before; `None` for a new run.
+    A `token` of `None` is read from the environment. `earlier` has the settings of the session before.
     """
     return MemorySettings(
         address=config.replay if address is None else address,

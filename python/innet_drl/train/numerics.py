@@ -85,14 +85,7 @@ def _seconds_of_update(
 
 
 def random_batch(spec: EnvironmentSpec, size: int, device: torch.device, observations: Any = None) -> TorchBatch:
-    """Makes a batch of noise with the arrays of a batch of the memory.
-
-    Args:
-        spec: The environment's spec.
-        size: Transitions.
-        device: Device of the tensors.
-        observations: Observations [2 * size, *observation_shape] instead of noise, the next ones last.
-    """
+    """Makes a batch of noise, or of observations [2 * size, *observation_shape], the next ones last."""
     if observations is None:
         observations = torch.randint(0, 256, (2 * size, *spec.observation_shape))
     observation, next_observation = torch.as_tensor(observations).to(device, getattr(torch, spec.frame_dtype)).chunk(2)

@@ -134,11 +134,7 @@ def plain(values: Mapping[str, Any], lost: list[str] | None = None) -> dict[str,
     """Returns values as YAML has them.
 
     NumPy's numbers and arrays become numbers and lists. A function or class becomes its import path (`import_path`),
-    and an object of another kind its text.
-
-    Args:
-        values: The values by name.
-        lost: Gets the names of arguments, which are values of mappings, that cannot be read back.
+    and an object of another kind its text; `lost` gets the names of arguments, values of mappings, that become text.
     """
 
     def convert(name: str, value: Any, *, is_argument: bool = False) -> Any:

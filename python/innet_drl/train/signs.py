@@ -25,9 +25,7 @@ RECENT_EPISODES = 30
 def signs(recent: Mapping[str, float], config: Config) -> dict[str, str]:
     """Returns a sentence for each metric that is out of the ordinary, by the metric.
 
-    Args:
-        recent: Mean of the last `values_of` values of each metric that has as many; of several values by `metric/key`.
-        config: The run's settings.
+    `recent` has the mean of the last `values_of` values of each metric with as many; of several values by `metric/key`.
     """
     found: dict[str, str] = {}
 

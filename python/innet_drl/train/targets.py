@@ -28,10 +28,7 @@ POLL_SECONDS = 0.05
 class TargetsAhead:
     """An iterator over the same batches, each with its targets. Use it as a context manager.
 
-    Args:
-        learner: Learner whose networks compute the targets.
-        batches: Iterator of batches. Its `DeadlineError` is raised here, and the next call continues; any other
-            error ends this iterator.
+    A `DeadlineError` of the batches is raised here, and the next call continues; any other error ends this iterator.
     """
 
     def __init__(self, learner: Learner, batches: Iterator[TorchBatch]) -> None:

@@ -40,15 +40,8 @@ def record(
 ) -> float:
     """Plays a game, writes it as an mp4 (H.264), and returns the score so far.
 
-    Of Atari it is the game of median score of `GAMES`; other environments need not repeat a game.
-
-    Args:
-        config: The run's settings.
-        network: The agent, on any device.
-        path: The file to write.
-        seed: Seeds the games.
-        seconds: Length at which the video ends, at the speed of a human player.
-        progress: Called with every frame.
+    Of Atari it is the game of median score of `GAMES`; other environments need not repeat a game. It ends after
+    `seconds` at the speed of a human player.
     """
     if path.suffix != ".mp4":
         raise ConfigurationError(f"--to {path}: videos are mp4 files, name it {path.with_suffix('.mp4').name}")

@@ -38,10 +38,6 @@ def make(
         episode_frames: Emulator frames after which an Atari game is truncated; `None` uses the configured number.
         threads: Threads that step Atari environments.
         render: Make them in the render mode `rgb_array`, in this process. Not for `atari/<game>`.
-
-    Raises:
-        UnavailableEnvironmentError: No such environment, its spaces are not supported, or its ROM is missing.
-        ConfigurationError: An import path that leads nowhere.
     """
     if config.is_atari:
         return make_atari(config, count, episode_frames or config.episode_frames, threads)

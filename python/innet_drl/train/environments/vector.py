@@ -51,9 +51,6 @@ class Environments:
         actions: Numbers to actions; `None` if they are the same.
         name: The environment's name, for messages.
         fire: Number of the action that starts an Atari game again after a lost life; `None` if it has none.
-
-    Raises:
-        UnavailableEnvironmentError: The vector environment resets in another mode, or does not declare its mode.
     """
 
     def __init__(
