@@ -17,7 +17,6 @@ from innet_drl.bench.redis_memory import RedisMemory
 from innet_drl.bench.redis_store import RedisStore
 from innet_drl.cli import main
 from innet_drl.launch import local
-from innet_drl.train.config import Config
 from innet_drl.train.errors import ConfigurationError, RelayError
 from innet_drl.train.memory import EmbeddedMemory, ReplayMemory, ServerMemory, memory_class
 from innet_drl.train.metrics import Metrics
@@ -149,17 +148,6 @@ def test_a_serial_run_has_no_redis() -> None:
 def test_several_learners_have_no_redis(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="learners 2: it must be 1 with replay redis://"):
         local.train(small(learners=2, replay="redis://127.0.0.1:1"), tmp_path / "run")
-
-
-def test_a_run_of_an_earlier_release_goes_on_with_its_messages(tmp_path: Path) -> None:
-    """They were settings of their own; settings of other memories are dropped."""
-    old = tmp_path / "config.yaml"
-    small(replay="redis://127.0.0.1:1").save(old)
-    settings = old.read_text() + "message: stacks\nmessage_transitions: 50\n"
-    old.write_text(settings)
-    assert Config.load(old).replay == "redis://127.0.0.1:1?message=stacks&transitions=50"
-    old.write_text(settings.replace("redis://127.0.0.1:1", "innet://127.0.0.1:1"))
-    assert Config.load(old).replay == "innet://127.0.0.1:1"
 
 
 def test_a_password(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,8 +76,11 @@ class Joining:
         config = dataclasses.replace(published.config(), replay=self.replay, replay_ca=self.replay_ca, **self.changes)
         if self.index >= config.actors:
             raise ConfigurationError(
-                f"--index {self.index}: run {name} has {config.actors} actors, 0 to {config.actors - 1}: its "
-                "learner's --actors is their number"
+                "--index {index}: run {name} has {number} actors, 0 to {last}: its learner's {actors} is their number",
+                index=self.index,
+                name=name,
+                number=config.actors,
+                last=config.actors - 1,
             )
         return config
 
@@ -133,7 +136,9 @@ def _await_run(replay: innet.Replay, joining: Joining, known: str | None) -> tup
         live = {name: run for name, run in runs.items() if not run.ended and joining.run in (None, name)}
         if len(live) > 1:
             raise ConfigurationError(
-                f"{joining.replay} has several runs, {', '.join(live)}: name the actor's by --run, or by --namespace"
+                "{address} has several runs, {runs}: name the actor's by --run, or by {namespace}",
+                address=joining.replay,
+                runs=", ".join(live),
             )
         if live:
             return live.popitem()

@@ -21,7 +21,7 @@ from innet_drl.train import environments
 from innet_drl.train.callbacks import Callback, Result, check_callbacks
 from innet_drl.train.config import Config
 from innet_drl.train.display import Display
-from innet_drl.train.errors import ConfigurationError, Message, Resuming
+from innet_drl.train.errors import ConfigurationError, Resuming
 from innet_drl.train.importing import Importable, is_path, load, path_of
 from innet_drl.train.memory import actor_token, aggregator_token, memory_class, memory_token
 from innet_drl.train.published_run import check_address
@@ -99,23 +99,24 @@ def _place(launcher: Importable, config: Config) -> Place:
     """The place of a value of `--launcher`, if the settings fit it."""
     if launcher == "local":
         return lambda *_: contextlib.nullcontext(LocalLauncher)
-    shown = Message("{launcher} {path}", path=path_of(launcher))
+
+    def unusable(reason: str) -> ConfigurationError:
+        return ConfigurationError("{launcher} {path}: {reason}", path=path_of(launcher), reason=reason)
+
     if config.serial:
-        raise ConfigurationError("{shown}: omit it in a serial run, which is one process", shown=shown)
+        raise unusable("omit it in a serial run, which is one process")
     if launcher == "ray":
         with naming_extras():
             from innet_drl.launch import ray
         ray.check(config)
         return ray.cluster
     if isinstance(launcher, str) and not is_path(launcher):
-        raise ConfigurationError("{shown}: it must be local, ray, or your own launcher as module:name", shown=shown)
+        raise unusable("it must be local, ray, or your own launcher as module:name")
     own = load(launcher, "launcher")
     if not (isinstance(own, type) and issubclass(own, Launcher)):
-        raise ConfigurationError("{shown}: it must be a subclass of innet_drl.launch.launcher.Launcher", shown=shown)
+        raise unusable("it must be a subclass of innet_drl.launch.launcher.Launcher")
     if lacking := sorted(own.__abstractmethods__):
-        raise ConfigurationError(
-            "{shown}: it lacks {lacking} of innet_drl.launch.launcher.Launcher", shown=shown, lacking=", ".join(lacking)
-        )
+        raise unusable(f"it lacks {', '.join(lacking)} of innet_drl.launch.launcher.Launcher")
     return lambda *_: contextlib.nullcontext(own)
 
 

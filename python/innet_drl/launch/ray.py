@@ -61,17 +61,13 @@ def bundles(config: Config, *, gpus: int) -> Bundles:
 def check(config: Config) -> None:
     """Refuses settings that do not fit a cluster."""
     if config.replay.startswith("unix://"):
-        raise ConfigurationError(
-            "{launcher} ray: actors on other nodes cannot reach {replay} {address}: omit it, or name a server by "
-            "innet://host:port",
-            address=config.replay,
-        )
+        advice = "omit it, or name a server by innet://host:port"
+        raise _unusable(Message(f"actors on other nodes cannot reach {{replay}} {config.replay}: {advice}"))
     address = os.environ.get("RAY_ADDRESS", "")
     if address.startswith("ray://"):
-        raise ConfigurationError(
-            "{launcher} ray: RAY_ADDRESS is {address}, but the learner has to be on a node of the cluster: start the "
-            "command on the node that trains, with RAY_ADDRESS=auto, or by `ray job submit`",
-            address=address,
+        raise _unusable(
+            f"RAY_ADDRESS is {address}, but the learner has to be on a node of the cluster: start the command on the "
+            "node that trains, with RAY_ADDRESS=auto, or by `ray job submit`"
         )
     host, _, port = address.rpartition(":")
     if port.isdigit() and not ray.is_initialized():
@@ -79,11 +75,9 @@ def check(config: Config) -> None:
         try:
             socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
         except OSError as error:
-            raise ConfigurationError(
-                "{launcher} ray: nothing answers at RAY_ADDRESS={address} ({error}): start a cluster there "
-                "(ray start --head), or omit RAY_ADDRESS for a local one",
-                address=address,
-                error=error,
+            raise _unusable(
+                f"nothing answers at RAY_ADDRESS={address} ({error}): start a cluster there (ray start --head), or "
+                "omit RAY_ADDRESS for a local one"
             ) from error
 
 
@@ -100,11 +94,8 @@ def cluster(config: Config, name: str, say: Callable[[str], None]) -> Iterator[C
         here = next(each for each in ray.nodes() if each["NodeID"] == node)
         wanted = bundles(config, gpus=int(here["Resources"].get("GPU", 0)))
         if any(group["name"] == full and group["state"] != "REMOVED" for group in placement_group_table().values()):
-            raise ConfigurationError(
-                "{launcher} ray: another run named {name!r} is on the cluster: choose another {folder}, whose last "
-                "part is the name",
-                name=name,
-            )
+            advice = "choose another {folder}, whose last part is the name"
+            raise _unusable(Message(f"another run named {{name!r}} is on the cluster: {advice}", name=name))
         check_node(wanted, here)
         # The learner's process has its folder, and the page, on this node.
         labels = [{"ray.io/node-id": node} if each in HERE else {} for each in wanted]
@@ -141,11 +132,7 @@ def _connected(config: Config) -> Iterator[None]:
     try:
         ray.init(address, **options)
     except (RuntimeError, ValueError, OSError) as error:
-        raise ConfigurationError(
-            "{launcher} ray: the cluster of RAY_ADDRESS={address} cannot be used: {reason}",
-            address=address,
-            reason=_summary(error),
-        ) from error
+        raise _unusable(f"the cluster of RAY_ADDRESS={address} cannot be used: {_summary(error)}") from error
     try:
         yield
     finally:
@@ -161,10 +148,10 @@ def check_node(wanted: Bundles, here: dict[str, Any]) -> None:
         needs = {name: wanted[name][resource] for name in HERE if resource in wanted.get(name, {})}
         present = here["Resources"].get(resource, 0)
         if sum(needs.values()) > present:
-            raise ConfigurationError(
-                f"{{launcher}} ray: this node ({{node}}) has {present:g} {resource}, too few for {', '.join(needs)} "
-                f"({sum(needs.values()):g}): {advice}, or start the command on another node",
-                node=here["NodeManagerAddress"],
+            few = f"{present:g} {resource}, too few for {', '.join(needs)} ({sum(needs.values()):g})"
+            start = "or start the command on another node"
+            raise _unusable(
+                Message(f"this node ({{node}}) has {few}: {advice}, {start}", node=here["NodeManagerAddress"])
             )
 
 
@@ -409,6 +396,10 @@ class RayLauncher(Launcher):
             self.messages()
         for name in list(self._hosts):
             self._forget(name)
+
+
+def _unusable(reason: str | Message) -> ConfigurationError:
+    return ConfigurationError("{launcher} ray: {reason}", reason=reason)
 
 
 def _summary(error: BaseException) -> str:

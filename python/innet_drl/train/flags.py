@@ -254,13 +254,10 @@ def parse_learner(arguments: Sequence[str]) -> LearnerFlags:
 def _settings_flags(arguments: Sequence[str]) -> argparse.Namespace:
     """The flags that decide which settings the others change."""
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    first.add_argument("--preset")
-    first.add_argument("--resume", type=Path)
-    first.add_argument("--out", type=Path)
-    first.add_argument("--config", type=Path)
-    first.add_argument("--environment")
-    first.add_argument("--actors")
-    first.add_argument("--environments")
+    for name in ("preset", "environment", "actors", "environments"):
+        first.add_argument(f"--{name}")
+    for name in ("resume", "out", "config"):
+        first.add_argument(f"--{name}", type=Path)
     return first.parse_known_args(arguments)[0]
 
 

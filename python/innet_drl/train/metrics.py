@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 RETURN_WINDOW = 100
 """Number of last games that `return_mean` averages."""
+COSTS = ("processor_s", "processor_s_per_million_frames", "joules", "joules_per_million_frames", "resident_bytes")
 ACTOR_WINDOW = 20
 """Number of last games of an actor that `actor_scores` averages."""
 
@@ -310,6 +311,7 @@ class Meter:
         lags = [updates - acted for acted in self._parameter_updates.values()]
         steps_per_s = round((self.agent_steps - self.reported_steps) / elapsed, 2)
         left = seconds_left(steps_per_s)
+        costs: dict[str, Any] = {name: getattr(cost, name, None) for name in COSTS}
         metrics = Metrics(
             time_s=round(self._earlier_s + now - self._started, 3),
             seconds_left=None if left is None else round(left, 1),
@@ -342,11 +344,7 @@ class Meter:
             actor_scores={actor: score for actor, score in by_actor.items() if score is not None},
             actor_steps_per_s={str(a): round(steps / elapsed, 2) for a, steps in sorted(sums.steps_by_actor.items())},
             actor_waits=self._waits(table.get("by_writer", []), elapsed),
-            processor_s=None if cost is None else cost.processor_s,
-            processor_s_per_million_frames=None if cost is None else cost.processor_s_per_million_frames,
-            joules=None if cost is None else cost.joules,
-            joules_per_million_frames=None if cost is None else cost.joules_per_million_frames,
-            resident_bytes=None if cost is None else cost.resident_bytes,
+            **costs,
             learning_rate=sums.learning_rate,
             q_predicted=_finite(predictions.q / predictions.steps) if predictions.steps else None,
             return_discounted=_finite(predictions.discounted / predictions.steps) if predictions.steps else None,

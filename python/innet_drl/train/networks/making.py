@@ -62,12 +62,7 @@ def _torso(config: Config, spec: EnvironmentSpec) -> Torso:
     name = config.network
     if bool(spec.parts) != (name == "dict") and name != "auto":
         fitting = "dict" if spec.parts else "nature, impala or mlp"
-        raise ConfigurationError(
-            "{network} {name}: the observations are {space}: take {fitting}, or auto",
-            name=name,
-            space=spec.observation_space,
-            fitting=fitting,
-        )
+        raise _unusable(config, f"the observations are {spec.observation_space}: take {fitting}, or auto")
     if not spec.parts:
         return _torso_of(config, str(name), spec.arrays[0], spec.stack)
     return DictTorso({part.name: _torso_of(config, "auto", part, spec.stack) for part in spec.parts})
@@ -82,21 +77,13 @@ def _torso_of(config: Config, name: str, part: Part, stack: int) -> Torso:
     if name == "mlp":
         return VectorTorso(int(np.prod(shape)), config.layers, part.scale)
     if not part.is_image:
-        raise ConfigurationError(
-            "{network} {name}: it is for images, and the observations are vectors {shape}: take mlp",
-            name=name,
-            shape=shape,
-        )
+        raise _unusable(config, f"it is for images, and the observations are vectors {shape}: take mlp")
     if name == "impala":
         return ImpalaTorso(shape[0], config.channels, shape[1], shape[2], norm=config.impala_norm, scale=part.scale)
     if small:
-        raise ConfigurationError(
-            "{network} nature: it needs images of at least {least} pixels, and these are {height}x{width}: take impala "
-            "or mlp, or larger images ({frame_size}, of Atari games)",
-            least=ConvolutionTorso.MIN_SIZE,
-            height=shape[1],
-            width=shape[2],
-        )
+        needs = f"it needs images of at least {ConvolutionTorso.MIN_SIZE} pixels, and these are {shape[1]}x{shape[2]}"
+        advice = "take impala or mlp, or larger images ({frame_size}, of Atari games)"
+        raise _unusable(config, Message(f"{needs}: {advice}"))
     return ConvolutionTorso(shape[0], config.channels, shape[1], shape[2], scale=part.scale)
 
 
@@ -135,7 +122,7 @@ def _user_module(config: Config, spec: EnvironmentSpec) -> nn.Module:
 
 
 def _unusable(config: Config, reason: str | Message) -> ConfigurationError:
-    """The error of a network of the user's own."""
+    """The error of a network that cannot be used."""
     return ConfigurationError("{network} {path}: {reason}", path=importing.path_of(config.network), reason=reason)
 
 
