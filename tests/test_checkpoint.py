@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from pathlib import Path
 
 import pytest
 import torch
 
+from innet_drl.cli import main
+from innet_drl.launch import local
+from innet_drl.train.agent import load
 from innet_drl.train.checkpoints import load_checkpoint, save_checkpoint
 from innet_drl.train.environments import EnvironmentSpec
 from innet_drl.train.errors import RunFolderError
@@ -16,6 +20,7 @@ from innet_drl.train.learner import Learner, Numerics
 from innet_drl.train.numerics import random_batch
 from innet_drl.train.presets import PRESETS
 from innet_drl.train.run_folder import RunFolder
+from training import small
 
 SPEC = EnvironmentSpec(4, 4, (84, 84), "uint8", 4)
 CONFIG = dataclasses.replace(PRESETS["breakout"], batch_size=4, target_period=2, device="cpu")
@@ -69,3 +74,17 @@ def test_a_flipped_bit_in_a_tensor_is_noticed(tmp_path: Path) -> None:
         path.write_bytes(damaged)
         with pytest.raises(RunFolderError, match=r"its checksum differs.*remove it to use the one before"):
             load_checkpoint(path)
+
+
+def test_a_checkpoint_with_other_tensors_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    local.train(small(serial=True, steps=300), run)
+    checkpoint = RunFolder.open(run).latest_checkpoint()
+    norms = {f"{network}.features_norm.weight": torch.ones(8) for network in ("model", "target", "average")}
+    save_checkpoint(checkpoint.path, {**checkpoint.tensors, **norms}, checkpoint.state)
+    wanted = "another network than the run's settings make: they differ in features_norm.weight. Continue with"
+    with pytest.raises(RunFolderError, match=f"{wanted} .* another folder"):
+        load(run)
+    for command in (["evaluate", str(run)], ["train", "--resume", str(run), "--steps", "400"]):
+        assert main(command) == 1
+        assert re.search(f"{wanted} .* another --out", capsys.readouterr().err)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -69,18 +68,9 @@ def test_a_resumed_run_continues_its_cost(tmp_path: Path) -> None:
     assert second.cost.frames == second.agent_steps
 
 
-def test_a_run_of_the_first_release_counts_from_its_next_session() -> None:
-    meter = CostMeter()
-    meter.restore(None, frames=1_000)
-    assert meter.read(1_500).frames == 500
-    later = CostMeter()
-    later.restore(json.loads(json.dumps(meter.state())), frames=1_500)
-    assert later.read(2_000).frames == 1_000
-
-
 def test_energy_without_a_counter_in_one_session_is_unknown() -> None:
     meter = CostMeter()
-    meter.restore({"processor_s": 5.0, "joules": None, "first_frame": 0}, frames=10)
+    meter.restore({"processor_s": 5.0, "joules": None})
     cost = meter.read(10)
     assert (cost.joules, cost.joules_per_million_frames) == (None, None)
     assert cost.processor_s >= 5.0

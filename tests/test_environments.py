@@ -140,30 +140,6 @@ def test_cartpole_is_truncated_at_500_and_scores_by_the_step() -> None:
     assert arena.step(np.zeros(1, np.int64)).reward[0] == 0
 
 
-def test_cartpole_goes_on_exactly_from_a_saved_state() -> None:
-    random = np.random.default_rng(0)
-    actions = random.integers(0, 2, (200, 4))
-    arena = environments.make(CARTPOLE, 4)
-    arena.reset(3)
-    for action in actions[:100]:
-        arena.step(action)
-    state = arena.state()
-    expected = [arena.step(action) for action in actions[100:]]
-    other = environments.make(CARTPOLE, 4)
-    other.reset(99)
-    other.restore(state)
-    assert any(step.terminated.any() for step in expected)
-    for action, step in zip(actions[100:], expected, strict=True):
-        again = other.step(action)
-        np.testing.assert_array_equal(again.observation, step.observation)
-        np.testing.assert_array_equal(again.terminated, step.terminated)
-
-
-def test_atari_cannot_be_restored() -> None:
-    assert not environments.make(BREAKOUT, 1).restorable
-    assert environments.make(CARTPOLE, 1).restorable
-
-
 def test_another_autoreset_mode_is_refused() -> None:
     vector = gymnasium.make_vec(
         "CartPole-v1",

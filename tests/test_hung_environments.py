@@ -13,6 +13,7 @@ import pytest
 from innet_drl import train
 from innet_drl.launch import actors, local, silence
 from innet_drl.launch.launcher import LocalLauncher
+from innet_drl.launch.playing import ActorAssignment
 from innet_drl.launch.processes import ProcessFailure
 from innet_drl.launch.silence import Silence
 from innet_drl.train.display import Display
@@ -98,7 +99,7 @@ def test_an_actor_that_hangs_is_replaced(
     assert not psutil.pid_exists(hung) or psutil.Process(hung).status() == psutil.STATUS_ZOMBIE
 
 
-def fail(assignment: actors.ActorAssignment, pipe: Connection) -> None:
+def fail(assignment: ActorAssignment, pipe: Connection) -> None:
     """The main function of an actor that fails."""
     pipe.send(ProcessFailure("broken", fatal=False))
 

@@ -33,8 +33,7 @@ class CtrlC(train.Callback):
     "changes",
     [
         pytest.param({}, id="processes"),
-        pytest.param({"serial": True}, id="serial with a journal"),
-        pytest.param({"serial": True, "environment": "brought:Counter"}, id="serial"),
+        pytest.param({"serial": True}, id="serial"),
     ],
 )
 def test_what_was_learned_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture, changes: dict[str, Any]) -> None:
@@ -57,19 +56,6 @@ def test_the_memory_is_kept_with_the_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         train.run(small(steps=1_000_000), callbacks=[CtrlC(updates=20)], folder=run)
     assert (run / "replay.snapshot").is_file()
-
-
-def test_a_serial_run_keeps_its_last_whole_step(tmp_path: Path) -> None:
-    """The checkpoint before the interrupt has a journal: the run continues from there as if it had never ended."""
-    run, config = tmp_path / "run", small(serial=True, checkpoint_minutes=1e-9)
-    with pytest.raises(KeyboardInterrupt):
-        train.run(config, callbacks=[CtrlC(updates=20)], folder=run)
-    assert "actor" in RunFolder(run).latest_checkpoint().state
-    train.run(small(serial=True), folder=run, resume=True)
-    train.run(small(serial=True), folder=tmp_path / "whole")
-    weights = [RunFolder(folder).latest_checkpoint().tensors for folder in (run, tmp_path / "whole")]
-    for name, tensor in weights[0].items():
-        assert tensor.equal(weights[1][name]), name
 
 
 @pytest.mark.parametrize("serial", [True, False])

@@ -6,7 +6,6 @@ import json
 import logging
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,7 +18,7 @@ from innet_drl.train.diagnostics import Diagnosis
 from innet_drl.train.display import plain_line
 from innet_drl.train.learner import Update
 from innet_drl.train.metrics import ActorReport, Game, Meter, Metrics
-from innet_drl.train.metrics_files import TENSORBOARD_NAMES, MetricsFiles
+from innet_drl.train.metrics_files import MetricsFiles, scalars
 from innet_drl.train.page import SMALLEST_PAGE, Page, logs_on_console
 from innet_drl.train.prediction import Predictions
 
@@ -207,10 +206,8 @@ def test_the_same_numbers_go_to_both_files(tmp_path: Path) -> None:
     files.close()
     assert json.loads((tmp_path / "metrics.jsonl").read_text()) == dataclasses.asdict(line)
     found, _ = events(tmp_path)
-    values: dict[str, Any] = dataclasses.asdict(line)
-    for name, tag in TENSORBOARD_NAMES.items():
-        if values[name] is not None:
-            assert found[tag] == pytest.approx(values[name])
+    for tag, value in scalars(line).items():
+        assert found[tag] == pytest.approx(value)
     assert {"charts/episodic_return", "charts/SPS", "losses/td_loss", "losses/q_values"} <= found.keys()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -96,18 +95,3 @@ def test_sums_are_those_of_returns_counted_backwards(at_once: bool) -> None:
     assert found.q == pytest.approx(q, rel=1e-5)
     assert found.discounted == pytest.approx(discounted, rel=1e-5)
     assert predicting.take() == Predictions()
-
-
-def test_sums_go_on_from_a_state() -> None:
-    given, _ = rows(np.random.default_rng(4), at_once=False)
-    unbroken, first = Predicting(half(), GAMMA), Predicting(half(), GAMMA)
-    for row in given[:101]:
-        unbroken.add(**row)
-        first.add(**row)
-    assert first.take() == unbroken.take()
-    resumed = Predicting(half(), GAMMA)
-    resumed.restore(json.loads(json.dumps(first.state())))
-    for row in given[101:]:
-        unbroken.add(**row)
-        resumed.add(**row)
-    assert unbroken.take() == resumed.take()

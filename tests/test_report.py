@@ -23,7 +23,6 @@ from innet_drl.cli import main
 from innet_drl.launch import local
 from innet_drl.train.errors import ConfigurationError, RunFolderError
 from innet_drl.train.run_folder import RunFolder
-from test_old_run import OLD_RUN
 from training import BothHavePlayed, lines, small
 
 
@@ -133,22 +132,13 @@ def test_several_runs_differ_in_their_settings(runs: list[Path], tmp_path: Path)
 
 
 def test_runs_of_other_games_have_charts_of_their_own(runs: list[Path], tmp_path: Path) -> None:
-    page = Page(write_report([runs[1], OLD_RUN], tmp_path / "games.html").path)
+    local.train(small(serial=True, steps=300), tmp_path / "other")
+    page = Page(write_report([runs[1], tmp_path / "other"], tmp_path / "games.html").path)
     assert [each for each in page.headings if each in ("brought:Drawn", "CartPole-v1")] == [
         "brought:Drawn",
         "CartPole-v1",
     ]
     assert page.headings[0] == "2 runs of brought:Drawn, CartPole-v1"
-
-
-def test_a_run_of_the_first_release_has_a_report(tmp_path: Path) -> None:
-    """It lacks the newer metrics, and the file of sessions."""
-    page = Page(write_report([OLD_RUN], tmp_path / "old.html").path)
-    assert page.rows["state"] == ["finished"]
-    assert page.rows["evaluation after training"] == ["16.5, 2 games"]
-    assert "Machine and versions" not in page.headings
-    assert page.charts["Q-loss"] > 0
-    assert page.charts["Who waits"] == 0
 
 
 def test_damaged_lines_are_left_out_with_a_note(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:

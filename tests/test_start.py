@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import os
+import pickle
+import string
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +19,8 @@ import innet_drl as innet
 from innet_drl import train
 from innet_drl.cli import main
 from innet_drl.launch import local
-from innet_drl.train.errors import ConfigurationError, RunFolderError, in_python, resuming
+from innet_drl.train.config import Config
+from innet_drl.train.errors import ConfigurationError, Message, Resuming, RunFolderError, settings
 from innet_drl.train.run_folder import RunFolder
 from training import small
 
@@ -143,28 +147,55 @@ def test_messages_name_what_the_caller_wrote(capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize(
-    ("flags", "python"),
+    ("message", "flags", "python"),
     [
         (
+            Message("take a lower {learning_rate} than {rate:g} ({learner_deadline})", rate=1.0),
             "take a lower --learning-rate than 1 (--learner-deadline)",
             "take a lower learning_rate than 1 (learner_deadline)",
         ),
-        ("choose another --out, or --no-serial", "choose another folder, or serial=False"),
         (
-            f"continue: {resuming('runs/x', further=True)}.",
+            Message("choose another {folder}: {hint}", hint=Message("{no_video}")),
+            "choose another --out: --no-video",
+            "choose another folder: video=False",
+        ),
+        (settings(["n_step", "gamma"]), "--n-step and --gamma", "n_step and gamma"),
+        (
+            Message("continue: {how}.", how=Resuming("runs/x", further=True)),
+            "continue: --resume runs/x --steps N.",
             "continue: train.run(dataclasses.replace(config, steps=N), folder='runs/x', resume=True).",
         ),
         (
-            f"continue with {resuming('my runs/x')}, or not",
+            Message("continue with {how}, or not", how=Resuming("my runs/x")),
+            "continue with --resume 'my runs/x', or not",
             "continue with train.run(config, folder='my runs/x', resume=True), or not",
         ),
-        # Flags of other programs, and parts of names.
-        ("pip install --upgrade a--seed", "pip install --upgrade a--seed"),
-        ("start it as innet-replay serve --gradients IP:PORT", "start it as innet-replay serve --gradients IP:PORT"),
+        # Values are not read as templates.
+        (Message("{loss} {value}", value="{gamma} --seed"), "--loss {gamma} --seed", "loss {gamma} --seed"),
     ],
 )
-def test_flags_in_python(flags: str, python: str) -> None:
-    assert in_python(flags) == python
+def test_a_message_spells_settings_as_its_reader_writes_them(message: Message, flags: str, python: str) -> None:
+    error = pickle.loads(pickle.dumps(ConfigurationError("{message}", message=message)))
+    assert (message.with_flags, str(message)) == (error.with_flags, str(error)) == (flags, python)
+
+
+def test_the_fields_of_messages_are_values_or_settings() -> None:
+    """In every call with a template, such as `ConfigurationError("{gamma} {value}: ...", value=value)`."""
+    known = {field.name for field in dataclasses.fields(Config)} | {"folder", "resume", "launcher"}
+    known |= {"no_video", "no_full_action_set"}
+    package = Path(innet.__file__).parent
+    found = 0
+    for file in [*package.glob("train/**/*.py"), *package.glob("launch/*.py")]:
+        for call in ast.walk(ast.parse(file.read_text())):
+            if not (isinstance(call, ast.Call) and call.args and isinstance(call.args[0], ast.Constant)):
+                continue
+            name = getattr(call.func, "id", "")
+            values = {each.arg for each in call.keywords}
+            if name == "Message" or (name.endswith("Error") and values):
+                fields = {field for _, field, _, _ in string.Formatter().parse(str(call.args[0].value)) if field}
+                assert fields <= values | known, f"{file}:{call.lineno}"
+                found += 1
+    assert found > 30
 
 
 class Counted(brought.Linear):

@@ -104,7 +104,6 @@ def test_a_deadline_is_passed_on_and_an_error_ends_it() -> None:
 def test_it_ends_while_batches_go_on() -> None:
     ours = learner()
     batch = random_batch(SPEC, 4, ours.device)
-    ahead = TargetsAhead(ours, iter(lambda: batch, None))
-    next(ahead)
-    ahead.close()
+    with TargetsAhead(ours, iter(lambda: batch, None)) as ahead:
+        next(ahead)
     assert not any(thread.name == "targets" for thread in threading.enumerate())

@@ -332,14 +332,11 @@ def test_what_cannot_be_pickled_is_named(tmp_path: Path) -> None:
 
 
 def test_a_serial_run_of_a_function_is_resumed_with_it(tmp_path: Path) -> None:
-    """Its memory is kept in a journal, which is of one environment."""
-
     def make(num_envs: int) -> Any:
         return gymnasium.make_vec("CartPole-v1", num_envs)
 
     config = small(environment=make, serial=True, steps=300)
     train.run(config, folder=tmp_path / "run")
-    assert (tmp_path / "run" / "journal").exists()
     resumed = train.run(dataclasses.replace(config, steps=400), folder=tmp_path / "run", resume=True)
     assert resumed.agent_steps >= 400
 
@@ -415,8 +412,8 @@ def test_the_settings_of_a_run_are_a_file_of_settings(tmp_path: Path) -> None:
     ("text", "reason"),
     [
         ("learning-rat: 1", "own.yaml: there is no setting 'learning-rat' in .*: did you mean learning_rate"),
-        ("steps: many", "--steps 'many': it must be an integer or none"),
-        ("environment_args: 3", "--environment-args 3: it must be a mapping of names to values"),
+        ("steps: many", "own.yaml: steps 'many': it must be an integer or none"),
+        ("environment_args: 3", "own.yaml: environment_args 3: it must be a mapping of names to values"),
     ],
 )
 def test_a_wrong_file_of_settings_is_one_error(

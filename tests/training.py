@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from innet_drl import train
-from innet_drl.launch.actors import ActorAssignment, run_actor
+from innet_drl.launch.actors import run_actor
+from innet_drl.launch.playing import ActorAssignment
 from innet_drl.launch.processes import ProcessFailure
 from innet_drl.train import environments
 from innet_drl.train.config import Config

@@ -112,13 +112,13 @@ def run_command(command: Callable[[Sequence[str]], None], arguments: Sequence[st
         if os.getcwd() not in sys.path:
             sys.path.append(os.getcwd())
     from innet_drl.extras import naming_extras
-    from innet_drl.train.errors import TrainingError
+    from innet_drl.train.errors import TrainingError, with_flags
 
     try:
         with naming_extras():
             command(arguments)
     except (TrainingError, innet.ReplayError) as error:
-        print(f"error: {error.with_flags if isinstance(error, TrainingError) else error}", file=sys.stderr)
+        print(f"error: {with_flags(error)}", file=sys.stderr)
         return 1
     return 0
 

@@ -9,7 +9,6 @@
 | `actors`, `learners`, `evaluator` | processes that the learner starts: main functions, start, restart and end |
 | `joined_actors`, `joining` | actors that join by themselves: the learner's side, and the actor's process |
 | `playing` | the loop of an actor's process |
-| `aggregator` | checks of the server that averages gradients |
 | `processes` | start, failure and end of a process |
 | `fork_server` | the process that they are forked from |
 """

@@ -9,21 +9,20 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Self
 
 import innet_drl as innet
 from innet_drl.launch.launcher import Ended, Launcher
-from innet_drl.launch.playing import MEMORY_LOST, play
+from innet_drl.launch.playing import MEMORY_LOST, ActorAssignment, play
 from innet_drl.launch.processes import ProcessFailure, Stopped, import_failure, prepare_to_play
 from innet_drl.launch.silence import Silence
-from innet_drl.train import environments
+from innet_drl.train import environments, watchdog
 from innet_drl.train.actor import Actor
 from innet_drl.train.config import Config
-from innet_drl.train.errors import ActorError, TrainingError, WithFlags
+from innet_drl.train.errors import ActorError, Message, TrainingError
 from innet_drl.train.memory import ReplayMemory, RowWriter
 from innet_drl.train.metrics import ActorReport
-from innet_drl.train.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 
@@ -31,22 +30,6 @@ RESTART_MINUTES = 10.0
 """Minutes in which `actor_restarts` actors may be replaced."""
 FETCH_SECONDS = 1.0
 """Seconds that an actor waits with its rows before it looks for newer parameters, with `max_version_lag`."""
-
-
-@dataclass(frozen=True)
-class ActorAssignment:
-    """Arguments of an actor's process."""
-
-    config: Config
-    index: int
-    address: str
-    """Address of the replay memory."""
-    name: str
-    """Name of the table and the parameters."""
-    first_step: int
-    """Agent steps of all actors in earlier sessions."""
-    token: str = field(repr=False)
-    """Token of the replay memory, empty for none. The environment of the fork server is older than the run's."""
 
 
 class _LearnersRun:
@@ -83,17 +66,7 @@ def run_actor(assignment: ActorAssignment, pipe: multiprocessing.connection.Conn
             assignment.config, assignment.config.environments, threads=assignment.config.environment_threads
         )
         try:
-            play(
-                assignment.config,
-                assignment.index,
-                envs,
-                _LearnersRun(pipe),
-                address=assignment.address,
-                name=assignment.name,
-                token=assignment.token,
-                first_step=assignment.first_step,
-                playing=playing.set,
-            )
+            play(assignment, envs, _LearnersRun(pipe), playing.set)
         finally:
             # The failure to report ended the play; environments that failed may fail again.
             with contextlib.suppress(Exception):
@@ -101,7 +74,7 @@ def run_actor(assignment: ActorAssignment, pipe: multiprocessing.connection.Conn
     except (Stopped, BrokenPipeError):
         pass
     except TrainingError as error:
-        pipe.send(ProcessFailure(error.with_flags, fatal=True))
+        pipe.send(ProcessFailure(error.message, fatal=True))
     except innet.ReplayError as error:
         pipe.send(
             ProcessFailure(str(error), fatal=isinstance(error, ValueError), counts=not isinstance(error, MEMORY_LOST))
@@ -114,17 +87,7 @@ def run_actor(assignment: ActorAssignment, pipe: multiprocessing.connection.Conn
 
 
 class Actors:
-    """The actor processes of a run. Use it as a context manager.
-
-    Args:
-        config: The run's settings.
-        address: Address of the replay memory.
-        name: Name of the table and the parameters.
-        first_step: Agent steps of earlier sessions.
-        launcher: Starts the processes.
-        token: Token of the replay memory, empty for none.
-        clock: Seconds, as of `time.monotonic`.
-    """
+    """The actor processes of a run. Use it as a context manager."""
 
     def __init__(
         self,
@@ -141,7 +104,9 @@ class Actors:
             for index in range(config.actors)
         }
         self.launcher = launcher
-        self.silence = Silence("an environment may hang (--environment-timeout replaces the actor then)", clock)
+        self.silence = Silence(
+            Message("an environment may hang ({environment_timeout} replaces the actor then)"), clock
+        )
         self._config = config
         self._clock = clock
         # Times of the failures that count, of the last minutes.
@@ -169,9 +134,6 @@ class Actors:
 
         Args:
             agent_steps: Steps of the run until now: a replacement continues the exploration schedule from there.
-
-        Raises:
-            ActorError: No restart is left, or a replacement would fail in the same way.
         """
         reports: list[ActorReport] = []
         for name, message in self.launcher.messages():
@@ -190,28 +152,30 @@ class Actors:
         index, failure = assignment.index, ended.failure
         limit = self._config.environment_timeout
         # The last report was up to a second before the step.
-        if ended.exit_code == Watchdog.EXIT_CODE and limit is not None and self.silence.seconds(index) > limit - 1:
-            hung = f"its environments did not return for {limit:g} s (--environment-timeout); its stacks are above"
-            failure = failure or ProcessFailure(hung, fatal=False)
+        if ended.exit_code == watchdog.EXIT_CODE and limit is not None and self.silence.seconds(index) > limit - 1:
+            hung = "its environments did not return for {limit:g} s ({environment_timeout}); its stacks are above"
+            failure = failure or ProcessFailure(Message(hung, limit=limit), fatal=False)
         if failure is None and (reason := import_failure(ended.exit_code)) is not None:
             failure = ProcessFailure(reason, fatal=True)
         if failure is None:
             failure = ProcessFailure(f"it ended with exit code {ended.exit_code}", fatal=False)
         # A traceback is shown once; further failures of the same kind are one line each.
-        reason = failure.message if failure.kind in self._shown else str(failure)
+        text = failure.message if failure.kind in self._shown else failure.whole
         self._shown.add(failure.kind)
         if failure.fatal:
-            raise ActorError(f"actor {index} cannot play: {reason}")
+            raise ActorError("actor {index} cannot play: {text}", index=index, text=text)
         left = self._restarts_left()
         if failure.counts:
             self._failures.append(self._clock())
             if left == 0:
                 failures = len(self._failures)
                 count = f" after {failures} failures of actors in {RESTART_MINUTES:g} minutes" if failures > 1 else ""
-                raise ActorError(f"actor {index} failed, and no restart is left{count}: {reason}")
-            logger.error("actor %d failed and is replaced (%d restarts left): %s", index, left - 1, WithFlags(reason))
+                raise ActorError(
+                    "actor {index} failed, and no restart is left{count}: {text}", index=index, count=count, text=text
+                )
+            logger.error("actor %d failed and is replaced (%d restarts left): %s", index, left - 1, text)
         else:
-            logger.warning("actor %d is replaced, which is no restart: %s", index, WithFlags(reason))
+            logger.warning("actor %d is replaced, which is no restart: %s", index, text)
         self._start(replace(assignment, first_step=agent_steps))
 
     def _restarts_left(self) -> int:

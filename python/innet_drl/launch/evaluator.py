@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import multiprocessing.connection
-import traceback
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Self
@@ -17,10 +15,11 @@ from innet_drl.launch.launcher import Ended, Launcher
 from innet_drl.launch.processes import ProcessFailure, Stopped, prepare_to_play
 from innet_drl.train.config import Config
 from innet_drl.train.environments import EnvironmentSpec
-from innet_drl.train.errors import ProcessError, TrainingError, WithFlags
+from innet_drl.train.errors import ProcessError
 from innet_drl.train.evaluation import Evaluation, evaluate
 from innet_drl.train.networks import make_network
 from innet_drl.train.stopwatch import Laps, Stopwatch
+from innet_drl.train.times import Times
 
 logger = logging.getLogger(__name__)
 
@@ -31,8 +30,6 @@ STOP_SECONDS = 2.0
 """Seconds that the process may take to close its environments before it is killed."""
 
 Parameters = dict[str, NDArray[Any]]
-ReportTimes = Callable[[dict[str, float], Laps | None], object]
-"""Takes the seconds of the process by activity since the last call, and its laps for a trace."""
 
 
 @dataclass(frozen=True)
@@ -64,10 +61,8 @@ def run_evaluator(config: Config, spec: EnvironmentSpec, pipe: multiprocessing.c
             pipe.send(Played(evaluation, stopwatch.take(), stopwatch.take_laps()))
     except (Stopped, EOFError, BrokenPipeError):
         pass
-    except TrainingError as error:
-        pipe.send(ProcessFailure(error.with_flags, fatal=True))
-    except Exception:
-        pipe.send(ProcessFailure(traceback.format_exc(), fatal=False))
+    except Exception as error:
+        pipe.send(ProcessFailure.of(error, fatal=False))
     finally:
         pipe.close()
 
@@ -76,26 +71,14 @@ class Evaluator:
     """The evaluator's process, which plays one evaluation at a time. Use it as a context manager.
 
     It starts with the first evaluation. If it fails, a warning says so, and the next evaluation gets a new process.
-
-    Args:
-        config: The run's settings.
-        spec: Spec of the environment.
-        launcher: Starts the process, and no other one.
-        report: Called with the times of the process after each evaluation.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        spec: EnvironmentSpec,
-        launcher: Launcher,
-        report: ReportTimes = lambda seconds, laps: None,
-    ) -> None:
+    def __init__(self, config: Config, spec: EnvironmentSpec, launcher: Launcher, times: Times | None = None) -> None:
         self._config = config
         self._spec = spec
         self._launcher = launcher
         self._launcher.stop_seconds = STOP_SECONDS
-        self._report = report
+        self._times = times
         self._restarts_left = RESTARTS
         self._runs = False
         self._playing = False
@@ -122,7 +105,7 @@ class Evaluator:
             try:
                 self._launcher.start(NAME, run_evaluator, self._config, self._spec)
             except ProcessError as error:
-                self._fail(ProcessFailure(error.with_flags, fatal=False))
+                self._fail(ProcessFailure(error.message, fatal=False))
                 return
         self._runs = self._playing = True
         self._sending = self._thread.submit(self._launcher.send, NAME, parameters)
@@ -134,7 +117,8 @@ class Evaluator:
             if isinstance(message, Ended):
                 self._fail(message.failure or ProcessFailure("its process was killed", fatal=False))
             else:
-                self._report(message.seconds, message.laps)
+                if self._times is not None:
+                    self._times.add(NAME, message.seconds, message.laps)
                 evaluation, self._playing = message.evaluation, False
         return evaluation
 
@@ -145,4 +129,4 @@ class Evaluator:
         self._runs = self._playing = False
         self._restarts_left = -1 if failure.fatal else self._restarts_left - failure.counts
         advice = "the next one gets a new process" if self._restarts_left >= 0 else "there are no more during training"
-        logger.warning("an evaluation failed, and training continues; %s: %s", advice, WithFlags(failure.message))
+        logger.warning("an evaluation failed, and training continues; %s: %s", advice, failure.whole)

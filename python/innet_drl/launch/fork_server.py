@@ -67,9 +67,6 @@ def start_fork_server() -> None:
     """Starts the process that actors are forked from, unless it runs.
 
     Actors are not forked from this process, whose threads and locks they would inherit in unknown states.
-
-    Raises:
-        ProcessError: The process cannot be started.
     """
     # It unblocks the signals of the process that starts it.
     resource_tracker.ensure_running()

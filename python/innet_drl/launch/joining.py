@@ -72,16 +72,15 @@ class Joining:
         )
 
     def config(self, published: PublishedRun, name: str) -> Config:
-        """Returns the run's settings with this host's.
-
-        Raises:
-            ConfigurationError: The run has another release, or no actor of this index.
-        """
+        """Returns the run's settings with this host's."""
         config = dataclasses.replace(published.config(), replay=self.replay, replay_ca=self.replay_ca, **self.changes)
         if self.index >= config.actors:
             raise ConfigurationError(
-                f"--index {self.index}: run {name} has {config.actors} actors, 0 to {config.actors - 1}: its "
-                "learner's --actors is their number"
+                "--index {index}: run {name} has {number} actors, 0 to {last}: its learner's {actors} is their number",
+                index=self.index,
+                name=name,
+                number=config.actors,
+                last=config.actors - 1,
             )
         return config
 
@@ -95,12 +94,7 @@ class _RunChanged(LeavesRun):
 
 
 def run(joining: Joining) -> None:
-    """Joins as a process of its own: `join` until SIGINT or SIGTERM.
-
-    Raises:
-        TrainingError: A problem that the user can solve.
-        innet_drl.ReplayError: The server refuses the actor.
-    """
+    """Joins as a process of its own: `join` until SIGINT or SIGTERM."""
     _end_on_signals()
     try:
         join(joining)
@@ -109,17 +103,12 @@ def run(joining: Joining) -> None:
 
 
 def join(joining: Joining) -> None:
-    """Plays until the run ends.
-
-    Raises:
-        TrainingError: A problem that the user can solve.
-        innet_drl.ReplayError: The server refuses the actor.
-    """
+    """Plays until the run ends."""
     check_address(joining.replay)
     if joining.index < 0:
         raise ConfigurationError(f"--index {joining.index}: it must be at least 0")
     if joining.replay_ca is not None and not joining.replay_ca.is_file():
-        raise ConfigurationError(f"--replay-ca {joining.replay_ca}: there is no such file")
+        raise ConfigurationError("{replay_ca} {path}: there is no such file", path=joining.replay_ca)
     name = joining.run
     while True:
         try:
@@ -140,24 +129,16 @@ def join(joining: Joining) -> None:
 
 
 def _await_run(replay: innet.Replay, joining: Joining, known: str | None) -> tuple[str, PublishedRun]:
-    """Waits until the run is published.
-
-    Args:
-        replay: Connection to the server.
-        joining: The actor's settings.
-        known: Name of the run that the actor was started for, or has played for.
-
-    Raises:
-        ConfigurationError: Several runs are published, and none was named.
-        _RunEnded: The known run has ended.
-    """
+    """Waits until the run is published."""
     said = ""
     while True:
         runs = published_runs(replay)
         live = {name: run for name, run in runs.items() if not run.ended and joining.run in (None, name)}
         if len(live) > 1:
             raise ConfigurationError(
-                f"{joining.replay} has several runs, {', '.join(live)}: name the actor's by --run, or by --namespace"
+                "{address} has several runs, {runs}: name the actor's by --run, or by {namespace}",
+                address=joining.replay,
+                runs=", ".join(live),
             )
         if live:
             return live.popitem()
@@ -175,20 +156,13 @@ def _await_run(replay: innet.Replay, joining: Joining, known: str | None) -> tup
 
 def _play(joining: Joining, config: Config, name: str, published: PublishedRun) -> None:
     with naming_extras():
-        from innet_drl.launch.playing import MEMORY_LOST, play
+        from innet_drl.launch.playing import MEMORY_LOST, ActorAssignment, play
 
     envs = environments.make(config, config.environments, threads=config.environment_threads)
     try:
-        play(
-            config,
-            joining.index,
-            envs,
-            _JoinedRun(joining, name, published),
-            address=joining.replay,
-            name=name,
-            token=joining.token,
-            first_step=published.agent_steps,
-        )
+        steps = published.agent_steps
+        assignment = ActorAssignment(config, joining.index, joining.replay, name, steps, joining.token)
+        play(assignment, envs, _JoinedRun(joining, name, published))
     except MEMORY_LOST as error:
         logger.warning(
             "the server was started again without the run, and actor %d joins it anew: %s", joining.index, error

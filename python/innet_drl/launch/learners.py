@@ -13,7 +13,6 @@ import multiprocessing.connection
 import os
 import secrets
 import signal
-import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +22,6 @@ import torch
 
 import innet_drl as innet
 from innet_drl.gradients import GradientWorker
-from innet_drl.launch.aggregator import aggregator_token
 from innet_drl.launch.processes import (
     END_SIGNALS,
     ProcessFailure,
@@ -37,9 +35,9 @@ from innet_drl.train.checkpoints import load_checkpoint
 from innet_drl.train.config import Config
 from innet_drl.train.data_parallel import SharedGradients, TrainingEnded, digest
 from innet_drl.train.environments import EnvironmentSpec
-from innet_drl.train.errors import LearnerError, TrainingError
+from innet_drl.train.errors import LearnerError, Message
 from innet_drl.train.learner import Learner, Numerics, use_device
-from innet_drl.train.memory import memory_class, memory_settings
+from innet_drl.train.memory import aggregator_token, memory_class, memory_settings
 from innet_drl.train.stopwatch import Stopwatch, TimedBatches
 from innet_drl.train.targets import TargetsAhead
 from innet_drl.train.times import CoreThreads, LearnerTimes
@@ -113,17 +111,7 @@ LearnerMessage = LearnerReady | LearnerResult | ProcessFailure
 
 
 class Learners:
-    """The processes of the other learners, and this process's membership in their job. Use it as a context manager.
-
-    Args:
-        config: The run's settings.
-        learner: Learner of this process.
-        memory: Address of the replay memory, for the others.
-        name: Name of the table.
-        server: Address of a server that sums gradients.
-        checkpoint: The run's checkpoint to start from.
-        token: Token of the replay memory.
-    """
+    """The processes of the other learners, and this process's membership in their job. Use it as a context manager."""
 
     def __init__(
         self, config: Config, learner: Learner, memory: str, name: str, server: str, checkpoint: Path | None, token: str
@@ -157,7 +145,9 @@ class Learners:
     def __enter__(self) -> Self:
         try:
             for assignment in self._assignments:
-                self._start(assignment)
+                process, pipe = start(run_learner, f"learner {assignment.number}", assignment)
+                self._processes.append(process)
+                self._pipes.append(pipe)
             worker = self._stack.enter_context(join(self._job, 0, self._config))
             for number, pipe in enumerate(self._pipes, 1):
                 message = _receive(pipe, self._config.learner_deadline)
@@ -172,11 +162,6 @@ class Learners:
     def __exit__(self, *_: object) -> None:
         self._stop()
 
-    def _start(self, assignment: LearnerAssignment) -> None:
-        process, pipe = start(run_learner, f"learner {assignment.number}", assignment)
-        self._processes.append(process)
-        self._pipes.append(pipe)
-
     def _stop(self) -> None:
         self._learner.gradients = None
         self._stack.close()
@@ -188,11 +173,7 @@ class Learners:
             pipe.close()
 
     def end(self) -> dict[int, LearnerTimes]:
-        """Ends training in all learners with the same update, and compares their weights; returns the others' times.
-
-        Raises:
-            LearnerError: A learner failed, or its weights differ.
-        """
+        """Ends training in all learners with the same update, and compares their weights; returns the others' times."""
         assert self._learner.gradients is not None
         for pipe in self._pipes:
             # A learner that has ended is reported by the sum below.
@@ -226,12 +207,13 @@ class Learners:
 
     def _failed(self, number: int, message: LearnerMessage | None) -> LearnerError:
         if isinstance(message, ProcessFailure):
-            reason = message.message
+            reason: str | Message = message.whole
         else:
             process = self._processes[number - 1]
             process.join(FAILURE_SECONDS)
-            reason = import_failure(process.exitcode) or "it ended without a word, or was too slow (--learner-deadline)"
-        return LearnerError(f"learner {number} failed: {reason}")
+            silent = Message("it ended without a word, or was too slow ({learner_deadline})")
+            reason = import_failure(process.exitcode) or silent
+        return LearnerError("learner {number} failed: {reason}", number=number, reason=reason)
 
 
 def _receive(pipe: multiprocessing.connection.Connection, seconds: float) -> LearnerMessage | None:
@@ -268,11 +250,8 @@ def run_learner(assignment: LearnerAssignment, pipe: multiprocessing.connection.
     end_with_parent()
     try:
         last: LearnerResult | ProcessFailure = _learn(assignment, pipe)
-    except (TrainingError, innet.ReplayError) as error:
-        message = error.with_flags if isinstance(error, TrainingError) else str(error)
-        last = ProcessFailure(message, fatal=True)
-    except Exception:
-        last = ProcessFailure(traceback.format_exc(), fatal=True)
+    except Exception as error:
+        last = ProcessFailure.of(error, fatal=True)
     # The run may have ended.
     with contextlib.suppress(OSError):
         pipe.send(last)

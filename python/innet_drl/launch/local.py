@@ -13,17 +13,17 @@ from pathlib import Path
 
 import cloudpickle
 
+import innet_drl as innet
 from innet_drl.extras import naming_extras
-from innet_drl.launch.aggregator import check_aggregator
 from innet_drl.launch.launcher import Launcher, LocalLauncher
 from innet_drl.launch.processes import forbid_in_children, start_fork_server
 from innet_drl.train import environments
 from innet_drl.train.callbacks import Callback, Result, check_callbacks
-from innet_drl.train.config import Config, flag
+from innet_drl.train.config import Config
 from innet_drl.train.display import Display
-from innet_drl.train.errors import ConfigurationError, resuming
+from innet_drl.train.errors import ConfigurationError, Resuming
 from innet_drl.train.importing import Importable, is_path, load, path_of
-from innet_drl.train.memory import actor_token, memory_class, memory_token
+from innet_drl.train.memory import actor_token, aggregator_token, memory_class, memory_token
 from innet_drl.train.published_run import check_address
 from innet_drl.train.run_folder import RunFolder
 
@@ -57,10 +57,6 @@ def train(
         callbacks: Called on the way; they may end training.
         display: Makes the display of the metrics, from a title.
         signals: End training with a checkpoint at SIGINT and SIGTERM, if this is the main thread.
-
-    Raises:
-        TrainingError: A problem that the user can solve.
-        innet_drl.ReplayError: The replay memory cannot be made or reached, or failed.
     """
     forbid_in_children()
     check_callbacks(callbacks)
@@ -86,17 +82,6 @@ def learn(
     """Trains as `train`, with actors that join by themselves, on any host (`innet_drl.launch.joining`).
 
     A run of the folder is continued from its newest checkpoint, if there is one.
-
-    Args:
-        config: The settings; `replay` is the address of a server.
-        out: The run's folder.
-        callbacks: Called on the way; they may end training.
-        display: Makes the display of the metrics, from a title.
-        signals: End training with a checkpoint at SIGINT and SIGTERM, if this is the main thread.
-
-    Raises:
-        TrainingError: A problem that the user can solve.
-        innet_drl.ReplayError: The replay memory cannot be made or reached, or failed.
     """
     check_address(config.replay)
     forbid_in_children()
@@ -114,21 +99,24 @@ def _place(launcher: Importable, config: Config) -> Place:
     """The place of a value of `--launcher`, if the settings fit it."""
     if launcher == "local":
         return lambda *_: contextlib.nullcontext(LocalLauncher)
-    shown = f"--launcher {path_of(launcher)}"
+
+    def unusable(reason: str) -> ConfigurationError:
+        return ConfigurationError("{launcher} {path}: {reason}", path=path_of(launcher), reason=reason)
+
     if config.serial:
-        raise ConfigurationError(f"{shown}: omit it in a serial run, which is one process")
+        raise unusable("omit it in a serial run, which is one process")
     if launcher == "ray":
         with naming_extras():
             from innet_drl.launch import ray
         ray.check(config)
         return ray.cluster
     if isinstance(launcher, str) and not is_path(launcher):
-        raise ConfigurationError(f"{shown}: it must be local, ray, or your own launcher as module:name")
-    own = load(launcher, "--launcher")
+        raise unusable("it must be local, ray, or your own launcher as module:name")
+    own = load(launcher, "launcher")
     if not (isinstance(own, type) and issubclass(own, Launcher)):
-        raise ConfigurationError(f"{shown}: it must be a subclass of innet_drl.launch.launcher.Launcher")
+        raise unusable("it must be a subclass of innet_drl.launch.launcher.Launcher")
     if lacking := sorted(own.__abstractmethods__):
-        raise ConfigurationError(f"{shown}: it lacks {', '.join(lacking)} of innet_drl.launch.launcher.Launcher")
+        raise unusable(f"it lacks {', '.join(lacking)} of innet_drl.launch.launcher.Launcher")
     return lambda *_: contextlib.nullcontext(own)
 
 
@@ -137,7 +125,7 @@ def _check(config: Config, folder: RunFolder, display: Display, *, resume: bool)
     if resume:
         folder.checkpoint_to_resume()
     if config.replay_ca is not None and not config.replay_ca.is_file():
-        raise ConfigurationError(f"--replay-ca {config.replay_ca}: there is no such file")
+        raise ConfigurationError("{replay_ca} {path}: there is no such file", path=config.replay_ca)
     environments.check(config)
     if not config.serial:
         _check_pickles(config)
@@ -147,7 +135,13 @@ def _check(config: Config, folder: RunFolder, display: Display, *, resume: bool)
             memory_class(config.replay).check(config, token)
     if config.learners > 1 and config.gradients != "embedded":
         display.say(f"connecting to the aggregator at {config.gradients}")
-        check_aggregator(config)
+        with innet.connect(config.gradients, token=aggregator_token(config), tls_ca=config.replay_ca) as server:
+            if "gradients" not in server.stats():
+                raise ConfigurationError(
+                    "the server at {address} sums no gradients: start it as innet-replay serve --gradients IP:PORT, or "
+                    "omit {gradients}",
+                    address=config.gradients,
+                )
 
 
 def _train(
@@ -174,8 +168,10 @@ def _train(
         and config.steps <= resumed.state["meter"]["agent_steps"]
     ):
         raise ConfigurationError(
-            f"{folder.path} has taken its {config.steps:,} steps: continue with a larger number of them, "
-            f"{resuming(folder.path, further=True)}"
+            "{path} has taken its {taken:,} steps: continue with a larger number of them, {resuming}",
+            path=folder.path,
+            taken=config.steps,
+            resuming=Resuming(folder.path, further=True),
         )
     trainer = None
     try:
@@ -211,6 +207,7 @@ def _check_pickles(config: Config) -> None:
             cloudpickle.dumps(getattr(config, field.name))
         except Exception as error:
             raise ConfigurationError(
-                f"{flag(field.name)}: it cannot be pickled for the processes of the actors ({error}): create its "
-                "contents inside of the function, name it as module:name, or train in one process (serial=True)"
+                f"{{{field.name}}}: it cannot be pickled for the processes of the actors ({{error}}): create its "
+                "contents inside of the function, name it as module:name, or train in one process (serial=True)",
+                error=error,
             ) from error

@@ -23,8 +23,11 @@ from innet_drl.launch.evaluator import Evaluator
 from innet_drl.launch.joined_actors import JoinedActors
 from innet_drl.launch.launcher import Launcher, LocalLauncher
 from innet_drl.launch.learners import PROGRAM, Learners
-from innet_drl.train.errors import ProcessError, ReplayMemoryError, WithFlags, resuming
-from innet_drl.train.memory import ReplayMemory, actor_token, memory_class
+from innet_drl.launch.processes import environment_variable
+from innet_drl.train.config import Config
+from innet_drl.train.errors import ProcessError, ReplayMemoryError, Resuming
+from innet_drl.train.memory import ReplayMemory, actor_token, memory_class, memory_token
+from innet_drl.train.published_run import RunPublisher
 from innet_drl.train.stopwatch import TimedBatches
 from innet_drl.train.targets import TargetsAhead
 from innet_drl.train.trainer import Trainer
@@ -36,21 +39,16 @@ WAIT_SECONDS = 0.25
 
 
 def train(trainer: Trainer, launchers: Callable[[], Launcher] | None) -> None:
-    """Trains with actors in processes of their own until the trainer is finished, and leaves a checkpoint.
-
-    Args:
-        trainer: The session.
-        launchers: Makes the launchers of actors and evaluations; `None` where actors join by themselves.
-    """
+    """Trains with actors in processes of their own until the trainer is finished, and leaves a checkpoint."""
     config, settings = trainer.config, trainer.memory_settings()
     actors: Actors | JoinedActors
     launcher = None if launchers is None else launchers()
     embedded = config.replay == "embedded"
     if embedded and launcher is not None and launcher.listen is not None:
         settings = dataclasses.replace(settings, address=launcher.listen, token=secrets.token_hex(16))
-    trainer.display.say("starting the memory" + ("" if launcher is None else f" and {config.actors} actors"))
+    trainer.session.display.say("starting the memory" + ("" if launcher is None else f" and {config.actors} actors"))
     with (
-        _one_program() if config.learners > 1 else contextlib.nullcontext(),
+        _one_program(config),
         memory_class(config.replay).create(settings) as memory,
         contextlib.ExitStack() as running,
     ):
@@ -58,41 +56,41 @@ def train(trainer: Trainer, launchers: Callable[[], Launcher] | None) -> None:
         trainer.stopwatch.lap("start")
         trainer.publish(memory)
         if launcher is None:
-            actors = JoinedActors(config, trainer.name, trainer.meter.agent_steps)
+            run = running.enter_context(RunPublisher.connect(trainer.name, config, memory_token(config)))
+            actors = JoinedActors(run, config.report_seconds, trainer.meter.agent_steps)
         else:
             token = settings.token if embedded else actor_token(config)
-            actors = Actors(config, memory.address, trainer.name, trainer.meter.agent_steps, launcher, token)
-        running.enter_context(actors)
+            started = Actors(config, memory.address, trainer.name, trainer.meter.agent_steps, launcher, token)
+            actors = running.enter_context(started)
         batches = running.enter_context(memory.batches(str(trainer.learner.device), timeout=WAIT_SECONDS))
         if trainer.learner.targets_ahead:
             batches = ahead = running.enter_context(TargetsAhead(trainer.learner, batches))
             trainer.reporter.threads["targets"] = ahead.stopwatch
         if config.evaluation_period:
-            evaluator = Evaluator(config, trainer.spec, (launchers or LocalLauncher)(), trainer.reporter.add_evaluator)
+            evaluator = Evaluator(config, trainer.spec, (launchers or LocalLauncher)(), trainer.reporter.times)
             trainer.evaluations.evaluator = running.enter_context(evaluator)
         several = (
             _learners(trainer, memory.address, settings.token) if config.learners > 1 else contextlib.nullcontext()
         )
         learners = running.enter_context(several)
         trainer.begin()
-        with trainer.keeping(lambda: trainer.checkpoint(memory=memory)):
+        with trainer.keeping(lambda: trainer.checkpoint(memory)):
             try:
                 _learn(trainer, memory, actors, batches)
                 # Actors end while the last line and the checkpoint are written.
-                actors.end(finished=not trainer.interrupted)
+                actors.end(finished=not trainer.session.interrupted)
                 if learners is not None:
                     for number, times in learners.end().items():
-                        trainer.reporter.add_learner(number, times)
+                        trainer.reporter.times.add_learner(number, times)
                 trainer.reporter.report_rest(memory)
             except (innet.ReplayError, ProcessError, ReplayMemoryError) as error:
                 if trainer.meter.agent_steps > 0 or trainer.learner.updates > 0:
-                    trainer.checkpoint(memory=memory)
-                    advice = WithFlags(resuming(trainer.folder.path))
-                    logger.error("a checkpoint has all updates: continue with %s", advice)
+                    trainer.checkpoint(memory)
+                    logger.error("a checkpoint has all updates: continue with %s", Resuming(trainer.folder.path))
                 if learners is not None and isinstance(error, innet.errors.GradientError):
                     raise learners.explain(error) from error
                 raise
-            trainer.checkpoint(memory=memory)
+            trainer.checkpoint(memory)
 
 
 def _learn(
@@ -107,21 +105,21 @@ def _learn(
             # The arrays of the batch before are freed.
             trainer.stopwatch.lap("free")
         except innet.errors.DeadlineError as error:
-            trainer.say(actors.silence.note() or str(error).removeprefix("the deadline passed: "))
+            trainer.session.say(actors.silence.note() or str(error).removeprefix("the deadline passed: "))
             batch = None
         if batch is not None:
-            trainer.note = "learning"
+            trainer.session.note = "learning"
             update = trainer.learn(batch)
             trainer.stopwatch.lap("other")
             # Priorities are written one update late, so that the learner does not wait for a GPU to compute them.
             if pending is not None:
                 ids, earlier = pending
-                trainer.ask(functools.partial(memory.update_priorities, ids, trainer.priorities(earlier)))
+                trainer.session.ask(functools.partial(memory.update_priorities, ids, trainer.priorities(earlier)))
             pending = (batch.ids, update)
             trainer.stopwatch.lap("priorities")
             trainer.publish_if_due(memory)
             trainer.evaluate_if_due()
-        if trainer.interrupted:
+        if trainer.session.interrupted:
             # The last line of metrics is written while the actors end.
             break
         now = time.monotonic()
@@ -142,36 +140,29 @@ def _learn(
                         trainer.publish(memory)
                     incarnation = memory.incarnation
             if trainer.checkpoint_due:
-                trainer.periodic_checkpoint(lambda: trainer.checkpoint(memory=memory))
+                trainer.periodic_checkpoint(lambda: trainer.checkpoint(memory))
         trainer.stopwatch.lap("other")
 
 
 def _check_actors(actors: Actors | JoinedActors, trainer: Trainer) -> None:
     # The signal that interrupts the run may have ended actors too: they must not be replaced.
-    if trainer.interrupted:
+    if trainer.session.interrupted:
         return
     try:
         reports = actors.reports(trainer.meter.agent_steps)
     except ProcessError:
-        if not trainer.interrupted:
+        if not trainer.session.interrupted:
             raise
         return
     for report in reports:
         trainer.reporter.add_report(report)
 
 
-@contextlib.contextmanager
-def _one_program() -> Iterator[None]:
+def _one_program(config: Config) -> contextlib.AbstractContextManager[None]:
     """Makes the run's learners one program to a server, unless the environment does, until the run ends."""
-    before = os.environ.get(PROGRAM)
-    os.environ[PROGRAM] = before or secrets.token_hex(8)
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[PROGRAM]
-        else:
-            os.environ[PROGRAM] = before
+    if config.learners == 1:
+        return contextlib.nullcontext()
+    return environment_variable(PROGRAM, os.environ.get(PROGRAM) or secrets.token_hex(8))
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -43,38 +44,35 @@ class Run(Protocol):
         """Takes the actor's report, every `REPORT_SECONDS`."""
 
 
-def play(
-    config: Config,
-    index: int,
-    envs: Environments,
-    run: Run,
-    *,
-    address: str,
-    name: str,
-    token: str,
-    first_step: int,
-    playing: Callable[[], object] = lambda: None,
-) -> None:
-    """Plays until `run` (`LeavesRun`), a signal (`Stopped`) or the memory raises an error.
+@dataclass(frozen=True)
+class ActorAssignment:
+    """What an actor plays for."""
 
-    Args:
-        config: The run's settings.
-        index: Number of the actor.
-        envs: Its environments.
-        run: Receives its reports.
-        address: Address of the replay memory.
-        name: Name of the table and the parameters.
-        token: Token of the replay memory, empty for none.
-        first_step: Agent steps of all actors until now.
-        playing: Called after each step.
-    """
+    config: Config
+    index: int
+    address: str
+    """Address of the replay memory."""
+    name: str
+    """Name of the table and the parameters."""
+    first_step: int
+    """Agent steps of all actors until now."""
+    token: str = field(repr=False)
+    """Token of the replay memory, empty for none. The environment of the fork server is older than the run's."""
+
+
+def play(
+    assignment: ActorAssignment, envs: Environments, run: Run, playing: Callable[[], object] = lambda: None
+) -> None:
+    """Plays until `run` (`LeavesRun`), a signal (`Stopped`) or the memory raises; calls `playing` after each step."""
+    config, index = assignment.config, assignment.index
     stopwatch = Stopwatch()
     torch.set_num_threads(config.actor_threads)
     network = make_network(config, envs.spec)
-    settings = memory_settings(config, envs.spec, name, published(network, 0), address=address, token=token)
+    parameters, address, token = published(network, 0), assignment.address, assignment.token
+    settings = memory_settings(config, envs.spec, assignment.name, parameters, address=address, token=token)
     with memory_class(config.replay).join(settings) as memory:
         writer = memory.writer(index)
-        actor = Actor(config, index, envs, network, writer, first_step=first_step, stopwatch=stopwatch)
+        actor = Actor(config, index, envs, network, writer, first_step=assignment.first_step, stopwatch=stopwatch)
 
         def fetch() -> None:
             stopwatch.lap(MEMORY)

@@ -16,13 +16,14 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+import innet_drl as innet
 from innet_drl.launch.fork_server import END_SIGNALS, forking, is_forked, start_fork_server
-from innet_drl.train.errors import ProcessError
+from innet_drl.train.errors import Message, ProcessError, TrainingError
 from innet_drl.train.importing import importing
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "Stopped",
     "await_end",
     "end_with_parent",
+    "environment_variable",
     "forbid_in_children",
     "forking",
     "import_failure",
@@ -54,13 +56,20 @@ MAIN_GUARD = (
 class ProcessFailure:
     """The last message of a process that failed."""
 
-    message: str
+    message: str | Message
     fatal: bool
     """A replacement would fail in the same way."""
     counts: bool = True
     """A replacement counts as a restart: not where the memory came back empty, or the host was lost."""
     trace: str = ""
     """Traceback of an unforeseen error, whose type and text are `message`."""
+
+    @classmethod
+    def of(cls, error: Exception, *, fatal: bool) -> ProcessFailure:
+        """The failure by an error; `fatal` concerns those that have no message for the user."""
+        if isinstance(error, TrainingError | innet.ReplayError):
+            return cls(error.message if isinstance(error, TrainingError) else str(error), fatal=True)
+        return cls.unforeseen(error, fatal=fatal)
 
     @classmethod
     def unforeseen(cls, error: Exception, *, fatal: bool) -> ProcessFailure:
@@ -72,18 +81,20 @@ class ProcessFailure:
     @property
     def kind(self) -> str:
         """The stack of the traceback, which failures of one cause share, or the message."""
-        return "\n".join(line for line in self.trace.splitlines() if line.startswith("  ")) or self.message
+        return "\n".join(line for line in self.trace.splitlines() if line.startswith("  ")) or str(self.message)
 
-    def __str__(self) -> str:
-        return f"{self.message}\n{self.trace}".rstrip()
+    @property
+    def whole(self) -> str | Message:
+        """The message with the traceback."""
+        return (
+            Message("{message}\n{trace}", message=self.message, trace=self.trace.rstrip())
+            if self.trace
+            else self.message
+        )
 
 
 def forbid_in_children() -> None:
-    """Refuses to train where a process of a run, or the loading of its agent, imports the caller's script.
-
-    Raises:
-        ProcessError: The script trains as soon as it is imported.
-    """
+    """Refuses to train where a process of a run, or the loading of its agent, imports the caller's script."""
     inheriting = getattr(multiprocessing.current_process(), "_inheriting", False)
     if inheriting and is_forked():
         # The process that started this one says why.
@@ -108,9 +119,6 @@ def start(
     """Calls `main(*arguments, pipe)` in a new process, and returns the process and the other end of the pipe.
 
     It ends with this process at the latest.
-
-    Raises:
-        ProcessError: The process cannot be started.
     """
     ours, theirs = forking.Pipe(duplex)
     process = forking.Process(target=main, args=(*arguments, theirs), name=name, daemon=True)
@@ -128,6 +136,20 @@ def start(
     return process, ours
 
 
+@contextlib.contextmanager
+def environment_variable(name: str, value: str) -> Iterator[None]:
+    """Sets a variable of this process's environment meanwhile."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
 class Stopped(BaseException):
     """SIGTERM was received. Raised by the signal's handler, so that it ends blocked calls too."""
 
@@ -137,11 +159,7 @@ class LeavesRun(BaseException):
 
 
 def prepare_to_play() -> None:
-    """Prepares a process of the run for environments, which it has to close when SIGTERM raises `Stopped`.
-
-    Raises:
-        Stopped: SIGTERM was received since the start.
-    """
+    """Prepares a process of the run for environments, which it has to close when SIGTERM raises `Stopped`."""
     # Ctrl-C reaches every process of the terminal; the learner ends the run.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     silence_logs()

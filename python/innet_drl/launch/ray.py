@@ -24,9 +24,9 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 import innet_drl as innet
 from innet_drl.launch.launcher import Ended, Launcher, LocalLauncher
-from innet_drl.launch.processes import ProcessFailure
+from innet_drl.launch.processes import ProcessFailure, environment_variable
 from innet_drl.train.config import Config
-from innet_drl.train.errors import ConfigurationError, ProcessError, WithFlags
+from innet_drl.train.errors import ConfigurationError, Message, ProcessError
 from innet_drl.train.machine import cores
 
 logger = logging.getLogger(__name__)
@@ -45,12 +45,7 @@ Bundles = dict[str, dict[str, float]]
 
 
 def bundles(config: Config, *, gpus: int) -> Bundles:
-    """Returns the resources of each process of a run, by its name.
-
-    Args:
-        config: The run's settings.
-        gpus: GPUs of this node.
-    """
+    """Returns the resources of each process of a run, by its name."""
     learner: dict[str, float] = {"CPU": config.learners * (config.learner_threads or 1)}
     if config.device == "cuda" or (config.device == "auto" and gpus):
         learner["GPU"] = min(config.learners, gpus or config.learners)
@@ -64,21 +59,15 @@ def bundles(config: Config, *, gpus: int) -> Bundles:
 
 
 def check(config: Config) -> None:
-    """Refuses settings that do not fit a cluster.
-
-    Raises:
-        ConfigurationError: A replay server that other nodes cannot reach, or no cluster at RAY_ADDRESS.
-    """
+    """Refuses settings that do not fit a cluster."""
     if config.replay.startswith("unix://"):
-        raise ConfigurationError(
-            f"--launcher ray: actors on other nodes cannot reach --replay {config.replay}: omit it, or name a server "
-            "by innet://host:port"
-        )
+        advice = "omit it, or name a server by innet://host:port"
+        raise _unusable(Message(f"actors on other nodes cannot reach {{replay}} {config.replay}: {advice}"))
     address = os.environ.get("RAY_ADDRESS", "")
     if address.startswith("ray://"):
-        raise ConfigurationError(
-            f"--launcher ray: RAY_ADDRESS is {address}, but the learner has to be on a node of the cluster: start the "
-            "command on the node that trains, with RAY_ADDRESS=auto, or by `ray job submit`"
+        raise _unusable(
+            f"RAY_ADDRESS is {address}, but the learner has to be on a node of the cluster: start the command on the "
+            "node that trains, with RAY_ADDRESS=auto, or by `ray job submit`"
         )
     host, _, port = address.rpartition(":")
     if port.isdigit() and not ray.is_initialized():
@@ -86,9 +75,9 @@ def check(config: Config) -> None:
         try:
             socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
         except OSError as error:
-            raise ConfigurationError(
-                f"--launcher ray: nothing answers at RAY_ADDRESS={address} ({error}): start a cluster there "
-                "(ray start --head), or omit RAY_ADDRESS for a local one"
+            raise _unusable(
+                f"nothing answers at RAY_ADDRESS={address} ({error}): start a cluster there (ray start --head), or "
+                "omit RAY_ADDRESS for a local one"
             ) from error
 
 
@@ -97,15 +86,6 @@ def cluster(config: Config, name: str, say: Callable[[str], None]) -> Iterator[C
     """Reserves the resources of a run on the cluster of RAY_ADDRESS, or on a local one.
 
     Yields what makes launchers of the run's processes. A wait for resources says for which, and ends on Ctrl-C.
-
-    Args:
-        config: The run's settings.
-        name: The run's name; its processes are named actors in the namespace `innet-drl/<name>`.
-        say: Shows the current phase.
-
-    Raises:
-        ConfigurationError: The cluster of RAY_ADDRESS cannot be used, or has a run of this name, or this node is too
-            small for the learner.
     """
     say("connecting to Ray")
     full = f"innet-drl/{name}"
@@ -114,10 +94,8 @@ def cluster(config: Config, name: str, say: Callable[[str], None]) -> Iterator[C
         here = next(each for each in ray.nodes() if each["NodeID"] == node)
         wanted = bundles(config, gpus=int(here["Resources"].get("GPU", 0)))
         if any(group["name"] == full and group["state"] != "REMOVED" for group in placement_group_table().values()):
-            raise ConfigurationError(
-                f"--launcher ray: another run named {name!r} is on the cluster: choose another --out, whose last part "
-                "is the name"
-            )
+            advice = "choose another {folder}, whose last part is the name"
+            raise _unusable(Message(f"another run named {{name!r}} is on the cluster: {advice}", name=name))
         check_node(wanted, here)
         # The learner's process has its folder, and the page, on this node.
         labels = [{"ray.io/node-id": node} if each in HERE else {} for each in wanted]
@@ -127,9 +105,8 @@ def cluster(config: Config, name: str, say: Callable[[str], None]) -> Iterator[C
         while not group.wait(WAIT_SECONDS):
             waiting = f"waiting for the Ray cluster: {_lacking(wanted, here)}"
             if waiting != said:
-                logger.warning(
-                    "%s; %s", waiting, WithFlags("add nodes (ray start), or end with Ctrl-C and lower --actors")
-                )
+                lower = Message("{actors}")
+                logger.warning("%s; add nodes (ray start), or end with Ctrl-C and lower %s", waiting, lower)
                 say(waiting)
                 said = waiting
         logger.info("placed by Ray: %s", _placement(group, list(wanted)))
@@ -155,9 +132,7 @@ def _connected(config: Config) -> Iterator[None]:
     try:
         ray.init(address, **options)
     except (RuntimeError, ValueError, OSError) as error:
-        raise ConfigurationError(
-            f"--launcher ray: the cluster of RAY_ADDRESS={address} cannot be used: {_summary(error)}"
-        ) from error
+        raise _unusable(f"the cluster of RAY_ADDRESS={address} cannot be used: {_summary(error)}") from error
     try:
         yield
     finally:
@@ -167,15 +142,16 @@ def _connected(config: Config) -> Iterator[None]:
 def check_node(wanted: Bundles, here: dict[str, Any]) -> None:
     """Refuses a learner that this node can never hold: other nodes that join do not help."""
     for resource, advice in (
-        ("GPU", "take --device cpu"),
-        ("CPU", "lower --learner-threads or --learners, name a server (--replay)"),
+        ("GPU", "take {device} cpu"),
+        ("CPU", "lower {learner_threads} or {learners}, name a server ({replay})"),
     ):
         needs = {name: wanted[name][resource] for name in HERE if resource in wanted.get(name, {})}
         present = here["Resources"].get(resource, 0)
         if sum(needs.values()) > present:
-            raise ConfigurationError(
-                f"--launcher ray: this node ({here['NodeManagerAddress']}) has {present:g} {resource}, too few "
-                f"for {', '.join(needs)} ({sum(needs.values()):g}): {advice}, or start the command on another node"
+            few = f"{present:g} {resource}, too few for {', '.join(needs)} ({sum(needs.values()):g})"
+            start = "or start the command on another node"
+            raise _unusable(
+                Message(f"this node ({{node}}) has {few}: {advice}, {start}", node=here["NodeManagerAddress"])
             )
 
 
@@ -216,15 +192,8 @@ def _placement(group: PlacementGroup, names: list[str]) -> str:
 def _reserved_gpus(placed: _Placed) -> Iterator[None]:
     """Shows this process the GPUs that Ray has reserved for the learner, before torch looks for them."""
     holder = placed.actor(_Gpus, "learner", num_gpus=placed.bundles["learner"]["GPU"]).remote()
-    before = os.environ.get("CUDA_VISIBLE_DEVICES")
-    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(ray.get(holder.numbers.remote()))
-    try:
+    with environment_variable("CUDA_VISIBLE_DEVICES", ",".join(ray.get(holder.numbers.remote()))):
         yield
-    finally:
-        if before is None:
-            del os.environ["CUDA_VISIBLE_DEVICES"]
-        else:
-            os.environ["CUDA_VISIBLE_DEVICES"] = before
 
 
 class _Gpus:
@@ -326,11 +295,7 @@ class _Host:
 
 
 class RayLauncher(Launcher):
-    """Starts processes in the bundles of a placement group, each as the child of a named Ray actor.
-
-    Args:
-        placed: The placement group.
-    """
+    """Starts processes in the bundles of a placement group, each as the child of a named Ray actor."""
 
     def __init__(self, placed: _Placed) -> None:
         host = f"[{placed.address}]" if ":" in placed.address else placed.address
@@ -431,6 +396,10 @@ class RayLauncher(Launcher):
             self.messages()
         for name in list(self._hosts):
             self._forget(name)
+
+
+def _unusable(reason: str | Message) -> ConfigurationError:
+    return ConfigurationError("{launcher} ray: {reason}", reason=reason)
 
 
 def _summary(error: BaseException) -> str:

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 
-from innet_drl.train.errors import WithFlags
+from innet_drl.train.errors import Message
 
 logger = logging.getLogger(__name__)
 
@@ -20,13 +20,9 @@ class Silence:
     """Time since each actor's last report, while the learner samples or waits for samples.
 
     Such a learner lets each actor write within seconds, so a long silence is that of the actor's environment.
-
-    Args:
-        cause: Likely cause of a silence, for the log and the page.
-        clock: Seconds, as of `time.monotonic`.
     """
 
-    def __init__(self, cause: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, cause: str | Message, clock: Callable[[], float] = time.monotonic) -> None:
         self._cause = cause
         self._clock = clock
         self._checked = clock()
@@ -52,7 +48,7 @@ class Silence:
         for actor, seconds in self._silent.items():
             if seconds >= SILENT_SECONDS and actor not in self._named:
                 self._named.add(actor)
-                logger.warning("%s", WithFlags(self._line([actor])))
+                logger.warning("%s", self._line([actor]))
 
     def seconds(self, actor: int) -> float:
         """Seconds since the actor's last report or its start, of which all count."""
@@ -60,9 +56,11 @@ class Silence:
 
     def note(self) -> str:
         """What the page says of silent actors; may be empty."""
-        return self._line(sorted(self._named)) if self._named else ""
+        return self._line(sorted(self._named)).with_flags if self._named else ""
 
-    def _line(self, actors: list[int]) -> str:
+    def _line(self, actors: list[int]) -> Message:
         names = f"actor {actors[0]} has" if len(actors) == 1 else f"actors {', '.join(map(str, actors))} have"
         seconds = min(self._silent[actor] for actor in actors)
-        return f"{names} not stepped for {seconds:.0f} s: {self._cause}"
+        return Message(
+            "{names} not stepped for {seconds:.0f} s: {cause}", names=names, seconds=seconds, cause=self._cause
+        )

@@ -23,7 +23,7 @@ from innet_drl.papers.redis_store import (
     RedisStore,
     parse_address,
 )
-from innet_drl.train.config import Config, flag
+from innet_drl.train.config import Config
 from innet_drl.train.errors import ConfigurationError, ReplayMemoryError
 from innet_drl.train.memory import MemorySettings, ReplayMemory, make_replay
 
@@ -52,7 +52,9 @@ class RedisMemory(ReplayMemory):
         """Connects to the Redis, which has neither several learners nor a bound on its actors' parameters."""
         for name, only in (("learners", 1), ("max_version_lag", 0)):
             if (value := getattr(config, name)) != only:
-                raise ConfigurationError(f"{flag(name)} {value}: it must be {only} with --replay {config.replay}")
+                raise ConfigurationError(
+                    f"{{{name}}} {value}: it must be {only} with {{replay}} {{address}}", address=config.replay
+                )
         RedisStore(config.replay, "", token, {}).close()
 
     @classmethod
@@ -67,9 +69,11 @@ class RedisMemory(ReplayMemory):
             if not settings.resumed and store.holds_experience():
                 name = settings.table.name
                 raise ConfigurationError(
-                    f"{settings.address} holds the keys of another run named {name!r}: continue that run (--resume), "
-                    f"choose another --out, whose last part names the keys, or delete them (redis-cli del "
-                    f"innet:{name}:experience innet:{name}:parameters)"
+                    "{address} holds the keys of another run named {name!r}: continue that run ({resume}), choose "
+                    "another {folder}, whose last part names the keys, or delete them (redis-cli del "
+                    "innet:{name}:experience innet:{name}:parameters)",
+                    address=settings.address,
+                    name=name,
                 )
             store.clear()
             with make_replay(settings, _message_format(settings).table) as own:

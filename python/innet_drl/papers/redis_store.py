@@ -187,20 +187,25 @@ def parse_address(address: str) -> tuple[str, MessageOptions]:
     except ValueError:
         usable = False
     if not usable:
-        raise ConfigurationError(f"--replay {address}: it is redis://host:port, with the port of the Redis")
+        raise ConfigurationError(
+            "{replay} {address}: it is redis://host:port, with the port of the Redis", address=address
+        )
     if parts.password or parts.username:
         raise ConfigurationError(
-            "--replay redis://...: omit the password and set INNET_TOKEN: a run's settings are written to its "
+            "{replay} redis://...: omit the password and set INNET_TOKEN: a run's settings are written to its "
             "config.yaml"
         )
     if parts.path.strip("/") and not parts.path.strip("/").isdecimal():
-        raise ConfigurationError(f"--replay {address}: the path after the port is the number of a database")
+        raise ConfigurationError(
+            "{replay} {address}: the path after the port is the number of a database", address=address
+        )
     given = dict(parse_qsl(parts.query, keep_blank_values=True))
     message, transitions = given.pop("message", "frames"), given.pop("transitions", str(TRANSITIONS))
     if given or message not in get_args(MessageFormatName) or not transitions.isdecimal() or int(transitions) < 1:
         raise ConfigurationError(
-            f"--replay {address}: the options are message={' or '.join(get_args(MessageFormatName))} and "
-            f"transitions, at least 1: redis://host:port?message=stacks&transitions={TRANSITIONS}"
+            f"{{replay}} {{address}}: the options are message={' or '.join(get_args(MessageFormatName))} and "
+            f"transitions, at least 1: redis://host:port?message=stacks&transitions={TRANSITIONS}",
+            address=address,
         )
     server = urlunsplit(parts._replace(query="", fragment=""))
     return server, MessageOptions(cast("MessageFormatName", message), int(transitions))

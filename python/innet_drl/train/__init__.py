@@ -26,8 +26,8 @@ by `logging`.
 | `memory` | the interface of the replay memory: embedded, on a server, or another package's |
 | `published_run` | a run as its server shows it to processes that join by themselves |
 | `learner`, `numerics`, `targets`, `data_parallel` | updates; measured arithmetic; targets ahead; several learners |
-| `trainer`, `reporting` | one session of a run; its lines of metrics |
-| `serial`, `journal` | the loop in one process; its repeatable memory |
+| `session`, `trainer`, `reporting` | one session of a run: what its parts share; its updates; its lines of metrics |
+| `serial` | the loop in one process |
 | `callbacks`, `tracking` | functions of the caller that a run calls; Weights & Biases |
 | `agent`, `evaluation`, `evaluation_schedule`, `video` | a trained agent, its games, and when they are played |
 | `following` | evaluations of each new checkpoint, in a process of their own |

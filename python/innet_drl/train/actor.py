@@ -19,24 +19,13 @@ from innet_drl.train.metrics import ActorReport, Game, score_of
 from innet_drl.train.networks import Network, load_published
 from innet_drl.train.prediction import Predicting
 from innet_drl.train.stopwatch import Stopwatch
-from innet_drl.train.watchdog import Watchdog
+from innet_drl.train.watchdog import watched
 
 
 class Actor:
-    """Plays `config.environments` environments.
+    """Plays `config.environments` environments, from `first_step` agent steps of all actors on.
 
-    Args:
-        config: The run's settings.
-        index: Number of this actor, from 0.
-        environments: Environments to play.
-        network: Network of the policy; `pull` loads its weights.
-        writer: Writer of the replay memory.
-        first_step: Agent steps of all actors in earlier sessions: the exploration schedule continues from there,
-            and the games differ from earlier sessions'.
-        stopwatch: Stopwatch of this thread; a new one by default.
-
-    Raises:
-        UnavailableEnvironmentError: NaN or infinity in an observation; from `step`, also in a reward.
+    Exploration goes on from there, and the games differ from those of other first steps.
     """
 
     def __init__(
@@ -68,8 +57,8 @@ class Actor:
         self._parameter_updates = 0
         self._games: list[Game] = []
         # A serial run is one process, with the learner.
-        self._watchdog = Watchdog(None if config.serial else config.environment_timeout)
-        with self._watchdog:
+        self._limit = None if config.serial else config.environment_timeout
+        with watched(self._limit):
             self._observation = environments.reset(int(self.random.integers(2**30)))
         self._first = np.ones(count, np.bool_)
         self._final = np.zeros(count, np.bool_)
@@ -106,7 +95,7 @@ class Actor:
         self._explores = float(epsilon.mean())
         action = choose(q, epsilon, self.random)
         self.stopwatch.lap("inference")
-        with self._watchdog:
+        with watched(self._limit):
             step = self._environments.step(action)
         action = step.taken
         self.stopwatch.lap("environment")
@@ -158,38 +147,6 @@ class Actor:
             laps,
             self._predicting.take(),
         )
-
-    def state(self) -> dict[str, Any]:
-        """Returns all state of the next steps but the network, as plain JSON values."""
-        return {
-            "environments": self._environments.state(),
-            "random": self.random.bit_generator.state,
-            "observation": self._observation.tolist(),
-            "first": self._first.tolist(),
-            "final": self._final.tolist(),
-            "scores": self._scores.tolist(),
-            "lengths": self._lengths.tolist(),
-            "predictions": self._predicting.state(),
-            "first_step": self._first_step,
-            "steps": self._steps,
-            "parameter_updates": self._parameter_updates,
-        }
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Restores a result of `state`."""
-        self._environments.restore(state["environments"])
-        self.random.bit_generator.state = state["random"]
-        self._observation = np.array(state["observation"], self._observation.dtype)
-        self._first = np.array(state["first"], np.bool_)
-        self._final = np.array(state["final"], np.bool_)
-        self._scores = np.array(state["scores"], np.float64)
-        # Checkpoints of the first release count the steps of the games under way from here.
-        self._lengths = np.array(state.get("lengths", np.zeros_like(self._lengths)), np.int64)
-        if "predictions" in state:
-            self._predicting.restore(state["predictions"])
-        self._first_step = state["first_step"]
-        self._steps = self._reported_steps = state["steps"]
-        self._parameter_updates = state["parameter_updates"]
 
     def close(self, timeout: float | None = None) -> None:
         """Sends the remaining rows within `timeout` seconds, and frees the environments."""

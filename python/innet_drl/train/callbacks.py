@@ -80,12 +80,7 @@ METHODS = [name for name in vars(Callback) if name.startswith("on_")]
 
 
 def check_callbacks(callbacks: Sequence[Callback]) -> None:
-    """Checks the callbacks of a run, before it begins.
-
-    Raises:
-        ConfigurationError: A class instead of an object, an object of another kind, a method `on_...` that no run
-            calls, such as a misspelt one, or one that does not take the arguments of its call.
-    """
+    """Checks the callbacks of a run, before it begins."""
     if not isinstance(callbacks, Sequence):
         raise ConfigurationError(f"callbacks: it must be a list, callbacks=[...], and is {_name(callbacks)}")
     for callback in callbacks:

@@ -29,11 +29,7 @@ class Checkpoint:
 
 
 def save_checkpoint(path: Path, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-    """Writes a checkpoint to a temporary file and renames it: `path` is complete at any time.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
+    """Writes a checkpoint to a temporary file and renames it: `path` is complete at any time."""
     import safetensors.torch
 
     path = replaceable(path)
@@ -52,11 +48,7 @@ def save_checkpoint(path: Path, tensors: dict[str, Tensor], state: dict[str, Any
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """Reads a checkpoint.
-
-    Raises:
-        RunFolderError: The file is damaged.
-    """
+    """Reads a checkpoint."""
     import safetensors
 
     try:
@@ -64,8 +56,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
             metadata = file.metadata()
             state = json.loads(metadata["state"])
-        # Checkpoints of the first releases have no checksum.
-        if "crc32" in metadata and int(metadata["crc32"]) != _checksum(tensors, metadata["state"]):
+        if int(metadata["crc32"]) != _checksum(tensors, metadata["state"]):
             raise ValueError("its checksum differs: the disk or a copy of the file is damaged")
     except (safetensors.SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise RunFolderError(
@@ -87,18 +78,15 @@ def _checksum(tensors: dict[str, Tensor], counters: str) -> int:
 
 
 def load_network(network: nn.Module, prefix: str, checkpoint: Mapping[str, Tensor]) -> None:
-    """Loads a network whose tensors have this prefix in a checkpoint.
-
-    Raises:
-        RunFolderError: The checkpoint is of a network with other tensors.
-    """
+    """Loads a network whose tensors have this prefix in a checkpoint."""
     saved, own = under(prefix, checkpoint), network.state_dict()
     other = [name for name in sorted(saved.keys() | own.keys()) if _shape(saved, name) != _shape(own, name)]
     if other:
         raise RunFolderError(
-            f"the checkpoint is of another network than the run's settings make: they differ in {', '.join(other[:4])}"
-            f"{' and others' if len(other) > 4 else ''}. Continue with the release or module that wrote it, or train "
-            "anew with another --out"
+            "the checkpoint is of another network than the run's settings make: they differ in {names}{others}. "
+            "Continue with the release or module that wrote it, or train anew with another {folder}",
+            names=", ".join(other[:4]),
+            others=" and others" if len(other) > 4 else "",
         )
     network.load_state_dict(saved)
 

@@ -13,13 +13,13 @@ import functools
 import logging
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args, get_type_hints
 
 import innet_drl as innet
-from innet_drl.train.errors import SETTINGS, ConfigurationError
+from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.importing import Importable, is_path, near_path, path_of
 from innet_drl.train.setting_values import (
     can_be_imported,
@@ -61,9 +61,11 @@ MAX_LEARNERS = 64
 Bound = tuple[Callable[[Any], bool], str]
 """A test of a setting's value, which may be `None` where its type allows it, and the allowed values in words."""
 Count = Annotated[int, (lambda value: value is None or 1 <= value <= 2**40, "at least 1 and at most 2^40")]
+Several = Annotated[int, (lambda value: value >= 2, "at least 2")]
 Natural = Annotated[int, (lambda value: 0 <= value <= 2**40, "at least 0 and at most 2^40")]
 Few = Annotated[int, (lambda value: 0 <= value <= 1024, "at least 0 and at most 1024")]
 Threads = Annotated[int, (lambda value: 1 <= value <= 1024, "at least 1 and at most 1024")]
+Seed = Annotated[int, (lambda value: 0 <= value < MAX_SEED, f"from 0 to {MAX_SEED - 1}")]
 Positive = Annotated[float, (lambda value: value is None or value > 0, "above 0")]
 Seconds = Annotated[float, (lambda value: value is None or 0 < value <= 1e9, "above 0 and at most 1e9")]
 Minutes = Annotated[float, (lambda value: value is None or 0 < value <= 1e7, "above 0 and at most 1e7")]
@@ -105,7 +107,7 @@ class Config(_Named):
     steps: Count | None = None
     """Ends training at this many agent steps, counted over all sessions of the run. Actor processes exceed it by up
     to a second of steps."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of networks, environments, exploration and, if the memory is in this process, sampling."""
     serial: bool = False
     """Run one actor and the learner in turn in one process: the run is a function of the seed."""
@@ -199,11 +201,11 @@ class Config(_Named):
     """Tau: temperature of the policy, softmax(Q / tau)."""
     munchausen_floor: float = -1.0
     """Lower bound of tau times the log-policy."""
-    atoms: Count = 51
+    atoms: Several = 51
     """Atoms of `categorical`."""
     value_range: tuple[float, float] = (-10.0, 10.0)
     """Lowest and highest return of `categorical`."""
-    quantiles: Count = 200
+    quantiles: Several = 200
     """Quantiles of `quantile`."""
 
     # Replay.
@@ -298,7 +300,7 @@ class Config(_Named):
     """Minutes between checkpoints; the last one is always written."""
     checkpoint_replay: bool = True
     """Write a snapshot of an embedded memory with each checkpoint, which a resumed run restores. A step takes as many
-    bytes as in memory. A serial run of environments that can be restored keeps a journal instead."""
+    bytes as in memory."""
     report_seconds: Seconds = 5.0
     """Seconds between lines of metrics."""
     report_steps: Count = 1000
@@ -308,83 +310,55 @@ class Config(_Named):
     --trace`; none by default."""
 
     def __post_init__(self) -> None:
-        for name, hint in _hints().items():
-            object.__setattr__(self, name, conform(flag(name), getattr(self, name), hint))
-        under_way = self.environments * (self.chunk_steps + self.n_step)
-        values = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
-        checks = [
-            *((name, math.isfinite(value), "a finite number") for name, value in values if isinstance(value, float)),
-            *((name, holds(getattr(self, name)), wanted) for name, (holds, wanted) in _bounds().items()),
-            ("seed", 0 <= self.seed < MAX_SEED, f"from 0 to {MAX_SEED - 1}"),
-            (
-                "stack",
-                self.stack >= 2 or not self.is_atari,
-                "at least 2 in Atari games, where one frame shows no motion (the preset breakout has 4)",
-            ),
-            (
-                "environment_timeout",
-                self.environment_timeout is None or self.environment_timeout >= 2,
-                "at least 2: a busy machine delays steps",
-            ),
-            ("frame_size", self.frame_size <= 210, "at most 210, the height of the console's picture"),
-            ("channels", len(self.channels) == 3, "of three convolutions"),
-            ("channels", min(self.channels, default=1) >= 1, "at least 1 each"),
-            ("layers", min(self.layers, default=1) >= 1, "at least 1 each"),
-            ("network", callable(self.network) or is_path(self.network) or self.network in NETWORKS, _one_of(NETWORKS)),
-            ("loss", callable(self.loss) or is_path(self.loss) or self.loss in LOSSES, _one_of(LOSSES)),
-            ("atoms", self.atoms >= 2, "at least 2"),
-            ("quantiles", self.quantiles >= 2, "at least 2"),
-            (
-                "value_range",
-                len(self.value_range) == 2 and self.value_range[0] < self.value_range[1],
-                "a lower and a higher return",
-            ),
-            ("munchausen_floor", self.munchausen_floor <= 0, "at most 0"),
-            (
-                "async_environments",
-                not (self.async_environments and self.is_atari),
-                "omitted for Atari games, which --environment-threads steps",
-            ),
-            (
-                "replay",
-                not self.serial or self.replay == "embedded",
-                "omitted in a serial run, which is one process with its memory in it",
-            ),
-            (
-                "namespace",
-                not self.namespace or re.fullmatch(NAMESPACE, self.namespace) is not None,
-                "up to 40 ASCII letters, digits, '.', '_' and '-'",
-            ),
-            (
-                "namespace",
-                not self.namespace or self.replay.partition("://")[0] in SERVER_SCHEMES,
-                "empty without a server (--replay innet://host:port), which other runs could share",
-            ),
-            *((name, not _is_nearly_embedded(getattr(self, name)), EMBEDDED) for name in ("replay", "gradients")),
-            (
-                "learning_rate_final",
-                (self.learning_rate_final is None) == (self.learning_rate_anneal_updates == 0),
-                "given with --learning-rate-anneal-updates, and not without",
-            ),
-            (
-                "publish",
-                self.publish == "newest" or self.average_decay > 0,
-                "newest without an average (--average-decay 0)",
-            ),
-            ("learners", self.learners == 1 or not self.serial, "1 in a serial run"),
-            ("learners", self.learners <= MAX_LEARNERS, f"at most {MAX_LEARNERS}"),
-            ("min_size", self.min_size < self.capacity, f"below the capacity ({self.capacity})"),
-            (
-                "min_size",
-                self.min_size > under_way,
-                f"above {under_way}, the steps of an actor before its first chunks arrive",
-            ),
-            ("min_size", self.min_size >= self.batch_size, f"at least a batch ({self.batch_size})"),
-        ]
-        for name, holds, wanted in checks:
+        for name, (hint, _) in _hints().items():
+            object.__setattr__(self, name, conform(name, getattr(self, name), hint))
+        for name, holds, wanted in self._checks():
             if not holds:
-                near = near_path(getattr(self, name)) if wanted.endswith(PATH) else ""
-                raise ConfigurationError(f"{flag(name)} {getattr(self, name)}: it must be {wanted}{near}")
+                value = getattr(self, name)
+                near = near_path(value) if wanted.endswith(PATH) else ""
+                raise ConfigurationError(f"{{{name}}} {{value}}: it must be {wanted}{{near}}", value=value, near=near)
+
+    def _checks(self) -> Iterator[tuple[str, bool, str]]:
+        """Names of settings, whether their values hold, and the allowed ones in words, as a template of a message."""
+        for name, (_, bounds) in _hints().items():
+            value = getattr(self, name)
+            yield name, not isinstance(value, float) or math.isfinite(value), "a finite number"
+            yield from ((name, holds(value), wanted) for holds, wanted in bounds)
+        scheme, lowest = self.replay.partition("://")[0], self.environments * (self.chunk_steps + self.n_step)
+        motion = "at least 2 in Atari games, where one frame shows no motion (the preset breakout has 4)"
+        yield "stack", self.stack >= 2 or not self.is_atari, motion
+        patient = self.environment_timeout is None or self.environment_timeout >= 2
+        yield "environment_timeout", patient, "at least 2: a busy machine delays steps"
+        yield "frame_size", self.frame_size <= 210, "at most 210, the height of the console's picture"
+        yield "channels", len(self.channels) == 3, "of three convolutions"
+        for name in ("channels", "layers"):
+            yield name, min(getattr(self, name), default=1) >= 1, "at least 1 each"
+        for name, known in (("network", NETWORKS), ("loss", LOSSES)):
+            own = getattr(self, name)
+            yield name, callable(own) or is_path(own) or own in known, f"{', '.join(known)}, or {PATH}"
+        bounded = len(self.value_range) == 2 and self.value_range[0] < self.value_range[1]
+        yield "value_range", bounded, "a lower and a higher return"
+        yield "munchausen_floor", self.munchausen_floor <= 0, "at most 0"
+        threads = "omitted for Atari games, which {environment_threads} steps"
+        yield "async_environments", not (self.async_environments and self.is_atari), threads
+        one = "omitted in a serial run, which is one process with its memory in it"
+        yield "replay", not self.serial or self.replay == "embedded", one
+        fits = not self.namespace or re.fullmatch(NAMESPACE, self.namespace) is not None
+        yield "namespace", fits, "up to 40 ASCII letters, digits, '.', '_' and '-'"
+        shared = "empty without a server ({replay} innet://host:port), which other runs could share"
+        yield "namespace", not self.namespace or scheme in SERVER_SCHEMES, shared
+        for name in ("replay", "gradients"):
+            yield name, not _is_nearly_embedded(getattr(self, name)), EMBEDDED
+        both = (self.learning_rate_final is None) == (self.learning_rate_anneal_updates == 0)
+        yield "learning_rate_final", both, "given with {learning_rate_anneal_updates}, and not without"
+        averaged = self.publish == "newest" or self.average_decay > 0
+        yield "publish", averaged, "newest without an average ({average_decay} 0)"
+        yield "learners", self.learners == 1 or not self.serial, "1 in a serial run"
+        yield "learners", self.learners <= MAX_LEARNERS, f"at most {MAX_LEARNERS}"
+        yield "min_size", self.min_size < self.capacity, f"below the capacity ({self.capacity})"
+        arrive = f"above {lowest}, the steps of an actor before its first chunks arrive"
+        yield "min_size", self.min_size > lowest, arrive
+        yield "min_size", self.min_size >= self.batch_size, f"at least a batch ({self.batch_size})"
 
     @property
     def is_atari(self) -> bool:
@@ -421,10 +395,10 @@ class Config(_Named):
         drawn = (self.prefetch + 2) * self.batch_size * learners
         return float(pushed + drawn)
 
-    def changed_flags(self, other: Config, names: Iterable[str]) -> str:
-        """Returns the flags of the named settings that differ from the other's, for a message; may be empty."""
+    def changed(self, other: Config, names: Iterable[str]) -> tuple[str, ...]:
+        """Returns those of the named settings that differ from the other's."""
         ours, theirs = self.as_dict(), other.as_dict()
-        return flags(name for name in names if ours[name] != theirs[name])
+        return tuple(name for name in names if ours[name] != theirs[name])
 
     def as_dict(self, lost: list[str] | None = None) -> dict[str, Any]:
         """Returns every setting as YAML has it; `lost` gets the names of arguments that cannot be read back."""
@@ -460,43 +434,26 @@ class Config(_Named):
 
     @classmethod
     def load(cls, path: Path) -> Config:
-        """Reads a file that `save` wrote.
-
-        Raises:
-            ConfigurationError: The file is missing, or does not hold settings.
-        """
+        """Reads a file that `save` wrote."""
         values = read_settings(path)
         if "environment" not in values:
             raise ConfigurationError(f"{path} names no environment: add `environment`, or start from a preset")
-        if values.get("average_decay") == 0:
-            # Runs of before the setting may have no average.
-            values.setdefault("publish", "newest")
         try:
             return cls(**values)
         except ConfigurationError as error:
-            raise ConfigurationError(f"{path}: {error.with_flags}; correct it, or {NEWER}") from error
-
-
-SETTINGS.update(field.name for field in dataclasses.fields(Config))
+            # As the file spells it.
+            raise ConfigurationError(f"{path}: {error}; correct it, or {NEWER}") from error
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """Reads some settings, or all, from a YAML or TOML file, for `Config` or `dataclasses.replace`.
-
-    Raises:
-        ConfigurationError: The file cannot be read, or has a key that is no setting.
-    """
+    """Reads some settings, or all, from a YAML or TOML file, for `Config` or `dataclasses.replace`."""
     values = read_mapping(path)
     check_names(values, f"{path}: ")
     return values
 
 
 def check_names(names: Iterable[str], where: str = "") -> None:
-    """Checks names of settings.
-
-    Raises:
-        ConfigurationError: There is no setting of this name.
-    """
+    """Checks names of settings."""
     known = [field.name for field in dataclasses.fields(Config)]
     unknown = f"remove it, or {NEWER}" if where else "innet-drl train --help lists them"
     for name in names:
@@ -508,9 +465,13 @@ def check_names(names: Iterable[str], where: str = "") -> None:
 
 
 @functools.cache
-def _hints() -> dict[str, Any]:
-    """Types of the settings."""
-    return get_type_hints(Config)
+def _hints() -> dict[str, tuple[Any, list[Bound]]]:
+    """Types of the settings, each with its bounds."""
+    types, found = get_type_hints(Config), {}
+    for name, hint in get_type_hints(Config, include_extras=True).items():
+        bounds = [bound for each in (hint, *get_args(hint)) for bound in getattr(each, "__metadata__", ())]
+        found[name] = types[name], bounds
+    return found
 
 
 def _unpickled(values: bytes) -> Config:
@@ -519,29 +480,5 @@ def _unpickled(values: bytes) -> Config:
     return Config(**cloudpickle.loads(values))
 
 
-def _one_of(names: tuple[str, ...]) -> str:
-    return f"{', '.join(names)}, or {PATH}"
-
-
 def _is_nearly_embedded(address: str) -> bool:
     return address != "embedded" and bool(difflib.get_close_matches(address, ["embedded"], cutoff=0.8))
-
-
-@functools.cache
-def _bounds() -> dict[str, Bound]:
-    """Bounds of the settings whose types have one."""
-    found: dict[str, Bound] = {}
-    for name, hint in get_type_hints(Config, include_extras=True).items():
-        for type_ in (hint, *get_args(hint)):
-            found.update((name, bound) for bound in getattr(type_, "__metadata__", ()))
-    return found
-
-
-def flag(name: str) -> str:
-    """Returns the flag of a field: `learning_rate` is `--learning-rate`."""
-    return f"--{name.replace('_', '-')}"
-
-
-def flags(names: Iterable[str]) -> str:
-    """Returns the flags of several fields, for a message."""
-    return " and ".join(flag(name) for name in names)

@@ -25,7 +25,7 @@ class Cost:
     """Energy of this machine's processors and of the learners' GPUs, other programs included; `None` without counters
     (RAPL, NVML) in any session."""
     frames: int
-    """Environment frames since the count began, which a run of the first release does when it is resumed."""
+    """Environment frames of the run."""
     resident_bytes: int
     """Resident memory of these processes now. Memory that they share counts in each of them."""
 
@@ -78,18 +78,13 @@ class ProcessorTime:
 
 
 class CostMeter:
-    """Counts the cost of a run.
-
-    Args:
-        gpus: UUIDs of the learners' GPUs.
-    """
+    """Counts the cost of a run."""
 
     def __init__(self, gpus: Sequence[str] = ()) -> None:
         self._time = ProcessorTime()
         self._energy = EnergyCounters(gpus)
         self._earlier_s = 0.0
         self._earlier_joules: float | None = 0.0
-        self._first_frame = 0
 
     @property
     def missing(self) -> str:
@@ -97,32 +92,23 @@ class CostMeter:
         return "; ".join(f"{name}: {reason}" for name, reason in self._energy.missing.items())
 
     def read(self, frames: int, *, fresh: bool = False) -> Cost:
-        """Returns the cost of the run until now.
-
-        Args:
-            frames: Environment frames of the run.
-            fresh: Search for the run's processes even if that was done within the last second.
-        """
+        """Returns the cost of the run until now; `fresh` looks for its processes even if that was done just now."""
         joules, earlier = self._energy.read().joules, self._earlier_joules
         return Cost(
             round(self._earlier_s + self._time.read(fresh=fresh), 2),
             None if joules is None or earlier is None else round(earlier + joules, 2),
-            frames - self._first_frame,
+            frames,
             self._time.resident_bytes,
         )
 
     def state(self) -> dict[str, Any]:
         """Returns the state for a checkpoint, as plain JSON values."""
         cost = self.read(0, fresh=True)
-        return {"processor_s": cost.processor_s, "joules": cost.joules, "first_frame": self._first_frame}
+        return {"processor_s": cost.processor_s, "joules": cost.joules}
 
-    def restore(self, state: dict[str, Any] | None, frames: int) -> None:
-        """Continues from what `state` returned; from `frames` on if the checkpoint is of the first release."""
-        if state is None:
-            self._first_frame = frames
-        else:
-            self._earlier_s, self._earlier_joules = state["processor_s"], state["joules"]
-            self._first_frame = state["first_frame"]
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continues from what `state` returned."""
+        self._earlier_s, self._earlier_joules = state["processor_s"], state["joules"]
 
 
 def _use(process: psutil.Process) -> tuple[float, int]:

@@ -16,12 +16,7 @@ class TrainingEnded(Exception):  # noqa: N818 - a signal, not an error
 
 
 class SharedGradients:
-    """The mean of all learners' gradients. One more value of the sum signals the end of training.
-
-    Args:
-        worker: This learner's membership in the job.
-        network: The network whose gradients are averaged.
-    """
+    """The mean of all learners' gradients. One more value of the sum signals the end of training."""
 
     def __init__(self, worker: GradientWorker, network: nn.Module) -> None:
         self._worker = worker

@@ -50,30 +50,18 @@ class Diagnosis:
         return all(value is None or math.isfinite(value) for some in values for value in some)
 
 
-@dataclass
-class _Seen:
-    """Tensors of the batches before the next diagnosis."""
-
-    observations: deque[Tensor]
-    probabilities: deque[Tensor]
-    weights: deque[Tensor]
-    updates: deque[Update]
-
-
 class Diagnostics:
     """Collects states of the last batches before every `PERIOD`th update, and diagnoses the learner on them.
 
     Nothing is sampled for it, and the networks are only read: training is the same without it.
-
-    Args:
-        learner: The learner.
     """
 
     def __init__(self, learner: Learner) -> None:
         self._learner = learner
         batches = -(-STATES // learner.config.batch_size)
         self._batches = min(batches, PERIOD)
-        self._seen = _Seen(*(deque(maxlen=self._batches) for _ in range(4)))
+        self._seen: deque[tuple[Tensor, Tensor, Tensor, Update]] = deque(maxlen=self._batches)
+        """Observations, probabilities and weights of the batches before the next diagnosis, and their updates."""
         self._before: tuple[Tensor, Tensor] | None = None
 
     def add(self, batch: TorchBatch, update: Update) -> Diagnosis | None:
@@ -82,10 +70,7 @@ class Diagnostics:
         if until >= self._batches:
             return None
         # The batch's memory is used again.
-        self._seen.observations.append(batch.observation.clone())
-        self._seen.probabilities.append(batch.probabilities.clone())
-        self._seen.weights.append(batch.weights.clone())
-        self._seen.updates.append(update)
+        self._seen.append((batch.observation.clone(), batch.probabilities.clone(), batch.weights.clone(), update))
         if until != 0:
             return None
         modes = [(network, network.training) for network in (self._learner.network, self._learner.average)]
@@ -101,11 +86,13 @@ class Diagnostics:
         return found if found.is_finite else None
 
     def _diagnose(self) -> Diagnosis:
-        learner, seen = self._learner, self._seen
-        states = torch.cat(list(seen.observations))[:STATES].clone()
-        probabilities = torch.cat(list(seen.probabilities))[:STATES].double()
-        weights = [batch.double() for batch in seen.weights]
-        priorities = np.concatenate([update.priorities() for update in seen.updates])
+        learner = self._learner
+        observations, probability, batches, updates = zip(*self._seen, strict=True)
+        self._seen.clear()
+        states = torch.cat(observations)[:STATES].clone()
+        probabilities = torch.cat(probability)[:STATES].double()
+        weights = [batch.double() for batch in batches]
+        priorities = np.concatenate([update.priorities() for update in updates])
         with Watch() as watch:
             newest = learner.q(learner.network, states).argmax(1)
         average = learner.q(learner.average, states).argmax(1)
@@ -117,8 +104,6 @@ class Diagnostics:
             earlier_states, earlier = self._before
             churn = _share(learner.q(acting_network, earlier_states).argmax(1) != earlier)
         self._before = states, acting
-        for queue in vars(seen).values():
-            queue.clear()
         return Diagnosis(
             policy_churn=churn,
             policy_agreement=_share(newest == average),

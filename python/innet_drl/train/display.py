@@ -25,11 +25,7 @@ def silent(activity: str, done: str) -> None:
 
 
 class Display:
-    """Logs the most important numbers now and then.
-
-    Args:
-        title: Environment and folder of the run.
-    """
+    """Logs the most important numbers now and then."""
 
     def __init__(self, title: str) -> None:
         self.title = title

@@ -52,12 +52,7 @@ class _Zone:
 
 
 class EnergyCounters:
-    """The energy of this machine's processors and of some GPUs. Read it every few minutes: RAPL's counters wrap.
-
-    Args:
-        gpus: UUIDs of GPUs (`gpu_uuids`).
-        powercap: The directory of RAPL.
-    """
+    """The energy of this machine's processors and of some GPUs. Read it every few minutes: RAPL's counters wrap."""
 
     def __init__(self, gpus: Sequence[str] = (), powercap: Path = POWERCAP) -> None:
         self.missing: dict[str, str] = {}

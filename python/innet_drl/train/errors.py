@@ -1,72 +1,100 @@
 """Errors of training. Errors of the replay client, and the one of a missing extra, are in `innet_drl.errors`.
 
 The user can correct the cause of a `TrainingError`: the command line prints its message without a traceback.
-Messages are written with flags, whose form no other word has; in Python they name the settings (`in_python`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import re
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
-SETTINGS: set[str] = {"launcher"}
-"""Names of settings, which `innet_drl.train.config` adds, and of an argument of `run`."""
-
-_RESUME = re.compile(r"--resume ('[^']*'|[\w@%+=:,./-]*[\w@%+=/-])( --steps N)?")
-# Flags of `innet-replay serve` have no other form.
-_FLAG = re.compile(r"(?<![\w/-])(?<!serve )--(no-)?([a-z]+(?:-[a-z]+)*)")
+_IN_PYTHON = {"resume": "resume=True", "no_video": "video=False", "no_full_action_set": "full_action_set=False"}
 
 
-def resuming(folder: str | PathLike[str], *, further: bool = False) -> str:
-    """Returns the flag that continues the run of a folder, for a message; `further` for a run that has its steps."""
-    return f"--resume {shlex.quote(str(folder))}" + " --steps N" * further
+class Message:
+    """A sentence for errors and logs whose settings are fields: each entry spells them as its caller writes them.
 
+    Args:
+        template: The sentence. `{batch_size}` is `--batch-size` on the command line and `batch_size` elsewhere,
+            `{folder}` is `--out`, and `{no_video}` is `--no-video` or `video=False`, unless it names a value.
+        values: Values by name. Messages and errors among them are spelled in the same way.
+    """
 
-def in_python(message: str) -> str:
-    """Returns a message with the names of settings, as a caller of `run` gives them, instead of flags."""
-
-    def resume(found: re.Match[str]) -> str:
-        (folder,) = shlex.split(found[1])
-        config = "dataclasses.replace(config, steps=N)" if found[2] else "config"
-        return f"train.run({config}, folder={folder!r}, resume=True)"
-
-    def setting(found: re.Match[str]) -> str:
-        name = found[2].replace("-", "_")
-        if name in ("out", "resume"):
-            return "folder" if name == "out" else "resume=True"
-        if name not in SETTINGS:
-            return found[0]
-        return f"{name}=False" if found[1] else name
-
-    return _FLAG.sub(setting, _RESUME.sub(resume, message))
-
-
-class WithFlags:
-    """Part of a log line that names settings: with flags on the command line, as in Python elsewhere."""
-
-    def __init__(self, with_flags: str) -> None:
-        self.with_flags = with_flags
+    def __init__(self, template: str, /, **values: object) -> None:
+        self.text = template.format_map(_Fields(values, lambda name: _IN_PYTHON.get(name, name)))
+        self.with_flags = template.format_map(_Fields({name: with_flags(each) for name, each in values.items()}, flag))
+        """The sentence for the command line."""
 
     def __str__(self) -> str:
-        return in_python(self.with_flags)
+        return self.text
+
+
+class _Fields(dict[str, object]):
+    """Values of a message; all other names are of settings."""
+
+    def __init__(self, values: dict[str, object], spell: Callable[[str], str]) -> None:
+        super().__init__(values)
+        self._spell = spell
+
+    def __missing__(self, name: str) -> str:
+        return self._spell(name)
+
+
+@dataclass(frozen=True)
+class Resuming:
+    """How to continue the run of a folder, for a message; `further` where it has its steps."""
+
+    folder: str | PathLike[str]
+    further: bool = False
+
+    def __str__(self) -> str:
+        config = "dataclasses.replace(config, steps=N)" if self.further else "config"
+        return f"train.run({config}, folder={str(self.folder)!r}, resume=True)"
+
+    @property
+    def with_flags(self) -> str:
+        """The flags."""
+        return f"--resume {shlex.quote(str(self.folder))}" + " --steps N" * self.further
+
+
+def flag(name: str) -> str:
+    """Returns the flag of a setting: `learning_rate` is `--learning-rate`."""
+    return f"--{'out' if name == 'folder' else name.replace('_', '-')}"
+
+
+def with_flags(value: Any) -> Any:
+    """Returns a message or an error as the command line shows it, and another value as it is."""
+    return getattr(value, "with_flags", value)
+
+
+def settings(names: Iterable[str]) -> Message:
+    """Returns several settings, for a message."""
+    return Message(" and ".join(f"{{{name}}}" for name in names))
 
 
 class TrainingError(Exception):
-    """Training cannot start or continue; the message says what to do."""
+    """Training cannot start or continue; the message says what to do.
+
+    Args:
+        message: The text, or a `Message`; with values the template of one.
+        values: See `Message`.
+    """
+
+    def __init__(self, message: str | Message, /, **values: object) -> None:
+        super().__init__(Message(message, **values) if values and isinstance(message, str) else message)
+        self.message: str | Message = self.args[0]
 
     @property
     def with_flags(self) -> str:
         """The message for the command line."""
-        return super().__str__()
-
-    def __str__(self) -> str:
-        return in_python(self.with_flags)
+        return str(with_flags(self.message))
 
 
 class ConfigurationError(TrainingError, ValueError):
@@ -121,31 +149,28 @@ def _is_internal(module: str) -> bool:
 
 
 @contextlib.contextmanager
-def writing(what: str, advice: str, afterwards: str = "") -> Iterator[None]:
+def writing(what: str, advice: str | Message, afterwards: str | Message = "") -> Iterator[None]:
     """Turns an `OSError` of a write into an error that says what to do.
 
     Args:
         what: Name of the file or folder, for the message.
         advice: What to do if it is not writable.
         afterwards: What to do once a full disk has free space.
-
-    Raises:
-        RunFolderError: Instead of an `OSError`.
     """
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            reason = f"the disk is full: free some space{afterwards}"
+            reason: str | Message = Message("the disk is full: free some space{afterwards}", afterwards=afterwards)
         elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            reason = f"it may not be written: {advice}"
+            reason = Message("it may not be written: {advice}", advice=advice)
         elif (file := _file_in_place_of_a_directory(error)) is not None:
-            reason = f"{file} is a file: {advice}"
+            reason = Message("{file} is a file: {advice}", file=file, advice=advice)
         elif error.errno == errno.ENOENT and error.filename is not None:
             reason = f"there is no directory for {error.filename}: make it first"
         else:
             reason = f"{error.strerror or error}"
-        raise RunFolderError(f"{what}: {reason}") from error
+        raise RunFolderError("{what}: {reason}", what=what, reason=reason) from error
 
 
 def _file_in_place_of_a_directory(error: OSError) -> Path | None:

@@ -115,14 +115,6 @@ def evaluate(
 
     Each environment plays the same number of games, so that short games do not count more than long ones.
     Atari games start with up to `config.no_ops` no-ops. Games end at `config.evaluation_frames`.
-
-    Args:
-        config: The run's settings.
-        network: The agent, on any device.
-        seed: Seeds the games.
-        threads: Threads that step Atari environments; all cores by default.
-        stopped: Called at every step; `True` ends the evaluation without a result.
-        progress: Called at every step.
     """
     games = config.evaluation_games
     count = min(games, PARALLEL_GAMES)

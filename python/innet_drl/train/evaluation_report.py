@@ -20,9 +20,9 @@ import numpy as np
 
 import innet_drl as innet
 from innet_drl.train.agent import Agent, load
-from innet_drl.train.config import Config, flags
+from innet_drl.train.config import Config
 from innet_drl.train.display import Progress, score, silent
-from innet_drl.train.errors import ConfigurationError
+from innet_drl.train.errors import ConfigurationError, flag, settings
 from innet_drl.train.evaluation import Evaluation, evaluate, joined
 
 PROTOCOLS: dict[str, dict[str, Any]] = {
@@ -159,19 +159,9 @@ def evaluate_runs(
     changes: Mapping[str, Any] = MappingProxyType({}),
     progress: Progress = silent,
 ) -> Report:
-    """Plays games with the agents of several runs of one environment.
+    """Plays `evaluation_games` games for each seed with the agents of several runs of one environment.
 
-    Args:
-        runs: Folders of the runs.
-        best: Take each run's agent with the best evaluation instead of the newest checkpoint.
-        protocol: A name of `PROTOCOLS`.
-        seeds: Each run plays `evaluation_games` games with each of them.
-        changes: Conditions (`CONDITIONS`) that replace conditions of the protocol or of the runs.
-        progress: Shows how far it is.
-
-    Raises:
-        RunFolderError: A folder has no run, or the run has no checkpoint.
-        ConfigurationError: The runs or the conditions do not fit together.
+    `changes` are conditions (`CONDITIONS`) that replace those of the protocol or of the runs.
     """
     if not runs:
         raise ConfigurationError("innet-drl evaluate plays with the agents of runs: name their folders, runs/...")
@@ -195,32 +185,39 @@ def _conditions(run: Path, config: Config, protocol: str | None, changes: Mappin
         given += [f"--protocol {protocol}"] if protocol else []
         if given:
             raise ConfigurationError(
-                f"{' and '.join(given)}: the environment of {run}, {config.environment_name}, is not atari/<game>: "
-                "its games have the settings that it was made with (--environment-args)"
+                "{given}: the environment of {run}, {name}, is not atari/<game>: its games have the settings that it "
+                "was made with ({environment_args})",
+                given=" and ".join(given),
+                run=run,
+                name=config.environment_name,
             )
     if wanted.get("full_action_set", config.full_action_set) != config.full_action_set:
         has, needs = ("all 18", "the minimal set") if config.full_action_set else ("the minimal set", "all 18")
-        flag = "--full-action-set" if wanted["full_action_set"] else "--no-full-action-set"
         raise ConfigurationError(
-            f"--protocol {protocol}: it plays with {needs} of the actions, and {run} was trained with {has}: train "
-            f"with {flag}"
+            f"--protocol {protocol}: it plays with {needs} of the actions, and {{run}} was trained with {has}: train "
+            + ("with {full_action_set}" if wanted["full_action_set"] else "with {no_full_action_set}"),
+            run=run,
         )
     return dataclasses.replace(config, **wanted)
 
 
 def _check_equal(first: Path, expected: Config, run: Path, config: Config) -> None:
-    changed = config.changed_flags(expected, ENVIRONMENT)
-    if changed:
-        raise ConfigurationError(f"{run} and {first} differ in {changed}: evaluate runs of one environment together")
+    if changed := config.changed(expected, ENVIRONMENT):
+        raise ConfigurationError(
+            "{run} and {first} differ in {changed}: evaluate runs of one environment together",
+            run=run,
+            first=first,
+            changed=settings(changed),
+        )
     names = [name for name in CONDITIONS if config.is_atari or name not in ATARI_CONDITIONS]
-    different = [_flag(name) for name in names if getattr(config, name) != getattr(expected, name)]
+    different = [_flag(name) for name in config.changed(expected, names)]
     if different:
         raise ConfigurationError(f"{run} and {first} differ in {' and '.join(different)}: give one value for all")
 
 
 def _flag(condition: str) -> str:
     """Returns the flag of `innet-drl evaluate` for a condition."""
-    return flags([condition.removeprefix("evaluation_")])
+    return flag(condition.removeprefix("evaluation_"))
 
 
 def _play(name: str, agent: Agent, config: Config, seeds: Sequence[int], progress: Progress) -> Evaluation:

@@ -5,19 +5,17 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Callable
 from typing import Any
 
 from numpy.typing import NDArray
 from torch import Tensor
 
 from innet_drl.train.config import Config
-from innet_drl.train.display import Progress
 from innet_drl.train.errors import RunFolderError
 from innet_drl.train.evaluation import STICKY_ACTIONS, Evaluation, Evaluator, evaluate
 from innet_drl.train.learner import Learner
-from innet_drl.train.metrics import Meter
 from innet_drl.train.run_folder import RunFolder
+from innet_drl.train.session import Session
 
 logger = logging.getLogger(__name__)
 
@@ -56,9 +54,6 @@ def save_if_best(folder: RunFolder, agent: EvaluatedAgent, evaluation: Evaluatio
     """Keeps an agent whose evaluation is better than the best one of its run; returns the best mean score.
 
     A process that follows the run (`evaluate --follow`) keeps agents, too: the file has the best of both.
-
-    Raises:
-        RunFolderError: The file cannot be written.
     """
     before = best_mean(folder)
     if before is not None and before >= evaluation.mean:
@@ -68,41 +63,19 @@ def save_if_best(folder: RunFolder, agent: EvaluatedAgent, evaluation: Evaluatio
 
 
 class EvaluationSchedule:
-    """Evaluates a learner's agent after every `evaluation_period` updates, and keeps the best one.
+    """Evaluates a learner's agent after every `evaluation_period` updates, and keeps the best one."""
 
-    Args:
-        config: The run's settings.
-        folder: The run's folder, which has the best agent of earlier sessions.
-        learner: The learner.
-        meter: Metrics; the time of evaluations in line is left out.
-        report: Called with each evaluation, and the agent steps at which its agent was taken.
-        interrupted: Ends an evaluation in line without a result when it returns true.
-        progress: Shows how far an evaluation in line is.
-    """
-
-    def __init__(
-        self,
-        config: Config,
-        folder: RunFolder,
-        learner: Learner,
-        meter: Meter,
-        report: Callable[[Evaluation, int], None],
-        interrupted: Callable[[], bool],
-        progress: Progress,
-    ) -> None:
+    def __init__(self, session: Session, learner: Learner) -> None:
         self.evaluator: Evaluator | None = None
         """Plays evaluations beside training; without one they are played in line."""
         self.reached_target = False
         """Whether an evaluation of this session reached the target return."""
-        self.best_mean = best_mean(folder)
+        self.best_mean = best_mean(session.folder)
         """Mean score of the run's best evaluation."""
-        self._config = config
-        self._folder = folder
+        self._session = session
+        self._config = session.config
         self._learner = learner
-        self._meter = meter
-        self._report = report
-        self._interrupted = interrupted
-        self._progress = progress
+        self._meter = session.meter
         self._due = False
         self._evaluating: EvaluatedAgent | None = None
         self._last: tuple[int, Evaluation] | None = None
@@ -136,10 +109,7 @@ class EvaluationSchedule:
         if self._last is not None and self._last[0] == self._learner.updates:
             return self._last[1]
         started = time.perf_counter()
-        config = self._config
-        evaluation = evaluate(
-            config, self._learner.average, seed=config.seed, stopped=self._interrupted, progress=self._progress
-        )
+        evaluation = self._play(self._config)
         if evaluation is not None:
             self._record(evaluation, self.agent())
         self._meter.leave_out(time.perf_counter() - started)
@@ -150,16 +120,20 @@ class EvaluationSchedule:
         config = self._config
         if not config.is_atari or config.sticky_actions:
             return None
-        evaluation = evaluate(
-            dataclasses.replace(config, sticky_actions=STICKY_ACTIONS),
-            self._learner.average,
-            seed=config.seed,
-            stopped=self._interrupted,
-            progress=self._progress,
-        )
+        evaluation = self._play(dataclasses.replace(config, sticky_actions=STICKY_ACTIONS))
         if evaluation is not None:
             logger.info("the same agent: %s", evaluation)
         return evaluation
+
+    def _play(self, config: Config) -> Evaluation | None:
+        session = self._session
+        return evaluate(
+            config,
+            self._learner.average,
+            seed=config.seed,
+            stopped=lambda: session.interrupted,
+            progress=session.display.progress,
+        )
 
     def agent(self) -> EvaluatedAgent:
         """Returns a copy of the newest agent, the average of the learner's weights."""
@@ -173,9 +147,9 @@ class EvaluationSchedule:
         self._meter.add_evaluation(evaluation.mean)
         logger.info("after %s updates: %s", f"{agent.learner_updates:,}", evaluation)
         try:
-            with self._folder.continuing():
-                self.best_mean = save_if_best(self._folder, agent, evaluation)
+            with self._session.folder.continuing():
+                self.best_mean = save_if_best(self._session.folder, agent, evaluation)
         except RunFolderError as error:
             logger.warning("the best agent could not be kept: %s", error)
         self.reached_target |= target is not None and evaluation.mean >= target
-        self._report(evaluation, agent.agent_steps)
+        self._session.call("on_evaluation", evaluation, agent.agent_steps)

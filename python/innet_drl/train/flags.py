@@ -201,11 +201,7 @@ def _keyword_arguments(items: list[str]) -> dict[str, Any]:
 
 
 def parse(flags: type[Flags], command: str, arguments: Sequence[str]) -> Flags:
-    """Parses the flags of a command.
-
-    Raises:
-        SystemExit: An unknown flag, or `--help`.
-    """
+    """Parses the flags of a command."""
     return tyro.cli(flags, prog=f"innet-drl {command}", args=list(arguments), registry=_REGISTRY)
 
 
@@ -213,11 +209,6 @@ def parse_train(arguments: Sequence[str]) -> TrainFlags:
     """Parses the flags of `innet-drl train`, which change the preset or the resumed run's settings.
 
     A file of settings (`--config`) changes the preset or the run's settings before the flags do.
-
-    Raises:
-        ConfigurationError: Contradictory flags.
-        RunFolderError: There is no run to resume.
-        SystemExit: An unknown flag, or `--help`.
     """
     known = _settings_flags(arguments)
     if known.resume is not None and known.preset is not None:
@@ -241,12 +232,7 @@ def parse_train(arguments: Sequence[str]) -> TrainFlags:
 
 
 def parse_learner(arguments: Sequence[str]) -> LearnerFlags:
-    """Parses the flags of `innet-drl learner`, which change the preset, or the settings of the run in the folder.
-
-    Raises:
-        ConfigurationError: Contradictory flags.
-        SystemExit: An unknown flag, or `--help`.
-    """
+    """Parses the flags of `innet-drl learner`, which change the preset, or the settings of the run in the folder."""
     known = _settings_flags(arguments)
     out = known.out or known.resume
     has_run = out is not None and (out / "config.yaml").is_file()
@@ -268,13 +254,10 @@ def parse_learner(arguments: Sequence[str]) -> LearnerFlags:
 def _settings_flags(arguments: Sequence[str]) -> argparse.Namespace:
     """The flags that decide which settings the others change."""
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    first.add_argument("--preset")
-    first.add_argument("--resume", type=Path)
-    first.add_argument("--out", type=Path)
-    first.add_argument("--config", type=Path)
-    first.add_argument("--environment")
-    first.add_argument("--actors")
-    first.add_argument("--environments")
+    for name in ("preset", "environment", "actors", "environments"):
+        first.add_argument(f"--{name}")
+    for name in ("resume", "out", "config"):
+        first.add_argument(f"--{name}", type=Path)
     return first.parse_known_args(arguments)[0]
 
 
@@ -316,4 +299,7 @@ def _settings(known: argparse.Namespace, run: Path | None) -> tuple[PresetName, 
             f"atari/<game>): omit --preset, or take --preset vector{atari_hint(environment)}"
         )
     config = chosen if run is None else RunFolder.open(run).config()
-    return name, dataclasses.replace(config, **changes), automatic
+    try:
+        return name, dataclasses.replace(config, **changes), automatic
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{known.config}: {error}") from error

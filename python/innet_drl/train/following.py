@@ -34,19 +34,7 @@ def follow(
     """Evaluates a run's newest checkpoint whenever there is a newer one, until training has ended.
 
     The run keeps the agent if its evaluation is the best, unless it was played under other conditions than the run's.
-
-    Args:
-        runs: Folder of one run, which may not exist yet.
-        namespace: Namespace that the run has to have; `None` for any.
-        best: Must be false: checkpoints are followed.
-        protocol: As in `evaluate_runs`.
-        seeds: As in `evaluate_runs`.
-        changes: As in `evaluate_runs`.
-        progress: Shows how far it is.
-
-    Raises:
-        RunFolderError: A checkpoint is damaged, or the best agent cannot be written.
-        ConfigurationError: Several runs, a run of another namespace, or conditions that do not fit.
+    The folder need not exist yet. The run has to have the `namespace`; the others are as in `evaluate_runs`.
     """
     if len(runs) != 1 or best:
         raise ConfigurationError("--follow evaluates the new checkpoints of one run: name one folder, without --best")

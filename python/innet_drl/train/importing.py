@@ -62,46 +62,35 @@ def near_path(value: str) -> str:
 
 
 def load(value: Importable, setting: str) -> Any:
-    """Imports the object of a path; returns a function or class as it is.
-
-    Args:
-        value: `module:name`, with dots in the name for attributes of classes, or the object.
-        setting: The setting's flag, for messages.
-
-    Raises:
-        ConfigurationError: The module cannot be imported, or has no such name.
-    """
+    """Imports the object of a setting's path `module:name`; returns a function or class as it is."""
     if not isinstance(value, str):
         return value
+
+    def unusable(reason: str) -> ConfigurationError:
+        return ConfigurationError(f"{{{setting}}} {{value}}{{reason}}", value=value, reason=reason)
+
     module, separator, name = value.partition(":")
     if not (separator and module and name):
-        raise ConfigurationError(f"{setting} {value}: an import path is module:name, such as mypackage.envs:make")
+        raise unusable(": an import path is module:name, such as mypackage.envs:make")
     try:
         found: Any = import_module(module)
     except ModuleNotFoundError as error:
         hint = near_path(value) or ": install it, or start in the directory that has it"
-        raise ConfigurationError(f"{setting} {value}: there is no module {error.name!r}{hint}") from error
+        raise unusable(f": there is no module {error.name!r}{hint}") from error
     except Exception as error:
-        hint = near_path(value) or f": importing {module} raises {type(error).__name__}: {error}"
-        raise ConfigurationError(f"{setting} {value}{hint}") from error
+        raise unusable(near_path(value) or f": importing {module} raises {type(error).__name__}: {error}") from error
     for part in name.split("."):
         if not hasattr(found, part) and module == "__main__":
-            raise ConfigurationError(
-                f"{setting} {value}: __main__ is the program that runs, and this one has no {name!r}: the script or "
-                "notebook that trained defined it. In the run's config.yaml, replace __main__ by the name of a file "
-                f"that defines it and can be imported: my_file:{name} for my_file.py"
+            raise unusable(
+                f": __main__ is the program that runs, and this one has no {name!r}: the script or notebook that "
+                "trained defined it. In the run's config.yaml, replace __main__ by the name of a file that defines it "
+                f"and can be imported: my_file:{name} for my_file.py"
             )
         if not hasattr(found, part):
-            raise ConfigurationError(
-                f"{setting} {value}: {module} has no {name!r}"
-                + did_you_mean(
-                    part,
-                    vars(found),
-                    otherwise="name a function or class of the module, or give it to Config itself if it is made "
-                    "inside of another function",
-                )
-            )
+            advice = "name a function or class of the module, or give it to Config itself if it is made inside of "
+            hint = did_you_mean(part, vars(found), otherwise=f"{advice}another function")
+            raise unusable(f": {module} has no {name!r}{hint}")
         found = getattr(found, part)
     if not callable(found):
-        raise ConfigurationError(f"{setting} {value}: it is {type(found).__name__}, and has to be a function or class")
+        raise unusable(f": it is {type(found).__name__}, and has to be a function or class")
     return found

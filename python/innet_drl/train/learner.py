@@ -73,13 +73,7 @@ class Numerics:
 
 
 class Learner:
-    """Online and target network, the average that is evaluated, optimizer and counters.
-
-    Args:
-        config: The run's settings.
-        spec: The environment's spec.
-        number: Number of this learner among several.
-    """
+    """Online and target network, the average that is evaluated, optimizer and counters."""
 
     def __init__(self, config: Config, spec: EnvironmentSpec, number: int = 0) -> None:
         self.config = config
@@ -138,12 +132,7 @@ class Learner:
             self.average.to(memory_format=numerics.layout)
 
     def targets(self, batch: TorchBatch, chooser: Network | None = None) -> dict[str, Tensor]:
-        """Returns the loss's values of a batch that need no gradient, on the learner's device: `target` and others.
-
-        Args:
-            batch: Transitions.
-            chooser: The network that chooses the next action; the online one by default.
-        """
+        """Returns the loss's values of a batch that need no gradient, on the learner's device: `target` and others."""
         read = ("next_observation", "observation") if self.loss.reads_policy else ("next_observation",)
         with torch.no_grad(), self._autocast():
             return self.loss.targets(self._prepared(batch, read), chooser or self.network, self.target)
@@ -158,9 +147,6 @@ class Learner:
 
         The loss is the mean over the batch of weight * loss(transition). Several learners step with the mean of their
         gradients.
-
-        Args:
-            batch: Transitions; their targets are computed here unless it is a `BatchWithTargets`.
         """
         batch = self._with_targets(batch)
         with self._autocast():
@@ -190,11 +176,7 @@ class Learner:
         return update
 
     def try_loss(self, batch: TorchBatch) -> None:
-        """Computes a loss of the user's own, without learning from it.
-
-        Raises:
-            ConfigurationError: It raises an exception, or returns something else than a loss.
-        """
+        """Computes a loss of the user's own, without learning from it."""
         loss, batch = self.loss, self._prepared(batch, ("observation", "next_observation"))
 
         def compute(online: losses.Outputs, target: losses.Outputs, batch: TorchBatch) -> Any:
@@ -310,15 +292,13 @@ def choose_device(config: Config, number: int = 0) -> torch.device:
     """Returns the device of `--device`: `auto` is CUDA if there is any, but the CPU in a serial run.
 
     Several learners take the GPUs in turn.
-
-    Raises:
-        ConfigurationError: CUDA is asked for, and torch finds none.
     """
     cuda = torch.cuda.is_available()
     if config.device == "cuda" and not cuda:
         raise ConfigurationError(
-            f"--device cuda: torch {torch.__version__} finds no CUDA here: take --device cpu, or install a torch "
-            "with CUDA and a driver for it"
+            "{device} cuda: torch {version} finds no CUDA here: take {device} cpu, or install a torch with CUDA and a "
+            "driver for it",
+            version=torch.__version__,
         )
     name = config.device
     if name == "auto":

@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 import innet_drl as innet
 
 PACKAGES = ("numpy", "torch", "gymnasium", "ale-py")
@@ -54,9 +56,7 @@ def processor() -> str:
 
 def cores() -> int:
     """Returns the cores available to this process: fewer than the machine's under `taskset` or in a container."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0))
 
 
 def keep_freed_memory() -> None:
@@ -80,9 +80,4 @@ def cpu_seconds(process: int) -> float:
 def file_position(path: Path) -> int:
     """Returns how many bytes of a file this process has read or written; 0 while it is not open."""
     wanted = str(path.resolve())
-    for descriptor in os.listdir("/proc/self/fd"):
-        # Descriptors of other threads come and go.
-        with contextlib.suppress(OSError):
-            if os.readlink(f"/proc/self/fd/{descriptor}") == wanted:
-                return int(Path(f"/proc/self/fdinfo/{descriptor}").read_text().split()[1])
-    return 0
+    return next((int(file.position) for file in psutil.Process().open_files() if file.path == wanted), 0)

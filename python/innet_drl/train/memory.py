@@ -30,9 +30,10 @@ from numpy.typing import NDArray
 
 import innet_drl as innet
 from innet_drl.extras import naming_extras
-from innet_drl.train.config import SERVER_SCHEMES, Config, flags
+from innet_drl.train.config import SERVER_SCHEMES, Config
 from innet_drl.train.environments import EnvironmentSpec
-from innet_drl.train.errors import ConfigurationError
+from innet_drl.train.errors import ConfigurationError, Message
+from innet_drl.train.errors import settings as named
 
 if TYPE_CHECKING:
     # Whether a server answers is checked before torch is imported.
@@ -52,7 +53,7 @@ on average and Seaquest 741."""
 IMAGE_OVERHEAD_BYTES = 128
 """Upper bound of the bytes that a step takes beside its image."""
 
-OTHER_NAME = "choose a --namespace of its own, or another --out, whose last part names the memory"
+OTHER_NAME = Message("choose a {namespace} of its own, or another {folder}, whose last part names the memory")
 """Advice where another run has the name."""
 
 TABLE_SETTINGS = (
@@ -99,8 +100,8 @@ class MemorySettings:
     """Seconds to wait for a server that does not answer."""
     resumed: bool
     """The run continues from a checkpoint: a memory of its name may exist."""
-    changed_flags: str
-    """Flags of `TABLE_SETTINGS` that differ from the session before, for messages; may be empty."""
+    changed: tuple[str, ...]
+    """Those of `TABLE_SETTINGS` that differ from the session before, for messages."""
     token: str = field(repr=False)
     """Token or password of the memory; empty for none."""
     namespace: str = ""
@@ -157,8 +158,10 @@ class ReplayMemory(abc.ABC):
         self._settings = settings
         self._name = settings.table.name
         self._view = view or settings.view
-        self._incarnation: str | None = None
-        self._restored_steps = 0
+        self.incarnation: str | None = None
+        """Number of the memory that `stats` saw last: a server that was started again has another one."""
+        self.restored_steps = 0
+        """Steps of the table that the server of `incarnation` restored from its snapshot at its start."""
 
     @classmethod
     @abc.abstractmethod
@@ -222,21 +225,11 @@ class ReplayMemory(abc.ABC):
     def stats(self, timeout: float | None = None) -> dict[str, Any]:
         """Returns the table's counters, within `timeout` seconds or the patience of the settings."""
         stats = self.replay.stats(self._settings.patience if timeout is None else timeout)
-        self._incarnation = stats["incarnation"]
+        self.incarnation = stats["incarnation"]
         restored = stats.get("snapshots", {}).get("restored") or {"tables": {}}
-        self._restored_steps = restored["tables"].get(self._name, 0)
+        self.restored_steps = restored["tables"].get(self._name, 0)
         table: dict[str, Any] = stats["tables"][self._name]
         return table
-
-    @property
-    def incarnation(self) -> str | None:
-        """Number of the memory that `stats` saw last: a server that was started again has another one."""
-        return self._incarnation
-
-    @property
-    def restored_steps(self) -> int:
-        """Steps of the table that the server of `incarnation` restored from its snapshot at its start."""
-        return self._restored_steps
 
     def save(self, path: str | PathLike[str]) -> None:
         """Writes the items to a file, if this process keeps them."""
@@ -268,8 +261,11 @@ class ServerMemory(ReplayMemory):
         with _connect(settings) as replay:
             if not settings.resumed and replay.stats()["tables"][name]["inserted_items"]:
                 raise ConfigurationError(
-                    f"{address} holds the memory of another run named {name!r}: continue that run (--resume), or "
-                    f"{OTHER_NAME}"
+                    "{address} holds the memory of another run named {name!r}: continue that run ({resume}), or "
+                    "{advice}",
+                    address=address,
+                    name=name,
+                    advice=OTHER_NAME,
                 )
             within = f" in the namespace {settings.namespace}" if settings.namespace else ""
             logger.info("the replay memory is table %r at %s%s; it stays there afterwards", name, address, within)
@@ -359,16 +355,9 @@ def memory_settings(
     token: str | None = None,
     earlier: Config | None = None,
 ) -> MemorySettings:
-    """Collects the settings of a run's memory.
+    """Collects the settings of a run's memory, to create it at the configured address or to join it at another one.
 
-    Args:
-        config: The run's settings.
-        spec: The environment's spec.
-        name: Name of the table and the parameters.
-        parameters: Tensors of the names, dtypes and shapes that will be published.
-        address: Where to join; `None` creates the memory at the configured address.
-        token: Token of the memory; `None` reads the environment.
-        earlier: Settings of the session before; `None` for a new run.
+    A `token` of `None` is read from the environment. `earlier` has the settings of the session before.
     """
     return MemorySettings(
         address=config.replay if address is None else address,
@@ -388,7 +377,7 @@ def memory_settings(
         tls_ca=config.replay_ca,
         patience=config.replay_patience,
         resumed=earlier is not None,
-        changed_flags="" if earlier is None else config.changed_flags(earlier, TABLE_SETTINGS),
+        changed=() if earlier is None else config.changed(earlier, TABLE_SETTINGS),
         token=memory_token(config) if token is None else token,
         namespace=config.namespace,
     )
@@ -402,6 +391,11 @@ def memory_token(config: Config) -> str:
 def actor_token(config: Config) -> str:
     """The token of the run's actors, from the environment: INNET_ACTOR_TOKEN, or else the run's."""
     return "" if config.replay == "embedded" else server_token_of_actors()
+
+
+def aggregator_token(config: Config) -> str:
+    """The token of the aggregator of gradients, from the environment; an embedded one has none."""
+    return "" if config.gradients == "embedded" else os.environ.get("INNET_TOKEN", "").strip()
 
 
 def server_token_of_actors() -> str:
@@ -433,16 +427,12 @@ def make_view(config: Config, spec: EnvironmentSpec) -> innet.NStep:
 
 
 def make_replay(settings: MemorySettings, table: innet.Table | None = None) -> innet.Memory:
-    """Makes a memory in this process, with the run's table or another one.
-
-    Raises:
-        ConfigurationError: There is no memory for the table.
-    """
+    """Makes a memory in this process, with the run's table or another one."""
     try:
         return innet.Memory([table or settings.table], max_bytes=settings.max_bytes, seed=settings.seed)
     except innet.errors.TableError as error:
         raise ConfigurationError(
-            f"not enough memory for the table ({error}): lower --capacity, or raise --max-bytes"
+            "not enough memory for the table ({error}): lower {capacity}, or raise {max_bytes}", error=error
         ) from error
 
 
@@ -471,21 +461,24 @@ def _connect(settings: MemorySettings) -> innet.Replay:
     except innet.errors.TableDiffersError as error:
         within = f", namespace={settings.namespace!r}" if settings.namespace else ""
         drop = f"innet_drl.connect({address!r}{within}).drop_table({table.name!r})"
-        if not settings.resumed:
-            advice = f"{OTHER_NAME}, or drop that one: {drop}"
-        else:
-            changed = settings.changed_flags
-            restored = (
-                f"keep {changed} as in the run's config.yaml"
-                if changed
-                else f"take those back ({flags(TABLE_SETTINGS)})"
-            )
-            advice = f"{restored}, or drop the memory, which is filled anew: {drop}"
+        advice = "{other}, or drop that one"
+        if settings.resumed:
+            kept = "keep {changed} as in the run's config.yaml" if settings.changed else "take those back ({changed})"
+            advice = f"{kept}, or drop the memory, which is filled anew"
         raise ConfigurationError(
-            f"{address} holds a memory named {table.name!r} that was made with other settings ({error}): {advice}"
+            "{address} holds a memory named {name!r} that was made with other settings ({error}): "
+            f"{advice}: {{drop}}",
+            address=address,
+            name=table.name,
+            error=error,
+            changed=named(settings.changed or TABLE_SETTINGS),
+            other=OTHER_NAME,
+            drop=drop,
         ) from error
     except innet.errors.TableError as error:
         raise ConfigurationError(
-            f"{address} has not enough memory for the table ({error}): lower --capacity, drop a table there that no "
-            "run needs any more (Replay.drop_table), or give the server more memory (innet-replay serve --max-bytes)"
+            "{address} has not enough memory for the table ({error}): lower {capacity}, drop a table there that no run "
+            "needs any more (Replay.drop_table), or give the server more memory (innet-replay serve --max-bytes)",
+            address=address,
+            error=error,
         ) from error

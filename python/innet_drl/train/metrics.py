@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from innet_drl.train import prediction
 
@@ -22,117 +22,121 @@ if TYPE_CHECKING:
 
 RETURN_WINDOW = 100
 """Number of last games that `return_mean` averages."""
+COSTS = ("processor_s", "processor_s_per_million_frames", "joules", "joules_per_million_frames", "resident_bytes")
 ACTOR_WINDOW = 20
 """Number of last games of an actor that `actor_scores` averages."""
 
 
 @dataclass(frozen=True)
 class Metrics:
-    """One line of `metrics.jsonl`. Values that do not exist yet are null."""
+    """One line of `metrics.jsonl`. Values that do not exist yet are null.
 
-    time_s: float
+    Tags are of TensorBoard and Weights & Biases, whose x-axis is `agent_steps`; of several values they are prefixes.
+    """
+
+    time_s: Annotated[float, "counts/time_s"]
     """Seconds of training over all sessions of the run."""
-    seconds_left: float | None
+    seconds_left: Annotated[float | None, "counts/seconds_left"]
     """Seconds until training ends by its minutes, or by its steps at the present rate."""
-    env_frames: int
+    env_frames: Annotated[int, "counts/env_frames"]
     """Emulator frames played; equal to `agent_steps` outside Atari."""
     agent_steps: int
     """Actions taken by all environments; resets are not counted."""
-    agent_steps_per_s: float
+    agent_steps_per_s: Annotated[float, "charts/SPS"]
     """Rate since the last line."""
-    learner_updates: int
+    learner_updates: Annotated[int, "counts/learner_updates"]
     """Steps of the optimizer."""
-    learner_updates_per_s: float
+    learner_updates_per_s: Annotated[float, "charts/updates_per_s"]
     """Rate since the last line."""
-    replay_steps: int
+    replay_steps: Annotated[int, "replay/steps"]
     """Steps in the replay memory."""
-    replay_bytes: int
+    replay_bytes: Annotated[int, "replay/bytes"]
     """Bytes of the steps in the replay memory."""
-    return_mean: float | None
+    return_mean: Annotated[float | None, "charts/episodic_return"]
     """Mean score, unclipped, of the last 100 games of the half of the environments that explores less."""
-    return_best: float | None
+    return_best: Annotated[float | None, "charts/best_return"]
     """Best score of any game."""
-    length_mean: float | None
+    length_mean: Annotated[float | None, "charts/episodic_length"]
     """Mean length, in agent steps, of the games of `return_mean`."""
-    epsilon: float | None
+    epsilon: Annotated[float | None, "charts/epsilon"]
     """Mean probability of random actions over all environments."""
-    td_loss: float | None
+    td_loss: Annotated[float | None, "losses/td_loss"]
     """Mean weighted loss of the updates since the last line."""
-    q_mean: float | None
+    q_mean: Annotated[float | None, "losses/q_values"]
     """Mean Q-value of the sampled actions since the last line."""
-    gradient_norm: float | None
+    gradient_norm: Annotated[float | None, "losses/gradient_norm"]
     """Mean norm of the gradients, before clipping, of the updates since the last line."""
-    parameter_version: int
+    parameter_version: Annotated[int, "parameters/version"]
     """Publications of the parameters."""
-    parameter_lag: float | None
+    parameter_lag: Annotated[float | None, "parameters/lag"]
     """Updates by which actors' parameters are older than the learner's, mean over the actors."""
-    sample_age: float | None
+    sample_age: Annotated[float | None, "replay/sample_age"]
     """Steps inserted between a transition's insertion and its sampling, mean since the last line."""
-    samples_per_insert: float
+    samples_per_insert: Annotated[float, "replay/samples_per_insert"]
     """Transitions sampled for each one inserted, over the memory's life."""
-    samples_per_insert_now: float | None
+    samples_per_insert_now: Annotated[float | None, "replay/samples_per_insert_now"]
     """Transitions sampled for each one inserted since the last line."""
-    samples_per_insert_target: float
+    samples_per_insert_target: Annotated[float, "replay/samples_per_insert_target"]
     """The setting `samples_per_insert`."""
-    stale_updates: int
+    stale_updates: Annotated[int, "replay/stale_updates"]
     """Priorities received for transitions already evicted."""
-    games: int
+    games: Annotated[int, "counts/games"]
     """Games finished."""
-    evaluation_mean: float | None
+    evaluation_mean: Annotated[float | None, "charts/evaluation_return"]
     """Mean score of the last evaluation."""
-    evaluation_best: float | None
+    evaluation_best: Annotated[float | None, "charts/best_evaluation_return"]
     """Mean score of the best evaluation."""
-    learner_time: dict[str, float]
+    learner_time: Annotated[dict[str, float], "learner_time"]
     """Shares of the learner's time since the last line."""
-    actor_time: dict[str, float]
+    actor_time: Annotated[dict[str, float], "actor_time"]
     """Shares of the actors' time since the last line."""
-    actor_scores: dict[str, float]
+    actor_scores: Annotated[dict[str, float], "actor_return"]
     """Mean score, unclipped, of the last 20 games of each actor, by its number."""
-    actor_steps_per_s: dict[str, float]
+    actor_steps_per_s: Annotated[dict[str, float], "actor_SPS"]
     """Agent steps of each actor per second since the last line."""
-    actor_waits: dict[str, float]
+    actor_waits: Annotated[dict[str, float], "actor_waits"]
     """Share of the time since the last line in which each actor waited for the replay ratio."""
-    processor_s: float | None = None
+    processor_s: Annotated[float | None, "cost/processor_s"] = None
     """Processor seconds of all processes of the run (`Cost`)."""
-    processor_s_per_million_frames: float | None = None
+    processor_s_per_million_frames: Annotated[float | None, "cost/processor_s_per_million_frames"] = None
     """Processor seconds of a million frames, over the run."""
-    joules: float | None = None
+    joules: Annotated[float | None, "cost/joules"] = None
     """Energy of processors and GPUs, where the machine counts it (`Cost`)."""
-    joules_per_million_frames: float | None = None
+    joules_per_million_frames: Annotated[float | None, "cost/joules_per_million_frames"] = None
     """Joules of a million frames, over the run."""
-    resident_bytes: int | None = None
+    resident_bytes: Annotated[int | None, "cost/resident_bytes"] = None
     """Resident memory of all processes of the run; what they share counts in each of them."""
-    learning_rate: float | None = None
+    learning_rate: Annotated[float | None, "charts/learning_rate"] = None
     """Adam's step size at the last update."""
-    q_predicted: float | None = None
+    q_predicted: Annotated[float | None, "values/q_predicted"] = None
     """Mean Q-value that actors had for the actions they took, over the steps of the episodes that ended since the last
     line, in the half of the environments that explores less. Episodes are the learner's: the loss of a life may end
     one."""
-    return_discounted: float | None = None
+    return_discounted: Annotated[float | None, "values/return_discounted"] = None
     """Mean discounted return that followed these actions, of rewards as the learner sees them."""
-    priority_total: float | None = None
+    priority_total: Annotated[float | None, "priorities/total"] = None
     """Sum of the priorities in the memory, after the exponent."""
-    priority_max: float | None = None
+    priority_max: Annotated[float | None, "priorities/max"] = None
     """Priority of new transitions that have none of their own, before the exponent."""
-    priority_concentration: float | None = None
+    priority_concentration: Annotated[float | None, "priorities/concentration"] = None
     """Mean sampling probability of the sampled transitions since the last line, times the transitions in memory: 1 if
     they are sampled uniformly; half of them never, 2."""
-    policy_churn: float | None = None
+    policy_churn: Annotated[float | None, "diagnostics/policy_churn"] = None
     """Share of states whose best action, of the network that actors play with, has changed since the diagnosis before
     (Schaul et al., 2022); the diagnosis is `innet_drl.train.diagnostics`, and its values are the last one's."""
-    policy_agreement: float | None = None
+    policy_agreement: Annotated[float | None, "diagnostics/policy_agreement"] = None
     """Share of states for which the newest weights and their running average have the same best action."""
-    dead_units: dict[str, float] = field(default_factory=dict)
+    dead_units: Annotated[dict[str, float], "dead_units"] = field(default_factory=dict)
     """Share of units, or filters, that are 0 in all states, of each ReLU in the order of computing."""
-    feature_spread: float | None = None
+    feature_spread: Annotated[float | None, "diagnostics/feature_spread"] = None
     """Smallest standard deviation of a normaliser's input, over the root of its epsilon."""
-    adam_epsilon_share: float | None = None
+    adam_epsilon_share: Annotated[float | None, "diagnostics/adam_epsilon_share"] = None
     """Share of the weights whose root of Adam's second moment is below Adam's epsilon."""
-    equal_frames: float | None = None
+    equal_frames: Annotated[float | None, "diagnostics/equal_frames"] = None
     """Share of the stored stacked observations of which all frames are equal."""
-    effective_sample_size: float | None = None
+    effective_sample_size: Annotated[float | None, "diagnostics/effective_sample_size"] = None
     """(sum w)^2 / (B sum w^2) of the weights of a batch, mean over batches: 1 if all are equal."""
-    priority_percentiles: dict[str, float] = field(default_factory=dict)
+    priority_percentiles: Annotated[dict[str, float], "priority_percentiles"] = field(default_factory=dict)
     """Percentiles of the new priorities, before the exponent."""
 
 
@@ -178,11 +182,8 @@ class _Sums:
     """Sums since the last line of metrics."""
 
     updates: int = 0
-    loss: Any = 0.0
-    q: Any = 0.0
-    gradient_norm: Any = 0.0
-    age: Any = 0.0
-    probability: Any = 0.0
+    of_updates: list[Any] = field(default_factory=lambda: [0.0] * 5)
+    """Loss, Q-value, norm of the gradients, age and probability: tensors, which are read when a line is due."""
     learning_rate: float | None = None
     predictions: prediction.Predictions = prediction.NONE
     diagnosis: Diagnosis | None = None
@@ -192,13 +193,7 @@ class _Sums:
 
 
 class Meter:
-    """Collects the work of actors and learner in lines of metrics.
-
-    Args:
-        environments: Environments of all actors.
-        frames_per_step: Emulator frames of one agent step.
-        samples_per_insert: The replay ratio of the settings.
-    """
+    """Collects the work of actors and learner in lines of metrics."""
 
     def __init__(self, environments: int, frames_per_step: int, samples_per_insert: float) -> None:
         self.agent_steps = 0
@@ -267,13 +262,11 @@ class Meter:
 
     def add_update(self, update: Update, mean_age: Any, mean_probability: Any) -> None:
         """Adds an update, and the means of its batch, without reading a tensor before the next line is due."""
-        self._sums.updates += 1
-        self._sums.loss = self._sums.loss + update.loss
-        self._sums.q = self._sums.q + update.q_mean
-        self._sums.gradient_norm = self._sums.gradient_norm + update.gradient_norm
-        self._sums.age = self._sums.age + mean_age
-        self._sums.learning_rate = update.learning_rate
-        self._sums.probability = self._sums.probability + mean_probability
+        sums = self._sums
+        sums.updates += 1
+        sums.learning_rate = update.learning_rate
+        added = (update.loss, update.q_mean, update.gradient_norm, mean_age, mean_probability)
+        sums.of_updates = [total + value for total, value in zip(sums.of_updates, added, strict=True)]
 
     def add_diagnosis(self, diagnosis: Diagnosis) -> None:
         """Adds a diagnosis of the learner to the next line."""
@@ -305,24 +298,20 @@ class Meter:
         seconds_left: Callable[[float], float | None] = lambda _: None,
         cost: Cost | None = None,
     ) -> Metrics:
-        """Returns the metrics since the last line.
-
-        Args:
-            updates: The learner's updates.
-            publications: The learner's publications of parameters.
-            table: The table's entry in `Replay.stats()`.
-            seconds_left: Seconds until training ends, from its steps per second.
-            cost: The run's cost until now.
-        """
+        """Returns the metrics since the last line."""
         now = time.perf_counter()
         diagnosis = self._sums.diagnosis
         elapsed = max(now - self._last_time, 1e-9)
         sums, self._sums = self._sums, _Sums()
         by_actor = {str(actor): _mean(list(scores)) for actor, scores in sorted(self._scores_by_actor.items())}
         predictions = sums.predictions
+        loss, q, norm, age, probability = (
+            float(total) / sums.updates if sums.updates else None for total in sums.of_updates
+        )
         lags = [updates - acted for acted in self._parameter_updates.values()]
         steps_per_s = round((self.agent_steps - self.reported_steps) / elapsed, 2)
         left = seconds_left(steps_per_s)
+        costs: dict[str, Any] = {name: getattr(cost, name, None) for name in COSTS}
         metrics = Metrics(
             time_s=round(self._earlier_s + now - self._started, 3),
             seconds_left=None if left is None else round(left, 1),
@@ -337,12 +326,12 @@ class Meter:
             return_best=self.best,
             length_mean=_mean(list(self._lengths)),
             epsilon=_mean(list(self._epsilon.values())),
-            td_loss=_finite(float(sums.loss) / sums.updates) if sums.updates else None,
-            q_mean=_finite(float(sums.q) / sums.updates) if sums.updates else None,
-            gradient_norm=_finite(float(sums.gradient_norm) / sums.updates) if sums.updates else None,
+            td_loss=_finite(loss),
+            q_mean=_finite(q),
+            gradient_norm=_finite(norm),
             parameter_version=publications,
             parameter_lag=_mean(lags),
-            sample_age=float(sums.age) / sums.updates if sums.updates else None,
+            sample_age=age,
             samples_per_insert=table["sampled_items"] / max(table["inserted_items"], 1),
             samples_per_insert_now=self._ratio_now(table["sampled_items"], table["inserted_items"]),
             samples_per_insert_target=self._samples_per_insert,
@@ -355,19 +344,15 @@ class Meter:
             actor_scores={actor: score for actor, score in by_actor.items() if score is not None},
             actor_steps_per_s={str(a): round(steps / elapsed, 2) for a, steps in sorted(sums.steps_by_actor.items())},
             actor_waits=self._waits(table.get("by_writer", []), elapsed),
-            processor_s=None if cost is None else cost.processor_s,
-            processor_s_per_million_frames=None if cost is None else cost.processor_s_per_million_frames,
-            joules=None if cost is None else cost.joules,
-            joules_per_million_frames=None if cost is None else cost.joules_per_million_frames,
-            resident_bytes=None if cost is None else cost.resident_bytes,
+            **costs,
             learning_rate=sums.learning_rate,
             q_predicted=_finite(predictions.q / predictions.steps) if predictions.steps else None,
             return_discounted=_finite(predictions.discounted / predictions.steps) if predictions.steps else None,
             priority_total=table.get("total_priority"),
             priority_max=table.get("max_priority"),
-            priority_concentration=(
-                table["items"] * float(sums.probability) / sums.updates if sums.updates and "items" in table else None
-            ),
+            priority_concentration=None
+            if probability is None or "items" not in table
+            else table["items"] * probability,
             **({} if diagnosis is None else vars(diagnosis)),
         )
         self._last_time, self.reported_steps, self._last_updates = now, self.agent_steps, updates
@@ -418,12 +403,11 @@ class Meter:
         self.best = state["best"]
         self.evaluation_mean = state["evaluation_mean"]
         self._scores.extend(state["scores"])
-        # Checkpoints of earlier releases have none of these.
-        self.evaluation_best = state.get("evaluation_best", self.evaluation_mean)
-        self._lengths.extend(state.get("lengths", []))
-        for actor, scores in state.get("scores_by_actor", {}).items():
+        self.evaluation_best = state["evaluation_best"]
+        self._lengths.extend(state["lengths"])
+        for actor, scores in state["scores_by_actor"].items():
             self._of_actor(int(actor)).extend(scores)
-        self._sampled, self._inserted = state.get("sampled", 0), state.get("inserted", 0)
+        self._sampled, self._inserted = state["sampled"], state["inserted"]
         self._waited = None
         self._last_updates = state["updates"]
         self.reported_steps = state["steps"]
@@ -443,6 +427,6 @@ def _mean(values: list[float] | list[int]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def _finite(value: float) -> float | None:
+def _finite(value: float | None) -> float | None:
     # JSON has no NaN; a loss that has diverged is null.
-    return value if math.isfinite(value) else None
+    return value if value is not None and math.isfinite(value) else None

@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any, get_origin, get_type_hints
 
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary
@@ -26,61 +26,12 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 from innet_drl.train.metrics import Metrics
 
-TENSORBOARD_NAMES: dict[str, str] = {
-    "return_mean": "charts/episodic_return",
-    "return_best": "charts/best_return",
-    "evaluation_best": "charts/best_evaluation_return",
-    "length_mean": "charts/episodic_length",
-    "epsilon": "charts/epsilon",
-    "agent_steps_per_s": "charts/SPS",
-    "learner_updates_per_s": "charts/updates_per_s",
-    "evaluation_mean": "charts/evaluation_return",
-    "td_loss": "losses/td_loss",
-    "q_mean": "losses/q_values",
-    "gradient_norm": "losses/gradient_norm",
-    "learning_rate": "charts/learning_rate",
-    "q_predicted": "values/q_predicted",
-    "return_discounted": "values/return_discounted",
-    "priority_total": "priorities/total",
-    "priority_max": "priorities/max",
-    "priority_concentration": "priorities/concentration",
-    "policy_churn": "diagnostics/policy_churn",
-    "policy_agreement": "diagnostics/policy_agreement",
-    "feature_spread": "diagnostics/feature_spread",
-    "adam_epsilon_share": "diagnostics/adam_epsilon_share",
-    "equal_frames": "diagnostics/equal_frames",
-    "effective_sample_size": "diagnostics/effective_sample_size",
-    "replay_steps": "replay/steps",
-    "replay_bytes": "replay/bytes",
-    "sample_age": "replay/sample_age",
-    "samples_per_insert": "replay/samples_per_insert",
-    "samples_per_insert_now": "replay/samples_per_insert_now",
-    "samples_per_insert_target": "replay/samples_per_insert_target",
-    "stale_updates": "replay/stale_updates",
-    "parameter_version": "parameters/version",
-    "parameter_lag": "parameters/lag",
-    "env_frames": "counts/env_frames",
-    "learner_updates": "counts/learner_updates",
-    "games": "counts/games",
-    "time_s": "counts/time_s",
-    "seconds_left": "counts/seconds_left",
-    "processor_s": "cost/processor_s",
-    "processor_s_per_million_frames": "cost/processor_s_per_million_frames",
-    "resident_bytes": "cost/resident_bytes",
-    "joules": "cost/joules",
-    "joules_per_million_frames": "cost/joules_per_million_frames",
+TAGS: dict[str, str] = {
+    name: hint.__metadata__[0]
+    for name, hint in get_type_hints(Metrics, include_extras=True).items()
+    if get_origin(hint) is Annotated
 }
-"""Metric to its tag in TensorBoard and Weights & Biases; the x-axis is `agent_steps`."""
-TAGGED_BY_KEY: dict[str, str] = {
-    "learner_time": "learner_time",
-    "actor_time": "actor_time",
-    "actor_scores": "actor_return",
-    "actor_steps_per_s": "actor_SPS",
-    "actor_waits": "actor_waits",
-    "dead_units": "dead_units",
-    "priority_percentiles": "priority_percentiles",
-}
-"""Metric of several values to the prefix of their tags."""
+"""Metric to its tag, or the prefix of its tags."""
 PANELS: dict[str, tuple[str, ...]] = {
     "score of each actor": ("actor_return/.*",),
     "Q-loss": ("losses/td_loss",),
@@ -101,10 +52,13 @@ PANELS: dict[str, tuple[str, ...]] = {
 
 def scalars(metrics: Metrics) -> dict[str, float]:
     """Returns the values of a line of metrics that exist, by tag."""
-    values = dataclasses.asdict(metrics)
-    found = {tag: values[name] for name, tag in TENSORBOARD_NAMES.items() if values[name] is not None}
-    for name, prefix in TAGGED_BY_KEY.items():
-        found.update((f"{prefix}/{key}", value) for key, value in values[name].items())
+    found: dict[str, float] = {}
+    for name, tag in TAGS.items():
+        value = getattr(metrics, name)
+        if isinstance(value, dict):
+            found.update((f"{tag}/{key}", each) for key, each in value.items())
+        elif value is not None:
+            found[tag] = value
     return found
 
 

@@ -41,8 +41,9 @@ def choose_numerics(config: Config, spec: EnvironmentSpec, progress: Progress = 
     blocks = has_blocks(config, spec)
     if config.layout == "space_to_depth" and not blocks:
         raise ConfigurationError(
-            "--layout space_to_depth: it is for images of bytes under --network nature, whose height and width are "
-            f"multiples of 4: take auto for {spec.observation_space}"
+            "{layout} space_to_depth: it is for images of bytes under {network} nature, whose height and width are "
+            "multiples of 4: take auto for {space}",
+            space=spec.observation_space,
         )
     names = [config.layout] if config.layout != "auto" else [*_LAYOUTS][: 3 if blocks else 2]
     layouts = [_LAYOUTS[name] for name in names]
@@ -84,14 +85,7 @@ def _seconds_of_update(
 
 
 def random_batch(spec: EnvironmentSpec, size: int, device: torch.device, observations: Any = None) -> TorchBatch:
-    """Makes a batch of noise with the arrays of a batch of the memory.
-
-    Args:
-        spec: The environment's spec.
-        size: Transitions.
-        device: Device of the tensors.
-        observations: Observations [2 * size, *observation_shape] instead of noise, the next ones last.
-    """
+    """Makes a batch of noise, or of observations [2 * size, *observation_shape], the next ones last."""
     if observations is None:
         observations = torch.randint(0, 256, (2 * size, *spec.observation_shape))
     observation, next_observation = torch.as_tensor(observations).to(device, getattr(torch, spec.frame_dtype)).chunk(2)

@@ -23,6 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from innet_drl.train.display import Display, clock, number, score
+from innet_drl.train.errors import with_flags
 from innet_drl.train.metrics import Metrics
 
 SMALLEST_PAGE = (80, 22)
@@ -46,7 +47,7 @@ class _ToLoguru(logging.Handler):
         if record.name != "innet_drl" or record.levelno >= logging.WARNING:
             shown = copy.copy(record)
             if isinstance(record.args, tuple):
-                shown.args = tuple(getattr(part, "with_flags", part) for part in record.args)
+                shown.args = tuple(map(with_flags, record.args))
             logger.log(record.levelname, shown.getMessage())
 
 
@@ -72,13 +73,7 @@ def logs_on_console(console: Console | None = None) -> Iterator[None]:
 
 
 class Page(Display):
-    """The page of one run or command, or plain lines where it does not fit.
-
-    Args:
-        title: Title of the page.
-        console: Console that shows the page; standard output by default.
-        transient: Remove the page at the end.
-    """
+    """The page of one run or command, or plain lines where it does not fit."""
 
     def __init__(self, title: str, console: Console | None = None, *, transient: bool = False) -> None:
         super().__init__(title)

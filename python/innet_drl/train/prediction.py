@@ -85,19 +85,6 @@ class Predicting:
         ended, self._ended = self._ended, NONE
         return ended
 
-    def state(self) -> list[list[float]]:
-        """Returns the sums of the episodes under way, as plain JSON values."""
-        return [array.tolist() for array in self._arrays]
-
-    def restore(self, state: list[list[float]]) -> None:
-        """Restores a result of `state`."""
-        for array, values in zip(self._arrays, state, strict=True):
-            array[:] = values
-
-    @property
-    def _arrays(self) -> tuple[NDArray[Any], ...]:
-        return self._weight, self._q, self._discounted, self._steps, self._truncated
-
     def _end(self, ended: NDArray[np.bool_], bootstrap: NDArray[np.float32] | None = None) -> None:
         if not ended.any():
             return
@@ -107,5 +94,5 @@ class Predicting:
         self._ended += Predictions(
             int(self._steps[counted].sum()), float(self._q[counted].sum()), float(self._discounted[counted].sum())
         )
-        for array in self._arrays:
+        for array in (self._weight, self._q, self._discounted, self._steps, self._truncated):
             array[ended] = 0

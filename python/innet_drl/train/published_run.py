@@ -61,11 +61,7 @@ class PublishedRun:
     """Training has reached its end."""
 
     def config(self) -> Config:
-        """Returns the settings.
-
-        Raises:
-            ConfigurationError: The learner has another release.
-        """
+        """Returns the settings."""
         if self.release != innet.__version__:
             raise ConfigurationError(
                 f"the run's learner has innet-drl {self.release}, and this host has {innet.__version__}: install the "
@@ -88,15 +84,12 @@ class PublishedRun:
 
 
 def check_address(replay: str) -> None:
-    """Checks that processes can join a run's replay memory by themselves.
-
-    Raises:
-        ConfigurationError: The memory is not on a server.
-    """
+    """Checks that processes can join a run's replay memory by themselves."""
     if replay.partition("://")[0] not in SERVER_SCHEMES:
         raise ConfigurationError(
-            f"--replay {replay}: processes join a run through its server: start `innet-replay serve`, and name its "
-            f"address ({', '.join(f'{scheme}://' for scheme in SERVER_SCHEMES[:2])}, unix://)"
+            "{replay} {address}: processes join a run through its server: start `innet-replay serve`, and name its "
+            "address (innet://, innets://, unix://)",
+            address=replay,
         )
 
 
@@ -126,13 +119,7 @@ def published_runs(replay: innet.Replay) -> dict[str, PublishedRun]:
 
 
 class RunPublisher:
-    """The learner's side: publishes its run, and takes the reports of actors.
-
-    Args:
-        replay: Connection to the server, which makes the table (`reports_table`).
-        name: Name of the run.
-        config: Its settings.
-    """
+    """The learner's side: publishes its run, and takes the reports of actors."""
 
     def __init__(self, replay: innet.Replay, name: str, config: Config) -> None:
         self._replay = replay
@@ -179,13 +166,7 @@ class RunPublisher:
 
 
 class ReportWriter:
-    """An actor's side of the table of reports.
-
-    Args:
-        replay: Connection to the server.
-        run: Name of the run.
-        actor: Number of the actor.
-    """
+    """An actor's side of the table of reports."""
 
     def __init__(self, replay: innet.Replay, run: str, actor: int) -> None:
         self._writer = replay.writer(

@@ -6,25 +6,22 @@ import contextlib
 import dataclasses
 import logging
 from collections import deque
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from innet_drl.errors import ReplayError
-from innet_drl.train.config import Config
 from innet_drl.train.cost import CostMeter
-from innet_drl.train.display import Display
 from innet_drl.train.errors import RunFolderError
 from innet_drl.train.evaluation import Evaluation
 from innet_drl.train.evaluation_report import aggregate
 from innet_drl.train.evaluation_schedule import EvaluatedAgent
 from innet_drl.train.learner import Learner
 from innet_drl.train.memory import ReplayMemory
-from innet_drl.train.metrics import ActorReport, Meter, Metrics
+from innet_drl.train.metrics import ActorReport, Metrics
 from innet_drl.train.metrics_files import MetricsFiles
-from innet_drl.train.run_folder import RunFolder
+from innet_drl.train.session import Session
 from innet_drl.train.signs import SignsOfRun
-from innet_drl.train.stopwatch import Laps, Stopwatch
-from innet_drl.train.times import SERIAL, CoreThreads, LearnerTimes, Times
+from innet_drl.train.stopwatch import Stopwatch
+from innet_drl.train.times import SERIAL, CoreThreads, Times
 
 logger = logging.getLogger(__name__)
 
@@ -36,71 +33,32 @@ ACTING = ("parameters", "inference", "environment", "write")
 """Activities of the actor in a serial run, which shares the learner's stopwatch."""
 
 
-class Session(Protocol):
-    """The session whose metrics are reported."""
-
-    note: str
-    interrupted: bool
-
-    def ask(self, call: Callable[[], object]) -> None:
-        """Calls the memory, unless the run is interrupted."""
-
-    def call(self, method: str, *arguments: object) -> None:
-        """Calls a method of every callback."""
-
-
 class Reporter:
-    """Writes lines of metrics to the run's folder, and shows them.
+    """Writes lines of metrics to the run's folder, and shows them."""
 
-    Args:
-        session: The session.
-        config: The run's settings.
-        folder: The run's folder.
-        display: Shows the metrics.
-        learner: The learner.
-        meter: Collects the metrics.
-        cost: Meter of the run's cost.
-        stopwatch: Stopwatch of the learner's thread.
-    """
-
-    def __init__(
-        self,
-        session: Session,
-        config: Config,
-        folder: RunFolder,
-        display: Display,
-        learner: Learner,
-        meter: Meter,
-        cost: CostMeter,
-        stopwatch: Stopwatch,
-    ) -> None:
+    def __init__(self, session: Session, learner: Learner, cost: CostMeter) -> None:
         self.table: dict[str, Any] | None = None
         """The memory's counters of the last line; `None` before the first."""
         self._session = session
-        self._config = config
-        self._folder = folder
-        self._display = display
+        self._config = session.config
+        self._folder = session.folder
+        self._meter = session.meter
+        self._stopwatch = session.stopwatch
         self._learner = learner
-        self._meter = meter
         self._cost = cost
-        self._stopwatch = stopwatch
         self.threads: dict[str, Stopwatch] = {}
         """Stopwatches of other threads of this process, by their name."""
-        self._process = SERIAL if config.serial else "learner 0"
-        self._times = Times(folder.path, resumed=not folder.is_new)
+        self._process = SERIAL if self._config.serial else "learner 0"
+        self.times = Times(self._folder.path, resumed=not self._folder.is_new)
         self._core = CoreThreads()
         self._ended = False
         self._files: MetricsFiles | None = None
         self._last_line: Metrics | None = None
-        self._signs = SignsOfRun(config)
+        self._signs = SignsOfRun(self._config)
         self._unwritten: deque[Metrics] = deque(maxlen=KEPT_LINES)
 
     def begin(self) -> None:
-        """Opens the files.
-
-        Raises:
-            OSError: They cannot be written.
-        """
+        """Opens the files."""
         settings = self._config.as_dict()
         self._files = MetricsFiles(self._folder.path, self._meter.agent_steps, settings, self._learner.updates)
 
@@ -137,37 +95,26 @@ class Reporter:
         self._take_times()
         learner, cost = self._learner, self._cost.read(self._meter.env_frames)
         metrics = self._meter.line(learner.updates, learner.publications, self.table, self._seconds_left, cost)
-        self._times.add_waits(self._meter.waits_s)
-        self._times.add_samples(self._process, self.table, self._config.batch_size)
-        self._times.write()
+        self.times.add_waits(self._meter.waits_s)
+        self.times.add_samples(self._process, self.table, self._config.batch_size)
+        self.times.write()
         self._write(metrics)
         self._stopwatch.lap("report")
 
     def _take_times(self) -> None:
         seconds = self._stopwatch.take()
-        self._times.add(self._process, seconds)
-        self._times.add_laps(self._process, self._stopwatch.take_laps())
+        self.times.add(self._process, seconds, self._stopwatch.take_laps())
         for thread, stopwatch in self.threads.items():
-            self._times.add(self._process, stopwatch.take(), thread)
-            self._times.add_laps(self._process, stopwatch.take_laps(), thread)
-        self._times.add_core(self._process, self._core.take())
+            self.times.add(self._process, stopwatch.take(), stopwatch.take_laps(), thread)
+        self.times.add_core(self._process, self._core.take())
         self._meter.add_learner_time(seconds, acting=ACTING if self._config.serial else ())
 
     def add_report(self, report: ActorReport) -> None:
         """Adds the report of an actor to the next line, its times and its trace."""
         self._meter.add_report(report)
-        if report.seconds:
-            self._times.add(f"actor {report.actor}", report.seconds)
-        self._times.add_laps(f"actor {report.actor}", report.laps)
-
-    def add_evaluator(self, seconds: dict[str, float], laps: Laps | None) -> None:
-        """Adds times of the process that evaluates beside training."""
-        self._times.add("evaluator", seconds)
-        self._times.add_laps("evaluator", laps)
-
-    def add_learner(self, number: int, times: LearnerTimes) -> None:
-        """Adds the times of another learner, which has ended."""
-        self._times.add_learner(number, times)
+        # A serial run's actor reports none.
+        if report.seconds or report.laps:
+            self.times.add(f"actor {report.actor}", report.seconds, report.laps)
 
     def record_trace(self) -> None:
         """Begins to record a trace of this process, if the settings ask for one and it has not begun."""
@@ -181,7 +128,7 @@ class Reporter:
             self._ended = True
             self._stopwatch.lap("other")
             self._take_times()
-            self._times.write()
+            self.times.write()
 
     @property
     def due_by_steps(self) -> bool:
@@ -207,21 +154,13 @@ class Reporter:
         self._report()
 
     def report_sticky(self, evaluation: Evaluation, agent: EvaluatedAgent, sticky: Evaluation) -> None:
-        """Writes the scores of the evaluation after training again, with games of the same agent with sticky actions.
-
-        Raises:
-            RunFolderError: They cannot be written.
-        """
+        """Writes the scores of the evaluation after training again, with games of the agent with sticky actions."""
         both = (agent.report(played) | aggregate(played.scores) for played in (evaluation, sticky))
         report, report["sticky"] = both
         self._folder.save_evaluation(report)
 
     def report_evaluation(self, evaluation: Evaluation, agent: EvaluatedAgent) -> None:
-        """Writes the scores of the evaluation after training, and repeats the last line of metrics with their mean.
-
-        Raises:
-            RunFolderError: They cannot be written.
-        """
+        """Writes the scores of the evaluation after training, and repeats the last line of metrics with their mean."""
         self._folder.save_evaluation(agent.report(evaluation) | aggregate(evaluation.scores))
         assert self._last_line is not None
         metrics = dataclasses.replace(
@@ -250,15 +189,11 @@ class Reporter:
                 logger.warning("lines of metrics are pending until they can be written: %s", error)
         for sign in self._signs.add(metrics):
             logger.warning("%s", sign)
-        self._display.show(metrics, self._session.note)
+        self._session.display.show(metrics, self._session.note)
         self._session.call("on_metrics", metrics)
 
     def write_pending_lines(self) -> None:
-        """Writes lines that a full disk has kept out.
-
-        Raises:
-            RunFolderError: They still cannot be written.
-        """
+        """Writes lines that a full disk has kept out."""
         assert self._files is not None
         with self._folder.writing():
             while self._unwritten:

@@ -11,7 +11,6 @@ runs/<name>/
     best.safetensors        the agent with the best evaluation
     checkpoints/            <agent steps>.safetensors: model, target, optimizer; counters and random
                             states as JSON in the file's metadata
-    journal/                the calls to the memory of a serial run, a file for each checkpoint
     replay.snapshot         the replay memory at the newest checkpoint, if the learner's process kept it; the checkpoint
                             has its checksum. It is replay.snapshot.next until the checkpoint is written
     videos/                 <agent steps>.mp4
@@ -35,7 +34,7 @@ from typing import TYPE_CHECKING, Any
 import innet_drl as innet
 from innet_drl.train.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
 from innet_drl.train.config import Config
-from innet_drl.train.errors import RunFolderError, resuming, writing
+from innet_drl.train.errors import Message, Resuming, RunFolderError, writing
 from innet_drl.train.files import new_file, put_in_place, replaceable
 
 if TYPE_CHECKING:
@@ -50,18 +49,20 @@ KEPT_CHECKPOINTS = 3
 
 
 class RunFolder:
-    """A run's folder. `new` and `open` check the path, `hold` makes and locks the folder, `begin` writes into it."""
+    """A run's folder. `new` and `open` check the path, `hold` makes and locks the folder, `begin` writes into it.
 
-    def __init__(self, path: Path, advice: str = "make it writable for this user", *, is_new: bool = False) -> None:
+    What cannot be read or written is a `RunFolderError`, after which earlier files are whole.
+    """
+
+    def __init__(self, path: Path, *, is_new: bool = False) -> None:
         self.path = path
-        self._advice = advice
+        self._advice = Message("choose another {folder}") if is_new else "make it writable for this user"
         self.is_new = is_new
         """Whether the folder is of a new run."""
         self._made: list[Path] = []
         self._continues = False
         self.checkpoints = path / "checkpoints"
         self.videos = path / "videos"
-        self.journal = path / "journal"
         self.snapshot = path / "replay.snapshot"
         self._next_snapshot = path / "replay.snapshot.next"
         self.partial_snapshot = path / "replay.snapshot.next.partial"
@@ -75,25 +76,17 @@ class RunFolder:
 
     @classmethod
     def new(cls, path: Path) -> RunFolder:
-        """The folder of a new run.
-
-        Raises:
-            RunFolderError: The folder holds a run already.
-        """
-        folder = cls(path, "choose another --out", is_new=True)
+        """The folder of a new run."""
+        folder = cls(path, is_new=True)
         folder._check_free()
         return folder
 
     @classmethod
     def unused(cls, path: Path) -> RunFolder:
-        """A new folder of this name, which it makes; where there is one already, `<name>-2`, `<name>-3`, ...
-
-        Raises:
-            RunFolderError: It cannot be made.
-        """
+        """A new folder of this name, which it makes; where there is one already, `<name>-2`, `<name>-3`, ..."""
         names = itertools.chain((path.name,), (f"{path.name}-{number}" for number in itertools.count(2)))
         for name in names:
-            folder = cls(path.with_name(name), "choose another --out", is_new=True)
+            folder = cls(path.with_name(name), is_new=True)
             with folder.writing():
                 if folder._make():
                     return folder
@@ -107,11 +100,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
-        """The folder of an existing run.
-
-        Raises:
-            RunFolderError: There is no run.
-        """
+        """The folder of an existing run."""
         if not (path / "config.yaml").is_file():
             raise RunFolderError(f"{path} is no run: it has no config.yaml")
         return cls(path)
@@ -124,7 +113,9 @@ class RunFolder:
     def _check_free(self) -> None:
         if (self.path / "config.yaml").exists():
             raise RunFolderError(
-                f"{self.path} holds a run already: continue it with {resuming(self.path)}, or choose another --out"
+                "{path} holds a run already: continue it with {resuming}, or choose another {folder}",
+                path=self.path,
+                resuming=Resuming(self.path),
             )
 
     def _make(self) -> bool:
@@ -144,9 +135,6 @@ class RunFolder:
 
         The lock is on the directory itself and ends with the process. A folder made for a run that did not begin is
         removed.
-
-        Raises:
-            RunFolderError: Another process holds the folder, or it cannot be made.
         """
         directory = self._locked_directory()
         try:
@@ -173,8 +161,9 @@ class RunFolder:
             except BlockingIOError as error:
                 os.close(directory)
                 raise RunFolderError(
-                    f"another process trains in {self.path}: wait until it has ended, or start a run of its own with "
-                    "another --out"
+                    "another process trains in {path}: wait until it has ended, or start a run of its own with another "
+                    "{folder}",
+                    path=self.path,
                 ) from error
             except OSError as error:
                 logger.warning("%s cannot be locked (%s): do not train in it from two processes", self.path, error)
@@ -186,11 +175,7 @@ class RunFolder:
             os.close(directory)
 
     def begin_session(self, agent_steps: int, machine: dict[str, Any]) -> None:
-        """Adds a session's beginning to `sessions.jsonl`.
-
-        Raises:
-            RunFolderError: It cannot be written.
-        """
+        """Adds a session's beginning to `sessions.jsonl`."""
         with self.writing():
             self._append_session({"began": _now(), "agent_steps": agent_steps, **machine})
 
@@ -232,11 +217,7 @@ class RunFolder:
                 self.checkpoints.rmdir()
 
     def begin(self, config: Config) -> None:
-        """Makes the parts of the folder, and writes the settings.
-
-        Raises:
-            RunFolderError: It cannot be written.
-        """
+        """Makes the parts of the folder, and writes the settings."""
         with self.writing():
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             partial = self.path / "config.partial"
@@ -246,11 +227,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[Path]:
-        """Makes the folder of videos, and removes it if no video was recorded.
-
-        Raises:
-            RunFolderError: It cannot be written.
-        """
+        """Makes the folder of videos, and removes it if no video was recorded."""
         with self.writing():
             self.videos.mkdir(exist_ok=True)
             try:
@@ -265,13 +242,9 @@ class RunFolder:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """Turns an `OSError` of a write into an error that says what to do.
-
-        Raises:
-            RunFolderError: Instead of an `OSError`.
-        """
-        is_new = self.newest_checkpoint() is None
-        afterwards = " and start again" if is_new else f" and continue with {resuming(self.path)}"
+        """Turns an `OSError` of a write into an error that says what to do."""
+        is_new, resuming = self.newest_checkpoint() is None, Resuming(self.path)
+        afterwards = Message(" and start again" if is_new else " and continue with {resuming}", resuming=resuming)
         with writing(f"the run's folder {self.path}", self._advice, "" if self._continues else afterwards):
             yield
 
@@ -285,11 +258,7 @@ class RunFolder:
             self._continues = False
 
     def save_checkpoint(self, agent_steps: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> Path:
-        """Writes a checkpoint atomically, then removes the oldest ones; returns its path.
-
-        Raises:
-            RunFolderError: It cannot be written; earlier checkpoints stay whole.
-        """
+        """Writes a checkpoint atomically, then removes the oldest ones; returns its path."""
         path = self.checkpoints / f"{agent_steps:012d}.safetensors"
         with self.writing():
             save_checkpoint(path, tensors, state)
@@ -297,45 +266,8 @@ class RunFolder:
                 old.unlink(missing_ok=True)
         return path
 
-    def save_journal(self, number: int, tensors: dict[str, Tensor]) -> None:
-        """Writes a file of a serial run's journal; the first one has the number 0.
-
-        Raises:
-            RunFolderError: It cannot be written.
-        """
-        with self.writing():
-            self.journal.mkdir(exist_ok=True)
-            save_checkpoint(self._journal_path(number), tensors, {})
-
-    def remove_journal(self) -> None:
-        """Removes the files of an earlier session's journal, which a new one does not continue."""
-        with self.writing():
-            for file in self.journal.glob("*.safetensors"):
-                file.unlink()
-
-    def load_journal(self, number: int) -> dict[str, Tensor]:
-        """Reads a journal of `save_journal`.
-
-        Raises:
-            RunFolderError: The file is missing or damaged.
-        """
-        try:
-            return load_checkpoint(self._journal_path(number)).tensors
-        except RunFolderError as error:
-            raise RunFolderError(
-                f"the run's journal cannot be read ({error.__cause__ or error.with_flags}): continue without it by "
-                "--no-serial"
-            ) from error
-
-    def _journal_path(self, number: int) -> Path:
-        return self.journal / f"{number:06d}.safetensors"
-
     def save_memory(self, memory: ReplayMemory) -> str:
-        """Writes a snapshot of the replay memory for the next checkpoint, and returns the checksum of the file.
-
-        Raises:
-            RunFolderError: It cannot be written; the previous snapshot stays whole.
-        """
+        """Writes a snapshot of the replay memory for the next checkpoint, and returns the checksum of the file."""
         with self.writing():
             memory.save(self._next_snapshot)
             checksum = _checksum_of(self._next_snapshot)
@@ -343,23 +275,12 @@ class RunFolder:
             return checksum
 
     def adopt_memory(self) -> None:
-        """Replaces the previous snapshot by the new one of `save_memory`, after its checkpoint was written.
-
-        Raises:
-            RunFolderError: It cannot be renamed.
-        """
+        """Replaces the previous snapshot by the new one of `save_memory`, after its checkpoint was written."""
         with self.writing():
             put_in_place(self._next_snapshot, self.snapshot)
 
     def match_memory(self, checkpoint: Checkpoint) -> None:
-        """Finds the snapshot of a checkpoint; the log names one that is of another moment.
-
-        Raises:
-            RunFolderError: The folder cannot be written.
-        """
-        # Earlier releases did not write it.
-        if "snapshot" not in checkpoint.state:
-            return
+        """Finds the snapshot of a checkpoint; the log names one that is of another moment."""
         expected = checkpoint.state["snapshot"]
         with self.writing():
             if expected is not None and _checksum_of(self._next_snapshot) == expected:
@@ -374,54 +295,32 @@ class RunFolder:
             )
 
     def remove_memory(self) -> None:
-        """Removes the snapshot of an earlier session, which would be older than the checkpoints to come.
-
-        Raises:
-            RunFolderError: It cannot be removed.
-        """
+        """Removes the snapshot of an earlier session, which would be older than the checkpoints to come."""
         with self.writing():
             for snapshot in (self.snapshot, self._next_snapshot):
                 snapshot.unlink(missing_ok=True)
 
     def restore_memory(self, memory: ReplayMemory) -> None:
-        """Restores the snapshot that `save_memory` wrote into an empty memory.
-
-        Raises:
-            RunFolderError: The snapshot is damaged, or of another table.
-        """
+        """Restores the snapshot that `save_memory` wrote into an empty memory."""
         try:
             memory.restore(self.snapshot)
         except (innet.errors.CorruptError, innet.errors.TableDiffersError, innet.errors.StorageError) as error:
             raise RunFolderError(f"{error}: delete {self.snapshot} to continue with an empty memory") from error
 
     def save_evaluation(self, evaluation: dict[str, Any]) -> None:
-        """Writes the evaluation after training, which replaces an earlier session's evaluation.
-
-        Raises:
-            RunFolderError: It cannot be written.
-        """
+        """Writes the evaluation after training, which replaces an earlier session's evaluation."""
         with self.writing():
             (self.path / "evaluation.json").write_text(json.dumps(evaluation, indent=2) + "\n")
 
     def save_best(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        """Writes the agent with the best evaluation, which replaces the previous one.
-
-        Raises:
-            RunFolderError: It cannot be written; the previous one stays whole.
-        """
+        """Writes the agent with the best evaluation, which replaces the previous one."""
         with self.writing():
             save_checkpoint(self.best, tensors, state)
 
     def best_agent(self) -> Checkpoint:
-        """Reads the agent with the best evaluation.
-
-        Raises:
-            RunFolderError: There was no evaluation, or the file is damaged.
-        """
+        """Reads the agent with the best evaluation."""
         if not self.best.is_file():
-            raise RunFolderError(
-                f"{self.path} has no evaluated agent: it was trained by an earlier release, or no evaluation has ended"
-            )
+            raise RunFolderError(f"{self.path} has no evaluated agent: no evaluation has ended")
         return load_checkpoint(self.best)
 
     def newest_checkpoint(self) -> Path | None:
@@ -429,22 +328,16 @@ class RunFolder:
         return max(self.checkpoints.glob("*.safetensors"), default=None)
 
     def checkpoint_to_resume(self) -> Path:
-        """Returns the path of the newest checkpoint.
-
-        Raises:
-            RunFolderError: There is none.
-        """
+        """Returns the path of the newest checkpoint."""
         path = self.newest_checkpoint()
         if path is None:
-            raise RunFolderError(f"{self.path} has no checkpoint yet: start the run again, with another --out")
+            raise RunFolderError(
+                "{path} has no checkpoint yet: start the run again, with another {folder}", path=self.path
+            )
         return path
 
     def latest_checkpoint(self) -> Checkpoint:
-        """Reads the newest checkpoint.
-
-        Raises:
-            RunFolderError: There is none, or it is damaged.
-        """
+        """Reads the newest checkpoint."""
         return load_checkpoint(self.checkpoint_to_resume())
 
 

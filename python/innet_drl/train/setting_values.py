@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections.abc
+import contextlib
 import difflib
 import importlib.util
 import numbers
@@ -21,7 +22,15 @@ import yaml
 
 from innet_drl.train.errors import ConfigurationError
 
-_NAMES = {bool: "true or false", int: "an integer", float: "a number", str: "text", Path: "a path", type(None): "none"}
+_KINDS: dict[Any, tuple[Any, Callable[[Any], Any], str]] = {
+    bool: (bool, bool, "true or false"),
+    int: (numbers.Integral, int, "an integer"),
+    float: (numbers.Real, float, "a number"),
+    str: (str, lambda text: text, "text"),
+    Path: ((str, Path), Path, "a path"),
+    type(None): (type(None), lambda _: None, "none"),
+}
+"""Of each type of a setting: what it takes, how that becomes the type, and its name."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -41,11 +50,7 @@ for _class in (_Loader, _Dumper):
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
-    """Reads a file of settings: TOML if its name ends in `.toml`, and YAML otherwise.
-
-    Raises:
-        ConfigurationError: The file cannot be read, or is no mapping of names to values.
-    """
+    """Reads a file of settings: TOML if its name ends in `.toml`, and YAML otherwise."""
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -78,68 +83,36 @@ def read_value(text: str) -> Any:
 
 
 def conform(name: str, value: Any, hint: Any) -> Any:
-    """Returns a value as its setting's type has it: a list becomes a tuple, an integer a float, text a path.
-
-    Args:
-        name: Name of the setting, for the message.
-        value: The value.
-        hint: The setting's type. Types with other parts than numbers, text, paths, literals and tuples are not checked.
-
-    Raises:
-        ConfigurationError: The value has another type.
-    """
+    """Returns a value as its setting's type has it: a list becomes a tuple, an integer a float, text a path."""
     try:
         return _conform(value, hint)
     except TypeError:
-        raise ConfigurationError(f"{name} {value!r}: it must be {_describe(hint)}") from None
+        raise ConfigurationError(
+            f"{{{name}}} {{value!r}}: it must be {{kind}}", value=value, kind=_describe(hint)
+        ) from None
 
 
 def _conform(value: Any, hint: Any) -> Any:
     origin, parts = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
-        return _first(value, parts)
-    if origin is Literal:
-        if value in parts:
-            return value
-    elif origin is collections.abc.Callable:
-        if callable(value):
-            return value
-    elif origin is dict:
-        if isinstance(value, Mapping):
-            return dict(value)
-    elif origin is tuple:
-        if isinstance(value, tuple | list):
-            # A wrong number of parts is named by the bounds of the setting.
-            hints = [*parts, *parts[-1:] * len(value)] if parts[-1] is not Ellipsis else [parts[0]] * len(value)
-            return tuple(_conform(part, hint) for part, hint in zip(value, hints, strict=False))
-    elif hint is bool:
-        if isinstance(value, bool):
-            return value
-    elif hint is int:
-        if isinstance(value, numbers.Integral) and not isinstance(value, bool):
-            return int(value)
-    elif hint is float:
-        if isinstance(value, numbers.Real) and not isinstance(value, bool):
-            return float(value)
-    elif hint is Path:
-        if isinstance(value, str | Path):
-            return Path(value)
-    elif hint in (str, type(None)):
-        if isinstance(value, hint):
-            return value
-    else:
+        for part in parts[:-1]:
+            with contextlib.suppress(TypeError):
+                return _conform(value, part)
+        return _conform(value, parts[-1])
+    if origin is tuple and isinstance(value, tuple | list):
+        # A wrong number of parts is named by the bounds of the setting.
+        hints = [parts[0]] * len(value) if parts[-1] is Ellipsis else [*parts, *parts[-1:] * len(value)]
+        return tuple(_conform(part, hint) for part, hint in zip(value, hints, strict=False))
+    if origin is dict and isinstance(value, Mapping):
+        return dict(value)
+    if (origin is Literal and value in parts) or (origin is collections.abc.Callable and callable(value)):
         return value
-    raise TypeError
-
-
-def _first(value: Any, hints: Iterable[Any]) -> Any:
-    """Returns the value as the first of several types has it."""
-    for hint in hints:
-        try:
-            return _conform(value, hint)
-        except TypeError:
-            continue
-    raise TypeError
+    if origin is not None:
+        raise TypeError
+    takes, convert, _ = _KINDS[hint]
+    if not isinstance(value, takes) or (isinstance(value, bool) and hint is not bool):
+        raise TypeError
+    return convert(value)
 
 
 def _describe(hint: Any) -> str:
@@ -154,18 +127,14 @@ def _describe(hint: Any) -> str:
         return "a mapping of names to values"
     if origin is tuple:
         return f"a list, each {_describe(parts[0])}"
-    return _NAMES.get(hint, str(hint))
+    return _KINDS[hint][2]
 
 
 def plain(values: Mapping[str, Any], lost: list[str] | None = None) -> dict[str, Any]:
     """Returns values as YAML has them.
 
     NumPy's numbers and arrays become numbers and lists. A function or class becomes its import path (`import_path`),
-    and an object of another kind its text.
-
-    Args:
-        values: The values by name.
-        lost: Gets the names of arguments, which are values of mappings, that cannot be read back.
+    and an object of another kind its text; `lost` gets the names of arguments, values of mappings, that become text.
     """
 
     def convert(name: str, value: Any, *, is_argument: bool = False) -> Any:

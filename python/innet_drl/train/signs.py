@@ -5,6 +5,7 @@ Bounds are between what a run that learned had and what the mistake had: docs/ho
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
@@ -24,55 +25,55 @@ RECENT_EPISODES = 15
 def signs(recent: Mapping[str, float], config: Config) -> dict[str, str]:
     """Returns a sentence for each metric that is out of the ordinary, by the metric.
 
-    Args:
-        recent: Mean of the last `values_of` values of each metric that has as many; of several values by `metric/key`.
-        config: The run's settings.
+    `recent` has the mean of the last `values_of` values of each metric with as many; of several values by `metric/key`.
     """
-    found = {}
+    found: dict[str, str] = {}
 
-    def unusual(name: str, *, above: float | None = None, below: float | None = None) -> bool:
+    def sign(name: str, sentence: str, *, above: float = math.inf, below: float = -math.inf) -> None:
         value = recent.get(name)
-        return value is not None and ((above is not None and value > above) or (below is not None and value < below))
+        if value is not None and (value > above or value < below):
+            found[name] = sentence.format(value=value, percent=f"{100 * value:.0f} %")
 
-    def percent(name: str) -> str:
-        return f"{100 * recent[name]:.0f} %"
-
-    if unusual("equal_frames", above=0.2):
-        found["equal_frames"] = (
-            f"{percent('equal_frames')} of the steps show no motion in {config.stack} frames: does the game wait for a "
-            f"key? A wrapper can press it (--environment-wrappers{', of ALE/<Game>-v5' if config.is_atari else ''})"
+    wrapper = f"--environment-wrappers{', of ALE/<Game>-v5' if config.is_atari else ''}"
+    motion = (
+        f"{{percent}} of the steps show no motion in {config.stack} frames: does the game wait for a key? A wrapper "
+    )
+    sign("equal_frames", f"{motion}can press it ({wrapper})", above=0.2)
+    if config.publish == "newest":
+        sign(
+            "policy_agreement",
+            "actors play with the newest weights, whose best action is the evaluated average's in only {percent} of "
+            "the states: --publish average",
+            below=0.5,
         )
-    if config.publish == "newest" and unusual("policy_agreement", below=0.5):
-        found["policy_agreement"] = (
-            f"actors play with the newest weights, whose best action is the evaluated average's in only "
-            f"{percent('policy_agreement')} of the states: --publish average"
-        )
-    if unusual("policy_churn", above=0.6):
-        found["policy_churn"] = (
-            f"the best action changes in {percent('policy_churn')} of the states within some hundred updates: a lower "
-            "--learning-rate, or a larger --average-decay"
-        )
+    sign(
+        "policy_churn",
+        "the best action changes in {percent} of the states within some hundred updates: a lower --learning-rate, or a "
+        "larger --average-decay",
+        above=0.6,
+    )
     for name in recent:
-        if name.startswith("dead_units/") and unusual(name, above=0.25):
-            found[name] = (
-                f"{percent(name)} of the units of ReLU {name.partition('/')[2]} are 0 in all states: a lower "
-                "--learning-rate, or other initial weights"
-            )
-    if unusual("feature_spread", below=1.0):
-        found["feature_spread"] = (
-            f"a normaliser's input has a standard deviation of {recent['feature_spread']:.2g} times the root of its "
-            "epsilon, and it multiplies noise and gradients: normalise another layer, or with a smaller epsilon"
-        )
-    if unusual("adam_epsilon_share", above=0.9):
-        found["adam_epsilon_share"] = (
-            f"Adam's epsilon is above the gradients of {percent('adam_epsilon_share')} of the weights, which learn "
-            "more slowly than --learning-rate says: a smaller --adam-epsilon"
-        )
-    if unusual("effective_sample_size", below=0.5):
-        found["effective_sample_size"] = (
-            f"an update learns as much as from {percent('effective_sample_size')} of its batch, so unequal are the "
-            "weights: a lower --priority-exponent"
-        )
+        if name.startswith("dead_units/"):
+            units = f"{{percent}} of the units of ReLU {name.partition('/')[2]} are 0 in all states"
+            sign(name, f"{units}: a lower --learning-rate, or other initial weights", above=0.25)
+    sign(
+        "feature_spread",
+        "a normaliser's input has a standard deviation of {value:.2g} times the root of its epsilon, and it multiplies "
+        "noise and gradients: normalise another layer, or with a smaller epsilon",
+        below=1.0,
+    )
+    sign(
+        "adam_epsilon_share",
+        "Adam's epsilon is above the gradients of {percent} of the weights, which learn more slowly than "
+        "--learning-rate says: a smaller --adam-epsilon",
+        above=0.9,
+    )
+    sign(
+        "effective_sample_size",
+        "an update learns as much as from {percent} of its batch, so unequal are the weights: a lower "
+        "--priority-exponent",
+        below=0.5,
+    )
     predicted, returned = recent.get("q_predicted"), recent.get("return_discounted")
     if predicted is None or returned is None or config.munchausen:
         # Munchausen adds a term to Q-values that returns have not.
@@ -91,11 +92,7 @@ def values_of(name: str) -> int:
 
 
 class SignsOfRun:
-    """Signs of a run under way, each said once.
-
-    Args:
-        config: The run's settings.
-    """
+    """Signs of a run under way, each said once."""
 
     def __init__(self, config: Config) -> None:
         self._config = config

@@ -96,18 +96,13 @@ class Stopwatch:
 
 
 class TimedBatches:
-    """An iterator over the same batches: laps of waiting and of copying to the device.
-
-    Args:
-        batches: Batches. Only a `TorchBatches` has its copies apart.
-        stopwatch: Stopwatch of the thread that iterates.
-        waiting: Activity until a batch is sampled.
-    """
+    """An iterator over the same batches: laps of waiting and of copying to the device."""
 
     def __init__(self, batches: Iterator[Any], stopwatch: Stopwatch, waiting: str = WAITING) -> None:
         self._batches = batches
         self._waited: Callable[[], None] = functools.partial(stopwatch.lap, waiting)
         self._ended = self._waited
+        # Only a `TorchBatches` has its copies apart.
         if hasattr(batches, "on_sample"):
             batches.on_sample = self._waited
             self._ended = functools.partial(stopwatch.lap, "upload")

@@ -22,16 +22,13 @@ from innet_drl.train.learner import BatchWithTargets, Learner, use_device
 from innet_drl.train.stopwatch import Stopwatch, TimedBatches
 
 POLL_SECONDS = 0.05
-"""Period at which `close` checks whether the thread has ended."""
+"""Period at which the end checks whether the thread has ended."""
 
 
 class TargetsAhead:
     """An iterator over the same batches, each with its targets. Use it as a context manager.
 
-    Args:
-        learner: Learner whose networks compute the targets.
-        batches: Iterator of batches. Its `DeadlineError` is raised here, and the next call continues; any other
-            error ends this iterator.
+    A `DeadlineError` of the batches is raised here, and the next call continues; any other error ends this iterator.
     """
 
     def __init__(self, learner: Learner, batches: Iterator[TorchBatch]) -> None:
@@ -60,10 +57,7 @@ class TargetsAhead:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Ends the thread; a finished batch is dropped."""
+        # A finished batch is dropped.
         self._stopped.set()
         while self._thread.is_alive():
             # The thread may be waiting for space in the queue.

@@ -99,12 +99,7 @@ class CoreThreads:
 
 
 class Times:
-    """Times of all processes of a run, over its sessions.
-
-    Args:
-        folder: The run's folder.
-        resumed: Continue the sums of earlier sessions.
-    """
+    """Times of all processes of a run, over its sessions."""
 
     def __init__(self, folder: Path, *, resumed: bool) -> None:
         self._folder = folder
@@ -119,26 +114,22 @@ class Times:
         """The times of a process: `learner 0`, `actor 3`."""
         return self.processes.setdefault(name, ProcessTimes())
 
-    def add(self, process: str, seconds: Mapping[str, float], thread: str = "") -> None:
-        """Adds seconds of a thread by activity; the main thread has no name."""
+    def add(self, process: str, seconds: Mapping[str, float], laps: Laps | None, thread: str = "") -> None:
+        """Adds seconds of a thread by activity, and laps for the trace; the main thread has no name."""
         times = self.process(process)
         _add(times.threads.setdefault(thread, {}) if thread else times.seconds, seconds)
+        if laps is not None:
+            self._trace.append({"process": process, "thread": thread, **asdict(laps)})
 
     def add_core(self, process: str, processor_s: Mapping[str, float]) -> None:
         """Adds processor seconds of the core's threads by their work."""
         _add(self.process(process).processor_s, processor_s)
 
-    def add_laps(self, process: str, laps: Laps | None, thread: str = "") -> None:
-        """Adds laps of a thread to the trace."""
-        if laps is not None:
-            self._trace.append({"process": process, "thread": thread, **asdict(laps)})
-
     def add_learner(self, number: int, times: LearnerTimes) -> None:
         """Adds the report of another learner."""
         name = f"learner {number}"
         for thread, seconds in times.seconds.items():
-            self.add(name, seconds, thread)
-            self.add_laps(name, times.laps.get(thread), thread)
+            self.add(name, seconds, times.laps.get(thread), thread)
         self.add_core(name, times.processor_s)
 
     def add_waits(self, waited_s: Mapping[str, float]) -> None:
@@ -177,7 +168,7 @@ class Times:
 
 
 def read_times(folder: Path) -> dict[str, ProcessTimes]:
-    """Reads the times of a run by process; none if the file is missing, as in runs of earlier releases, or damaged."""
+    """Reads the times of a run by process; none if the file is missing or damaged."""
     try:
         found = json.loads((folder / TIMES).read_text())
         return {name: ProcessTimes(**times) for name, times in found.items()}

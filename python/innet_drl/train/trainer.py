@@ -1,4 +1,4 @@
-"""The trainer: one session of a run, with its learner, checkpoints and evaluations, and when each is due.
+"""The trainer: learner, checkpoints and evaluations of one session of a run, and when each is due.
 
 `serial.py` and `innet_drl.launch.parallel` run the loop: they sample batches and call the trainer with each.
 """
@@ -7,13 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import signal
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from types import FrameType
 from typing import Any, Self
 
 import numpy as np
@@ -22,7 +18,7 @@ from numpy.typing import NDArray
 
 from innet_drl.batches import TorchBatch
 from innet_drl.train import environments, video
-from innet_drl.train.callbacks import Callback, Result, StopTraining
+from innet_drl.train.callbacks import Callback, Result
 from innet_drl.train.checkpoints import Checkpoint
 from innet_drl.train.config import LOSSES, Config
 from innet_drl.train.cost import CostMeter
@@ -32,71 +28,39 @@ from innet_drl.train.energy import gpu_uuids
 from innet_drl.train.errors import (
     ConfigurationError,
     DivergedError,
+    Message,
+    Resuming,
     RunFolderError,
     TrainingError,
-    WithFlags,
-    resuming,
+    settings,
 )
 from innet_drl.train.evaluation import Evaluation
 from innet_drl.train.evaluation_schedule import EvaluationSchedule
 from innet_drl.train.importing import path_of
 from innet_drl.train.learner import Learner, Update
-from innet_drl.train.machine import description, file_position, versions
+from innet_drl.train.machine import description, versions
 from innet_drl.train.memory import MemorySettings, ReplayMemory, memory_class, memory_settings
 from innet_drl.train.metrics import Meter
 from innet_drl.train.numerics import choose_numerics, random_batch
 from innet_drl.train.reporting import Reporter
 from innet_drl.train.run_folder import RunFolder
-from innet_drl.train.stopwatch import Stopwatch
+from innet_drl.train.session import Session
 
 logger = logging.getLogger(__name__)
 
 RETRY_SECONDS = 60.0
 """Seconds from a checkpoint that could not be written to the next try."""
-SILENT_SECONDS = 0.5
-"""Seconds of a call of the memory after which the page says that the run waits for it."""
 NETWORK_SETTINGS = (
-    "environment",
-    "environment_args",
-    "environment_wrappers",
-    "full_action_set",
-    "stack",
-    "frame_size",
-    "network",
-    "impala_norm",
-    "channels",
-    "hidden",
-    "layers",
-    "layer_norm",
-    "loss",
-    "atoms",
-    "quantiles",
+    *("environment", "environment_args", "environment_wrappers", "full_action_set", "stack", "frame_size", "network"),
+    *("impala_norm", "channels", "hidden", "layers", "layer_norm", "loss", "atoms", "quantiles"),
 )
 """Settings that a checkpoint's tensors depend on."""
 SNAPSHOT_SETTINGS = ("priority_exponent", "n_step", "clip_rewards", "life_loss_ends")
 """Settings that the saved steps and items of a memory depend on."""
 
 
-class _Interrupted(BaseException):
-    """A signal during a call of the memory. Raised by the signal's handler, so that it ends the call."""
-
-
 class Trainer:
-    """One session of a run; a run that is resumed has several.
-
-    Args:
-        config: The run's settings.
-        folder: Its folder.
-        display: Shows the metrics.
-        resumed: The checkpoint to continue from.
-        callbacks: Called on the way; they may end training.
-        signals: End training at SIGINT and SIGTERM, if this is the main thread.
-
-    Raises:
-        UnavailableEnvironmentError: The environment cannot be made.
-        ConfigurationError: There is no such device, the checkpoint has another network, or a loss of the user's own
-            fails on a random batch.
-    """
+    """One session of a run; a run that is resumed has several. Use it as a context manager."""
 
     def __init__(
         self,
@@ -110,18 +74,15 @@ class Trainer:
     ) -> None:
         self.config = config
         self.folder = folder
+        self.session = Session(config, folder, display, callbacks, signals=signals)
+        self.stopwatch = self.session.stopwatch
         # A server distinguishes runs by their folders' names. An embedded memory has one name for all runs: samples
         # depend on the name.
         self.name = "apex" if config.serial or config.replay == "embedded" else folder.name
-        self.display = display
         self.resumed = resumed
-        self.interrupted = False
-        self.stopwatch = Stopwatch()
-        self.note = "starting"
         display.say(f"making {config.environment_name}")
         probe = environments.make(config, 1)
         self.spec = probe.spec
-        self.restorable = probe.restorable
         probe.close()
         torch.manual_seed(config.seed)
         self.learner = Learner(config, self.spec)
@@ -130,62 +91,52 @@ class Trainer:
         if config.loss not in LOSSES:
             observations = probe.sample(2 * config.batch_size, config.seed)
             self.learner.try_loss(random_batch(self.spec, config.batch_size, self.learner.device, observations))
+        self.learner.stopwatch = self.stopwatch
         self._diagnostics = Diagnostics(self.learner)
         self.meter = Meter(config.all_environments, self.spec.frames_per_step, config.samples_per_insert)
-        self.cost = CostMeter(gpu_uuids(config.learners) if self.learner.device.type == "cuda" else ())
-        self.learner.stopwatch = self.stopwatch
+        self.session.meter = self.meter
+        self._cost = CostMeter(gpu_uuids(config.learners) if self.learner.device.type == "cuda" else ())
         if resumed is not None:
             self._load(resumed)
-        self.reporter = Reporter(self, config, folder, display, self.learner, self.meter, self.cost, self.stopwatch)
+        self.reporter = Reporter(self.session, self.learner, self._cost)
+        self.evaluations = EvaluationSchedule(self.session, self.learner)
         self._next_checkpoint = time.monotonic() + 60 * config.checkpoint_minutes
-        self.evaluations = EvaluationSchedule(
-            config,
-            folder,
-            self.learner,
-            self.meter,
-            lambda evaluation, agent_steps: self.call("on_evaluation", evaluation, agent_steps),
-            lambda: self.interrupted,
-            display.progress,
-        )
-        self._callbacks = callbacks
-        self._stopped = False
-        self._signals = signals
-        self._previous_handlers: dict[signal.Signals, Any] = {}
-        self._asked: float | None = None
-        self._copying: tuple[str, Path, int] | None = None
-        self._ended = threading.Event()
-        self._watch = threading.Thread(target=self._watch_calls, name="watch", daemon=True)
+
+    def _load(self, resumed: Checkpoint) -> None:
+        counts = resumed.state["learner"]
+        try:
+            self.learner.load(resumed.tensors, counts["updates"], counts["publications"])
+        except RunFolderError as error:
+            changed = self.config.changed(self.folder.config(), NETWORK_SETTINGS)
+            if not changed:
+                raise
+            raise ConfigurationError(
+                "the checkpoint {path} is of another network: keep {changed} as in its config.yaml",
+                path=resumed.path,
+                changed=settings(changed),
+            ) from error
+        self.meter.restore(resumed.state["meter"])
+        self._cost.restore(resumed.state["cost"])
 
     def __enter__(self) -> Self:
-        # Handlers belong to the main thread.
-        if self._signals and threading.current_thread() is threading.main_thread():
-            for name in (signal.SIGINT, signal.SIGTERM):
-                self._previous_handlers[name] = signal.signal(name, self._interrupt)
-        self._watch.start()
+        self.session.__enter__()
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        for name, handler in self._previous_handlers.items():
-            signal.signal(name, handler)
-        self._ended.set()
-        self._watch.join()
+        self.session.__exit__()
         if self.reporter.has_begun:
             self.reporter.close()
             how = "finished" if error is None else f"{type(error).__name__}: {error}".rstrip(": ")
-            how = "interrupted" if self.interrupted and error is None else how
+            how = "interrupted" if self.session.interrupted and error is None else how
             self.folder.end_session(self.meter.agent_steps, how)
             newest = self.folder.newest_checkpoint()
             if isinstance(error, KeyboardInterrupt) and newest is not None:
-                logger.warning("interrupted: continue from %s with %s", newest, WithFlags(resuming(self.folder.path)))
+                logger.warning("interrupted: continue from %s with %s", newest, Resuming(self.folder.path))
             if error is not None:
-                self.call("on_error", error)
+                self.session.call("on_error", error)
 
     def begin(self) -> None:
-        """Makes the run's folder, or continues in it. Call it last, when nothing else can keep training from starting.
-
-        Raises:
-            RunFolderError: It cannot be written.
-        """
+        """Makes the run's folder, or continues in it. Call it last, when nothing else can keep training from it."""
         with self.folder.writing():
             if not self.keeps_memory:
                 self.folder.remove_memory()
@@ -195,25 +146,30 @@ class Trainer:
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
         about = {"host": socket.gethostname(), **description(), "device": name, "versions": versions()}
         self.folder.begin_session(self.meter.agent_steps, about)
-        self.call("on_start", self.config, self.folder.path)
+        self.session.call("on_start", self.config, self.folder.path)
         self.stopwatch.lap("start")
 
-    def call(self, method: str, *arguments: object) -> None:
-        """Calls a method of every callback, which may end training."""
-        for callback in self._callbacks:
-            try:
-                getattr(callback, method)(*arguments)
-            except StopTraining as stop:
-                logger.info("training is ended by %s: %s", type(callback).__name__, str(stop) or "no reason given")
-                self._stopped = True
-            except Exception:
-                self._keep(self.keep_first)
-                raise
+    @contextlib.contextmanager
+    def keeping(self, write: Callable[[], None]) -> Iterator[None]:
+        """Writes a checkpoint if training ends by a `KeyboardInterrupt`, in programs that leave Ctrl-C to Python.
 
-    def keep_first(self) -> None:
-        """Writes the run's first checkpoint if there is none, without its memory."""
-        if self.folder.newest_checkpoint() is None:
-            self.checkpoint()
+        The interrupt may be raised between any two calls. Each change of the weights is one call of torch, so that the
+        checkpoint is of whole updates. An unforeseen error, such as a callback's, leaves a first checkpoint.
+        """
+        try:
+            yield
+        except KeyboardInterrupt:
+            # A second signal on the command line ends the run at once.
+            if not self.session.interrupted:
+                logger.info("interrupted: ending with a checkpoint; once more to end at once")
+                self._keep(write)
+            raise
+        except TrainingError:
+            raise
+        except Exception:
+            if self.folder.newest_checkpoint() is None:
+                self._keep(self.checkpoint)
+            raise
 
     def _keep(self, write: Callable[[], None]) -> None:
         """Writes a checkpoint of a run that is about to end, unless it has not learned."""
@@ -223,68 +179,10 @@ class Trainer:
             except TrainingError as error:
                 logger.warning("the last checkpoint could not be written: %s", error)
 
-    @contextlib.contextmanager
-    def keeping(self, write: Callable[[], None]) -> Iterator[None]:
-        """Writes a checkpoint if a `KeyboardInterrupt` ends training, in programs that leave Ctrl-C to Python.
-
-        The interrupt may be raised between any two calls. Each change of the weights is one call of torch, so that the
-        checkpoint is of whole updates.
-        """
-        try:
-            yield
-        except KeyboardInterrupt:
-            # A second signal on the command line ends the run at once.
-            if not self.interrupted:
-                logger.info("interrupted: ending with a checkpoint; once more to end at once")
-                self._keep(write)
-            raise
-
     @property
     def keeps_memory(self) -> bool:
         """Whether the replay memory is saved with each checkpoint."""
-        config = self.config
-        by_journal = config.serial and self.restorable
-        return config.checkpoint_replay and memory_class(config.replay).in_learner and not by_journal
-
-    def ask(self, call: Callable[[], object]) -> None:
-        """Calls the memory, unless the run is interrupted. A signal ends the call, and the page names a long one."""
-        if self.config.serial:
-            # The memory of this process does not block, and a resumed run has to repeat this one exactly.
-            call()
-            return
-        try:
-            try:
-                self._asked = time.monotonic()
-                if not self.interrupted:
-                    call()
-            finally:
-                self._asked = None
-        except _Interrupted:
-            self._asked = None
-
-    def say(self, note: str) -> None:
-        """Shows a note on the run's state on the page."""
-        self.note = note
-        self.display.show_note(note, self.meter.time_s)
-
-    def _watch_calls(self) -> None:
-        while not self._ended.wait(SILENT_SECONDS / 2):
-            asked = self._asked
-            if asked is not None and time.monotonic() - asked >= SILENT_SECONDS:
-                self.say(f"waiting for the replay memory at {self.config.replay}")
-            copying = self._copying
-            if copying is not None:
-                activity, file, size = copying
-                self.display.progress(activity, f"{file_position(file) / 2**20:,.0f} of {size / 2**20:,.0f} MiB")
-
-    @contextlib.contextmanager
-    def _copies(self, activity: str, file: Path, size: int) -> Iterator[None]:
-        """Shows how many of the bytes of a file are read or written meanwhile."""
-        self._copying = activity, file, size
-        try:
-            yield
-        finally:
-            self._copying = None
+        return self.config.checkpoint_replay and memory_class(self.config.replay).in_learner
 
     def memory_settings(self) -> MemorySettings:
         """Returns the settings with which this session creates its memory."""
@@ -292,25 +190,22 @@ class Trainer:
         return memory_settings(self.config, self.spec, self.name, self.learner.parameters(), earlier=earlier)
 
     def restore_memory(self, memory: ReplayMemory) -> bool:
-        """Restores the memory of a resumed run if its folder has a snapshot; returns whether it had.
-
-        Raises:
-            ConfigurationError: It was written with other settings.
-            RunFolderError: It is damaged.
-        """
+        """Restores the memory of a resumed run if its folder has a snapshot; returns whether it had."""
         path = self.folder.snapshot
         if self.resumed is None or not self.keeps_memory:
             return False
         self.folder.match_memory(self.resumed)
         if not path.exists():
             return False
-        changed = self.config.changed_flags(self.folder.config(), SNAPSHOT_SETTINGS)
+        changed = self.config.changed(self.folder.config(), SNAPSHOT_SETTINGS)
         if changed:
             raise ConfigurationError(
-                f"the memory of this run was written with another {changed}: keep that as it was, or delete {path} to "
-                "continue with an empty memory"
+                "the memory of this run was written with another {changed}: keep that as it was, or delete {path} to "
+                "continue with an empty memory",
+                changed=settings(changed),
+                path=path,
             )
-        with self._copies("restoring the replay memory", path, path.stat().st_size):
+        with self.session.copying("restoring the replay memory", path, path.stat().st_size):
             self.folder.restore_memory(memory)
         logger.info("the replay memory continues with its %s steps", f"{memory.stats()['steps']:,}")
         return True
@@ -320,8 +215,8 @@ class Trainer:
         """Whether training has reached its time, steps or target, or was ended by a signal or a callback."""
         config = self.config
         return (
-            self.interrupted
-            or self._stopped
+            self.session.interrupted
+            or self.session.stopped
             or self.evaluations.reached_target
             or (config.minutes is not None and self.meter.session_s >= 60 * config.minutes)
             or (config.steps is not None and self.meter.agent_steps >= config.steps)
@@ -338,33 +233,34 @@ class Trainer:
         return update
 
     def priorities(self, update: Update) -> NDArray[np.float64]:
-        """Returns new priorities [B] of an update's transitions; waits for the update.
-
-        Raises:
-            DivergedError: A priority is infinite or NaN.
-        """
+        """Returns new priorities [B] of an update's transitions; waits for the update."""
         priorities = update.priorities()
         if not np.isfinite(priorities).all():
             raise self._diverged("TD errors")
         return priorities
 
     def _diverged(self, what: str) -> DivergedError:
-        newest = self.folder.newest_checkpoint()
-        rate = f"a lower --learning-rate than {self.config.learning_rate:g}"
-        if self.config.loss not in LOSSES:
-            rate += f", or with --loss {path_of(self.config.loss)} corrected where it returned them"
+        newest, config = self.folder.newest_checkpoint(), self.config
+        own = "" if config.loss in LOSSES else ", or with {loss} {name} corrected where it returned them"
+        advice = f"a lower {{learning_rate}} than {{rate:g}}{own}"
         return DivergedError(
-            f"training has diverged by update {self.learner.updates:,}, its {what} are infinite or NaN: "
+            "training has diverged by update {updates:,}, its {what} are infinite or NaN: "
             + (
-                f"start again with {rate} and another --out"
+                f"start again with {advice} and another {{folder}}"
                 if newest is None
-                else f"continue from its last good checkpoint, {newest}, with {resuming(self.folder.path)} and {rate}"
-            )
+                else f"continue from its last good checkpoint, {{newest}}, with {{resuming}} and {advice}"
+            ),
+            updates=self.learner.updates,
+            what=what,
+            rate=config.learning_rate,
+            name=path_of(config.loss),
+            newest=newest,
+            resuming=Resuming(self.folder.path),
         )
 
     def publish(self, memory: ReplayMemory) -> None:
         """Publishes the parameters for the actors."""
-        self.ask(lambda: memory.put_parameters(self.learner.parameters()))
+        self.session.ask(lambda: memory.put_parameters(self.learner.parameters()))
         self.learner.publications += 1
         self.stopwatch.lap("publish")
 
@@ -404,14 +300,8 @@ class Trainer:
             self._next_checkpoint = time.monotonic() + RETRY_SECONDS
             logger.warning("the checkpoint is not complete: %s; the next try is in %g s", error, RETRY_SECONDS)
 
-    def checkpoint(
-        self,
-        tensors: dict[str, torch.Tensor] | None = None,
-        state: dict[str, Any] | None = None,
-        *,
-        memory: ReplayMemory | None = None,
-    ) -> None:
-        """Writes a checkpoint of the learner with additional tensors and state, and the memory if the run keeps it.
+    def checkpoint(self, memory: ReplayMemory | None = None) -> None:
+        """Writes a checkpoint of the learner, and the memory if the run keeps it.
 
         Raises:
             DivergedError: A weight is infinite or NaN.
@@ -419,78 +309,50 @@ class Trainer:
         """
         if not self.learner.finite:
             raise self._diverged("weights")
-        whole_state: dict[str, Any] = {
+        state: dict[str, Any] = {
             "learner": {"updates": self.learner.updates, "publications": self.learner.publications},
             "meter": self.meter.state(),
-            "cost": self.cost.state(),
-            **(state or {}),
+            "cost": self._cost.state(),
+            "snapshot": None,
         }
         unsaved = None
         if memory is not None and self.keeps_memory:
             try:
                 size = 0 if self.reporter.table is None else self.reporter.table["bytes"]
-                with self._copies("saving the replay memory", self.folder.partial_snapshot, size):
-                    whole_state["snapshot"] = self.folder.save_memory(memory)
+                with self.session.copying("saving the replay memory", self.folder.partial_snapshot, size):
+                    state["snapshot"] = self.folder.save_memory(memory)
             except RunFolderError as error:
-                whole_state["snapshot"], unsaved = None, error
-        learned = self.learner.tensors() | (tensors or {})
-        path = self.folder.save_checkpoint(self.meter.agent_steps, learned, whole_state)
+                unsaved = error
+        path = self.folder.save_checkpoint(self.meter.agent_steps, self.learner.tensors(), state)
         if unsaved is not None:
             raise unsaved
-        if whole_state.get("snapshot") is not None:
+        if state["snapshot"] is not None:
             self.folder.adopt_memory()
         self._next_checkpoint = time.monotonic() + 60 * self.config.checkpoint_minutes
         self.stopwatch.lap("checkpoint")
-        self.call("on_checkpoint", path)
-
-    def _load(self, resumed: Checkpoint) -> None:
-        counts = resumed.state["learner"]
-        try:
-            self.learner.load(resumed.tensors, counts["updates"], counts["publications"])
-        except RunFolderError as error:
-            changed = self.config.changed_flags(self.folder.config(), NETWORK_SETTINGS)
-            if not changed:
-                raise
-            raise ConfigurationError(
-                f"the checkpoint {resumed.path} is of another network: keep {changed} as in its config.yaml"
-            ) from error
-        self.meter.restore(resumed.state["meter"])
-        self.cost.restore(resumed.state.get("cost"), self.meter.env_frames)
-
-    def _interrupt(self, number: int, frame: FrameType | None) -> None:
-        if self.interrupted:
-            # The second signal ends the run at once.
-            raise KeyboardInterrupt
-        self.interrupted = True
-        logger.warning("%s: ending with a checkpoint; once more to end at once", signal.Signals(number).name)
-        if self._asked is not None:
-            raise _Interrupted
+        self.session.call("on_checkpoint", path)
 
     def finish(self) -> Result:
-        """Evaluates the trained agent, records a video of it, and sums up the session.
-
-        Raises:
-            RunFolderError: The scores, or lines of metrics, still cannot be written.
-        """
-        config, meter, updates = self.config, self.meter, self.learner.updates
+        """Evaluates the trained agent, records a video of it, and sums up the session."""
+        config, meter, updates, session = self.config, self.meter, self.learner.updates, self.session
         seconds = meter.time_s
         # It writes files, which is no training.
         self.reporter.end_times()
-        cost = self.cost.read(meter.env_frames, fresh=True)
+        cost = self._cost.read(meter.env_frames, fresh=True)
         evaluation = None
-        if updates > 0 and not self.interrupted:
+        if updates > 0 and not session.interrupted:
             logger.info(
                 "training has ended; the trained agent plays %d games (Ctrl-C skips them)", config.evaluation_games
             )
             evaluation = self.evaluate()
             if evaluation is not None:
-                self.note = "training has ended"
+                session.note = "training has ended"
                 agent = self.evaluations.agent()
                 self.reporter.report_evaluation(evaluation, agent)
                 sticky = self.evaluations.evaluate_sticky()
                 if sticky is not None:
                     self.reporter.report_sticky(evaluation, agent, sticky)
-            if config.video and not self.interrupted:
+            if config.video and not session.interrupted:
                 self._record_video()
         self.reporter.write_pending_lines()
         best = "-" if meter.best is None else f"{meter.best:g}"
@@ -498,24 +360,28 @@ class Trainer:
             f"{meter.agent_steps:,} steps and {updates:,} updates in {seconds / 60:.1f} minutes, "
             f"{meter.games:,} games, best score {best}"
         )
-        missing = self.cost.missing
+        missing = self._cost.missing
         logger.info("cost of training: %s%s", cost, f"; no joules: {missing}" if missing else "")
         further = config.steps is not None and meter.agent_steps >= config.steps
-        command = WithFlags(resuming(self.folder.path, further=further))
-        logger.info("everything is in %s; continue with %s", self.folder.path, command)
+        path = self.folder.path
+        logger.info("everything is in %s; continue with %s", path, Resuming(path, further=further))
         best_mean = self.evaluations.best_mean
-        result = Result(self.folder.path, meter.agent_steps, updates, seconds, evaluation, best_mean, cost)
-        self.call("on_end", result)
+        result = Result(path, meter.agent_steps, updates, seconds, evaluation, best_mean, cost)
+        session.call("on_end", result)
         return result
 
     def _record_video(self) -> None:
         try:
             with self.folder.recording() as videos:
                 path = videos / f"{self.meter.agent_steps:012d}.mp4"
-                result = video.record(
-                    self.config, self.learner.average, path, seed=self.config.seed, progress=self.display.progress
+                score = video.record(
+                    self.config,
+                    self.learner.average,
+                    path,
+                    seed=self.config.seed,
+                    progress=self.session.display.progress,
                 )
         except TrainingError as error:
-            logger.warning("no video: %s; %s leaves it out", error, WithFlags("--no-video"))
+            logger.warning("no video: %s; %s leaves it out", error, Message("{no_video}"))
             return
-        logger.info("video of a game, score %g: %s", result, path)
+        logger.info("video of a game, score %g: %s", score, path)

@@ -40,20 +40,8 @@ def record(
 ) -> float:
     """Plays a game, writes it as an mp4 (H.264), and returns the score so far.
 
-    Of Atari it is the game of median score of `GAMES`; other environments need not repeat a game.
-
-    Args:
-        config: The run's settings.
-        network: The agent, on any device.
-        path: The file to write.
-        seed: Seeds the games.
-        seconds: Length at which the video ends, at the speed of a human player.
-        progress: Called with every frame.
-
-    Raises:
-        ConfigurationError: The file's name does not end in `.mp4`.
-        UnavailableEnvironmentError: The environment cannot be rendered.
-        OSError: The file cannot be written, or something other than a regular file is there.
+    Of Atari it is the game of median score of `GAMES`; other environments need not repeat a game. It ends after
+    `seconds` at the speed of a human player.
     """
     if path.suffix != ".mp4":
         raise ConfigurationError(f"--to {path}: videos are mp4 files, name it {path.with_suffix('.mp4').name}")

@@ -13,36 +13,27 @@ from gymnasium.vector import AutoresetMode
 from innet_drl.train.config import Config
 from innet_drl.train.environments.spec import EnvironmentSpec
 from innet_drl.train.environments.vector import Environments
-from innet_drl.train.errors import UnavailableEnvironmentError
+from innet_drl.train.errors import Message, UnavailableEnvironmentError
 
 ATARI_FRAME_SKIP = 4
 """Emulator frames of one agent step."""
 
 
 def check_atari(config: Config) -> None:
-    """Looks for an Atari game.
-
-    Raises:
-        UnavailableEnvironmentError: No such game, or settings that it cannot have.
-    """
-    for name, given in (
-        ("environment-args", config.environment_args),
-        ("environment-wrappers", config.environment_wrappers),
-    ):
-        if given:
+    """Looks for an Atari game."""
+    for name in ("environment_args", "environment_wrappers"):
+        if getattr(config, name):
             raise UnavailableEnvironmentError(
-                f"--{name}: atari/<game> has settings of its own (--stack, --sticky-actions, --episode-frames): use "
-                "the game's Gymnasium id, such as ALE/Breakout-v5, which takes any"
+                Message(
+                    f"{{{name}}}: atari/<game> has settings of its own ({{stack}}, {{sticky_actions}}, "
+                    "{episode_frames}): use the game's Gymnasium id, such as ALE/Breakout-v5, which takes any"
+                )
             )
     rom_name(config.environment_name)
 
 
 def make_atari(config: Config, count: int, episode_frames: int, threads: int) -> Environments:
-    """Makes `count` environments of an Atari game.
-
-    Raises:
-        UnavailableEnvironmentError: No such game, or settings that it cannot have.
-    """
+    """Makes `count` environments of an Atari game."""
     check_atari(config)
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
     # `episodic_life` stays off: it would reset the game at each lost life. Life loss is read from `lives`.
@@ -90,11 +81,7 @@ def make_colour(config: Config, *, episode_frames: int) -> AtariVectorEnv:
 
 
 def rom_name(environment: str) -> str:
-    """Returns the ROM's name of an environment `atari/<game>`.
-
-    Raises:
-        UnavailableEnvironmentError: ale-py has no such game, or its ROM is missing or damaged.
-    """
+    """Returns the ROM's name of an environment `atari/<game>`."""
     game = environment.removeprefix("atari/")
     games = roms.get_all_rom_ids()
     if game not in games:

@@ -15,10 +15,10 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from innet_drl.train import importing
 from innet_drl.train.config import Config
 from innet_drl.train.environments.atari import atari_hint, check_atari, make_atari
-from innet_drl.train.environments.spaces import actions, encoder
+from innet_drl.train.environments.spaces import actions, encoder, unusable
 from innet_drl.train.environments.spec import EnvironmentSpec
 from innet_drl.train.environments.vector import Environments
-from innet_drl.train.errors import ConfigurationError, UnavailableEnvironmentError
+from innet_drl.train.errors import ConfigurationError, Message, UnavailableEnvironmentError
 
 gymnasium.register_envs(ale_py)
 
@@ -38,14 +38,11 @@ def make(
         episode_frames: Emulator frames after which an Atari game is truncated; `None` uses the configured number.
         threads: Threads that step Atari environments.
         render: Make them in the render mode `rgb_array`, in this process. Not for `atari/<game>`.
-
-    Raises:
-        UnavailableEnvironmentError: No such environment, its spaces are not supported, or its ROM is missing.
-        ConfigurationError: An import path that leads nowhere.
     """
     if config.is_atari:
         return make_atari(config, count, episode_frames or config.episode_frames, threads)
     name = config.environment_name
+    hint: str | Message
     try:
         vector = _make_vector(config, count, render)
     except (ConfigurationError, UnavailableEnvironmentError):
@@ -56,9 +53,13 @@ def make(
     except Exception as error:
         hint = atari_hint(name)
         if isinstance(error, TypeError) and "argument" in str(error):
-            hint = "; its arguments are --environment-args"
+            hint = Message("; its arguments are {environment_args}")
         raise UnavailableEnvironmentError(
-            f"{name!r} cannot be made: it raises {type(error).__name__}: {error}{hint}"
+            "{name!r} cannot be made: it raises {kind}: {error}{hint}",
+            name=name,
+            kind=type(error).__name__,
+            error=error,
+            hint=hint,
         ) from error
     numbered = actions(vector.single_action_space, name)
     encoded = encoder(vector.single_observation_space, name)
@@ -89,12 +90,7 @@ def _other_names() -> str:
 
 
 def check(config: Config) -> None:
-    """Looks for the configured environment and its wrappers, and makes none that exists.
-
-    Raises:
-        UnavailableEnvironmentError: No such environment, or its ROM is missing.
-        ConfigurationError: An import path that leads nowhere.
-    """
+    """Looks for the configured environment and its wrappers, and makes none that exists."""
     if config.is_atari:
         check_atari(config)
         return
@@ -105,7 +101,7 @@ def check(config: Config) -> None:
 
 
 def _wrappers(config: Config) -> list[Any]:
-    return [importing.load(wrapper, "--environment-wrappers") for wrapper in config.environment_wrappers]
+    return [importing.load(wrapper, "environment_wrappers") for wrapper in config.environment_wrappers]
 
 
 def _make_vector(config: Config, count: int, render: bool) -> VectorEnv[Any, Any, Any]:
@@ -135,10 +131,10 @@ def _factory(config: Config) -> Callable[..., Any] | None:
     module, separator, name = config.environment.partition(":")
     if not separator or not all(part.isidentifier() for part in name.split(".")):
         return None
-    found = importing.load(f"{module}:{name}", "--environment") if _has(module, name) else None
+    found = importing.load(f"{module}:{name}", "environment") if _has(module, name) else None
     if found is None and name not in gymnasium.registry:
         # The error of the import path.
-        importing.load(config.environment, "--environment")
+        importing.load(config.environment, "environment")
     return found
 
 
@@ -152,7 +148,7 @@ def _has(module: str, name: str) -> bool:
 def _from_factory(
     config: Config, factory: Callable[..., Any], count: int, wrappers: list[Any], is_async: bool, render: bool
 ) -> VectorEnv[Any, Any, Any]:
-    setting, arguments = f"--environment {config.environment_name}", dict(config.environment_args)
+    arguments = dict(config.environment_args)
     try:
         parameters = inspect.signature(factory).parameters
     except (TypeError, ValueError):
@@ -162,18 +158,20 @@ def _from_factory(
     if "num_envs" in parameters:
         vector = functools.reduce(lambda inner, wrap: wrap(inner), wrappers, factory(num_envs=count, **arguments))
         if not isinstance(vector, VectorEnv) or vector.num_envs != count:
-            raise UnavailableEnvironmentError(
-                f"{setting}: it takes num_envs, and returned {_described(vector)} for num_envs={count}: return a "
-                f"gymnasium.vector.VectorEnv of {count} environments, or leave num_envs out and return a gymnasium.Env"
+            raise unusable(
+                config.environment_name,
+                f"it takes num_envs, and returned {_described(vector)} for num_envs={count}: return a "
+                f"gymnasium.vector.VectorEnv of {count} environments, or leave num_envs out and return a gymnasium.Env",
             )
         return vector
 
     def make_one() -> gymnasium.Env[Any, Any]:
         made = factory(**arguments)
         if not isinstance(made, gymnasium.Env):
-            raise UnavailableEnvironmentError(
-                f"{setting}: it returned {_described(made)}: return a gymnasium.Env, or take num_envs and return a "
-                "gymnasium.vector.VectorEnv"
+            raise unusable(
+                config.environment_name,
+                f"it returned {_described(made)}: return a gymnasium.Env, or take num_envs and return a "
+                "gymnasium.vector.VectorEnv",
             )
         return functools.reduce(lambda inner, wrap: wrap(inner), wrappers, made)
 

@@ -17,7 +17,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from innet_drl.train.environments.spec import Part
-from innet_drl.train.errors import UnavailableEnvironmentError
+from innet_drl.train.errors import Message, UnavailableEnvironmentError
 
 logger = logging.getLogger(__name__)
 
@@ -44,25 +44,19 @@ class Encoder:
 
 
 def encoder(space: spaces.Space[Any], environment: str) -> Encoder:
-    """Returns how observations of a space become frames.
-
-    Raises:
-        UnavailableEnvironmentError: A space without a length, such as text.
-    """
+    """Returns how observations of a space become frames."""
     if not isinstance(space, spaces.Dict | spaces.Tuple):
         part, encode = _array(space, "", environment)
         return Encoder(part.shape, (part,), encode)
     leaves = _leaves(space, "", lambda batch: batch, environment)
     if not leaves:
-        raise UnavailableEnvironmentError(
-            f"--environment {environment}: no part of its observations {space} is made of numbers: wrap it "
-            "(--environment-wrappers)"
-        )
+        reason = "no part of its observations {space} is made of numbers: wrap it ({environment_wrappers})"
+        raise unusable(environment, Message(reason, space=space))
     # The float32 parts first: torch reads them where they are, which needs offsets of whole numbers.
     leaves.sort(key=lambda leaf: leaf[0].dtype)
     parts = tuple(part for part, _ in leaves)
     if len({part.name for part in parts}) < len(parts):
-        raise UnavailableEnvironmentError(f"--environment {environment}: two parts of {space} have one name")
+        raise unusable(environment, f"two parts of {space} have one name")
     nbytes = sum(part.nbytes for part in parts)
 
     def pack(batch: Any) -> NDArray[np.uint8]:
@@ -114,10 +108,13 @@ def _array(space: spaces.Space[Any], name: str, environment: str) -> tuple[Part,
         starts = np.broadcast_to(space.start, space.nvec.shape)
         part, encode = _one_hot(name, space.nvec.flatten().tolist(), starts.flatten().tolist(), environment)
     else:
-        raise UnavailableEnvironmentError(
-            f"--environment {environment}: its observations {space}{where} are no arrays of one shape: wrap it "
-            "(--environment-wrappers), so that it returns a Box or a Dict of boxes"
+        reason = Message(
+            "its observations {space}{where} are no arrays of one shape: wrap it ({environment_wrappers}), so that it "
+            "returns a Box or a Dict of boxes",
+            space=space,
+            where=where,
         )
+        raise unusable(environment, reason)
     expected = space.shape
 
     def checked(batch: Any) -> NDArray[Any]:
@@ -127,9 +124,10 @@ def _array(space: spaces.Space[Any], name: str, environment: str) -> tuple[Part,
             array = np.empty((0,))
         if array.shape[1:] != expected or array.dtype == object:
             found = "arrays of several shapes" if array.dtype == object or not array.size else str(array.shape[1:])
-            raise UnavailableEnvironmentError(
-                f"--environment {environment}: it returned observations of the shape {found}{where}, and its "
-                f"observation space says {expected}: return arrays of the space's shape, or declare another space"
+            raise unusable(
+                environment,
+                f"it returned observations of the shape {found}{where}, and its observation space says {expected}: "
+                "return arrays of the space's shape, or declare another space",
             )
         return encode(array)
 
@@ -165,10 +163,11 @@ def _box(space: spaces.Box, name: str) -> tuple[Part, Encode]:
 def _one_hot(name: str, sizes: list[int], starts: list[int], environment: str) -> tuple[Part, Encode]:
     length = sum(sizes)
     if length > MAX_ONE_HOT:
-        raise UnavailableEnvironmentError(
-            f"--environment {environment}: a one-hot vector of its observation has {length:,} numbers, more than "
-            f"{MAX_ONE_HOT:,}: return a smaller observation by a wrapper (--environment-wrappers)"
+        reason = Message(
+            f"a one-hot vector of its observation has {length:,} numbers, more than {MAX_ONE_HOT:,}: return a smaller "
+            "observation by a wrapper ({environment_wrappers})"
         )
+        raise unusable(environment, reason)
     offsets = np.cumsum([0, *sizes[:-1]]) - np.array(starts)
 
     def encode(array: NDArray[Any]) -> NDArray[np.float32]:
@@ -189,11 +188,7 @@ class Actions:
 
 
 def actions(space: spaces.Space[Any], environment: str) -> Actions:
-    """Returns how numbers from 0 become actions of a space.
-
-    Raises:
-        UnavailableEnvironmentError: Continuous actions, or too many.
-    """
+    """Returns how numbers from 0 become actions of a space."""
     if isinstance(space, spaces.Discrete):
         start = int(space.start)
         return Actions(int(space.n), lambda numbers: numbers + start)
@@ -202,14 +197,24 @@ def actions(space: spaces.Space[Any], environment: str) -> Actions:
         starts = space.start if isinstance(space, spaces.MultiDiscrete) else 0
         count = math.prod(int(size) for size in sizes.flatten())
         if count > MAX_ACTIONS:
-            raise UnavailableEnvironmentError(
-                f"--environment {environment}: its actions {space} are {count:,} combinations, more than "
-                f"{MAX_ACTIONS:,}: offer fewer by a wrapper (--environment-wrappers)"
+            reason = Message(
+                "its actions {space} are {count:,} combinations, more than {most:,}: offer fewer by a wrapper "
+                "({environment_wrappers})",
+                space=space,
+                count=count,
+                most=MAX_ACTIONS,
             )
+            raise unusable(environment, reason)
         table = np.stack(np.unravel_index(np.arange(count), sizes.flatten()), 1).reshape(count, *sizes.shape) + starts
         table = table.astype(space.dtype)
         return Actions(count, lambda numbers: table[numbers])
-    raise UnavailableEnvironmentError(
-        f"--environment {environment}: its actions are {space}, and Q-learning needs discrete ones: {CONTINUOUS_PAGE} "
-        "shows how to train continuous actions by the replay interface"
+    raise unusable(
+        environment,
+        f"its actions are {space}, and Q-learning needs discrete ones: {CONTINUOUS_PAGE} shows how to train continuous "
+        "actions by the replay interface",
     )
+
+
+def unusable(environment: str, reason: str | Message) -> UnavailableEnvironmentError:
+    """The error of an environment of this name."""
+    return UnavailableEnvironmentError("{environment} {name}: {reason}", name=environment, reason=reason)

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
 from numpy.typing import NDArray
 
-from innet_drl.train.environments.spaces import Actions, Encode
+from innet_drl.train.environments.spaces import Actions, Encode, unusable
 from innet_drl.train.environments.spec import EnvironmentSpec
 from innet_drl.train.errors import UnavailableEnvironmentError
 
@@ -52,9 +51,6 @@ class Environments:
         actions: Numbers to actions; `None` if they are the same.
         name: The environment's name, for messages.
         fire: Number of the action that starts an Atari game again after a lost life; `None` if it has none.
-
-    Raises:
-        UnavailableEnvironmentError: The vector environment resets in another mode, or does not declare its mode.
     """
 
     def __init__(
@@ -167,9 +163,10 @@ class Environments:
     def _final(self, info: dict[str, Any], ended: NDArray[np.bool_]) -> NDArray[Any]:
         """Last observations of the games that ended, in the mode SAME_STEP."""
         if "final_obs" not in info:
-            raise UnavailableEnvironmentError(
-                f"--environment {self._name}: a game ended in the mode SAME_STEP without info['final_obs']: return the "
-                "last observations there, or use the mode NEXT_STEP"
+            raise unusable(
+                self._name,
+                "a game ended in the mode SAME_STEP without info['final_obs']: return the last observations there, or "
+                "use the mode NEXT_STEP",
             )
         found, which = info["final_obs"], np.flatnonzero(ended)
         final = np.zeros((self.count, *self.spec.observation_shape), self.spec.frame_dtype)
@@ -202,9 +199,13 @@ class Environments:
     def _not_finite(self, index: int, returned: str) -> UnavailableEnvironmentError:
         when = f"at step {self._steps:,}" if self._steps else "at its reset"
         return UnavailableEnvironmentError(
-            f"environment {index}{self.owner} (--environment {self._name}) returned {returned} {when}, from which "
-            "nothing can be learned: correct the environment, or replace the value in a wrapper "
-            "(--environment-wrappers)"
+            "environment {index}{owner} ({environment} {name}) returned {returned} {when}, from which nothing can be "
+            "learned: correct the environment, or replace the value in a wrapper ({environment_wrappers})",
+            index=index,
+            owner=self.owner,
+            name=self._name,
+            returned=returned,
+            when=when,
         )
 
     def _explained(self, error: Exception, call: str) -> Exception:
@@ -215,51 +216,25 @@ class Environments:
         vectors = [index for index, name in enumerate(files) if "/gymnasium/vector/" in name]
         if vectors and "values to unpack" in str(error):
             returns = "observation, info" if call == "reset" else "observation, reward, terminated, truncated, info"
-            return UnavailableEnvironmentError(
-                f"--environment {self._name}: its {call} has to return ({returns}), as Gymnasium's environments do "
-                f"({error})"
+            return unusable(
+                self._name, f"its {call} has to return ({returns}), as Gymnasium's environments do ({error})"
             )
         if vectors and files[-1].endswith("sync_vector_env.py") and isinstance(error, TypeError | ValueError):
-            return UnavailableEnvironmentError(
-                f"--environment {self._name}: its {call} has to return a number as reward, and True or False as "
-                f"terminated and truncated ({error})"
+            return unusable(
+                self._name,
+                f"its {call} has to return a number as reward, and True or False as terminated and truncated ({error})",
             )
         if vectors and isinstance(error, ValueError) and all("/numpy/" in name for name in files[vectors[-1] + 1 :]):
             space = self.vector.single_observation_space
-            return UnavailableEnvironmentError(
-                f"--environment {self._name}: its observations changed their shape ({error}), and its observation "
-                f"space says {space}: return arrays of the space's shape, or declare another space"
+            return unusable(
+                self._name,
+                f"its observations changed their shape ({error}), and its observation space says {space}: return "
+                "arrays of the space's shape, or declare another space",
             )
         if call == "reset":
-            return UnavailableEnvironmentError(
-                f"--environment {self._name}: its reset raises {type(error).__name__}: {error}"
-            )
+            return unusable(self._name, f"its reset raises {type(error).__name__}: {error}")
         error.add_note(f"the {call} of the environment {self._name} raised this")
         return error
-
-    @property
-    def restorable(self) -> bool:
-        """Whether `state` and `restore` work."""
-        return isinstance(self.vector.unwrapped, CartPoleVectorEnv) and self._stacks is None
-
-    def state(self) -> dict[str, Any]:
-        """Returns all state of the next steps, as plain JSON values."""
-        cartpole = self.vector.unwrapped
-        return {
-            "state": cartpole.state.tolist(),
-            "steps": cartpole.steps.tolist(),
-            "ended": cartpole.prev_done.tolist(),
-            "random": cartpole.np_random.bit_generator.state,
-        }
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Restores a result of `state`; call `reset` first."""
-        cartpole = self.vector.unwrapped
-        cartpole.state = np.array(state["state"], np.float64)
-        cartpole.steps = np.array(state["steps"], np.int32)
-        cartpole.prev_done = np.array(state["ended"], np.bool_)
-        cartpole.np_random.bit_generator.state = state["random"]
-        self._ended = cartpole.prev_done.copy()
 
     def sample(self, count: int, seed: int) -> NDArray[Any]:
         """Returns random observations [count, *observation_shape] of the environment's space."""

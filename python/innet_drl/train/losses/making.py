@@ -25,9 +25,6 @@ class FunctionLoss(Loss):
 
     Actors play by the network's outputs where they are [B, actions], and otherwise by the means of the last dimension.
     The first batch is checked.
-
-    Raises:
-        ConfigurationError: The function raises on the first batch, or returns something else, or NaN.
     """
 
     outputs = None
@@ -57,78 +54,61 @@ class FunctionLoss(Loss):
     def _check(self, **tensors: Tensor) -> None:
         for name, tensor in tensors.items():
             if not bool(tensor.isfinite().all()):
-                raise ConfigurationError(
-                    f"{_setting(self.config)}: its {name} is infinite or NaN on the first batch: look for a division "
-                    "by 0 or a logarithm of 0, and try it on a batch of your own"
+                raise _unusable(
+                    self.config,
+                    f"its {name} is infinite or NaN on the first batch: look for a division by 0 or a logarithm of 0, "
+                    "and try it on a batch of your own",
                 )
         if bool((tensors["priority"] < 0).any()):
-            raise ConfigurationError(f"{_setting(self.config)}: its priority is negative: return |TD error|")
+            raise _unusable(self.config, "its priority is negative: return |TD error|")
 
 
 def tried(
     loss: Loss, compute: Callable[..., Any], online: Outputs, target: Outputs, batch: TorchBatch, which: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns `compute(online, target, batch)` of a loss of the user's own.
-
-    Args:
-        loss: The loss.
-        compute: The loss, or its function.
-        online: The network that is trained.
-        target: The target network.
-        batch: The batch.
-        which: Name of the batch, for messages.
-
-    Raises:
-        ConfigurationError: It raises an exception, or returns something else than three tensors of the right shapes, or
-            a loss without a gradient.
-    """
-    setting = _setting(loss.config)
+    """Returns `compute(online, target, batch)` of a loss of the user's own."""
+    config = loss.config
     try:
         result = compute(online, target, batch)
         q_shape = tuple(loss.q(online(batch.observation)).shape)
     except Exception as error:
-        raise ConfigurationError(f"{setting}: on {which} it raises {type(error).__name__}: {error}") from error
+        raise _unusable(config, f"on {which} it raises {type(error).__name__}: {error}") from error
     names = ("loss", "priority", "q")
     if not isinstance(result, tuple) or len(result) != 3 or not all(isinstance(item, Tensor) for item in result):
-        raise ConfigurationError(
-            f"{setting}: it returned {type(result).__name__}, and has to return three tensors: loss [batch], priority "
-            "[batch], Q-values [batch, actions]"
+        raise _unusable(
+            config,
+            f"it returned {type(result).__name__}, and has to return three tensors: loss [batch], priority [batch], "
+            "Q-values [batch, actions]",
         )
     for name, tensor, expected in zip(names, result, ((len(batch),), (len(batch),), q_shape), strict=True):
         if tuple(tensor.shape) != expected:
-            raise ConfigurationError(
-                f"{setting}: its {name} has the shape {tuple(tensor.shape)}, and has to have {expected}"
-            )
+            raise _unusable(config, f"its {name} has the shape {tuple(tensor.shape)}, and has to have {expected}")
     if not result[0].requires_grad:
-        raise ConfigurationError(f"{setting}: its loss has no gradient: compute it from online(batch.observation)")
+        raise _unusable(config, "its loss has no gradient: compute it from online(batch.observation)")
     return result
 
 
-def _setting(config: Config) -> str:
-    return f"--loss {importing.path_of(config.loss)}"
+def _unusable(config: Config, reason: str) -> ConfigurationError:
+    """The error of a loss of the user's own."""
+    return ConfigurationError("{loss} {path}: {reason}", path=importing.path_of(config.loss), reason=reason)
 
 
 def make_loss(config: Config) -> Loss:
-    """Makes the configured loss.
-
-    Raises:
-        ConfigurationError: An import path that leads nowhere, or a class that cannot be made.
-    """
+    """Makes the configured loss."""
     if isinstance(config.loss, str) and not importing.is_path(config.loss):
         return _LOSSES[config.loss](config)
-    made = importing.load(config.loss, "--loss")
+    made = importing.load(config.loss, "loss")
     if not inspect.isclass(made):
         return FunctionLoss(config, made)
     if not issubclass(made, Loss):
-        raise ConfigurationError(
-            f"{_setting(config)}: it is a class, and has to be a function (online, target, batch) or a subclass of "
-            "innet_drl.train.losses.Loss"
+        raise _unusable(
+            config,
+            "it is a class, and has to be a function (online, target, batch) or a subclass of "
+            "innet_drl.train.losses.Loss",
         )
     if missing := ", ".join(sorted(made.__abstractmethods__)):
-        raise ConfigurationError(f"{_setting(config)}: the class has to define {missing}")
+        raise _unusable(config, f"the class has to define {missing}")
     try:
         return made(config)
     except Exception as error:
-        raise ConfigurationError(
-            f"{_setting(config)}: called with the settings it raises {type(error).__name__}: {error}"
-        ) from error
+        raise _unusable(config, f"called with the settings it raises {type(error).__name__}: {error}") from error

@@ -13,18 +13,14 @@ from torch import Tensor, nn
 from innet_drl.train import importing
 from innet_drl.train.config import Config
 from innet_drl.train.environments import EnvironmentSpec, Part
-from innet_drl.train.errors import ConfigurationError
+from innet_drl.train.errors import ConfigurationError, Message
 from innet_drl.train.losses import Loss, make_loss
 from innet_drl.train.networks.q_network import Network, QNetwork, UserNetwork
 from innet_drl.train.networks.torsos import ConvolutionTorso, DictTorso, ImpalaTorso, Torso, VectorTorso
 
 
 def make_network(config: Config, spec: EnvironmentSpec) -> Network:
-    """Makes the configured network for an environment, with fresh weights.
-
-    Raises:
-        ConfigurationError: The network is not for such observations, cannot be made, or has outputs of another shape.
-    """
+    """Makes the configured network for an environment, with fresh weights."""
     loss = make_loss(config)
     network: Network
     if callable(config.network) or importing.is_path(config.network):
@@ -66,9 +62,7 @@ def _torso(config: Config, spec: EnvironmentSpec) -> Torso:
     name = config.network
     if bool(spec.parts) != (name == "dict") and name != "auto":
         fitting = "dict" if spec.parts else "nature, impala or mlp"
-        raise ConfigurationError(
-            f"--network {name}: the observations are {spec.observation_space}: take {fitting}, or auto"
-        )
+        raise _unusable(config, f"the observations are {spec.observation_space}: take {fitting}, or auto")
     if not spec.parts:
         return _torso_of(config, str(name), spec.arrays[0], spec.stack)
     return DictTorso({part.name: _torso_of(config, "auto", part, spec.stack) for part in spec.parts})
@@ -83,16 +77,13 @@ def _torso_of(config: Config, name: str, part: Part, stack: int) -> Torso:
     if name == "mlp":
         return VectorTorso(int(np.prod(shape)), config.layers, part.scale)
     if not part.is_image:
-        raise ConfigurationError(
-            f"--network {name}: it is for images, and the observations are vectors {shape}: take mlp"
-        )
+        raise _unusable(config, f"it is for images, and the observations are vectors {shape}: take mlp")
     if name == "impala":
         return ImpalaTorso(shape[0], config.channels, shape[1], shape[2], norm=config.impala_norm, scale=part.scale)
     if small:
-        raise ConfigurationError(
-            f"--network nature: it needs images of at least {ConvolutionTorso.MIN_SIZE} pixels, and these are "
-            f"{shape[1]}x{shape[2]}: take impala or mlp, or larger images (--frame-size, of Atari games)"
-        )
+        needs = f"it needs images of at least {ConvolutionTorso.MIN_SIZE} pixels, and these are {shape[1]}x{shape[2]}"
+        advice = "take impala or mlp, or larger images ({frame_size}, of Atari games)"
+        raise _unusable(config, Message(f"{needs}: {advice}"))
     return ConvolutionTorso(shape[0], config.channels, shape[1], shape[2], scale=part.scale)
 
 
@@ -110,12 +101,12 @@ def has_blocks(config: Config, spec: EnvironmentSpec) -> bool:
 
 
 def _user_module(config: Config, spec: EnvironmentSpec) -> nn.Module:
-    setting = f"--network {importing.path_of(config.network)}"
-    made = importing.load(config.network, "--network")
+    made = importing.load(config.network, "network")
     if isinstance(made, nn.Module):
-        raise ConfigurationError(
-            f"{setting}: it is an object: give its class, or a function that makes it, which is called with "
-            "(observation space, number of actions, config)"
+        raise _unusable(
+            config,
+            "it is an object: give its class, or a function that makes it, which is called with (observation space, "
+            "number of actions, config)",
         )
     try:
         module = made(spec.observation_space, spec.actions, config)
@@ -123,36 +114,39 @@ def _user_module(config: Config, spec: EnvironmentSpec) -> nn.Module:
         parts = (
             "; observations are dictionaries: each part has a shape, the space itself has none" if spec.parts else ""
         )
-        raise ConfigurationError(
-            f"{setting}: called with ({spec.observation_space}, {spec.actions}, config) it raises "
-            f"{type(error).__name__}: {error}{parts}"
-        ) from error
+        called = f"called with ({spec.observation_space}, {spec.actions}, config)"
+        raise _unusable(config, f"{called} it raises {type(error).__name__}: {error}{parts}") from error
     if not isinstance(module, nn.Module):
-        raise ConfigurationError(f"{setting}: it returned {type(module).__name__}, and has to return a torch.nn.Module")
+        raise _unusable(config, f"it returned {type(module).__name__}, and has to return a torch.nn.Module")
     return module
+
+
+def _unusable(config: Config, reason: str | Message) -> ConfigurationError:
+    """The error of a network that cannot be used."""
+    return ConfigurationError("{network} {path}: {reason}", path=importing.path_of(config.network), reason=reason)
 
 
 def _check(network: Network, loss: Loss, config: Config, spec: EnvironmentSpec) -> None:
     """Compares the shape of a user's network's outputs with the shape that the loss reads."""
-    setting, batch = f"--network {importing.path_of(config.network)}", 2
+    batch = 2
     zeros = torch.zeros((batch, *spec.observation_shape), dtype=getattr(torch, spec.frame_dtype))
     network.eval()
     try:
         with torch.no_grad():
             outputs: Any = network(zeros)
     except Exception as error:
-        raise ConfigurationError(
-            f"{setting}: on two observations of {spec.observation_space} it raises {type(error).__name__}: {error}"
-        ) from error
+        on = f"on two observations of {spec.observation_space}"
+        raise _unusable(config, f"{on} it raises {type(error).__name__}: {error}") from error
     network.train()
     found = tuple(outputs.shape)
     expected = (batch, spec.actions) if loss.outputs == 1 else (batch, spec.actions, loss.outputs or "any number")
     if found != expected and not (loss.outputs is None and found[:2] == expected[:2] and len(found) in (2, 3)):
-        raise ConfigurationError(
-            f"{setting}: for {batch} observations it returned the shape {found}, and --loss "
-            f"{importing.path_of(config.loss)} reads {expected}: (batch, actions"
-            + (")" if loss.outputs == 1 else ", outputs for each action)")
+        names = "(batch, actions)" if loss.outputs == 1 else "(batch, actions, outputs for each action)"
+        reason = Message(
+            f"for {batch} observations it returned the shape {found}, and {{loss}} {{path}} reads {expected}: {names}",
+            path=importing.path_of(config.loss),
         )
+        raise _unusable(config, reason)
 
 
 def q_values(network: nn.Module, observation: NDArray[Any]) -> NDArray[np.float32]:

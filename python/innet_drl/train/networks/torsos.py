@@ -40,13 +40,6 @@ class ConvolutionTorso(nn.Module):
     """Three convolutions (Mnih et al., 2015) over images [B, stack, height, width]; returns [B, features].
 
     Images may come as `space_to_depth` returns them: the first convolution is then the same sums as one of 2x2.
-
-    Args:
-        stack: Channels of the images.
-        channels: Filters of the convolutions.
-        height: At least `MIN_SIZE`.
-        width: At least `MIN_SIZE`.
-        scale: Largest value of a pixel, by which it divides.
     """
 
     MIN_SIZE = 36
@@ -119,14 +112,6 @@ class ImpalaTorso(nn.Module):
 
     The network of Espeholt et al. (2018), figure 3, with a final pooling to 6x6, which makes the head independent of
     the image's size, and spectral normalisation by choice (both as Clark et al., 2024, "Beyond the Rainbow").
-
-    Args:
-        stack: Channels of the images.
-        channels: Filters of each section.
-        height: Height of the images.
-        width: Width of the images.
-        norm: Normalisation in the residual blocks.
-        scale: Largest value of a pixel, by which it divides.
     """
 
     def __init__(

@@ -1,0 +1,132 @@
+"""What the parts of a session of training share: settings, folder, display, callbacks, and the signals that end it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any, Self
+
+from innet_drl.train.callbacks import Callback, StopTraining
+from innet_drl.train.config import Config
+from innet_drl.train.display import Display
+from innet_drl.train.machine import file_position
+from innet_drl.train.metrics import Meter
+from innet_drl.train.run_folder import RunFolder
+from innet_drl.train.stopwatch import Stopwatch
+
+logger = logging.getLogger(__name__)
+
+SILENT_SECONDS = 0.5
+"""Seconds of a call of the memory after which the page says that the run waits for it."""
+
+
+class _Interrupted(BaseException):
+    """A signal during a call of the memory. Raised by the signal's handler, so that it ends the call."""
+
+
+class Session:
+    """One session of a run. In its context, SIGINT and SIGTERM end it, and what takes long is shown."""
+
+    meter: Meter
+    """Made by the trainer, once it knows the environment."""
+
+    def __init__(
+        self, config: Config, folder: RunFolder, display: Display, callbacks: Sequence[Callback], *, signals: bool
+    ) -> None:
+        self.config = config
+        self.folder = folder
+        self.display = display
+        self.stopwatch = Stopwatch()
+        """Of the learner's thread."""
+        self.note = "starting"
+        """The state of the run on the page."""
+        self.interrupted = False
+        """Whether a signal has ended training."""
+        self.stopped = False
+        """Whether a callback has."""
+        self._callbacks = callbacks
+        self._signals = signals
+        self._handlers: dict[signal.Signals, Any] = {}
+        self._asking = False
+        # Shown from this moment on, again and again.
+        self._activity: tuple[float, Callable[[], None]] | None = None
+        self._ended = threading.Event()
+        self._watch = threading.Thread(target=self._show_activity, name="watch", daemon=True)
+
+    def __enter__(self) -> Self:
+        # Handlers belong to the main thread.
+        if self._signals and threading.current_thread() is threading.main_thread():
+            for name in (signal.SIGINT, signal.SIGTERM):
+                self._handlers[name] = signal.signal(name, self._interrupt)
+        self._watch.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name, handler in self._handlers.items():
+            signal.signal(name, handler)
+        self._ended.set()
+        self._watch.join()
+
+    def call(self, method: str, *arguments: object) -> None:
+        """Calls a method of every callback, which may end training."""
+        for callback in self._callbacks:
+            try:
+                getattr(callback, method)(*arguments)
+            except StopTraining as stop:
+                logger.info("training is ended by %s: %s", type(callback).__name__, str(stop) or "no reason given")
+                self.stopped = True
+
+    def say(self, note: str) -> None:
+        """Shows a note on the run's state on the page."""
+        self.note = note
+        self.display.show_note(note, self.meter.time_s)
+
+    def ask(self, call: Callable[[], object]) -> None:
+        """Calls the memory, unless the run is interrupted. A signal ends the call, and the page names a long one."""
+        try:
+            try:
+                self._activity = time.monotonic() + SILENT_SECONDS, self._say_waiting
+                self._asking = True
+                if not self.interrupted:
+                    call()
+            finally:
+                self._asking, self._activity = False, None
+        except _Interrupted:
+            self._asking, self._activity = False, None
+
+    @contextlib.contextmanager
+    def copying(self, activity: str, file: Path, size: int) -> Iterator[None]:
+        """Shows how many of the bytes of a file are read or written meanwhile."""
+
+        def show() -> None:
+            self.display.progress(activity, f"{file_position(file) / 2**20:,.0f} of {size / 2**20:,.0f} MiB")
+
+        self._activity = 0.0, show
+        try:
+            yield
+        finally:
+            self._activity = None
+
+    def _say_waiting(self) -> None:
+        self.say(f"waiting for the replay memory at {self.config.replay}")
+
+    def _show_activity(self) -> None:
+        while not self._ended.wait(SILENT_SECONDS / 2):
+            activity = self._activity
+            if activity is not None and time.monotonic() >= activity[0]:
+                activity[1]()
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        if self.interrupted:
+            # The second signal ends the run at once.
+            raise KeyboardInterrupt
+        self.interrupted = True
+        logger.warning("%s: ending with a checkpoint; once more to end at once", signal.Signals(number).name)
+        if self._asking:
+            raise _Interrupted
