@@ -21,7 +21,7 @@ import numpy as np
 import innet_drl as innet
 from benchmarks import report
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "helpers"))
 
 from serving import Server
 

@@ -18,7 +18,7 @@ import innet_drl as innet
 from benchmarks import report
 from benchmarks.hostile import Process
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "helpers"))
 
 from serving import Server
 

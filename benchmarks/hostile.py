@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 import innet_drl as innet
 from benchmarks import attacks, processes, report
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "helpers"))
 
 from serving import Server
 

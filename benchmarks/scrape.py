@@ -13,10 +13,11 @@ import numpy as np
 import innet_drl as innet
 from benchmarks.turns import clients, compare, turn
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "helpers"))
+
+from serving import Server
 
 from innet_drl.papers.services import free_port
-from serving import Server
 
 GOAL = 0.98
 SCRAPE_SECONDS = 10.0

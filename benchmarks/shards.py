@@ -16,7 +16,7 @@ from benchmarks.link import Link
 from benchmarks.recording import STREAMS, record
 from benchmarks.systems.innet import VIEW, rows, table, url
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "helpers"))
 
 from serving import Server
 

@@ -12,7 +12,7 @@ import innet_drl as innet
 from benchmarks import report
 from benchmarks.turns import Rates, clients, compare, turn
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "helpers"))
 
 from serving import Server
 

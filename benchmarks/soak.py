@@ -22,7 +22,7 @@ LEFT_OUT = ("test_bench*.py", "test_docs.py", "test_install.py", "test_packages.
 PATIENCE = ("-o", "timeout=360")
 PYTHON = (sys.executable, "-m", "pytest", "-q", *PATIENCE, *(f"--ignore-glob=*/{name}" for name in LEFT_OUT))
 ENVIRONMENT = {**os.environ, "INNET_REPEATS": "10"}
-"""Ends interpreters ten times in the middle of every call (`tests/test_interpreter_end.py`)."""
+"""Ends interpreters ten times in the middle of every call (`tests/replay/test_interpreter_end.py`)."""
 COUNTED = re.compile(r"(\d+) (passed|failed|skipped|errors?|timed out|flaky)\b")
 
 

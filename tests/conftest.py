@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TypeAlias
 
 import pytest
+from calls import Lines
 
 import innet_drl as innet
-from calls import Lines
 
 # PyTorch's threads spin while they wait for each other, and where other processes have the cores each small operation
 # takes milliseconds. Read when PyTorch is imported, here and in the processes of the tests.

@@ -23,7 +23,7 @@ fn main() {
 }
 
 /// Docstrings by the name of their class, function or `Class.method`; of overloads the first one. The stub's layout is
-/// `ruff format`'s, and tests/test_stubs.py compares the result with Python's own reading of the stub.
+/// `ruff format`'s, and tests/docs/test_stubs.py compares the result with Python's own reading of the stub.
 fn docstrings(stub: &str) -> BTreeMap<String, String> {
     let mut found = BTreeMap::new();
     let mut class = "";

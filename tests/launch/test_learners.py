@@ -1,0 +1,111 @@
+"""Training with several learners: the same weights everywhere, and an end with a reason when one is gone."""
+
+import dataclasses
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from gradient_workers import die_while_learning, fail_to_begin, gradient_server, name_gpus
+from places import ROOT
+from training import lines, small
+
+import innet_drl as innet
+from innet_drl.launch import learners, local
+from innet_drl.launch.learners import LearnerResult
+from innet_drl.launch.processes import start_fork_server
+from innet_drl.train.errors import ConfigurationError, LearnerError
+from innet_drl.train.stopwatch import Laps
+from innet_drl.train.times import LearnerTimes
+
+EXAMPLE = ROOT / "examples" / "ddp_hook.py"
+
+
+def test_two_learners_end_with_the_same_weights_and_go_on_with_them(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    first = local.train(small(learners=2, targets_ahead="on"), run)
+    assert first.learner_updates > 50
+    last = lines(run)[-1]
+    assert last["learner_updates"] == first.learner_updates
+    # Each samples as many as one alone.
+    sampled = last["samples_per_insert"] * last["replay_steps"]
+    assert sampled > 1.5 * first.learner_updates * small().batch_size
+    # A learner with other weights would have ended it with an error.
+    second = local.train(small(learners=2, steps=first.agent_steps + 400), run, resume=True)
+    assert second.learner_updates > first.learner_updates
+
+
+def test_parts_of_a_network_may_be_frozen_or_unused(tmp_path: Path) -> None:
+    config = small(learners=2, network="brought:PartlyTrained", steps=600)
+    result = local.train(config, tmp_path / "run")
+    assert result.learner_updates > 20
+    resumed = local.train(dataclasses.replace(config, steps=result.agent_steps + 200), tmp_path / "run", resume=True)
+    assert resumed.learner_updates > result.learner_updates
+
+
+def test_a_server_sums_the_gradients_and_holds_the_memory(tmp_path: Path) -> None:
+    with gradient_server() as server:
+        result = local.train(small(learners=3, replay=server, gradients=server), tmp_path / "run")
+    assert result.learner_updates > 20
+
+
+def test_a_wrong_aggregator_is_named_before_anything_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("innet_drl.train.trainer.Trainer", None)
+    with pytest.raises(innet.errors.ConfigError, match="nowhere"):
+        local.train(small(learners=2, gradients="nowhere://a:1"), tmp_path / "run")
+    with innet.Memory([]) as memory, memory.serve(f"unix://{tmp_path}/replay") as server:
+        (address,) = server.addresses
+        with pytest.raises(
+            ConfigurationError, match=f"{address} sums no gradients: start it as innet-replay serve --gradients"
+        ):
+            local.train(small(learners=2, gradients=address), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_learner_that_is_killed_ends_the_run_with_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learners, "run_learner", die_while_learning)
+    with pytest.raises(LearnerError, match="learner 1"):
+        local.train(small(learners=2, steps=100_000), tmp_path / "run")
+    assert list((tmp_path / "run" / "checkpoints").glob("*.safetensors"))
+
+
+def test_a_learner_that_cannot_begin_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(learners, "run_learner", fail_to_begin)
+    with pytest.raises(LearnerError, match="no place here"):
+        local.train(small(learners=2), tmp_path / "run")
+
+
+def test_further_learners_see_the_gpus_of_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those that were chosen, as by Ray, after the process was started that learners are forked from."""
+    start_fork_server()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,7")
+    monkeypatch.setattr(learners, "run_learner", name_gpus)
+    with pytest.raises(LearnerError, match="it sees the GPUs 6,7"):
+        local.train(small(learners=2, device="cpu"), tmp_path / "run")
+
+
+def test_an_error_has_no_laps_of_a_trace() -> None:
+    laps = Laps("host", 0.0, 0, [("forward", 1)] * 1000)
+    result = LearnerResult(5, b"", LearnerTimes({}, {}, {"": laps}))
+    assert len(str(result)) < 100
+
+
+def test_several_learners_want_processes_and_a_replay_server() -> None:
+    with pytest.raises(ConfigurationError, match="learners"):
+        small(learners=2, serial=True)
+    assert small(learners=3).slack > small().slack
+    assert small().learners == 1
+
+
+@pytest.mark.timeout(400)
+def test_the_example_learns() -> None:
+    command = [sys.executable, str(EXAMPLE), "--workers", "2", "--updates", "1200"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=380)
+    assert done.returncode == 0, done.stdout + done.stderr
+    scores = [float(score) for score in re.findall(r"mean score of the last 20 games ([\d.]+)", done.stdout)]
+    assert len(scores) == 10
+    # Chance alone keeps the pole up for 22 steps; this reaches 190 and more.
+    assert max(scores) > 100, scores

@@ -1,0 +1,234 @@
+"""Iterators of batches: prefetching, timeouts, devices, threads."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from serving import Server, until
+from steps import VIEW, fill, step, table
+
+import innet_drl as innet
+from conftest import MakeReplay
+from innet_drl import errors
+
+
+def test_batches_prefetch_and_close(make_replay: MakeReplay) -> None:
+    replay = make_replay([table()])
+    fill(replay, 100)
+    for prefetch in (0, 1, 4):
+        with replay.batches("t", 32, VIEW, prefetch=prefetch, timeout=5) as batches:
+            assert iter(batches) is batches
+            for _, batch in zip(range(10), batches, strict=False):
+                assert batch.observation.shape == (32, 4, 12, 8)
+            assert "32 items" in repr(batches)
+        with pytest.raises(errors.ClosedError):
+            next(batches)
+        batches.close()
+
+
+def test_without_prefetch_each_batch_is_sampled_when_it_is_asked_for(make_replay: MakeReplay) -> None:
+    """A batch follows the updates before it, and a closed iterator has taken no item of a queue."""
+    queue = table("queue", sampler="fifo", max_times_sampled=1)
+    replay = make_replay([table(priority_exponent=1.0), queue])
+    fill(replay, 20)
+    fill(replay, 20, name="queue")
+    with replay.batches("t", 4, VIEW, prefetch=0, timeout=10) as batches:
+        for _ in range(5):
+            ids = replay.sample("t", 256, VIEW).ids
+            chosen = next(batches).ids[0]
+            assert replay.update_priorities("t", np.append(ids, chosen), np.append(np.zeros(256), 1.0)).stale == 0
+            assert set(next(batches).ids) == {chosen}
+            replay.update_priorities("t", ids, np.ones(256))
+    with replay.batches("queue", 4, VIEW, prefetch=0, timeout=10) as batches:
+        first = next(batches)
+    assert replay.stats()["tables"]["queue"]["sampled_items"] == 4
+    rest = replay.sample("queue", 16, VIEW, timeout=10)
+    assert [*first.action, *rest.action] == list(range(20))
+
+
+def check_whole_queue(replay: innet.Replay) -> None:
+    """Asserts that no request of an earlier `next` takes items of the queue."""
+    until(lambda: replay.stats()["tables"]["t"]["waiting_samples"] == 0)
+    fill(replay, 20)
+    assert list(replay.sample("t", 20, VIEW, timeout=10).action) == list(range(20))
+
+
+def test_without_prefetch_an_interrupted_next_takes_no_item_of_a_queue(make_replay: MakeReplay) -> None:
+    replay = make_replay([table(sampler="fifo", max_times_sampled=1)])
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def interrupt() -> None:
+        until(lambda: replay.stats()["tables"]["t"]["waiting_samples"] == 1)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    with replay.batches("t", 2, VIEW, prefetch=0, timeout=None) as batches:
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            next(batches)
+        thread.join()
+        check_whole_queue(replay)
+        fill(replay, 20)
+        assert len(next(batches)) == 2
+
+
+def test_without_prefetch_a_server_that_does_not_answer_in_time_takes_no_item_of_a_queue() -> None:
+    """The server gets the request after the client's deadline, and may wait for as long again."""
+    with Server("innet://127.0.0.1:0") as server, innet.connect(server.address, grace=0.1) as replay:
+        replay.create_table(table(sampler="fifo", max_times_sampled=1))
+        connections = replay.stats()["server"]["connections"]
+        with replay.batches("t", 2, VIEW, prefetch=0, timeout=2) as batches:
+            with pytest.raises(errors.DeadlineError, match="holds 0 items"):
+                next(batches)
+            server.send(signal.SIGSTOP)
+            try:
+                with pytest.raises(errors.DeadlineError, match="did not answer"):
+                    next(batches)
+            finally:
+                server.send(signal.SIGCONT)
+            until(lambda: replay.stats()["server"]["connections"] == connections)
+            check_whole_queue(replay)
+
+
+def test_batches_wait_no_longer_than_their_timeout(make_replay: MakeReplay) -> None:
+    replay = make_replay([table(min_size=50)])
+    for prefetch in (0, 2):
+        with replay.batches("t", 4, VIEW, prefetch=prefetch, timeout=0.5) as batches:
+            with pytest.raises(errors.DeadlineError, match="50"):
+                next(batches)
+    # A deadline is not the end: the same iterator continues when there is something to sample.
+    with replay.batches("t", 4, VIEW, timeout=0.3) as batches:
+        with pytest.raises(errors.DeadlineError):
+            next(batches)
+        fill(replay, 60)
+        while True:
+            try:
+                assert len(next(batches)) == 4
+                break
+            except errors.DeadlineError:
+                continue
+
+
+def test_batches_may_be_short_at_the_deadline(make_replay: MakeReplay) -> None:
+    """Each `next` decides by its own deadline, whatever the iterator was asked before."""
+    replay = make_replay([table(sampler="fifo", max_times_sampled=1)])
+    fill(replay, 20)
+    with replay.batches("t", 30, VIEW, allow_short=True, timeout=0.2) as batches:
+        assert len(next(batches)) == 20
+        with pytest.raises(errors.DeadlineError, match="holds 0 items"):
+            next(batches)
+        fill(replay, 40)
+        assert len(next(batches)) == 30
+        assert len(next(batches)) == 10
+
+
+def test_a_sample_on_a_device_is_the_sample(make_replay: MakeReplay) -> None:
+    torch = pytest.importorskip("torch")
+    replay = make_replay([table(sampler="fifo", max_times_sampled=2)])
+    fill(replay, 20)
+    arrays, tensors = replay.sample("t", 1, VIEW), replay.sample("t", 1, VIEW, device=torch.device("cpu"))
+    assert list(tensors.as_dict()) == list(arrays.as_dict())
+    for name, tensor in tensors.as_dict().items():
+        np.testing.assert_array_equal(np.asarray(tensor), arrays.as_dict()[name])
+        assert torch.is_tensor(tensor) == (name != "ids")
+    assert replay.update_priorities("t", tensors.ids, tensors.weights).applied == 0
+
+
+def test_a_device_that_is_not_there_is_named(make_replay: MakeReplay) -> None:
+    pytest.importorskip("torch")
+    replay = make_replay([table()])
+    calls: list[Callable[[str], Any]] = [
+        lambda device: replay.sample("t", 1, VIEW, device=device),
+        lambda device: replay.batches("t", 1, VIEW, device=device),
+        lambda device: replay.get_parameters("p", device=device),
+    ]
+    for call in calls:
+        with pytest.raises(errors.ConfigError, match=r"device is None, \"cpu\", .*got 'gpu'"):
+            call("gpu")
+        with pytest.raises(errors.ConfigError, match=r"torch finds (no|\d+) CUDA devices? on this machine"):
+            call("cuda:99")
+
+
+def test_batches_raise_what_fails_in_the_background(make_replay: MakeReplay) -> None:
+    replay = make_replay([table(priority_exponent=1.0)])
+    fill(replay, 20, priority=0.0)
+    with replay.batches("t", 4, VIEW, timeout=5) as batches:
+        with pytest.raises(errors.EmptyError, match="priority"):
+            next(batches)
+        with pytest.raises(errors.ClosedError):
+            next(batches)
+
+
+def test_batches_ask_the_schedule_for_beta() -> None:
+    with innet.Memory([table(priority_exponent=1.0)]) as replay:
+        with replay.writer("t", 1, innet.NStep(stack=4, n=1, observation="frame")) as writer:
+            for t in range(10):
+                writer.append(**step(t, priority=np.array([t + 1.0])))
+        betas = iter([0.0, 0.0, 1.0])
+        view = innet.NStep(stack=4, n=1, observation="frame")
+        with replay.batches("t", 64, view, prefetch=0, beta=lambda: next(betas)) as batches:
+            assert (next(batches).weights == 1).all()
+            batch = next(batches)
+            np.testing.assert_allclose(batch.weights, batch.probabilities.min() / batch.probabilities, rtol=1e-4)
+
+
+def test_undelivered_batches_give_their_samples_back() -> None:
+    with innet.Memory([table(samples_per_insert=1.0, slack=32.0)]) as replay:
+        with replay.writer("t", 1, VIEW) as writer:
+            for t in range(30):
+                writer.append(**step(t))
+        with replay.batches("t", 4, VIEW, prefetch=4, timeout=5) as batches:
+            next(batches)
+        # 30 inserted and 32 of slack allow 62 samples: 4 are used, and 14 more batches have to fit.
+        for _ in range(14):
+            replay.sample("t", 4, VIEW, timeout=1)
+        with pytest.raises(errors.DeadlineError):
+            replay.sample("t", 4, VIEW, timeout=0)
+
+
+def test_batches_on_the_cpu_share_memory_with_torch(make_replay: MakeReplay) -> None:
+    torch = pytest.importorskip("torch")
+    replay = make_replay([table()])
+    fill(replay, 100)
+    with replay.batches("t", 32, VIEW, device="cpu", timeout=5) as batches:
+        batch = next(batches)
+    assert len(batch) == 32
+    assert batch.observation.dtype == torch.uint8
+    assert batch.observation.shape == (32, 4, 12, 8)
+    shared = batch.observation.untyped_storage().data_ptr(), batch.observation.untyped_storage().nbytes()
+    assert shared[0] <= batch.next_observation.data_ptr() < shared[0] + shared[1] + 32 * 8 * 96
+    assert replay.update_priorities("t", batch.ids, batch.weights).stale == 0
+    with pytest.raises(AttributeError, match="no array"):
+        _ = batch.colour
+
+
+@pytest.mark.skipif("not __import__('torch').cuda.is_available()", reason="needs a CUDA device")
+def test_batches_on_a_cuda_device_equal_those_on_the_cpu() -> None:
+    with innet.Memory([table()], seed=3) as replay:
+        fill(replay, 100)
+        with replay.batches("t", 32, VIEW, device="cuda", prefetch=2, timeout=5) as batches:
+            kept = [next(batches) for _ in range(20)]
+        for batch in kept:
+            newest = batch.observation[:, -1, 0, 0].cpu().numpy()
+            assert (newest == batch.action.cpu().numpy()).all()
+            assert batch.reward.dtype.is_floating_point
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_threads_take_turns_at_an_iterator_of_batches(make_replay: MakeReplay, prefetch: int) -> None:
+    replay = make_replay([table(min_size=20)])
+    sampled: list[innet.Batch] = []
+    with replay.batches("t", 4, VIEW, prefetch=prefetch) as batches:
+        readers = [threading.Thread(target=lambda: sampled.append(next(batches))) for _ in range(3)]
+        for reader in readers:
+            reader.start()
+        fill(replay, 40)
+        for reader in readers:
+            reader.join()
+    assert [len(batch) for batch in sampled] == [4, 4, 4]

@@ -1,0 +1,422 @@
+"""Snapshots of servers: a restart continues, damaged ones are passed over, bad folders and settings are refused."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from calls import Call, Lines
+from recording_relay import RecordingRelay
+from serving import SERVE, SERVER_CLI, Server, until
+from steps import VIEW, fill, step, table
+
+import innet_drl as innet
+from innet_drl import errors
+
+pytestmark = pytest.mark.timeout(110)
+
+
+def snapshots(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.suffix == ".snapshot")
+
+
+def save(server: Server) -> str:
+    """Saves on request."""
+    command = [*SERVER_CLI, "snapshot", server.address]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def refusal(tmp_path: Path, *flags: str) -> str:
+    """The error of a server that does not start."""
+    command = [*SERVE, f"unix://{tmp_path}/refused", *flags]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2, ended
+    (line,) = [line for line in ended.stderr.splitlines() if line.startswith("innet-replay: ")]
+    return line
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "snapshots"
+
+
+@pytest.fixture
+def server(tmp_path: Path, folder: Path) -> Iterator[Server]:
+    with Server(f"unix://{tmp_path}/s", f"--snapshot={folder}", "--snapshot-every=0s") as serving:
+        yield serving
+
+
+def stop(server: Server) -> None:
+    """Ends a server in order."""
+    server.send(signal.SIGTERM)
+    server.wait()
+
+
+def test_everything_continues_after_a_restart(
+    server: Server, folder: Path, log: Lines, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with innet.connect(server.address, tables=[table()]) as replay:
+        writer = replay.writer("t", 2, VIEW, chunk_steps=7)
+        for t in range(60):
+            writer.append(**step(t, 2))
+        writer.flush()
+        before = replay.sample("t", 32, VIEW)
+        replay.update_priorities("t", before.ids, np.full(32, 5.0))
+        replay.put_parameters("policy", {"w": np.ones(3, np.float32)})
+        replay.put_parameters("policy", {"w": np.full(3, 2, np.float32)})
+        stats = replay.stats()["tables"]["t"]
+
+        # The drain ends before the save, so nothing is lost.
+        stop(server)
+        assert snapshots(folder) == ["0000000001.snapshot"]
+        asking = Call(replay.stats)
+        log.wait_for("waiting up to")
+        capfd.readouterr()
+        server.start()
+        assert asking.ended() is None
+        restored = {"path": f"{folder}/0000000001.snapshot", "tables": {"t": 120}}
+        assert replay.stats()["snapshots"]["restored"] == restored
+        lines = capfd.readouterr().err
+        assert f'path="{restored["path"]}" tables=1 steps=120 writers=1 parameters=1 ' in lines
+        assert re.search(r"listening .* tables=1", lines)
+        (line,) = [line for line in log.lines if "answers again" in line]
+        assert line.endswith(": it was started again, with 120 steps of its snapshot")
+        again = replay.stats()["tables"]["t"]
+        kept = ("steps", "items", "total_priority", "max_priority", "inserted_steps", "inserted_items", "sampled_items")
+        assert {name: again[name] for name in kept} == {name: stats[name] for name in kept}
+        assert again["writers"] == 1
+        # Ids from before name the restored items.
+        assert replay.update_priorities("t", before.ids, np.full(32, 7.0)).applied == 32
+        newest = replay.get_parameters("policy")
+        assert newest is not None
+        assert newest.version == 2
+        np.testing.assert_array_equal(newest.tensors["w"], np.full(3, 2))
+        assert replay.put_parameters("policy", {"w": np.zeros(3, np.float32)}) == 3
+        # The writer continues its episodes: windows span the restart.
+        for t in range(60, 80):
+            writer.append(**step(t, 2))
+        writer.close()
+        after = replay.stats()["tables"]["t"]
+        assert after["steps"] == after["inserted_steps"] == 160
+        uninterrupted = innet.Memory([table()])
+        with uninterrupted.writer("t", 2, VIEW, chunk_steps=7) as other:
+            for t in range(80):
+                other.append(**step(t, 2))
+        assert after["inserted_items"] == uninterrupted.stats()["tables"]["t"]["inserted_items"]
+        assert after["late_items"] == 0
+
+
+def test_ids_survive_three_kills(tmp_path: Path, folder: Path) -> None:
+    """Each life of the server evicts items and takes others; the ids of all lives keep naming their items."""
+    small = table(capacity=60, priority_exponent=1.0)
+    one_step = innet.NStep(n=1, observation="frame")
+    flags = (f"--snapshot={folder}", "--snapshot-every=0s")
+
+    def ids_by_step(replay: innet.Replay) -> dict[int, int]:
+        batch = replay.sample("t", 4096, one_step)
+        return dict(zip(batch.action.tolist(), batch.ids.tolist(), strict=True))
+
+    with (
+        Server(f"unix://{tmp_path}/s", *flags) as server,
+        innet.connect(server.address, tables=[small]) as replay,
+        replay.writer("t", 1, one_step, chunk_steps=1) as writer,
+    ):
+        t = 0
+        known: dict[int, int] = {}
+        for life in range(4):
+            for _ in range(60 if life == 0 else 20):
+                writer.append(**step(t))
+                t += 1
+            writer.flush()
+            for action, key in ids_by_step(replay).items():
+                assert known.setdefault(action, key) == key
+            save(server)
+            server.kill()
+            server.start()
+            # A program that has not sampled since the restart.
+            with innet.connect(server.address) as other:
+                live = ids_by_step(replay)
+                assert len(live) > 50
+                for action, key in known.items():
+                    receipt = other.update_priorities("t", np.array([key], np.uint64), [action + 1.0])
+                    assert (receipt.applied, receipt.stale) == ((1, 0) if action in live else (0, 1)), (life, action)
+            assert live.items() <= known.items()
+            batch = replay.sample("t", 64, one_step)
+            total = sum(action + 1.0 for action in live)
+            np.testing.assert_allclose(batch.probabilities, (batch.action + 1.0) / total, rtol=1e-6)
+        assert len(known) == t
+
+
+def test_no_step_is_lost_or_doubled_if_the_server_ends_during_pushes(server: Server) -> None:
+    # A queue: each item, which is one step, is sampled once, in the order of the pushes.
+    queue = table(sampler="fifo", max_times_sampled=1, capacity=100_000)
+    one_step = innet.NStep(n=1, observation="frame")
+    acknowledged = 0
+    ended = threading.Event()
+
+    def push() -> int:
+        """Pushes without a pause; returns the number of steps."""
+        nonlocal acknowledged
+        with replay.writer("t", 1, one_step, chunk_steps=3) as writer:
+            for t in itertools.count():
+                if ended.is_set():
+                    return t
+                writer.append(**step(t, episode=1))
+                if t % 50 == 49:
+                    writer.flush()
+                    acknowledged = t + 1
+        raise AssertionError("count() does not end")
+
+    with (
+        innet.connect(server.address, tables=[queue]) as replay,
+        innet.connect(server.address) as reader,
+        ThreadPoolExecutor() as thread,
+    ):
+        pushing = thread.submit(push)
+
+        def pushes_go_on() -> None:
+            before = acknowledged
+            until(lambda: acknowledged > before or pushing.done())
+
+        try:
+            for _ in range(3):
+                pushes_go_on()
+                stop(server)
+                before = acknowledged
+                server.start()
+                # At least these: the writer may have sent others again.
+                restored = reader.stats()["tables"]["t"]["steps"]
+                assert restored >= before > 0
+        finally:
+            ended.set()
+        pushed = pushing.result()
+        stats = reader.stats()["tables"]["t"]
+        assert stats["items"] == stats["inserted_items"] == pushed
+        actions: list[int] = []
+        while len(actions) < pushed:
+            actions += reader.sample("t", min(100, pushed - len(actions)), one_step, timeout=0).action.tolist()
+        assert actions == list(range(pushed))
+
+
+def test_a_push_that_was_not_acknowledged_applies_once(tmp_path: Path, server: Server) -> None:
+    with (
+        innet.connect(server.address, tables=[table()]) as reader,
+        RecordingRelay(tmp_path / "relay", tmp_path / "s") as relay,
+        innet.connect(relay.address) as replay,
+        replay.writer("t", 1, VIEW, chunk_steps=5) as writer,
+    ):
+        for t in range(10):
+            writer.append(**step(t))
+        writer.flush()
+        relay.loses_replies = True
+        # A chunk leaves with the step after it.
+        for t in range(10, 16):
+            writer.append(**step(t))
+        until(lambda: reader.stats()["tables"]["t"]["steps"] == 15)
+        stop(server)
+        relay.loses_replies = False
+        server.start()
+        writer.flush()
+        assert reader.stats()["tables"]["t"]["inserted_steps"] == 16
+
+
+def test_a_writer_learns_how_many_steps_a_kill_has_lost(server: Server) -> None:
+    with innet.connect(server.address, tables=[table()]) as replay:
+        with pytest.raises(errors.ExpiredError) as raised, replay.writer("t", 2, VIEW, chunk_steps=5) as writer:
+            for t in range(30):
+                writer.append(**step(t, 2))
+                if t == 9:
+                    writer.flush()
+                    name = re.fullmatch(r"(\S+)  [\d.]+ KiB  [\d.]+ s\n", save(server))
+                    assert name is not None
+                    assert Path(name[1]).exists()
+            writer.flush()
+            server.kill()
+            server.start()
+            writer.append(**step(30, 2))
+            writer.flush()
+        assert "without the last 40 of the 60 steps" in str(raised.value)
+        assert replay.stats()["tables"]["t"]["steps"] == 20
+        fill(replay, 10, streams=2)
+        assert replay.stats()["tables"]["t"]["steps"] == 40
+
+
+def test_the_two_newest_are_kept_and_a_damaged_one_is_passed_over(
+    tmp_path: Path, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with Server(f"unix://{tmp_path}/s", f"--snapshot={folder}", "--snapshot-every=0s") as server:
+        with innet.connect(server.address, tables=[table()]) as replay:
+            for _ in range(3):
+                fill(replay, 10)
+                save(server)
+            stats = replay.stats()
+            assert stats["snapshots"]["saved"] == stats["server"]["latency_s"]["snapshot"]["count"] == 3
+        assert snapshots(folder) == ["0000000002.snapshot", "0000000003.snapshot"]
+        newest = folder / "0000000003.snapshot"
+        newest.write_bytes(newest.read_bytes()[:-100])
+        server.kill()
+        # A server that was killed during a save leaves a part of a file.
+        (folder / "0000000004.snapshot.partial").write_bytes(b"innetmem")
+        server.start()
+        log = capfd.readouterr().err
+        assert "0000000003.snapshot cannot be used" in log
+        assert "0000000002.snapshot" in log
+        with innet.connect(server.address) as replay:
+            assert replay.stats()["tables"]["t"]["steps"] == 20
+        # The next one replaces the damaged one, not the one that was used.
+        save(server)
+        assert snapshots(folder) == ["0000000002.snapshot", "0000000004.snapshot"]
+        assert {path.name for path in folder.iterdir()} == {"lock", *snapshots(folder)}
+
+        for name in snapshots(folder):
+            (folder / name).write_bytes(b"nothing")
+        server.kill()
+        assert "every snapshot in" in refusal(tmp_path, f"--snapshot={folder}")
+        assert len(snapshots(folder)) == 2
+
+
+def test_snapshots_are_saved_at_intervals(tmp_path: Path, folder: Path) -> None:
+    flags = (f"--snapshot={folder}", "--snapshot-every=20ms")
+    with Server(f"unix://{tmp_path}/s", *flags) as server, innet.connect(server.address, tables=[table()]) as replay:
+        fill(replay, 10)
+        saved = replay.stats()["snapshots"]["saved"]
+        until(lambda: replay.stats()["snapshots"]["saved"] > saved + 2)
+        last = replay.stats()["snapshots"]
+        assert last["failed"] == 0
+        assert last["bytes"] > 0
+        assert last["duration_s"] > 0
+        assert last["age_s"] >= 0
+        server.kill()
+        server.start()
+        assert replay.stats()["tables"]["t"]["steps"] == 10
+
+
+def test_limits_are_the_running_servers(tmp_path: Path, server: Server, folder: Path) -> None:
+    with innet.connect(server.address, tables=[table()]) as replay:
+        fill(replay, 100)
+    stop(server)
+    definition = """
+        [[tables]]
+        name = "t"
+        capacity = {capacity}
+        priority_exponent = {exponent}
+        columns = [
+            {{ name = "frame", dtype = "uint8", shape = [12, 8] }},
+            {{ name = "action", dtype = "int64" }},
+            {{ name = "reward", dtype = "float32" }},
+        ]
+        """
+    config = tmp_path / "server.toml"
+    flags = [f"--snapshot={folder}", f"--config={config}"]
+    config.write_text(definition.format(capacity=1000, exponent=1.0))
+    text = refusal(tmp_path, *flags)
+    assert "priority_exponent is 1.0, asked for 0.6" in text
+    assert "move the snapshots out of" in text
+    # The whole memory does not fit.
+    text = refusal(tmp_path, f"--snapshot={folder}", "--max-bytes=400KiB", "--max-frame-bytes=100KiB")
+    assert "raise the memory's max_bytes" in text
+    assert "move the snapshots out of" in text
+    assert snapshots(folder) == ["0000000001.snapshot"]
+    # A smaller table keeps the newest steps.
+    config.write_text(definition.format(capacity=50, exponent=0.6))
+    with Server(f"unix://{tmp_path}/small", *flags) as small, innet.connect(small.address) as replay:
+        assert 0 < replay.stats()["tables"]["t"]["steps"] <= 50
+
+
+def test_a_folder_that_cannot_be_used_is_refused_at_the_start(tmp_path: Path, server: Server, folder: Path) -> None:
+    assert "another server saves its snapshots in" in refusal(tmp_path, f"--snapshot={folder}")
+    (tmp_path / "file").touch()
+    text = refusal(tmp_path, f"--snapshot={tmp_path}/file")
+    assert "cannot be saved" in text
+    assert "--snapshot" in text
+    # Root may write everywhere but here.
+    text = refusal(tmp_path, "--snapshot=/proc/snapshots")
+    assert "cannot be saved in /proc/snapshots" in text
+    assert "no memory to save" in refusal(tmp_path, "--snapshot=a", "--gradients-only", "--gradients=127.0.0.1:0")
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 3 MiB."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(path)]
+    try:
+        mounted = subprocess.run(mount, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        pytest.skip("there is no command mount")
+    if mounted.returncode:
+        pytest.skip(f"a small disk cannot be mounted: {mounted.stderr.strip()}")
+    yield path
+    subprocess.run(["umount", "--lazy", str(path)], check=True)
+
+
+def test_a_full_disk_is_an_error_at_the_start_and_a_warning_later(
+    tmp_path: Path, disk: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    flags = (f"--snapshot={disk}/snapshots", "--snapshot-every=50ms")
+    with Server(f"unix://{tmp_path}/s", *flags) as server, innet.connect(server.address, tables=[table()]) as replay:
+        fill(replay, 10)
+        saved = replay.stats()["snapshots"]["saved"]
+        until(lambda: replay.stats()["snapshots"]["saved"] > saved + 1)
+        with (disk / "other").open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
+            while True:
+                file.write(bytes(4096))
+        fill(replay, 400)
+        until(lambda: replay.stats()["snapshots"]["failed"] > 1)
+        # It serves on, and the snapshots from before are whole.
+        assert replay.stats()["tables"]["t"]["steps"] == 410
+        assert len(snapshots(disk / "snapshots")) == 2
+        log = capfd.readouterr().err
+        assert "no new snapshot" in log
+        assert "No space left" in log
+        failed = subprocess.run([*SERVER_CLI, "snapshot", server.address], capture_output=True, text=True, check=False)
+        assert failed.returncode == 1
+        assert "No space left" in failed.stderr
+        server.kill()
+        assert "No space left" in refusal(tmp_path, *flags)
+        assert len(snapshots(disk / "snapshots")) == 2
+        (disk / "other").unlink()
+        server.start()
+        assert replay.stats()["tables"]["t"]["steps"] == 10
+        until(lambda: replay.stats()["snapshots"]["saved"] > 0)
+
+
+def test_the_operator_alone_may_ask_for_one(tmp_path: Path, folder: Path) -> None:
+    tokens = {role: f"token of the {role}" for role in ("operator", "learner")}
+    flags = [f"--token={tokens['operator']}", f"--learner-token={tokens['learner']}", f"--snapshot={folder}"]
+    with Server(f"unix://{tmp_path}/s", *flags) as server:
+
+        def ask(role: str) -> Any:
+            command = [*SERVER_CLI, "snapshot", server.address, f"--token={tokens[role]}"]
+            return subprocess.run(command, capture_output=True, text=True, check=False)
+
+        assert "may not snapshot" in ask("learner").stderr
+        assert ask("operator").returncode == 0
+    with Server(f"unix://{tmp_path}/without") as server:
+        command = [*SERVER_CLI, "snapshot", server.address]
+        asked = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert "start it with --snapshot DIR" in asked.stderr
+
+
+def test_a_memory_of_this_process_is_served_with_snapshots(folder: Path) -> None:
+    with innet.Memory([table()]) as memory, memory.serve("innet://127.0.0.1:0", snapshot=folder, snapshot_every=0):
+        fill(memory, 10)
+        assert snapshots(folder) == []
+    assert snapshots(folder) == ["0000000001.snapshot"]
+    with innet.Memory([table()]) as memory:
+        with memory.serve("innet://127.0.0.1:0", snapshot=folder):
+            assert memory.stats()["tables"]["t"]["steps"] == 10
+        with pytest.raises(errors.ConfigError, match="is not empty"):
+            memory.serve("innet://127.0.0.1:0", snapshot=folder)
+        with pytest.raises(errors.ConfigError, match="snapshot_every"):
+            memory.serve("innet://127.0.0.1:0", snapshot=folder, snapshot_every=-1)

@@ -1,0 +1,280 @@
+"""A run that cannot start says so at once: before torch is imported, by the names that the caller wrote."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import os
+import pickle
+import string
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import brought
+import pytest
+from training import small
+
+import innet_drl as innet
+from innet_drl import train
+from innet_drl.cli import main
+from innet_drl.launch import local
+from innet_drl.train.config import Config
+from innet_drl.train.errors import ConfigurationError, Message, Resuming, RunFolderError, settings
+from innet_drl.train.run_folder import RunFolder
+
+COMMAND = "from innet_drl.cli import main; status = main(sys.argv[1:])"
+RUN = """
+from innet_drl import train
+try:
+    train.run(train.preset("cartpole"), callbacks=[print])
+except ValueError as error:
+    print(error, file=sys.stderr)
+"""
+
+
+def refused(code: str, *arguments: str, **environment: str) -> str:
+    """What an interpreter prints that ends without having imported torch."""
+    ended = subprocess.run(
+        [sys.executable, "-c", f"import sys\n{code}\nassert 'torch' not in sys.modules", *arguments],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("CartPol-v1", "Did you mean: `CartPole`?"),
+        ("atari/brekout", "did you mean breakout?"),
+        ("nothing_here:make", "--environment nothing_here:make: there is no module 'nothing_here'"),
+    ],
+)
+def test_a_misspelt_environment(tmp_path: Path, name: str, message: str) -> None:
+    run = tmp_path / "run"
+    assert message in refused(COMMAND, "train", "--environment", name, "--out", str(run))
+    assert not run.exists()
+
+
+def test_a_folder_that_holds_a_run(tmp_path: Path) -> None:
+    folder = RunFolder.new(tmp_path / "run")
+    folder.begin(small())
+    assert "holds a run already: continue it with --resume" in refused(COMMAND, "train", "--out", str(folder.path))
+    assert "has no checkpoint yet" in refused(COMMAND, "train", "--resume", str(folder.path))
+
+
+def test_a_server_that_cannot_be_used(tmp_path: Path) -> None:
+    with innet.Memory([]) as memory, memory.serve(f"unix://{tmp_path}/replay", token="secret of the tests") as server:
+        flags = ("train", "--preset", "cartpole", "--out", str(tmp_path / "run"), "--replay", server.addresses[0])
+        assert "token" in refused(COMMAND, *flags, INNET_TOKEN="another secret than this one")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_callback_that_is_none() -> None:
+    assert "callbacks: print is no train.Callback" in refused(RUN)
+
+
+class Watch(train.Callback):
+    """Overrides a method."""
+
+    def on_metrics(self, metrics: train.Metrics) -> None:
+        pass
+
+
+class Misspelt(Watch):
+    """Overrides a method that no run calls."""
+
+    def on_metric(self, metrics: train.Metrics) -> None:
+        pass
+
+
+class OfAnotherLibrary(train.Callback):
+    """Overrides a method that runs of other libraries call."""
+
+    def on_rollout(self) -> None:
+        pass
+
+
+class WithoutArgument(train.Callback):
+    """Overrides a method without its argument."""
+
+    def on_metrics(self) -> None:  # type: ignore[override]
+        pass
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "message"),
+    [
+        ([Watch(), Watch], r"Watch is a class: give an object, Watch\(\)"),
+        ([print], r"print is no train.Callback: call it in a method of a subclass \(on_start, on_metrics, "),
+        ([Misspelt()], "Misspelt has on_metric, which no run calls: did you mean on_metrics"),
+        ([OfAnotherLibrary()], "OfAnotherLibrary has on_rollout, which no run calls: "),
+        ([WithoutArgument()], r"on_metrics of WithoutArgument has to take \(self, metrics\): too many positional"),
+        (Watch(), r"it must be a list, callbacks=\[\.\.\.\], and is Watch"),
+    ],
+)
+def test_callbacks_that_no_run_would_call(tmp_path: Path, callbacks: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"^callbacks: {message}"):
+        train.run(small(serial=True), callbacks=callbacks, folder=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_name_of_a_preset_is_no_config() -> None:
+    preset: Any = "cartpole"
+    with pytest.raises(ConfigurationError, match=r"config: it must be a train.Config, and is 'cartpole': train.run\("):
+        train.run(preset)
+    assert {"Config", "load", "preset", "run"} <= set(dir(train))
+
+
+def test_a_misspelt_setting_is_told_its_name() -> None:
+    wrong: dict[str, Any] = {"learn_rate": 1.0}
+    with pytest.raises(ConfigurationError, match=r"no setting 'learn_rate' in .*: did you mean learning_rate"):
+        train.Config("CartPole-v1", **wrong)
+    with pytest.raises(ConfigurationError, match=r"no setting 'learn_rate' in .*: did you mean learning_rate"):
+        dataclasses.replace(small(), **wrong)
+
+
+def test_messages_name_what_the_caller_wrote(capsys: pytest.CaptureFixture[str]) -> None:
+    wrong: Any = "64"
+    with pytest.raises(ConfigurationError, match=r"^batch_size '64': it must be an integer$"):
+        small(batch_size=wrong)
+    assert main(["train", "--preset", "cartpole", "--batch-size", "0"]) == 1
+    assert capsys.readouterr().err == "error: --batch-size 0: it must be at least 1 and at most 2^40\n"
+
+
+@pytest.mark.parametrize(
+    ("message", "flags", "python"),
+    [
+        (
+            Message("take a lower {learning_rate} than {rate:g} ({learner_deadline})", rate=1.0),
+            "take a lower --learning-rate than 1 (--learner-deadline)",
+            "take a lower learning_rate than 1 (learner_deadline)",
+        ),
+        (
+            Message("choose another {folder}: {hint}", hint=Message("{no_video}")),
+            "choose another --out: --no-video",
+            "choose another folder: video=False",
+        ),
+        (settings(["n_step", "gamma"]), "--n-step and --gamma", "n_step and gamma"),
+        (
+            Message("continue: {how}.", how=Resuming("runs/x", further=True)),
+            "continue: --resume runs/x --steps N.",
+            "continue: train.run(dataclasses.replace(config, steps=N), folder='runs/x', resume=True).",
+        ),
+        (
+            Message("continue with {how}, or not", how=Resuming("my runs/x")),
+            "continue with --resume 'my runs/x', or not",
+            "continue with train.run(config, folder='my runs/x', resume=True), or not",
+        ),
+        # Values are not read as templates.
+        (Message("{loss} {value}", value="{gamma} --seed"), "--loss {gamma} --seed", "loss {gamma} --seed"),
+    ],
+)
+def test_a_message_spells_settings_as_its_reader_writes_them(message: Message, flags: str, python: str) -> None:
+    error = pickle.loads(pickle.dumps(ConfigurationError("{message}", message=message)))
+    assert (message.with_flags, str(message)) == (error.with_flags, str(error)) == (flags, python)
+
+
+def test_the_fields_of_messages_are_values_or_settings() -> None:
+    """In every call with a template, such as `ConfigurationError("{gamma} {value}: ...", value=value)`."""
+    known = {field.name for field in dataclasses.fields(Config)} | {"folder", "resume", "launcher"}
+    known |= {"no_video", "no_full_action_set"}
+    package = Path(innet.__file__).parent
+    found = 0
+    for file in [*package.glob("train/**/*.py"), *package.glob("launch/*.py")]:
+        for call in ast.walk(ast.parse(file.read_text())):
+            if not (isinstance(call, ast.Call) and call.args and isinstance(call.args[0], ast.Constant)):
+                continue
+            name = getattr(call.func, "id", "")
+            values = {each.arg for each in call.keywords}
+            if name == "Message" or (name.endswith("Error") and values):
+                fields = {field for _, field, _, _ in string.Formatter().parse(str(call.args[0].value)) if field}
+                assert fields <= values | known, f"{file}:{call.lineno}"
+                found += 1
+    assert found > 30
+
+
+class Counted(brought.Linear):
+    """Counts how often it is made."""
+
+    made = 0
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        type(self).made += 1
+
+
+@pytest.mark.parametrize(("serial", "most"), [(True, 2), (False, 1)])
+def test_a_network_is_made_for_the_learner_and_the_actor(tmp_path: Path, serial: bool, most: int) -> None:
+    class AtStart(train.Callback):
+        def on_start(self, config: train.Config, folder: Path) -> None:
+            seen.append(Counted.made)
+
+    seen: list[int] = []
+    Counted.made = 0
+    local.train(small(network=Counted, serial=serial, steps=200), tmp_path / "run", callbacks=[AtStart()])
+    assert seen == [most]
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["--help", "--version", "train --help", "evaluate --help", "record --help", "bench --help", "bench paper --help"],
+)
+def test_output_without_a_reader_ends_quietly(command: str) -> None:
+    """As in `innet-drl train --help | head -1`, after the first line."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as output:
+        ended = subprocess.run(
+            [sys.executable, "-m", "innet_drl", *command.split()], stdout=output, stderr=subprocess.PIPE, text=True
+        )
+    assert ended.stderr == ""
+    assert ended.returncode == 141
+
+
+@pytest.mark.parametrize("network", ["brought.Linear", "brought.py:Linear", "./brought:Linear"])
+def test_nearly_the_path_of_a_network_is_named(network: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"network .*did you mean brought:Linear\?$"):
+        local.train(small(network=network, serial=True), tmp_path / "run")
+
+
+@pytest.mark.parametrize("setting", ["replay", "gradients"])
+def test_nearly_embedded_is_no_address(setting: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"{setting} embeded: it must be embedded, or an address such as"):
+        small(**{setting: "embeded"})
+    small(**{setting: "innet://embeded"})
+
+
+INTERRUPTED = """
+import os, signal, sys
+from innet_drl.cli import main
+
+def interrupt(event, arguments):
+    if event == "import" and arguments[0] == "tyro":
+        os.kill(os.getpid(), signal.SIGINT)
+
+sys.addaudithook(interrupt)
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("command", ["train --help", "train --preset cartpole", "evaluate --help"])
+def test_ctrl_c_while_a_command_starts_ends_it_quietly(command: str) -> None:
+    ended = subprocess.run([sys.executable, "-c", INTERRUPTED, *command.split()], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
+
+
+def test_a_file_in_place_of_a_folder_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    for folder in (file, file / "run", file / "runs" / "run"):
+        with pytest.raises(
+            RunFolderError, match=rf"the run's folder {folder}: {file} is a file: choose another folder"
+        ):
+            train.run(small(serial=True), folder=folder)
+    with pytest.raises(RunFolderError, match=f"{file} is a file: choose another folder"):
+        RunFolder.unused(file / "run")
