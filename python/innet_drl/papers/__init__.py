@@ -1,4 +1,4 @@
-"""`innet-drl bench`: evaluations of papers, repeated with the package alone, and their baseline.
+"""`innet-drl bench`: evaluations of papers, repeated with the package alone, and their baselines.
 
 | files | subject |
 | --- | --- |
@@ -10,5 +10,6 @@
 | `parameter_server`, `losses` | its baseline, and losses of datagrams |
 | `relay` | an emulated link for connections |
 | `services`, `crew`, `results`, `flags` | servers, processes, the results' file and flags of both evaluations |
-| `redis_memory`, `redis_store`, `messages` | the baseline: a memory whose experience a Redis relays |
+| `redis_memory`, `redis_store`, `redis_client`, `messages` | the baseline: a memory whose experience a Redis relays |
+| `sweep` | `innet-drl analyze`: how many actors, threads and environments a machine needs |
 """

@@ -231,6 +231,7 @@ class _Bench:
 
     def train(self, systems: list[str], flags: GradientsFlags) -> Iterator[Row]:
         """Yields a row of each system: one training to the goal."""
+        self._aggregator.lose(None)
         for system in systems:
             for pipe in self._pipes:
                 pipe.send(Training(system, flags.training_goal, flags.training_seconds))
@@ -278,10 +279,12 @@ def _work(pipe: Connection, endpoints: Endpoints, rank: int) -> None:
             if isinstance(trial, Training):
                 from innet_drl.papers import reward
 
+                lose(None)
                 sum_once = sums.of(Trial(trial.system, 0, None, 0))
                 pipe.send(reward.train(sum_once, rank, endpoints.workers, goal=trial.goal, seconds=trial.seconds))
                 continue
             sum_once = sums.of(trial)
+            # After the first trial's join, whose socket is new.
             lose(trial.loss)
             given = _values(rank, trial.bytes)
             values = given.copy()
@@ -308,7 +311,7 @@ class _Sums:
     def __init__(self, endpoints: Endpoints, rank: int) -> None:
         self._endpoints, self._rank = endpoints, rank
         self._running = contextlib.ExitStack()
-        self._joined: dict[str, Any] = {}
+        self._joined: dict[tuple[str, float | None], Any] = {}
 
     def __enter__(self) -> _Sums:
         import torch
@@ -341,22 +344,23 @@ class _Sums:
         return joined
 
     def _worker(self, trial: Trial) -> Any:
-        if trial.system not in self._joined:
+        key = (trial.system, trial.loss)
+        if key not in self._joined:
             replay, station = self._replay, None
             if trial.system == "innet-memif":
                 assert self._endpoints.memifs is not None
                 replay = self._running.enter_context(innet.connect(self._endpoints.memifs.server))
                 station = self._endpoints.memifs.station(self._rank)
-            self._joined[trial.system] = self._running.enter_context(
+            self._joined[key] = self._running.enter_context(
                 replay.join_gradients(
-                    f"bench-{trial.system}",
+                    f"bench-{trial.system}-{trial.loss}",
                     self._rank,
                     self._endpoints.workers,
                     arithmetic="fixed" if trial.system == "innet-fixed" else "float32",
                     station=station,
                 )
             )
-        return self._joined[trial.system]
+        return self._joined[key]
 
     def _all_reduce(self, values: Values) -> None:
         import torch
