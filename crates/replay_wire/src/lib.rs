@@ -10,7 +10,7 @@
 //! let sent = encode_request(&request)?;
 //! let frame = Frame::new(sent.control(), bytes::Bytes::new());
 //! assert_eq!(decode_request(frame)?, request);
-//! # Result::Ok(())
+//! # Ok::<(), Error>(())
 //! ```
 //!
 //! # Layout
