@@ -109,7 +109,7 @@ fn request_body(
                 before: sample.get_before(),
                 after: sample.get_after(),
                 allow_short: sample.get_allow_short(),
-                min_probability: sample.get_min_priority(),
+                min_probability: sample.get_min_probability(),
                 part: match sample.has_part() {
                     false => None,
                     true => Some(BatchPart {

@@ -204,7 +204,7 @@ fn set_sample(mut out: wire::sample::Builder<'_>, sample: &SampleRequest) {
     out.set_before(sample.before);
     out.set_after(sample.after);
     out.set_allow_short(sample.allow_short);
-    out.set_min_priority(sample.min_probability);
+    out.set_min_probability(sample.min_probability);
     out.set_repeated(sample.repeated);
     if let Some(part) = sample.part {
         out.init_part().set_limiter_samples(part.limiter_samples);
