@@ -9,7 +9,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use crate::error::{Error, Result};
 use replay_core::memory::Memory;
 use replay_core::schema::TableConfig;
-use replay_wire::{ReplyBody, RequestBody};
+use replay_wire::{DropTable, EmptyTable, ReplyBody, RequestBody};
 
 /// The tables of a server's memory.
 pub struct Tables {
@@ -57,11 +57,11 @@ impl Tables {
     pub fn answer(&self, request: &RequestBody) -> Result<ReplyBody> {
         match request {
             RequestBody::CreateTable(config) => self.create(config)?,
-            RequestBody::EmptyTable(name) => {
+            RequestBody::EmptyTable(EmptyTable(name)) => {
                 self.memory.empty_table(name)?;
                 return_freed_memory();
             }
-            RequestBody::DropTable(name) => {
+            RequestBody::DropTable(DropTable(name)) => {
                 self.remove(name)?;
                 return_freed_memory();
             }
