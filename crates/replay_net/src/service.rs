@@ -25,7 +25,7 @@ use replay_core::schema::TableConfig;
 use replay_core::table::{Activity, Attempt, Table, Turn};
 use replay_wire::role::Role;
 use replay_wire::{
-    DescribeTable, JoinGradients, OpenOrResume, Pushed, RELEASE, ReplyBody, ReplySize, RequestBody,
+    DescribeTable, JoinGradients, OpenOrResume, Pushed, RELEASE, ReplyBody, RequestBody,
 };
 
 pub use latencies::Latencies;
@@ -155,37 +155,33 @@ impl Service {
         &self.reply_budgets
     }
 
-    /// The tables, for a request that [`Tables::handles`] and this server does not refuse at once.
+    /// The tables, for a request that makes, empties or removes one and is not refused at once.
     pub fn table_request(&self, request: &RequestBody) -> Option<&Arc<Tables>> {
-        let handled = Tables::handles(request) && self.check_there_is_memory(request).is_ok();
-        handled.then_some(&self.tables)
+        use RequestBody::{CreateTable, DropTable, EmptyTable};
+        let handled = matches!(request, CreateTable(_) | EmptyTable(_) | DropTable(_));
+        (handled && self.check_there_is_memory(request).is_ok()).then_some(&self.tables)
     }
 
     /// The answer to a request that a client of `role` may not make; `None` if it may. A table that exists as requested needs
     /// nothing, so programs of actors may name their tables as learners do.
     pub fn refuse(&self, request: &RequestBody, role: Role) -> Option<Result<ReplyBody>> {
         let forbidden = role.check(request).err()?;
-        Some(match request {
-            RequestBody::CreateTable(config) => {
-                self.tables.find(config).unwrap_or(Err(forbidden.into()))
-            }
-            _ => Err(forbidden.into()),
-        })
+        let exists = match request {
+            RequestBody::CreateTable(config) => self.tables.find(config),
+            _ => None,
+        };
+        Some(exists.unwrap_or(Err(forbidden.into())))
     }
 
     /// What the reply to a request takes; `None` if it is a few bytes.
     pub fn large_reply(&self, request: &RequestBody) -> Option<LargeReply> {
-        match request.reply_size() {
-            ReplySize::Small => None,
-            ReplySize::Report => Some(LargeReply::Report),
-            ReplySize::Batch => Some(LargeReply::Copy),
-            ReplySize::Parameters => {
-                let RequestBody::GetParameters(get) = request else {
-                    return None;
-                };
+        match request {
+            RequestBody::GetParameters(get) => {
                 let newest = self.memory.parameters().newest(&get.name, get.newer_than);
                 newest.map(LargeReply::Shared)
             }
+            RequestBody::Sample(_) => Some(LargeReply::Copy),
+            _ => request.has_large_reply().then_some(LargeReply::Report),
         }
     }
 
@@ -210,10 +206,12 @@ impl Service {
             }
             RequestBody::OpenWriter(OpenOrResume { open, resume }) => {
                 let table = self.memory.table(&open.table)?;
-                ReplyBody::Writer(match resume {
-                    true => table.resume_writer(open)?,
-                    false => table.open_writer(open)?,
-                })
+                let opened = if *resume {
+                    table.resume_writer(open)
+                } else {
+                    table.open_writer(open)
+                };
+                ReplyBody::Writer(opened?)
             }
             RequestBody::Push(push) => {
                 let pushed = self.table(&push.table, turn)?.try_push(push, turn)?;
@@ -251,9 +249,8 @@ impl Service {
             }
             RequestBody::List(_) => ReplyBody::Listing(self.memory.list()),
             RequestBody::Snapshot(_) => {
-                return Err(Error::Internal(
-                    "a snapshot is saved on a thread of its own".into(),
-                ));
+                let elsewhere = "a snapshot is saved on a thread of its own";
+                return Err(Error::Internal(elsewhere.into()));
             }
             RequestBody::Stats(_) => ReplyBody::Stats(self.stats().to_string()),
             RequestBody::CloseWriter(close) => {
@@ -268,9 +265,8 @@ impl Service {
                 return Ok(joined.map(ReplyBody::Gradients));
             }
             RequestBody::Hello(_) | RequestBody::Authenticate(_) => {
-                return Err(Error::protocol(
-                    "the handshake of this connection is over".to_owned(),
-                ));
+                let over = "the handshake of this connection is over";
+                return Err(Error::protocol(over.to_owned()));
             }
         };
         Ok(Attempt::Ready(reply))

@@ -9,8 +9,15 @@ use capnp::{NotInSchema, data, struct_list, text};
 
 use crate::error::{Error, Result};
 use base::error::check_size;
+use replay_core::replay::SampleCredit;
 /// Longest list in a message: Cap'n Proto counts elements in 29 bits.
 const MAX_LIST: usize = (1 << 29) - 1;
+
+/// Words of a request or reply without long lists.
+pub const FEW_WORDS: usize = 128;
+
+/// A reply's payload, and what is told when it was read.
+pub type Payload = (Vec<Bytes>, Option<Box<dyn SampleCredit>>);
 
 /// A field, as generated readers return it and generated builders accept it.
 pub trait Field: Sized {
@@ -61,6 +68,16 @@ pub trait Message: Sized {
     fn read(from: Reader<'_, Self>, rest: &Rest) -> Result<Self>;
 
     fn write(&self, out: <Self::Struct as OwnedStruct>::Builder<'_>) -> Result<()>;
+
+    /// About the words of a request or reply with this content.
+    fn words(&self) -> usize {
+        FEW_WORDS
+    }
+
+    /// The payload of a reply with this content.
+    fn into_payload(self) -> Payload {
+        (Vec::new(), None)
+    }
 }
 
 /// Reader of a message.
@@ -136,42 +153,6 @@ macro_rules! same_fields {
     )+}};
 }
 
-/// A struct around a text.
-macro_rules! text {
-    ($name:ident) => {
-        impl Field for $name {
-            type Read<'a> = capnp::Result<capnp::text::Reader<'a>>;
-            type Written<'a> = &'a str;
-
-            fn read(text: Self::Read<'_>) -> Result<Self> {
-                Field::read(text).map($name)
-            }
-
-            fn write(&self) -> Result<&str> {
-                Ok(&self.0)
-            }
-        }
-    };
-}
-
-/// A struct without content.
-macro_rules! void {
-    ($name:ident) => {
-        impl Field for $name {
-            type Read<'a> = ();
-            type Written<'a> = ();
-
-            fn read((): ()) -> Result<Self> {
-                Ok($name)
-            }
-
-            fn write(&self) -> Result<()> {
-                Ok(())
-            }
-        }
-    };
-}
-
 macro_rules! numbers {
     ($($type:ty)+) => {$(
         impl Field for $type {
@@ -197,13 +178,10 @@ impl Field for String {
 
     fn read(text: Self::Read<'_>) -> Result<Self> {
         let text = text.map_err(malformed)?;
-        match text.to_str() {
-            Ok(text) => Ok(text.to_owned()),
-            Err(error) => Err(Error::Protocol(format!(
-                "a text is not UTF-8 but {:?}: {error}",
-                String::from_utf8_lossy(&text.as_bytes()[..text.len().min(64)])
-            ))),
-        }
+        text.to_string().map_err(|error| {
+            let start = String::from_utf8_lossy(&text.as_bytes()[..text.len().min(64)]);
+            Error::Protocol(format!("a text is not UTF-8 but {start:?}: {error}"))
+        })
     }
 
     fn write(&self) -> Result<&str> {

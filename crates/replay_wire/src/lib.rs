@@ -10,7 +10,7 @@
 //! let sent = encode_request(&request)?;
 //! let frame = Frame::new(sent.control(), bytes::Bytes::new());
 //! assert_eq!(decode_request(frame)?, request);
-//! # Result::Ok(())
+//! # Result::<()>::Ok(())
 //! ```
 //!
 //! # Layout
@@ -19,8 +19,7 @@
 //! | --- | --- |
 //! | `requests` | requests and replies: a file for each request, and the list of them |
 //! | [`frame`] | frames to send and to receive; lengths are checked before memory is allocated |
-//! | `encode` | messages to frames; payloads are not copied |
-//! | `decode` | frames to messages; any bytes give a message or an [`Error`], with memory of a small multiple of the frame; payloads are slices of the receive buffer |
+//! | `codec` | messages to frames, without a copy of payloads; frames to messages: any bytes give a message or an [`Error`], with memory of a small multiple of the frame; payloads are slices of the receive buffer |
 //! | [`error`] | errors, and the codes by which they cross the wire |
 //! | `fields` | structs and enumerations that the schema and Rust share, for both directions |
 //! | `wait_reason` | reasons of waits |
@@ -30,8 +29,7 @@
 //! | `innet_capnp` | generated from the schema by `make wire`, and committed |
 
 pub mod auth;
-mod decode;
-mod encode;
+mod codec;
 pub mod error;
 #[macro_use]
 mod fields;
@@ -45,8 +43,7 @@ mod wait_reason;
 #[allow(clippy::all, dead_code, missing_docs, unused_qualifications)]
 mod innet_capnp;
 
-pub use decode::{decode_reply, decode_request};
-pub use encode::{encode_reply, encode_request};
+pub use codec::{decode_reply, decode_request, encode_reply, encode_request};
 pub use error::{Error, ErrorCode, Result};
 pub use frame::{Frame, FrameLimits, Header, OutgoingFrame};
 pub use requests::*;

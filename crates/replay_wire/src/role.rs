@@ -48,35 +48,3 @@ impl Role {
         })
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_refusal_names_role_request_and_setting() {
-        let sample = RequestBody::PutParameters(crate::PutParameters {
-            version: 0,
-            id: 1,
-            name: "policy".into(),
-            bytes: bytes::Bytes::new(),
-        });
-        let drop = RequestBody::DropTable(crate::DropTable("steps".into()));
-        assert!(Role::Learner.check(&sample).is_ok() && Role::Operator.check(&drop).is_ok());
-        for (role, request, parts) in [
-            (
-                Role::Actor,
-                sample,
-                ["actor", "put_parameters", "--learner-token-file"],
-            ),
-            (
-                Role::Learner,
-                drop,
-                ["learner", "drop_table", "--token-file"],
-            ),
-        ] {
-            let error = role.check(&request).unwrap_err().to_string();
-            assert!(parts.iter().all(|part| error.contains(part)), "{error}");
-        }
-    }
-}

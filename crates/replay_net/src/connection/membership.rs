@@ -15,7 +15,7 @@ use crate::reply_budget::{NoRoom, Reader};
 use crate::service::Service;
 use replay_core::cause::WaitReason;
 use replay_core::table::{Attempt, Turn};
-use replay_wire::{ReplyBody, ReplySize, RequestBody};
+use replay_wire::{ReplyBody, RequestBody};
 
 /// Requests of one connection, its unread replies, and the gradient job that it may have joined.
 pub struct Membership<'a> {
@@ -92,7 +92,7 @@ impl<'a> Membership<'a> {
 
     /// Whether a request that was blocked waits for nothing of a table, but for clients to read their replies.
     pub fn waits_for_readers(request: &RequestBody, turn: &Turn) -> bool {
-        request.reply_size() != ReplySize::Small && !turn.waits()
+        request.has_large_reply() && !turn.waits()
     }
 
     fn check_room(&self, request: &RequestBody) -> std::result::Result<(), NoRoom> {

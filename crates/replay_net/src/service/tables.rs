@@ -36,21 +36,13 @@ impl Tables {
         }))
     }
 
-    /// Whether a request makes, empties or removes a table.
-    pub fn handles(request: &RequestBody) -> bool {
-        matches!(
-            request,
-            RequestBody::CreateTable(_) | RequestBody::EmptyTable(_) | RequestBody::DropTable(_)
-        )
-    }
-
     /// Waits for the end of the requests before this one.
     pub async fn turn(&self) -> SemaphorePermit<'_> {
         let turn = self.turn.acquire().await;
         turn.expect("the semaphore is never closed")
     }
 
-    /// Answers a request that [`Tables::handles`].
+    /// Answers a request that makes, empties or removes a table.
     ///
     /// # Errors
     /// The error to answer the request with.

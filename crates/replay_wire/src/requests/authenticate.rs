@@ -14,12 +14,7 @@ pub struct Welcome {
     pub proof: Option<[u8; 32]>,
 }
 
-impl Call for Authenticate {
-    const ROLE: Role = Role::Actor;
-    type Reply = Welcome;
-}
-
-impl Answer for Welcome {}
+call!(Authenticate: Actor => Welcome);
 
 same_fields! {
     authenticate: Authenticate { proof }

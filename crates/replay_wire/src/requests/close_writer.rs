@@ -11,9 +11,6 @@ pub struct CloseWriter {
     pub epoch: u32,
 }
 
-impl Call for CloseWriter {
-    const ROLE: Role = Role::Actor;
-    type Reply = ();
-}
+call!(CloseWriter: Actor => ());
 
 same_fields! { close_writer: CloseWriter { table, writer, epoch } }

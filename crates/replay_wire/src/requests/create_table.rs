@@ -14,12 +14,7 @@ const QUOTED: usize = 64;
 /// Bytes of a parser's reason, which quotes the text, too.
 const REASON: usize = 256;
 
-impl Call for TableConfig {
-    const ROLE: Role = Role::Learner;
-    type Reply = ();
-}
-
-impl Answer for TableConfig {}
+call!(TableConfig: Learner => ());
 
 same_variants!(Dtype: Bool Uint8 Int8 Uint16 Int16 Uint32 Int32 Uint64 Int64 Float16 Float32 Float64);
 same_variants!(Codec: None Lz4 Zstd);

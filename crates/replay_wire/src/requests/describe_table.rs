@@ -4,9 +4,4 @@ use super::*;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DescribeTable(pub String);
 
-impl Call for DescribeTable {
-    const ROLE: Role = Role::Actor;
-    type Reply = TableConfig;
-}
-
-text!(DescribeTable);
+call!(DescribeTable: Actor => TableConfig);

@@ -4,9 +4,4 @@ use super::*;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DropTable(pub String);
 
-impl Call for DropTable {
-    const ROLE: Role = Role::Operator;
-    type Reply = ();
-}
-
-text!(DropTable);
+call!(DropTable: Operator => ());

@@ -4,9 +4,4 @@ use super::*;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EmptyTable(pub String);
 
-impl Call for EmptyTable {
-    const ROLE: Role = Role::Operator;
-    type Reply = ();
-}
-
-text!(EmptyTable);
+call!(EmptyTable: Operator => ());

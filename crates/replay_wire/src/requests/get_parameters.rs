@@ -1,7 +1,7 @@
 use super::*;
 use replay_core::replay::WriterId;
 
-/// Newest parameters.
+/// Newest parameters. The answer is `None` when there are none newer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GetParameters {
     /// Their name.
@@ -12,22 +12,11 @@ pub struct GetParameters {
     pub writer: Option<WriterId>,
 }
 
-impl Call for GetParameters {
-    const ROLE: Role = Role::Actor;
-    const REPLY: ReplySize = ReplySize::Parameters;
-    /// `None` when there is none newer.
-    type Reply = Option<Parameters>;
-}
+call!(GetParameters: Actor => Option<Parameters>, large: true);
 
 same_fields! {
     get_parameters: GetParameters { name, newer_than ? writer }
     writer_id: WriterId { table, writer }
-}
-
-impl Answer for Option<Parameters> {
-    fn payload(self) -> (Vec<Bytes>, Option<Box<dyn SampleCredit>>) {
-        (self.into_iter().map(|stored| stored.bytes).collect(), None)
-    }
 }
 
 impl Message for Option<Parameters> {
@@ -39,6 +28,10 @@ impl Message for Option<Parameters> {
             version,
             bytes: rest.payload(),
         }))
+    }
+
+    fn into_payload(self) -> Payload {
+        (self.into_iter().map(|stored| stored.bytes).collect(), None)
     }
 
     fn write(&self, mut out: wire::parameters::Builder<'_>) -> Result<()> {

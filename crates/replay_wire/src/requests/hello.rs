@@ -30,12 +30,7 @@ pub struct Challenge {
     pub max_frame_bytes: u64,
 }
 
-impl Call for Hello {
-    const ROLE: Role = Role::Actor;
-    type Reply = Challenge;
-}
-
-impl Answer for Challenge {}
+call!(Hello: Actor => Challenge);
 
 same_fields! {
     hello: Hello { protocol, release, nonce, program }

@@ -22,12 +22,7 @@ pub struct GradientsJoined {
     pub ticket: Ticket,
 }
 
-impl Call for JoinGradients {
-    const ROLE: Role = Role::Learner;
-    type Reply = GradientsJoined;
-}
-
-impl Answer for GradientsJoined {}
+call!(JoinGradients: Learner => GradientsJoined);
 
 same_variants!(Arithmetic: Float Fixed);
 

@@ -5,16 +5,8 @@ use replay_core::replay::ListedParameters;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct List;
 
-impl Call for List {
-    // Definitions and versions, which `DescribeTable` and `Stats` also show.
-    const ROLE: Role = Role::Actor;
-    const REPLY: ReplySize = ReplySize::Report;
-    type Reply = Listing;
-}
-
-void!(List);
-
-impl Answer for Listing {}
+// Definitions and versions, which `DescribeTable` and `Stats` also show.
+call!(List: Actor => Listing, large: true);
 
 same_fields! {
     listing: Listing { ; tables: "the tables", parameters: "the parameters" }

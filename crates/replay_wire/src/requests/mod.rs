@@ -25,36 +25,16 @@ use pastey::paste;
 
 use crate::error::{Error, ErrorCode, Result};
 use crate::fields::{
-    Field, Message, Reader, Rest, internal, list_len, malformed, read, read_list, read_optional,
-    unknown, write_list,
+    FEW_WORDS, Field, Message, Payload, Reader, Rest, internal, list_len, malformed, read,
+    read_list, read_optional, unknown, write_list,
 };
 use crate::innet_capnp as wire;
 use crate::role::Role;
 use replay_core::cause::WaitReason;
 use replay_core::replay::{
-    Listing, Parameters, Push, SampleCredit, SampleRequest, Sampled, UpdateReceipt, WriterOpened,
+    Listing, Parameters, Push, SampleRequest, Sampled, UpdateReceipt, WriterOpened,
 };
 use replay_core::schema::TableConfig;
-
-pub use authenticate::{Authenticate, Welcome};
-pub use close_writer::CloseWriter;
-pub use describe_table::DescribeTable;
-pub use drop_table::DropTable;
-pub use empty_table::EmptyTable;
-pub use get_parameters::GetParameters;
-pub use hello::{Challenge, Hello};
-pub use join_gradients::{GradientsJoined, JoinGradients};
-pub use list::List;
-pub use open_writer::OpenOrResume;
-pub use push::Pushed;
-pub use put_parameters::PutParameters;
-pub use report_corrupt::ReportCorrupt;
-pub use snapshot::Snapshot;
-pub use stats::Stats;
-pub use update_priorities::UpdatePriorities;
-
-/// Words of the first segment of a message of a few fields.
-const FEW_WORDS: usize = 128;
 
 /// A request of a client.
 #[derive(Debug, Clone, PartialEq)]
@@ -75,34 +55,16 @@ pub struct Reply {
     pub body: ReplyBody,
 }
 
-/// What an unread reply takes in a server.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ReplySize {
-    /// A few bytes.
-    Small,
-    /// A few kilobytes: statistics, a list.
-    Report,
-    /// Rows, copied for it.
-    Batch,
-    /// A version of parameters, which replies share with the memory.
-    Parameters,
-}
-
 /// Content of a request.
 pub trait Call: Into<RequestBody> {
     /// The lowest role that may make it.
     const ROLE: Role;
 
-    /// What its reply takes until the client has read it.
-    const REPLY: ReplySize = ReplySize::Small;
+    /// Whether its reply may be large, so that it counts in a server's memory until the client has read it.
+    const LARGE_REPLY: bool = false;
 
     /// Content of its reply, unless that is an error.
-    type Reply: Answer;
-
-    /// About the words of its message.
-    fn words(&self) -> usize {
-        FEW_WORDS
-    }
+    type Reply: TryFrom<ReplyBody, Error = ReplyBody>;
 
     /// The frame's payload.
     fn payload(&self) -> Bytes {
@@ -110,49 +72,56 @@ pub trait Call: Into<RequestBody> {
     }
 }
 
-/// Content of a reply.
-pub trait Answer: TryFrom<ReplyBody, Error = ReplyBody> {
-    /// About the words of its message.
-    fn words(&self) -> usize {
-        FEW_WORDS
-    }
-
-    /// The frame's payload, and what is to be told that the reply was read.
-    fn payload(self) -> (Vec<Bytes>, Option<Box<dyn SampleCredit>>) {
-        (Vec::new(), None)
-    }
-}
-
-/// Reads a field of the union of requests or of replies.
-macro_rules! get {
-    (struct, $from:ident, $rest:ident) => {
-        read($from, $rest)?
-    };
-    ($field:ident, $from:ident, $rest:ident) => {
-        Field::read($from)?
-    };
-}
-
-/// Writes a field of the union.
-macro_rules! set {
-    (struct $name:ident, $root:ident, $value:ident) => {
-        paste! {
-            $value.write($root.[<init_ $name:snake>]())?
-        }
-    };
-    ($field:ident $name:ident, $root:ident, $value:ident) => {
-        paste! {
-            $root.[<set_ $name:snake>]($value.write()?)
+/// Implements [`Call`]: the lowest role, the reply, whether that may be large, the payload.
+macro_rules! call {
+    ($request:ident: $role:ident => $reply:ty $(, large: $large:literal)? $(, payload: |$self:ident| $payload:expr)?) => {
+        impl Call for $request {
+            const ROLE: Role = Role::$role;
+            $(const LARGE_REPLY: bool = $large;)?
+            type Reply = $reply;
+            $(fn payload(&self) -> Bytes {
+                let $self = self;
+                $payload
+            })?
         }
     };
 }
+pub(crate) use call;
 
-/// Makes [`RequestBody`] and [`ReplyBody`] of a list of requests: name, field in the schema's union (`struct`, `text` or `void`), variant,
-/// content; then the same of its reply, unless that is `Done` or another request's.
+/// How the content of a request or of a reply is in the schema's union: as a struct, a text around which there is a struct, no value, or
+/// another value.
+macro_rules! content {
+    (read struct $content:ty, $from:ident, $rest:ident) => { read($from, $rest)? };
+    (read text $content:ident, $from:ident, $rest:ident) => { $content(Field::read($from)?) };
+    (read void $content:ident, $from:ident, $rest:ident) => {{ let () = $from; $content }};
+    (read value $content:ty, $from:ident, $rest:ident) => { Field::read($from)? };
+    (write struct $name:ident, $root:ident, $value:ident) => { $value.write(paste!($root.[<init_ $name:snake>]()))? };
+    (write text $name:ident, $root:ident, $value:ident) => { paste!($root.[<set_ $name:snake>](&$value.0)) };
+    (write void $name:ident, $root:ident, $value:ident) => { paste!($root.[<set_ $name:snake>](())) };
+    (write value $name:ident, $root:ident, $value:ident) => { paste!($root.[<set_ $name:snake>]($value.write()?)) };
+    (words struct $value:ident) => { $value.words() };
+    (words value $value:ident) => { FEW_WORDS + $value.write()?.len() / 8 };
+    (words $other:ident $value:ident) => { FEW_WORDS };
+    (payload struct $value:ident) => { $value.into_payload() };
+    (payload $other:ident $value:ident) => { Payload::default() };
+}
+
+/// Makes [`RequestBody`] and [`ReplyBody`] of a list of requests: name and file, variant, content; then the same of its reply, unless that is
+/// `Done` or another request's. The words of [`content!`] say how they are in the schema.
 macro_rules! requests {
     ($(
-        $name:ident: $kind:ident $request:ident($content:ty) $(=> $reply_kind:ident $reply:ident($reply_content:ty))?,
+        $name:ident: $kind:ident $request:ident($content:ident)
+            $(=> $reply_kind:ident $reply:ident($reply_content:ty))?,
     )+) => {
+        $(
+            #[allow(unused_imports, reason = "the content of some requests is the memory's")]
+            pub use $name::*;
+
+            impl From<$content> for RequestBody {
+                fn from(content: $content) -> Self { RequestBody::$request(content) }
+            }
+        )+
+
         /// Kinds of requests. Each may be answered by [`ReplyBody::Error`] instead of its [`Call::Reply`].
         #[derive(Debug, Clone, PartialEq)]
         #[expect(missing_docs, reason = "their contents have the documentation")]
@@ -166,65 +135,44 @@ macro_rules! requests {
 
             /// Index of the request's kind in [`RequestBody::NAMES`].
             pub fn kind(&self) -> usize {
-                enum Kind {
-                    $($request),+
-                }
-                match self {
-                    $(RequestBody::$request(_) => Kind::$request as usize,)+
-                }
+                enum Kind { $($request),+ }
+                match self { $(RequestBody::$request(_) => Kind::$request as usize,)+ }
             }
 
             /// Name of the request, for errors.
-            pub fn name(&self) -> &'static str {
-                Self::NAMES[self.kind()]
-            }
+            pub fn name(&self) -> &'static str { Self::NAMES[self.kind()] }
 
             /// The lowest role that may make the request.
             pub fn role(&self) -> Role {
-                match self {
-                    $(RequestBody::$request(_) => <$content as Call>::ROLE,)+
-                }
+                match self { $(RequestBody::$request(_) => <$content as Call>::ROLE,)+ }
             }
 
-            /// What its reply takes until the client has read it.
-            pub fn reply_size(&self) -> ReplySize {
-                match self {
-                    $(RequestBody::$request(_) => <$content as Call>::REPLY,)+
-                }
+            /// Whether its reply may be large.
+            pub fn has_large_reply(&self) -> bool {
+                match self { $(RequestBody::$request(_) => <$content as Call>::LARGE_REPLY,)+ }
             }
 
             pub(crate) fn words(&self) -> usize {
-                match self {
-                    $(RequestBody::$request(request) => Call::words(request),)+
-                }
-            }
-
-            pub(crate) fn payload(&self) -> Bytes {
-                match self {
-                    $(RequestBody::$request(request) => Call::payload(request),)+
-                }
+                match self { $(RequestBody::$request(_request) => content!(words $kind _request),)+ }
             }
 
             pub(crate) fn read(from: wire::request::Reader<'_>, rest: &Rest) -> Result<Self> {
                 use wire::request::Which;
                 Ok(match from.which().map_err(unknown)? {
-                    $(Which::$request(from) => RequestBody::$request(get!($kind, from, rest)),)+
+                    $(Which::$request(from) => RequestBody::$request(content!(read $kind $content, from, rest)),)+
                 })
             }
 
-            pub(crate) fn write(&self, mut root: wire::request::Builder<'_>) -> Result<()> {
+            /// Writes the message; the result is the payload.
+            pub(crate) fn write(&self, mut root: wire::request::Builder<'_>) -> Result<Bytes> {
                 match self {
-                    $(RequestBody::$request(request) => set!($kind $request, root, request),)+
+                    $(RequestBody::$request(request) => {
+                        content!(write $kind $request, root, request);
+                        Ok(request.payload())
+                    })+
                 }
-                Ok(())
             }
         }
-
-        $(impl From<$content> for RequestBody {
-            fn from(content: $content) -> Self {
-                RequestBody::$request(content)
-            }
-        })+
 
         /// Kinds of replies.
         #[expect(missing_docs, reason = "their contents have the documentation")]
@@ -257,19 +205,12 @@ macro_rules! requests {
                 }
             }
 
-            pub(crate) fn words(&self) -> usize {
-                match self {
-                    ReplyBody::Error { message, .. } => 64 + message.len() / 8,
+            pub(crate) fn words(&self) -> Result<usize> {
+                Ok(match self {
+                    ReplyBody::Error { message, .. } => FEW_WORDS + message.len() / 8,
                     ReplyBody::Waiting(_) | ReplyBody::Done => FEW_WORDS,
-                    $($(ReplyBody::$reply(reply) => Answer::words(reply),)?)+
-                }
-            }
-
-            pub(crate) fn payload(self) -> (Vec<Bytes>, Option<Box<dyn SampleCredit>>) {
-                match self {
-                    ReplyBody::Error { .. } | ReplyBody::Waiting(_) | ReplyBody::Done => (Vec::new(), None),
-                    $($(ReplyBody::$reply(reply) => Answer::payload(reply),)?)+
-                }
+                    $($(ReplyBody::$reply(reply) => content!(words $reply_kind reply),)?)+
+                })
             }
 
             pub(crate) fn read(from: wire::reply::Reader<'_>, rest: &Rest) -> Result<Self> {
@@ -286,25 +227,29 @@ macro_rules! requests {
                     }
                     Which::Waiting(reason) => ReplyBody::Waiting(read(reason, rest)?),
                     Which::Done(()) => ReplyBody::Done,
-                    $($(Which::$reply(from) => ReplyBody::$reply(get!($reply_kind, from, rest)),)?)+
+                    $($(Which::$reply(from) => ReplyBody::$reply(content!(read $reply_kind $reply_content, from, rest)),)?)+
                 })
             }
 
-            pub(crate) fn write(&self, mut root: wire::reply::Builder<'_>) -> Result<()> {
+            /// Writes the message; the result is the payload.
+            pub(crate) fn write(self, mut root: wire::reply::Builder<'_>) -> Result<Payload> {
                 match self {
                     ReplyBody::Error { code, message, waited_for } => {
                         let mut out = root.init_error();
-                        out.set_code(*code);
-                        out.set_message(message);
+                        out.set_code(code);
+                        out.set_message(&message);
                         if let Some(reason) = waited_for {
                             reason.write(out.init_waited_for())?;
                         }
                     }
                     ReplyBody::Waiting(reason) => reason.write(root.init_waiting())?,
                     ReplyBody::Done => root.set_done(()),
-                    $($(ReplyBody::$reply(reply) => set!($reply_kind $reply, root, reply),)?)+
+                    $($(ReplyBody::$reply(reply) => {
+                        content!(write $reply_kind $reply, root, reply);
+                        return Ok(content!(payload $reply_kind reply));
+                    })?)+
                 }
-                Ok(())
+                Ok(Payload::default())
             }
         }
 
@@ -312,10 +257,7 @@ macro_rules! requests {
             type Error = ReplyBody;
 
             fn try_from(body: ReplyBody) -> Result<Self, ReplyBody> {
-                match body {
-                    ReplyBody::$reply(reply) => Ok(reply),
-                    other => Err(other),
-                }
+                if let ReplyBody::$reply(reply) = body { Ok(reply) } else { Err(body) }
             }
         })?)+
     };
@@ -325,14 +267,9 @@ impl TryFrom<ReplyBody> for () {
     type Error = ReplyBody;
 
     fn try_from(body: ReplyBody) -> Result<Self, ReplyBody> {
-        match body {
-            ReplyBody::Done => Ok(()),
-            other => Err(other),
-        }
+        matches!(body, ReplyBody::Done).then_some(()).ok_or(body)
     }
 }
-
-impl Answer for () {}
 
 requests! {
     hello: struct Hello(Hello) => struct Challenge(Challenge),
@@ -345,10 +282,10 @@ requests! {
     push: struct Push(Push) => struct Pushed(Pushed),
     sample: struct Sample(SampleRequest) => struct Sampled(Sampled),
     update_priorities: struct UpdatePriorities(UpdatePriorities) => struct Updated(UpdateReceipt),
-    report_corrupt: struct ReportCorrupt(ReportCorrupt) => text Corrupt(Option<String>),
+    report_corrupt: struct ReportCorrupt(ReportCorrupt) => value Corrupt(Option<String>),
     put_parameters: struct PutParameters(PutParameters),
     get_parameters: struct GetParameters(GetParameters) => struct Parameters(Option<Parameters>),
-    stats: void Stats(Stats) => text Stats(String),
+    stats: void Stats(Stats) => value Stats(String),
     list: void List(List) => struct Listing(Listing),
     snapshot: void Snapshot(Snapshot),
     close_writer: struct CloseWriter(CloseWriter),

@@ -10,12 +10,7 @@ pub struct OpenOrResume {
     pub resume: bool,
 }
 
-impl Call for OpenOrResume {
-    const ROLE: Role = Role::Actor;
-    type Reply = WriterOpened;
-}
-
-impl Answer for WriterOpened {}
+call!(OpenOrResume: Actor => WriterOpened);
 
 impl Message for OpenOrResume {
     type Struct = wire::open_writer::Owned;

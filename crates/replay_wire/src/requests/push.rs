@@ -10,25 +10,13 @@ pub struct Pushed {
     pub steps: u64,
 }
 
-impl Call for Push {
-    const ROLE: Role = Role::Actor;
-    type Reply = Pushed;
-
-    fn words(&self) -> usize {
-        64 + 3 * (self.body.chunks.len() + self.body.items.len())
-    }
-
-    fn payload(&self) -> Bytes {
-        self.body.payload.clone()
-    }
-}
-
-impl Answer for Pushed {}
+call!(Push: Actor => Pushed, payload: |push| push.body.payload.clone());
 
 same_fields! {
     pushed: Pushed { steps }
     chunk: ChunkHead { stream, rows, first_step, bytes }
     item: NewItem { anchor, stream, before, after, priority }
+    push: PushBody { | payload = Rest::payload; chunks: "the chunks of a push", items: "the items of a push" }
 }
 
 impl Message for Push {
@@ -40,12 +28,12 @@ impl Message for Push {
             writer: from.get_writer(),
             epoch: from.get_epoch(),
             sequence: from.get_sequence(),
-            body: PushBody {
-                chunks: read_list(from.get_chunks(), rest)?,
-                items: read_list(from.get_items(), rest)?,
-                payload: rest.payload(),
-            },
+            body: PushBody::read(from, rest)?,
         })
+    }
+
+    fn words(&self) -> usize {
+        64 + 3 * (self.body.chunks.len() + self.body.items.len())
     }
 
     /// Refuses priorities that are NaN, infinite or negative.
@@ -55,10 +43,7 @@ impl Message for Push {
         out.set_epoch(self.epoch);
         out.set_sequence(self.sequence);
         self.body.check_priorities()?;
-        let chunks = list_len("the chunks of a push", self.body.chunks.len())?;
-        write_list(out.reborrow().init_chunks(chunks), &self.body.chunks)?;
-        let items = list_len("the items of a push", self.body.items.len())?;
-        write_list(out.init_items(items), &self.body.items)
+        self.body.write(out)
     }
 }
 

@@ -1,6 +1,6 @@
 use super::*;
 
-/// Stores parameters.
+/// Stores parameters. The answer is their version, without bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PutParameters {
     /// Their name.
@@ -13,14 +13,6 @@ pub struct PutParameters {
     pub bytes: Bytes,
 }
 
-impl Call for PutParameters {
-    const ROLE: Role = Role::Learner;
-    /// The stored version, without bytes.
-    type Reply = Option<Parameters>;
-
-    fn payload(&self) -> Bytes {
-        self.bytes.clone()
-    }
-}
+call!(PutParameters: Learner => Option<Parameters>, payload: |put| put.bytes.clone());
 
 same_fields! { put_parameters: PutParameters { name, id, version | bytes = Rest::payload } }

@@ -1,6 +1,6 @@
 use super::*;
 
-/// A blob that does not decode.
+/// A blob that does not decode. The answer is the name of the removed item's writer, `None` when it was removed before.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReportCorrupt {
     /// The table.
@@ -11,14 +11,8 @@ pub struct ReportCorrupt {
     pub reason: String,
 }
 
-impl Call for ReportCorrupt {
-    // A learner could also remove an item by a priority of 0, and without this request it would sample a damaged one again and again.
-    const ROLE: Role = Role::Learner;
-    /// Name of the removed item's writer; `None` when it was removed before.
-    type Reply = Option<String>;
-}
-
-impl Answer for Option<String> {}
+// A learner could also remove an item by a priority of 0, and without this request it would sample a damaged one again and again.
+call!(ReportCorrupt: Learner => Option<String>);
 
 same_fields! { report_corrupt: ReportCorrupt { table, id, reason } }
 

@@ -4,9 +4,4 @@ use super::*;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Snapshot;
 
-impl Call for Snapshot {
-    const ROLE: Role = Role::Operator;
-    type Reply = ();
-}
-
-void!(Snapshot);
+call!(Snapshot: Operator => ());

@@ -4,16 +4,4 @@ use super::*;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stats;
 
-impl Call for Stats {
-    const ROLE: Role = Role::Actor;
-    const REPLY: ReplySize = ReplySize::Report;
-    type Reply = String;
-}
-
-void!(Stats);
-
-impl Answer for String {
-    fn words(&self) -> usize {
-        64 + self.len() / 8
-    }
-}
+call!(Stats: Actor => String, large: true);

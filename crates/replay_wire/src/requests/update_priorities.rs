@@ -11,16 +11,7 @@ pub struct UpdatePriorities {
     pub priorities: Vec<f64>,
 }
 
-impl Call for UpdatePriorities {
-    const ROLE: Role = Role::Learner;
-    type Reply = UpdateReceipt;
-
-    fn words(&self) -> usize {
-        64 + 2 * self.ids.len()
-    }
-}
-
-impl Answer for UpdateReceipt {}
+call!(UpdatePriorities: Learner => UpdateReceipt);
 
 same_fields! { updated: UpdateReceipt { applied, stale } }
 
@@ -44,10 +35,16 @@ impl Message for UpdatePriorities {
         })
     }
 
+    fn words(&self) -> usize {
+        64 + 2 * self.ids.len()
+    }
+
     fn write(&self, mut out: wire::update_priorities::Builder<'_>) -> Result<()> {
         out.set_table(&self.table);
-        let longest = self.ids.len().max(self.priorities.len());
-        list_len("the ids of an update", longest)?;
+        list_len(
+            "the ids of an update",
+            self.ids.len().max(self.priorities.len()),
+        )?;
         out.set_ids(&self.ids[..]).map_err(internal)?;
         out.set_priorities(&self.priorities[..]).map_err(internal)
     }
