@@ -303,13 +303,12 @@ impl Client {
         bytes: Bytes,
         wait: &Wait<'_>,
     ) -> Result<u64> {
-        let put = PutParameters {
+        let (stored, _) = self.ask(wait, |_| PutParameters {
             name: name.into(),
             id,
             version,
-            bytes,
-        };
-        let stored = self.call(wait, &put)?;
+            bytes: bytes.clone(),
+        })?;
         let stored = stored.ok_or_else(|| unexpected(&ReplyBody::Parameters(None)))?;
         Ok(stored.version)
     }
