@@ -350,7 +350,7 @@ impl Replay<Error> for Client {
         match dropped {
             // An earlier try dropped it, and its answer was lost.
             Err(error) if unknown(&error) && tries.get() > 1 => Ok(()),
-            dropped => Ok(dropped?.0),
+            dropped => dropped.map(|((), _)| ()),
         }
     }
 
