@@ -103,7 +103,7 @@ def fill(client: WireClient) -> None:
 
 def sample(client: WireClient, count: int, before: int = 1, after: int = 1) -> tuple[Any, bytes]:
     fields = {"table": "steps", "count": count, "before": before, "after": after}
-    reply, payload = client.call(sample=SCHEMA.Sample.new_message(**fields, minPriority=True))
+    reply, payload = client.call(sample=SCHEMA.Sample.new_message(**fields, minProbability=True))
     return reply.sampled, payload
 
 

@@ -41,7 +41,9 @@ use replay_core::table::{Activity, Attempt, PendingCall, Step, Turn};
 use replay_wire::auth::ChannelBinding;
 use replay_wire::handshake::Handshake;
 use replay_wire::role::Role;
-use replay_wire::{ErrorCode, FrameLimits, NO_REQUEST, ReplyBody, Request, RequestBody};
+use replay_wire::{
+    ErrorCode, FrameLimits, NO_REQUEST, OpenOrResume, ReplyBody, Request, RequestBody, Snapshot,
+};
 
 /// Bytes of one read. Larger payloads are read into their own buffer directly.
 const READ_BUFFER: usize = 16 << 10;
@@ -404,7 +406,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         if refused.is_some() {
             return refused;
         }
-        if received.request.body == RequestBody::Snapshot {
+        if received.request.body == RequestBody::Snapshot(Snapshot) {
             return Some(self.save_snapshot().await);
         }
         let tables = self.context.service.table_request(&received.request.body)?;
@@ -438,7 +440,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
             Ok(Attempt::Ready(reply)) => Ok(reply),
             Err(error) => Err(error),
         };
-        if let (RequestBody::OpenWriter { open, .. }, Ok(ReplyBody::Writer(opened))) =
+        if let (RequestBody::OpenWriter(OpenOrResume { open, .. }), Ok(ReplyBody::Writer(opened))) =
             (body, &reply)
         {
             self.context.service.attach_writer(open, &self.unread);

@@ -24,7 +24,9 @@ use replay_core::replay::{OpenWriter, Parameters, SampleRequest, Sampled};
 use replay_core::schema::TableConfig;
 use replay_core::table::{Activity, Attempt, Table, Turn};
 use replay_wire::role::Role;
-use replay_wire::{RELEASE, ReplyBody, RequestBody};
+use replay_wire::{
+    DescribeTable, JoinGradients, OpenOrResume, Pushed, RELEASE, ReplyBody, RequestBody,
+};
 
 pub use latencies::Latencies;
 pub use samplers::{ConnectionSamples, Samplers};
@@ -153,47 +155,33 @@ impl Service {
         &self.reply_budgets
     }
 
-    /// The tables, for a request that [`Tables::handles`] and this server does not refuse at once.
+    /// The tables, for a request that makes, empties or removes one and is not refused at once.
     pub fn table_request(&self, request: &RequestBody) -> Option<&Arc<Tables>> {
-        let handled = Tables::handles(request) && self.check_there_is_memory(request).is_ok();
-        handled.then_some(&self.tables)
+        use RequestBody::{CreateTable, DropTable, EmptyTable};
+        let handled = matches!(request, CreateTable(_) | EmptyTable(_) | DropTable(_));
+        (handled && self.check_there_is_memory(request).is_ok()).then_some(&self.tables)
     }
 
     /// The answer to a request that a client of `role` may not make; `None` if it may. A table that exists as requested needs
     /// nothing, so programs of actors may name their tables as learners do.
     pub fn refuse(&self, request: &RequestBody, role: Role) -> Option<Result<ReplyBody>> {
         let forbidden = role.check(request).err()?;
-        Some(match request {
-            RequestBody::CreateTable(config) => {
-                self.tables.find(config).unwrap_or(Err(forbidden.into()))
-            }
-            _ => Err(forbidden.into()),
-        })
-    }
-
-    /// Whether the reply to a request may be large.
-    pub fn has_large_reply(request: &RequestBody) -> bool {
-        matches!(
-            request,
-            RequestBody::Sample(_)
-                | RequestBody::GetParameters { .. }
-                | RequestBody::Stats
-                | RequestBody::List
-        )
+        let exists = match request {
+            RequestBody::CreateTable(config) => self.tables.find(config),
+            _ => None,
+        };
+        Some(exists.unwrap_or(Err(forbidden.into())))
     }
 
     /// What the reply to a request takes; `None` if it is a few bytes.
     pub fn large_reply(&self, request: &RequestBody) -> Option<LargeReply> {
         match request {
-            RequestBody::GetParameters {
-                name, newer_than, ..
-            } => {
-                let newest = self.memory.parameters().newest(name, *newer_than);
+            RequestBody::GetParameters(get) => {
+                let newest = self.memory.parameters().newest(&get.name, get.newer_than);
                 newest.map(LargeReply::Shared)
             }
             RequestBody::Sample(_) => Some(LargeReply::Copy),
-            RequestBody::Stats | RequestBody::List => Some(LargeReply::Report),
-            _ => None,
+            _ => request.has_large_reply().then_some(LargeReply::Report),
         }
     }
 
@@ -213,87 +201,72 @@ impl Service {
             RequestBody::CreateTable(_)
             | RequestBody::EmptyTable(_)
             | RequestBody::DropTable(_) => self.tables.answer(request)?,
-            RequestBody::DescribeTable(name) => {
+            RequestBody::DescribeTable(DescribeTable(name)) => {
                 ReplyBody::Table(TableConfig::clone(self.memory.table(name)?.config()))
             }
-            RequestBody::OpenWriter { open, resume } => {
+            RequestBody::OpenWriter(OpenOrResume { open, resume }) => {
                 let table = self.memory.table(&open.table)?;
-                ReplyBody::Writer(match resume {
-                    true => table.resume_writer(open)?,
-                    false => table.open_writer(open)?,
-                })
+                let opened = if *resume {
+                    table.resume_writer(open)
+                } else {
+                    table.open_writer(open)
+                };
+                ReplyBody::Writer(opened?)
             }
             RequestBody::Push(push) => {
-                match self.table(&push.table, turn)?.try_push(push, turn)? {
-                    Attempt::Ready(steps) => ReplyBody::Pushed { steps },
-                    Attempt::Blocked(waited_for) => return Ok(Attempt::Blocked(waited_for)),
-                }
+                let pushed = self.table(&push.table, turn)?.try_push(push, turn)?;
+                return Ok(pushed.map(|steps| ReplyBody::Pushed(Pushed { steps })));
             }
-            RequestBody::Sample(request) => match self.sample(request, last, turn)? {
-                Attempt::Ready(sampled) => ReplyBody::Sampled(sampled),
-                Attempt::Blocked(waited_for) => return Ok(Attempt::Blocked(waited_for)),
-            },
-            RequestBody::UpdatePriorities {
-                table,
-                ids,
-                priorities,
-            } => ReplyBody::Updated(
-                self.memory
-                    .table(table)?
-                    .update_priorities(ids, priorities)?,
-            ),
-            RequestBody::ReportCorrupt { table, id, reason } => {
-                ReplyBody::Corrupt(self.memory.table(table)?.report_corrupt(*id, reason))
+            RequestBody::Sample(request) => {
+                return Ok(self.sample(request, last, turn)?.map(ReplyBody::Sampled));
             }
-            RequestBody::PutParameters {
-                name,
-                id,
-                version,
-                bytes,
-            } => {
+            RequestBody::UpdatePriorities(update) => {
+                let table = self.memory.table(&update.table)?;
+                ReplyBody::Updated(table.update_priorities(&update.ids, &update.priorities)?)
+            }
+            RequestBody::ReportCorrupt(report) => {
+                let table = self.memory.table(&report.table)?;
+                ReplyBody::Corrupt(table.report_corrupt(report.id, &report.reason))
+            }
+            RequestBody::PutParameters(put) => {
                 let stored = self.memory.parameters();
-                let version = stored.put_version(name, *id, *version, bytes.clone())?;
                 ReplyBody::Parameters(Some(Parameters {
-                    version,
+                    version: stored.put_version(
+                        &put.name,
+                        put.id,
+                        put.version,
+                        put.bytes.clone(),
+                    )?,
                     bytes: bytes::Bytes::new(),
                 }))
             }
-            RequestBody::GetParameters {
-                name,
-                newer_than,
-                writer,
-            } => {
-                let newer = (self.memory).get_parameters(name, *newer_than, writer.as_ref());
-                ReplyBody::Parameters(newer)
+            RequestBody::GetParameters(get) => {
+                let writer = get.writer.as_ref();
+                ReplyBody::Parameters(
+                    self.memory
+                        .get_parameters(&get.name, get.newer_than, writer),
+                )
             }
-            RequestBody::List => ReplyBody::Listing(self.memory.list()),
-            RequestBody::Snapshot => {
-                return Err(Error::Internal(
-                    "a snapshot is saved on a thread of its own".into(),
-                ));
+            RequestBody::List(_) => ReplyBody::Listing(self.memory.list()),
+            RequestBody::Snapshot(_) => {
+                let elsewhere = "a snapshot is saved on a thread of its own";
+                return Err(Error::Internal(elsewhere.into()));
             }
-            RequestBody::Stats => ReplyBody::Stats(self.stats().to_string()),
-            RequestBody::CloseWriter {
-                table,
-                writer,
-                epoch,
-            } => {
+            RequestBody::Stats(_) => ReplyBody::Stats(self.stats().to_string()),
+            RequestBody::CloseWriter(close) => {
                 // Without its table it is gone.
-                if let Ok(table) = self.memory.table(table) {
-                    table.close_writer(*writer, *epoch)?;
+                if let Ok(table) = self.memory.table(&close.table) {
+                    table.close_writer(close.writer, close.epoch)?;
                 }
                 ReplyBody::Done
             }
-            RequestBody::JoinGradients { job, below } => {
-                match self.aggregators()?.join(job, *below)? {
-                    Attempt::Ready(joined) => ReplyBody::Gradients(joined),
-                    Attempt::Blocked(waited_for) => return Ok(Attempt::Blocked(waited_for)),
-                }
+            RequestBody::JoinGradients(JoinGradients { job, below }) => {
+                let joined = self.aggregators()?.join(job, *below)?;
+                return Ok(joined.map(ReplyBody::Gradients));
             }
             RequestBody::Hello(_) | RequestBody::Authenticate(_) => {
-                return Err(Error::protocol(
-                    "the handshake of this connection is over".to_owned(),
-                ));
+                let over = "the handshake of this connection is over";
+                return Err(Error::protocol(over.to_owned()));
             }
         };
         Ok(Attempt::Ready(reply))
@@ -304,7 +277,7 @@ impl Service {
     /// # Errors
     /// [`Error::Internal`] for a request that never blocks.
     pub fn changed(&self, request: &RequestBody, turn: &Turn) -> Result<EventListener> {
-        if let RequestBody::JoinGradients { .. } = request {
+        if let RequestBody::JoinGradients(_) = request {
             return Ok(self.aggregators()?.changed());
         }
         Ok(turn.changed()?)
@@ -369,7 +342,7 @@ impl Service {
     fn check_there_is_memory(&self, request: &RequestBody) -> Result<()> {
         let needs_none = matches!(
             request,
-            RequestBody::JoinGradients { .. } | RequestBody::Stats | RequestBody::List
+            RequestBody::JoinGradients(_) | RequestBody::Stats(_) | RequestBody::List(_)
         );
         if self.gradients_only && !needs_none {
             return Err(Error::Config(

@@ -92,11 +92,13 @@ fn handshake(
         let mut proved = None;
         let serve = async {
             let request = server.challenge(challenge).await;
-            let RequestBody::Authenticate(proof) = request.body else {
+            let RequestBody::Authenticate(Authenticate { proof }) = request.body else {
                 panic!("{request:?} comes after the challenge");
             };
             proved = proof;
-            let welcome = ReplyBody::Welcome(server_proof());
+            let welcome = ReplyBody::Welcome(Welcome {
+                proof: server_proof(),
+            });
             server.reply(request.id, welcome).await;
             std::future::pending().await
         };
@@ -230,7 +232,7 @@ fn stats(answer: impl AsyncFnOnce(&mut Server, u64)) -> Result<ReplyBody> {
         let mut pipeline = RequestPipeline::new(stream, limits, "the server".into());
         let serve = async {
             let authenticate = server.challenge(|_| open_challenge()).await;
-            let welcome = ReplyBody::Welcome(None);
+            let welcome = ReplyBody::Welcome(Welcome { proof: None });
             server.reply(authenticate.id, welcome).await;
             let request = server.request().await;
             answer(&mut server, request.id).await;
@@ -240,7 +242,7 @@ fn stats(answer: impl AsyncFnOnce(&mut Server, u64)) -> Result<ReplyBody> {
         };
         let ask = async {
             pipeline.handshake(None, None, 0).await.unwrap();
-            pipeline.call(0, RequestBody::Stats).await
+            pipeline.call(0, RequestBody::Stats(Stats)).await
         };
         tokio::select! {
             reply = ask => reply,
@@ -355,29 +357,31 @@ fn a_request_over_the_servers_limit_is_not_sent() {
             RequestPipeline::new(stream, FrameLimits::default(), "the server".into());
         let serve = async {
             let request = server.challenge(|_| open_challenge()).await;
-            server.reply(request.id, ReplyBody::Welcome(None)).await;
+            server
+                .reply(request.id, ReplyBody::Welcome(Welcome { proof: None }))
+                .await;
             server.request().await
         };
         let ask = async {
             pipeline.handshake(None, None, 0).await.unwrap();
             let bytes = Bytes::from(vec![0; 4096]);
-            let put = RequestBody::PutParameters {
+            let put = RequestBody::PutParameters(PutParameters {
                 name: "p".into(),
                 version: 0,
                 id: 0,
                 bytes,
-            };
+            });
             let error = pipeline.call(0, put).await.err().unwrap();
             assert!(
                 matches!(error, Error::TooLarge(TooLarge { limit: 4096, .. })),
                 "{error}"
             );
             // The pipeline is as good as before.
-            pipeline.send(0, RequestBody::Stats).unwrap();
+            pipeline.send(0, RequestBody::Stats(Stats)).unwrap();
             pipeline.flush().await.unwrap();
         };
         let (request, ()) = tokio::join!(serve, ask);
-        assert_eq!(request.body, RequestBody::Stats);
+        assert_eq!(request.body, RequestBody::Stats(Stats));
     });
 }
 
@@ -400,7 +404,10 @@ fn replies_are_read_while_requests_are_written() {
             let ids: Vec<u64> = (0..20)
                 .map(|_| {
                     pipeline
-                        .send(0, RequestBody::DescribeTable("x".repeat(500)))
+                        .send(
+                            0,
+                            RequestBody::DescribeTable(DescribeTable("x".repeat(500))),
+                        )
                         .unwrap()
                 })
                 .collect();

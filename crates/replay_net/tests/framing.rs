@@ -25,12 +25,12 @@ fn block_on<F: Future>(future: F) -> F::Output {
 }
 
 fn put(bytes: impl Into<Bytes>) -> Request {
-    let body = RequestBody::PutParameters {
+    let body = RequestBody::PutParameters(PutParameters {
         name: "policy".into(),
         version: 0,
         id: 0,
         bytes: bytes.into(),
-    };
+    });
     Request {
         id: 3,
         deadline_ms: 5,
@@ -58,7 +58,7 @@ fn frames_come_one_after_the_other_and_then_the_end() {
         Request {
             id: 4,
             deadline_ms: 0,
-            body: RequestBody::Stats,
+            body: RequestBody::Stats(Stats),
         },
     );
     let bytes = [wire_bytes(&first), wire_bytes(&second)].concat();

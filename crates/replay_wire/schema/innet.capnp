@@ -418,7 +418,7 @@ struct Sample {
   after @3 :UInt16;
   # rows wanted around each anchor; more than an item's window is an error
   allowShort @4 :Bool;
-  minPriority @5 :Bool;
+  minProbability @5 :Bool;
   # also report the smallest probability in the table: costs a scan of it
   part @6 :BatchPart;
   # null for a whole batch

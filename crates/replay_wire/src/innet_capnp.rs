@@ -10166,7 +10166,7 @@ pub mod sample {
             self.reader.get_bool_field(64)
         }
         #[inline]
-        pub fn get_min_priority(self) -> bool {
+        pub fn get_min_probability(self) -> bool {
             self.reader.get_bool_field(65)
         }
         #[inline]
@@ -10284,11 +10284,11 @@ pub mod sample {
             self.builder.set_bool_field(64, value);
         }
         #[inline]
-        pub fn get_min_priority(self) -> bool {
+        pub fn get_min_probability(self) -> bool {
             self.builder.get_bool_field(65)
         }
         #[inline]
-        pub fn set_min_priority(&mut self, value: bool)  {
+        pub fn set_min_probability(&mut self, value: bool)  {
             self.builder.set_bool_field(65, value);
         }
         #[inline]
@@ -10385,7 +10385,7 @@ pub mod sample {
             ::capnp::word(5, 0, 0, 0, 65, 0, 0, 0),
             ::capnp::word(0, 0, 1, 0, 5, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(233, 0, 0, 0, 98, 0, 0, 0),
+            ::capnp::word(233, 0, 0, 0, 122, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(232, 0, 0, 0, 3, 0, 1, 0),
             ::capnp::word(244, 0, 0, 0, 2, 0, 1, 0),
@@ -10444,8 +10444,8 @@ pub mod sample {
             ::capnp::word(1, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(109, 105, 110, 80, 114, 105, 111, 114),
-            ::capnp::word(105, 116, 121, 0, 0, 0, 0, 0),
+            ::capnp::word(109, 105, 110, 80, 114, 111, 98, 97),
+            ::capnp::word(98, 105, 108, 105, 116, 121, 0, 0),
             ::capnp::word(1, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),

@@ -83,6 +83,16 @@ pub enum Attempt<T> {
     Blocked(WaitReason),
 }
 
+impl<T> Attempt<T> {
+    /// The same attempt, with another result.
+    pub fn map<U>(self, result: impl FnOnce(T) -> U) -> Attempt<U> {
+        match self {
+            Attempt::Ready(done) => Attempt::Ready(result(done)),
+            Attempt::Blocked(reason) => Attempt::Blocked(reason),
+        }
+    }
+}
+
 /// A named replay memory. Samples, updates and pins take no lock, except that samplers by rank lock their order, and an update
 /// the largest priority that it raises; pushes share one short lock. All are lock-free too, but for a sample that ends an item
 /// (`max_times_sampled`): the queue that it returns the slot to lets another thread finish first.

@@ -31,7 +31,7 @@ use base::wait::Wait;
 use replay_core::schema::TableConfig;
 use replay_wire::ErrorCode;
 use replay_wire::auth::{self, ChannelBinding};
-use replay_wire::{FrameLimits, ReplyBody, RequestBody};
+use replay_wire::{FrameLimits, ReplyBody, RequestBody, Stats};
 
 type Pipeline = RequestPipeline<Box<dyn ByteStream>>;
 
@@ -227,7 +227,7 @@ impl Dialer {
                         }
                     }
                     if known != 0 {
-                        let reply = pipeline.call(u32::MAX, RequestBody::Stats).await?;
+                        let reply = pipeline.call(u32::MAX, RequestBody::Stats(Stats)).await?;
                         let stats = expect_reply!(reply, ReplyBody::Stats(stats) => stats)?;
                         kept = Some(outage::kept(&stats));
                     }

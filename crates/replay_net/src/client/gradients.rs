@@ -15,7 +15,7 @@ use gradients::{
     self, AnyTransport, Control, DpdkConfig, JoinJob, Sum, Ticket, UdpTransport, Worker,
     WorkerTransport,
 };
-use replay_wire::{GradientsJoined, ReplyBody, RequestBody};
+use replay_wire::{GradientsJoined, JoinGradients, ReplyBody, RequestBody};
 
 /// Longest deadline: the wire has 32 bits for its milliseconds.
 const MAX_DEADLINE: Duration = Duration::from_secs(30 * 86_400);
@@ -59,9 +59,11 @@ pub fn join_job(
     // The server gives up earlier, as its error names the missing servers.
     let left = until.saturating_duration_since(Instant::now());
     let due = Instant::now() + left * 3 / 4;
-    let body = || RequestBody::JoinGradients {
-        job: request.clone(),
-        below,
+    let body = || {
+        RequestBody::JoinGradients(JoinGradients {
+            job: request.clone(),
+            below,
+        })
     };
     let late = || {
         Error::deadline(format!(

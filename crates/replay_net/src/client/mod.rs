@@ -55,7 +55,7 @@ use connection::Dialer;
 pub use gradient_updates::GradientUpdates;
 pub use gradients::GradientWorker;
 pub use namespace::{Namespace, Namespaced};
-use pipeline::{expect_reply, is_broken, is_renewal};
+use pipeline::{is_broken, is_renewal, unexpected};
 use pool::{ConnectionPool, retry_for, while_broken};
 use replay_core::replay::{
     Listing, OpenWriter, Parameters, PushChannel, Replay, SampleChannel, SampleRequest, Sampled,
@@ -64,7 +64,10 @@ use replay_core::replay::{
 use replay_core::schema::TableConfig;
 use replay_wire::ErrorCode;
 use replay_wire::auth::Secret;
-use replay_wire::{ReplyBody, RequestBody};
+use replay_wire::{
+    Call, DescribeTable, DropTable, EmptyTable, GetParameters, List, PutParameters, ReplyBody,
+    ReportCorrupt, Snapshot, Stats, UpdatePriorities,
+};
 
 /// Options of a connection: credentials, timeouts and limits.
 #[derive(Debug, Clone)]
@@ -192,7 +195,7 @@ impl Client {
     /// # Errors
     /// [`Error::Remote`] when the server saves no snapshots, this one failed, or the token does not allow it.
     pub fn snapshot(&self, wait: &Wait<'_>) -> Result<()> {
-        self.ask_done(wait, |_| RequestBody::Snapshot)
+        self.call(wait, &Snapshot)
     }
 
     /// Joins a gradient job, over a connection of its own: see [`GradientWorker`]. Fails at the job's deadline, or at [`Wait::deadline`] if that
@@ -246,16 +249,16 @@ impl Client {
 
     /// Sends a request, again on a new connection after a broken one. Its argument is the incarnation of the connection's
     /// server, which may have restarted since the last try.
-    fn ask(
+    fn ask<C: Call>(
         &self,
         wait: &Wait<'_>,
-        question: impl Fn(u64) -> RequestBody,
-    ) -> Result<(ReplyBody, u64)> {
+        question: impl Fn(u64) -> C,
+    ) -> Result<(C::Reply, u64)> {
         let longest = while_broken(self.reconnect_for);
-        retry_for(longest, &mut None, &self.dialer, wait, || {
+        let (reply, incarnation) = retry_for(longest, &mut None, &self.dialer, wait, || {
             let mut connection = self.idle.take(&self.dialer, wait)?;
             let incarnation = connection.incarnation;
-            let mut ask = || connection.call(&self.dialer, wait, question(incarnation));
+            let mut ask = || connection.call(&self.dialer, wait, question(incarnation).into());
             let mut reply = ask();
             while reply.as_ref().is_err_and(is_renewal) {
                 reply = ask();
@@ -271,7 +274,14 @@ impl Client {
                 Err(_) => {}
             }
             Ok((reply?, incarnation))
-        })
+        })?;
+        let reply = reply.try_into().map_err(|other| unexpected(&other))?;
+        Ok((reply, incarnation))
+    }
+
+    /// [`Self::ask`], for a request that is the same at every server.
+    fn call<C: Call + Clone>(&self, wait: &Wait<'_>, request: &C) -> Result<C::Reply> {
+        Ok(self.ask(wait, |_| request.clone())?.0)
     }
 
     /// Stores parameters as `version`, or as the next version if that is not newer.
@@ -293,29 +303,25 @@ impl Client {
         bytes: Bytes,
         wait: &Wait<'_>,
     ) -> Result<u64> {
-        let (reply, _) = self.ask(wait, |_| RequestBody::PutParameters {
+        let (stored, _) = self.ask(wait, |_| PutParameters {
             name: name.into(),
             id,
             version,
             bytes: bytes.clone(),
         })?;
-        expect_reply!(reply, ReplyBody::Parameters(Some(stored)) => stored.version)
+        let stored = stored.ok_or_else(|| unexpected(&ReplyBody::Parameters(None)))?;
+        Ok(stored.version)
     }
 
     /// A channel for updates that are not waited for.
     fn updates_channel(&self) -> updates::Updates {
         updates::Updates::new(self.dialer.clone(), self.reconnect_for)
     }
-
-    fn ask_done(&self, wait: &Wait<'_>, question: impl Fn(u64) -> RequestBody) -> Result<()> {
-        let (reply, _) = self.ask(wait, question)?;
-        expect_reply!(reply, ReplyBody::Done => ())
-    }
 }
 
 impl Replay<Error> for Client {
     fn create_table(&self, config: &TableConfig, wait: &Wait<'_>) -> Result<()> {
-        self.ask_done(wait, |_| RequestBody::CreateTable(config.clone()))?;
+        self.call(wait, config)?;
         self.dialer
             .tables()
             .insert(config.name.clone(), config.clone());
@@ -323,19 +329,18 @@ impl Replay<Error> for Client {
     }
 
     fn table_config(&self, table: &str, wait: &Wait<'_>) -> Result<Arc<TableConfig>> {
-        let (reply, _) = self.ask(wait, |_| RequestBody::DescribeTable(table.into()))?;
-        expect_reply!(reply, ReplyBody::Table(config) => Arc::new(config))
+        Ok(Arc::new(self.call(wait, &DescribeTable(table.into()))?))
     }
 
     fn empty_table(&self, table: &str, wait: &Wait<'_>) -> Result<()> {
-        self.ask_done(wait, |_| RequestBody::EmptyTable(table.into()))
+        self.call(wait, &EmptyTable(table.into()))
     }
 
     fn drop_table(&self, table: &str, wait: &Wait<'_>) -> Result<()> {
         let tries = Cell::new(0);
-        let dropped = self.ask_done(wait, |_| {
+        let dropped = self.ask(wait, |_| {
             tries.set(tries.get() + 1);
-            RequestBody::DropTable(table.into())
+            DropTable(table.into())
         });
         let unknown = |error: &Error| error.code() == ErrorCode::UnknownTable;
         if dropped.as_ref().err().is_none_or(unknown) {
@@ -345,7 +350,7 @@ impl Replay<Error> for Client {
         match dropped {
             // An earlier try dropped it, and its answer was lost.
             Err(error) if unknown(&error) && tries.get() > 1 => Ok(()),
-            dropped => dropped,
+            dropped => dropped.map(|((), _)| ()),
         }
     }
 
@@ -359,8 +364,7 @@ impl Replay<Error> for Client {
     }
 
     fn sample(&self, request: &SampleRequest, wait: &Wait<'_>) -> Result<Sampled> {
-        let (reply, _) = self.ask(wait, |_| RequestBody::Sample(request.clone()))?;
-        expect_reply!(reply, ReplyBody::Sampled(sampled) => sampled)
+        self.call(wait, request)
     }
 
     fn sampler(
@@ -381,12 +385,12 @@ impl Replay<Error> for Client {
         wait: &Wait<'_>,
     ) -> Result<UpdateReceipt> {
         updates::check(table, ids, priorities)?;
-        let (reply, _) = self.ask(wait, |_| RequestBody::UpdatePriorities {
+        let (receipt, _) = self.ask(wait, |_| UpdatePriorities {
             table: table.into(),
             ids: ids.to_vec(),
             priorities: priorities.to_vec(),
         })?;
-        expect_reply!(reply, ReplyBody::Updated(receipt) => receipt)
+        Ok(receipt)
     }
 
     fn updates(&self) -> Result<Option<Box<dyn UpdateChannel<Error>>>> {
@@ -401,12 +405,12 @@ impl Replay<Error> for Client {
         reason: &str,
         wait: &Wait<'_>,
     ) -> Result<Option<String>> {
-        let (reply, _) = self.ask(wait, |_| RequestBody::ReportCorrupt {
+        let report = ReportCorrupt {
             table: table.into(),
             id,
             reason: reason.into(),
-        })?;
-        expect_reply!(reply, ReplyBody::Corrupt(writer) => writer)
+        };
+        self.call(wait, &report)
     }
 
     fn put_parameters(&self, name: &str, bytes: Bytes, wait: &Wait<'_>) -> Result<u64> {
@@ -422,7 +426,7 @@ impl Replay<Error> for Client {
     ) -> Result<Option<Parameters>> {
         let seen = || lock(&self.parameters);
         let last = seen().get(name).copied();
-        let (reply, incarnation) = self.ask(wait, |incarnation| RequestBody::GetParameters {
+        let (parameters, incarnation) = self.ask(wait, |incarnation| GetParameters {
             name: name.into(),
             // A restarted server counts versions from 1, so all of its versions are newer.
             newer_than: match last {
@@ -431,7 +435,6 @@ impl Replay<Error> for Client {
             },
             writer: writer.cloned(),
         })?;
-        let parameters = expect_reply!(reply, ReplyBody::Parameters(parameters) => parameters)?;
         if let Some(parameters) = &parameters {
             seen().insert(name.into(), (incarnation, parameters.version));
         }
@@ -439,13 +442,11 @@ impl Replay<Error> for Client {
     }
 
     fn list(&self, wait: &Wait<'_>) -> Result<Listing> {
-        let (reply, _) = self.ask(wait, |_| RequestBody::List)?;
-        expect_reply!(reply, ReplyBody::Listing(listing) => listing)
+        self.call(wait, &List)
     }
 
     fn stats(&self, wait: &Wait<'_>) -> Result<serde_json::Value> {
-        let (reply, _) = self.ask(wait, |_| RequestBody::Stats)?;
-        let json = expect_reply!(reply, ReplyBody::Stats(json) => json)?;
+        let json = self.call(wait, &Stats)?;
         serde_json::from_str(&json)
             .map_err(|e| Error::protocol(format!("the server's stats are not JSON: {e}")))
     }

@@ -21,8 +21,8 @@ use replay_wire::ErrorCode;
 use replay_wire::auth::{self, ChannelBinding, Side, Transcript};
 use replay_wire::handshake::printable_release;
 use replay_wire::{
-    FrameLimits, Hello, NO_REQUEST, OutgoingFrame, PROTOCOL, RELEASE, Reply, ReplyBody, Request,
-    RequestBody, decode_reply, encode_request,
+    Authenticate, FrameLimits, Hello, NO_REQUEST, OutgoingFrame, PROTOCOL, RELEASE, Reply,
+    ReplyBody, Request, RequestBody, Welcome, decode_reply, encode_request,
 };
 
 /// The value of a reply that matches the pattern; for any other one the error of [`unexpected`].
@@ -190,9 +190,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
         };
         let proof = token.map(|token| auth::proof(token, Side::Client, &transcript));
         let begun = Instant::now();
-        let reply = self.call(0, RequestBody::Authenticate(proof)).await?;
+        let reply = self
+            .call(0, RequestBody::Authenticate(Authenticate { proof }))
+            .await?;
         self.round_trip = self.round_trip.min(begun.elapsed());
-        let proof = expect_reply!(reply, ReplyBody::Welcome(proof) => proof)?;
+        let proof = expect_reply!(reply, ReplyBody::Welcome(Welcome { proof }) => proof)?;
         let proved = |token| {
             proof.is_some_and(|proof| auth::verify(token, Side::Server, &transcript, &proof))
         };

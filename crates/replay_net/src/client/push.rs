@@ -14,7 +14,9 @@ use base::wait::Wait;
 use replay_core::cause::WaitReason;
 use replay_core::replay::{OpenWriter, Push, PushBody, PushChannel, WriterId, WriterOpened};
 use replay_wire::ErrorCode;
-use replay_wire::{Reply, ReplyBody, RequestBody};
+use replay_wire::{
+    CloseWriter, GetParameters, OpenOrResume, Pushed, Reply, ReplyBody, RequestBody,
+};
 
 /// The pushes of one writer.
 pub struct Pushes {
@@ -77,11 +79,11 @@ impl Pushes {
     /// Connects and takes over the writer: the server then refuses pushes of its earlier connections.
     fn connect(&mut self, wait: &Wait<'_>) -> Result<WriterOpened> {
         let mut connection = self.dialer.dial(wait)?;
-        let body = RequestBody::OpenWriter {
+        let body = RequestBody::OpenWriter(OpenOrResume {
             open: self.open.clone(),
             // A writer that has sent nothing has nothing to repeat, so a server that has forgotten it may open it anew.
             resume: self.applied > 0 || !self.pending.is_empty(),
-        };
+        });
         let reply = connection.call(&self.dialer, wait, body)?;
         let opened = expect_reply!(reply, ReplyBody::Writer(opened) => opened)?;
         self.epoch = opened.epoch;
@@ -215,7 +217,7 @@ impl Pushes {
             return Ok(());
         };
         match answer(reply.body) {
-            Ok(ReplyBody::Pushed { steps }) => {
+            Ok(ReplyBody::Pushed(Pushed { steps })) => {
                 self.held_back = None;
                 self.steps = steps;
                 // Pushes are applied in order, so the earlier ones are applied too.
@@ -352,14 +354,14 @@ impl PushChannel<Error> for Pushes {
     fn end_steps(&mut self, wait: &Wait<'_>) -> Result<()> {
         self.check()?;
         let dialer = self.dialer.clone();
-        let body = RequestBody::GetParameters {
+        let body = RequestBody::GetParameters(GetParameters {
             name: String::new(),
             newer_than: 0,
             writer: Some(WriterId {
                 table: self.open.table.clone(),
                 writer: self.open.writer,
             }),
-        };
+        });
         retry(&dialer, wait, || {
             let reply = dialer.dial(wait)?.call(&dialer, wait, body.clone())?;
             expect_reply!(reply, ReplyBody::Parameters(_) => ())
@@ -392,11 +394,11 @@ impl Pushes {
         if self.connection.is_none() {
             self.connect_again(wait)?;
         }
-        let body = RequestBody::CloseWriter {
+        let body = RequestBody::CloseWriter(CloseWriter {
             table: self.open.table.clone(),
             writer: self.open.writer,
             epoch: self.epoch,
-        };
+        });
         let dialer = self.dialer.clone();
         let reply = self.connection()?.call(&dialer, wait, body)?;
         expect_reply!(reply, ReplyBody::Done => ())

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use base::wait::Wait;
 use replay_core::error::check_priorities;
 use replay_core::replay::{UpdateChannel, UpdateReceipt};
-use replay_wire::{Reply, ReplyBody, RequestBody};
+use replay_wire::{Reply, ReplyBody, RequestBody, UpdatePriorities};
 
 /// Unanswered updates at most: a server reads as many requests of one connection.
 const WINDOW: usize = 64;
@@ -70,7 +70,7 @@ impl Updates {
     pub fn abandon(mut self) -> UpdateReceipt {
         let pending = std::mem::take(&mut self.pending);
         let ids = pending.into_iter().map(|update| match update.body {
-            RequestBody::UpdatePriorities { ids, .. } => ids.len() as u32,
+            RequestBody::UpdatePriorities(UpdatePriorities { ids, .. }) => ids.len() as u32,
             _ => 0,
         });
         UpdateReceipt {
@@ -196,11 +196,11 @@ impl UpdateChannel<Error> for Updates {
             updates.pending.is_empty()
                 || (updates.pending.len() < WINDOW && updates.pending_bytes + bytes <= most)
         })?;
-        let body = RequestBody::UpdatePriorities {
+        let body = RequestBody::UpdatePriorities(UpdatePriorities {
             table: table.into(),
             ids: ids.to_vec(),
             priorities: priorities.to_vec(),
-        };
+        });
         let sent = Some(self.connection()?.send(u32::MAX, body.clone())?);
         self.pending_bytes += bytes;
         self.pending.push_back(PendingUpdate { body, bytes, sent });

@@ -7,7 +7,7 @@
 
 use crate::service::Service;
 use replay_core::table::Turn;
-use replay_wire::RequestBody;
+use replay_wire::{OpenOrResume, RequestBody};
 
 /// Name of each table, and its number. A connection has one or a few.
 #[derive(Default)]
@@ -17,7 +17,7 @@ impl BegunTables {
     /// The turn of a request that is about to be tried.
     pub fn turn(&mut self, service: &Service, request: &RequestBody) -> Turn {
         let name = match request {
-            RequestBody::OpenWriter { open, .. } => {
+            RequestBody::OpenWriter(OpenOrResume { open, .. }) => {
                 self.0.retain(|(name, _)| *name != open.table);
                 self.begin(service, &open.table);
                 return Turn::default();

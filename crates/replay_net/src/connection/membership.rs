@@ -47,7 +47,7 @@ impl<'a> Membership<'a> {
         last: bool,
         turn: &mut Turn,
     ) -> Result<Attempt<ReplyBody>> {
-        if let (RequestBody::JoinGradients { .. }, Some(_)) = (request, self.session.get()) {
+        if let (RequestBody::JoinGradients(_), Some(_)) = (request, self.session.get()) {
             return Err(Error::protocol(
                 "this connection has joined a gradient job already: join over one connection for each worker".to_owned(),
             ));
@@ -92,7 +92,7 @@ impl<'a> Membership<'a> {
 
     /// Whether a request that was blocked waits for nothing of a table, but for clients to read their replies.
     pub fn waits_for_readers(request: &RequestBody, turn: &Turn) -> bool {
-        Service::has_large_reply(request) && !turn.waits()
+        request.has_large_reply() && !turn.waits()
     }
 
     fn check_room(&self, request: &RequestBody) -> std::result::Result<(), NoRoom> {

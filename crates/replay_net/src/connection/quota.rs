@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::receive::{PushPermit, ReceiveBudgets, ReceivePermit, TableWrites};
 use replay_core::cause::WaitReason;
 use replay_core::memory::Memory;
-use replay_wire::{Header, RequestBody};
+use replay_wire::{Header, OpenOrResume, RequestBody};
 
 /// Requests of one connection between their first byte and the last byte of their reply. At the limit the connection is
 /// not read, and TCP stops the client.
@@ -99,7 +99,7 @@ impl<'a> ReceiveQuota<'a> {
         reservation: FrameReservation,
     ) -> Result<FrameReservation> {
         match request {
-            RequestBody::OpenWriter { open, .. } => self.writes_to(&open.table),
+            RequestBody::OpenWriter(OpenOrResume { open, .. }) => self.writes_to(&open.table),
             RequestBody::Push(_) if self.writes.is_none() => {
                 return Err(Error::protocol(
                     "a push came over a connection that has opened no writer: open the writer there first".to_owned(),

@@ -9,7 +9,7 @@ use crate::stack::Stack;
 use replay_wire::auth::ChannelBinding;
 use replay_wire::handshake::Authenticated;
 use replay_wire::role::Role;
-use replay_wire::{NO_REQUEST, ReplyBody, RequestBody, decode_request};
+use replay_wire::{Authenticate, NO_REQUEST, ReplyBody, RequestBody, Welcome, decode_request};
 
 /// A client that has proved its token.
 pub struct Welcomed {
@@ -84,7 +84,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         };
         let request = decode_request(frame)?;
         *id = request.id;
-        let RequestBody::Authenticate(proof) = request.body else {
+        let RequestBody::Authenticate(Authenticate { proof }) = request.body else {
             let reason = "the request after the challenge is authenticate";
             return Err(Error::protocol(reason.to_owned()));
         };
@@ -93,7 +93,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
             self.context.service.counters.connections_refused.add(1);
             return Err(busy);
         }
-        self.write_reply(write, *id, ReplyBody::Welcome(proof))
+        self.write_reply(write, *id, ReplyBody::Welcome(Welcome { proof }))
             .await?;
         Ok(Some(Welcomed {
             role,

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use tokio::sync::oneshot;
 
-use replay_wire::RequestBody;
+use replay_wire::{CloseWriter, RequestBody};
 
 /// Waiting requests of a connection's writers. A writer's requests are applied in the order of their arrival, even if one
 /// has to wait.
@@ -53,7 +53,7 @@ fn is_over(last: &mut oneshot::Receiver<()>) -> bool {
 fn ordered_writer(request: &RequestBody) -> Option<u64> {
     match request {
         RequestBody::Push(push) => Some(push.writer),
-        RequestBody::CloseWriter { writer, .. } => Some(*writer),
+        RequestBody::CloseWriter(CloseWriter { writer, .. }) => Some(*writer),
         _ => None,
     }
 }

@@ -9,7 +9,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use crate::error::{Error, Result};
 use replay_core::memory::Memory;
 use replay_core::schema::TableConfig;
-use replay_wire::{ReplyBody, RequestBody};
+use replay_wire::{DropTable, EmptyTable, ReplyBody, RequestBody};
 
 /// The tables of a server's memory.
 pub struct Tables {
@@ -36,32 +36,24 @@ impl Tables {
         }))
     }
 
-    /// Whether a request makes, empties or removes a table.
-    pub fn handles(request: &RequestBody) -> bool {
-        matches!(
-            request,
-            RequestBody::CreateTable(_) | RequestBody::EmptyTable(_) | RequestBody::DropTable(_)
-        )
-    }
-
     /// Waits for the end of the requests before this one.
     pub async fn turn(&self) -> SemaphorePermit<'_> {
         let turn = self.turn.acquire().await;
         turn.expect("the semaphore is never closed")
     }
 
-    /// Answers a request that [`Tables::handles`].
+    /// Answers a request that makes, empties or removes a table.
     ///
     /// # Errors
     /// The error to answer the request with.
     pub fn answer(&self, request: &RequestBody) -> Result<ReplyBody> {
         match request {
             RequestBody::CreateTable(config) => self.create(config)?,
-            RequestBody::EmptyTable(name) => {
+            RequestBody::EmptyTable(EmptyTable(name)) => {
                 self.memory.empty_table(name)?;
                 return_freed_memory();
             }
-            RequestBody::DropTable(name) => {
+            RequestBody::DropTable(DropTable(name)) => {
                 self.remove(name)?;
                 return_freed_memory();
             }

@@ -155,17 +155,17 @@ fn one_connection_is_for_one_worker() {
     use replay_net::client::ConnectOptions;
     use replay_net::client::connection::Dialer;
     use replay_net::client::gradients::join_job;
-    use replay_wire::RequestBody;
+    use replay_wire::{JoinGradients, RequestBody};
 
     let serving = Serving::start(&[]);
     let dialer = Dialer::new(serving.address.clone(), ConnectOptions::default()).unwrap();
     let until = Instant::now() + LONG;
     let wait = Wait::until(Some(until));
     let mut joined = join_job(&dialer, &request(0, 2), None, until, &wait).unwrap();
-    let second = RequestBody::JoinGradients {
+    let second = RequestBody::JoinGradients(JoinGradients {
         job: request(1, 2),
         below: None,
-    };
+    });
     let error = joined
         .connection
         .call(&dialer, &wait, second)

@@ -20,7 +20,7 @@ use replay_net::server::{RunningServer, Server};
 use replay_net::stack::Address;
 use replay_wire::ErrorCode;
 use replay_wire::auth::{self, CHANNEL_BINDING_LABEL, Secret, Side, Transcript};
-use replay_wire::{PROTOCOL, RequestBody};
+use replay_wire::{Authenticate, PROTOCOL, RequestBody};
 
 use crate::suite::world::Connection;
 use crate::suite::{TestClient, config, refused, sample, table, transcript, writer};
@@ -289,7 +289,7 @@ fn the_server_says_the_end_of_a_tls_connection() {
             ..transcript([7; 32], &challenge)
         };
         let proof = auth::proof(TOKEN, Side::Client, &transcript);
-        let authenticate = RequestBody::Authenticate(Some(proof));
+        let authenticate = RequestBody::Authenticate(Authenticate { proof: Some(proof) });
         served.ask(authenticate, 0).await.unwrap();
         served.stats().await;
         running.shut_down();

@@ -9,7 +9,10 @@ use replay_core::schema::TableConfig;
 use replay_net::client::tls;
 use replay_net::config::ServerConfig;
 use replay_wire::ErrorCode;
-use replay_wire::{PROTOCOL, ReplyBody, RequestBody};
+use replay_wire::{
+    DescribeTable, DropTable, EmptyTable, GetParameters, PROTOCOL, Pushed, PutParameters,
+    ReplyBody, RequestBody,
+};
 use rustls::pki_types::ServerName;
 use tokio_rustls::TlsConnector;
 
@@ -32,7 +35,7 @@ fn delays_change_neither_order_nor_content() {
             }
             for steps in 1..=30 {
                 let reply = client.receive().await.unwrap().unwrap();
-                assert!(matches!(reply.body, ReplyBody::Pushed { steps: s } if s == steps));
+                assert!(matches!(reply.body, ReplyBody::Pushed(Pushed { steps: s }) if s == steps));
             }
         });
     }
@@ -254,12 +257,12 @@ fn a_frame_has_its_whole_time_to_arrive_once_there_is_room() {
         let delay = Duration::from_millis(10);
         network.set_delay(delay..=delay);
         let mut other = world.client().await;
-        let put = RequestBody::PutParameters {
+        let put = RequestBody::PutParameters(PutParameters {
             name: "policy".into(),
             version: 0,
             id: 0,
             bytes: parameters(60_000),
-        };
+        });
         other.ask(put, 0).await.unwrap();
         assert_eq!(slow.receive_error().await.1, ErrorCode::Deadline);
     });
@@ -276,8 +279,8 @@ fn a_table_is_made_emptied_and_dropped_while_others_are_answered() {
         };
         let requests = [
             RequestBody::CreateTable(large),
-            RequestBody::EmptyTable("large".into()),
-            RequestBody::DropTable("large".into()),
+            RequestBody::EmptyTable(EmptyTable("large".into())),
+            RequestBody::DropTable(DropTable("large".into())),
         ];
         for (request, there) in requests.into_iter().zip([false, true, true]) {
             let before = world.server_stat("requests");
@@ -308,7 +311,10 @@ fn requests_behind_a_new_table_are_answered_after_it() {
             .await
             .unwrap();
         client
-            .send(RequestBody::DescribeTable("another".into()), 0)
+            .send(
+                RequestBody::DescribeTable(DescribeTable("another".into())),
+                0,
+            )
             .await
             .unwrap();
         for name in ["done", "table"] {
@@ -329,23 +335,23 @@ fn a_crowd_that_waits_for_readers_is_woken_one_by_one() {
     World::simulated(24, config, |world, network| async move {
         // A version that one of them has would count once.
         for client in 0..CLIENTS {
-            let put = RequestBody::PutParameters {
+            let put = RequestBody::PutParameters(PutParameters {
                 name: format!("policy {client}"),
                 version: 0,
                 id: 0,
                 bytes: parameters(BYTES),
-            };
+            });
             world.client().await.ask(put, 0).await.unwrap();
         }
         network.set_buffer(4096);
         let mut clients = Vec::new();
         for number in 0..CLIENTS {
             let mut client = world.client().await;
-            let get = RequestBody::GetParameters {
+            let get = RequestBody::GetParameters(GetParameters {
                 name: format!("policy {number}"),
                 newer_than: 0,
                 writer: None,
-            };
+            });
             client.send(get, u32::MAX).await.unwrap();
             clients.push(client);
         }

@@ -267,11 +267,11 @@ fn errors_quote_the_beginning_of_what_a_client_sent() {
 
 #[test]
 fn lists_of_different_lengths_are_refused() {
-    let body = RequestBody::UpdatePriorities {
+    let body = RequestBody::UpdatePriorities(UpdatePriorities {
         table: "t".into(),
         ids: vec![1, 2],
         priorities: vec![1.0],
-    };
+    });
     let outgoing = encode_request(&Request {
         id: 1,
         deadline_ms: 0,
@@ -311,7 +311,7 @@ fn a_payload_that_no_message_speaks_of_is_refused() {
     let outgoing = encode_request(&Request {
         id: 1,
         deadline_ms: 0,
-        body: RequestBody::Stats,
+        body: RequestBody::Stats(Stats),
     })
     .unwrap();
     let frame = Frame::new(outgoing.control(), Bytes::from_static(b"x"));

@@ -115,14 +115,15 @@ fn request_body() -> impl Strategy<Value = RequestBody> {
                 })
             }
         ),
-        option::of(any::<[u8; 32]>()).prop_map(RequestBody::Authenticate),
+        option::of(any::<[u8; 32]>())
+            .prop_map(|proof| RequestBody::Authenticate(Authenticate { proof })),
         table().prop_map(RequestBody::CreateTable),
-        name().prop_map(RequestBody::DescribeTable),
-        name().prop_map(RequestBody::EmptyTable),
-        name().prop_map(RequestBody::DropTable),
+        name().prop_map(|name| RequestBody::DescribeTable(DescribeTable(name))),
+        name().prop_map(|name| RequestBody::EmptyTable(EmptyTable(name))),
+        name().prop_map(|name| RequestBody::DropTable(DropTable(name))),
         (name(), any::<u64>(), name(), any::<(u32, u16, u16, bool)>()).prop_map(
             |(table, writer, name, (streams, window_before, window_after, resume))| {
-                RequestBody::OpenWriter {
+                RequestBody::OpenWriter(OpenOrResume {
                     open: OpenWriter {
                         table,
                         writer,
@@ -133,7 +134,7 @@ fn request_body() -> impl Strategy<Value = RequestBody> {
                         window_after,
                     },
                     resume,
-                }
+                })
             }
         ),
         push().prop_map(RequestBody::Push),
@@ -158,44 +159,42 @@ fn request_body() -> impl Strategy<Value = RequestBody> {
             ),
         (name(), vec((any::<u64>(), 0.0..1e300), 0..50)).prop_map(|(table, updates)| {
             let (ids, priorities) = updates.into_iter().unzip();
-            RequestBody::UpdatePriorities {
+            RequestBody::UpdatePriorities(UpdatePriorities {
                 table,
                 ids,
                 priorities,
-            }
+            })
         }),
-        (name(), any::<u64>(), name()).prop_map(|(table, id, reason)| RequestBody::ReportCorrupt {
-            table,
-            id,
-            reason
-        }),
+        (name(), any::<u64>(), name()).prop_map(|(table, id, reason)| RequestBody::ReportCorrupt(
+            ReportCorrupt { table, id, reason }
+        )),
         (name(), any::<u64>(), any::<u64>(), bytes()).prop_map(|(name, id, version, bytes)| {
-            RequestBody::PutParameters {
+            RequestBody::PutParameters(PutParameters {
                 name,
                 id,
                 version,
                 bytes,
-            }
+            })
         }),
         (name(), any::<u64>(), option::of((name(), any::<u64>()))).prop_map(
-            |(name, newer_than, writer)| RequestBody::GetParameters {
+            |(name, newer_than, writer)| RequestBody::GetParameters(GetParameters {
                 name,
                 newer_than,
                 writer: writer.map(|(table, writer)| WriterId { table, writer }),
-            }
+            })
         ),
-        Just(RequestBody::Stats),
-        Just(RequestBody::List),
-        Just(RequestBody::Snapshot),
+        Just(RequestBody::Stats(Stats)),
+        Just(RequestBody::List(List)),
+        Just(RequestBody::Snapshot(Snapshot)),
         (name(), any::<u64>(), any::<u32>()).prop_map(|(table, writer, epoch)| {
-            RequestBody::CloseWriter {
+            RequestBody::CloseWriter(CloseWriter {
                 table,
                 writer,
                 epoch,
-            }
+            })
         }),
         (join(), proptest::option::of(1u32..))
-            .prop_map(|(job, below)| RequestBody::JoinGradients { job, below }),
+            .prop_map(|(job, below)| RequestBody::JoinGradients(JoinGradients { job, below })),
     ]
 }
 
@@ -416,7 +415,7 @@ pub fn answer() -> impl Strategy<Value = Answer> {
 
 pub fn body(answer: Answer) -> ReplyBody {
     match answer {
-        Answer::Welcome(proof) => ReplyBody::Welcome(proof),
+        Answer::Welcome(proof) => ReplyBody::Welcome(Welcome { proof }),
         Answer::Waiting(reason) => ReplyBody::Waiting(reason),
         Answer::Done => ReplyBody::Done,
         Answer::Challenge(challenge) => ReplyBody::Challenge(challenge),
@@ -445,7 +444,7 @@ pub fn body(answer: Answer) -> ReplyBody {
         Answer::Parameters(parameters) => ReplyBody::Parameters(parameters),
         Answer::Writer(opened) => ReplyBody::Writer(opened),
         Answer::Updated(receipt) => ReplyBody::Updated(receipt),
-        Answer::Pushed(steps) => ReplyBody::Pushed { steps },
+        Answer::Pushed(steps) => ReplyBody::Pushed(Pushed { steps }),
         Answer::Corrupt(writer) => ReplyBody::Corrupt(writer),
         Answer::Stats(json) => ReplyBody::Stats(json),
         Answer::Listing(listing) => ReplyBody::Listing(listing),
@@ -455,7 +454,7 @@ pub fn body(answer: Answer) -> ReplyBody {
 
 pub fn seen(reply: Reply) -> Answer {
     match reply.body {
-        ReplyBody::Welcome(proof) => Answer::Welcome(proof),
+        ReplyBody::Welcome(Welcome { proof }) => Answer::Welcome(proof),
         ReplyBody::Done => Answer::Done,
         ReplyBody::Waiting(reason) => Answer::Waiting(reason),
         ReplyBody::Challenge(challenge) => Answer::Challenge(challenge),
@@ -482,7 +481,7 @@ pub fn seen(reply: Reply) -> Answer {
         ReplyBody::Parameters(parameters) => Answer::Parameters(parameters),
         ReplyBody::Writer(opened) => Answer::Writer(opened),
         ReplyBody::Updated(receipt) => Answer::Updated(receipt),
-        ReplyBody::Pushed { steps } => Answer::Pushed(steps),
+        ReplyBody::Pushed(Pushed { steps }) => Answer::Pushed(steps),
         ReplyBody::Corrupt(writer) => Answer::Corrupt(writer),
         ReplyBody::Stats(json) => Answer::Stats(json),
         ReplyBody::Listing(listing) => Answer::Listing(listing),

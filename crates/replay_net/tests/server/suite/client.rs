@@ -6,8 +6,9 @@ use replay_net::framing::{FrameReader, write_frame};
 use replay_wire::ErrorCode;
 use replay_wire::auth::{self, Side, Transcript};
 use replay_wire::{
-    Challenge, FrameLimits, Hello, PROTOCOL, RELEASE, Reply, ReplyBody, Request, RequestBody,
-    decode_reply, encode_request,
+    Authenticate, Challenge, FrameLimits, GetParameters, Hello, OpenOrResume, PROTOCOL,
+    PutParameters, RELEASE, Reply, ReplyBody, Request, RequestBody, Stats, Welcome, decode_reply,
+    encode_request,
 };
 use serde_json::Value;
 use tokio::io::{AsyncWriteExt, ReadHalf, WriteHalf};
@@ -60,8 +61,11 @@ impl TestClient {
         let challenge = client.hello(PROTOCOL, nonce).await?;
         let transcript = transcript(nonce, &challenge);
         let proof = token.map(|t| auth::proof(t, Side::Client, &transcript));
-        let proof = match client.ask(RequestBody::Authenticate(proof), 0).await? {
-            ReplyBody::Welcome(proof) => proof,
+        let proof = match client
+            .ask(RequestBody::Authenticate(Authenticate { proof }), 0)
+            .await?
+        {
+            ReplyBody::Welcome(Welcome { proof }) => proof,
             other => panic!("expected welcome, got {}", other.name()),
         };
         if let (Some(token), true) = (token, challenge.token_needed) {
@@ -116,19 +120,19 @@ impl TestClient {
 
     /// Asks for more than a connection holds and reads none of it: no reply to what is asked from now on can be written.
     pub async fn clog(&mut self) {
-        let put = RequestBody::PutParameters {
+        let put = RequestBody::PutParameters(PutParameters {
             name: "large".into(),
             version: 0,
             id: 0,
             bytes: parameters(LARGE),
-        };
+        });
         self.ask(put, 0).await.unwrap();
         for _ in 0..CLOGGING {
-            let get = RequestBody::GetParameters {
+            let get = RequestBody::GetParameters(GetParameters {
                 name: "large".into(),
                 newer_than: 0,
                 writer: None,
-            };
+            });
             self.send(get, 0).await.unwrap();
         }
     }
@@ -164,10 +168,10 @@ impl TestClient {
     }
 
     pub async fn open(&mut self, number: u64) -> replay_core::replay::WriterOpened {
-        let open = RequestBody::OpenWriter {
+        let open = RequestBody::OpenWriter(OpenOrResume {
             open: writer(number),
             resume: false,
-        };
+        });
         match self.ask(open, 0).await {
             Ok(ReplyBody::Writer(opened)) => opened,
             Ok(other) => panic!("expected a writer, got {}", other.name()),
@@ -176,7 +180,7 @@ impl TestClient {
     }
 
     pub async fn stats(&mut self) -> Value {
-        match self.ask(RequestBody::Stats, 0).await.unwrap() {
+        match self.ask(RequestBody::Stats(Stats), 0).await.unwrap() {
             ReplyBody::Stats(text) => serde_json::from_str(&text).unwrap(),
             other => panic!("expected stats, got {}", other.name()),
         }

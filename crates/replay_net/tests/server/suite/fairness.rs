@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use replay_net::config::ServerConfig;
 use replay_wire::ErrorCode;
-use replay_wire::{ReplyBody, RequestBody};
+use replay_wire::{Pushed, ReplyBody, RequestBody};
 
 use super::*;
 
@@ -42,7 +42,7 @@ fn pushes_that_wait_are_applied_in_rounds() {
                 // One sample makes room for one push, the one that has waited longest.
                 reader.ask(sample(5), u32::MAX).await.unwrap();
                 let reply = client.receive().await.unwrap().unwrap();
-                assert!(matches!(reply.body, ReplyBody::Pushed { .. }));
+                assert!(matches!(reply.body, ReplyBody::Pushed(Pushed { .. })));
             }
         }
         let stats = world.stats();
@@ -79,7 +79,7 @@ fn a_push_that_is_sent_again_waits_behind_the_others() {
         for client in [&mut second, &mut first] {
             reader.ask(sample(5), u32::MAX).await.unwrap();
             let reply = client.receive().await.unwrap().unwrap();
-            assert!(matches!(reply.body, ReplyBody::Pushed { .. }));
+            assert!(matches!(reply.body, ReplyBody::Pushed(Pushed { .. })));
         }
     });
 }

@@ -5,7 +5,9 @@ use replay_core::table::Writers;
 use replay_net::config::ServerConfig;
 use replay_net::framing::write_frame;
 use replay_wire::ErrorCode;
-use replay_wire::{ReplyBody, Request, RequestBody, encode_request};
+use replay_wire::{
+    CloseWriter, EmptyTable, OpenOrResume, Pushed, ReplyBody, Request, RequestBody, encode_request,
+};
 
 use super::*;
 
@@ -34,7 +36,7 @@ async fn resend(world: &World, push: &Push) -> (u64, TestClient) {
         ..push.clone()
     };
     let pushed = client.ask(RequestBody::Push(again), 0).await.unwrap();
-    assert!(matches!(pushed, ReplyBody::Pushed { steps: 4 }));
+    assert!(matches!(pushed, ReplyBody::Pushed(Pushed { steps: 4 })));
     (opened.last_sequence, client)
 }
 
@@ -114,16 +116,16 @@ fn a_push_whose_reply_was_lost_is_not_applied_again_when_its_writer_has_expired(
     World::run(6, config(table()), |world| async move {
         lose_the_reply(&world, &four_steps(1)).await;
         let mut client = world.client().await;
-        let close = RequestBody::CloseWriter {
+        let close = RequestBody::CloseWriter(CloseWriter {
             table: TABLE.into(),
             writer: 1,
             epoch: 1,
-        };
+        });
         client.ask(close, 0).await.unwrap();
-        let again = RequestBody::OpenWriter {
+        let again = RequestBody::OpenWriter(OpenOrResume {
             open: writer(1),
             resume: true,
-        };
+        });
         let (code, message) = refused(client.ask(again, 0).await);
         assert_eq!(code, ErrorCode::Expired);
         assert!(message.contains("writer 1"), "{message}");
@@ -260,7 +262,7 @@ fn a_wide_writer_that_left_without_a_push_makes_room_at_once() {
             };
             let resume = false;
             client
-                .ask(RequestBody::OpenWriter { open, resume }, 0)
+                .ask(RequestBody::OpenWriter(OpenOrResume { open, resume }), 0)
                 .await
                 .unwrap();
             drop(client);
@@ -293,14 +295,14 @@ fn a_blocked_writer_that_is_gone_frees_its_slot_and_its_memory() {
             assert_eq!(world.receive_bytes(), 0);
             let mut other = world.client().await;
             other
-                .ask(RequestBody::EmptyTable(TABLE.into()), 0)
+                .ask(RequestBody::EmptyTable(EmptyTable(TABLE.into())), 0)
                 .await
                 .unwrap();
-            let close = RequestBody::CloseWriter {
+            let close = RequestBody::CloseWriter(CloseWriter {
                 table: TABLE.into(),
                 writer: 1,
                 epoch: 1,
-            };
+            });
             other.ask(close, 0).await.unwrap();
             drop(other);
         }

@@ -8,7 +8,11 @@ use replay_core::schema::TableConfig;
 use replay_net::config::ServerConfig;
 use replay_net::framing::write_frame;
 use replay_wire::ErrorCode;
-use replay_wire::{NO_REQUEST, ReplyBody, Request, RequestBody, encode_request};
+use replay_wire::{
+    Authenticate, CloseWriter, DescribeTable, DropTable, EmptyTable, GetParameters, NO_REQUEST,
+    Pushed, PutParameters, ReplyBody, Request, RequestBody, Stats, UpdatePriorities,
+    encode_request,
+};
 
 use super::*;
 
@@ -25,7 +29,7 @@ fn what_was_pushed_is_sampled_updated_and_counted() {
         let steps = RequestBody::Push(push(5, 1, 1, 0, &[10, 11, 12]));
         assert!(matches!(
             client.ask(steps, 0).await.unwrap(),
-            ReplyBody::Pushed { steps: 3 }
+            ReplyBody::Pushed(Pushed { steps: 3 })
         ));
         let ReplyBody::Sampled(sampled) = client.ask(sample(32), 0).await.unwrap() else {
             panic!("expected a batch");
@@ -36,11 +40,11 @@ fn what_was_pushed_is_sampled_updated_and_counted() {
             assert!((10..=12).contains(&value));
         }
         let id = sampled.items[0].id;
-        let update = RequestBody::UpdatePriorities {
+        let update = RequestBody::UpdatePriorities(UpdatePriorities {
             table: TABLE.into(),
             ids: vec![id, id ^ 1],
             priorities: vec![0.5, 0.5],
-        };
+        });
         let ReplyBody::Updated(receipt) = client.ask(update, 0).await.unwrap() else {
             panic!("expected a receipt");
         };
@@ -64,39 +68,41 @@ fn tables_and_parameters_are_served() {
             .ask(RequestBody::CreateTable(other.clone()), 0)
             .await
             .unwrap();
-        let describe = RequestBody::DescribeTable("other".into());
+        let describe = RequestBody::DescribeTable(DescribeTable("other".into()));
         let ReplyBody::Table(described) = client.ask(describe, 0).await.unwrap() else {
             panic!("expected a table");
         };
         assert_eq!(described, other);
         client
-            .ask(RequestBody::EmptyTable("other".into()), 0)
+            .ask(RequestBody::EmptyTable(EmptyTable("other".into())), 0)
             .await
             .unwrap();
         client
-            .ask(RequestBody::DropTable("other".into()), 0)
+            .ask(RequestBody::DropTable(DropTable("other".into())), 0)
             .await
             .unwrap();
         let gone = client
-            .ask(RequestBody::DescribeTable("other".into()), 0)
+            .ask(RequestBody::DescribeTable(DescribeTable("other".into())), 0)
             .await;
         assert_eq!(refused(gone).0, ErrorCode::UnknownTable);
 
-        let get = |newer_than| RequestBody::GetParameters {
-            name: "policy".into(),
-            newer_than,
-            writer: None,
+        let get = |newer_than| {
+            RequestBody::GetParameters(GetParameters {
+                name: "policy".into(),
+                newer_than,
+                writer: None,
+            })
         };
         assert!(matches!(
             client.ask(get(0), 0).await.unwrap(),
             ReplyBody::Parameters(None)
         ));
-        let put = RequestBody::PutParameters {
+        let put = RequestBody::PutParameters(PutParameters {
             name: "policy".into(),
             version: 0,
             id: 0,
             bytes: safetensors(),
-        };
+        });
         client.ask(put, 0).await.unwrap();
         let ReplyBody::Parameters(Some(got)) = client.ask(get(0), 0).await.unwrap() else {
             panic!("expected parameters");
@@ -126,10 +132,12 @@ fn the_servers_own_table_wins_over_a_clients() {
         for part in ["capacity", "10000", "77", "the server's configuration"] {
             assert!(message.contains(part), "{message}");
         }
-        let drop_it = client.ask(RequestBody::DropTable(TABLE.into()), 0).await;
+        let drop_it = client
+            .ask(RequestBody::DropTable(DropTable(TABLE.into())), 0)
+            .await;
         assert_eq!(refused(drop_it).0, ErrorCode::Config);
         client
-            .ask(RequestBody::DescribeTable(TABLE.into()), 0)
+            .ask(RequestBody::DescribeTable(DescribeTable(TABLE.into())), 0)
             .await
             .unwrap();
     });
@@ -212,11 +220,11 @@ fn pushes_of_one_writer_stay_in_order_while_they_wait() {
             let body = RequestBody::Push(push(1, 1, sequence, sequence - 1, &[sequence as i64]));
             ids.push(client.send(body, 60_000).await.unwrap());
         }
-        let close = RequestBody::CloseWriter {
+        let close = RequestBody::CloseWriter(CloseWriter {
             table: TABLE.into(),
             writer: 1,
             epoch: 1,
-        };
+        });
         ids.push(client.send(close, 0).await.unwrap());
         world
             .until(|world| world.table_stat("blocked_pushes") > 0)
@@ -320,7 +328,7 @@ fn a_truncated_frame_changes_nothing() {
 fn a_client_that_has_ended_sending_is_still_answered() {
     World::run(15, config(table()), |world| async move {
         let mut client = world.client().await;
-        let id = client.send(RequestBody::Stats, 0).await.unwrap();
+        let id = client.send(RequestBody::Stats(Stats), 0).await.unwrap();
         client.end_sending().await;
         let reply = client.receive().await.unwrap().unwrap();
         assert_eq!(reply.id, id);
@@ -336,7 +344,9 @@ fn a_client_that_has_ended_sending_is_still_answered() {
 fn a_handshake_in_the_middle_is_an_error_of_its_request() {
     World::run(11, config(table()), |world| async move {
         let mut client = world.client().await;
-        let again = client.ask(RequestBody::Authenticate(None), 0).await;
+        let again = client
+            .ask(RequestBody::Authenticate(Authenticate { proof: None }), 0)
+            .await;
         assert_eq!(refused(again).0, ErrorCode::Protocol);
         client.stats().await;
     });

@@ -8,7 +8,7 @@ use replay_core::table::Writers;
 use replay_net::config::ServerConfig;
 use replay_net::error::Error;
 use replay_wire::ErrorCode;
-use replay_wire::{NO_REQUEST, ReplyBody, RequestBody};
+use replay_wire::{NO_REQUEST, OpenOrResume, PutParameters, ReplyBody, RequestBody};
 
 use super::*;
 
@@ -55,12 +55,12 @@ fn blocked_pushes_keep_out_neither_samples_nor_parameters() {
         world.sleep(Duration::from_secs(1)).await;
 
         let mut learner = world.client().await;
-        let put = RequestBody::PutParameters {
+        let put = RequestBody::PutParameters(PutParameters {
             name: "policy".into(),
             version: 0,
             id: 0,
             bytes: parameters(60_000),
-        };
+        });
         learner.ask(put, 1_000).await.unwrap();
         learner.ask(sample(4), 1_000).await.unwrap();
         learner.ask(sample(4), 60_000).await.unwrap();
@@ -87,10 +87,10 @@ async fn writes_to(world: &World, table: &str, number: u64) -> TestClient {
         table: table.into(),
         ..writer(number)
     };
-    let body = RequestBody::OpenWriter {
+    let body = RequestBody::OpenWriter(OpenOrResume {
         open,
         resume: false,
-    };
+    });
     client.ask(body, 0).await.unwrap();
     client
 }
@@ -142,10 +142,10 @@ fn pushes_that_wait_for_a_table_leave_room_for_another_ones() {
         // Writers of a free table, also over a connection with writers of several tables.
         let mut free = writes_to(&world, TABLE, 1_000).await;
         let mut several = writes_to(&world, "first", 2_000).await;
-        let body = RequestBody::OpenWriter {
+        let body = RequestBody::OpenWriter(OpenOrResume {
             open: writer(2_001),
             resume: false,
-        };
+        });
         several.ask(body, 0).await.unwrap();
         for sequence in 1..=5 {
             let first = 4_000 * (sequence - 1);

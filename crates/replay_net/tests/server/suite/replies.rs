@@ -5,7 +5,9 @@ use replay_core::replay::{ChunkHead, NewItem, OpenWriter, Push, PushBody, Sample
 use replay_core::schema::{Codec, Column, Dtype, TableConfig, flags};
 use replay_net::config::ServerConfig;
 use replay_wire::ErrorCode;
-use replay_wire::{ReplyBody, RequestBody};
+use replay_wire::{
+    DropTable, EmptyTable, GetParameters, OpenOrResume, PutParameters, ReplyBody, RequestBody,
+};
 
 use super::*;
 
@@ -30,11 +32,11 @@ pub(super) const BOTH: [Ask; 2] = [Ask::Parameters, Ask::Sample];
 impl Ask {
     pub(super) fn body(self) -> RequestBody {
         match self {
-            Ask::Parameters => RequestBody::GetParameters {
+            Ask::Parameters => RequestBody::GetParameters(GetParameters {
                 name: "large".into(),
                 newer_than: 0,
                 writer: None,
-            },
+            }),
             Ask::Sample => RequestBody::Sample(SampleRequest {
                 table: TABLE.into(),
                 count: 450,
@@ -74,10 +76,10 @@ pub(super) async fn fill(world: &World) {
         window_before: BEFORE,
         ..writer(9)
     };
-    let open = RequestBody::OpenWriter {
+    let open = RequestBody::OpenWriter(OpenOrResume {
         open,
         resume: false,
-    };
+    });
     client.ask(open, 0).await.unwrap();
     let mut long = push(9, 1, 1, 0, &[1; BEFORE as usize + 1]);
     let last = long.body.items.pop().unwrap();
@@ -86,12 +88,12 @@ pub(super) async fn fill(world: &World) {
         ..last
     }];
     client.ask(RequestBody::Push(long), 0).await.unwrap();
-    let put = RequestBody::PutParameters {
+    let put = RequestBody::PutParameters(PutParameters {
         name: "large".into(),
         version: 0,
         id: 0,
         bytes: parameters(LARGE),
-    };
+    });
     client.ask(put, 0).await.unwrap();
 }
 
@@ -170,7 +172,7 @@ fn a_repeated_sample_that_waits_for_room_stays_on_its_table() {
         for _ in 0..100 {
             other.stats().await;
         }
-        let drop_it = RequestBody::DropTable("second".into());
+        let drop_it = RequestBody::DropTable(DropTable("second".into()));
         other.ask(drop_it, 0).await.unwrap();
         other.ask(create, 0).await.unwrap();
         reader.receive().await.unwrap().unwrap();
@@ -211,11 +213,11 @@ fn all_connections_leave_only_so_many_replies_unread() {
             .await
             .unwrap();
         // Nothing is newer, and an empty reply needs no room.
-        let newer = RequestBody::GetParameters {
+        let newer = RequestBody::GetParameters(GetParameters {
             name: "large".into(),
             newer_than: 1,
             writer: None,
-        };
+        });
         other.ask(newer, 0).await.unwrap();
         // A waiting client gets its reply when the others have read their replies.
         other.send(Ask::Sample.body(), u32::MAX).await.unwrap();
@@ -286,10 +288,10 @@ async fn fill_blobs(client: &mut TestClient) {
         table: table(),
         ..writer(1)
     };
-    let open = RequestBody::OpenWriter {
+    let open = RequestBody::OpenWriter(OpenOrResume {
         open,
         resume: false,
-    };
+    });
     client.ask(open, 0).await.unwrap();
     let mut payload = vec![flags::FIRST];
     payload.extend((BLOB as u32).to_le_bytes());
@@ -347,8 +349,8 @@ fn a_table_that_goes_leaves_unread_samples_whole_and_then_gives_its_memory_back(
                 .until(|world| world.stats()["tables"]["blobs"]["sampled_items"] == sampled)
                 .await;
             let go = match dropped {
-                true => RequestBody::DropTable("blobs".into()),
-                false => RequestBody::EmptyTable("blobs".into()),
+                true => RequestBody::DropTable(DropTable("blobs".into())),
+                false => RequestBody::EmptyTable(EmptyTable("blobs".into())),
             };
             owner.ask(go, 0).await.unwrap();
             assert!(world.reply_bytes() > LARGE as u64, "unread");

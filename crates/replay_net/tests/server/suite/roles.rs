@@ -3,8 +3,11 @@
 use replay_core::schema::TableConfig;
 use replay_net::config::ServerConfig;
 use replay_wire::ErrorCode;
-use replay_wire::RequestBody;
 use replay_wire::auth::Secret;
+use replay_wire::{
+    DescribeTable, DropTable, EmptyTable, GetParameters, JoinGradients, List, PutParameters,
+    ReportCorrupt, RequestBody, Stats, UpdatePriorities,
+};
 
 use super::*;
 
@@ -53,16 +56,18 @@ fn each_role_may_make_its_requests_and_no_others() {
         actor.open(1).await;
         let pushed = RequestBody::Push(push(1, 1, 1, 0, &[1, 2, 3]));
         actor.ask(pushed, 0).await.unwrap();
-        let get = || RequestBody::GetParameters {
-            name: "policy".into(),
-            newer_than: 0,
-            writer: None,
+        let get = || {
+            RequestBody::GetParameters(GetParameters {
+                name: "policy".into(),
+                newer_than: 0,
+                writer: None,
+            })
         };
         let of_actors = || {
             [
-                RequestBody::DescribeTable(TABLE.into()),
-                RequestBody::Stats,
-                RequestBody::List,
+                RequestBody::DescribeTable(DescribeTable(TABLE.into())),
+                RequestBody::Stats(Stats),
+                RequestBody::List(List),
                 get(),
                 // A program may name the tables that it uses.
                 RequestBody::CreateTable(table()),
@@ -74,28 +79,28 @@ fn each_role_may_make_its_requests_and_no_others() {
             [
                 sample(1),
                 RequestBody::CreateTable(other(table)),
-                RequestBody::UpdatePriorities {
+                RequestBody::UpdatePriorities(UpdatePriorities {
                     table: TABLE.into(),
                     ids: vec![id],
                     priorities: vec![2.0],
-                },
-                RequestBody::PutParameters {
+                }),
+                RequestBody::PutParameters(PutParameters {
                     version: 0,
                     id: 1,
                     name: "policy".into(),
                     bytes: parameters(8),
-                },
-                RequestBody::ReportCorrupt {
+                }),
+                RequestBody::ReportCorrupt(ReportCorrupt {
                     table: TABLE.into(),
                     id,
                     reason: "does not decode".into(),
-                },
+                }),
             ]
         };
         let of_operators = || {
             [
-                RequestBody::EmptyTable(TABLE.into()),
-                RequestBody::DropTable("second".into()),
+                RequestBody::EmptyTable(EmptyTable(TABLE.into())),
+                RequestBody::DropTable(DropTable("second".into())),
             ]
         };
         let mut operator = as_role(&world, OPERATOR).await;
@@ -139,19 +144,21 @@ fn each_role_may_make_its_requests_and_no_others() {
 #[test]
 fn a_gradient_job_is_for_learners() {
     World::run(51, with_roles(config(table())), |world| async move {
-        let join = || RequestBody::JoinGradients {
-            job: gradients::JoinJob {
-                job: "job".into(),
-                worker: 0,
-                workers: 1,
-                world: 1,
-                name: "worker".into(),
-                arithmetic: gradients::Arithmetic::Float,
-                segment_values: 1,
-                deadline: std::time::Duration::from_secs(1),
-                asynchronous: None,
-            },
-            below: None,
+        let join = || {
+            RequestBody::JoinGradients(JoinGradients {
+                job: gradients::JoinJob {
+                    job: "job".into(),
+                    worker: 0,
+                    workers: 1,
+                    world: 1,
+                    name: "worker".into(),
+                    arithmetic: gradients::Arithmetic::Float,
+                    segment_values: 1,
+                    deadline: std::time::Duration::from_secs(1),
+                    asynchronous: None,
+                },
+                below: None,
+            })
         };
         for (token, expected) in [
             (ACTOR, ErrorCode::Forbidden),

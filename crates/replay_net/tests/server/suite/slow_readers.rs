@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use replay_core::replay::OpenWriter;
 use replay_net::config::ServerConfig;
-use replay_wire::RequestBody;
+use replay_wire::{OpenOrResume, PutParameters, RequestBody, Stats};
 
 use super::replies::{ASKED, Ask, BOTH, UNREAD, fill, limited, slow_readers};
 use super::roles::{ACTOR, LEARNER, as_role, with_roles};
@@ -54,12 +54,12 @@ fn actors_that_read_no_parameters_hold_up_no_learner() {
         sample_beside(&world, &mut learner, 20, Duration::ZERO).await;
         // Unread replies keep older versions, which count apart.
         for _ in 0..VERSIONS {
-            let put = RequestBody::PutParameters {
+            let put = RequestBody::PutParameters(PutParameters {
                 name: "large".into(),
                 version: 0,
                 id: 0,
                 bytes: parameters(LARGE),
-            };
+            });
             learner.ask(put, PATIENT_MS).await.unwrap();
             sample_beside(&world, &mut learner, 1, Duration::ZERO).await;
             let mut attacker = as_role(&world, ACTOR).await;
@@ -178,10 +178,10 @@ fn statistics_that_nobody_reads_hold_up_nobody_and_are_limited() {
                 name: "a writer with a long name".repeat(4),
                 ..writer(number)
             };
-            let open = RequestBody::OpenWriter {
+            let open = RequestBody::OpenWriter(OpenOrResume {
                 open,
                 resume: false,
-            };
+            });
             world.client().await.ask(open, 0).await.unwrap();
         }
         network.set_buffer(4 << 10);
@@ -189,7 +189,10 @@ fn statistics_that_nobody_reads_hold_up_nobody_and_are_limited() {
         for _ in 0..CLIENTS {
             let mut attacker = as_role(&world, ACTOR).await;
             for _ in 0..60 {
-                attacker.send(RequestBody::Stats, u32::MAX).await.unwrap();
+                attacker
+                    .send(RequestBody::Stats(Stats), u32::MAX)
+                    .await
+                    .unwrap();
             }
             attackers.push(attacker);
         }

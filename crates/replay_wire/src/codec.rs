@@ -1,0 +1,120 @@
+//! Messages to frames, and frames to messages. Received bytes are untrusted: every pointer, length, text and enum is checked.
+
+use capnp::Word;
+use capnp::message::{Builder, HeapAllocator, Reader, ReaderOptions};
+use capnp::serialize::{self, BufferSegments};
+
+use crate::error::{Error, Result};
+use crate::fields::{Rest, internal, malformed};
+use crate::frame::{Frame, HEADER_BYTES, OutgoingFrame};
+use crate::innet_capnp as wire;
+use crate::{Reply, ReplyBody, Request, RequestBody};
+
+/// Memory for the lists of structs in a request, besides the bytes of its control message. Chunks and items are as long decoded as
+/// encoded; the columns of a table are longer.
+const SMALL_LISTS: usize = 16 << 10;
+
+/// Bytes of lists of structs in a reply for each byte of its control message: a list of tables takes one and a half.
+const REPLY_LISTS: usize = 3;
+
+/// Nesting limit; the deepest message is request, table, columns, column, shape.
+const NESTING: i32 = 16;
+
+/// The frame of a request. Its payload is shared, not copied.
+///
+/// # Errors
+/// [`Error::TooLarge`] for lists and payloads over the format's limits, [`Error::Priority`] for a push with a priority that
+/// is NaN, infinite or negative.
+///
+/// [`Error::TooLarge`]: replay_core::error::Error::TooLarge
+/// [`Error::Priority`]: replay_core::error::Error::Priority
+pub fn encode_request(request: &Request) -> Result<OutgoingFrame> {
+    let mut message = builder(request.body.words());
+    let mut root = message.init_root::<wire::request::Builder<'_>>();
+    root.set_id(request.id);
+    root.set_deadline_ms(request.deadline_ms);
+    let payload = request.body.write(root)?;
+    OutgoingFrame::new(head(&message)?, vec![payload], None)
+}
+
+/// The frame of a reply. It owns the credit and the blobs, which stay pinned until it is dropped.
+///
+/// # Errors
+/// [`Error::TooLarge`] for batches and payloads over the format's limits.
+///
+/// [`Error::TooLarge`]: replay_core::error::Error::TooLarge
+pub fn encode_reply(reply: Reply) -> Result<OutgoingFrame> {
+    let mut message = builder(reply.body.words()?);
+    let mut root = message.init_root::<wire::reply::Builder<'_>>();
+    root.set_id(reply.id);
+    let (payload, credit) = reply.body.write(root)?;
+    OutgoingFrame::new(head(&message)?, payload, credit)
+}
+
+fn builder(words: usize) -> Builder<HeapAllocator> {
+    let words = u32::try_from(words).unwrap_or(u32::MAX);
+    Builder::new(HeapAllocator::new().first_segment_words(words))
+}
+
+/// The message, behind [`HEADER_BYTES`] free bytes.
+fn head(message: &Builder<HeapAllocator>) -> Result<Vec<u8>> {
+    let bytes = 8 * serialize::compute_serialized_size_in_words(message);
+    let mut head = Vec::with_capacity(HEADER_BYTES + bytes);
+    head.resize(HEADER_BYTES, 0);
+    serialize::write_message(&mut head, message).map_err(internal)?;
+    Ok(head)
+}
+
+/// The request in a frame.
+///
+/// # Errors
+/// [`Error::Protocol`] for anything but a request, and for one that takes much more memory than its frame: its control message,
+/// decoded, takes at most twice as much as encoded, and 16 KiB.
+pub fn decode_request(frame: Frame) -> Result<Request> {
+    let message = reader(&frame)?;
+    let root: wire::request::Reader<'_> = message.get_root().map_err(malformed)?;
+    let rest = Rest::new(frame.payload.clone(), frame.control_bytes() + SMALL_LISTS);
+    let body = RequestBody::read(root, &rest)?;
+    refuse_unused(&rest)?;
+    Ok(Request {
+        id: root.get_id(),
+        deadline_ms: root.get_deadline_ms(),
+        body,
+    })
+}
+
+/// The reply in a frame.
+///
+/// # Errors
+/// [`Error::Protocol`] for anything but a reply.
+pub fn decode_reply(frame: Frame) -> Result<Reply> {
+    let message = reader(&frame)?;
+    let root: wire::reply::Reader<'_> = message.get_root().map_err(malformed)?;
+    let rest = Rest::new(frame.payload.clone(), REPLY_LISTS * frame.control_bytes());
+    let body = ReplyBody::read(root, &rest)?;
+    refuse_unused(&rest)?;
+    Ok(Reply {
+        id: root.get_id(),
+        body,
+    })
+}
+
+fn reader(frame: &Frame) -> Result<Reader<BufferSegments<&[u8]>>> {
+    let options = ReaderOptions {
+        // Each word of a well-formed message is read once, so texts and numbers take no more than the message; every element of
+        // a list counts.
+        traversal_limit_in_words: Some(frame.control.len() + 64),
+        nesting_limit: NESTING,
+    };
+    let bytes = Word::words_to_bytes(&frame.control);
+    let segments = BufferSegments::new(bytes, options).map_err(malformed)?;
+    Ok(Reader::new(segments, options))
+}
+
+fn refuse_unused(rest: &Rest) -> Result<()> {
+    let unused = match rest.payload().len() {
+        0 => return Ok(()),
+        bytes => format!("a payload of {bytes} bytes with a message that has none"),
+    };
+    Err(Error::Protocol(unused))
+}

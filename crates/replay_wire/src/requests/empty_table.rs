@@ -1,0 +1,7 @@
+use super::*;
+
+/// Removes the steps and items of a table, by name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EmptyTable(pub String);
+
+call!(EmptyTable: Operator => ());

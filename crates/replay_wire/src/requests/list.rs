@@ -1,0 +1,14 @@
+use super::*;
+use replay_core::replay::ListedParameters;
+
+/// All tables and parameters.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct List;
+
+// Definitions and versions, which `DescribeTable` and `Stats` also show.
+call!(List: Actor => Listing, large: true);
+
+same_fields! {
+    listing: Listing { ; tables: "the tables", parameters: "the parameters" }
+    listed_parameters: ListedParameters { name, version, bytes }
+}
