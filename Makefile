@@ -85,11 +85,11 @@ lint: setup ## formatting, clippy, ruff, mypy
 	cargo clippy --locked --workspace --all-targets --quiet -- --deny warnings
 	cargo clippy --locked --package replay_core --all-targets --features loom --quiet -- --deny warnings
 	cargo clippy --locked --package fstack_sys --all-targets --all-features --quiet -- --deny warnings
-	cargo clippy --locked --package replay_net --all-targets --features fstack --quiet -- --deny warnings
+	cargo clippy --locked --package stack_fstack --package innet_replay --all-targets --features fstack --quiet -- --deny warnings
 	cargo clippy --locked --package gradients --package replay_net --all-targets --features dpdk --quiet -- --deny warnings
 	cargo clippy --locked --package replay_py --features fstack,dpdk --quiet -- --deny warnings
 	RUSTDOCFLAGS="--deny warnings" cargo doc --locked --workspace --no-deps --quiet
-	RUSTDOCFLAGS="--deny warnings" cargo doc --locked --package fstack_sys --package replay_net --features fstack,dpdk --no-deps --quiet
+	RUSTDOCFLAGS="--deny warnings" cargo doc --locked --package fstack_sys --package stack_fstack --package replay_net --features fstack,dpdk --no-deps --quiet
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -111,8 +111,8 @@ dpdk-test: ## gradients over DPDK's devices: memif, and veth pairs by af_packet
 # Needs F-Stack, and the right to make network namespaces. RECORD=FILE writes the passed tests to FILE, as JSON.
 fstack-test: ## client and server through F-Stack, over veth pairs and memif
 	cargo test --locked --package fstack_sys --features fstack
-	cargo test --locked --package replay_net --features fstack --lib stack::
-	INNET_FSTACK_RECORD=$(abspath $(RECORD)) cargo test --locked --package replay_net --features fstack --test fstack -- --show-output links::
+	cargo test --locked --package stack_fstack --features fstack --lib --test named
+	INNET_FSTACK_RECORD=$(abspath $(RECORD)) cargo test --locked --package stack_fstack --features fstack --test fstack -- --show-output links::
 
 # For the whole workspace, as the Rust tests: that is one build for both.
 COUNTS := cargo test --locked --quiet --workspace --bench counts --

@@ -76,23 +76,46 @@ fn the_wire_has_no_runtime() {
 }
 
 #[test]
+fn the_server_and_its_client_do_not_know_what_is_plugged_in() {
+    assert_without(
+        "replay_net",
+        &["fstack_sys", "stack_fstack", "innet_replay"],
+    );
+    let mut known = Vec::new();
+    each_source("replay_net", &mut |path, source| {
+        let lines = source.lines().filter(|line| {
+            let line = line.to_lowercase();
+            line.contains("fstack") || line.contains("f-stack")
+        });
+        known.extend(lines.map(|line| format!("{}: {line}", path.display())));
+    });
+    // The one that says where it lives.
+    assert_eq!(known.len(), 1, "{known:#?}");
+}
+
+#[test]
 fn sources_below_the_wire_open_no_files() {
-    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     for name in ["base", "replay_core", "gradients"] {
-        assert_opens_no_files(&crates.join(name).join("src"));
+        each_source(name, &mut |path, source| {
+            for word in ["std::fs", "fs::", "File::", "tokio"] {
+                assert!(!source.contains(word), "{} names {word}", path.display());
+            }
+        });
     }
 }
 
-fn assert_opens_no_files(folder: &Path) {
-    for entry in fs::read_dir(folder).expect("a folder of sources") {
-        let path = entry.expect("an entry").path();
-        if path.is_dir() {
-            assert_opens_no_files(&path);
-            continue;
-        }
-        let source = fs::read_to_string(&path).expect("a source");
-        for word in ["std::fs", "fs::", "File::", "tokio"] {
-            assert!(!source.contains(word), "{} names {word}", path.display());
+/// Visits all sources of a crate.
+fn each_source(name: &str, visit: &mut dyn FnMut(&Path, &str)) {
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut folders = vec![crates.join(name).join("src")];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).expect("a folder of sources") {
+            let path = entry.expect("an entry").path();
+            if path.is_dir() {
+                folders.push(path);
+            } else {
+                visit(&path, &fs::read_to_string(&path).expect("a source"));
+            }
         }
     }
 }

@@ -48,11 +48,10 @@ pub struct ServerConfig {
     /// password, or the bearer token.
     #[arg(long, value_name = "ADDRESS")]
     pub http: Option<HttpAddress>,
-    /// Network stack: kernel, or fstack (F-Stack over DPDK: needs a program built with that feature, serves TCP at the IP
-    /// addresses of its ports, with one thread).
-    #[arg(long, value_name = "STACK", default_value = "kernel")]
+    /// Network stack.
+    #[arg(long, value_name = "STACK", default_value = "kernel", value_parser = StackName::parser())]
     pub stack: StackName,
-    /// F-Stack's configuration file, with an additional section `[innet]` for DPDK's arguments, one `eal` line each.
+    /// Configuration file of a stack other than the kernel's.
     #[arg(long, value_name = "FILE")]
     pub stack_config: Option<PathBuf>,
     /// Threads that serve connections, at most 256; 0, the default, is one for every two cores. One thread moves gigabytes a second, and

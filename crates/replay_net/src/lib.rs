@@ -1,11 +1,11 @@
 //! Everything that touches a network: the server and the client of a replay memory, their network stacks, and the
-//! command `innet-replay`.
+//! commands of `innet-replay`.
 //!
 //! # Layout
 //!
 //! | module | subject |
 //! | --- | --- |
-//! | [`stack`] | the `Stack` trait: `kernel`, and `fstack` (feature `fstack`) |
+//! | [`stack`] | the `Stack` trait: `kernel`, and stacks that are plugged in |
 //! | [`error`] | the error enum |
 //! | [`framing`] | frames of `replay_wire`, read from and written to a stream |
 //! | [`receive`] | memory for receive buffers within the byte limit |
@@ -41,21 +41,26 @@ use crate::error::{Error, Result};
 use base::error::OsError;
 
 /// Crates whose events belong to this program, for filters of logs.
-pub const LOG_TARGETS: [&str; 5] = [
-    "replay_net",
-    "replay_wire",
-    "replay_core",
-    "gradients",
-    "base",
-];
+pub fn log_targets() -> impl Iterator<Item = &'static str> {
+    let own = [
+        "replay_net",
+        "replay_wire",
+        "replay_core",
+        "gradients",
+        "base",
+    ];
+    let plugged = stack::plugged::plugged_in();
+    own.into_iter()
+        .chain(plugged.into_iter().map(|stack| stack.log_target()))
+}
 
 /// Conversion of an error of the operating system; `what` names the failed operation.
-fn io_error(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Error {
+pub fn io_error(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Error {
     |source| OsError::of(what)(source).into()
 }
 
 /// # Errors
 /// [`Error::Config`], always.
-fn refuse<T>(reason: impl Into<String>) -> Result<T> {
+pub fn refuse<T>(reason: impl Into<String>) -> Result<T> {
     Err(Error::Config(reason.into()))
 }

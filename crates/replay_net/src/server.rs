@@ -1,7 +1,7 @@
 //! Accepting connections, serving them on I/O threads, and shutdown.
 //!
 //! [`Server`] is independent of sockets and runs on any [`Stack`]; [`Server::start`] (in `running`) runs it on kernel sockets
-//! with its own threads, or on F-Stack's thread. The first I/O thread accepts connections and distributes them over all I/O
+//! with its own threads, or on the thread of a plugged-in stack. The first I/O thread accepts connections and distributes them over all I/O
 //! threads. A connection stays on its thread.
 
 mod admission;
@@ -35,8 +35,8 @@ use replay_wire::handshake::Handshake;
 
 use admission::Admission;
 pub use admission::Slot;
-pub use running::RunningServer;
 pub(crate) use running::open_files;
+pub use running::{JoinTask, RunningServer, ServeTask};
 use stranger_log::{StrangerEvent, StrangerLog};
 
 /// Pause after a failed accept: without free descriptors the next accept fails at once.

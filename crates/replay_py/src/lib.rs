@@ -63,22 +63,11 @@ mod view;
 mod wait;
 mod writer;
 
-/// The release of F-Stack that is linked.
-#[cfg(feature = "fstack")]
-fn fstack_release() -> Option<&'static str> {
-    Some(fstack_sys::fstack::RELEASE.unwrap_or("unknown"))
-}
-
-#[cfg(not(feature = "fstack"))]
-fn fstack_release() -> Option<&'static str> {
-    None
-}
-
 #[doc = stub_doc!("run_server_cli")]
 #[pyfunction]
 fn run_server_cli(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
     // The command line has signal handlers of its own.
-    interpreter::detach(py, || replay_net::cli::run(arguments))
+    interpreter::detach(py, || innet_replay::run(arguments))
 }
 
 /// The compiled core of innet_drl. A free-threaded interpreter turns its lock on to load it, with a warning: no check of
@@ -86,10 +75,11 @@ fn run_server_cli(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
 #[pymodule(gil_used = true)]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     interpreter::watch_end(module.py())?;
+    innet_replay::plug_in();
     // The number of this program, which processes that are forked before they connect share.
     replay_net::client::program::number(None);
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
-    module.add("fstack_release", fstack_release())?;
+    module.add("fstack_release", innet_replay::fstack_release())?;
     module.add_class::<batch::PyBatch>()?;
     module.add_class::<batches::PyBatches>()?;
     module.add_class::<table::PyColumn>()?;

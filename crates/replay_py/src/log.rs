@@ -20,7 +20,7 @@ pub fn start() {
     START.call_once(|| {
         // INFO at most: an event takes the interpreter lock, and single requests log at DEBUG.
         let targets = Targets::new()
-            .with_targets(replay_net::LOG_TARGETS.map(|target| (target, LevelFilter::INFO)))
+            .with_targets(replay_net::log_targets().map(|target| (target, LevelFilter::INFO)))
             .with_target(env!("CARGO_CRATE_NAME"), LevelFilter::INFO)
             .with_default(LevelFilter::WARN);
         // A program with a subscriber of its own keeps it.

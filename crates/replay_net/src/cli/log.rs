@@ -22,7 +22,7 @@ pub fn start(level: LogLevel) {
         .with_target(false);
     // Libraries log only warnings and errors.
     let targets = Targets::new()
-        .with_targets(crate::LOG_TARGETS.map(|target| (target, level)))
+        .with_targets(crate::log_targets().map(|target| (target, level)))
         .with_default(level.min(LevelFilter::WARN));
     let _ = tracing_subscriber::registry()
         .with(lines)

@@ -1,7 +1,7 @@
 //! The command line: `innet-replay serve`, `stats`, `top`, `tables`, `drop`, `snapshot` and `doctor`. The binary and the Python wheel both
 //! call [`run`].
 
-mod doctor;
+pub mod doctor;
 mod log;
 mod serve;
 mod server_flags;

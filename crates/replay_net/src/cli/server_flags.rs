@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Address and credentials of a server.
 #[derive(Args)]
 pub struct ServerFlags {
-    /// Address of the server: innet://host:port, innets://host:port, unix:///path, or innet+fstack://address:port over F-Stack
+    /// Address of the server: innet://host:port, innets://host:port, unix:///path, or innet+NAME://address:port over the network stack NAME
     #[arg(default_value = "innet://127.0.0.1:7710")]
     address: Address,
     /// Token of the server; prefer --token-file, or the environment variable INNET_TOKEN
@@ -32,7 +32,7 @@ pub struct ServerFlags {
     /// PEM file with the server's certificate or its authority's, for innets://
     #[arg(long, value_name = "FILE")]
     tls_ca: Option<PathBuf>,
-    /// F-Stack's configuration file, for innet+fstack://
+    /// Configuration file of the network stack, for innet+NAME://
     #[arg(long, value_name = "FILE")]
     stack_config: Option<PathBuf>,
 }

@@ -1,11 +1,11 @@
 //! A connection to a server, and its driver: a tokio runtime without a thread of its own, which runs only inside blocking
-//! calls, or F-Stack's reactor, which runs each call while the caller waits.
+//! calls, or the thread of a plugged-in stack, which runs each call while the caller waits.
 
 use std::collections::BTreeMap;
 use std::io;
 use std::pin::pin;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use rustls::pki_types::ServerName;
@@ -21,9 +21,8 @@ use crate::error::{Error, Result};
 use crate::framing::broken;
 use crate::io_error;
 use crate::refuse;
+use crate::stack::plugged::{StackClient, alternatives};
 use crate::stack::{Address, ByteStream, StackName, kernel};
-#[cfg(feature = "fstack")]
-use crate::stack::{fstack, fstack_config::Config};
 use crate::tls::{channel_binding, tls_error};
 use base::error::TooLarge;
 use base::sync::lock;
@@ -52,8 +51,8 @@ pub struct Dialer {
     tls: Option<TlsConnector>,
     /// Replaces the network's sockets.
     open: Option<Box<OpenStream>>,
-    #[cfg(feature = "fstack")]
-    reactor: Option<fstack::ReactorHandle>,
+    /// `None` for the kernel's.
+    stack: Option<Arc<dyn StackClient>>,
     /// Incarnation of the server at the last connection, 0 before the first one.
     incarnation: AtomicU64,
     /// Attempts without an answer since the last connection.
@@ -66,10 +65,10 @@ pub struct Dialer {
 }
 
 impl Dialer {
-    /// Reads the certificates of the options, and starts F-Stack for an `innet+fstack` address.
+    /// Reads the certificates of the options, and starts the stack that the address names.
     ///
     /// # Errors
-    /// [`Error::Config`] for a short token, options that do not fit the address, or if F-Stack cannot start.
+    /// [`Error::Config`] for a short token, options that do not fit the address, or if the stack cannot start.
     pub fn new(address: Address, options: ConnectOptions) -> Result<Self> {
         if let Some(token) = &options.token {
             auth::check_token(&token.0)?;
@@ -93,46 +92,23 @@ impl Dialer {
             }
             (_, None) => None,
         };
-        let over_fstack = match (address.stack(), &options.stack_config) {
+        let stack = match (address.stack(), &options.stack_config) {
             (StackName::Kernel, Some(_)) => {
+                let other = alternatives(|stack| format!("innet+{}://address:port", stack.name()));
+                let other = other.map_or(String::new(), |other| format!("write {other}, or "));
                 return refuse(format!(
-                    "{address} uses the kernel's TCP, which has no configuration file: write innet+fstack://address:port, \
-                     or leave the file out"
+                    "{address} uses the kernel's TCP, which has no configuration file: {other}leave the file out"
                 ));
             }
             (StackName::Kernel, None) => None,
-            (_, _) if options.spin => {
-                return refuse(format!(
-                    "spin is for the kernel's sockets, and {address} uses F-Stack, which polls anyway: leave spin out"
-                ));
-            }
-            (stack, file) => {
-                stack.check_built_in()?;
-                let Some(file) = file else {
-                    return refuse(format!(
-                        "{address} needs F-Stack's configuration file (config)"
-                    ));
-                };
-                Some(file)
-            }
+            (StackName::Plugged(stack), _) => Some(stack.client(&address, &options)?),
         };
-        #[cfg(feature = "fstack")]
-        let reactor = match over_fstack {
-            Some(file) => {
-                fstack::socket_address(&address)?;
-                Some(fstack::start(&Config::read(file)?)?)
-            }
-            None => None,
-        };
-        #[cfg(not(feature = "fstack"))]
-        let _ = over_fstack;
         Ok(Dialer {
             address,
             options,
             tls,
             open: None,
-            #[cfg(feature = "fstack")]
-            reactor,
+            stack,
             incarnation: AtomicU64::new(0),
             unanswered: AtomicU32::new(0),
             tables: Mutex::default(),
@@ -251,9 +227,8 @@ impl Dialer {
     }
 
     fn driver(&self) -> Result<Driver> {
-        #[cfg(feature = "fstack")]
-        if let Some(reactor) = &self.reactor {
-            return Ok(Driver::Reactor(reactor.clone()));
+        if let Some(stack) = &self.stack {
+            return Ok(Driver::Plugged(stack.clone()));
         }
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -295,10 +270,8 @@ impl Dialer {
     }
 
     async fn tcp(&self, host: &str, port: u16) -> io::Result<Box<dyn ByteStream>> {
-        #[cfg(feature = "fstack")]
-        if self.reactor.is_some() {
-            let peer = fstack::socket_address(&self.address).map_err(io::Error::other)?;
-            return Ok(Box::new(fstack::socket::FstackStream::connect(peer).await?));
+        if let Some(stack) = &self.stack {
+            return stack.connect().await;
         }
         let stream = TcpStream::connect((host, port)).await?;
         kernel::prepare_tcp(&SockRef::from(&stream), kernel::CLIENT_USER_TIMEOUT)?;
@@ -502,9 +475,8 @@ pub fn deadline_ms(deadline: Option<Instant>) -> u32 {
 enum Driver {
     /// On the calling thread.
     Runtime(Runtime),
-    /// On F-Stack's thread, while the calling thread waits.
-    #[cfg(feature = "fstack")]
-    Reactor(fstack::ReactorHandle),
+    /// On the thread of a plugged-in stack, while the calling thread waits.
+    Plugged(Arc<dyn StackClient>),
 }
 
 impl Driver {
@@ -519,8 +491,12 @@ impl Driver {
         work: impl Future<Output = Result<T>> + Send,
     ) -> Result<T> {
         match self {
-            #[cfg(feature = "fstack")]
-            Driver::Reactor(reactor) => reactor.run_blocking(wait, until, late, server, work),
+            Driver::Plugged(stack) => {
+                let mut done = None;
+                let work = Box::pin(async { done = Some(work.await) });
+                stack.run(wait, until, server, work)?;
+                done.unwrap_or_else(|| Err(server.explain(late())))
+            }
             Driver::Runtime(runtime) => {
                 let mut work = pin!(work);
                 let mut slices = wait.slices(until);

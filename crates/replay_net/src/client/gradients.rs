@@ -49,10 +49,11 @@ pub fn join_job(
     until: Instant,
     wait: &Wait<'_>,
 ) -> Result<JoinedJob> {
-    if dialer.address.stack() != StackName::Kernel {
+    if let StackName::Plugged(stack) = dialer.address.stack() {
         return Err(Error::Config(format!(
-            "{} is an address of F-Stack, but gradients need the kernel's UDP: connect to an innet:// address of the server",
-            dialer.address
+            "{} is an address of {}, but gradients need the kernel's UDP: connect to an innet:// address of the server",
+            dialer.address,
+            stack.title()
         )));
     }
     let mut connection = first_connection(dialer, Some(until), wait)?;

@@ -78,7 +78,7 @@ pub struct ConnectOptions {
     pub tls_ca: Option<PathBuf>,
     /// Poll for answers without sleeping: lower latency, but a waiting call takes a whole core.
     pub spin: bool,
-    /// For `innet+fstack://`: F-Stack's configuration file, see [`ServerConfig::stack_config`](crate::config::ServerConfig).
+    /// For `innet+NAME://`: the configuration file of that stack, as [`ServerConfig::stack_config`](crate::config::ServerConfig).
     pub stack_config: Option<PathBuf>,
     /// Longest time for the first connection and its handshake, which are tried again while the server is at a limit of connections,
     /// ends connections or does not answer. Zero is one attempt of at most [`grace`](ConnectOptions::grace).

@@ -230,10 +230,6 @@ mod tests {
             (&format!("{here}parent = \"innets://a:1\""), "parent_tls_ca"),
             (&format!("{here}parent_tls_ca = \"a\""), "without a parent"),
             (
-                &format!("{here}parent = \"innet+fstack://a:1\""),
-                "kernel's UDP",
-            ),
-            (
                 &format!("{here}parent = \"innet://a:1\"\nrack = 2\nracks = 2"),
                 "rack 2 of 2",
             ),

@@ -1,12 +1,13 @@
 //! Checks of a server's configuration before the start.
 
 use std::fmt::Display;
-use std::net::{IpAddr, ToSocketAddrs};
+use std::net::ToSocketAddrs;
 use std::time::Duration;
 
 use super::{FRAMES, ServerConfig};
 use crate::error::{Error, Result};
 use crate::refuse;
+use crate::stack::plugged::alternatives;
 use crate::stack::{Address, StackName};
 use replay_core::schema::TableConfig;
 
@@ -131,52 +132,17 @@ impl ServerConfig {
 
     fn validate_stack(&self) -> Result<()> {
         match (self.stack, &self.stack_config) {
-            (StackName::Kernel, None) => return Ok(()),
+            (StackName::Kernel, None) => Ok(()),
             (StackName::Kernel, Some(_)) => {
-                return refuse(
-                    "stack_config is set, but stack is kernel: set stack to fstack, or leave stack_config out",
-                );
+                let other = alternatives(|stack| stack.name().to_owned());
+                let other =
+                    other.map_or(String::new(), |names| format!("set stack to {names}, or "));
+                refuse(format!(
+                    "stack_config is set, but stack is kernel: {other}leave stack_config out"
+                ))
             }
-            (StackName::Fstack, None) => {
-                return refuse(
-                    "stack is fstack: name F-Stack's configuration file in stack_config",
-                );
-            }
-            (StackName::Fstack, Some(_)) => {}
+            (StackName::Plugged(stack), _) => stack.check_server(self),
         }
-        if self.spin {
-            return refuse(
-                "spin is for the kernel's sockets; F-Stack polls unless idle_sleep is set in its file: leave spin out",
-            );
-        }
-        if self.io_threads > 1 {
-            return refuse(format!(
-                "io_threads is {}, but F-Stack has one thread in a process: leave io_threads out",
-                self.io_threads
-            ));
-        }
-        for address in &self.listen {
-            let Address::Tcp { host, .. } = address else {
-                return refuse(format!(
-                    "{address} is a socket file, which F-Stack cannot serve: leave it out, or set stack to kernel"
-                ));
-            };
-            match host.parse::<IpAddr>() {
-                Ok(ip) if ip.is_loopback() => {
-                    return refuse(format!(
-                        "{address} is a loopback address, which F-Stack does not have: listen on the address of one of its \
-                         ports (addr in stack_config)"
-                    ));
-                }
-                Ok(_) => {}
-                Err(_) => {
-                    return refuse(format!(
-                        "{address} has a host name: with F-Stack write its IP address"
-                    ));
-                }
-            }
-        }
-        Ok(())
     }
 
     /// Checks an address to listen on, which errors call `name`.

@@ -1,9 +1,7 @@
-//! A server on sockets: its threads or its task on F-Stack's reactor, from the start to the end.
+//! A server on sockets: its threads or its task on a plugged-in stack, from the start to the end.
 
 use std::future::Future;
 use std::net::SocketAddr;
-#[cfg(feature = "fstack")]
-use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 
@@ -40,8 +38,8 @@ pub struct RunningServer {
     snapshots: Option<SnapshotThread>,
 }
 
-/// Waits for the end of an I/O thread, or of the task on F-Stack's reactor; `false` after a panic.
-type JoinTask = Box<dyn FnOnce() -> bool + Send>;
+/// Waits for the end of an I/O thread, or of the task on a plugged-in stack; `false` after a panic.
+pub type JoinTask = Box<dyn FnOnce() -> bool + Send>;
 
 impl RunningServer {
     /// The bound addresses, in the order of the configuration, with chosen ports for port 0.
@@ -148,6 +146,27 @@ fn start_aggregators(config: &ServerConfig, address: SocketAddr) -> Result<Aggre
     Ok(Aggregators::new(aggregators, limits, parent))
 }
 
+/// What a plugged-in stack runs for a server: its listeners and connections.
+pub struct ServeTask {
+    server: Arc<Server>,
+    listen: Vec<Address>,
+    bound: AddressSender,
+}
+
+impl ServeTask {
+    /// Binds the addresses and serves on this thread until the server's end.
+    pub async fn run<S: Stack>(self, stack: S) {
+        let Self {
+            server,
+            listen,
+            bound,
+        } = self;
+        server
+            .listen_and_run(stack, listen, Vec::new(), bound)
+            .await;
+    }
+}
+
 /// Stops the server when its thread panics: the thread that accepts connections, or a part of the open ones, is gone.
 struct StopAtPanic(Arc<Server>);
 
@@ -187,13 +206,15 @@ fn io_thread<F: Future<Output = ()>>(
 
 impl Server {
     /// Serves a memory on the stack of the configuration until the returned server is shut down or dropped: on kernel
-    /// sockets with its own threads, on F-Stack with its one thread, which is started unless it runs already.
+    /// sockets with its own threads, on a plugged-in stack with that one's thread.
     ///
     /// # Errors
     /// Errors of [`Server::new`] and [`Snapshots::open`], and [`Error::Io`] or [`Error::Config`] for an address that cannot be bound or a
     /// stack that cannot be started.
     pub fn start(config: &ServerConfig, memory: Arc<Memory>) -> Result<RunningServer> {
-        config.stack.check_built_in()?;
+        if let StackName::Plugged(stack) = config.stack {
+            stack.check_built_in()?;
+        }
         let mut server = Server::new(config, memory)?;
         // Before anything is served: a port in use ends the start.
         let with_tls = server.tls.is_some();
@@ -226,12 +247,14 @@ impl Server {
                     .clone()
                     .start_on_kernel(config, bound, &mut running.tasks)?
             }
-            #[cfg(feature = "fstack")]
-            StackName::Fstack => running
-                .tasks
-                .push(server.clone().start_on_fstack(config, bound)?),
-            #[cfg(not(feature = "fstack"))]
-            StackName::Fstack => {}
+            StackName::Plugged(stack) => {
+                let task = ServeTask {
+                    server: server.clone(),
+                    listen: config.listen.clone(),
+                    bound,
+                };
+                running.tasks.push(stack.serve(config, task)?);
+            }
         }
         running.addresses = addresses
             .recv()
@@ -294,24 +317,6 @@ impl Server {
             server.listen_and_run(Kernel, listen, others, bound)
         })?);
         Ok(())
-    }
-
-    #[cfg(feature = "fstack")]
-    fn start_on_fstack(
-        self: Arc<Self>,
-        config: &ServerConfig,
-        bound: AddressSender,
-    ) -> Result<JoinTask> {
-        use crate::stack::{fstack, fstack_config::Config};
-        let path = config.stack_config.as_deref().unwrap_or(Path::new(""));
-        let reactor = fstack::start(&Config::read(path)?)?;
-        let listen = config.listen.clone();
-        let (end, ended) = std::sync::mpsc::channel();
-        reactor.spawn(move |stack| async move {
-            self.listen_and_run(stack, listen, vec![], bound).await;
-            let _ = end.send(());
-        })?;
-        Ok(Box::new(move || ended.recv().is_ok()))
     }
 
     /// Binds the addresses, sends them to `bound`, and serves.

@@ -1,5 +1,5 @@
-//! Addresses of servers: `innet://host:port`, `innets://host:port` (TLS) or `unix:///path`. With `+fstack` after the scheme a
-//! client uses F-Stack's TCP.
+//! Addresses of servers: `innet://host:port`, `innets://host:port` (TLS) or `unix:///path`. With `+NAME` after the scheme a
+//! client uses the plugged-in stack of this name.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -8,6 +8,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use super::StackName;
+use super::plugged::alternatives;
 use crate::error::{Error, Result};
 
 /// The address of a server.
@@ -55,9 +56,16 @@ impl FromStr for Address {
     /// [`Error::Config`] with the valid forms of an address.
     fn from_str(text: &str) -> Result<Self> {
         let refuse = |reason: &str| {
+            let plugged = alternatives(|stack| {
+                let (name, title) = (stack.name(), stack.title());
+                format!("innet+{name}://address:port for a client over {title}")
+            });
+            let (or, plugged) = match plugged {
+                None => (" or ", String::new()),
+                Some(plugged) => (", ", format!(", or {plugged}")),
+            };
             Err(Error::Config(format!(
-                "address {text:?} {reason}; an address is innet://host:port, innets://host:port (TLS), unix:///path, or \
-                 innet+fstack://address:port for a client over F-Stack"
+                "address {text:?} {reason}; an address is innet://host:port, innets://host:port (TLS){or}unix:///path{plugged}"
             )))
         };
         let (scheme, rest) = match text.split_once("://") {
@@ -69,8 +77,10 @@ impl FromStr for Address {
         };
         let (scheme, stack) = match scheme.split_once('+') {
             None => (scheme, StackName::Kernel),
-            Some((scheme, "fstack")) if scheme.starts_with("innet") => (scheme, StackName::Fstack),
-            Some(_) => return refuse("has an unknown scheme"),
+            Some((scheme, name)) => match name.parse() {
+                Ok(stack @ StackName::Plugged(_)) if scheme.starts_with("innet") => (scheme, stack),
+                _ => return refuse("has an unknown scheme"),
+            },
         };
         let tls = match scheme {
             "unix" if rest.starts_with('/') => return Ok(Address::Unix { path: rest.into() }),
@@ -137,16 +147,14 @@ impl fmt::Display for Address {
                 tls,
                 stack,
             } => {
-                let scheme = match (tls, stack) {
-                    (false, StackName::Kernel) => "innet",
-                    (true, StackName::Kernel) => "innets",
-                    (false, StackName::Fstack) => "innet+fstack",
-                    (true, StackName::Fstack) => "innets+fstack",
-                };
+                f.write_str(if *tls { "innets" } else { "innet" })?;
+                if let StackName::Plugged(stack) = stack {
+                    write!(f, "+{}", stack.name())?;
+                }
                 if host.contains(':') {
-                    write!(f, "{scheme}://[{host}]:{port}")
+                    write!(f, "://[{host}]:{port}")
                 } else {
-                    write!(f, "{scheme}://{host}:{port}")
+                    write!(f, "://{host}:{port}")
                 }
             }
             Address::Unix { path } => write!(f, "unix://{}", path.display()),
@@ -164,8 +172,6 @@ mod tests {
             "innet://127.0.0.1:7710",
             "innets://replay.example:1",
             "innet://[::1]:0",
-            "innet+fstack://10.0.0.2:7710",
-            "innets+fstack://10.0.0.2:1",
             "unix:///tmp/a.sock",
         ] {
             assert_eq!(text.parse::<Address>().unwrap().to_string(), text);
@@ -183,7 +189,7 @@ mod tests {
             ":1",
             "http://a:1",
             "innet+dpdk://a:1",
-            "unix+fstack:///a",
+            "innet+kernel://a:1",
             "a:b",
             "a:70000",
             "::1:5",

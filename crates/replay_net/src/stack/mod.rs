@@ -1,53 +1,24 @@
 //! Network stacks of a server. Everything above (TLS, the protocol, connections) uses streams, clock and tasks of the trait
-//! [`Stack`], so it runs unchanged on kernel sockets, in a simulation, and on a user-space TCP stack.
+//! [`Stack`], so it runs unchanged on kernel sockets, in a simulation, and on a stack that is [plugged in](plugged): the crate
+//! `stack_fstack` has F-Stack's.
 
 pub mod address;
-#[cfg(feature = "fstack")]
-pub mod fstack;
-pub mod fstack_config;
 pub mod kernel;
+pub mod plugged;
 
 use std::future::Future;
 use std::io;
 use std::thread;
 use std::time::Instant;
 
-use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::oneshot;
 
 pub use address::Address;
+pub use plugged::{PluggedStack, StackName};
 
 use crate::error::{Error, Result};
 use crate::io_error;
-
-/// Name of a network stack.
-#[derive(
-    Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize, clap::ValueEnum,
-)]
-#[serde(rename_all = "lowercase")]
-pub enum StackName {
-    /// The kernel's: TCP and Unix sockets.
-    #[default]
-    Kernel,
-    /// F-Stack's TCP over DPDK.
-    Fstack,
-}
-
-impl StackName {
-    /// # Errors
-    /// [`Error::Config`] if this program was built without the stack.
-    pub fn check_built_in(self) -> Result<()> {
-        match self {
-            StackName::Fstack if cfg!(not(feature = "fstack")) => Err(Error::Config(
-                "this program was built without F-Stack: install F-Stack (https://github.com/F-Stack/f-stack) and build \
-                 again with the cargo feature `fstack`"
-                    .to_owned(),
-            )),
-            _ => Ok(()),
-        }
-    }
-}
 
 /// A connection of any kind, boxed as `Box<dyn ByteStream>`.
 pub trait ByteStream: AsyncRead + AsyncWrite + Unpin + Send {}

@@ -19,7 +19,7 @@ struct Serving {
 
 impl Serving {
     fn start(arguments: &[&str]) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_innet-replay"))
+        let mut child = Command::new(env!("CARGO_BIN_EXE_innet-replay-alone"))
             .args(["serve", "--gradients-only", "--trusted-network"])
             .args(["--listen=127.0.0.1:0", "--gradients-idle-sleep-us=20"])
             .args(["--gradients-eal=--no-huge -m 128 --no-pci"])

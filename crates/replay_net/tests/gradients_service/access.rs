@@ -130,7 +130,7 @@ fn a_server_joins_its_parent_with_its_own_token() {
 #[test]
 fn an_aggregator_on_the_network_needs_trust_in_it_whatever_protects_the_connections() {
     let secrets = Secrets::new();
-    let output = std::process::Command::new(env!("CARGO_BIN_EXE_innet-replay"))
+    let output = std::process::Command::new(env!("CARGO_BIN_EXE_innet-replay-alone"))
         .args(["serve", "--listen=127.0.0.1:0", "--gradients=0.0.0.0:0"])
         .args([
             "--token-file",

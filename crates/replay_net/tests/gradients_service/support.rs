@@ -27,7 +27,7 @@ pub struct Serving {
 impl Serving {
     /// A server with these arguments alone.
     pub fn with(arguments: &[&str]) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_innet-replay"))
+        let mut child = Command::new(env!("CARGO_BIN_EXE_innet-replay-alone"))
             .args(["serve", "--log-level=error"])
             .args(arguments)
             .env_remove("INNET_TOKEN")

@@ -16,7 +16,7 @@ use crate::kernel::certificate;
 use crate::suite::{push, table, writer};
 use crate::support::until;
 
-const COMMAND: &str = env!("CARGO_BIN_EXE_innet-replay");
+const COMMAND: &str = env!("CARGO_BIN_EXE_innet-replay-alone");
 
 fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(COMMAND);

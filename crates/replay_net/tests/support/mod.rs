@@ -1,5 +1,5 @@
 //! What tests of client and server share: servers, a table, pushes for it, and a proxy that cuts connections; and
-//! whose TCP is between them, so that the same tests go through F-Stack (`tests/fstack`).
+//! whose TCP is between them, so that the same tests go through F-Stack (`tests/fstack` of `stack_fstack`).
 #![allow(dead_code)]
 
 use std::io::{Read, Write};
@@ -59,6 +59,11 @@ fn fstack_config() -> Option<PathBuf> {
     std::env::var_os(FSTACK_CONFIG).map(PathBuf::from)
 }
 
+/// The stack's name, which `tests/fstack` has plugged in.
+fn fstack() -> StackName {
+    "fstack".parse().unwrap()
+}
+
 /// Whether this process was started to go through F-Stack.
 pub fn goes_through_fstack() -> bool {
     fstack_config().is_some()
@@ -102,7 +107,7 @@ pub fn dialed(address: &Address) -> Address {
     if let Address::Tcp { stack, .. } = &mut address
         && fstack_has("client")
     {
-        *stack = StackName::Fstack;
+        *stack = fstack();
     }
     address
 }
@@ -111,7 +116,7 @@ pub fn dialed(address: &Address) -> Address {
 pub fn connect(address: &Address, options: ConnectOptions) -> Result<Client> {
     let address = dialed(address);
     let stack_config = match address.stack() {
-        StackName::Fstack => fstack_config(),
+        StackName::Plugged(_) => fstack_config(),
         StackName::Kernel => None,
     };
     client::connect(
@@ -126,7 +131,7 @@ pub fn connect(address: &Address, options: ConnectOptions) -> Result<Client> {
 /// The configuration with the sockets that this process tests: the kernel's, or F-Stack's.
 pub fn with_sockets_under_test(config: ServerConfig) -> ServerConfig {
     let (stack, stack_config) = match fstack_has("server") {
-        true => (StackName::Fstack, fstack_config()),
+        true => (fstack(), fstack_config()),
         false => (StackName::Kernel, None),
     };
     ServerConfig {

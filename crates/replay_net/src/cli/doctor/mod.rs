@@ -1,26 +1,26 @@
-//! `innet-replay doctor`: whether this machine can serve, over the kernel's sockets and over F-Stack, with advice for the missing
-//! parts.
+//! `innet-replay doctor`: whether this machine can serve, over the kernel's sockets and over the plugged-in stacks, with advice for
+//! the missing parts.
 
-mod checks;
+mod kernel;
 
+use std::fs;
 use std::io::{self, Write};
+use std::path::{Path, PathBuf};
 
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args};
 use serde::Serialize;
 
-use checks::Machine;
-
 use super::serve::ServeFlags;
 use crate::error::Result;
 use crate::stack::StackName;
-use crate::stack::fstack_config::Config;
+use crate::stack::plugged::plugged_in;
 
 /// Check whether this machine can serve; takes the settings of serve.
 ///
 /// Prints one line for each part, `ok` or `missing`, with advice below each missing one, and changes nothing. With --stack
-/// kernel these are the parts for the kernel's sockets, with --stack fstack or --stack-config those for F-Stack (for a network
-/// card, or for the devices of the file), and without them both. The exit status is 0 if all are there, else 1.
+/// NAME these are the parts for that network stack, with --stack-config those for the devices of that file, and without them
+/// those for all stacks. The exit status is 0 if all are there, else 1.
 #[derive(Args)]
 pub struct DoctorFlags {
     #[command(flatten)]
@@ -32,31 +32,100 @@ pub struct DoctorFlags {
 
 /// Result of the check of one part.
 #[derive(Debug, PartialEq, Serialize)]
-struct Finding {
-    part: &'static str,
+pub struct Finding {
+    /// Name of the part.
+    pub part: &'static str,
     /// Whether the part is there.
-    ok: bool,
-    found: String,
+    pub ok: bool,
+    /// What was found.
+    pub found: String,
     /// Advice for a missing part, else empty.
+    pub to_do: String,
+}
+
+impl Finding {
+    /// The result of a check.
+    pub fn new(part: &'static str, checked: CheckResult) -> Self {
+        let ok = checked.is_ok();
+        let (found, to_do) = match checked {
+            Ok(found) => (found, String::new()),
+            Err(Missing { found, to_do }) => (found, to_do),
+        };
+        Finding {
+            part,
+            ok,
+            found,
+            to_do,
+        }
+    }
+}
+
+/// Description of a part that is there, or of one that is missing.
+pub type CheckResult = std::result::Result<String, Missing>;
+
+/// A missing part.
+pub struct Missing {
+    found: String,
     to_do: String,
+}
+
+/// # Errors
+/// [`Missing`], always.
+pub fn missing<T>(
+    found: impl Into<String>,
+    to_do: impl Into<String>,
+) -> std::result::Result<T, Missing> {
+    Err(Missing {
+        found: found.into(),
+        to_do: to_do.into(),
+    })
+}
+
+/// The files of a machine to check, so that tests can make one up.
+pub struct MachineFiles {
+    /// Their folder, `/` outside of tests.
+    pub root: PathBuf,
+}
+
+impl MachineFiles {
+    /// Those of the machine of this process.
+    pub fn this() -> Self {
+        MachineFiles {
+            root: PathBuf::from("/"),
+        }
+    }
+
+    /// Where a file is whose path begins below the root.
+    pub fn at(&self, path: impl AsRef<Path>) -> PathBuf {
+        self.root.join(path)
+    }
+
+    /// A small file's text without surrounding white space; empty if it cannot be read.
+    pub fn text(&self, path: impl AsRef<Path>) -> String {
+        let text = fs::read_to_string(self.at(path)).unwrap_or_default();
+        text.trim().to_owned()
+    }
 }
 
 /// Checks this machine and returns the exit code. `matches` are the arguments that `flags` were parsed from.
 ///
 /// # Errors
-/// [`Error::Config`](replay_core::error::Error::Config) for a configuration that cannot be read.
+/// [`Error::Config`](crate::error::Error::Config) for a configuration that cannot be read.
 pub fn run(flags: &DoctorFlags, matches: &ArgMatches) -> Result<u8> {
     let config = flags.serve.config(matches, None)?;
-    let over_fstack = config.stack == StackName::Fstack || config.stack_config.is_some();
+    let file = config.stack_config.as_deref();
     let chosen = matches.value_source("stack") == Some(ValueSource::CommandLine);
-    let (machine, mut findings) = (Machine::this(), Vec::new());
-    if !over_fstack {
-        findings = machine.kernel_findings(&config);
+    let plugged = match config.stack {
+        StackName::Plugged(stack) => vec![stack],
+        StackName::Kernel if chosen && file.is_none() => vec![],
+        StackName::Kernel => plugged_in(),
+    };
+    let mut findings = Vec::new();
+    if config.stack == StackName::Kernel && file.is_none() {
+        findings = MachineFiles::this().kernel_findings(&config);
     }
-    if over_fstack || !chosen {
-        // Without a file: a network card on hugepages, and any core.
-        let file = config.stack_config.as_deref().map(Config::read);
-        findings.extend(machine.findings(&file.transpose()?.unwrap_or_default()));
+    for stack in plugged {
+        findings.extend(stack.findings(file)?);
     }
     let text = if flags.json {
         let ok = findings.iter().all(|finding| finding.ok);

@@ -1,5 +1,5 @@
 //! What a server does on any network: requests, handshakes, broken connections, room, its end. Each test runs on the
-//! simulated network and over the kernel's sockets here, and over F-Stack from `tests/fstack`.
+//! simulated network and over the kernel's sockets here, and over F-Stack from `tests/fstack` of `stack_fstack`.
 
 mod client;
 mod fairness;

@@ -26,7 +26,7 @@ const NAME: &str = "policy";
 
 /// One round: the cells that a client measured.
 pub fn run(way: &str, folder: &Path) -> Value {
-    let mut server = ends::at_server(env!("CARGO_BIN_EXE_innet-replay"));
+    let mut server = ends::at_server(env!("CARGO_BIN_EXE_innet-replay-fstack"));
     server.args([
         "serve",
         "--listen",

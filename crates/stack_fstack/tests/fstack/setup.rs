@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-pub const SERVE: &str = env!("CARGO_BIN_EXE_innet-replay");
+pub const SERVE: &str = env!("CARGO_BIN_EXE_innet-replay-fstack");
 
 /// Waits longer than this are failures.
 pub const PATIENCE: Duration = Duration::from_secs(60);

@@ -19,9 +19,10 @@ use futures_util::task::AtomicWaker;
 
 use super::Fstack;
 use super::reactor::Submission;
-use crate::client::pipeline::ServerWait;
-use crate::error::{Error, Result};
 use base::wait::Wait;
+use replay_net::client::pipeline::ServerWait;
+use replay_net::error::{Error, Result};
+use replay_net::stack::plugged::StackFuture;
 
 /// Handle to the reactor thread.
 #[derive(Clone)]
@@ -57,32 +58,29 @@ impl ReactorHandle {
         self.stop.store(true, Ordering::Release);
     }
 
-    /// Runs `work` on the reactor and blocks this thread until it is done, `until` passes (then the error is `late`) or
-    /// the call is interrupted. `work` is polled at least once, and dropped before this returns. Interrupts are checked
-    /// on this thread.
+    /// [`StackClient::run`](replay_net::stack::plugged::StackClient::run). Interrupts are checked on this thread.
     ///
     /// # Errors
-    /// Errors of `work`, `late` and the check, and [`Error::Closed`] when the reactor has ended.
-    pub fn run_blocking<T: Send>(
+    /// Errors of the check, and [`Error::Closed`] when the reactor has ended.
+    pub(super) fn run_blocking(
         &self,
         wait: &Wait<'_>,
         until: Option<Instant>,
-        late: impl FnOnce() -> Error,
         server: &ServerWait,
-        work: impl Future<Output = Result<T>> + Send,
-    ) -> Result<T> {
+        work: StackFuture<'_, ()>,
+    ) -> Result<()> {
         let (sender, receiver) = mpsc::channel();
         let cancel = Arc::new(Cancel::default());
-        let task: Pin<Box<dyn Future<Output = ()> + Send + '_>> = Box::pin(ScopedTask {
-            work: Some(Box::pin(work)),
+        let task: StackFuture<'_, ()> = Box::pin(ScopedTask {
+            work: Some(work),
             cancel: cancel.clone(),
             sender,
         });
         // SAFETY: only the lifetime changes, and the future is not used after this function. `guard` makes the function
-        // return, or unwind, only once `receiver` has seen a result or the end of `sender`, and `ScopedTask` drops `work`
+        // return, or unwind, only once `receiver` has seen a message or the end of `sender`, and `ScopedTask` drops `work`
         // before both: in `poll`, or by the order of its fields when the task is dropped, be it by the reactor, with the
         // reactor, or inside a submission that never ran.
-        let task: Pin<Box<dyn Future<Output = ()> + Send>> = unsafe { std::mem::transmute(task) };
+        let task: StackFuture<'static, ()> = unsafe { std::mem::transmute(task) };
         let guard = WaitGuard {
             receiver,
             cancel: &cancel,
@@ -98,10 +96,8 @@ impl ReactorHandle {
             }
             let now = Instant::now();
             if until.is_some_and(|until| now >= until) {
-                // It may have been done meanwhile.
-                return guard
-                    .cancel()
-                    .unwrap_or_else(|| Err(server.explain(late())));
+                guard.cancel();
+                return Ok(());
             }
             server.report(wait, now);
         }
@@ -109,14 +105,14 @@ impl ReactorHandle {
 }
 
 /// Work on the reactor that borrows from a thread which waits for it.
-struct ScopedTask<'a, T> {
+struct ScopedTask<'a> {
     // Fields are dropped in this order: the end of `sender` shows the waiting thread that `work` is gone.
-    work: Option<Pin<Box<dyn Future<Output = Result<T>> + Send + 'a>>>,
+    work: Option<StackFuture<'a, ()>>,
     cancel: Arc<Cancel>,
-    sender: mpsc::Sender<Result<T>>,
+    sender: mpsc::Sender<()>,
 }
 
-impl<T> Future for ScopedTask<'_, T> {
+impl Future for ScopedTask<'_> {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
@@ -125,10 +121,10 @@ impl<T> Future for ScopedTask<'_, T> {
             return Poll::Ready(());
         };
         match work.as_mut().poll(context) {
-            Poll::Ready(done) => {
-                // Before the result is sent: the waiting thread returns with it.
+            Poll::Ready(()) => {
+                // Before the end is sent: the waiting thread returns with it.
                 self.work = None;
-                let _ = self.sender.send(done);
+                let _ = self.sender.send(());
                 Poll::Ready(())
             }
             // Acquire: synchronizes with the release store in `Cancel::request`.
@@ -154,35 +150,35 @@ impl Cancel {
 }
 
 /// The waiting thread's end of a [`ScopedTask`]. Dropped, it cancels the work and waits until it is gone.
-struct WaitGuard<'a, T> {
-    receiver: mpsc::Receiver<Result<T>>,
+struct WaitGuard<'a> {
+    receiver: mpsc::Receiver<()>,
     cancel: &'a Cancel,
     /// Whether the work is known to be dropped.
     dropped: Cell<bool>,
 }
 
-impl<T> WaitGuard<'_, T> {
-    /// The result, if it arrives within `duration`.
-    fn wait(&self, duration: Duration) -> Option<Result<T>> {
+impl WaitGuard<'_> {
+    /// The end of the work, if it arrives within `duration`.
+    fn wait(&self, duration: Duration) -> Option<Result<()>> {
         let done = match self.receiver.recv_timeout(duration) {
             Err(RecvTimeoutError::Timeout) => return None,
             Err(RecvTimeoutError::Disconnected) => Err(Error::Closed("F-Stack")),
-            Ok(done) => done,
+            Ok(()) => Ok(()),
         };
         self.dropped.set(true);
         Some(done)
     }
 
-    /// Cancels the work and waits until it is dropped; its result, if it was done before.
-    fn cancel(&self) -> Option<Result<T>> {
+    /// Cancels the work and waits until it is dropped.
+    fn cancel(&self) {
         self.cancel.request();
-        let done = self.receiver.recv().ok();
+        // An error means that the work was dropped before it was done.
+        let _ = self.receiver.recv();
         self.dropped.set(true);
-        done
     }
 }
 
-impl<T> Drop for WaitGuard<'_, T> {
+impl Drop for WaitGuard<'_> {
     fn drop(&mut self) {
         if !self.dropped.get() {
             self.cancel();

@@ -5,7 +5,7 @@ use std::os::unix::fs::symlink;
 use super::*;
 
 /// A machine of files; a path that ends in `/` is a folder.
-pub fn machine(files: &[(&str, &str)]) -> (tempfile::TempDir, Machine) {
+fn machine(files: &[(&str, &str)]) -> (tempfile::TempDir, Machine) {
     let root = tempfile::tempdir().unwrap();
     for (path, text) in files {
         let path_there = root.path().join(path);
@@ -20,7 +20,9 @@ pub fn machine(files: &[(&str, &str)]) -> (tempfile::TempDir, Machine) {
         }
     }
     let machine = Machine {
-        root: root.path().to_owned(),
+        files: MachineFiles {
+            root: root.path().to_owned(),
+        },
         fstack: Some(Linked {
             release: Some("1.25"),
             shared: None,
@@ -71,7 +73,7 @@ fn changed(changes: &[(&str, &'static str)]) -> Vec<Finding> {
     machine.findings(&Config::default())
 }
 
-pub fn part<'a>(findings: &'a [Finding], name: &str) -> &'a Finding {
+fn part<'a>(findings: &'a [Finding], name: &str) -> &'a Finding {
     findings
         .iter()
         .find(|finding| finding.part == name)

@@ -18,16 +18,27 @@
     reason = "the suites of client and server are tests by themselves, too"
 )]
 
-#[path = "../client.rs"]
+#[path = "../../../replay_net/tests/client.rs"]
 mod client;
-#[path = "../client_faults.rs"]
+#[path = "../../../replay_net/tests/client_faults.rs"]
 mod client_faults;
 mod command;
 mod links;
 mod memif;
-#[path = "../server/suite/mod.rs"]
+#[path = "../../../replay_net/tests/server/suite/mod.rs"]
 mod server;
 mod setup;
-#[path = "../support/mod.rs"]
+#[path = "../../../replay_net/tests/support/mod.rs"]
 mod support;
 mod traffic;
+
+/// Plugs F-Stack in before any test, whichever of them reads an address first.
+extern "C" fn plug_in() {
+    stack_fstack::plug_in();
+}
+
+// SAFETY: the loader calls the functions of this section once, before `main`. This one takes no arguments, and needs only memory
+// and a lock, which need no preparation.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static PLUG_IN: extern "C" fn() = plug_in;

@@ -1,4 +1,4 @@
-//! The `innet-replay` command.
+//! The commands of `innet-replay` with nothing plugged in.
 
 use std::process::ExitCode;
 

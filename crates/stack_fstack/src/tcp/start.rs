@@ -15,11 +15,11 @@ use super::handle::ReactorHandle;
 use super::initialise::initialise;
 use super::reactor::{Reactor, Submission};
 use super::trial::{SilencedOutput, try_in_child};
-use crate::error::{Error, Result};
-use crate::stack::Stack;
-use crate::stack::fstack_config::Config;
-use crate::{io_error, refuse};
+use crate::config::Config;
 use base::sync::lock;
+use replay_net::error::{Error, Result};
+use replay_net::stack::Stack;
+use replay_net::{io_error, refuse};
 
 /// State of F-Stack in this process.
 enum Lifecycle {

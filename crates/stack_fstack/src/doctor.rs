@@ -1,13 +1,12 @@
-//! Checks of the parts of a machine that a server on F-Stack needs; `kernel` checks for a server on the kernel's sockets. All but
-//! the number of cores is read from files, so that tests can make up a machine.
-
-mod kernel;
+//! Parts of a machine that a server on F-Stack needs, for `innet-replay doctor`. All but the number of cores is read from files, so
+//! that tests can make up a machine.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::Finding;
-use crate::stack::fstack_config::Config;
+use replay_net::cli::doctor::{CheckResult, Finding, MachineFiles, missing};
+
+use crate::config::Config;
 
 /// Drivers that hand a card over to DPDK, the preferred one first.
 const USER_SPACE_DRIVERS: [&str; 3] = [VFIO, "igb_uio", "uio_pci_generic"];
@@ -41,36 +40,6 @@ const NO_NIC: &str =
 const BUILD_AGAIN: &str = "build this program again, with the F-Stack that it is to run with";
 const NOT_NEEDED: &str = "not needed: the configuration names virtual devices alone";
 
-/// Description of a part that is there, or of one that is missing.
-type CheckResult = Result<String, Missing>;
-
-/// A missing part.
-struct Missing {
-    found: String,
-    to_do: String,
-}
-
-fn missing<T>(found: impl Into<String>, to_do: impl Into<String>) -> Result<T, Missing> {
-    Err(Missing {
-        found: found.into(),
-        to_do: to_do.into(),
-    })
-}
-
-fn finding(part: &'static str, checked: CheckResult) -> Finding {
-    let ok = checked.is_ok();
-    let (found, to_do) = match checked {
-        Ok(found) => (found, String::new()),
-        Err(Missing { found, to_do }) => (found, to_do),
-    };
-    Finding {
-        part,
-        ok,
-        found,
-        to_do,
-    }
-}
-
 /// The F-Stack that this program was linked with.
 struct Linked {
     /// If it is known.
@@ -96,8 +65,7 @@ impl Linked {
 
 /// A machine to check.
 pub struct Machine {
-    /// Folder of its files, `/` outside of tests.
-    root: PathBuf,
+    files: MachineFiles,
     /// F-Stack, if this program was built with it.
     fstack: Option<Linked>,
     /// Cores that this process may use.
@@ -108,7 +76,7 @@ impl Machine {
     /// The machine of this process.
     pub fn this() -> Self {
         Machine {
-            root: PathBuf::from("/"),
+            files: MachineFiles::this(),
             fstack: Linked::here(),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
         }
@@ -125,7 +93,9 @@ impl Machine {
             ("rights", self.rights()),
             ("cores", self.cores(config)),
         ];
-        parts.map(|(part, checked)| finding(part, checked)).into()
+        parts
+            .map(|(part, checked)| Finding::new(part, checked))
+            .into()
     }
 
     fn support(&self) -> CheckResult {
@@ -276,7 +246,7 @@ impl Machine {
         for address in names(&folder) {
             let device = folder.join(&address);
             // PCI's class of network controllers.
-            if !read(&device.join("class")).starts_with("0x02") {
+            if !self.files.text(device.join("class")).starts_with("0x02") {
                 continue;
             }
             let driver = fs::read_link(device.join("driver"))
@@ -379,11 +349,11 @@ impl Machine {
     }
 
     fn at(&self, path: &str) -> PathBuf {
-        self.root.join(path)
+        self.files.at(path)
     }
 
     fn text(&self, path: &str) -> String {
-        read(&self.at(path))
+        self.files.text(path)
     }
 
     fn mount_of(&self, kind: &str) -> Option<String> {
@@ -404,14 +374,6 @@ fn contains_core(list: &str, core: usize) -> bool {
         Some(range.contains(&core))
     };
     list.split(',').any(|part| has(part).unwrap_or(true))
-}
-
-/// A small file's text; empty if it cannot be read.
-fn read(path: &Path) -> String {
-    fs::read_to_string(path)
-        .unwrap_or_default()
-        .trim()
-        .to_owned()
 }
 
 /// Sorted names of a folder's entries; empty without the folder.

@@ -19,7 +19,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use super::reactor::{Reactor, check, off_thread};
 use super::readiness::{Direction, Token};
 use super::start;
-use crate::stack::Address;
+use replay_net::stack::Address;
 
 /// Connections held ready before `accept`.
 const BACKLOG: c_int = 1024;

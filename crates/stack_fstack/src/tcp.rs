@@ -1,4 +1,4 @@
-//! F-Stack's TCP, which bypasses the kernel, on one reactor thread (cargo feature `fstack`).
+//! F-Stack's TCP, which bypasses the kernel, on one reactor thread.
 //!
 //! | module | subject |
 //! | --- | --- |
@@ -23,15 +23,65 @@ mod trial;
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::{Arc, mpsc};
 use std::time::Instant;
 
-use super::{Address, Stack};
-use crate::error::{Error, Result};
-use crate::io_error;
+use base::wait::Wait;
+use replay_net::client::pipeline::ServerWait;
+use replay_net::error::{Error, Result};
+use replay_net::io_error;
+use replay_net::server::{JoinTask, ServeTask};
+use replay_net::stack::plugged::{StackClient, StackFuture};
+use replay_net::stack::{Address, ByteStream, Stack};
+
+use crate::config::Config;
 pub use handle::ReactorHandle;
 use reactor::{Reactor, Sleep};
 use socket::{FstackListener, FstackStream};
 pub use start::{running, start};
+
+/// Serves on the reactor, which is started unless it runs already.
+pub(crate) fn serve(config: &Config, task: ServeTask) -> Result<JoinTask> {
+    let reactor = start(config)?;
+    let (end, ended) = mpsc::channel();
+    reactor.spawn(move |stack| async move {
+        task.run(stack).await;
+        let _ = end.send(());
+    })?;
+    Ok(Box::new(move || ended.recv().is_ok()))
+}
+
+/// The way of a client to `address`, over the reactor of the file, which is started unless it runs already.
+pub(crate) fn client(address: &Address, file: &Path) -> Result<Arc<dyn StackClient>> {
+    let peer = socket_address(address)?;
+    let reactor = start(&Config::read(file)?)?;
+    Ok(Arc::new(FstackClient { peer, reactor }))
+}
+
+struct FstackClient {
+    peer: SocketAddr,
+    reactor: ReactorHandle,
+}
+
+impl StackClient for FstackClient {
+    fn connect(&self) -> StackFuture<'_, io::Result<Box<dyn ByteStream>>> {
+        Box::pin(async {
+            let stream = FstackStream::connect(self.peer).await?;
+            Ok(Box::new(stream) as Box<dyn ByteStream>)
+        })
+    }
+
+    fn run(
+        &self,
+        wait: &Wait<'_>,
+        until: Option<Instant>,
+        server: &ServerWait,
+        work: StackFuture<'_, ()>,
+    ) -> Result<()> {
+        self.reactor.run_blocking(wait, until, server, work)
+    }
+}
 
 /// F-Stack's sockets, on the reactor thread.
 #[derive(Debug, Clone, Copy)]

@@ -6,8 +6,8 @@ use std::ptr;
 
 use fstack_sys::fstack as ff;
 
-use crate::error::{Error, Result};
-use crate::stack::fstack_config::Config;
+use crate::config::Config;
+use replay_net::error::{Error, Result};
 
 /// The four steps of `ff_init`, with the EAL arguments of the file's `[innet]` section after F-Stack's own.
 pub(super) fn initialise(config: &Config) -> Result<()> {

@@ -25,6 +25,7 @@ use ends::{BARE_KERNEL, FSTACK, FSTACK_SEGMENTS, KERNEL};
 type Rounds<'a> = BTreeMap<&'a str, Vec<Value>>;
 
 fn main() {
+    stack_fstack::plug_in();
     let arguments: Vec<String> = env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let print = |cells: Vec<Value>| println!("{}", Value::from(cells));

@@ -4,23 +4,23 @@ use std::net::UdpSocket;
 
 use gradients::{SOCKET_BUFFER, udp_addresses};
 
-use super::{CheckResult, Finding, Machine, finding, missing};
+use super::{CheckResult, Finding, MachineFiles, missing};
 use crate::config::ServerConfig;
 use crate::error::Result;
 use crate::process_memory::group_limits;
 use crate::server::open_files;
 use crate::stack::kernel;
 
-impl Machine {
+impl MachineFiles {
     /// All parts for a server with this configuration.
     pub fn kernel_findings(&self, config: &ServerConfig) -> Vec<Finding> {
         let mut findings = vec![
-            finding("open files", self.open_files(config)),
-            finding("memory", self.memory(config)),
-            finding("addresses", addresses(config)),
+            Finding::new("open files", self.open_files(config)),
+            Finding::new("memory", self.memory(config)),
+            Finding::new("addresses", addresses(config)),
         ];
         if config.gradients.is_some() && config.gradients_devices.is_empty() {
-            findings.push(finding("UDP buffers", self.udp_buffers()));
+            findings.push(Finding::new("UDP buffers", self.udp_buffers()));
         }
         findings
     }
@@ -92,7 +92,7 @@ impl Machine {
     fn udp_buffers(&self) -> CheckResult {
         let mut small = Vec::new();
         for name in ["rmem_max", "wmem_max"] {
-            let most = self.text(&format!("proc/sys/net/core/{name}"));
+            let most = self.text(format!("proc/sys/net/core/{name}"));
             let most: usize = most.parse().unwrap_or(0);
             if most < SOCKET_BUFFER {
                 small.push(format!("net.core.{name} is {most}"));
@@ -157,9 +157,9 @@ fn mib(bytes: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::net::TcpListener;
 
-    use super::super::tests::{machine, part};
     use super::*;
 
     const READY: [(&str, &str); 6] = [
@@ -193,8 +193,20 @@ mod tests {
             files.retain(|(path, _)| path != &change.0);
             files.push(*change);
         }
-        let (_root, machine) = machine(&files);
+        let root = tempfile::tempdir().unwrap();
+        let machine = MachineFiles {
+            root: root.path().to_owned(),
+        };
+        for (path, text) in files {
+            fs::create_dir_all(machine.at(path).parent().unwrap()).unwrap();
+            fs::write(machine.at(path), text).unwrap();
+        }
         machine.kernel_findings(config)
+    }
+
+    fn part<'a>(findings: &'a [Finding], name: &str) -> &'a Finding {
+        let mut named = findings.iter().filter(|finding| finding.part == name);
+        named.next().unwrap()
     }
 
     #[test]

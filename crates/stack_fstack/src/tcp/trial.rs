@@ -11,8 +11,8 @@ use fstack_sys::fstack as ff;
 
 use super::initialise::initialise;
 use super::reactor::end_loop;
-use crate::error::{Error, Result};
-use crate::stack::fstack_config::Config;
+use crate::config::Config;
+use replay_net::error::{Error, Result};
 
 /// Longest trial; hardware starts within a few seconds.
 const TRIAL: Duration = Duration::from_secs(60);
@@ -28,7 +28,7 @@ const QUOTED_LINES: usize = 6;
 /// # Errors
 /// [`Error::Config`] with the last lines of the child's output; [`Error::Io`] when there is no child.
 pub(super) fn try_in_child(config: &Config) -> Result<()> {
-    let failed = |error| crate::io_error("cannot try F-Stack's start in a child")(error);
+    let failed = |error| replay_net::io_error("cannot try F-Stack's start in a child")(error);
     let (output, child_end) = io::pipe().map_err(failed)?;
     // SAFETY: the child calls only F-Stack and ends by `_exit`; glibc keeps its allocator usable across a fork.
     match unsafe { libc::fork() } {

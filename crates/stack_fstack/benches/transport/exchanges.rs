@@ -10,10 +10,11 @@ use std::task::{Context, Poll};
 use std::time::Instant;
 
 use futures_util::FutureExt;
-use replay_net::stack::fstack::{self, Fstack, socket::FstackStream};
 use replay_net::stack::kernel::{Kernel, spin};
-use replay_net::stack::{Address, Stack, fstack_config::Config};
+use replay_net::stack::{Address, Stack};
 use serde_json::{Value, json};
+use stack_fstack::config::Config;
+use stack_fstack::tcp::{self, Fstack, socket::FstackStream};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::runtime::{self, Runtime};
 use tokio::task::LocalSet;
@@ -147,7 +148,7 @@ fn on_reactor<T: Send + 'static, F: Future<Output = T> + 'static>(
     config: &Path,
     work: impl FnOnce(Fstack) -> F + Send + 'static,
 ) -> T {
-    let reactor = fstack::start(&Config::read(config).unwrap()).unwrap();
+    let reactor = tcp::start(&Config::read(config).unwrap()).unwrap();
     let (end, ended) = mpsc::channel();
     let work = |stack| async move { end.send(work(stack).await).unwrap() };
     reactor.spawn(work).unwrap();

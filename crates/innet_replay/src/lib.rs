@@ -1,0 +1,17 @@
+//! The command `innet-replay`: the server of a replay memory, with everything that is plugged into it. The Python module plugs
+//! in the same.
+
+use std::ffi::OsString;
+
+pub use stack_fstack::release as fstack_release;
+
+/// Plugs in what the memory's server does not know itself, before addresses and settings are read.
+pub fn plug_in() {
+    stack_fstack::plug_in();
+}
+
+/// [`replay_net::cli::run`] with everything plugged in.
+pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
+    plug_in();
+    replay_net::cli::run(arguments)
+}

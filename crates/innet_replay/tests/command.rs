@@ -1,0 +1,50 @@
+//! The command of users: what is plugged into it.
+
+use std::process::{Command, Output};
+
+fn output(arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_innet-replay"));
+    let command = command.args(arguments).env_remove("INNET_TOKEN");
+    command.output().unwrap()
+}
+
+#[test]
+fn the_version_is_the_release() {
+    let text = String::from_utf8(output(&["--version"]).stdout).unwrap();
+    assert_eq!(
+        text.trim(),
+        format!("innet-replay {}", replay_wire::RELEASE)
+    );
+}
+
+#[test]
+fn fstack_is_plugged_in() {
+    let help = String::from_utf8(output(&["serve", "--help"]).stdout).unwrap();
+    assert!(help.contains("fstack"), "{help}");
+    let checked = output(&[
+        "doctor",
+        "--json",
+        "--stack",
+        "fstack",
+        "--stack-config=/nowhere/a.ini",
+    ]);
+    assert_eq!(checked.status.code(), Some(2));
+    let checked = output(&["doctor", "--json"]);
+    let checked: serde_json::Value = serde_json::from_slice(&checked.stdout).unwrap();
+    let parts = checked["parts"].as_array().unwrap().iter();
+    let parts: Vec<_> = parts.map(|part| part["part"].as_str().unwrap()).collect();
+    assert!(
+        parts.starts_with(&["open files"]) && parts.contains(&"F-Stack support"),
+        "{parts:?}"
+    );
+    let config = tempfile::NamedTempFile::new().unwrap();
+    let config = config.path().to_str().unwrap();
+    let serve = output(&["serve", "--stack=fstack", "--stack-config", config]);
+    assert_eq!(serve.status.code(), Some(2));
+    let serve = String::from_utf8(serve.stderr).unwrap();
+    let without = serve.contains("built without F-Stack");
+    assert!(
+        without || innet_replay::fstack_release().is_some(),
+        "{serve}"
+    );
+}

@@ -1,0 +1,153 @@
+//! F-Stack's TCP over DPDK, a network stack that programs plug into `replay_net`. Without the feature `fstack` it is known by its
+//! name alone: its settings are read, `innet-replay doctor` looks for its parts, and its use is one clear error.
+//!
+//! | module | subject |
+//! | --- | --- |
+//! | this file | what `replay_net` calls: [`PluggedStack`] |
+//! | [`config`] | F-Stack's configuration file, with a section of our own |
+//! | [`doctor`] | parts of a machine that F-Stack needs |
+//! | `tcp` | sockets, and the reactor that runs F-Stack's loop (feature `fstack`) |
+
+pub mod config;
+pub mod doctor;
+#[cfg(feature = "fstack")]
+pub mod tcp;
+
+use std::net::IpAddr;
+use std::path::Path;
+use std::sync::Arc;
+
+use replay_net::cli::doctor::Finding;
+use replay_net::client::ConnectOptions;
+use replay_net::config::ServerConfig;
+use replay_net::error::Result;
+use replay_net::refuse;
+use replay_net::server::{JoinTask, ServeTask};
+use replay_net::stack::Address;
+use replay_net::stack::plugged::{self, PluggedStack, StackClient};
+
+use config::Config;
+
+const NOT_BUILT_IN: &str = "this program was built without F-Stack: install F-Stack (https://github.com/F-Stack/f-stack) and build \
+                            again with the cargo feature `fstack`";
+
+/// Plugs F-Stack in.
+pub fn plug_in() {
+    plugged::plug_in(&Plug);
+}
+
+/// The release of F-Stack that this program was built with, `"unknown"` where nothing names it; `None` without F-Stack.
+pub fn release() -> Option<&'static str> {
+    #[cfg(feature = "fstack")]
+    return Some(fstack_sys::fstack::RELEASE.unwrap_or("unknown"));
+    #[cfg(not(feature = "fstack"))]
+    None
+}
+
+/// F-Stack, as `replay_net` knows it.
+struct Plug;
+
+impl PluggedStack for Plug {
+    fn name(&self) -> &'static str {
+        "fstack"
+    }
+
+    fn title(&self) -> &'static str {
+        "F-Stack"
+    }
+
+    fn help(&self) -> &'static str {
+        "F-Stack's TCP over DPDK: needs a program built with that feature, serves TCP at the IP addresses of its ports, with one \
+         thread. --stack-config is F-Stack's file, with an additional section `[innet]` for DPDK's arguments, one `eal` line each"
+    }
+
+    fn log_target(&self) -> &'static str {
+        env!("CARGO_CRATE_NAME")
+    }
+
+    fn check_built_in(&self) -> Result<()> {
+        match release() {
+            Some(_) => Ok(()),
+            None => refuse(NOT_BUILT_IN),
+        }
+    }
+
+    fn check_server(&self, config: &ServerConfig) -> Result<()> {
+        if config.stack_config.is_none() {
+            return refuse("stack is fstack: name F-Stack's configuration file in stack_config");
+        }
+        if config.spin {
+            return refuse(
+                "spin is for the kernel's sockets; F-Stack polls unless idle_sleep is set in its file: leave spin out",
+            );
+        }
+        if config.io_threads > 1 {
+            return refuse(format!(
+                "io_threads is {}, but F-Stack has one thread in a process: leave io_threads out",
+                config.io_threads
+            ));
+        }
+        for address in &config.listen {
+            let Address::Tcp { host, .. } = address else {
+                return refuse(format!(
+                    "{address} is a socket file, which F-Stack cannot serve: leave it out, or set stack to kernel"
+                ));
+            };
+            match host.parse::<IpAddr>() {
+                Ok(ip) if ip.is_loopback() => {
+                    return refuse(format!(
+                        "{address} is a loopback address, which F-Stack does not have: listen on the address of one of its \
+                         ports (addr in stack_config)"
+                    ));
+                }
+                Ok(_) => {}
+                Err(_) => {
+                    return refuse(format!(
+                        "{address} has a host name: with F-Stack write its IP address"
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn serve(&self, config: &ServerConfig, task: ServeTask) -> Result<JoinTask> {
+        let file = config.stack_config.as_deref().unwrap_or(Path::new(""));
+        tcp::serve(&Config::read(file)?, task)
+    }
+
+    fn client(&self, address: &Address, options: &ConnectOptions) -> Result<Arc<dyn StackClient>> {
+        if options.spin {
+            return refuse(format!(
+                "spin is for the kernel's sockets, and {address} uses F-Stack, which polls anyway: leave spin out"
+            ));
+        }
+        self.check_built_in()?;
+        let Some(file) = &options.stack_config else {
+            return refuse(format!(
+                "{address} needs F-Stack's configuration file (config)"
+            ));
+        };
+        tcp::client(address, file)
+    }
+
+    fn findings(&self, file: Option<&Path>) -> Result<Vec<Finding>> {
+        // Without a file: a network card on hugepages, and any core.
+        let config = file.map(Config::read).transpose()?.unwrap_or_default();
+        Ok(doctor::Machine::this().findings(&config))
+    }
+}
+
+/// Without the feature nothing is served, and no client connects.
+#[cfg(not(feature = "fstack"))]
+mod tcp {
+    use super::*;
+
+    pub fn serve(_: &Config, _: ServeTask) -> Result<JoinTask> {
+        refuse(NOT_BUILT_IN)
+    }
+
+    pub fn client(_: &Address, _: &Path) -> Result<Arc<dyn StackClient>> {
+        refuse(NOT_BUILT_IN)
+    }
+}
