@@ -81,7 +81,8 @@ def test_a_station_is_checked() -> None:
 
 def test_what_is_missing_is_named() -> None:
     # A process of its own: where the package has DPDK, it starts.
-    ask = "import sys; sys.path[:0] = ['tests/distributed', 'tests/helpers']; import test_gradients_dpdk as t; print(t.refused())"
+    ask = "import sys; sys.path[:0] = ['tests/distributed', 'tests/helpers']; import test_gradients_dpdk as dpdk"
+    ask += "; print(dpdk.refused())"
     done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True)
     assert "built without DPDK" in done.stdout or "net_nothing0" in done.stdout, done.stdout
     if "built without DPDK" in done.stdout:
