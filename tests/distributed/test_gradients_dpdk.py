@@ -23,7 +23,7 @@ EAL = "--no-huge -m 256 --no-pci"
 # both are done: DPDK may fault where the other end of a memif goes.
 WORKER = """
 import sys
-sys.path.insert(0, "tests")
+sys.path.insert(0, "tests/helpers")
 import innet_drl as innet
 import numpy as np
 from gradient_worker import expected, vector
@@ -81,7 +81,8 @@ def test_a_station_is_checked() -> None:
 
 def test_what_is_missing_is_named() -> None:
     # A process of its own: where the package has DPDK, it starts.
-    ask = "import sys; sys.path.insert(0, 'tests'); import test_gradients_dpdk as t; print(t.refused())"
+    ask = "import sys; sys.path[:0] = ['tests/distributed', 'tests/helpers']; import test_gradients_dpdk as dpdk"
+    ask += "; print(dpdk.refused())"
     done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True)
     assert "built without DPDK" in done.stdout or "net_nothing0" in done.stdout, done.stdout
     if "built without DPDK" in done.stdout:

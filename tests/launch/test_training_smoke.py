@@ -283,9 +283,10 @@ def test_a_memory_that_other_hosts_reach_wants_its_token(tmp_path: Path, monkeyp
     def created(cls: type[EmbeddedMemory], settings: MemorySettings) -> Iterator[EmbeddedMemory]:
         with create(cls, settings) as memory:
             addresses.append(memory.address)
+            elsewhere = small(replay=memory.address)
             with pytest.raises(innet.errors.AuthenticationError):
-                memory.check(memory.address, "", None)
-            memory.check(memory.address, settings.token, None)
+                memory.check(elsewhere, "")
+            memory.check(elsewhere, settings.token)
             yield memory
 
     monkeypatch.setattr(LocalLauncher, "listen", "innet://127.0.0.1:0")

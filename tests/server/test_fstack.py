@@ -39,7 +39,7 @@ eal = --vdev=net_memif0,role={role},id=0,mac=02:00:00:00:00:0{mask},socket={fold
 # F-Stack starts once in a process and stays: the client has a process of its own.
 CLIENT = """
 import sys
-sys.path.insert(0, "tests")
+sys.path.insert(0, "tests/helpers")
 import innet_drl as innet
 from steps import VIEW, fill, table
 options = {"config": sys.argv[1], "token": "token of the tests", "tables": [table()]}

@@ -181,7 +181,7 @@ def events(folder: Path) -> tuple[dict[str, float], layout_pb2.Layout]:
             plugin = value.metadata.plugin_data.plugin_name
             if plugin == "custom_scalars":
                 layout.ParseFromString(value.tensor.string_val[0])
-            elif plugin != "hparams":
+            elif plugin == "scalars":
                 assert event.step == 150
                 found[value.tag] = value.tensor.float_val[0] if value.HasField("tensor") else value.simple_value
     return found, layout

@@ -20,7 +20,7 @@ class OwnMemory(EmbeddedMemory):
     @classmethod
     def check(cls, config, token):
         if config.n_step != 1:
-            raise ConfigurationError("--n-step: it must be 1 in a memory of transitions")
+            raise ConfigurationError("{n_step} {value}: it must be 1 in a memory of transitions", value=config.n_step)
         raise ReplayMemoryError(f"nothing answers at {config.replay}")
 """
 
@@ -43,7 +43,7 @@ def test_an_unknown_scheme_is_left_to_the_client() -> None:
 @pytest.mark.usefixtures("installed")
 def test_an_installed_memory_refuses_what_it_does_not_take(tmp_path: Path) -> None:
     assert memory_class("own://host:1").__name__ == "OwnMemory"
-    with pytest.raises(ConfigurationError, match="n_step: it must be 1 in a memory of transitions"):
+    with pytest.raises(ConfigurationError, match="n_step 5: it must be 1 in a memory of transitions"):
         local.train(small(replay="own://host:1"), tmp_path / "run")
     with pytest.raises(ReplayMemoryError, match="nothing answers at own://host:1"):
         local.train(small(replay="own://host:1", n_step=1), tmp_path / "run")

@@ -192,8 +192,8 @@ def parse_address(address: str) -> tuple[str, MessageOptions]:
         )
     if parts.password or parts.username:
         raise ConfigurationError(
-            "{replay} redis://...: omit the password and set INNET_TOKEN: a run's settings are written to its "
-            "config.yaml"
+            "{replay} {address}: omit the password and set INNET_TOKEN: settings are written to the run's config.yaml",
+            address="redis://...",
         )
     if parts.path.strip("/") and not parts.path.strip("/").isdecimal():
         raise ConfigurationError(
