@@ -257,6 +257,14 @@ fn tokens_are_checked_at_both_ends() {
     }
 }
 
+/// Python may collect a client while the log line of another one, inside of its runtime, runs Python code.
+#[test]
+fn a_client_may_be_dropped_inside_of_a_runtime() {
+    let (_server, client) = connected();
+    let runtime = tokio::runtime::Builder::new_current_thread().build();
+    runtime.unwrap().block_on(async move { drop(client) });
+}
+
 #[test]
 fn nobody_at_the_address_is_an_error_at_once() {
     let free = TcpListener::bind((kernel_host(), 0))

@@ -237,7 +237,7 @@ impl Dialer {
         if self.options.spin {
             runtime.spawn(kernel::spin());
         }
-        Ok(Driver::Runtime(runtime))
+        Ok(Driver::Runtime(ClientRuntime(Some(runtime))))
     }
 
     /// A stream to the server, and the keying material of its TLS session.
@@ -474,9 +474,21 @@ pub fn deadline_ms(deadline: Option<Instant>) -> u32 {
 /// Runs a connection's futures.
 enum Driver {
     /// On the calling thread.
-    Runtime(Runtime),
+    Runtime(ClientRuntime),
     /// On the thread of a plugged-in stack, while the calling thread waits.
     Plugged(Arc<dyn StackClient>),
+}
+
+/// A runtime that ends without waiting: a log line inside of another one may run Python code, which collects a client, and no
+/// runtime may wait for its threads there. `None` at its end.
+struct ClientRuntime(Option<Runtime>);
+
+impl Drop for ClientRuntime {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
+    }
 }
 
 impl Driver {
@@ -497,7 +509,10 @@ impl Driver {
                 stack.run(wait, until, server, work)?;
                 done.unwrap_or_else(|| Err(server.explain(late())))
             }
-            Driver::Runtime(runtime) => {
+            Driver::Runtime(ClientRuntime(None)) => {
+                Err(Error::Internal("the connection's runtime is gone".into()))
+            }
+            Driver::Runtime(ClientRuntime(Some(runtime))) => {
                 let mut work = pin!(work);
                 let mut slices = wait.slices(until);
                 loop {
