@@ -1,4 +1,4 @@
-"""A real server in a process of its own, for tests that kill, stop and restart it."""
+"""Servers for tests: in this process, and in processes of their own that tests kill, stop and restart."""
 
 from __future__ import annotations
 
@@ -7,8 +7,24 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Self
+
+import innet_drl as innet
+
+
+@contextmanager
+def served_memories(folder: Path, count: int) -> Iterator[str]:
+    """Serves `count` memories on Unix sockets; the address names all of them, which are one memory for a client."""
+    with ExitStack() as stack:
+        addresses = []
+        for number in range(count):
+            memory = stack.enter_context(innet.Memory())
+            addresses += stack.enter_context(memory.serve(f"unix://{folder}/{number}")).addresses
+        yield ",".join(addresses)
+
 
 SERVER_CLI = [sys.executable, "-c", "from innet_drl.server_cli import main; main()"]
 """The command `innet-replay`."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from serving import Server
+from serving import Server, served_memories
 from training import small
 
 import innet_drl as innet
@@ -40,12 +40,8 @@ from innet_drl.train.stopwatch import Laps
 @pytest.fixture(params=[1])
 def address(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[str]:
     """Address of one server, or of as many as the test's parameter asks for."""
-    with ExitStack() as stack:
-        addresses = []
-        for number in range(request.param):
-            memory = stack.enter_context(innet.Memory())
-            addresses += stack.enter_context(memory.serve(f"unix://{tmp_path}/{number}")).addresses
-        yield ",".join(addresses)
+    with served_memories(tmp_path, request.param) as addresses:
+        yield addresses
 
 
 ONE_AND_SEVERAL_SERVERS = pytest.mark.parametrize("address", [1, 3], indirect=True)

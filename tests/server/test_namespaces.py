@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from places import HELPERS
 from processes import Command
-from serving import SERVER_CLI, Server
+from serving import SERVER_CLI, Server, served_memories
 from steps import VIEW, fill, step, still_works, table
 from training import small
 
@@ -40,12 +40,8 @@ INVALID = ["", "a/b", "with space", "é", "a" * 41]
 @pytest.fixture(params=[1, 3])
 def address(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[str]:
     """Address of one server, or of several that are one memory."""
-    with ExitStack() as stack:
-        addresses = []
-        for number in range(request.param):
-            memory = stack.enter_context(innet.Memory())
-            addresses += stack.enter_context(memory.serve(f"unix://{tmp_path}/{number}")).addresses
-        yield ",".join(addresses)
+    with served_memories(tmp_path, request.param) as addresses:
+        yield addresses
 
 
 @pytest.fixture

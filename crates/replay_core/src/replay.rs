@@ -295,8 +295,8 @@ pub trait UpdateChannel<E = Error>: Send {
     fn flush(&mut self, wait: &Wait<'_>) -> Result<UpdateReceipt, E>;
 }
 
-/// A replay memory, wherever it is. Every method may block until `wait` ends it. Its errors are `E`: an implementation elsewhere has
-/// errors of its own, which wrap [`Error`], and the memory of this process returns those of its caller.
+/// A replay memory, in this process or on a server. Every method may block until `wait` ends it. `E` is the error type: a client's wraps
+/// [`Error`]; the memory of this process returns any type that [`Error`] converts to.
 pub trait Replay<E = Error>: Send + Sync {
     /// Makes a table; the same definition again is fine.
     fn create_table(&self, config: &TableConfig, wait: &Wait<'_>) -> Result<(), E>;

@@ -16,7 +16,7 @@ const MAX_LIST: usize = (1 << 29) - 1;
 /// Words of a request or reply without long lists.
 pub const FEW_WORDS: usize = 128;
 
-/// A reply's payload, and what is told when it was read.
+/// A reply's payload, and the credit that counts a sample once the payload was read.
 pub type Payload = (Vec<Bytes>, Option<Box<dyn SampleCredit>>);
 
 /// A field, as generated readers return it and generated builders accept it.

@@ -25,7 +25,7 @@ from innet_drl.train.watchdog import watched
 class Actor:
     """Plays `config.environments` environments, from `first_step` agent steps of all actors on.
 
-    Exploration goes on from there, and the games differ from those of other first steps.
+    The exploration schedule continues from `first_step`, which also changes the seeds of the games.
     """
 
     def __init__(

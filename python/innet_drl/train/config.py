@@ -396,7 +396,7 @@ class Config(_Named):
         return float(pushed + drawn)
 
     def changed(self, other: Config, names: Iterable[str]) -> tuple[str, ...]:
-        """Returns those of the named settings that differ from the other's."""
+        """Returns the settings among `names` that differ between the two configurations."""
         ours, theirs = self.as_dict(), other.as_dict()
         return tuple(name for name in names if ours[name] != theirs[name])
 

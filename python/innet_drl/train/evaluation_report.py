@@ -161,7 +161,7 @@ def evaluate_runs(
 ) -> Report:
     """Plays `evaluation_games` games for each seed with the agents of several runs of one environment.
 
-    `changes` are conditions (`CONDITIONS`) that replace those of the protocol or of the runs.
+    `changes` override conditions (`CONDITIONS`) of the protocol or of the runs.
     """
     if not runs:
         raise ConfigurationError("innet-drl evaluate plays with the agents of runs: name their folders, runs/...")

@@ -16,7 +16,7 @@ pub struct JoinGradients {
 /// Membership in a gradient job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GradientsJoined {
-    /// UDP address of the aggregator; an IP address of all zeros stands for the server's own.
+    /// UDP address of the aggregator; all zeros for the IP address mean the server's own address.
     pub address: SocketAddr,
     /// The worker's session and key at the aggregator.
     pub ticket: Ticket,

@@ -50,8 +50,8 @@ pub enum Taken {
 
 /// What a table asks of its sampler. Items of every sampler have mass in the sum tree; an item without mass is never sampled.
 ///
-/// The defaults are those of a sampler that keeps nothing, and chooses by equal masses. Priorities have been checked: they are
-/// finite and not negative.
+/// The default methods are for a sampler without state that samples uniformly. Priorities have been checked: they are finite and
+/// not negative.
 pub trait ItemSampler: Send + Sync {
     /// The sampler of a table of this valid definition, without items.
     fn make(config: &TableConfig) -> TableSampler
@@ -176,7 +176,7 @@ pub trait Order {
     ) -> Result<()>;
 }
 
-/// What a [`Sampler`] stands for.
+/// Constructor, check and size of the type behind a [`Sampler`].
 struct Kind {
     make: fn(&TableConfig) -> TableSampler,
     check: fn(&TableConfig) -> std::result::Result<(), String>,

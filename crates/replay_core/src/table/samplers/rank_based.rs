@@ -8,8 +8,8 @@
 //! batch tells, and what importance weights are made of. As in the paper, a batch of k items has one of each of k ranges of
 //! ranks with equal probability.
 //!
-//! The masses in the sum tree only tell which items can be sampled. Over several servers the rank of an item is that among the
-//! items of its server, and the n above are those of all servers.
+//! The masses in the sum tree only tell which items can be sampled. Each of several servers ranks its own
+//! items; the probability is then u(r) over the sum of u of all servers.
 
 use std::sync::Mutex;
 

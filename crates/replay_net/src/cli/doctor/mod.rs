@@ -88,7 +88,7 @@ pub struct MachineFiles {
 }
 
 impl MachineFiles {
-    /// Those of the machine of this process.
+    /// The files of this machine.
     pub fn this() -> Self {
         MachineFiles {
             root: PathBuf::from("/"),
