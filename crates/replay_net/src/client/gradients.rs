@@ -10,6 +10,7 @@ use super::establish::first_connection;
 use super::pipeline::{is_renewal, unexpected};
 use crate::error::{Error, Result};
 use crate::stack::{Address, StackName};
+use base::sync::lock;
 use base::wait::Wait;
 use gradients::{
     self, AnyTransport, Control, DpdkConfig, JoinJob, Sum, Ticket, UdpTransport, Worker,
@@ -204,11 +205,7 @@ impl JobConnection {
     }
 
     fn is_alive(&self) -> bool {
-        let connection = self.connection.lock();
-        connection
-            .unwrap_or_else(PoisonError::into_inner)
-            .check()
-            .is_ok()
+        lock(&self.connection).check().is_ok()
     }
 
     fn disconnected(&self) -> Error {

@@ -2,10 +2,11 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
+use base::sync::lock;
 use base::wait::Wait;
 use replay_core::cause::WaitReason;
 use replay_core::replay::{Listing, Replay, SampledItem, ShardState};
@@ -364,8 +365,4 @@ fn await_return(group: &Weak<Group>, shard: usize, since: Instant) {
 /// Whether the server does not answer.
 pub fn is_lost(error: &Error) -> bool {
     is_broken(error) || is_closed(error)
-}
-
-pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

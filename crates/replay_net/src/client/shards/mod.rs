@@ -44,9 +44,10 @@ use bytes::Bytes;
 
 use super::Client;
 use crate::error::{Error, Result};
+use base::sync::lock;
 use base::wait::Wait;
 pub use connect::parse_addresses;
-use group::{Group, ask_promptly, lock};
+use group::{Group, ask_promptly};
 use replay_core::replay::{
     Listing, OpenWriter, Parameters, PushChannel, Replay, SampleChannel, SampleRequest, Sampled,
     UpdateChannel, UpdateReceipt, WriterId,

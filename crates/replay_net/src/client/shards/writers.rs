@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use super::group::{Group, lock};
+use super::group::Group;
 use crate::error::{Error, Result};
+use base::sync::lock;
 use base::wait::Wait;
 use replay_core::replay::{PushBody, PushChannel, WriterId};
 
