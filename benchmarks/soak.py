@@ -16,11 +16,11 @@ from benchmarks import report
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "build" / "soak"
 RUST = ("cargo", "nextest", "run", "--locked", "--workspace", "--no-fail-fast")
-# Documents, packages and benchmarks neither wait nor race.
-LEFT_OUT = ("test_bench*.py", "test_docs.py", "test_install.py", "test_packages.py", "test_stubs.py")
+# Documents, packages and papers neither wait nor race.
+FOLDERS = ("replay", "server", "distributed", "launch", "train")
 # A busy machine takes three times as long.
 PATIENCE = ("-o", "timeout=360")
-PYTHON = (sys.executable, "-m", "pytest", "-q", *PATIENCE, *(f"--ignore-glob=*/{name}" for name in LEFT_OUT))
+PYTHON = (sys.executable, "-m", "pytest", "-q", *PATIENCE, *(f"tests/{name}" for name in FOLDERS))
 ENVIRONMENT = {**os.environ, "INNET_REPEATS": "10"}
 """Ends interpreters ten times in the middle of every call (`tests/replay/test_interpreter_end.py`)."""
 COUNTED = re.compile(r"(\d+) (passed|failed|skipped|errors?|timed out|flaky)\b")
