@@ -373,11 +373,15 @@ class RayLauncher(Launcher):
     def _name_unplaced(self) -> None:
         """Says which processes have no node, once for each."""
         for name, started in list(self._started.items()):
-            if time.monotonic() - started >= UNPLACED_SECONDS:
+            if time.monotonic() - started < UNPLACED_SECONDS:
+                continue
+            if self._ready([self._nodes[name]]):
                 del self._started[name]
-                if not self._ready([self._nodes[name]]) and not self._placed.complete:
-                    bundle = ", ".join(f"{amount:g} {each}" for each, amount in self._placed.bundles[name].items())
-                    logger.warning("%s waits for a node with %s; the run continues without it", name, bundle)
+            # A busy Ray finds out late that a node has died: until then the process may still start.
+            elif not self._placed.complete:
+                del self._started[name]
+                bundle = ", ".join(f"{amount:g} {each}" for each, amount in self._placed.bundles[name].items())
+                logger.warning("%s waits for a node with %s; the run continues without it", name, bundle)
 
     def begin_end(self) -> None:
         """Asks every process to end."""
