@@ -86,10 +86,10 @@ lint: setup ## formatting, clippy, ruff, mypy
 	cargo clippy --locked --package replay_core --all-targets --features loom --quiet -- --deny warnings
 	cargo clippy --locked --package fstack_sys --all-targets --all-features --quiet -- --deny warnings
 	cargo clippy --locked --package stack_fstack --package innet_replay --all-targets --features fstack --quiet -- --deny warnings
-	cargo clippy --locked --package gradients --package replay_net --all-targets --features dpdk --quiet -- --deny warnings
+	cargo clippy --locked --package gradients --package gradients_net --all-targets --features dpdk --quiet -- --deny warnings
 	cargo clippy --locked --package replay_py --features fstack,dpdk --quiet -- --deny warnings
 	RUSTDOCFLAGS="--deny warnings" cargo doc --locked --workspace --no-deps --quiet
-	RUSTDOCFLAGS="--deny warnings" cargo doc --locked --package fstack_sys --package stack_fstack --package replay_net --features fstack,dpdk --no-deps --quiet
+	RUSTDOCFLAGS="--deny warnings" cargo doc --locked --package fstack_sys --package stack_fstack --package gradients_net --features fstack,dpdk --no-deps --quiet
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -106,7 +106,7 @@ rust-test: setup ## Rust tests
 dpdk-test: ## gradients over DPDK's devices: memif, and veth pairs by af_packet
 	cargo test --locked --package fstack_sys --features dpdk
 	cargo test --locked --package gradients --features dpdk --lib
-	cargo test --locked --package gradients --package replay_net --features dpdk --test dpdk -- --show-output
+	cargo test --locked --package gradients --package gradients_net --features dpdk --test dpdk -- --show-output
 
 # Needs F-Stack, and the right to make network namespaces. RECORD=FILE writes the passed tests to FILE, as JSON.
 fstack-test: ## client and server through F-Stack, over veth pairs and memif

@@ -1,7 +1,8 @@
-"""Joining and summing by the schema and the documented datagrams alone, and how these are marked."""
+"""Joining and summing by the schema, JSON and the documented datagrams alone, and how these are marked."""
 
 from __future__ import annotations
 
+import json
 import socket
 import struct
 
@@ -32,25 +33,27 @@ def receive(udp: socket.socket) -> tuple[int, int, bytes]:
 def test_the_schema_and_the_datagrams_are_enough_to_sum() -> None:
     with innet.Memory() as memory, memory.serve("innet://127.0.0.1:0", gradients="127.0.0.1:0") as server:
         host, port = server.addresses[0].removeprefix("innet://").split(":")
-        join = SCHEMA.JoinGradients.new_message(
-            job="plain", worker=0, workers=1, world=1, arithmetic="float", segmentValues=3, deadlineMs=60_000
-        )
+        join = {"job": "plain", "worker": 0, "workers": 1, "world": 1, "name": "", "arithmetic": "float"}
+        join |= {"segment_values": 3, "deadline_ms": 60_000}
+        gradients = SCHEMA.Extension.new_message(name="gradients")
         with WireClient((host, int(port))) as client, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
-            ticket = client.call(joinGradients=join)[0].gradients
-            assert ticket.address == server.gradients
-            to_host, to_port = ticket.address.split(":")
+            _, answer = client.call(json.dumps(join).encode(), extension=gradients)
+            ticket = json.loads(answer)
+            assert ticket["address"] == server.gradients
+            to_host, to_port = ticket["address"].split(":")
+            session, key = ticket["session"], bytes(ticket["key"])
             udp.settimeout(60)
             udp.setsockopt(socket.IPPROTO_IP, socket.IP_RECVTOS, 1)
             udp.connect((to_host, int(to_port)))
-            prove = datagram(JOIN, ticket.session, 0, 0, ticket.key + bytes(8))
+            prove = datagram(JOIN, session, 0, 0, key + bytes(8))
             udp.send(prove)
             kind, _, cookie = receive(udp)
             assert (kind, len(cookie)) == (JOIN, 8)
-            udp.send(datagram(JOIN, ticket.session, 0, 0, ticket.key + cookie))
+            udp.send(datagram(JOIN, session, 0, 0, key + cookie))
             assert receive(udp)[0] == ACK
             for segment, values in enumerate([(1.0, 2.0, 3.0), (4.0,)]):
                 body = struct.pack(f"<{len(values)}f", *values)
-                udp.send(datagram(FLOAT, ticket.session, ticket.round, segment, body))
+                udp.send(datagram(FLOAT, session, ticket["round"], segment, body))
                 assert receive(udp) == (FLOAT, segment, body)
         with innet.connect(server.addresses[0]) as replay:
             while replay.stats()["gradients"]["jobs"]:

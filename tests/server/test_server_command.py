@@ -73,7 +73,7 @@ def test_doctor_checks_the_kernel_alone_for_the_settings_of_a_server(tmp_path: P
         return {part["part"]: part for part in json.loads(told.stdout)["parts"]}
 
     found = parts()
-    assert list(found) == ["open files", "memory", "addresses", "UDP buffers"]
+    assert list(found) == ["open files", "memory", "addresses", "gradients", "UDP buffers"]
     assert found["memory"]["ok"]
     assert found["addresses"]["ok"]
     assert not list(tmp_path.glob("s"))

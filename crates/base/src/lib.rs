@@ -1,4 +1,4 @@
-//! What the memory and the sums of gradients both need: the crate below all others, without I/O.
+//! What the memory and the crates beside it need: the crate below all others, without I/O.
 //!
 //! | module | subject |
 //! | --- | --- |

@@ -78,6 +78,8 @@ mod worker_transport;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 pub use aggregator::{Aggregator, AggregatorLimits};
 pub use aggregator_transport::{AggregatorTransport, DpdkConfig};
 pub use arithmetic::Arithmetic;
@@ -111,7 +113,7 @@ pub trait Transmit {
 }
 
 /// A worker's request to join a job. All workers of a job pass identical settings, except their number and name.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JoinJob {
     /// Name of the job.
     pub job: String,
@@ -128,13 +130,14 @@ pub struct JoinJob {
     /// float32 values of a full segment, at most [`packet::MAX_SEGMENT_VALUES`].
     pub segment_values: u16,
     /// Longest time that a segment waits for a worker.
+    #[serde(rename = "deadline_ms", with = "milliseconds")]
     pub deadline: Duration,
     /// Settings of an asynchronous job, in which workers do not wait for each other.
     pub asynchronous: Option<Asynchronous>,
 }
 
 /// Settings of an asynchronous job: see [`AsynchronousSession`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Asynchronous {
     /// Values of the vector.
     pub values: u32,
@@ -157,7 +160,7 @@ impl Asynchronous {
 }
 
 /// Membership of a worker in a job.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ticket {
     /// Session number, in the header of every datagram.
     pub session: u32,
@@ -167,4 +170,24 @@ pub struct Ticket {
     pub round: u64,
     /// Most segments in flight.
     pub window: u32,
+}
+
+/// A duration in whole milliseconds, rounded up, of which messages have 32 bits.
+mod milliseconds {
+    use super::{Deserialize, Duration};
+
+    pub fn serialize<S: serde::Serializer>(
+        duration: &Duration,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        let milliseconds = duration.as_nanos().div_ceil(1_000_000);
+        serializer.serialize_u32(u32::try_from(milliseconds).unwrap_or(u32::MAX))
+    }
+
+    pub fn deserialize<'de, D: serde::Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Duration, D::Error> {
+        u32::deserialize(deserializer)
+            .map(|milliseconds| Duration::from_millis(milliseconds.into()))
+    }
 }

@@ -8,6 +8,7 @@ pub use stack_fstack::release as fstack_release;
 /// Plugs in what the memory's server does not know itself, before addresses and settings are read.
 pub fn plug_in() {
     stack_fstack::plug_in();
+    gradients_net::plug_in();
 }
 
 /// [`replay_net::cli::run`] with everything plugged in.

@@ -48,3 +48,19 @@ fn fstack_is_plugged_in() {
         "{serve}"
     );
 }
+
+#[test]
+fn sums_of_gradients_are_plugged_in() {
+    let help = String::from_utf8(output(&["serve", "--help"]).stdout).unwrap();
+    assert!(help.contains("--gradients-threads"), "{help}");
+    // The message of one guest about the address of another.
+    let parent = [
+        "serve",
+        "--gradients=127.0.0.1:0",
+        "--parent=innet+fstack://10.0.0.2:7710",
+    ];
+    let refused = output(&parent);
+    assert_eq!(refused.status.code(), Some(2));
+    let error = String::from_utf8(refused.stderr).unwrap();
+    assert!(error.contains("kernel's UDP"), "{error}");
+}

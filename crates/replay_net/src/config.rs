@@ -1,19 +1,19 @@
 //! The server's configuration: one struct, read from TOML and from flags.
 
-mod gradients;
 mod http;
 mod period;
 mod size;
 mod validate;
 
 use std::fs;
-use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use clap::{Parser, ValueEnum};
 use serde::{Deserialize, Serialize};
+use toml::de::{DeTable, Deserializer};
 
 use crate::error::{Error, Result};
+use crate::extension::{self, ExtensionSettings};
 use crate::stack::{Address, StackName};
 use crate::{process_memory, refuse};
 pub use http::HttpAddress;
@@ -25,6 +25,7 @@ use replay_wire::handshake::Tokens;
 use replay_wire::role::Role;
 use size::{deserialize_bytes, parse_bytes};
 use validate::MAX_IO_THREADS;
+pub use validate::within;
 
 /// Least number of frames of `max_frame_bytes` in `max_bytes`: two receive buffers and one stored frame.
 const FRAMES: u64 = 3;
@@ -128,8 +129,8 @@ pub struct ServerConfig {
     /// The certificate's private key, a PEM file.
     #[arg(long, value_name = "FILE")]
     pub tls_key: Option<PathBuf>,
-    /// Listen without a token or without TLS where other machines can connect, and sum gradients there: their datagrams are
-    /// neither encrypted nor authenticated, with a token and TLS, too.
+    /// Listen without a token or without TLS where other machines can connect, and exchange datagrams there, which are neither
+    /// encrypted nor authenticated, with a token and TLS, too.
     #[arg(long)]
     pub trusted_network: bool,
     /// Folder for snapshots of the memory, made if it is missing. The newest that is not damaged is restored at the start; one
@@ -143,66 +144,10 @@ pub struct ServerConfig {
     /// Lowest level of logged events.
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     pub log_level: LogLevel,
-    /// UDP address for gradient all-reduce; port 0 lets the system choose, and an IP address of all zeros is every address
-    /// of this machine. Workers join over the addresses of --listen. An address that other machines can reach needs
-    /// --trusted-network.
-    #[arg(long, value_name = "IP:PORT")]
-    pub gradients: Option<SocketAddr>,
-    /// Only sum gradients: no replay memory, no parameters.
-    #[arg(long)]
-    pub gradients_only: bool,
-    /// Threads that sum gradients, each with its own socket, at consecutive ports from the port of --gradients. A job is summed
-    /// by one thread, so more than one is for several jobs.
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub gradients_threads: usize,
-    /// Limit of gradient jobs; one takes up to --gradients-window times 3.1 KB.
-    #[arg(long, value_name = "N", default_value_t = 16)]
-    pub gradients_jobs: usize,
-    /// Limit of a job's segments in flight (datagrams of up to 360 values).
-    #[arg(long, value_name = "N", default_value_t = 256)]
-    pub gradients_window: u32,
-    /// DPDK device for gradients, which bypasses the kernel's UDP, may be repeated (a program built with the feature dpdk):
-    /// name and arguments as DPDK takes them, net_af_packet0,iface=eth0, or a PCI address. --gradients is then an IPv4
-    /// address that the kernel does not have. Two devices make a switch, which forwards all other frames.
-    #[arg(long, value_name = "DEVICE")]
-    pub gradients_devices: Vec<String>,
-    /// Arguments for DPDK's environment, separated by spaces: "--no-huge -m 512 --no-pci"; empty by default.
-    #[arg(
-        long,
-        value_name = "ARGUMENTS",
-        default_value = "",
-        hide_default_value = true,
-        allow_hyphen_values = true
-    )]
-    pub gradients_eal: String,
-    /// Prefix length of the network of a DPDK device, in bits.
-    #[arg(long, value_name = "BITS", default_value_t = 24)]
-    pub gradients_prefix: u8,
-    /// Gateway of a DPDK device to other networks.
-    #[arg(long, value_name = "IP")]
-    pub gradients_gateway: Option<Ipv4Addr>,
-    /// Core of each of --gradients-threads on DPDK devices, separated by commas; without it the system chooses.
-    #[arg(long, value_name = "CORES", value_delimiter = ',')]
-    pub gradients_cores: Vec<usize>,
-    /// Sleep of an idle thread on DPDK devices, in microseconds; with 0 it polls and takes a whole core.
-    #[arg(long, value_name = "US", default_value_t = 0)]
-    pub gradients_idle_sleep_us: u64,
-    /// Limit of the sums that an asynchronous gradient job keeps, in bytes: its vector for each of S + 2 updates.
-    #[arg(long, value_name = "N", default_value_t = 128 << 20)]
-    pub gradients_job_bytes: usize,
-    /// Parent server, innet://host:port, which adds up the sums of several servers: a job with more workers than join here
-    /// (its world) continues there as one stream. This server connects with its own token, or else its learners'.
-    #[arg(long, value_name = "ADDRESS")]
-    pub parent: Option<Address>,
-    /// For a parent at innets://: a PEM file with its certificate or its authority's.
-    #[arg(long, value_name = "FILE")]
-    pub parent_tls_ca: Option<PathBuf>,
-    /// Number of this server among the servers below its parent, from 0.
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    pub rack: u16,
-    /// Number of servers below the parent, 2 to 64 with one.
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub racks: u16,
+    /// Settings of services beside the memory, which other crates plug in.
+    #[arg(skip)]
+    #[serde(skip)]
+    pub extensions: ExtensionSettings,
     /// Tables made at the start. Clients cannot drop them, nor create them with another definition.
     #[arg(skip)]
     pub tables: Vec<TableConfig>,
@@ -271,12 +216,22 @@ impl ServerConfig {
     /// # Errors
     /// [`Error::Config`] with line and key, also for unknown keys.
     pub fn from_toml(text: &str, origin: &str, overrides: toml::Table) -> Result<Self> {
-        let refuse = |error: toml::de::Error| Error::Config(format!("{origin}: {error}"));
+        let refuse = |mut error: toml::de::Error| {
+            error.set_input(Some(text));
+            Error::Config(format!("{origin}: {error}"))
+        };
         // Parsed without the overrides first, so that an error names its line in the file.
-        toml::from_str::<ServerConfig>(text).map_err(refuse)?;
+        let mut file = DeTable::parse(text).map_err(refuse)?;
+        extension::check_types(&mut file).map_err(refuse)?;
+        ServerConfig::deserialize(Deserializer::from(file)).map_err(refuse)?;
         let mut table: toml::Table = toml::from_str(text).map_err(refuse)?;
         table.extend(overrides);
-        table.try_into().map_err(refuse)
+        let extensions = ExtensionSettings::take(&mut table);
+        let config: ServerConfig = table.try_into().map_err(refuse)?;
+        Ok(ServerConfig {
+            extensions,
+            ..config
+        })
     }
 
     /// Settings of the tokens, with their names.
@@ -335,14 +290,14 @@ impl ServerConfig {
         Ok(tokens)
     }
 
-    /// The token with which this server joins its parent: its operator's, or else its learners'.
+    /// The token with which this server's extensions use another server: its operator's, or else its learners'.
     ///
     /// # Errors
     /// Errors of [`Self::read_tokens`].
-    pub(crate) fn parent_token(&self) -> Result<Option<Secret>> {
+    pub fn token_for_servers(&self) -> Result<Option<Secret>> {
         let tokens = self.read_tokens()?;
-        let joins = |&(role, _): &(Role, Secret)| role >= Role::Learner;
-        Ok(tokens.into_iter().find(joins).map(|(_, token)| token))
+        let uses = |&(role, _): &(Role, Secret)| role >= Role::Learner;
+        Ok(tokens.into_iter().find(uses).map(|(_, token)| token))
     }
 
     /// Limits of the memory that `innet-replay serve` makes. The receive buffers have two frames: one for pushes, one for all
@@ -500,8 +455,8 @@ mod tests {
             actor_token: secret("token of the actors"),
             ..ServerConfig::default()
         };
-        let parent = roles.parent_token().unwrap();
-        assert_eq!(parent, secret("token of learners"));
+        let joining = roles.token_for_servers().unwrap();
+        assert_eq!(joining, secret("token of learners"));
         let read = roles.read_tokens().unwrap();
         let read: Vec<Role> = read.iter().map(|(role, _)| *role).collect();
         assert_eq!(read, [Role::Learner, Role::Actor]);

@@ -2,8 +2,8 @@
 //! reads frames, `answer` tries requests and keeps the blocked ones, `send` writes replies without copying their blobs.
 //! A blocked request delays no other one, and a client that does not read delays no other client.
 
+mod attempts;
 mod begun_tables;
-mod membership;
 mod quota;
 mod replies;
 mod welcome;
@@ -21,8 +21,8 @@ use futures_util::{FutureExt, StreamExt};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::sync::{mpsc, watch};
 
+use attempts::Attempts;
 use begun_tables::BegunTables;
-use membership::Membership;
 use quota::{FrameReservation, ReceiveQuota, RequestPermit};
 use replies::ReplySender;
 use welcome::Welcomed;
@@ -330,7 +330,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
     ) -> Result<()> {
         let service = &self.context.service;
         let mut samples = service.connection_samples(client.program, self.peer);
-        let membership = Membership::new(&self.context.service, reader, self.phase.clone());
+        let attempts = Attempts::new(&self.context.service, reader, self.phase.clone());
         let mut waiting = FuturesUnordered::new();
         let mut writers = WriterOrder::default();
         let mut begun = BegunTables::default();
@@ -350,12 +350,12 @@ impl<S: Stack> ConnectionHandler<'_, S> {
                         }
                         let turn = begun.turn(&self.context.service, &received.request.body);
                         let mut call = received.call(turn);
-                        let at_once = || self.try_at_once(&received, &mut writers, &membership, &mut call);
+                        let at_once = || self.try_at_once(&received, &mut writers, &attempts, &mut call);
                         match answered.or_else(at_once) {
                             Some(reply) => self.reply(&replies, received, reply),
                             None => {
                                 let position = writers.enter(&received.request.body);
-                                waiting.push(self.wait(received, position, call, &membership, &replies));
+                                waiting.push(self.wait(received, position, call, &attempts, &replies));
                             }
                         }
                     }
@@ -427,14 +427,14 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         &self,
         received: &Received,
         writers: &mut WriterOrder,
-        membership: &Membership<'_>,
+        attempts: &Attempts<'_>,
         call: &mut PendingCall<Error>,
     ) -> Option<Result<ReplyBody>> {
         let body = &received.request.body;
         if !writers.is_free(body) {
             return None;
         }
-        let attempt = |last, turn: &mut Turn| membership.attempt(body, last, turn);
+        let attempt = |last, turn: &mut Turn| attempts.attempt(body, last, turn);
         let reply = match call.attempt(|| received.arrived, attempt) {
             Ok(Attempt::Blocked(_)) => return None,
             Ok(Attempt::Ready(reply)) => Ok(reply),
@@ -455,7 +455,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         received: Received,
         position: Position,
         call: PendingCall<Error>,
-        membership: &Membership<'_>,
+        attempts: &Attempts<'_>,
         replies: &ReplySender,
     ) -> (Received, Result<ReplyBody>) {
         let Position { ahead, done } = position;
@@ -464,7 +464,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
             let _ = ahead.await;
         }
         let reply = self
-            .wait_for_change(&received, call, membership, replies)
+            .wait_for_change(&received, call, attempts, replies)
             .await;
         drop(done);
         (received, reply)
@@ -475,7 +475,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         &self,
         received: &Received,
         mut call: PendingCall<Error>,
-        membership: &Membership<'_>,
+        attempts: &Attempts<'_>,
         replies: &ReplySender,
     ) -> Result<ReplyBody> {
         let (id, body) = (received.request.id, &received.request.body);
@@ -487,15 +487,15 @@ impl<S: Stack> ConnectionHandler<'_, S> {
             }
             let attempt = |last, turn: &mut Turn| {
                 self.context.service.counters.retries.add(1);
-                membership.attempt(body, last, turn)
+                attempts.attempt(body, last, turn)
             };
-            let listen = |turn: &Turn| membership.changed(body, turn);
+            let listen = |turn: &Turn| attempts.changed(body, turn);
             let (reason, changed) = match call.step(|| self.stack.now(), listen, attempt)? {
                 Step::Ready(reply) => return Ok(reply),
                 Step::Blocked { reason, changed } => (reason, changed),
             };
             // Not `Wait::slices`: there is no interrupt to check, and the stack's clock may be a simulated one.
-            let woken = Membership::waits_for_readers(body, call.turn());
+            let woken = Attempts::waits_for_readers(body, call.turn());
             let again = call
                 .again(self.stack.now(), woken)
                 .unwrap_or(received.until);

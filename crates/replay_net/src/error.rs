@@ -19,9 +19,9 @@ pub enum Error {
     /// An error of the protocol.
     #[error(transparent)]
     Wire(replay_wire::Error),
-    /// A sum of gradients, or a control of its job, came to nothing.
-    #[error("gradients: {0}")]
-    Gradients(gradients::Error),
+    /// A failure of an extension, which its message names.
+    #[error("{0}")]
+    Extension(String),
     /// A fault of this program.
     #[error("internal error: {0}; please report it")]
     Internal(String),
@@ -95,7 +95,7 @@ impl Error {
         match self {
             Error::Memory(error) => error.into(),
             Error::Wire(error) => error.code(),
-            Error::Gradients(_) => ErrorCode::Gradients,
+            Error::Extension(_) => ErrorCode::Extension,
             Error::Internal(_) => ErrorCode::Internal,
             Error::Config(_) => ErrorCode::Config,
             Error::TooLarge(_) => ErrorCode::TooLarge,
@@ -177,20 +177,6 @@ impl From<replay_wire::Error> for Error {
             Wire::TooLarge(error) => Error::TooLarge(error),
             Wire::Io(error) => Error::Io(error),
             error => Error::Wire(error),
-        }
-    }
-}
-
-impl From<gradients::Error> for Error {
-    fn from(error: gradients::Error) -> Self {
-        use gradients::Error as Sum;
-        match error {
-            Sum::Internal(reason) => Error::Internal(reason),
-            Sum::Config(reason) => Error::Config(reason),
-            Sum::TooLarge(error) => Error::TooLarge(error),
-            Sum::Io(error) => Error::Io(error),
-            Sum::Interrupted => Error::Interrupted,
-            failure => Error::Gradients(failure),
         }
     }
 }

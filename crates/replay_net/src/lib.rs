@@ -13,20 +13,20 @@
 //! | [`service`] | a request in, a reply out, without sockets |
 //! | [`connection`] | one coroutine per connection |
 //! | [`server`] | listeners, I/O threads, shutdown, statistics over HTTP |
-//! | [`aggregators`] | gradient jobs of a server, and its parent |
-//! | [`client`] | `Replay` over a connection, and a worker of a gradient job |
+//! | [`extension`] | services beside the memory, which are plugged in |
+//! | [`client`] | `Replay` over a connection, and sessions with extensions |
 //! | [`tls`] | certificates and keys for rustls |
 //! | [`snapshots`] | snapshots of a server's memory: restored, saved, kept |
 //! | [`config`] | the server's configuration |
 //! | [`process_memory`] | memory that this process may have |
 //! | [`cli`] | the commands of `innet-replay` |
 
-pub mod aggregators;
 pub mod cli;
 pub mod client;
 pub mod config;
 pub mod connection;
 pub mod error;
+pub mod extension;
 pub mod framing;
 pub mod process_memory;
 pub mod receive;
@@ -42,16 +42,16 @@ use base::error::OsError;
 
 /// Crates whose events belong to this program, for filters of logs.
 pub fn log_targets() -> impl Iterator<Item = &'static str> {
-    let own = [
-        "replay_net",
-        "replay_wire",
-        "replay_core",
-        "gradients",
-        "base",
-    ];
-    let plugged = stack::plugged::plugged_in();
+    let own = ["replay_net", "replay_wire", "replay_core", "base"];
+    let stacks = stack::plugged::plugged_in().into_iter();
+    let extensions = extension::plugged_in().into_iter();
     own.into_iter()
-        .chain(plugged.into_iter().map(|stack| stack.log_target()))
+        .chain(stacks.map(|stack| stack.log_target()))
+        .chain(
+            extensions
+                .flat_map(|extension| extension.log_targets())
+                .copied(),
+        )
 }
 
 /// Conversion of an error of the operating system; `what` names the failed operation.

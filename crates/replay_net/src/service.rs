@@ -1,20 +1,18 @@
 //! The server's requests against the memory, without sockets, clocks or tasks. For a request that cannot be answered yet the
-//! result is [`Attempt::Blocked`]: the caller waits for [`Service::changed`] and tries again.
+//! result is [`Attempt::Blocked`]: the caller waits for [`Turn::changed`] and tries again.
 
 mod latencies;
 mod samplers;
 mod tables;
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use event_listener::EventListener;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::aggregators::Aggregators;
 use crate::error::{Error, Result};
+use crate::extension::{self, Extension};
 use crate::receive::ReceiveBudgets;
 use crate::reply_budget::{LargeReply, ReplyBudgets};
 use crate::snapshots::Snapshots;
@@ -24,24 +22,20 @@ use replay_core::replay::{OpenWriter, Parameters, SampleRequest, Sampled};
 use replay_core::schema::TableConfig;
 use replay_core::table::{Activity, Attempt, Table, Turn};
 use replay_wire::role::Role;
-use replay_wire::{
-    DescribeTable, JoinGradients, OpenOrResume, Pushed, RELEASE, ReplyBody, RequestBody,
-};
+use replay_wire::{DescribeTable, OpenOrResume, Pushed, RELEASE, ReplyBody, RequestBody};
 
 pub use latencies::Latencies;
 pub use samplers::{ConnectionSamples, Samplers};
 pub use tables::Tables;
 
-/// The memory and the gradient aggregators behind a server.
+/// The memory behind a server, and the services beside it.
 pub struct Service {
     memory: Arc<Memory>,
     receive_budgets: ReceiveBudgets,
     reply_budgets: ReplyBudgets,
     tables: Arc<Tables>,
     max_frame_bytes: u64,
-    gradients: Option<Aggregators>,
-    /// Whether requests to the memory are refused.
-    gradients_only: bool,
+    extensions: Vec<Arc<dyn Extension>>,
     snapshots: Option<Arc<Snapshots>>,
     samplers: Samplers,
     /// Counters of the connections, part of [`Service::stats`].
@@ -106,18 +100,16 @@ impl Service {
             tables: Tables::new(memory.clone(), tables)?,
             memory,
             max_frame_bytes,
-            gradients: None,
-            gradients_only: false,
+            extensions: Vec::new(),
             snapshots: None,
             samplers: Samplers::default(),
             counters: Counters::default(),
         })
     }
 
-    /// Adds gradient aggregators; with `only`, requests to the memory are refused.
-    pub fn sum_gradients(&mut self, aggregators: Aggregators, only: bool) {
-        self.gradients = Some(aggregators);
-        self.gradients_only = only;
+    /// Adds an extension.
+    pub fn extend(&mut self, extension: Arc<dyn Extension>) {
+        self.extensions.push(extension);
     }
 
     /// Adds the snapshots of the memory.
@@ -135,9 +127,27 @@ impl Service {
         })
     }
 
-    /// The gradient aggregators, if there are any.
-    pub fn gradients(&self) -> Option<&Aggregators> {
-        self.gradients.as_ref()
+    /// The services beside the memory.
+    pub fn extensions(&self) -> &[Arc<dyn Extension>] {
+        &self.extensions
+    }
+
+    /// The service of this name.
+    ///
+    /// # Errors
+    /// [`Error::Config`] when the server does not have it.
+    pub fn extension(&self, name: &str) -> Result<&Arc<dyn Extension>> {
+        let mut extensions = self.extensions.iter();
+        extensions
+            .find(|extension| extension.name() == name)
+            .ok_or_else(|| {
+                let mut known = extension::plugged_in().into_iter();
+                let known = known.find(|extension| extension.name() == name);
+                Error::Config(known.map_or_else(
+                    || format!("this server does not know the extension {name:?}"),
+                    |extension| extension.absent().to_owned(),
+                ))
+            })
     }
 
     /// The served memory.
@@ -260,9 +270,9 @@ impl Service {
                 }
                 ReplyBody::Done
             }
-            RequestBody::JoinGradients(JoinGradients { job, below }) => {
-                let joined = self.aggregators()?.join(job, *below)?;
-                return Ok(joined.map(ReplyBody::Gradients));
+            RequestBody::Extension(_) => {
+                let elsewhere = "a session of the connection answers";
+                return Err(Error::Internal(elsewhere.into()));
             }
             RequestBody::Hello(_) | RequestBody::Authenticate(_) => {
                 let over = "the handshake of this connection is over";
@@ -272,29 +282,11 @@ impl Service {
         Ok(Attempt::Ready(reply))
     }
 
-    /// Listens for the next change that may unblock a request that was blocked.
-    ///
-    /// # Errors
-    /// [`Error::Internal`] for a request that never blocks.
-    pub fn changed(&self, request: &RequestBody, turn: &Turn) -> Result<EventListener> {
-        if let RequestBody::JoinGradients(_) = request {
-            return Ok(self.aggregators()?.changed());
-        }
-        Ok(turn.changed()?)
-    }
-
     /// Keeps an opened writer from expiring while frames of its connection wait.
     pub fn attach_writer(&self, open: &OpenWriter, connection: &Arc<Activity>) {
         // An error means that the table was dropped.
         if let Ok(table) = self.memory.table(&open.table) {
             table.attach_writer(open.writer, connection);
-        }
-    }
-
-    /// Ends the membership of a gradient worker whose connection has ended.
-    pub fn leave_gradients(&self, at: SocketAddr, session: u32) {
-        if let Some(aggregators) = &self.gradients {
-            aggregators.leave(at, session);
         }
     }
 
@@ -314,7 +306,8 @@ impl Service {
     }
 
     /// Counters and gauges: the memory's, with the programs that sample each table; `receive_bytes` (reserved for receive
-    /// buffers), `reply_bytes` (of unread replies), `server`, `gradients` (jobs) and `snapshots`.
+    /// buffers), `reply_bytes` (of unread replies), `server`, `snapshots`, and each extension's. `extensions` has their names, with pointers
+    /// to those of their statistics that are objects of named members.
     pub fn stats(&self) -> Value {
         let mut stats = self.memory.stats();
         self.samplers.add_stats(&mut stats["tables"]);
@@ -322,8 +315,12 @@ impl Service {
         stats["reply_bytes"] = self.reply_budgets.held().into();
         stats["server"] = json!(self.counters);
         stats["server"]["release"] = RELEASE.into();
-        if let Some(aggregators) = &self.gradients {
-            stats["gradients"] = aggregators.stats();
+        for extension in &self.extensions {
+            let groups = extension.metrics().iter();
+            let named = groups.filter(|group| group.label.is_some());
+            let named: Vec<_> = named.map(|group| group.pointer).collect();
+            stats["extensions"][extension.name()] = named.into();
+            stats[extension.name()] = extension.stats();
         }
         if let Some(snapshots) = &self.snapshots {
             stats["snapshots"] = snapshots.stats();
@@ -331,26 +328,16 @@ impl Service {
         stats
     }
 
-    fn aggregators(&self) -> Result<&Aggregators> {
-        self.gradients.as_ref().ok_or_else(|| {
-            Error::Config(
-                "this server does not sum gradients: start it with --gradients IP:PORT".to_owned(),
-            )
-        })
-    }
-
     fn check_there_is_memory(&self, request: &RequestBody) -> Result<()> {
         let needs_none = matches!(
             request,
-            RequestBody::JoinGradients(_) | RequestBody::Stats(_) | RequestBody::List(_)
+            RequestBody::Extension(_) | RequestBody::Stats(_) | RequestBody::List(_)
         );
-        if self.gradients_only && !needs_none {
-            return Err(Error::Config(
-                "this server only sums gradients: start it without --gradients-only for a replay memory and parameters"
-                    .to_owned(),
-            ));
+        let mut extensions = self.extensions.iter();
+        match extensions.find_map(|extension| extension.instead_of_memory()) {
+            Some(reason) if !needs_none => Err(Error::Config(reason.to_owned())),
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     /// The table of a call.

@@ -35,7 +35,8 @@ fn class_name(code: ErrorCode) -> &'static str {
         ErrorCode::Parameters => "ParametersError",
         ErrorCode::Closed => "ClosedError",
         ErrorCode::Io => "StorageError",
-        ErrorCode::Gradients => "GradientError",
+        // Of the sums of gradients, which are the only extension here.
+        ErrorCode::Extension => "GradientError",
         ErrorCode::Forbidden => "ForbiddenError",
         // `wait::blocking` raises the pending KeyboardInterrupt instead of Interrupted.
         ErrorCode::Internal | ErrorCode::Interrupted => "InternalError",
@@ -72,15 +73,6 @@ pub fn raise(py: Python<'_>, name: &str, message: String) -> PyErr {
 pub fn to_python(py: Python<'_>, error: impl Into<Error>) -> PyErr {
     let _call = Call::begin(py);
     let error = error.into();
-    if let Error::Gradients(failure) = &error {
-        let raised = raise(py, gradient_class_name(failure), failure.to_string());
-        return match failure {
-            gradients::Error::Missing { workers, .. } => {
-                with(py, raised, "missing", workers.clone())
-            }
-            _ => raised,
-        };
-    }
     let raised = raise(py, class_name(error.code()), error.to_string());
     if let Error::Io(failed) = &error
         && let Some(errno) = failed.source.raw_os_error()
@@ -89,6 +81,16 @@ pub fn to_python(py: Python<'_>, error: impl Into<Error>) -> PyErr {
         return with(py, raised, "errno", errno);
     }
     raised
+}
+
+/// The exception for a failed sum of gradients.
+pub fn of_sum(py: Python<'_>, failure: &gradients::Error) -> PyErr {
+    let _call = Call::begin(py);
+    let raised = raise(py, gradient_class_name(failure), failure.to_string());
+    match failure {
+        gradients::Error::Missing { workers, .. } => with(py, raised, "missing", workers.clone()),
+        _ => raised,
+    }
 }
 
 /// The exception with an attribute.

@@ -8,9 +8,11 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use gradients::JoinJob;
-use replay_net::client::{Client, GradientUpdates, Namespace};
+use gradients_net::GradientUpdates;
+use replay_net::client::{Client, Namespace};
 
 use crate::class::context_manager;
+use crate::gradients::{apart, summed};
 use crate::interpreter::Call;
 use crate::process_local::ProcessLocal;
 use crate::{array, integer, interpreter, wait};
@@ -32,9 +34,10 @@ impl PyGradientUpdates {
     ) -> PyResult<Self> {
         let last = last.unwrap_or(u64::MAX);
         let updates = wait::blocking(py, None, None, |wait| {
-            let joined = client.follow_gradients(request, last, wait);
-            joined.map_err(|error| Namespace::short_names(namespace, error))
+            let joined = GradientUpdates::join(client, request, last, wait);
+            apart(joined).map_err(|error| Namespace::short_names(namespace, error))
         })?;
+        let updates = summed(py, updates)?;
         Ok(PyGradientUpdates {
             updates: ProcessLocal::new("asynchronous gradient worker", Arc::new(updates)),
             description: format!(
@@ -66,8 +69,10 @@ impl PyGradientUpdates {
         let _call = Call::begin(py);
         let mut gradient = array::floats_to_change(gradient)?;
         let gradient = gradient.as_slice_mut()?;
-        self.updates
-            .call(py, None, |updates, _| updates.offer(gradient, index))
+        let offered = self
+            .updates
+            .call(py, None, |updates, _| apart(updates.offer(gradient, index)));
+        summed(py, offered?)
     }
 
     #[doc = stub_doc!("GradientUpdates.take")]
@@ -75,7 +80,10 @@ impl PyGradientUpdates {
         let _call = Call::begin(py);
         let mut mean = array::floats_to_change(mean)?;
         let mean = mean.as_slice_mut()?;
-        self.updates.call(py, None, |updates, _| updates.take(mean))
+        let taken = self
+            .updates
+            .call(py, None, |updates, _| apart(updates.take(mean)));
+        summed(py, taken?)
     }
 
     #[doc = stub_doc!("GradientUpdates.wait")]
@@ -85,8 +93,10 @@ impl PyGradientUpdates {
         let until = deadline
             .transpose()?
             .map(|longest| Instant::now() + longest);
-        self.updates
-            .call_until(py, until, |updates, wait| updates.wait(for_gradient, wait))
+        let waited = self.updates.call_until(py, until, |updates, wait| {
+            apart(updates.wait(for_gradient, wait))
+        });
+        summed(py, waited?)
     }
 
     #[doc = stub_doc!("GradientUpdates.restart")]

@@ -10,7 +10,9 @@ use pyo3::prelude::*;
 
 use base::wait::Wait;
 use gradients::{Control, JoinJob, packet};
-use replay_net::client::{Client, GradientWorker, Namespace};
+use gradients_net::GradientWorker;
+use gradients_net::error::Error as WorkerError;
+use replay_net::client::{Client, Namespace};
 use replay_net::error::{Error, Result};
 
 use crate::class::{attributes, context_manager};
@@ -43,16 +45,33 @@ impl SharedWorker {
     fn with<T>(
         &self,
         wait: &Wait<'_>,
-        work: impl FnOnce(&mut GradientWorker) -> Result<T>,
-    ) -> Result<T> {
+        work: impl FnOnce(&mut GradientWorker) -> Result<T, WorkerError>,
+    ) -> Result<Summed<T>> {
         let mut worker = self.worker.take(wait)?;
         let worker = worker
             .as_mut()
             .ok_or(Error::Closed("this gradient worker"))?;
         let done = work(worker);
         self.round.store(worker.next_round(), Ordering::Relaxed);
-        done
+        apart(done)
     }
+}
+
+/// The result of a sum, whose failures have exception classes of their own.
+pub type Summed<T> = Result<T, gradients::Error>;
+
+/// The failures of sums apart from all other errors, which end the call as those of any call do.
+pub fn apart<T>(done: Result<T, WorkerError>) -> Result<Summed<T>> {
+    match done {
+        Ok(done) => Ok(Ok(done)),
+        Err(WorkerError::Sum(failure)) => Ok(Err(failure)),
+        Err(WorkerError::Net(error)) => Err(error),
+    }
+}
+
+/// Raises the failure of a sum.
+pub fn summed<T>(py: Python<'_>, done: Summed<T>) -> PyResult<T> {
+    done.map_err(|failure| error::of_sum(py, &failure))
 }
 
 /// Parses `ip:port`.
@@ -94,13 +113,10 @@ impl PyGradientWorker {
             ));
         }
         let worker = wait::blocking(py, None, None, |wait| {
-            let joined = match (via, station) {
-                (Some(via), _) => client.join_gradients_via(request, via, wait),
-                (_, Some(station)) => client.join_gradients_on(request, station, wait),
-                (None, None) => client.join_gradients(request, wait),
-            };
-            joined.map_err(|error| Namespace::short_names(namespace, error))
+            let joined = GradientWorker::join(client, request, via, station, wait);
+            apart(joined).map_err(|error| Namespace::short_names(namespace, error))
         })?;
+        let worker = summed(py, worker)?;
         let round = AtomicU64::new(worker.next_round());
         let shared = SharedWorker {
             worker: Exclusive::new("gradient worker", Some(worker)),
@@ -124,9 +140,10 @@ impl PyGradientWorker {
 
     fn call(&self, py: Python<'_>, command: Control, deadline: Option<f64>) -> PyResult<()> {
         let until = self.until(py, deadline)?;
-        self.worker.call_until(py, until, |shared, wait| {
+        let called = self.worker.call_until(py, until, |shared, wait| {
             shared.with(wait, |worker| worker.call(command, wait))
-        })
+        });
+        summed(py, called?)
     }
 }
 
@@ -161,8 +178,8 @@ impl PyGradientWorker {
         let until = self.until(py, deadline)?;
         let sum = self.worker.call_until(py, until, |shared, wait| {
             shared.with(wait, |worker| worker.sum(values, mean, wait))
-        })?;
-        Ok(sum.workers)
+        });
+        Ok(summed(py, sum?)?.workers)
     }
 
     #[doc = stub_doc!("GradientWorker.set_threshold")]
@@ -201,10 +218,11 @@ impl PyGradientWorker {
         let Some(shared) = self.worker.close(py)? else {
             return Ok(());
         };
-        wait::blocking(py, deadline, None, move |wait| {
+        let left = wait::blocking(py, deadline, None, move |wait| {
             let worker = shared.worker.take(wait)?.take();
-            worker.map_or(Ok(()), |worker| worker.leave(wait))
-        })
+            apart(worker.map_or(Ok(()), |worker| worker.leave(wait)))
+        });
+        summed(py, left?)
     }
 
     fn __repr__(&self) -> String {

@@ -57,9 +57,9 @@ struct Backend {
     replay: Arc<dyn Replay<Error>>,
     /// The memory, if it is in this process.
     memory: Option<Arc<Memory>>,
-    /// The client, if the memory is on a server; of several the first one's, which sums gradients.
+    /// The client, if the memory is on a server; of several the first one's, whose extensions are used.
     client: Option<Arc<Client>>,
-    /// Namespace that `replay` is inside of, for names of gradient jobs.
+    /// Namespace that `replay` is inside of, for names of an extension.
     namespace: Option<Namespace>,
     /// Updates of priorities that are not waited for; `None` before the first one, and where each applies within its call.
     updates: Arc<Exclusive<Option<Box<dyn UpdateChannel<Error>>>>>,

@@ -5,9 +5,11 @@ use std::sync::Arc;
 
 use pyo3::prelude::*;
 
+use gradients_net::GradientsConfig;
 use replay_core::memory::Memory;
 use replay_net::config::{HttpAddress, Period, ServerConfig};
 use replay_net::error::Result;
+use replay_net::extension::ExtensionSettings;
 use replay_net::server::{RunningServer, Server};
 use replay_net::stack::Address;
 
@@ -52,11 +54,22 @@ pub fn parse(py: Python<'_>, address: &str) -> PyResult<Address> {
 }
 
 /// An IP address with a port.
-pub fn udp(py: Python<'_>, address: &str) -> PyResult<SocketAddr> {
+fn udp(py: Python<'_>, address: &str) -> PyResult<SocketAddr> {
     address.parse().map_err(|_| {
         let wanted = "an IP address and a port, such as 127.0.0.1:7711";
         error::config(py, format!("gradients is {wanted}, got {address:?}"))
     })
+}
+
+/// Settings of the services beside the memory: sums of gradients at a UDP address.
+pub fn extensions(py: Python<'_>, gradients: Option<&str>) -> PyResult<ExtensionSettings> {
+    let config = GradientsConfig {
+        gradients: gradients.map(|at| udp(py, at)).transpose()?,
+        ..GradientsConfig::default()
+    };
+    config
+        .settings()
+        .map_err(|error| error::to_python(py, error))
 }
 
 /// The interval of snapshots, in seconds.
@@ -79,7 +92,9 @@ impl PyServer {
     ) -> PyResult<Self> {
         let server = wait::unlocked(py, || Server::start(config, memory))?;
         let addresses = server.addresses().iter().map(Address::to_string).collect();
-        let gradients = server.gradients().map(|address| address.to_string());
+        let extensions = server.server().service().extensions().iter();
+        let mut gradients = extensions.filter(|one| one.name() == gradients_net::NAME);
+        let gradients = gradients.next().and_then(|one| one.address());
         let http = server.http().map(HttpAddress::to_string);
         Ok(PyServer {
             server: ProcessLocal::within(py, replay, "server", server, end)?,

@@ -79,7 +79,8 @@ struct Request {
     getParameters @14 :GetParameters;
     stats @15 :Void;
     closeWriter @16 :CloseWriter;
-    joinGradients @17 :JoinGradients;
+    extension @17 :Extension;
+    # A message to a service beside the memory: the payload.
     list @18 :Void;
     # Lists tables and parameters.
     snapshot @19 :Void;
@@ -107,8 +108,8 @@ struct Reply {
     # the payload is the file; empty with version 0 when there is nothing newer
     stats @12 :Text;
     # one JSON object
-    gradients @13 :GradientsJoined;
-    # joinGradients
+    extension @13 :Extension;
+    # The service's answer: the payload.
     listing @14 :Listing;
     # list
     waiting @15 :WaitReason;
@@ -143,7 +144,8 @@ enum ErrorCode {
   closed @20;
   io @21;
   interrupted @22;
-  gradients @23;
+  extension @23;
+  # A failure of the service that an `extension` went to.
   forbidden @24;
   renew @25;
   # The server holds the request no longer, though its deadline has not come: send it again.
@@ -524,49 +526,7 @@ struct Parameters {
   version @0 :UInt64;
 }
 
-enum Arithmetic {
-  float @0;
-  # float32, in the order of arrival
-  fixed @1;
-  # block-floating fixed point, the same bits in every order
-}
-
-struct JoinGradients {
-  # One for each connection. Membership ends with the connection; gradients and sums
-  # are datagrams (crates/gradients/src/packet.rs).
-  job @0 :Text;
-  worker @1 :UInt16;
-  # from 0; a worker with the number of another one replaces it
-  workers @2 :UInt16;
-  # at this server, at most 64
-  world @3 :UInt32;
-  # workers of the whole job: more than `workers` if the server sends its sums to a parent
-  name @4 :Text;
-  # shown in error messages
-  arithmetic @5 :Arithmetic;
-  segmentValues @6 :UInt16;
-  # float32 values of a datagram, at most 360
-  deadlineMs @7 :UInt32;
-  # how long a segment waits for a worker
-  below @8 :UInt32;
-  # 0 for a worker; for a server, the number of workers in its sums, and `worker` and `workers` count servers
-  values @9 :UInt32;
-  # length of the vector in an asynchronous job; in a synchronous one this and the next two are 0
-  threshold @10 :UInt16;
-  # contributions that make a sum
-  staleness @11 :UInt16;
-  # updates by which the weights of a contribution may be behind
-}
-
-struct GradientsJoined {
-  address @0 :Text;
-  # ip:port of the aggregator's UDP; an ip of all zeros is the server's own
-  session @1 :UInt32;
-  # random; in every datagram
-  key @2 :Data;
-  # 16 random bytes; in datagrams that change a job
-  round @3 :UInt64;
-  # the first that the worker takes part in
-  window @4 :UInt32;
-  # segments that may be under way
+struct Extension {
+  name @0 :Text;
+  # The service: `gradients` takes and gives JSON (crates/gradients_net/src/message.rs).
 }

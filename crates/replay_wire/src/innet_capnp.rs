@@ -6,7 +6,7 @@
 
 
 pub mod request {
-    pub use self::Which::{Hello,Authenticate,CreateTable,DescribeTable,EmptyTable,DropTable,OpenWriter,Push,Sample,UpdatePriorities,ReportCorrupt,PutParameters,GetParameters,Stats,CloseWriter,JoinGradients,List,Snapshot};
+    pub use self::Which::{Hello,Authenticate,CreateTable,DescribeTable,EmptyTable,DropTable,OpenWriter,Push,Sample,UpdatePriorities,ReportCorrupt,PutParameters,GetParameters,Stats,CloseWriter,Extension,List,Snapshot};
 
     #[derive(Copy, Clone)]
     pub struct Owned(());
@@ -147,7 +147,7 @@ pub mod request {
             !self.reader.get_pointer_field(0).is_null()
         }
         #[inline]
-        pub fn has_join_gradients(&self) -> bool {
+        pub fn has_extension(&self) -> bool {
             if self.reader.get_data_field::<u16>(6) != 15 { return false; }
             !self.reader.get_pointer_field(0).is_null()
         }
@@ -230,7 +230,7 @@ pub mod request {
                     ))
                 }
                 15 => {
-                    ::core::result::Result::Ok(JoinGradients(
+                    ::core::result::Result::Ok(Extension(
                         ::capnp::traits::FromPointerReader::get_from_pointer(&self.reader.get_pointer_field(0), ::core::option::Option::None)
                     ))
                 }
@@ -532,17 +532,17 @@ pub mod request {
             !self.builder.is_pointer_field_null(0)
         }
         #[inline]
-        pub fn set_join_gradients(&mut self, value: crate::innet_capnp::join_gradients::Reader<'_>) -> ::capnp::Result<()> {
+        pub fn set_extension(&mut self, value: crate::innet_capnp::extension::Reader<'_>) -> ::capnp::Result<()> {
             self.builder.set_data_field::<u16>(6, 15);
             ::capnp::traits::SetterInput::set_pointer_builder(self.builder.reborrow().get_pointer_field(0), value, false)
         }
         #[inline]
-        pub fn init_join_gradients(self, ) -> crate::innet_capnp::join_gradients::Builder<'a> {
+        pub fn init_extension(self, ) -> crate::innet_capnp::extension::Builder<'a> {
             self.builder.set_data_field::<u16>(6, 15);
             ::capnp::traits::FromPointerBuilder::init_pointer(self.builder.get_pointer_field(0), 0)
         }
         #[inline]
-        pub fn has_join_gradients(&self) -> bool {
+        pub fn has_extension(&self) -> bool {
             if self.builder.get_data_field::<u16>(6) != 15 { return false; }
             !self.builder.is_pointer_field_null(0)
         }
@@ -633,7 +633,7 @@ pub mod request {
                     ))
                 }
                 15 => {
-                    ::core::result::Result::Ok(JoinGradients(
+                    ::core::result::Result::Ok(Extension(
                         ::capnp::traits::FromPointerBuilder::get_from_pointer(self.builder.get_pointer_field(0), ::core::option::Option::None)
                     ))
                 }
@@ -801,7 +801,7 @@ pub mod request {
             ::capnp::word(17, 0, 240, 255, 0, 0, 0, 0),
             ::capnp::word(0, 0, 1, 0, 17, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(153, 2, 0, 0, 114, 0, 0, 0),
+            ::capnp::word(153, 2, 0, 0, 82, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(152, 2, 0, 0, 3, 0, 1, 0),
             ::capnp::word(164, 2, 0, 0, 2, 0, 1, 0),
@@ -968,10 +968,10 @@ pub mod request {
             ::capnp::word(16, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(106, 111, 105, 110, 71, 114, 97, 100),
-            ::capnp::word(105, 101, 110, 116, 115, 0, 0, 0),
+            ::capnp::word(101, 120, 116, 101, 110, 115, 105, 111),
+            ::capnp::word(110, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(16, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(59, 191, 195, 210, 201, 56, 184, 151),
+            ::capnp::word(77, 100, 1, 109, 106, 21, 148, 184),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(16, 0, 0, 0, 0, 0, 0, 0),
@@ -1014,7 +1014,7 @@ pub mod request {
                 14 => <crate::innet_capnp::get_parameters::Owned as ::capnp::introspect::Introspect>::introspect(),
                 15 => <() as ::capnp::introspect::Introspect>::introspect(),
                 16 => <crate::innet_capnp::close_writer::Owned as ::capnp::introspect::Introspect>::introspect(),
-                17 => <crate::innet_capnp::join_gradients::Owned as ::capnp::introspect::Introspect>::introspect(),
+                17 => <crate::innet_capnp::extension::Owned as ::capnp::introspect::Introspect>::introspect(),
                 18 => <() as ::capnp::introspect::Introspect>::introspect(),
                 19 => <() as ::capnp::introspect::Introspect>::introspect(),
                 _ => ::capnp::introspect::panic_invalid_field_index(index),
@@ -1032,7 +1032,7 @@ pub mod request {
         );
         pub(crate) static NONUNION_MEMBERS : &[u16] = &[0,1];
         pub(crate) static MEMBERS_BY_DISCRIMINANT : &[u16] = &[2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19];
-        pub(crate) static MEMBERS_BY_NAME : &[u16] = &[3,16,4,1,5,7,6,14,2,0,17,18,8,9,13,12,10,19,15,11];
+        pub(crate) static MEMBERS_BY_NAME : &[u16] = &[3,16,4,1,5,7,6,17,14,2,0,18,8,9,13,12,10,19,15,11];
         pub(crate) const TYPE_ID: u64 = 0xb1af_0ac1_e737_8b52;
     }
     pub enum Which<A0,A1,A2,A3,A4,A5,A6,A7,A8,A9,A10,A11,A12,A13,A14> {
@@ -1051,16 +1051,16 @@ pub mod request {
         GetParameters(A12),
         Stats(()),
         CloseWriter(A13),
-        JoinGradients(A14),
+        Extension(A14),
         List(()),
         Snapshot(()),
     }
-    pub type WhichReader<'a,> = Which<::capnp::Result<crate::innet_capnp::hello::Reader<'a>>,::capnp::Result<crate::innet_capnp::authenticate::Reader<'a>>,::capnp::Result<crate::innet_capnp::table_config::Reader<'a>>,::capnp::Result<::capnp::text::Reader<'a>>,::capnp::Result<::capnp::text::Reader<'a>>,::capnp::Result<::capnp::text::Reader<'a>>,::capnp::Result<crate::innet_capnp::open_writer::Reader<'a>>,::capnp::Result<crate::innet_capnp::push::Reader<'a>>,::capnp::Result<crate::innet_capnp::sample::Reader<'a>>,::capnp::Result<crate::innet_capnp::update_priorities::Reader<'a>>,::capnp::Result<crate::innet_capnp::report_corrupt::Reader<'a>>,::capnp::Result<crate::innet_capnp::put_parameters::Reader<'a>>,::capnp::Result<crate::innet_capnp::get_parameters::Reader<'a>>,::capnp::Result<crate::innet_capnp::close_writer::Reader<'a>>,::capnp::Result<crate::innet_capnp::join_gradients::Reader<'a>>>;
-    pub type WhichBuilder<'a,> = Which<::capnp::Result<crate::innet_capnp::hello::Builder<'a>>,::capnp::Result<crate::innet_capnp::authenticate::Builder<'a>>,::capnp::Result<crate::innet_capnp::table_config::Builder<'a>>,::capnp::Result<::capnp::text::Builder<'a>>,::capnp::Result<::capnp::text::Builder<'a>>,::capnp::Result<::capnp::text::Builder<'a>>,::capnp::Result<crate::innet_capnp::open_writer::Builder<'a>>,::capnp::Result<crate::innet_capnp::push::Builder<'a>>,::capnp::Result<crate::innet_capnp::sample::Builder<'a>>,::capnp::Result<crate::innet_capnp::update_priorities::Builder<'a>>,::capnp::Result<crate::innet_capnp::report_corrupt::Builder<'a>>,::capnp::Result<crate::innet_capnp::put_parameters::Builder<'a>>,::capnp::Result<crate::innet_capnp::get_parameters::Builder<'a>>,::capnp::Result<crate::innet_capnp::close_writer::Builder<'a>>,::capnp::Result<crate::innet_capnp::join_gradients::Builder<'a>>>;
+    pub type WhichReader<'a,> = Which<::capnp::Result<crate::innet_capnp::hello::Reader<'a>>,::capnp::Result<crate::innet_capnp::authenticate::Reader<'a>>,::capnp::Result<crate::innet_capnp::table_config::Reader<'a>>,::capnp::Result<::capnp::text::Reader<'a>>,::capnp::Result<::capnp::text::Reader<'a>>,::capnp::Result<::capnp::text::Reader<'a>>,::capnp::Result<crate::innet_capnp::open_writer::Reader<'a>>,::capnp::Result<crate::innet_capnp::push::Reader<'a>>,::capnp::Result<crate::innet_capnp::sample::Reader<'a>>,::capnp::Result<crate::innet_capnp::update_priorities::Reader<'a>>,::capnp::Result<crate::innet_capnp::report_corrupt::Reader<'a>>,::capnp::Result<crate::innet_capnp::put_parameters::Reader<'a>>,::capnp::Result<crate::innet_capnp::get_parameters::Reader<'a>>,::capnp::Result<crate::innet_capnp::close_writer::Reader<'a>>,::capnp::Result<crate::innet_capnp::extension::Reader<'a>>>;
+    pub type WhichBuilder<'a,> = Which<::capnp::Result<crate::innet_capnp::hello::Builder<'a>>,::capnp::Result<crate::innet_capnp::authenticate::Builder<'a>>,::capnp::Result<crate::innet_capnp::table_config::Builder<'a>>,::capnp::Result<::capnp::text::Builder<'a>>,::capnp::Result<::capnp::text::Builder<'a>>,::capnp::Result<::capnp::text::Builder<'a>>,::capnp::Result<crate::innet_capnp::open_writer::Builder<'a>>,::capnp::Result<crate::innet_capnp::push::Builder<'a>>,::capnp::Result<crate::innet_capnp::sample::Builder<'a>>,::capnp::Result<crate::innet_capnp::update_priorities::Builder<'a>>,::capnp::Result<crate::innet_capnp::report_corrupt::Builder<'a>>,::capnp::Result<crate::innet_capnp::put_parameters::Builder<'a>>,::capnp::Result<crate::innet_capnp::get_parameters::Builder<'a>>,::capnp::Result<crate::innet_capnp::close_writer::Builder<'a>>,::capnp::Result<crate::innet_capnp::extension::Builder<'a>>>;
 }
 
 pub mod reply {
-    pub use self::Which::{Error,Challenge,Welcome,Done,Table,Writer,Pushed,Sampled,Updated,Corrupt,Parameters,Stats,Gradients,Listing,Waiting};
+    pub use self::Which::{Error,Challenge,Welcome,Done,Table,Writer,Pushed,Sampled,Updated,Corrupt,Parameters,Stats,Extension,Listing,Waiting};
 
     #[derive(Copy, Clone)]
     pub struct Owned(());
@@ -1182,7 +1182,7 @@ pub mod reply {
             !self.reader.get_pointer_field(0).is_null()
         }
         #[inline]
-        pub fn has_gradients(&self) -> bool {
+        pub fn has_extension(&self) -> bool {
             if self.reader.get_data_field::<u16>(4) != 12 { return false; }
             !self.reader.get_pointer_field(0).is_null()
         }
@@ -1260,7 +1260,7 @@ pub mod reply {
                     ))
                 }
                 12 => {
-                    ::core::result::Result::Ok(Gradients(
+                    ::core::result::Result::Ok(Extension(
                         ::capnp::traits::FromPointerReader::get_from_pointer(&self.reader.get_pointer_field(0), ::core::option::Option::None)
                     ))
                 }
@@ -1509,17 +1509,17 @@ pub mod reply {
             !self.builder.is_pointer_field_null(0)
         }
         #[inline]
-        pub fn set_gradients(&mut self, value: crate::innet_capnp::gradients_joined::Reader<'_>) -> ::capnp::Result<()> {
+        pub fn set_extension(&mut self, value: crate::innet_capnp::extension::Reader<'_>) -> ::capnp::Result<()> {
             self.builder.set_data_field::<u16>(4, 12);
             ::capnp::traits::SetterInput::set_pointer_builder(self.builder.reborrow().get_pointer_field(0), value, false)
         }
         #[inline]
-        pub fn init_gradients(self, ) -> crate::innet_capnp::gradients_joined::Builder<'a> {
+        pub fn init_extension(self, ) -> crate::innet_capnp::extension::Builder<'a> {
             self.builder.set_data_field::<u16>(4, 12);
             ::capnp::traits::FromPointerBuilder::init_pointer(self.builder.get_pointer_field(0), 0)
         }
         #[inline]
-        pub fn has_gradients(&self) -> bool {
+        pub fn has_extension(&self) -> bool {
             if self.builder.get_data_field::<u16>(4) != 12 { return false; }
             !self.builder.is_pointer_field_null(0)
         }
@@ -1617,7 +1617,7 @@ pub mod reply {
                     ))
                 }
                 12 => {
-                    ::core::result::Result::Ok(Gradients(
+                    ::core::result::Result::Ok(Extension(
                         ::capnp::traits::FromPointerBuilder::get_from_pointer(self.builder.get_pointer_field(0), ::core::option::Option::None)
                     ))
                 }
@@ -1881,10 +1881,10 @@ pub mod reply {
             ::capnp::word(12, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(103, 114, 97, 100, 105, 101, 110, 116),
-            ::capnp::word(115, 0, 0, 0, 0, 0, 0, 0),
+            ::capnp::word(101, 120, 116, 101, 110, 115, 105, 111),
+            ::capnp::word(110, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(16, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(201, 23, 205, 142, 217, 241, 98, 203),
+            ::capnp::word(77, 100, 1, 109, 106, 21, 148, 184),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(16, 0, 0, 0, 0, 0, 0, 0),
@@ -1922,7 +1922,7 @@ pub mod reply {
                 10 => <::capnp::text::Owned as ::capnp::introspect::Introspect>::introspect(),
                 11 => <crate::innet_capnp::parameters::Owned as ::capnp::introspect::Introspect>::introspect(),
                 12 => <::capnp::text::Owned as ::capnp::introspect::Introspect>::introspect(),
-                13 => <crate::innet_capnp::gradients_joined::Owned as ::capnp::introspect::Introspect>::introspect(),
+                13 => <crate::innet_capnp::extension::Owned as ::capnp::introspect::Introspect>::introspect(),
                 14 => <crate::innet_capnp::listing::Owned as ::capnp::introspect::Introspect>::introspect(),
                 15 => <crate::innet_capnp::wait_reason::Owned as ::capnp::introspect::Introspect>::introspect(),
                 _ => ::capnp::introspect::panic_invalid_field_index(index),
@@ -1956,12 +1956,12 @@ pub mod reply {
         Corrupt(A8),
         Parameters(A9),
         Stats(A10),
-        Gradients(A11),
+        Extension(A11),
         Listing(A12),
         Waiting(A13),
     }
-    pub type WhichReader<'a,> = Which<::capnp::Result<crate::innet_capnp::error::Reader<'a>>,::capnp::Result<crate::innet_capnp::challenge::Reader<'a>>,::capnp::Result<crate::innet_capnp::welcome::Reader<'a>>,::capnp::Result<crate::innet_capnp::table_config::Reader<'a>>,::capnp::Result<crate::innet_capnp::writer_opened::Reader<'a>>,::capnp::Result<crate::innet_capnp::pushed::Reader<'a>>,::capnp::Result<crate::innet_capnp::sampled::Reader<'a>>,::capnp::Result<crate::innet_capnp::updated::Reader<'a>>,::capnp::Result<::capnp::text::Reader<'a>>,::capnp::Result<crate::innet_capnp::parameters::Reader<'a>>,::capnp::Result<::capnp::text::Reader<'a>>,::capnp::Result<crate::innet_capnp::gradients_joined::Reader<'a>>,::capnp::Result<crate::innet_capnp::listing::Reader<'a>>,::capnp::Result<crate::innet_capnp::wait_reason::Reader<'a>>>;
-    pub type WhichBuilder<'a,> = Which<::capnp::Result<crate::innet_capnp::error::Builder<'a>>,::capnp::Result<crate::innet_capnp::challenge::Builder<'a>>,::capnp::Result<crate::innet_capnp::welcome::Builder<'a>>,::capnp::Result<crate::innet_capnp::table_config::Builder<'a>>,::capnp::Result<crate::innet_capnp::writer_opened::Builder<'a>>,::capnp::Result<crate::innet_capnp::pushed::Builder<'a>>,::capnp::Result<crate::innet_capnp::sampled::Builder<'a>>,::capnp::Result<crate::innet_capnp::updated::Builder<'a>>,::capnp::Result<::capnp::text::Builder<'a>>,::capnp::Result<crate::innet_capnp::parameters::Builder<'a>>,::capnp::Result<::capnp::text::Builder<'a>>,::capnp::Result<crate::innet_capnp::gradients_joined::Builder<'a>>,::capnp::Result<crate::innet_capnp::listing::Builder<'a>>,::capnp::Result<crate::innet_capnp::wait_reason::Builder<'a>>>;
+    pub type WhichReader<'a,> = Which<::capnp::Result<crate::innet_capnp::error::Reader<'a>>,::capnp::Result<crate::innet_capnp::challenge::Reader<'a>>,::capnp::Result<crate::innet_capnp::welcome::Reader<'a>>,::capnp::Result<crate::innet_capnp::table_config::Reader<'a>>,::capnp::Result<crate::innet_capnp::writer_opened::Reader<'a>>,::capnp::Result<crate::innet_capnp::pushed::Reader<'a>>,::capnp::Result<crate::innet_capnp::sampled::Reader<'a>>,::capnp::Result<crate::innet_capnp::updated::Reader<'a>>,::capnp::Result<::capnp::text::Reader<'a>>,::capnp::Result<crate::innet_capnp::parameters::Reader<'a>>,::capnp::Result<::capnp::text::Reader<'a>>,::capnp::Result<crate::innet_capnp::extension::Reader<'a>>,::capnp::Result<crate::innet_capnp::listing::Reader<'a>>,::capnp::Result<crate::innet_capnp::wait_reason::Reader<'a>>>;
+    pub type WhichBuilder<'a,> = Which<::capnp::Result<crate::innet_capnp::error::Builder<'a>>,::capnp::Result<crate::innet_capnp::challenge::Builder<'a>>,::capnp::Result<crate::innet_capnp::welcome::Builder<'a>>,::capnp::Result<crate::innet_capnp::table_config::Builder<'a>>,::capnp::Result<crate::innet_capnp::writer_opened::Builder<'a>>,::capnp::Result<crate::innet_capnp::pushed::Builder<'a>>,::capnp::Result<crate::innet_capnp::sampled::Builder<'a>>,::capnp::Result<crate::innet_capnp::updated::Builder<'a>>,::capnp::Result<::capnp::text::Builder<'a>>,::capnp::Result<crate::innet_capnp::parameters::Builder<'a>>,::capnp::Result<::capnp::text::Builder<'a>>,::capnp::Result<crate::innet_capnp::extension::Builder<'a>>,::capnp::Result<crate::innet_capnp::listing::Builder<'a>>,::capnp::Result<crate::innet_capnp::wait_reason::Builder<'a>>>;
 }
 
 #[repr(u16)]
@@ -1990,7 +1990,7 @@ pub enum ErrorCode {
     Closed = 20,
     Io = 21,
     Interrupted = 22,
-    Gradients = 23,
+    Extension = 23,
     Forbidden = 24,
     Renew = 25,
 }
@@ -2028,7 +2028,7 @@ impl ::core::convert::TryFrom<u16> for ErrorCode {
             20 => ::core::result::Result::Ok(Self::Closed),
             21 => ::core::result::Result::Ok(Self::Io),
             22 => ::core::result::Result::Ok(Self::Interrupted),
-            23 => ::core::result::Result::Ok(Self::Gradients),
+            23 => ::core::result::Result::Ok(Self::Extension),
             24 => ::core::result::Result::Ok(Self::Forbidden),
             25 => ::core::result::Result::Ok(Self::Renew),
             n => ::core::result::Result::Err(::capnp::NotInSchema(n)),
@@ -2173,8 +2173,8 @@ pub(crate) static ENCODED_NODE: [::capnp::Word; 134] = [
     ::capnp::word(105, 111, 0, 0, 0, 0, 0, 0),
     ::capnp::word(105, 110, 116, 101, 114, 114, 117, 112),
     ::capnp::word(116, 101, 100, 0, 0, 0, 0, 0),
-    ::capnp::word(103, 114, 97, 100, 105, 101, 110, 116),
-    ::capnp::word(115, 0, 0, 0, 0, 0, 0, 0),
+    ::capnp::word(101, 120, 116, 101, 110, 115, 105, 111),
+    ::capnp::word(110, 0, 0, 0, 0, 0, 0, 0),
     ::capnp::word(102, 111, 114, 98, 105, 100, 100, 101),
     ::capnp::word(110, 0, 0, 0, 0, 0, 0, 0),
     ::capnp::word(114, 101, 110, 101, 119, 0, 0, 0),
@@ -13859,71 +13859,7 @@ pub mod parameters {
     }
 }
 
-#[repr(u16)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Arithmetic {
-    Float = 0,
-    Fixed = 1,
-}
-
-impl ::capnp::introspect::Introspect for Arithmetic {
-    fn introspect() -> ::capnp::introspect::Type { ::capnp::introspect::TypeVariant::Enum(::capnp::introspect::RawEnumSchema::new(&arithmetic::ARENA, arithmetic::get_annotation_types)).into() }
-}
-impl ::core::convert::From<Arithmetic> for ::capnp::dynamic_value::Reader<'_> {
-    fn from(e: Arithmetic) -> Self { ::capnp::dynamic_value::Enum::new(e.into(), ::capnp::introspect::RawEnumSchema::new(&arithmetic::ARENA, arithmetic::get_annotation_types).into()).into() }
-}
-impl ::core::convert::TryFrom<u16> for Arithmetic {
-    type Error = ::capnp::NotInSchema;
-    fn try_from(value: u16) -> ::core::result::Result<Self, <Arithmetic as ::core::convert::TryFrom<u16>>::Error> {
-        match value {
-            0 => ::core::result::Result::Ok(Self::Float),
-            1 => ::core::result::Result::Ok(Self::Fixed),
-            n => ::core::result::Result::Err(::capnp::NotInSchema(n)),
-        }
-    }
-}
-impl From<Arithmetic> for u16 {
-    #[inline]
-    fn from(x: Arithmetic) -> u16 { x as u16 }
-}
-impl ::capnp::traits::HasTypeId for Arithmetic {
-    const TYPE_ID: u64 = 0xa268_2620_4570_e999u64;
-}
-mod arithmetic {
-pub(crate) static ENCODED_NODE: [::capnp::Word; 25] = [
-    ::capnp::word(0, 0, 0, 0, 5, 0, 6, 0),
-    ::capnp::word(153, 233, 112, 69, 32, 38, 104, 162),
-    ::capnp::word(12, 0, 0, 0, 2, 0, 0, 0),
-    ::capnp::word(107, 244, 32, 158, 181, 195, 167, 209),
-    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(21, 0, 0, 0, 186, 0, 0, 0),
-    ::capnp::word(29, 0, 0, 0, 7, 0, 0, 0),
-    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(25, 0, 0, 0, 55, 0, 0, 0),
-    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(105, 110, 110, 101, 116, 46, 99, 97),
-    ::capnp::word(112, 110, 112, 58, 65, 114, 105, 116),
-    ::capnp::word(104, 109, 101, 116, 105, 99, 0, 0),
-    ::capnp::word(0, 0, 0, 0, 1, 0, 1, 0),
-    ::capnp::word(8, 0, 0, 0, 1, 0, 2, 0),
-    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(17, 0, 0, 0, 50, 0, 0, 0),
-    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(1, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(9, 0, 0, 0, 50, 0, 0, 0),
-    ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-    ::capnp::word(102, 108, 111, 97, 116, 0, 0, 0),
-    ::capnp::word(102, 105, 120, 101, 100, 0, 0, 0),
-];
-pub(crate) fn get_annotation_types(child_index: Option<u16>, index: u32) -> ::capnp::introspect::Type {
-    ::capnp::introspect::panic_invalid_annotation_indices(child_index, index)
-}
-pub(crate) static ARENA: ::capnp::private::arena::GeneratedCodeArena = ::capnp::private::arena::GeneratedCodeArena::new(&ENCODED_NODE);
-}
-
-pub mod join_gradients {
+pub mod extension {
     #[derive(Copy, Clone)]
     pub struct Owned(());
     impl ::capnp::introspect::Introspect for Owned { fn introspect() -> ::capnp::introspect::Type { ::capnp::introspect::TypeVariant::Struct(::capnp::introspect::RawBrandedStructSchema { generic: &_private::RAW_SCHEMA, field_types: _private::get_field_types, annotation_types: _private::get_annotation_types, type_id: ::core::any::TypeId::of::<Owned>() }).into() } }
@@ -13985,66 +13921,18 @@ pub mod join_gradients {
             self.reader.total_size()
         }
         #[inline]
-        pub fn get_job(self) -> ::capnp::Result<::capnp::text::Reader<'a>> {
+        pub fn get_name(self) -> ::capnp::Result<::capnp::text::Reader<'a>> {
             ::capnp::traits::FromPointerReader::get_from_pointer(&self.reader.get_pointer_field(0), ::core::option::Option::None)
         }
         #[inline]
-        pub fn has_job(&self) -> bool {
-            !self.reader.get_pointer_field(0).is_null()
-        }
-        #[inline]
-        pub fn get_worker(self) -> u16 {
-            self.reader.get_data_field::<u16>(0)
-        }
-        #[inline]
-        pub fn get_workers(self) -> u16 {
-            self.reader.get_data_field::<u16>(1)
-        }
-        #[inline]
-        pub fn get_world(self) -> u32 {
-            self.reader.get_data_field::<u32>(1)
-        }
-        #[inline]
-        pub fn get_name(self) -> ::capnp::Result<::capnp::text::Reader<'a>> {
-            ::capnp::traits::FromPointerReader::get_from_pointer(&self.reader.get_pointer_field(1), ::core::option::Option::None)
-        }
-        #[inline]
         pub fn has_name(&self) -> bool {
-            !self.reader.get_pointer_field(1).is_null()
-        }
-        #[inline]
-        pub fn get_arithmetic(self) -> ::core::result::Result<crate::innet_capnp::Arithmetic,::capnp::NotInSchema> {
-            ::core::convert::TryFrom::try_from(self.reader.get_data_field::<u16>(4))
-        }
-        #[inline]
-        pub fn get_segment_values(self) -> u16 {
-            self.reader.get_data_field::<u16>(5)
-        }
-        #[inline]
-        pub fn get_deadline_ms(self) -> u32 {
-            self.reader.get_data_field::<u32>(3)
-        }
-        #[inline]
-        pub fn get_below(self) -> u32 {
-            self.reader.get_data_field::<u32>(4)
-        }
-        #[inline]
-        pub fn get_values(self) -> u32 {
-            self.reader.get_data_field::<u32>(5)
-        }
-        #[inline]
-        pub fn get_threshold(self) -> u16 {
-            self.reader.get_data_field::<u16>(12)
-        }
-        #[inline]
-        pub fn get_staleness(self) -> u16 {
-            self.reader.get_data_field::<u16>(13)
+            !self.reader.get_pointer_field(0).is_null()
         }
     }
 
     pub struct Builder<'a> { builder: ::capnp::private::layout::StructBuilder<'a> }
     impl <> ::capnp::traits::HasStructSize for Builder<'_,>  {
-        const STRUCT_SIZE: ::capnp::private::layout::StructSize = ::capnp::private::layout::StructSize { data: 4, pointers: 2 };
+        const STRUCT_SIZE: ::capnp::private::layout::StructSize = ::capnp::private::layout::StructSize { data: 0, pointers: 1 };
     }
     impl <> ::capnp::traits::HasTypeId for Builder<'_,>  {
         const TYPE_ID: u64 = _private::TYPE_ID;
@@ -14095,116 +13983,20 @@ pub mod join_gradients {
             self.builder.as_reader().total_size()
         }
         #[inline]
-        pub fn get_job(self) -> ::capnp::Result<::capnp::text::Builder<'a>> {
+        pub fn get_name(self) -> ::capnp::Result<::capnp::text::Builder<'a>> {
             ::capnp::traits::FromPointerBuilder::get_from_pointer(self.builder.get_pointer_field(0), ::core::option::Option::None)
         }
         #[inline]
-        pub fn set_job(&mut self, value: impl ::capnp::traits::SetterInput<::capnp::text::Owned>)  {
+        pub fn set_name(&mut self, value: impl ::capnp::traits::SetterInput<::capnp::text::Owned>)  {
             ::capnp::traits::SetterInput::set_pointer_builder(self.builder.reborrow().get_pointer_field(0), value, false).unwrap()
         }
         #[inline]
-        pub fn init_job(self, size: u32) -> ::capnp::text::Builder<'a> {
+        pub fn init_name(self, size: u32) -> ::capnp::text::Builder<'a> {
             self.builder.get_pointer_field(0).init_text(size)
         }
         #[inline]
-        pub fn has_job(&self) -> bool {
-            !self.builder.is_pointer_field_null(0)
-        }
-        #[inline]
-        pub fn get_worker(self) -> u16 {
-            self.builder.get_data_field::<u16>(0)
-        }
-        #[inline]
-        pub fn set_worker(&mut self, value: u16)  {
-            self.builder.set_data_field::<u16>(0, value);
-        }
-        #[inline]
-        pub fn get_workers(self) -> u16 {
-            self.builder.get_data_field::<u16>(1)
-        }
-        #[inline]
-        pub fn set_workers(&mut self, value: u16)  {
-            self.builder.set_data_field::<u16>(1, value);
-        }
-        #[inline]
-        pub fn get_world(self) -> u32 {
-            self.builder.get_data_field::<u32>(1)
-        }
-        #[inline]
-        pub fn set_world(&mut self, value: u32)  {
-            self.builder.set_data_field::<u32>(1, value);
-        }
-        #[inline]
-        pub fn get_name(self) -> ::capnp::Result<::capnp::text::Builder<'a>> {
-            ::capnp::traits::FromPointerBuilder::get_from_pointer(self.builder.get_pointer_field(1), ::core::option::Option::None)
-        }
-        #[inline]
-        pub fn set_name(&mut self, value: impl ::capnp::traits::SetterInput<::capnp::text::Owned>)  {
-            ::capnp::traits::SetterInput::set_pointer_builder(self.builder.reborrow().get_pointer_field(1), value, false).unwrap()
-        }
-        #[inline]
-        pub fn init_name(self, size: u32) -> ::capnp::text::Builder<'a> {
-            self.builder.get_pointer_field(1).init_text(size)
-        }
-        #[inline]
         pub fn has_name(&self) -> bool {
-            !self.builder.is_pointer_field_null(1)
-        }
-        #[inline]
-        pub fn get_arithmetic(self) -> ::core::result::Result<crate::innet_capnp::Arithmetic,::capnp::NotInSchema> {
-            ::core::convert::TryFrom::try_from(self.builder.get_data_field::<u16>(4))
-        }
-        #[inline]
-        pub fn set_arithmetic(&mut self, value: crate::innet_capnp::Arithmetic)  {
-            self.builder.set_data_field::<u16>(4, value as u16);
-        }
-        #[inline]
-        pub fn get_segment_values(self) -> u16 {
-            self.builder.get_data_field::<u16>(5)
-        }
-        #[inline]
-        pub fn set_segment_values(&mut self, value: u16)  {
-            self.builder.set_data_field::<u16>(5, value);
-        }
-        #[inline]
-        pub fn get_deadline_ms(self) -> u32 {
-            self.builder.get_data_field::<u32>(3)
-        }
-        #[inline]
-        pub fn set_deadline_ms(&mut self, value: u32)  {
-            self.builder.set_data_field::<u32>(3, value);
-        }
-        #[inline]
-        pub fn get_below(self) -> u32 {
-            self.builder.get_data_field::<u32>(4)
-        }
-        #[inline]
-        pub fn set_below(&mut self, value: u32)  {
-            self.builder.set_data_field::<u32>(4, value);
-        }
-        #[inline]
-        pub fn get_values(self) -> u32 {
-            self.builder.get_data_field::<u32>(5)
-        }
-        #[inline]
-        pub fn set_values(&mut self, value: u32)  {
-            self.builder.set_data_field::<u32>(5, value);
-        }
-        #[inline]
-        pub fn get_threshold(self) -> u16 {
-            self.builder.get_data_field::<u16>(12)
-        }
-        #[inline]
-        pub fn set_threshold(&mut self, value: u16)  {
-            self.builder.set_data_field::<u16>(12, value);
-        }
-        #[inline]
-        pub fn get_staleness(self) -> u16 {
-            self.builder.get_data_field::<u16>(13)
-        }
-        #[inline]
-        pub fn set_staleness(&mut self, value: u16)  {
-            self.builder.set_data_field::<u16>(13, value);
+            !self.builder.is_pointer_field_null(0)
         }
     }
 
@@ -14217,141 +14009,31 @@ pub mod join_gradients {
     impl Pipeline  {
     }
     mod _private {
-        pub(crate) static ENCODED_NODE: [::capnp::Word; 203] = [
+        pub(crate) static ENCODED_NODE: [::capnp::Word; 32] = [
             ::capnp::word(0, 0, 0, 0, 5, 0, 6, 0),
-            ::capnp::word(59, 191, 195, 210, 201, 56, 184, 151),
-            ::capnp::word(12, 0, 0, 0, 1, 0, 4, 0),
+            ::capnp::word(77, 100, 1, 109, 106, 21, 148, 184),
+            ::capnp::word(12, 0, 0, 0, 1, 0, 0, 0),
             ::capnp::word(107, 244, 32, 158, 181, 195, 167, 209),
-            ::capnp::word(2, 0, 7, 0, 0, 0, 0, 0),
+            ::capnp::word(1, 0, 7, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(21, 0, 0, 0, 210, 0, 0, 0),
-            ::capnp::word(33, 0, 0, 0, 7, 0, 0, 0),
+            ::capnp::word(21, 0, 0, 0, 178, 0, 0, 0),
+            ::capnp::word(29, 0, 0, 0, 7, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(29, 0, 0, 0, 167, 2, 0, 0),
+            ::capnp::word(25, 0, 0, 0, 63, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(105, 110, 110, 101, 116, 46, 99, 97),
-            ::capnp::word(112, 110, 112, 58, 74, 111, 105, 110),
-            ::capnp::word(71, 114, 97, 100, 105, 101, 110, 116),
-            ::capnp::word(115, 0, 0, 0, 0, 0, 0, 0),
+            ::capnp::word(112, 110, 112, 58, 69, 120, 116, 101),
+            ::capnp::word(110, 115, 105, 111, 110, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 1, 0, 1, 0),
-            ::capnp::word(48, 0, 0, 0, 3, 0, 4, 0),
+            ::capnp::word(4, 0, 0, 0, 3, 0, 4, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 1, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(65, 1, 0, 0, 34, 0, 0, 0),
+            ::capnp::word(13, 0, 0, 0, 42, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(60, 1, 0, 0, 3, 0, 1, 0),
-            ::capnp::word(72, 1, 0, 0, 2, 0, 1, 0),
-            ::capnp::word(1, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 1, 0, 1, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(69, 1, 0, 0, 58, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(64, 1, 0, 0, 3, 0, 1, 0),
-            ::capnp::word(76, 1, 0, 0, 2, 0, 1, 0),
-            ::capnp::word(2, 0, 0, 0, 1, 0, 0, 0),
-            ::capnp::word(0, 0, 1, 0, 2, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(73, 1, 0, 0, 66, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(68, 1, 0, 0, 3, 0, 1, 0),
-            ::capnp::word(80, 1, 0, 0, 2, 0, 1, 0),
-            ::capnp::word(3, 0, 0, 0, 1, 0, 0, 0),
-            ::capnp::word(0, 0, 1, 0, 3, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(77, 1, 0, 0, 50, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(72, 1, 0, 0, 3, 0, 1, 0),
-            ::capnp::word(84, 1, 0, 0, 2, 0, 1, 0),
-            ::capnp::word(4, 0, 0, 0, 1, 0, 0, 0),
-            ::capnp::word(0, 0, 1, 0, 4, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(81, 1, 0, 0, 42, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(76, 1, 0, 0, 3, 0, 1, 0),
-            ::capnp::word(88, 1, 0, 0, 2, 0, 1, 0),
-            ::capnp::word(5, 0, 0, 0, 4, 0, 0, 0),
-            ::capnp::word(0, 0, 1, 0, 5, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(85, 1, 0, 0, 90, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(84, 1, 0, 0, 3, 0, 1, 0),
-            ::capnp::word(96, 1, 0, 0, 2, 0, 1, 0),
-            ::capnp::word(6, 0, 0, 0, 5, 0, 0, 0),
-            ::capnp::word(0, 0, 1, 0, 6, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(93, 1, 0, 0, 114, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(92, 1, 0, 0, 3, 0, 1, 0),
-            ::capnp::word(104, 1, 0, 0, 2, 0, 1, 0),
-            ::capnp::word(7, 0, 0, 0, 3, 0, 0, 0),
-            ::capnp::word(0, 0, 1, 0, 7, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(101, 1, 0, 0, 90, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(100, 1, 0, 0, 3, 0, 1, 0),
-            ::capnp::word(112, 1, 0, 0, 2, 0, 1, 0),
-            ::capnp::word(8, 0, 0, 0, 4, 0, 0, 0),
-            ::capnp::word(0, 0, 1, 0, 8, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(109, 1, 0, 0, 50, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(104, 1, 0, 0, 3, 0, 1, 0),
-            ::capnp::word(116, 1, 0, 0, 2, 0, 1, 0),
-            ::capnp::word(9, 0, 0, 0, 5, 0, 0, 0),
-            ::capnp::word(0, 0, 1, 0, 9, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(113, 1, 0, 0, 58, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(108, 1, 0, 0, 3, 0, 1, 0),
-            ::capnp::word(120, 1, 0, 0, 2, 0, 1, 0),
-            ::capnp::word(10, 0, 0, 0, 12, 0, 0, 0),
-            ::capnp::word(0, 0, 1, 0, 10, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(117, 1, 0, 0, 82, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(116, 1, 0, 0, 3, 0, 1, 0),
-            ::capnp::word(128, 1, 0, 0, 2, 0, 1, 0),
-            ::capnp::word(11, 0, 0, 0, 13, 0, 0, 0),
-            ::capnp::word(0, 0, 1, 0, 11, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(125, 1, 0, 0, 82, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(124, 1, 0, 0, 3, 0, 1, 0),
-            ::capnp::word(136, 1, 0, 0, 2, 0, 1, 0),
-            ::capnp::word(106, 111, 98, 0, 0, 0, 0, 0),
-            ::capnp::word(12, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(12, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(119, 111, 114, 107, 101, 114, 0, 0),
-            ::capnp::word(7, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(7, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(119, 111, 114, 107, 101, 114, 115, 0),
-            ::capnp::word(7, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(7, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(119, 111, 114, 108, 100, 0, 0, 0),
-            ::capnp::word(8, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(8, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
+            ::capnp::word(8, 0, 0, 0, 3, 0, 1, 0),
+            ::capnp::word(20, 0, 0, 0, 2, 0, 1, 0),
             ::capnp::word(110, 97, 109, 101, 0, 0, 0, 0),
             ::capnp::word(12, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
@@ -14360,82 +14042,10 @@ pub mod join_gradients {
             ::capnp::word(12, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(97, 114, 105, 116, 104, 109, 101, 116),
-            ::capnp::word(105, 99, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(15, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(153, 233, 112, 69, 32, 38, 104, 162),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(15, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(115, 101, 103, 109, 101, 110, 116, 86),
-            ::capnp::word(97, 108, 117, 101, 115, 0, 0, 0),
-            ::capnp::word(7, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(7, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(100, 101, 97, 100, 108, 105, 110, 101),
-            ::capnp::word(77, 115, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(8, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(8, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(98, 101, 108, 111, 119, 0, 0, 0),
-            ::capnp::word(8, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(8, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(118, 97, 108, 117, 101, 115, 0, 0),
-            ::capnp::word(8, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(8, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(116, 104, 114, 101, 115, 104, 111, 108),
-            ::capnp::word(100, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(7, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(7, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(115, 116, 97, 108, 101, 110, 101, 115),
-            ::capnp::word(115, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(7, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(7, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
         ];
         pub(crate) fn get_field_types(index: u16) -> ::capnp::introspect::Type {
             match index {
                 0 => <::capnp::text::Owned as ::capnp::introspect::Introspect>::introspect(),
-                1 => <u16 as ::capnp::introspect::Introspect>::introspect(),
-                2 => <u16 as ::capnp::introspect::Introspect>::introspect(),
-                3 => <u32 as ::capnp::introspect::Introspect>::introspect(),
-                4 => <::capnp::text::Owned as ::capnp::introspect::Introspect>::introspect(),
-                5 => <crate::innet_capnp::Arithmetic as ::capnp::introspect::Introspect>::introspect(),
-                6 => <u16 as ::capnp::introspect::Introspect>::introspect(),
-                7 => <u32 as ::capnp::introspect::Introspect>::introspect(),
-                8 => <u32 as ::capnp::introspect::Introspect>::introspect(),
-                9 => <u32 as ::capnp::introspect::Introspect>::introspect(),
-                10 => <u16 as ::capnp::introspect::Introspect>::introspect(),
-                11 => <u16 as ::capnp::introspect::Introspect>::introspect(),
                 _ => ::capnp::introspect::panic_invalid_field_index(index),
             }
         }
@@ -14449,341 +14059,9 @@ pub mod join_gradients {
             MEMBERS_BY_DISCRIMINANT,
             MEMBERS_BY_NAME
         );
-        pub(crate) static NONUNION_MEMBERS : &[u16] = &[0,1,2,3,4,5,6,7,8,9,10,11];
+        pub(crate) static NONUNION_MEMBERS : &[u16] = &[0];
         pub(crate) static MEMBERS_BY_DISCRIMINANT : &[u16] = &[];
-        pub(crate) static MEMBERS_BY_NAME : &[u16] = &[5,8,7,0,4,6,11,10,9,1,2,3];
-        pub(crate) const TYPE_ID: u64 = 0x97b8_38c9_d2c3_bf3b;
-    }
-}
-
-pub mod gradients_joined {
-    #[derive(Copy, Clone)]
-    pub struct Owned(());
-    impl ::capnp::introspect::Introspect for Owned { fn introspect() -> ::capnp::introspect::Type { ::capnp::introspect::TypeVariant::Struct(::capnp::introspect::RawBrandedStructSchema { generic: &_private::RAW_SCHEMA, field_types: _private::get_field_types, annotation_types: _private::get_annotation_types, type_id: ::core::any::TypeId::of::<Owned>() }).into() } }
-    impl ::capnp::traits::Owned for Owned { type Reader<'a> = Reader<'a>; type Builder<'a> = Builder<'a>; }
-    impl ::capnp::traits::OwnedStruct for Owned { type Reader<'a> = Reader<'a>; type Builder<'a> = Builder<'a>; }
-    impl ::capnp::traits::Pipelined for Owned { type Pipeline = Pipeline; }
-
-    pub struct Reader<'a> { reader: ::capnp::private::layout::StructReader<'a> }
-    impl <> ::core::marker::Copy for Reader<'_,>  {}
-    impl <> ::core::clone::Clone for Reader<'_,>  {
-        fn clone(&self) -> Self { *self }
-    }
-
-    impl <> ::capnp::traits::HasTypeId for Reader<'_,>  {
-        const TYPE_ID: u64 = _private::TYPE_ID;
-    }
-    impl <'a,> ::core::convert::From<::capnp::private::layout::StructReader<'a>> for Reader<'a,>  {
-        fn from(reader: ::capnp::private::layout::StructReader<'a>) -> Self {
-            Self { reader,  }
-        }
-    }
-
-    impl <'a,> ::core::convert::From<Reader<'a,>> for ::capnp::dynamic_value::Reader<'a>  {
-        fn from(reader: Reader<'a,>) -> Self {
-            Self::Struct(::capnp::dynamic_struct::Reader::new(reader.reader, ::capnp::schema::StructSchema::new(::capnp::introspect::RawBrandedStructSchema { generic: &_private::RAW_SCHEMA, field_types: _private::get_field_types::<>, annotation_types: _private::get_annotation_types::<>, type_id: ::core::any::TypeId::of::<Owned<>>()})))
-        }
-    }
-
-    impl <> ::core::fmt::Debug for Reader<'_,>  {
-        fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::result::Result<(), ::core::fmt::Error> {
-            core::fmt::Debug::fmt(&::core::convert::Into::<::capnp::dynamic_value::Reader<'_>>::into(*self), f)
-        }
-    }
-
-    impl <'a,> ::capnp::traits::FromPointerReader<'a> for Reader<'a,>  {
-        fn get_from_pointer(reader: &::capnp::private::layout::PointerReader<'a>, default: ::core::option::Option<&'a [::capnp::Word]>) -> ::capnp::Result<Self> {
-            ::core::result::Result::Ok(reader.get_struct(default)?.into())
-        }
-    }
-
-    impl <'a,> ::capnp::traits::IntoInternalStructReader<'a> for Reader<'a,>  {
-        fn into_internal_struct_reader(self) -> ::capnp::private::layout::StructReader<'a> {
-            self.reader
-        }
-    }
-
-    impl <'a,> ::capnp::traits::Imbue<'a> for Reader<'a,>  {
-        fn imbue(&mut self, cap_table: &'a ::capnp::private::layout::CapTable) {
-            self.reader.imbue(::capnp::private::layout::CapTableReader::from_ref(cap_table))
-        }
-    }
-
-    impl <'a,> Reader<'a,>  {
-        pub fn reborrow(&self) -> Reader<'_,> {
-            Self { .. *self }
-        }
-
-        pub fn total_size(&self) -> ::capnp::Result<::capnp::MessageSize> {
-            self.reader.total_size()
-        }
-        #[inline]
-        pub fn get_address(self) -> ::capnp::Result<::capnp::text::Reader<'a>> {
-            ::capnp::traits::FromPointerReader::get_from_pointer(&self.reader.get_pointer_field(0), ::core::option::Option::None)
-        }
-        #[inline]
-        pub fn has_address(&self) -> bool {
-            !self.reader.get_pointer_field(0).is_null()
-        }
-        #[inline]
-        pub fn get_session(self) -> u32 {
-            self.reader.get_data_field::<u32>(0)
-        }
-        #[inline]
-        pub fn get_key(self) -> ::capnp::Result<::capnp::data::Reader<'a>> {
-            ::capnp::traits::FromPointerReader::get_from_pointer(&self.reader.get_pointer_field(1), ::core::option::Option::None)
-        }
-        #[inline]
-        pub fn has_key(&self) -> bool {
-            !self.reader.get_pointer_field(1).is_null()
-        }
-        #[inline]
-        pub fn get_round(self) -> u64 {
-            self.reader.get_data_field::<u64>(1)
-        }
-        #[inline]
-        pub fn get_window(self) -> u32 {
-            self.reader.get_data_field::<u32>(1)
-        }
-    }
-
-    pub struct Builder<'a> { builder: ::capnp::private::layout::StructBuilder<'a> }
-    impl <> ::capnp::traits::HasStructSize for Builder<'_,>  {
-        const STRUCT_SIZE: ::capnp::private::layout::StructSize = ::capnp::private::layout::StructSize { data: 2, pointers: 2 };
-    }
-    impl <> ::capnp::traits::HasTypeId for Builder<'_,>  {
-        const TYPE_ID: u64 = _private::TYPE_ID;
-    }
-    impl <'a,> ::core::convert::From<::capnp::private::layout::StructBuilder<'a>> for Builder<'a,>  {
-        fn from(builder: ::capnp::private::layout::StructBuilder<'a>) -> Self {
-            Self { builder,  }
-        }
-    }
-
-    impl <'a,> ::core::convert::From<Builder<'a,>> for ::capnp::dynamic_value::Builder<'a>  {
-        fn from(builder: Builder<'a,>) -> Self {
-            Self::Struct(::capnp::dynamic_struct::Builder::new(builder.builder, ::capnp::schema::StructSchema::new(::capnp::introspect::RawBrandedStructSchema { generic: &_private::RAW_SCHEMA, field_types: _private::get_field_types::<>, annotation_types: _private::get_annotation_types::<>, type_id: ::core::any::TypeId::of::<Owned<>>()})))
-        }
-    }
-
-    impl <'a,> ::capnp::traits::ImbueMut<'a> for Builder<'a,>  {
-        fn imbue_mut(&mut self, cap_table: &'a mut ::capnp::private::layout::CapTable) {
-            self.builder.imbue(::capnp::private::layout::CapTableBuilder::from_ref(cap_table))
-        }
-    }
-
-    impl <'a,> ::capnp::traits::FromPointerBuilder<'a> for Builder<'a,>  {
-        fn init_pointer(builder: ::capnp::private::layout::PointerBuilder<'a>, _size: u32) -> Self {
-            builder.init_struct(<Self as ::capnp::traits::HasStructSize>::STRUCT_SIZE).into()
-        }
-        fn get_from_pointer(builder: ::capnp::private::layout::PointerBuilder<'a>, default: ::core::option::Option<&'a [::capnp::Word]>) -> ::capnp::Result<Self> {
-            ::core::result::Result::Ok(builder.get_struct(<Self as ::capnp::traits::HasStructSize>::STRUCT_SIZE, default)?.into())
-        }
-    }
-
-    impl <> ::capnp::traits::SetterInput<Owned<>> for Reader<'_,>  {
-        fn set_pointer_builder(mut pointer: ::capnp::private::layout::PointerBuilder<'_>, value: Self, canonicalize: bool) -> ::capnp::Result<()> { pointer.set_struct(&value.reader, canonicalize) }
-    }
-
-    impl <'a,> Builder<'a,>  {
-        pub fn into_reader(self) -> Reader<'a,> {
-            self.builder.into_reader().into()
-        }
-        pub fn reborrow(&mut self) -> Builder<'_,> {
-            Builder { builder: self.builder.reborrow() }
-        }
-        pub fn reborrow_as_reader(&self) -> Reader<'_,> {
-            self.builder.as_reader().into()
-        }
-
-        pub fn total_size(&self) -> ::capnp::Result<::capnp::MessageSize> {
-            self.builder.as_reader().total_size()
-        }
-        #[inline]
-        pub fn get_address(self) -> ::capnp::Result<::capnp::text::Builder<'a>> {
-            ::capnp::traits::FromPointerBuilder::get_from_pointer(self.builder.get_pointer_field(0), ::core::option::Option::None)
-        }
-        #[inline]
-        pub fn set_address(&mut self, value: impl ::capnp::traits::SetterInput<::capnp::text::Owned>)  {
-            ::capnp::traits::SetterInput::set_pointer_builder(self.builder.reborrow().get_pointer_field(0), value, false).unwrap()
-        }
-        #[inline]
-        pub fn init_address(self, size: u32) -> ::capnp::text::Builder<'a> {
-            self.builder.get_pointer_field(0).init_text(size)
-        }
-        #[inline]
-        pub fn has_address(&self) -> bool {
-            !self.builder.is_pointer_field_null(0)
-        }
-        #[inline]
-        pub fn get_session(self) -> u32 {
-            self.builder.get_data_field::<u32>(0)
-        }
-        #[inline]
-        pub fn set_session(&mut self, value: u32)  {
-            self.builder.set_data_field::<u32>(0, value);
-        }
-        #[inline]
-        pub fn get_key(self) -> ::capnp::Result<::capnp::data::Builder<'a>> {
-            ::capnp::traits::FromPointerBuilder::get_from_pointer(self.builder.get_pointer_field(1), ::core::option::Option::None)
-        }
-        #[inline]
-        pub fn set_key(&mut self, value: ::capnp::data::Reader<'_>)  {
-            self.builder.reborrow().get_pointer_field(1).set_data(value);
-        }
-        #[inline]
-        pub fn init_key(self, size: u32) -> ::capnp::data::Builder<'a> {
-            self.builder.get_pointer_field(1).init_data(size)
-        }
-        #[inline]
-        pub fn has_key(&self) -> bool {
-            !self.builder.is_pointer_field_null(1)
-        }
-        #[inline]
-        pub fn get_round(self) -> u64 {
-            self.builder.get_data_field::<u64>(1)
-        }
-        #[inline]
-        pub fn set_round(&mut self, value: u64)  {
-            self.builder.set_data_field::<u64>(1, value);
-        }
-        #[inline]
-        pub fn get_window(self) -> u32 {
-            self.builder.get_data_field::<u32>(1)
-        }
-        #[inline]
-        pub fn set_window(&mut self, value: u32)  {
-            self.builder.set_data_field::<u32>(1, value);
-        }
-    }
-
-    pub struct Pipeline { _typeless: ::capnp::any_pointer::Pipeline }
-    impl ::capnp::capability::FromTypelessPipeline for Pipeline {
-        fn new(typeless: ::capnp::any_pointer::Pipeline) -> Self {
-            Self { _typeless: typeless,  }
-        }
-    }
-    impl Pipeline  {
-    }
-    mod _private {
-        pub(crate) static ENCODED_NODE: [::capnp::Word; 93] = [
-            ::capnp::word(0, 0, 0, 0, 5, 0, 6, 0),
-            ::capnp::word(201, 23, 205, 142, 217, 241, 98, 203),
-            ::capnp::word(12, 0, 0, 0, 1, 0, 2, 0),
-            ::capnp::word(107, 244, 32, 158, 181, 195, 167, 209),
-            ::capnp::word(2, 0, 7, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(21, 0, 0, 0, 226, 0, 0, 0),
-            ::capnp::word(33, 0, 0, 0, 7, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(29, 0, 0, 0, 31, 1, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(105, 110, 110, 101, 116, 46, 99, 97),
-            ::capnp::word(112, 110, 112, 58, 71, 114, 97, 100),
-            ::capnp::word(105, 101, 110, 116, 115, 74, 111, 105),
-            ::capnp::word(110, 101, 100, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 1, 0, 1, 0),
-            ::capnp::word(20, 0, 0, 0, 3, 0, 4, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 1, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(125, 0, 0, 0, 66, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(120, 0, 0, 0, 3, 0, 1, 0),
-            ::capnp::word(132, 0, 0, 0, 2, 0, 1, 0),
-            ::capnp::word(1, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 1, 0, 1, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(129, 0, 0, 0, 66, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(124, 0, 0, 0, 3, 0, 1, 0),
-            ::capnp::word(136, 0, 0, 0, 2, 0, 1, 0),
-            ::capnp::word(2, 0, 0, 0, 1, 0, 0, 0),
-            ::capnp::word(0, 0, 1, 0, 2, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(133, 0, 0, 0, 34, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(128, 0, 0, 0, 3, 0, 1, 0),
-            ::capnp::word(140, 0, 0, 0, 2, 0, 1, 0),
-            ::capnp::word(3, 0, 0, 0, 1, 0, 0, 0),
-            ::capnp::word(0, 0, 1, 0, 3, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(137, 0, 0, 0, 50, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(132, 0, 0, 0, 3, 0, 1, 0),
-            ::capnp::word(144, 0, 0, 0, 2, 0, 1, 0),
-            ::capnp::word(4, 0, 0, 0, 1, 0, 0, 0),
-            ::capnp::word(0, 0, 1, 0, 4, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(141, 0, 0, 0, 58, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(136, 0, 0, 0, 3, 0, 1, 0),
-            ::capnp::word(148, 0, 0, 0, 2, 0, 1, 0),
-            ::capnp::word(97, 100, 100, 114, 101, 115, 115, 0),
-            ::capnp::word(12, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(12, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(115, 101, 115, 115, 105, 111, 110, 0),
-            ::capnp::word(8, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(8, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(107, 101, 121, 0, 0, 0, 0, 0),
-            ::capnp::word(13, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(13, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(114, 111, 117, 110, 100, 0, 0, 0),
-            ::capnp::word(9, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(9, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(119, 105, 110, 100, 111, 119, 0, 0),
-            ::capnp::word(8, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(8, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-        ];
-        pub(crate) fn get_field_types(index: u16) -> ::capnp::introspect::Type {
-            match index {
-                0 => <::capnp::text::Owned as ::capnp::introspect::Introspect>::introspect(),
-                1 => <u32 as ::capnp::introspect::Introspect>::introspect(),
-                2 => <::capnp::data::Owned as ::capnp::introspect::Introspect>::introspect(),
-                3 => <u64 as ::capnp::introspect::Introspect>::introspect(),
-                4 => <u32 as ::capnp::introspect::Introspect>::introspect(),
-                _ => ::capnp::introspect::panic_invalid_field_index(index),
-            }
-        }
-        pub(crate) fn get_annotation_types(child_index: Option<u16>, index: u32) -> ::capnp::introspect::Type {
-            ::capnp::introspect::panic_invalid_annotation_indices(child_index, index)
-        }
-        pub(crate) static ARENA: ::capnp::private::arena::GeneratedCodeArena = ::capnp::private::arena::GeneratedCodeArena::new(&ENCODED_NODE);
-        pub(crate) static RAW_SCHEMA: ::capnp::introspect::RawStructSchema = ::capnp::introspect::RawStructSchema::new(
-            &ARENA,
-            NONUNION_MEMBERS,
-            MEMBERS_BY_DISCRIMINANT,
-            MEMBERS_BY_NAME
-        );
-        pub(crate) static NONUNION_MEMBERS : &[u16] = &[0,1,2,3,4];
-        pub(crate) static MEMBERS_BY_DISCRIMINANT : &[u16] = &[];
-        pub(crate) static MEMBERS_BY_NAME : &[u16] = &[0,2,3,1,4];
-        pub(crate) const TYPE_ID: u64 = 0xcb62_f1d9_8ecd_17c9;
+        pub(crate) static MEMBERS_BY_NAME : &[u16] = &[0];
+        pub(crate) const TYPE_ID: u64 = 0xb894_156a_6d01_644d;
     }
 }

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 pub enum Role {
     /// Writes with writers of its own; reads definitions, parameters and statistics.
     Actor,
-    /// Samples, updates priorities, publishes parameters, makes tables, joins gradient jobs, removes damaged items.
+    /// Samples, updates priorities, publishes parameters, makes tables, removes damaged items, and uses the server's extensions.
     Learner,
     /// Empties and drops tables, saves snapshots.
     Operator,

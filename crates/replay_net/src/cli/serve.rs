@@ -12,6 +12,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use super::log;
 use crate::config::ServerConfig;
 use crate::error::{Error, Result};
+use crate::extension;
 use crate::io_error;
 use crate::server::{RunningServer, Server};
 use crate::stack::Address;
@@ -19,8 +20,8 @@ use replay_core::memory::Memory;
 use replay_wire::RELEASE;
 use replay_wire::auth::Secret;
 
-/// Serve a replay memory and gradient all-reduce until SIGTERM or SIGINT, at a second one without the last snapshot. SIGHUP reads the files with the tokens and the
-/// certificate again, for new connections.
+/// Serve a replay memory until SIGTERM or SIGINT, at a second one without the last snapshot. SIGHUP reads the files with the tokens
+/// and the certificate again, for new connections.
 ///
 /// Flags override the keys of the same names in the file; tables are in the file only.
 #[derive(Args)]
@@ -54,6 +55,7 @@ impl ServeFlags {
         let given = |id: &&str| matches.value_source(id) == Some(ValueSource::CommandLine);
         let given: Vec<&str> = matches.ids().map(Id::as_str).filter(given).collect();
         flags.retain(|name, _| given.contains(&name));
+        flags.extend(extension::given_flags(matches)?);
         let mut config = ServerConfig::from_toml(&text, &origin, flags)?;
         if config.token.is_none() && config.token_file.is_none() {
             config.token = environment_token.map(Secret);
@@ -118,8 +120,7 @@ pub fn run(flags: &ServeFlags, matches: &ArgMatches) -> Result<()> {
 fn announce(running: &RunningServer) {
     let addresses = running.addresses().iter();
     let mut addresses: Vec<String> = addresses.map(Address::to_string).collect();
-    let gradients = running.gradients();
-    addresses.extend(gradients.map(|address| format!("gradients {address}")));
+    addresses.extend(running.extension_addresses());
     addresses.extend(
         running
             .http()
@@ -179,10 +180,10 @@ mod tests {
     fn a_flag_overrides_the_file_with_a_default_too() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("server.toml");
-        fs::write(&path, "io_threads = 4\nracks = 3").unwrap();
+        fs::write(&path, "io_threads = 4\nmax_connections = 3").unwrap();
         let file = ["--config", path.to_str().unwrap()];
         let config = config(&[&file[..], &["--io-threads=0"]].concat(), None).unwrap();
-        assert_eq!((config.io_threads, config.racks), (0, 3));
+        assert_eq!((config.io_threads, config.max_connections), (0, 3));
     }
 
     #[test]
@@ -229,10 +230,6 @@ mod tests {
         let filled = ServerConfig {
             http: Some("127.0.0.1:1".parse().unwrap()),
             stack_config: Some("a".into()),
-            gradients: Some(([127, 0, 0, 1], 1).into()),
-            gradients_gateway: Some([10, 0, 0, 1].into()),
-            parent: Some("innet://a".parse().unwrap()),
-            parent_tls_ca: Some("a".into()),
             token: Some(Secret("a".into())),
             token_file: Some("a".into()),
             learner_token: Some(Secret("a".into())),

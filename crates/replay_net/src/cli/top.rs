@@ -131,7 +131,7 @@ impl Change<'_> {
         self.tables(&mut lines);
         self.requests(&mut lines);
         self.parameters(&mut lines);
-        self.jobs(&mut lines);
+        self.extensions(&mut lines);
         lines
     }
 
@@ -258,25 +258,41 @@ impl Change<'_> {
         );
     }
 
-    fn jobs(&self, lines: &mut Vec<String>) {
-        let row = |(name, job): (&String, &Value)| {
-            let round = format!("/gradients/jobs/{}/round", escaped(name));
-            vec![
-                printable(name),
-                format!("{} of {}", job["joined"], job["workers"]),
-                readable_count(number(&job["round"])),
-                readable_count(self.rate(&round)),
-                printable(text(&job["halted"])),
-            ]
-        };
-        let rows = members(&self.now.stats["gradients"]["jobs"])
-            .map(row)
-            .collect();
-        aligned(
-            lines,
-            &["GRADIENTS", "WORKERS", "ROUND", "ROUNDS/s", "HALTED"],
-            rows,
-        );
+    /// A table for each group of named members of an extension, with all their numbers and texts.
+    fn extensions(&self, lines: &mut Vec<String>) {
+        for (extension, pointers) in members(&self.now.stats["extensions"]) {
+            for pointer in pointers.as_array().into_iter().flatten() {
+                let group = format!("/{extension}{}", text(pointer));
+                let Some(named) = self.now.stats.pointer(&group) else {
+                    continue;
+                };
+                let head = members(named).next().map(|(_, member)| members(member));
+                let head: Vec<_> = head.into_iter().flatten().map(|(key, _)| key).collect();
+                let row = |(name, member): (&String, &Value)| {
+                    let cell = |key: &&String| match &member[*key] {
+                        Value::String(text) => printable(text),
+                        value => {
+                            let rate = self.rate(&format!("{group}/{}/{key}", escaped(name)));
+                            let count = readable_count(number(value));
+                            match rate > 0.0 {
+                                true => format!("{count} ({}/s)", readable_count(rate)),
+                                false => count,
+                            }
+                        }
+                    };
+                    let cells = head.iter().map(cell);
+                    [printable(name)].into_iter().chain(cells).collect()
+                };
+                let rows = members(named).map(row).collect();
+                let titles: Vec<_> = [extension]
+                    .iter()
+                    .chain(&head)
+                    .map(|key| key.to_uppercase())
+                    .collect();
+                let titles: Vec<_> = titles.iter().map(String::as_str).collect();
+                aligned(lines, &titles, rows);
+            }
+        }
     }
 }
 

@@ -10,8 +10,7 @@
 //! | [`push`] | a writer's pushes: pipelined, each applied once |
 //! | [`sample`] | sampling with several requests in flight |
 //! | [`updates`] | updates of priorities that are not waited for |
-//! | [`gradients`] | a worker of a gradient job |
-//! | [`gradient_updates`] | a worker of an asynchronous one |
+//! | [`session`] | a session with an extension of a server |
 //! | [`shards`] | one memory over several servers |
 //! | [`namespace`] | the names of one run on a server that several share |
 //! | [`program`] | the number by which servers tell programs apart |
@@ -23,8 +22,6 @@
 
 pub mod connection;
 mod establish;
-pub mod gradient_updates;
-pub mod gradients;
 pub mod namespace;
 mod outage;
 pub mod pipeline;
@@ -32,13 +29,13 @@ mod pool;
 pub mod program;
 pub mod push;
 pub mod sample;
+pub mod session;
 pub mod shards;
 pub mod tls;
 pub mod updates;
 
 use std::cell::Cell;
 use std::collections::HashMap;
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -47,13 +44,10 @@ use bytes::Bytes;
 
 use crate::error::{Error, Result};
 pub use crate::stack::Address;
-use ::gradients::{DpdkConfig, JoinJob};
 use base::random::random_number;
 use base::sync::lock;
 use base::wait::Wait;
 use connection::Dialer;
-pub use gradient_updates::GradientUpdates;
-pub use gradients::GradientWorker;
 pub use namespace::{Namespace, Namespaced};
 use pipeline::{is_broken, is_renewal, unexpected};
 use pool::{ConnectionPool, retry_for, while_broken};
@@ -198,53 +192,9 @@ impl Client {
         self.call(wait, &Snapshot)
     }
 
-    /// Joins a gradient job, over a connection of its own: see [`GradientWorker`]. Fails at the job's deadline, or at [`Wait::deadline`] if that
-    /// is sooner.
-    ///
-    /// # Errors
-    /// Errors of connecting; [`Error::Config`] for a request that differs from the other workers', or a server that sums no
-    /// gradients; [`Error::Gradients`] if datagrams are lost.
-    pub fn join_gradients(&self, request: &JoinJob, wait: &Wait<'_>) -> Result<GradientWorker> {
-        GradientWorker::join(&self.dialer, request, None, None, wait)
-    }
-
-    /// [`Client::join_gradients`] with datagrams sent to `via`: a relay, or an address before translation (NAT).
-    ///
-    /// # Errors
-    /// The same.
-    pub fn join_gradients_via(
-        &self,
-        request: &JoinJob,
-        via: SocketAddr,
-        wait: &Wait<'_>,
-    ) -> Result<GradientWorker> {
-        GradientWorker::join(&self.dialer, request, Some(via), None, wait)
-    }
-
-    /// [`Client::join_gradients`] with datagrams on a DPDK device; the connection uses the kernel's TCP.
-    ///
-    /// # Errors
-    /// Errors of [`Client::join_gradients`]; [`Error::Config`] for a device that cannot be used, or a program that was built without DPDK.
-    pub fn join_gradients_on(
-        &self,
-        request: &JoinJob,
-        dpdk: &DpdkConfig,
-        wait: &Wait<'_>,
-    ) -> Result<GradientWorker> {
-        GradientWorker::join(&self.dialer, request, None, Some(dpdk), wait)
-    }
-
-    /// Joins an asynchronous gradient job, and contributes to updates up to `last`: see [`GradientUpdates`].
-    ///
-    /// # Errors
-    /// Errors of [`Client::join_gradients`].
-    pub fn follow_gradients(
-        &self,
-        request: &JoinJob,
-        last: u64,
-        wait: &Wait<'_>,
-    ) -> Result<GradientUpdates> {
-        GradientUpdates::join(&self.dialer, request, last, wait)
+    /// How this client connects, for a [`session`].
+    pub fn dialer(&self) -> &Dialer {
+        &self.dialer
     }
 
     /// Sends a request, again on a new connection after a broken one. Its argument is the incarnation of the connection's

@@ -1,5 +1,5 @@
 //! A namespace: the names of one run on a server that several share. At the server every name of a table, writer, parameter or
-//! gradient job begins with the namespace and a slash; inside, calls, results and errors have the short names.
+//! member of an extension begins with the namespace and a slash; inside, calls, results and errors have the short names.
 //!
 //! # Invariant
 //!
@@ -32,7 +32,7 @@ pub struct Namespace {
 }
 
 impl Namespace {
-    /// Limit in characters, which leaves room for the names: a server takes 128 bytes, for gradient jobs 64.
+    /// Limit in characters, which leaves room for the names: a server takes 128 bytes, an extension perhaps 64.
     pub const MAX_LENGTH: usize = 40;
 
     /// The start of all names at the server.
@@ -87,8 +87,6 @@ impl Namespace {
             return error;
         }
         match error {
-            // Its class says more than its text.
-            Error::Gradients(_) => error,
             Error::Deadline { waited_for } => Error::deadline(self.reason(&waited_for)),
             Error::RemoteDeadline { waited_for } => Error::RemoteDeadline {
                 waited_for: Box::new(self.reason(&waited_for)),
@@ -139,10 +137,16 @@ impl Namespace {
         }
     }
 
-    /// A server's statistics with the tables, parameters and gradient jobs inside. All other values are the server's.
+    /// A server's statistics with the tables, parameters and members of extensions inside. All other values are the server's.
     pub fn stats(&self, mut stats: Value) -> Value {
-        for group in ["/tables", "/parameters", "/gradients/jobs"] {
-            if let Some(group) = stats.pointer_mut(group) {
+        let mut groups = vec!["/tables".to_owned(), "/parameters".to_owned()];
+        for (extension, named) in stats["extensions"].as_object().into_iter().flatten() {
+            let named = named.as_array().into_iter().flatten();
+            let pointers = named.filter_map(Value::as_str);
+            groups.extend(pointers.map(|pointer| format!("/{extension}{pointer}")));
+        }
+        for group in groups {
+            if let Some(group) = stats.pointer_mut(&group) {
                 *group = self.members(group);
             }
         }
@@ -499,13 +503,15 @@ mod tests {
                 "run-70/t": {"items": 2}, "t": {"items": 3},
             },
             "parameters": {"run-7/policy": {"version": 1}, "policy": {"version": 2}},
-            "gradients": {"jobs": {"run-7/job": {}, "job": {}}, "rounds": 4},
+            "extensions": {"adder": ["/jobs"]},
+            "adder": {"jobs": {"run-7/job": {}, "job": {}}, "rounds": 4},
         });
         let mut inside = json!({
             "bytes": 3,
             "tables": {"t": {"items": 1, "by_writer": [{"name": "actor 1"}], "pushes_wait_for": "room in \"t\""}},
             "parameters": {"policy": {"version": 1}},
-            "gradients": {"jobs": {"job": {}}, "rounds": 4},
+            "extensions": {"adder": ["/jobs"]},
+            "adder": {"jobs": {"job": {}}, "rounds": 4},
         });
         assert_eq!(namespace().stats(of_server.clone()), inside);
         let mut of_servers = of_server.clone();

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::{FRAMES, ServerConfig};
 use crate::error::{Error, Result};
+use crate::extension;
 use crate::refuse;
 use crate::stack::plugged::alternatives;
 use crate::stack::{Address, StackName};
@@ -22,7 +23,7 @@ const MAX_MS: u64 = 1_000_000_000_000;
 ///
 /// # Errors
 /// [`Error::Config`] with the range.
-pub(super) fn within(name: &str, value: u64, least: u64, most: u64) -> Result<()> {
+pub fn within(name: &str, value: u64, least: u64, most: u64) -> Result<()> {
     match (least..=most).contains(&value) {
         true => Ok(()),
         false => refuse(format!("{name} is {least} to {most}, got {value}")),
@@ -81,20 +82,6 @@ impl ServerConfig {
             ("write_deadline_ms", self.write_deadline_ms, 1, MAX_MS),
             ("max_wait_ms", self.max_wait_ms, 1, MAX_MS),
             ("drain_deadline_ms", self.drain_deadline_ms, 0, MAX_MS),
-            ("gradients_jobs", self.gradients_jobs as u64, 1, 1024),
-            (
-                "gradients_job_bytes",
-                self.gradients_job_bytes as u64,
-                0,
-                1 << 40,
-            ),
-            ("gradients_prefix", self.gradients_prefix.into(), 0, 32),
-            (
-                "gradients_idle_sleep_us",
-                self.gradients_idle_sleep_us,
-                0,
-                1_000_000,
-            ),
         ] {
             within(name, value, least, most)?;
         }
@@ -114,11 +101,6 @@ impl ServerConfig {
         if self.tls_cert.is_some() != self.tls_key.is_some() {
             return refuse("tls_cert and tls_key belong together: set both or none");
         }
-        if self.snapshot.is_some() && self.gradients_only {
-            return refuse(
-                "snapshot is set, but with gradients_only there is no memory to save: leave one of them out",
-            );
-        }
         for address in &self.listen {
             self.validate_address(address, address)?;
         }
@@ -126,7 +108,9 @@ impl ServerConfig {
             self.validate_address(&http.tcp(), http)?;
         }
         self.validate_stack()?;
-        self.validate_gradients()?;
+        for extension in extension::plugged_in() {
+            extension.check(self)?;
+        }
         Ok(self.tables.iter().try_for_each(TableConfig::validate)?)
     }
 
@@ -236,10 +220,6 @@ mod tests {
                 "max_connections is 1 to 1048576, got 0",
             ),
             ("max_wait_ms = 0", "max_wait_ms is 1 to"),
-            (
-                "snapshot = \"a\"\ngradients_only = true\ngradients = \"127.0.0.1:0\"",
-                "no memory to save",
-            ),
             (
                 "max_bytes = \"2GiB\"\nmax_frame_bytes = \"1GiB\"",
                 "less than 3 frames",

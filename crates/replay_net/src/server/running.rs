@@ -1,7 +1,6 @@
 //! A server on sockets: its threads or its task on a plugged-in stack, from the start to the end.
 
 use std::future::Future;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::thread;
 
@@ -11,16 +10,13 @@ use tokio::task::LocalSet;
 
 use super::http::HttpListener;
 use super::{Accepted, Server};
-use crate::aggregators::{Aggregators, ParentServer};
-use crate::client::ConnectOptions;
-use crate::client::connection::Dialer;
 use crate::config::{HttpAddress, ServerConfig};
 use crate::error::{Error, Result};
+use crate::extension;
 use crate::io_error;
 use crate::snapshots::{SnapshotThread, Snapshots};
 use crate::stack::kernel::{self, Kernel};
 use crate::stack::{Address, Stack, StackName};
-use gradients::{dpdk_aggregators, udp_aggregators};
 use replay_core::memory::Memory;
 
 /// Open descriptors of a process besides its connections.
@@ -52,10 +48,13 @@ impl RunningServer {
         self.http.as_ref()
     }
 
-    /// UDP address of the aggregators, if the server has any.
-    pub fn gradients(&self) -> Option<SocketAddr> {
-        let aggregators = self.server.service().gradients();
-        aggregators.map(Aggregators::address)
+    /// Name and address of each extension that has one of its own.
+    pub fn extension_addresses(&self) -> impl Iterator<Item = String> {
+        let extensions = self.server.service().extensions().iter();
+        extensions.filter_map(|extension| {
+            let address = extension.address()?;
+            Some(format!("{} {address}", extension.name()))
+        })
     }
 
     /// The server itself.
@@ -120,30 +119,6 @@ impl Drop for RunningServer {
             tracing::error!(%error, "the server did not end in order");
         }
     }
-}
-
-fn start_aggregators(config: &ServerConfig, address: SocketAddr) -> Result<Aggregators> {
-    let parent = match &config.parent {
-        None => None,
-        Some(parent) => {
-            let options = ConnectOptions {
-                token: config.parent_token()?,
-                tls_ca: config.parent_tls_ca.clone(),
-                ..ConnectOptions::default()
-            };
-            Some(ParentServer {
-                dialer: Dialer::new(parent.clone(), options)?,
-                rack: config.rack,
-                racks: config.racks,
-            })
-        }
-    };
-    let limits = config.gradient_limits();
-    let aggregators = match config.gradient_dpdk() {
-        None => udp_aggregators(address, config.gradients_threads, limits)?,
-        Some(dpdk) => dpdk_aggregators(&dpdk, limits)?,
-    };
-    Ok(Aggregators::new(aggregators, limits, parent))
 }
 
 /// What a plugged-in stack runs for a server: its listeners and connections.
@@ -222,10 +197,10 @@ impl Server {
         let http = http
             .map(|address| HttpListener::bind(address, with_tls))
             .transpose()?;
-        if let Some(address) = config.gradients {
-            let aggregators = start_aggregators(config, address)?;
-            let service = &mut server.context.service;
-            service.sum_gradients(aggregators, config.gradients_only);
+        for plugged in extension::plugged_in() {
+            if let Some(extension) = plugged.start(config)? {
+                server.context.service.extend(extension);
+            }
         }
         if let Some(folder) = &config.snapshot {
             let service = &mut server.context.service;
@@ -278,7 +253,9 @@ impl Server {
             http = running.http().map(tracing::field::display),
             io_threads,
             tables = server.service().memory().tables().len(),
-            gradients = running.gradients().map(tracing::field::display),
+            extensions = running
+                .extension_addresses()
+                .reduce(|all, one| all + " " + &one),
             "listening"
         );
         if config.spin {
@@ -360,10 +337,11 @@ fn trusted_with(config: &ServerConfig) -> Option<&'static str> {
         true if !tls => Some(
             "clients need a token, but without TLS other hosts can read and change what they send",
         ),
-        true if config.gradients.is_some() => {
-            Some("datagrams of gradients are neither encrypted nor authenticated")
+        true => {
+            let mut extensions = extension::plugged_in().into_iter();
+            extensions.find_map(|extension| extension.trust(config))
         }
-        _ => None,
+        false => None,
     }
 }
 
@@ -401,14 +379,12 @@ mod tests {
             trusted_with(&toml::from_str(&text).unwrap()).unwrap_or_default()
         };
         let (token, tls) = ("token = \"a\"\n", "tls_cert = \"c\"\ntls_key = \"k\"\n");
-        let gradients = "gradients = \"127.0.0.1:0\"\n";
         for open in ["", tls] {
             assert!(risk(open).contains("everyone who can connect"));
         }
         assert!(risk(token).contains("without TLS"));
         assert!(risk("actor_token = \"a\"").contains("without TLS"));
         assert_eq!(risk(&[token, tls].concat()), "");
-        assert!(risk(&[token, tls, gradients].concat()).contains("datagrams of gradients"));
         assert_eq!(trusted_with(&ServerConfig::default()), None);
     }
 

@@ -188,7 +188,7 @@ mod tests {
             "",
             ":1",
             "http://a:1",
-            "innet+dpdk://a:1",
+            "innet+other://a:1",
             "innet+kernel://a:1",
             "a:b",
             "a:70000",

@@ -1,6 +1,5 @@
 //! Network stacks of a server. Everything above (TLS, the protocol, connections) uses streams, clock and tasks of the trait
-//! [`Stack`], so it runs unchanged on kernel sockets, in a simulation, and on a stack that is [plugged in](plugged): the crate
-//! `stack_fstack` has F-Stack's.
+//! [`Stack`], so it runs unchanged on kernel sockets, in a simulation, and on a stack that another crate [plugs in](plugged).
 
 pub mod address;
 pub mod kernel;

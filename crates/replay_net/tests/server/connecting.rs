@@ -8,7 +8,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use base::wait::Wait;
-use gradients::{Arithmetic, JoinJob};
 use replay_core::replay::Replay;
 use replay_net::client::shards::ShardedClient;
 use replay_net::client::{Client, ConnectOptions, connect};
@@ -27,7 +26,7 @@ use crate::support::{port, soon, until};
 const TOKEN: &str = "secret of the tests";
 
 /// Longer than any test takes.
-fn patient(options: ConnectOptions) -> ConnectOptions {
+pub fn patient(options: ConnectOptions) -> ConnectOptions {
     let patience = Duration::from_secs(60);
     ConnectOptions {
         connect_timeout: patience,
@@ -38,21 +37,21 @@ fn patient(options: ConnectOptions) -> ConnectOptions {
 
 /// How a connection ends.
 #[derive(Debug, Clone, Copy)]
-enum Ending {
+pub enum Ending {
     End,
     Reset,
     Hang,
 }
 
 /// Forwards connections to a server. Each one with an even number, from 0, ends after so many bytes, counted over both directions.
-struct BreakingRelay {
+pub struct BreakingRelay {
     port: u16,
     connections: Arc<AtomicUsize>,
     cut: Arc<AtomicBool>,
 }
 
 impl BreakingRelay {
-    fn start(to: u16, bytes: usize, ending: Ending) -> Self {
+    pub fn start(to: u16, bytes: usize, ending: Ending) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let relay = BreakingRelay {
             port: listener.local_addr().unwrap().port(),
@@ -71,7 +70,7 @@ impl BreakingRelay {
         relay
     }
 
-    fn address(&self, scheme: &str) -> Address {
+    pub fn address(&self, scheme: &str) -> Address {
         format!("{scheme}://127.0.0.1:{}", self.port)
             .parse()
             .unwrap()
@@ -83,7 +82,7 @@ impl BreakingRelay {
         until("a cut", || !self.cut.load(Ordering::Relaxed));
     }
 
-    fn connections(&self) -> usize {
+    pub fn connections(&self) -> usize {
         self.connections.load(Ordering::Relaxed)
     }
 }
@@ -195,35 +194,6 @@ fn servers_of_one_memory_that_break_off_are_tried_again() {
     for server in &servers {
         let stats = server.server().service().stats();
         assert!(stats["tables"]["steps"].is_object(), "{stats}");
-    }
-}
-
-#[test]
-fn a_worker_of_a_gradient_job_whose_handshake_breaks_joins_all_the_same() {
-    let server = start(&ServerConfig {
-        listen: vec!["127.0.0.1:0".parse().unwrap()],
-        gradients: Some("127.0.0.1:0".parse().unwrap()),
-        ..config(table())
-    });
-    for ending in [Ending::End, Ending::Reset, Ending::Hang] {
-        let relay = BreakingRelay::start(port(server.as_ref().unwrap()), 100, ending);
-        let options = patient(ConnectOptions::default());
-        let client = connect(&relay.address("innet"), options).unwrap();
-        let request = JoinJob {
-            job: format!("{ending:?}"),
-            worker: 0,
-            workers: 1,
-            world: 1,
-            name: "worker".into(),
-            arithmetic: Arithmetic::Float,
-            segment_values: 360,
-            deadline: Duration::from_secs(60),
-            asynchronous: None,
-        };
-        assert_eq!(relay.connections(), 2);
-        let worker = client.join_gradients(&request, &soon()).unwrap();
-        assert_eq!(relay.connections(), 4);
-        worker.leave(&soon()).unwrap();
     }
 }
 

@@ -6,6 +6,7 @@
 mod bounds;
 mod command;
 mod connecting;
+mod extension;
 mod kernel;
 mod relay;
 mod simulated;

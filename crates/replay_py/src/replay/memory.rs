@@ -120,7 +120,7 @@ impl PyMemory {
             trusted_network,
             io_threads,
             spin,
-            gradients: gradients.map(|at| server::udp(py, at)).transpose()?,
+            extensions: server::extensions(py, gradients)?,
             http: http.map(|at| server::http(py, at)).transpose()?,
             snapshot,
             snapshot_every: server::period(py, snapshot_every)?,

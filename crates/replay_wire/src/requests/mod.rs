@@ -7,9 +7,9 @@ mod create_table;
 mod describe_table;
 mod drop_table;
 mod empty_table;
+mod extension;
 mod get_parameters;
 mod hello;
-mod join_gradients;
 mod list;
 mod open_writer;
 mod push;
@@ -289,5 +289,5 @@ requests! {
     list: void List(List) => struct Listing(Listing),
     snapshot: void Snapshot(Snapshot),
     close_writer: struct CloseWriter(CloseWriter),
-    join_gradients: struct JoinGradients(JoinGradients) => struct Gradients(GradientsJoined),
+    extension: struct Extension(Extension) => struct Extension(Extension),
 }

@@ -113,7 +113,7 @@ fn code(number: u16) -> ErrorCode {
         Closed,
         Io,
         Interrupted,
-        Gradients,
+        Extension,
         Forbidden,
     ];
     assert_eq!(all[number as usize] as u16, number);

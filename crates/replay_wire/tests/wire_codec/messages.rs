@@ -5,7 +5,6 @@ use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
 
-use gradients::{Arithmetic, Asynchronous, JoinJob, Ticket};
 use replay_core::cause::{Cause, OutdatedWriter, TableWait, WaitReason};
 use replay_core::replay::*;
 use replay_core::schema::{Codec, Column, Dtype, Sampler, TableConfig};
@@ -83,18 +82,8 @@ prop_compose! {
 }
 
 prop_compose! {
-    fn join()(
-        (job, name) in (".{0,12}", ".{0,12}"),
-        (worker, workers, world, segment_values, deadline_ms) in any::<(u16, u16, u32, u16, u32)>(),
-        fixed: bool,
-        asynchronous in proptest::option::of((1u32.., any::<u16>(), any::<u16>())),
-    ) -> JoinJob {
-        JoinJob {
-            job, worker, workers, world, name, segment_values,
-            arithmetic: if fixed { Arithmetic::Fixed } else { Arithmetic::Float },
-            deadline: std::time::Duration::from_millis(deadline_ms.into()),
-            asynchronous: asynchronous.map(|(values, threshold, staleness)| Asynchronous { values, threshold, staleness }),
-        }
+    fn extension()(name in ".{0,12}", message in vec(any::<u8>(), 0..40)) -> Extension {
+        Extension { name, message: message.into() }
     }
 }
 
@@ -193,8 +182,7 @@ fn request_body() -> impl Strategy<Value = RequestBody> {
                 epoch,
             })
         }),
-        (join(), proptest::option::of(1u32..))
-            .prop_map(|(job, below)| RequestBody::JoinGradients(JoinGradients { job, below })),
+        extension().prop_map(RequestBody::Extension),
     ]
 }
 
@@ -237,7 +225,7 @@ pub enum Answer {
     Corrupt(Option<String>),
     Stats(String),
     Listing(Listing),
-    Gradients(GradientsJoined),
+    Extension(Extension),
 }
 
 fn cause() -> impl Strategy<Value = Cause> {
@@ -397,19 +385,7 @@ pub fn answer() -> impl Strategy<Value = Answer> {
                     parameters: parameters.collect(),
                 })
             }),
-        any::<(std::net::Ipv4Addr, u16, u32, [u8; 16], u64, u32)>().prop_map(
-            |(ip, port, session, key, round, window)| {
-                Answer::Gradients(GradientsJoined {
-                    address: (ip, port).into(),
-                    ticket: Ticket {
-                        session,
-                        key,
-                        round,
-                        window,
-                    },
-                })
-            }
-        ),
+        extension().prop_map(Answer::Extension),
     ]
 }
 
@@ -448,7 +424,7 @@ pub fn body(answer: Answer) -> ReplyBody {
         Answer::Corrupt(writer) => ReplyBody::Corrupt(writer),
         Answer::Stats(json) => ReplyBody::Stats(json),
         Answer::Listing(listing) => ReplyBody::Listing(listing),
-        Answer::Gradients(joined) => ReplyBody::Gradients(joined),
+        Answer::Extension(answer) => ReplyBody::Extension(answer),
     }
 }
 
@@ -485,7 +461,7 @@ pub fn seen(reply: Reply) -> Answer {
         ReplyBody::Corrupt(writer) => Answer::Corrupt(writer),
         ReplyBody::Stats(json) => Answer::Stats(json),
         ReplyBody::Listing(listing) => Answer::Listing(listing),
-        ReplyBody::Gradients(joined) => Answer::Gradients(joined),
+        ReplyBody::Extension(answer) => Answer::Extension(answer),
     }
 }
 

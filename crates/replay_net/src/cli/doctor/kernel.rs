@@ -1,9 +1,5 @@
 //! Checks of the parts of a machine that a server on the kernel's sockets needs.
 
-use std::net::UdpSocket;
-
-use gradients::{SOCKET_BUFFER, udp_addresses};
-
 use super::{CheckResult, Finding, MachineFiles, missing};
 use crate::config::ServerConfig;
 use crate::error::Result;
@@ -14,15 +10,11 @@ use crate::stack::kernel;
 impl MachineFiles {
     /// All parts for a server with this configuration.
     pub fn kernel_findings(&self, config: &ServerConfig) -> Vec<Finding> {
-        let mut findings = vec![
+        vec![
             Finding::new("open files", self.open_files(config)),
             Finding::new("memory", self.memory(config)),
             Finding::new("addresses", addresses(config)),
-        ];
-        if config.gradients.is_some() && config.gradients_devices.is_empty() {
-            findings.push(Finding::new("UDP buffers", self.udp_buffers()));
-        }
-        findings
+        ]
     }
 
     /// The hard limit: a server raises its own soft limit up to it.
@@ -88,27 +80,6 @@ impl MachineFiles {
             "lower --max-bytes (or --reply-bytes), or free memory: a server that has promised more is killed when its tables fill",
         )
     }
-
-    fn udp_buffers(&self) -> CheckResult {
-        let mut small = Vec::new();
-        for name in ["rmem_max", "wmem_max"] {
-            let most = self.text(format!("proc/sys/net/core/{name}"));
-            let most: usize = most.parse().unwrap_or(0);
-            if most < SOCKET_BUFFER {
-                small.push(format!("net.core.{name} is {most}"));
-            }
-        }
-        if small.is_empty() {
-            return Ok(format!("{SOCKET_BUFFER} bytes each way"));
-        }
-        missing(
-            format!("{}, and {SOCKET_BUFFER} are asked for", small.join(", ")),
-            format!(
-                "sysctl -w net.core.rmem_max={SOCKET_BUFFER} net.core.wmem_max={SOCKET_BUFFER}: datagrams that find no free space are lost and \
-                 sent again"
-            ),
-        )
-    }
 }
 
 /// Whether the addresses of the configuration are free: binds each for a moment. A server that runs there has them.
@@ -131,23 +102,6 @@ fn addresses(config: &ServerConfig) -> CheckResult {
         }
         found += &format!(", {http}");
     }
-    if let Some(address) = config.gradients
-        && config.gradients_devices.is_empty()
-    {
-        let threads = match address.port() {
-            0 => 1,
-            _ => config.gradients_threads,
-        };
-        for address in udp_addresses(address, threads) {
-            if let Err(error) = UdpSocket::bind(address) {
-                return missing(
-                    format!("cannot bind gradients {address}: {error}"),
-                    "choose an address of this machine for --gradients at which as many ports are free as --gradients-threads says",
-                );
-            }
-            found += &format!(", gradients {address}");
-        }
-    }
     Ok(format!("{found} can be bound"))
 }
 
@@ -162,7 +116,7 @@ mod tests {
 
     use super::*;
 
-    const READY: [(&str, &str); 6] = [
+    const READY: [(&str, &str); 4] = [
         (
             "proc/self/limits",
             "Limit                     Soft Limit           Hard Limit           Units\n\
@@ -174,15 +128,12 @@ mod tests {
         ),
         ("sys/fs/cgroup/memory.max", "6442450944\n"),
         ("sys/fs/cgroup/memory.current", "1073741824\n"),
-        ("proc/sys/net/core/rmem_max", "212992000\n"),
-        ("proc/sys/net/core/wmem_max", "212992000\n"),
     ];
 
     fn config() -> ServerConfig {
         ServerConfig {
             listen: vec!["innet://127.0.0.1:0".parse().unwrap()],
             max_bytes: 3 << 30,
-            gradients: Some(([127, 0, 0, 1], 0).into()),
             ..ServerConfig::default()
         }
     }
@@ -213,7 +164,7 @@ mod tests {
     fn a_machine_with_everything() {
         let findings = found(&[], &config());
         assert!(findings.iter().all(|finding| finding.ok), "{findings:?}");
-        assert_eq!(findings.len(), 4);
+        assert_eq!(findings.len(), 3);
         assert_eq!(
             part(&findings, "memory").found,
             "4096 MiB for tables and replies, of 5120 MiB left in the control group"
@@ -225,13 +176,8 @@ mod tests {
         );
         assert_eq!(
             part(&findings, "addresses").found,
-            "innet://127.0.0.1:0, gradients 127.0.0.1:0 can be bound"
+            "innet://127.0.0.1:0 can be bound"
         );
-        let without = ServerConfig {
-            gradients: None,
-            ..config()
-        };
-        assert_eq!(found(&[], &without).len(), 3);
     }
 
     #[test]
@@ -254,23 +200,11 @@ mod tests {
             max_connections: 10_000,
             ..config()
         };
-        // The second thread's port.
-        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
-        let second = socket.local_addr().unwrap();
-        let gradients = ServerConfig {
-            gradients: Some((second.ip(), second.port() - 1).into()),
-            gradients_threads: 2,
-            ..config()
-        };
-        let second = second.to_string();
-        let small = [("proc/sys/net/core/rmem_max", "212992\n")];
         for (changes, config, name, says) in [
             (&[][..], &taken, "addresses", [&*address, "--listen"]),
             (&[], &http, "addresses", [&*address, "--http"]),
-            (&[], &gradients, "addresses", [&*second, "--gradients"]),
             (&[], &large, "memory", ["9216 MiB", "--max-bytes"]),
             (&[], &many, "open files", ["10128", "--max-connections"]),
-            (&small, &self::config(), "UDP buffers", ["212992", "sysctl"]),
         ] {
             let findings = found(changes, config);
             let finding = part(&findings, name);

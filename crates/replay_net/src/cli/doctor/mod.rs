@@ -13,6 +13,7 @@ use serde::Serialize;
 
 use super::serve::ServeFlags;
 use crate::error::Result;
+use crate::extension;
 use crate::stack::StackName;
 use crate::stack::plugged::plugged_in;
 
@@ -122,7 +123,11 @@ pub fn run(flags: &DoctorFlags, matches: &ArgMatches) -> Result<u8> {
     };
     let mut findings = Vec::new();
     if config.stack == StackName::Kernel && file.is_none() {
-        findings = MachineFiles::this().kernel_findings(&config);
+        let machine = MachineFiles::this();
+        findings = machine.kernel_findings(&config);
+        for extension in extension::plugged_in() {
+            findings.extend(extension.findings(&config, &machine)?);
+        }
     }
     for stack in plugged {
         findings.extend(stack.findings(file)?);

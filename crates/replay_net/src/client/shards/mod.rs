@@ -79,7 +79,7 @@ impl ShardedClient {
         self.group.names()
     }
 
-    /// The client of the first server, which sums gradients.
+    /// The client of the first server, whose extensions the program uses.
     pub fn first(&self) -> &Arc<Client> {
         &self.group.shards[0].client
     }

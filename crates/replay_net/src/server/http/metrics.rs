@@ -3,18 +3,17 @@
 
 use std::collections::BTreeMap;
 use std::fmt::{Error, Result};
+use std::sync::Arc;
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet, text};
-use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 
+use crate::extension::{Extension, Metric, MetricGroup, MetricType};
+
 /// Media type of the encoded text.
 pub(super) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-
-/// Type of a metric, name of its statistic, and help.
-type Metric = (MetricType, &'static str, &'static str);
 
 use MetricType::{Counter, Gauge, Histogram};
 
@@ -191,69 +190,27 @@ const SNAPSHOTS: &[Metric] = &[
     (Gauge, "bytes", "Bytes of the last snapshot"),
 ];
 
-const GRADIENTS: &[Metric] = &[
-    (Gauge, "threads", "Threads that sum gradients"),
-    (Gauge, "max_bytes", "Limit of the bytes of all jobs"),
-    (Counter, "received", "Received datagrams"),
-    (Counter, "counted", "Counted contributions"),
-    (Counter, "sums", "Segments whose sum was sent"),
-    (
-        Counter,
-        "duplicates",
-        "Contributions that had been counted before",
-    ),
-    (
-        Counter,
-        "late",
-        "Contributions after the threshold was reached",
-    ),
-    (Counter, "stale", "Contributions to segments that are over"),
-    (Counter, "ahead", "Contributions before their turn"),
-    (Counter, "helped", "Segments that workers asked for"),
-    (Counter, "failed", "Failed or halted jobs"),
-    (Counter, "strangers", "Datagrams of unknown senders"),
-    (Counter, "malformed", "Datagrams of another protocol"),
-];
-
-const FRAMES: &[Metric] = &[
-    (Counter, "received", "Received frames"),
-    (Counter, "sent", "Sent frames"),
-    (
-        Counter,
-        "forwarded",
-        "Frames passed from one port of a switch to the other",
-    ),
-    (Counter, "others", "Frames of no use here"),
-    (Counter, "broken", "Damaged frames"),
-    (Counter, "unresolved", "Frames without an answer of ARP"),
-    (Counter, "refused", "Frames that the device did not accept"),
-    (Counter, "overrun", "Frames that found a full queue"),
-];
-
-const JOB: &[Metric] = &[
-    (Gauge, "workers", "Workers at this server"),
-    (Gauge, "world", "Workers of the job"),
-    (Gauge, "joined", "Workers at this server that have joined"),
-    (Gauge, "threshold", "Contributions that make a sum"),
-    (Gauge, "round", "Newest round with a contribution"),
-    (Gauge, "halted", "Whether nothing is summed"),
-];
-
 /// Statistics of a server as text.
 ///
 /// # Errors
 /// [`Error`], which a `String` never causes.
-pub(super) fn encode(stats: Value) -> std::result::Result<String, Error> {
+pub(super) fn encode(
+    stats: Value,
+    extensions: &[Arc<dyn Extension>],
+) -> std::result::Result<String, Error> {
+    let extensions = extensions.iter();
+    let groups = extensions.map(|extension| (extension.name(), extension.metrics()));
+    let groups = groups.collect();
     let mut registry = Registry::with_prefix("innet");
-    registry.register_collector(Box::new(Scrape(stats)));
+    registry.register_collector(Box::new(Scrape(stats, groups)));
     let mut text = String::new();
     text::encode(&mut text, &registry)?;
     Ok(text)
 }
 
-/// The statistics of one moment.
+/// The statistics of one moment, and the groups of each extension.
 #[derive(Debug)]
-struct Scrape(Value);
+struct Scrape(Value, Vec<(&'static str, &'static [MetricGroup])>);
 
 type Labels = Vec<(&'static str, String)>;
 
@@ -262,7 +219,7 @@ type Member = (Labels, Value);
 
 impl Collector for Scrape {
     fn encode(&self, mut encoder: DescriptorEncoder) -> Result {
-        let Scrape(stats) = self;
+        let Scrape(stats, extensions) = self;
         let server = &stats["server"];
         let information = [
             ("release", text_of(&server["release"])),
@@ -295,18 +252,17 @@ impl Collector for Scrape {
         if snapshots.is_object() {
             group("snapshots", SNAPSHOTS, single(snapshots))?;
         }
-        let gradients = &stats["gradients"];
-        if gradients.is_object() {
-            group("gradients", GRADIENTS, single(gradients))?;
-            group(
-                "gradients_job",
-                JOB,
-                named("job", &gradients["jobs"]).collect(),
-            )?;
-        }
-        let frames = &gradients["frames"];
-        if frames.is_object() {
-            group("gradients_frames", FRAMES, single(frames))?;
+        for (extension, groups) in extensions {
+            for of in *groups {
+                let Some(stats) = stats[extension].pointer(of.pointer) else {
+                    continue;
+                };
+                let members = match of.label {
+                    Some(label) => named(label, stats).collect(),
+                    None => single(stats),
+                };
+                group(of.prefix, of.metrics, members)?;
+            }
         }
         Ok(())
     }

@@ -5,7 +5,7 @@ use replay_net::config::ServerConfig;
 use replay_wire::ErrorCode;
 use replay_wire::auth::Secret;
 use replay_wire::{
-    DescribeTable, DropTable, EmptyTable, GetParameters, JoinGradients, List, PutParameters,
+    DescribeTable, DropTable, EmptyTable, Extension, GetParameters, List, PutParameters,
     ReportCorrupt, RequestBody, Stats, UpdatePriorities,
 };
 
@@ -142,27 +142,17 @@ fn each_role_may_make_its_requests_and_no_others() {
 }
 
 #[test]
-fn a_gradient_job_is_for_learners() {
+fn extensions_are_for_learners() {
     World::run(51, with_roles(config(table())), |world| async move {
         let join = || {
-            RequestBody::JoinGradients(JoinGradients {
-                job: gradients::JoinJob {
-                    job: "job".into(),
-                    worker: 0,
-                    workers: 1,
-                    world: 1,
-                    name: "worker".into(),
-                    arithmetic: gradients::Arithmetic::Float,
-                    segment_values: 1,
-                    deadline: std::time::Duration::from_secs(1),
-                    asynchronous: None,
-                },
-                below: None,
+            RequestBody::Extension(Extension {
+                name: "adder".into(),
+                message: "1".into(),
             })
         };
         for (token, expected) in [
             (ACTOR, ErrorCode::Forbidden),
-            // This server has no aggregator.
+            // This server has none.
             (LEARNER, ErrorCode::Config),
         ] {
             let reply = as_role(&world, token).await.ask(join(), 0).await;

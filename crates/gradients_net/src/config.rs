@@ -1,23 +1,122 @@
-//! Configuration of gradient all-reduce.
+//! Settings of sums of gradients, which a server's flags and file have beside its own.
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
 use std::time::Duration;
 
-use super::ServerConfig;
-use crate::error::Result;
-use crate::refuse;
-use crate::stack::{Address, StackName};
+use clap::{Args, Parser};
+use serde::{Deserialize, Serialize};
+
+use crate::extension::NAME;
 use gradients::{AggregatorLimits, DpdkConfig};
+use replay_net::config::{ServerConfig, within};
+use replay_net::error::Result;
+use replay_net::extension::ExtensionSettings;
+use replay_net::refuse;
+use replay_net::stack::{Address, StackName};
 
 const NEVER: Duration = Duration::from_secs(100 * 365 * 86_400);
 /// Most threads of aggregators.
-const MAX_THREADS: usize = 64;
+const MAX_THREADS: u64 = 64;
 /// Most segments in flight of a job: a gigabyte.
-const MAX_WINDOW: u32 = 1 << 18;
+const MAX_WINDOW: u64 = 1 << 18;
 
-impl ServerConfig {
+/// The settings. Each field is a flag of `innet-replay serve` and a key of its file; its documentation is the flag's help text.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Args)]
+#[serde(default, deny_unknown_fields)]
+pub struct GradientsConfig {
+    /// UDP address for gradient all-reduce; port 0 lets the system choose, and an IP address of all zeros is every address
+    /// of this machine. Workers join over the addresses of --listen. An address that other machines can reach needs
+    /// --trusted-network.
+    #[arg(long, value_name = "IP:PORT")]
+    pub gradients: Option<SocketAddr>,
+    /// Only sum gradients: no replay memory, no parameters.
+    #[arg(long)]
+    pub gradients_only: bool,
+    /// Threads that sum gradients, each with its own socket, at consecutive ports from the port of --gradients. A job is summed
+    /// by one thread, so more than one is for several jobs.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub gradients_threads: usize,
+    /// Limit of gradient jobs; one takes up to --gradients-window times 3.1 KB.
+    #[arg(long, value_name = "N", default_value_t = 16)]
+    pub gradients_jobs: usize,
+    /// Limit of a job's segments in flight (datagrams of up to 360 values).
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    pub gradients_window: u32,
+    /// DPDK device for gradients, which bypasses the kernel's UDP, may be repeated (a program built with the feature dpdk):
+    /// name and arguments as DPDK takes them, net_af_packet0,iface=eth0, or a PCI address. --gradients is then an IPv4
+    /// address that the kernel does not have. Two devices make a switch, which forwards all other frames.
+    #[arg(long, value_name = "DEVICE")]
+    pub gradients_devices: Vec<String>,
+    /// Arguments for DPDK's environment, separated by spaces: "--no-huge -m 512 --no-pci"; empty by default.
+    #[arg(
+        long,
+        value_name = "ARGUMENTS",
+        default_value = "",
+        hide_default_value = true,
+        allow_hyphen_values = true
+    )]
+    pub gradients_eal: String,
+    /// Prefix length of the network of a DPDK device, in bits.
+    #[arg(long, value_name = "BITS", default_value_t = 24)]
+    pub gradients_prefix: u8,
+    /// Gateway of a DPDK device to other networks.
+    #[arg(long, value_name = "IP")]
+    pub gradients_gateway: Option<Ipv4Addr>,
+    /// Core of each of --gradients-threads on DPDK devices, separated by commas; without it the system chooses.
+    #[arg(long, value_name = "CORES", value_delimiter = ',')]
+    pub gradients_cores: Vec<usize>,
+    /// Sleep of an idle thread on DPDK devices, in microseconds; with 0 it polls and takes a whole core.
+    #[arg(long, value_name = "US", default_value_t = 0)]
+    pub gradients_idle_sleep_us: u64,
+    /// Limit of the sums that an asynchronous gradient job keeps, in bytes: its vector for each of S + 2 updates.
+    #[arg(long, value_name = "N", default_value_t = 128 << 20)]
+    pub gradients_job_bytes: usize,
+    /// Parent server, innet://host:port, which adds up the sums of several servers: a job with more workers than join here
+    /// (its world) continues there as one stream. This server connects with its own token, or else its learners'.
+    #[arg(long, value_name = "ADDRESS")]
+    pub parent: Option<Address>,
+    /// For a parent at innets://: a PEM file with its certificate or its authority's.
+    #[arg(long, value_name = "FILE")]
+    pub parent_tls_ca: Option<PathBuf>,
+    /// Number of this server among the servers below its parent, from 0.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub rack: u16,
+    /// Number of servers below the parent, 2 to 64 with one.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub racks: u16,
+}
+
+impl Default for GradientsConfig {
+    fn default() -> Self {
+        #[derive(Parser)]
+        struct Line {
+            #[command(flatten)]
+            settings: GradientsConfig,
+        }
+        Line::parse_from([""]).settings
+    }
+}
+
+impl GradientsConfig {
+    /// The settings of a server.
+    ///
+    /// # Errors
+    /// [`Error::Config`](replay_net::error::Error::Config) names the wrong one.
+    pub fn of(config: &ServerConfig) -> Result<Self> {
+        config.extensions.get(NAME)
+    }
+
+    /// These settings, for a server's configuration.
+    ///
+    /// # Errors
+    /// [`Error::Config`](replay_net::error::Error::Config) for a path that is not Unicode.
+    pub fn settings(&self) -> Result<ExtensionSettings> {
+        ExtensionSettings::of(NAME, self)
+    }
+
     /// Limits of each aggregator.
-    pub fn gradient_limits(&self) -> AggregatorLimits {
+    pub fn limits(&self) -> AggregatorLimits {
         AggregatorLimits {
             jobs: self.gradients_jobs,
             window: self.gradients_window,
@@ -28,7 +127,7 @@ impl ServerConfig {
     }
 
     /// The DPDK devices, if there are any.
-    pub fn gradient_dpdk(&self) -> Option<DpdkConfig> {
+    pub fn dpdk(&self) -> Option<DpdkConfig> {
         let Some(SocketAddr::V4(address)) = self.gradients else {
             return None;
         };
@@ -44,7 +143,41 @@ impl ServerConfig {
         })
     }
 
-    pub(super) fn validate_gradients(&self) -> Result<()> {
+    /// Checks the settings for a server with this configuration.
+    ///
+    /// # Errors
+    /// [`Error::Config`](replay_net::error::Error::Config) with advice.
+    pub fn validate(&self, config: &ServerConfig) -> Result<()> {
+        for (name, value, least, most) in [
+            ("gradients_jobs", self.gradients_jobs as u64, 1, 1024),
+            (
+                "gradients_job_bytes",
+                self.gradients_job_bytes as u64,
+                0,
+                1 << 40,
+            ),
+            ("gradients_prefix", self.gradients_prefix.into(), 0, 32),
+            (
+                "gradients_idle_sleep_us",
+                self.gradients_idle_sleep_us,
+                0,
+                1_000_000,
+            ),
+            (
+                "gradients_threads",
+                self.gradients_threads as u64,
+                1,
+                MAX_THREADS,
+            ),
+            (
+                "gradients_window",
+                self.gradients_window.into(),
+                1,
+                MAX_WINDOW,
+            ),
+        ] {
+            within(name, value, least, most)?;
+        }
         let Some(address) = self.gradients else {
             return match (self.gradients_only, &self.parent) {
                 (false, None) => Ok(()),
@@ -54,33 +187,26 @@ impl ServerConfig {
                 )),
             };
         };
-        if !address.ip().is_loopback() && !self.trusted_network {
+        if !address.ip().is_loopback() && !config.trusted_network {
             return refuse(format!(
                 "gradients {address} can be reached from other machines, and its datagrams are neither encrypted nor \
                  authenticated: a token and TLS protect the connections alone, and everyone on the path can read and forge \
                  datagrams; set trusted_network if the network between this server and its workers is trusted"
             ));
         }
-        if self.gradients_only && !self.tables.is_empty() {
+        if self.gradients_only && !config.tables.is_empty() {
             return refuse("gradients_only is set, and so are tables: keep one");
         }
-        if !(1..=MAX_THREADS).contains(&self.gradients_threads) {
-            return refuse(format!(
-                "gradients_threads is 1 to {MAX_THREADS}, got {}",
-                self.gradients_threads
-            ));
+        if self.gradients_only && config.snapshot.is_some() {
+            return refuse(
+                "snapshot is set, but with gradients_only there is no memory to save: leave one of them out",
+            );
         }
         if usize::from(address.port()) + self.gradients_threads > 1 << 16 {
             return refuse(format!(
                 "{} threads need as many ports from {} up to 65535, which are not enough: choose a lower port",
                 self.gradients_threads,
                 address.port()
-            ));
-        }
-        if !(1..=MAX_WINDOW).contains(&self.gradients_window) {
-            return refuse(format!(
-                "gradients_window is 1 to {MAX_WINDOW}, got {}",
-                self.gradients_window
             ));
         }
         self.validate_devices(address)?;
@@ -155,10 +281,11 @@ fn words(text: &str) -> Vec<String> {
 mod tests {
     use super::*;
 
-    fn check(text: &str) -> Result<ServerConfig> {
+    fn check(text: &str) -> Result<GradientsConfig> {
+        crate::plug_in();
         let config = ServerConfig::from_toml(text, "server.toml", toml::Table::new())?;
         config.validate()?;
-        Ok(config)
+        GradientsConfig::of(&config)
     }
 
     #[test]
@@ -166,7 +293,7 @@ mod tests {
         assert_eq!(check("").unwrap().gradients, None);
         let config = check("gradients = \"127.0.0.1:7711\"\ngradients_window = 8").unwrap();
         assert_eq!(config.gradients.unwrap().port(), 7711);
-        assert_eq!(config.gradient_limits().window, 8);
+        assert_eq!(config.limits().window, 8);
     }
 
     /// Token and TLS protect connections, not datagrams.
@@ -189,12 +316,12 @@ mod tests {
     #[test]
     fn devices_of_dpdk_take_the_address_of_gradients() {
         let text = "gradients = \"10.0.0.2:7711\"\ntrusted_network = true\n";
-        assert_eq!(check(text).unwrap().gradient_dpdk(), None);
+        assert_eq!(check(text).unwrap().dpdk(), None);
         let dpdk = check(&format!(
             "{text}gradients_devices = [\"net_af_packet0,iface=eth0\"]\ngradients_eal = \"--no-huge  -m 512\"\n\
              gradients_threads = 2\ngradients_cores = [2, 3]\ngradients_idle_sleep_us = 20"
         ));
-        let dpdk = dpdk.unwrap().gradient_dpdk().unwrap();
+        let dpdk = dpdk.unwrap().dpdk().unwrap();
         assert_eq!(dpdk.devices, ["net_af_packet0,iface=eth0"]);
         assert_eq!(dpdk.eal, ["--no-huge", "-m", "512"]);
         assert_eq!((dpdk.threads, dpdk.cores), (2, vec![2, 3]));

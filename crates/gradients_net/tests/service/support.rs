@@ -8,9 +8,11 @@ use std::time::{Duration, Instant};
 
 use base::wait::Wait;
 use gradients::{Arithmetic, JoinJob, Sum};
+use gradients_net::GradientWorker;
+use gradients_net::error::Result;
 use replay_core::replay::Replay;
-use replay_net::client::{Client, ConnectOptions, GradientWorker, connect};
-use replay_net::error::Result;
+use replay_net::client::{Client, ConnectOptions, connect};
+use replay_net::error::Result as NetResult;
 use replay_net::stack::Address;
 use serde_json::Value;
 
@@ -27,7 +29,7 @@ pub struct Serving {
 impl Serving {
     /// A server with these arguments alone.
     pub fn with(arguments: &[&str]) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_innet-replay-alone"))
+        let mut child = Command::new(env!("CARGO_BIN_EXE_innet-replay-gradients"))
             .args(["serve", "--log-level=error"])
             .args(arguments)
             .env_remove("INNET_TOKEN")
@@ -64,12 +66,12 @@ impl Serving {
         self.connect().unwrap()
     }
 
-    pub fn connect(&self) -> Result<Client> {
+    pub fn connect(&self) -> NetResult<Client> {
         connect(&self.address, ConnectOptions::default())
     }
 
     pub fn join(&self, request: &JoinJob) -> Result<GradientWorker> {
-        self.client().join_gradients(request, &Wait::forever())
+        join(&self.client(), request, &Wait::forever())
     }
 
     /// Joins all workers of a job.
@@ -101,6 +103,11 @@ impl Drop for Serving {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Joins on UDP.
+pub fn join(client: &Client, request: &JoinJob, wait: &Wait<'_>) -> Result<GradientWorker> {
+    GradientWorker::join(client, request, None, None, wait)
 }
 
 /// Request of one of `workers` workers, with settings that tests change.

@@ -1,12 +1,12 @@
 //! A worker of an asynchronous gradient job: its membership ends with its TCP connection; a thread of its own sends and receives datagrams.
 
-use super::connection::Dialer;
-use super::gradients::{JobConnection, join_worker};
 use crate::error::{Error, Result};
+use crate::worker::{JobConnection, join_worker};
 use base::wait::Wait;
 use gradients::{AsynchronousWorker, Contributions, JoinJob, UdpTransport};
+use replay_net::client::Client;
 
-/// A worker of an asynchronous job, from [`Client::follow_gradients`](super::Client::follow_gradients). Dropped, it leaves.
+/// A worker of an asynchronous job. Dropped, it leaves.
 pub struct GradientUpdates {
     worker: AsynchronousWorker,
     /// Values of a gradient.
@@ -15,18 +15,19 @@ pub struct GradientUpdates {
 }
 
 impl GradientUpdates {
-    /// Joins a job with the weights of update 0, until update `last`.
+    /// Joins a job with the weights of update 0, over a connection of its own to the client's server, until update `last`.
     ///
     /// # Errors
-    /// Errors of [`Client::follow_gradients`](super::Client::follow_gradients).
-    pub fn join(dialer: &Dialer, request: &JoinJob, last: u64, wait: &Wait<'_>) -> Result<Self> {
+    /// Errors of [`GradientWorker::join`](crate::GradientWorker::join).
+    pub fn join(client: &Client, request: &JoinJob, last: u64, wait: &Wait<'_>) -> Result<Self> {
         let Some(settings) = request.asynchronous else {
-            return Err(Error::Config(format!(
+            return Err(Error::config(format!(
                 "the gradient job {:?} is synchronous: take part in it with join_gradients",
                 request.job
             )));
         };
-        let (worker, connection) = join_worker(dialer, request, None, UdpTransport::to, wait)?;
+        let (worker, connection) =
+            join_worker(client.dialer(), request, None, UdpTransport::to, wait)?;
         Ok(GradientUpdates {
             worker: AsynchronousWorker::start(worker, request, 0, last, request.deadline)?,
             values: settings.values as usize,
@@ -47,12 +48,12 @@ impl GradientUpdates {
     /// Contributes a gradient of the weights of update `index`; `false` while the worker is busy with the previous one.
     ///
     /// # Errors
-    /// [`Error::Config`] for a gradient of another length, or an index beyond the last update taken.
+    /// [`Error::Net`] for a gradient of another length, or an index beyond the last update taken.
     pub fn offer(&self, gradient: &[f32], index: u64) -> Result<bool> {
         self.check_length(gradient.len())?;
         let newest = self.index();
         if index > newest {
-            return Err(Error::Config(format!(
+            return Err(Error::config(format!(
                 "index {index} is no update taken so far: the last one is {newest}"
             )));
         }
@@ -62,7 +63,7 @@ impl GradientUpdates {
     /// Copies the mean of the next update and returns that update's number; `None` while it is not complete.
     ///
     /// # Errors
-    /// [`Error::Gradients`] after a failure, [`Error::Config`] for a slice of another length.
+    /// [`Error::Sum`] after a failure, [`Error::Net`] for a slice of another length.
     pub fn take(&self, into: &mut [f32]) -> Result<Option<u64>> {
         self.check_length(into.len())?;
         Ok(self.worker.take(into)?)
@@ -72,7 +73,7 @@ impl GradientUpdates {
     /// at [`Wait::deadline`] if that is sooner.
     ///
     /// # Errors
-    /// [`Error::Gradients`] after a failure; [`Error::Disconnected`] if the server is gone; [`Error::Interrupted`].
+    /// [`Error::Sum`] after a failure; [`Error::Net`] if the server is gone; [`Error::Net`].
     pub fn wait(&self, for_gradient: bool, wait: &Wait<'_>) -> Result<bool> {
         let worker = &self.worker;
         let signalled = self
@@ -93,7 +94,7 @@ impl GradientUpdates {
         if length == self.values {
             return Ok(());
         }
-        Err(Error::Config(format!(
+        Err(Error::config(format!(
             "{length} values, but the job's gradients have {}",
             self.values
         )))

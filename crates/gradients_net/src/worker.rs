@@ -5,23 +5,25 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::connection::{Connection, Dialer, deadline_ms};
-use super::establish::first_connection;
-use super::pipeline::{is_renewal, unexpected};
 use crate::error::{Error, Result};
-use crate::stack::{Address, StackName};
+use crate::extension::NAME;
+use crate::message::{self, Join, Joined};
 use base::sync::lock;
 use base::wait::Wait;
 use gradients::{
     self, AnyTransport, Control, DpdkConfig, JoinJob, Sum, Ticket, UdpTransport, Worker,
     WorkerTransport,
 };
-use replay_wire::{GradientsJoined, JoinGradients, ReplyBody, RequestBody};
+use replay_net::client::Client;
+use replay_net::client::connection::Dialer;
+use replay_net::client::session::ExtensionSession;
+use replay_net::error::Error as NetError;
+use replay_net::stack::{Address, StackName};
 
 /// Longest deadline: the wire has 32 bits for its milliseconds.
 const MAX_DEADLINE: Duration = Duration::from_secs(30 * 86_400);
 
-/// A worker of a gradient job, from [`Client::join_gradients`](super::Client::join_gradients). Dropped, it leaves.
+/// A worker of a gradient job. Dropped, it leaves.
 ///
 /// No call takes longer than the job's deadline, or until [`Wait::deadline`] if that is sooner.
 pub struct GradientWorker {
@@ -32,7 +34,7 @@ pub struct GradientWorker {
 /// Membership in a job, for as long as the connection is open.
 pub struct JoinedJob {
     /// The connection.
-    pub connection: Connection,
+    pub session: ExtensionSession,
     /// UDP address of the aggregator.
     pub aggregator: SocketAddr,
     /// Session at the aggregator.
@@ -42,7 +44,7 @@ pub struct JoinedJob {
 /// Joins a job on a server, as a worker, or as a rack with `below` workers.
 ///
 /// # Errors
-/// [`Error::Deadline`] at `until`; errors of connecting, and the server's.
+/// [`NetError::Deadline`] at `until`; errors of connecting, and the server's.
 pub fn join_job(
     dialer: &Dialer,
     request: &JoinJob,
@@ -51,44 +53,34 @@ pub fn join_job(
     wait: &Wait<'_>,
 ) -> Result<JoinedJob> {
     if let StackName::Plugged(stack) = dialer.address.stack() {
-        return Err(Error::Config(format!(
+        return Err(Error::config(format!(
             "{} is an address of {}, but gradients need the kernel's UDP: connect to an innet:// address of the server",
             dialer.address,
             stack.title()
         )));
     }
-    let mut connection = first_connection(dialer, Some(until), wait)?;
+    let mut session = ExtensionSession::open(dialer, NAME, until, wait)?;
     // The server gives up earlier, as its error names the missing servers.
     let left = until.saturating_duration_since(Instant::now());
     let due = Instant::now() + left * 3 / 4;
-    let body = || {
-        RequestBody::JoinGradients(JoinGradients {
-            job: request.clone(),
-            below,
-        })
-    };
+    let message = message::write(&Join {
+        job: request.clone(),
+        below,
+    })?;
     let late = || {
-        Error::deadline(format!(
+        NetError::deadline(format!(
             "{} did not let worker {} into the gradient job {:?}",
             dialer.address, request.worker, request.job
         ))
     };
-    let mut ask = || {
-        let deadline_ms = deadline_ms(Some(due));
-        connection.run(wait, Some(until), late, |link| {
-            link.call(deadline_ms, body())
-        })
-    };
-    let mut reply = ask();
-    while reply.as_ref().is_err_and(is_renewal) {
-        reply = ask();
+    let answer = session.call(&message, due, until, wait, late)?;
+    let Joined { address, ticket } = message::read(&answer)?;
+    if ticket.window == 0 {
+        let reason = "a window of no segments".to_owned();
+        return Err(NetError::from(replay_wire::Error::Protocol(reason)).into());
     }
-    let reply = reply?;
-    let ReplyBody::Gradients(GradientsJoined { address, ticket }) = reply else {
-        return Err(unexpected(&reply));
-    };
     Ok(JoinedJob {
-        connection,
+        session,
         aggregator: reach(&dialer.address, address)?,
         ticket,
     })
@@ -106,7 +98,7 @@ fn reach(server: &Address, at: SocketAddr) -> Result<SocketAddr> {
         };
         return Ok(SocketAddr::new(here, at.port()));
     };
-    let unknown = |source| Error::Connect {
+    let unknown = |source| NetError::Connect {
         address: format!("the aggregator of {server}"),
         source,
     };
@@ -117,7 +109,7 @@ fn reach(server: &Address, at: SocketAddr) -> Result<SocketAddr> {
     found
         .find(|found| at.is_ipv6() || found.is_ipv4())
         .ok_or_else(|| {
-            Error::Config(format!(
+            Error::config(format!(
                 "the aggregator of {server} takes IPv4, and {host} has no such address: connect to the server's IPv4 address"
             ))
         })
@@ -125,7 +117,7 @@ fn reach(server: &Address, at: SocketAddr) -> Result<SocketAddr> {
 
 /// Joins a job as a worker. `open` makes the transport for the aggregator's address; datagrams go to `via` instead of that
 /// address if it is set.
-pub(super) fn join_worker<T: WorkerTransport>(
+pub(crate) fn join_worker<T: WorkerTransport>(
     dialer: &Dialer,
     request: &JoinJob,
     via: Option<SocketAddr>,
@@ -133,7 +125,7 @@ pub(super) fn join_worker<T: WorkerTransport>(
     wait: &Wait<'_>,
 ) -> Result<(Worker<T>, JobConnection)> {
     if request.deadline.is_zero() || request.deadline > MAX_DEADLINE {
-        return Err(Error::Config(format!(
+        return Err(Error::config(format!(
             "the deadline of a gradient job is in seconds, more than 0 and at most {}, got {}",
             MAX_DEADLINE.as_secs(),
             request.deadline.as_secs_f64()
@@ -150,7 +142,7 @@ pub(super) fn join_worker<T: WorkerTransport>(
     let to = via.unwrap_or(job.aggregator);
     let worker = Worker::join(open(to)?, to, &shortened, &job.ticket, left, wait)?;
     let connection = JobConnection {
-        connection: Mutex::new(job.connection),
+        session: Mutex::new(job.session),
         server: dialer.address.clone(),
         deadline: request.deadline,
     };
@@ -158,8 +150,8 @@ pub(super) fn join_worker<T: WorkerTransport>(
 }
 
 /// The TCP connection of a member.
-pub(super) struct JobConnection {
-    connection: Mutex<Connection>,
+pub(crate) struct JobConnection {
+    session: Mutex<ExtensionSession>,
     server: Address,
     /// Longest time of a call.
     deadline: Duration,
@@ -169,8 +161,8 @@ impl JobConnection {
     /// Runs `work`, which is given the time left, until the connection ends.
     ///
     /// # Errors
-    /// [`Error::Disconnected`] if the connection ended; errors of `work`.
-    pub(super) fn watch<T>(
+    /// [`NetError::Disconnected`] if the connection ended; errors of `work`.
+    pub(crate) fn watch<T>(
         &self,
         wait: &Wait<'_>,
         work: impl FnOnce(Duration, &Wait<'_>) -> gradients::Result<T>,
@@ -196,8 +188,8 @@ impl JobConnection {
     }
 
     /// # Errors
-    /// [`Error::Disconnected`] if the connection has ended.
-    pub(super) fn check(&self) -> Result<()> {
+    /// [`NetError::Disconnected`] if the connection has ended.
+    pub(crate) fn check(&self) -> Result<()> {
         match self.is_alive() {
             true => Ok(()),
             false => Err(self.disconnected()),
@@ -205,26 +197,28 @@ impl JobConnection {
     }
 
     fn is_alive(&self) -> bool {
-        lock(&self.connection).check().is_ok()
+        lock(&self.session).check().is_ok()
     }
 
     fn disconnected(&self) -> Error {
-        Error::Disconnected {
+        Error::Net(NetError::Disconnected {
             address: self.server.to_string(),
             reason: "it ended while gradients were summed; join again when the server is back"
                 .into(),
-        }
+        })
     }
 }
 
 impl GradientWorker {
-    /// Joins a job, on UDP or on the DPDK device of `dpdk`. Datagrams go to `via` instead of the aggregator if that is set. Returns once the
-    /// aggregator has validated the worker's UDP address.
+    /// Joins a job over a connection of its own to the client's server, with datagrams on UDP, or on the DPDK device of `dpdk`; they go to
+    /// `via`, a relay or an address before translation (NAT), instead of the aggregator if that is set. Returns once the aggregator has
+    /// validated the worker's UDP address. Fails at the job's deadline, or at [`Wait::deadline`] if that is sooner.
     ///
     /// # Errors
-    /// Errors of [`Client::join_gradients`](super::Client::join_gradients).
+    /// Errors of connecting; [`NetError::Config`] for a request that differs from the other workers', a server that sums no gradients, a device
+    /// that cannot be used, or a program that was built without DPDK; [`Error::Sum`] if datagrams are lost.
     pub fn join(
-        dialer: &Dialer,
+        client: &Client,
         request: &JoinJob,
         via: Option<SocketAddr>,
         dpdk: Option<&DpdkConfig>,
@@ -236,7 +230,7 @@ impl GradientWorker {
             Some(device) => Ok(device),
             None => UdpTransport::to(to).map(AnyTransport::Udp),
         };
-        let (worker, connection) = join_worker(dialer, request, via, open, wait)?;
+        let (worker, connection) = join_worker(client.dialer(), request, via, open, wait)?;
         Ok(GradientWorker { worker, connection })
     }
 
@@ -249,7 +243,7 @@ impl GradientWorker {
     /// replaced and some are not.
     ///
     /// # Errors
-    /// [`Error::Gradients`], [`Error::Interrupted`], see [`gradients::Error`]; [`Error::Disconnected`] if the server is gone.
+    /// [`Error::Sum`], [`NetError::Interrupted`], see [`gradients::Error`]; [`NetError::Disconnected`] if the server is gone.
     pub fn sum(&mut self, values: &mut [f32], mean: bool, wait: &Wait<'_>) -> Result<Sum> {
         let worker = &mut self.worker;
         self.connection
@@ -269,24 +263,13 @@ impl GradientWorker {
     /// Leaves the job, and returns when the server has closed the connection.
     ///
     /// # Errors
-    /// [`Error::Deadline`], [`Error::Interrupted`]: the server closes it soon.
+    /// [`NetError::Deadline`], [`NetError::Interrupted`]: the server closes it soon.
     pub fn leave(self, wait: &Wait<'_>) -> Result<()> {
         let JobConnection {
-            connection,
-            server,
-            deadline,
+            session, deadline, ..
         } = self.connection;
-        let mut connection = connection
-            .into_inner()
-            .unwrap_or_else(PoisonError::into_inner);
-        let late = || Error::deadline(format!("{server} did not end the connection"));
-        let until = sooner(wait, deadline);
-        let left = connection.run(wait, Some(until), late, |link| link.finish());
-        match left {
-            Err(error @ (Error::Deadline { .. } | Error::Interrupted)) => Err(error),
-            // A broken connection has ended, too.
-            _ => Ok(()),
-        }
+        let session = session.into_inner().unwrap_or_else(PoisonError::into_inner);
+        Ok(session.end(sooner(wait, deadline), wait)?)
     }
 }
 

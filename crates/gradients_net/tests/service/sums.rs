@@ -179,7 +179,7 @@ fn controls_work_through_the_command() {
         .call(Control::Halt("out of disk".into()), &wait)
         .unwrap();
     let error = workers[0].sum(&mut [1.0; 3], false, &wait).unwrap_err();
-    assert_eq!(error.code(), ErrorCode::Gradients);
+    assert_eq!(error.code(), ErrorCode::Extension);
     assert!(
         error
             .to_string()

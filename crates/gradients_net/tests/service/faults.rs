@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 
 use base::wait::Wait;
 use gradients::{self, Control, JoinJob};
-use replay_net::client::GradientWorker;
-use replay_net::error::Error;
+use gradients_net::GradientWorker;
+use gradients_net::error::Error;
 use replay_wire::ErrorCode;
 
-use crate::support::{LONG, Serving, request, requests, sum_rounds};
+use crate::support::{LONG, Serving, join, request, requests, sum_rounds};
 
 fn soon(request: JoinJob) -> JoinJob {
     JoinJob {
@@ -40,7 +40,7 @@ fn a_worker_whose_connection_ends_in_a_round_is_named_at_once() {
     sum_rounds(&mut workers, 1, 1000);
     let gone = workers.pop().unwrap();
     let error = failing(&serving, &mut workers[0], move || drop(gone));
-    let Error::Gradients(gradients::Error::Missing {
+    let Error::Sum(gradients::Error::Missing {
         workers: missing,
         reason,
     }) = &error
@@ -76,7 +76,7 @@ fn a_missing_worker_is_named_at_the_deadline_with_advice() {
         assert!(said.contains(part), "{said}");
     }
     assert!(
-        matches!(&error, Error::Gradients(gradients::Error::Missing { workers, .. }) if *workers == [1, 2])
+        matches!(&error, Error::Sum(gradients::Error::Missing { workers, .. }) if *workers == [1, 2])
     );
 }
 
@@ -120,21 +120,19 @@ fn a_stopped_server_is_an_error_at_the_deadline() {
     // Which one depends on whether the aggregator had answered in this round.
     let either = matches!(
         &error,
-        Error::Gradients(gradients::Error::Missing { .. } | gradients::Error::Silent { .. })
+        Error::Sum(gradients::Error::Missing { .. } | gradients::Error::Silent { .. })
     );
     assert!(either, "{error}");
     let error = workers[1]
         .sum(&mut [1.0], false, &Wait::forever())
         .unwrap_err();
     assert!(
-        matches!(&error, Error::Gradients(gradients::Error::Silent { .. })),
+        matches!(&error, Error::Sum(gradients::Error::Silent { .. })),
         "{error}"
     );
     // Joining ends at the deadline, too.
-    let error = client
-        .join_gradients(&soon(request(0, 1)), &Wait::forever())
-        .err()
-        .unwrap();
+    let error = join(&client, &soon(request(0, 1)), &Wait::forever());
+    let error = error.err().unwrap();
     assert!(
         [ErrorCode::Deadline, ErrorCode::Connect].contains(&error.code()),
         "{error}"
@@ -152,25 +150,25 @@ fn the_end_of_a_server_is_not_blamed_on_a_worker() {
 
 #[test]
 fn one_connection_is_for_one_worker() {
+    use gradients_net::message::{Join, write};
+    use gradients_net::worker::join_job;
     use replay_net::client::ConnectOptions;
     use replay_net::client::connection::Dialer;
-    use replay_net::client::gradients::join_job;
-    use replay_wire::{JoinGradients, RequestBody};
+    use replay_net::error::Error;
 
     let serving = Serving::start(&[]);
     let dialer = Dialer::new(serving.address.clone(), ConnectOptions::default()).unwrap();
     let until = Instant::now() + LONG;
     let wait = Wait::until(Some(until));
     let mut joined = join_job(&dialer, &request(0, 2), None, until, &wait).unwrap();
-    let second = RequestBody::JoinGradients(JoinGradients {
+    let second = Join {
         job: request(1, 2),
         below: None,
-    });
-    let error = joined
-        .connection
-        .call(&dialer, &wait, second)
-        .err()
-        .unwrap();
+    };
+    let late = || Error::Interrupted;
+    let second = write(&second).unwrap();
+    let error = joined.session.call(&second, until, until, &wait, late);
+    let error = error.err().unwrap();
     assert!(
         error.to_string().contains("one connection for each worker"),
         "{error}"

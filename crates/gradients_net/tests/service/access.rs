@@ -6,16 +6,17 @@ use std::time::Instant;
 use base::wait::Wait;
 use gradients::JoinJob;
 use gradients::packet::{Ack, PacketHeader, PacketKind, Status};
+use gradients_net::GradientWorker;
+use gradients_net::worker::{JoinedJob, join_job};
 use replay_net::client::ConnectOptions;
 use replay_net::client::connection::Dialer;
-use replay_net::client::gradients::{JoinedJob, join_job};
-use replay_net::client::{Client, GradientWorker, connect};
+use replay_net::client::{Client, connect};
 use replay_net::error::Result;
 use replay_net::stack::Address;
 use replay_wire::ErrorCode;
 use replay_wire::auth::Secret;
 
-use crate::support::{LONG, Serving, request, requests, sum_rounds};
+use crate::support::{LONG, Serving, join, request, requests, sum_rounds};
 
 /// Files with a certificate for this machine, its key, and a token.
 struct Secrets {
@@ -73,7 +74,7 @@ impl Secrets {
 
     fn join(&self, address: &Address, request: &JoinJob) -> GradientWorker {
         let client = self.connect(address, Some(TOKEN)).unwrap();
-        client.join_gradients(request, &Wait::forever()).unwrap()
+        join(&client, request, &Wait::forever()).unwrap()
     }
 }
 
@@ -119,18 +120,15 @@ fn a_server_joins_its_parent_with_its_own_token() {
     let client = secrets
         .connect(&other.address, Some("some other secret"))
         .unwrap();
-    let error = client
-        .join_gradients(&request, &Wait::forever())
-        .err()
-        .unwrap();
-    assert_eq!(error.code(), ErrorCode::Gradients);
+    let error = join(&client, &request, &Wait::forever()).err().unwrap();
+    assert_eq!(error.code(), ErrorCode::Extension);
     assert!(error.to_string().contains("has another token"), "{error}");
 }
 
 #[test]
 fn an_aggregator_on_the_network_needs_trust_in_it_whatever_protects_the_connections() {
     let secrets = Secrets::new();
-    let output = std::process::Command::new(env!("CARGO_BIN_EXE_innet-replay-alone"))
+    let output = std::process::Command::new(env!("CARGO_BIN_EXE_innet-replay-gradients"))
         .args(["serve", "--listen=127.0.0.1:0", "--gradients=0.0.0.0:0"])
         .args([
             "--token-file",
@@ -151,7 +149,7 @@ fn an_aggregator_on_the_network_needs_trust_in_it_whatever_protects_the_connecti
 }
 
 /// Joins a job as its only worker, without sending datagrams.
-fn join(serving: &Serving) -> JoinedJob {
+fn join_alone(serving: &Serving) -> JoinedJob {
     let dialer = Dialer::new(serving.address.clone(), ConnectOptions::default()).unwrap();
     let until = Instant::now() + LONG;
     join_job(&dialer, &request(0, 1), None, until, &Wait::forever()).unwrap()
@@ -195,7 +193,7 @@ impl<'a> Source<'a> {
 #[test]
 fn no_sum_is_sent_to_an_address_before_path_validation() {
     let serving = Serving::start(&[]);
-    let joined = join(&serving);
+    let joined = join_alone(&serving);
     let worker = Source::new(&joined);
     // A contribution that would complete a sum, from an address that is not validated.
     worker.send(PacketKind::Float, &1f32.to_le_bytes());
@@ -224,7 +222,7 @@ fn no_sum_is_sent_to_an_address_before_path_validation() {
 #[test]
 fn unknown_datagrams_ended_sessions_and_wrong_keys_are_dropped_and_counted() {
     let serving = Serving::start(&[]);
-    let joined = join(&serving);
+    let joined = join_alone(&serving);
     let worker = Source::new(&joined);
     let (_, cookie) = worker.validate_path(&[0; 8]);
     assert_eq!(worker.validate_path(&cookie).0, PacketKind::Ack);
@@ -239,7 +237,7 @@ fn unknown_datagrams_ended_sessions_and_wrong_keys_are_dropped_and_counted() {
     serving.until(|stats| stats["strangers"] == 2 && stats["malformed"] == 1);
     assert_eq!(serving.stats()["counted"], 0);
     let own = worker.0.try_clone().unwrap();
-    drop(joined.connection);
+    drop(joined.session);
     serving.until(|stats| stats["jobs"].as_object().unwrap().is_empty());
     let header = PacketHeader::new(
         PacketKind::Float,

@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 
 use base::wait::Wait;
 use gradients::{self, Arithmetic, Control, JoinJob};
-use replay_net::client::GradientWorker;
-use replay_net::error::Error;
+use gradients_net::GradientWorker;
+use gradients_net::error::Error;
 use replay_wire::ErrorCode;
 
-use crate::support::{Serving, request, requests, sum_all, sum_rounds, whole_numbers};
+use crate::support::{Serving, join, request, requests, sum_all, sum_rounds, whole_numbers};
 
 const RACKS: u16 = 2;
 const PER_RACK: u16 = 2;
@@ -180,7 +180,7 @@ fn a_worker_missing_in_one_rack_is_named_in_all_and_a_reset_continues() {
     let mut vectors = whole_numbers(ALL.into(), 2000, 5);
     for failed in sum_all(&mut workers[..3], &mut vectors[..3]) {
         let error = failed.unwrap_err();
-        let Error::Gradients(gradients::Error::Missing { workers, reason }) = &error else {
+        let Error::Sum(gradients::Error::Missing { workers, reason }) = &error else {
             panic!("{error}");
         };
         assert_eq!(*workers, [1]);
@@ -215,7 +215,7 @@ fn a_lost_parent_is_named_at_once_and_joining_again_continues() {
     // While it is away, joining names it, too.
     drop(workers);
     let error = racks[0].join(&in_rack(0, 0)).err().unwrap();
-    assert_eq!(error.code(), ErrorCode::Gradients, "{error}");
+    assert_eq!(error.code(), ErrorCode::Extension, "{error}");
     assert!(
         error.to_string().contains(&format!("the parent at {port}")),
         "{error}"
@@ -245,7 +245,7 @@ fn a_killed_rack_ends_sums_in_all_racks_and_can_rejoin() {
     });
     for failed in failed {
         let error = failed.unwrap_err();
-        let Error::Gradients(gradients::Error::Missing { workers, reason }) = &error else {
+        let Error::Sum(gradients::Error::Missing { workers, reason }) = &error else {
             panic!("{error}");
         };
         // Workers would take numbers for those in their own rack.
@@ -281,7 +281,7 @@ fn a_job_that_waits_for_the_parent_counts_as_a_job() {
     ]);
     parent.signal(libc::SIGSTOP);
     let soon = Wait::until(Some(Instant::now() + Duration::from_secs(1)));
-    let waited = rack.client().join_gradients(&in_rack(0, 0), &soon);
+    let waited = join(&rack.client(), &in_rack(0, 0), &soon);
     assert_eq!(waited.err().unwrap().code(), ErrorCode::Deadline);
     let other = JoinJob {
         job: "other".into(),

@@ -11,20 +11,24 @@ use std::time::Instant;
 use event_listener::{Event, EventListener};
 use serde_json::{Value, json};
 
-use crate::client::connection::{Connection, Dialer};
-use crate::client::gradients::join_job;
+use crate::config::GradientsConfig;
 use crate::error::{Error, Result};
-use crate::io_error;
+use crate::message::Joined;
+use crate::worker::join_job;
 use base::error::check_size;
 use base::sync::lock;
 use base::wait::Wait;
 use gradients::settings::{self, JobSettings};
 use gradients::{
     AggregatorCounters, AggregatorLimits, AggregatorTransport, JoinJob, ParentAggregator,
-    PendingRacks,
+    PendingRacks, dpdk_aggregators, udp_aggregators,
 };
 use replay_core::table::Attempt;
-use replay_wire::GradientsJoined;
+use replay_net::client::ConnectOptions;
+use replay_net::client::connection::Dialer;
+use replay_net::config::ServerConfig;
+use replay_net::error::{Error as NetError, Result as NetResult};
+use replay_net::io_error;
 
 /// The server above this one.
 pub struct ParentServer {
@@ -96,7 +100,39 @@ impl Drop for ParentSession {
 }
 
 impl Aggregators {
-    /// The aggregators of a server, at least one.
+    /// The aggregators of a server; `None` if its settings name no address for them.
+    ///
+    /// # Errors
+    /// [`NetError::Config`] and [`NetError::Io`] for an address or devices that cannot be used.
+    pub fn start(config: &ServerConfig, own: &GradientsConfig) -> NetResult<Option<Self>> {
+        let Some(address) = own.gradients else {
+            return Ok(None);
+        };
+        let parent = match &own.parent {
+            None => None,
+            Some(parent) => {
+                let options = ConnectOptions {
+                    token: config.token_for_servers()?,
+                    tls_ca: own.parent_tls_ca.clone(),
+                    ..ConnectOptions::default()
+                };
+                Some(ParentServer {
+                    dialer: Dialer::new(parent.clone(), options)?,
+                    rack: own.rack,
+                    racks: own.racks,
+                })
+            }
+        };
+        let limits = own.limits();
+        let aggregators = match own.dpdk() {
+            None => udp_aggregators(address, own.gradients_threads, limits),
+            Some(dpdk) => dpdk_aggregators(&dpdk, limits),
+        };
+        let aggregators = aggregators.map_err(Error::from)?;
+        Ok(Some(Self::new(aggregators, limits, parent)))
+    }
+
+    /// Aggregators, at least one.
     pub fn new(
         aggregators: Vec<Box<dyn AggregatorTransport>>,
         limits: AggregatorLimits,
@@ -120,8 +156,8 @@ impl Aggregators {
     /// missing: join again after [`Aggregators::changed`].
     ///
     /// # Errors
-    /// Errors of [`Aggregator::join`](gradients::Aggregator::join), and [`Error::Gradients`] if the parent refuses.
-    pub fn join(&self, request: &JoinJob, below: Option<u32>) -> Result<Attempt<GradientsJoined>> {
+    /// Errors of [`Aggregator::join`](gradients::Aggregator::join), and [`Error::Sum`] if the parent refuses.
+    pub fn join(&self, request: &JoinJob, below: Option<u32>) -> Result<Attempt<Joined>> {
         settings::check(request)?;
         let requested = request;
         let mut request = request.clone();
@@ -162,7 +198,7 @@ impl Aggregators {
             session.state = SessionState::InUse;
         }
         let address = aggregator.address();
-        Ok(Attempt::Ready(GradientsJoined { address, ticket }))
+        Ok(Attempt::Ready(Joined { address, ticket }))
     }
 
     /// Removes a member of the aggregator at `address`, whose connection has ended.
@@ -243,9 +279,9 @@ impl Inner {
             .iter()
             .zip(&self.aggregators)
             .min_by_key(|(jobs, _)| **jobs);
-        fewest
-            .map(|(_, one)| &**one)
-            .ok_or_else(|| Error::Internal("a server sums gradients without a thread".into()))
+        fewest.map(|(_, one)| &**one).ok_or_else(|| {
+            NetError::Internal("a server sums gradients without a thread".into()).into()
+        })
     }
 
     /// Drops sessions and racks whose job has ended, or was not created in time.
@@ -285,7 +321,7 @@ impl Inner {
         })?;
         Ok(match total {
             Ok(total) if total > request.world => {
-                return Err(Error::Config(format!(
+                return Err(Error::config(format!(
                     "the gradient job {:?} has {} workers in all, but the racks of this server {total}: give each worker the number of \
                      those at its server and in all",
                     request.job, request.world
@@ -393,7 +429,10 @@ impl Inner {
         };
         let aggregator = ParentAggregator::new(joined.aggregator, &joined.ticket, below);
         self.set_state(&request.job, stop, SessionState::Joined(aggregator));
-        let reason = watch(&mut joined.connection, &stopped);
+        let reason = joined.session.ended(&Wait {
+            interrupted: &stopped,
+            ..Wait::forever()
+        });
         if stopped() {
             return;
         }
@@ -424,21 +463,5 @@ impl Inner {
         }
         drop(joins);
         self.changed.notify(usize::MAX);
-    }
-}
-
-/// Waits for the end of a connection, and returns its reason.
-fn watch(connection: &mut Connection, stopped: &(dyn Fn() -> bool + Sync)) -> String {
-    let wait = Wait {
-        interrupted: stopped,
-        ..Wait::forever()
-    };
-    let late = || Error::Interrupted;
-    match connection.run(&wait, None, late, |link| link.reply()) {
-        Ok(reply) => format!(
-            "it sent {} without a request; install the same release on both servers",
-            reply.body.name()
-        ),
-        Err(error) => error.to_string(),
     }
 }

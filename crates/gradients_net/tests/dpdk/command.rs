@@ -5,6 +5,7 @@ use std::process::{Child, Command, Stdio};
 
 use base::wait::Wait;
 use gradients::dpdk::DpdkConfig;
+use gradients_net::GradientWorker;
 use replay_core::replay::Replay;
 use replay_net::client::{ConnectOptions, connect};
 
@@ -19,7 +20,7 @@ struct Serving {
 
 impl Serving {
     fn start(arguments: &[&str]) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_innet-replay-alone"))
+        let mut child = Command::new(env!("CARGO_BIN_EXE_innet-replay-gradients"))
             .args(["serve", "--gradients-only", "--trusted-network"])
             .args(["--listen=127.0.0.1:0", "--gradients-idle-sleep-us=20"])
             .args(["--gradients-eal=--no-huge -m 128 --no-pci"])
@@ -73,8 +74,8 @@ fn sum_through(serving: &Serving, devices: [Option<&DpdkConfig>; 2]) {
             scope.spawn(move || {
                 let request = request("job", number, 2);
                 let worker = match dpdk {
-                    None => client.join_gradients(&request, wait),
-                    Some(dpdk) => client.join_gradients_on(&request, dpdk, wait),
+                    None => GradientWorker::join(client, &request, None, None, wait),
+                    dpdk => GradientWorker::join(client, &request, None, dpdk, wait),
                 };
                 let mut worker = worker.unwrap();
                 for _ in 0..3 {

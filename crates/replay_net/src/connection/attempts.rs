@@ -1,39 +1,39 @@
-//! Requests of one connection to the service: with room for its replies, and with its membership in a gradient job, which
-//! ends with the connection.
+//! Attempts at the requests of one connection, with room for its replies, and its sessions with extensions.
 
-use std::cell::Cell;
+use std::cell::RefCell;
 use std::future::Future;
-use std::net::SocketAddr;
 use std::rc::Rc;
 
+use event_listener::EventListener;
 use futures_util::FutureExt;
 use tokio::sync::watch;
 
 use super::Phase;
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::extension::Session;
 use crate::reply_budget::{NoRoom, Reader};
 use crate::service::Service;
 use replay_core::cause::WaitReason;
 use replay_core::table::{Attempt, Turn};
-use replay_wire::{ReplyBody, RequestBody};
+use replay_wire::{Extension, ReplyBody, RequestBody};
 
-/// Requests of one connection, its unread replies, and the gradient job that it may have joined.
-pub struct Membership<'a> {
+/// Requests of one connection, and its unread replies.
+pub struct Attempts<'a> {
     service: &'a Service,
     reader: Rc<Reader>,
     phase: watch::Receiver<Phase>,
-    /// Address of the aggregator, and session there.
-    session: Cell<Option<(SocketAddr, u32)>>,
+    /// Sessions with extensions, by their names.
+    sessions: RefCell<Vec<(&'static str, Box<dyn Session>)>>,
 }
 
-impl<'a> Membership<'a> {
-    /// A connection that has not joined a job.
+impl<'a> Attempts<'a> {
+    /// A connection without sessions.
     pub fn new(service: &'a Service, reader: Rc<Reader>, phase: watch::Receiver<Phase>) -> Self {
-        Membership {
+        Attempts {
             service,
             reader,
             phase,
-            session: Cell::new(None),
+            sessions: RefCell::default(),
         }
     }
 
@@ -47,10 +47,10 @@ impl<'a> Membership<'a> {
         last: bool,
         turn: &mut Turn,
     ) -> Result<Attempt<ReplyBody>> {
-        if let (RequestBody::JoinGradients(_), Some(_)) = (request, self.session.get()) {
-            return Err(Error::protocol(
-                "this connection has joined a gradient job already: join over one connection for each worker".to_owned(),
-            ));
+        if let RequestBody::Extension(Extension { name, message }) = request {
+            let attempt = self.with_session(name, |session| session.attempt(message))??;
+            let name = name.clone();
+            return Ok(attempt.map(|message| ReplyBody::Extension(Extension { name, message })));
         }
         let attempt = match self.check_room(request) {
             Err(full) => {
@@ -67,10 +67,6 @@ impl<'a> Membership<'a> {
             // It takes no room yet.
             self.reader.budget().pass_on();
         }
-        if let Attempt::Ready(ReplyBody::Gradients(joined)) = &attempt {
-            let session = (joined.address, joined.ticket.session);
-            self.session.set(Some(session));
-        }
         Ok(attempt)
     }
 
@@ -78,7 +74,7 @@ impl<'a> Membership<'a> {
     /// for from now on.
     ///
     /// # Errors
-    /// Errors of [`Service::changed`].
+    /// [`Error::Internal`](crate::error::Error::Internal) for a request that never blocks.
     pub fn changed<'r>(
         &'r self,
         request: &'r RequestBody,
@@ -87,7 +83,13 @@ impl<'a> Membership<'a> {
         if Self::waits_for_readers(request, turn) {
             return Ok(self.reader.room(|| self.check_room(request)).right_future());
         }
-        Ok(self.service.changed(request, turn)?.left_future())
+        let changed: EventListener = match request {
+            RequestBody::Extension(Extension { name, .. }) => {
+                self.with_session(name, |session| session.changed())?
+            }
+            _ => turn.changed()?,
+        };
+        Ok(changed.left_future())
     }
 
     /// Whether a request that was blocked waits for nothing of a table, but for clients to read their replies.
@@ -98,6 +100,20 @@ impl<'a> Membership<'a> {
     fn check_room(&self, request: &RequestBody) -> std::result::Result<(), NoRoom> {
         let large = self.service.large_reply(request);
         large.map_or(Ok(()), |large| self.reader.check(&large))
+    }
+
+    /// Uses the session with an extension, which begins with its first request.
+    fn with_session<T>(&self, name: &str, work: impl FnOnce(&mut dyn Session) -> T) -> Result<T> {
+        let mut sessions = self.sessions.borrow_mut();
+        let index = match sessions.iter().position(|(of, _)| *of == name) {
+            Some(index) => index,
+            None => {
+                let extension = self.service.extension(name)?.clone();
+                sessions.push((extension.name(), extension.session()));
+                sessions.len() - 1
+            }
+        };
+        Ok(work(&mut *sessions[index].1))
     }
 }
 
@@ -110,14 +126,12 @@ impl From<NoRoom> for WaitReason {
     }
 }
 
-impl Drop for Membership<'_> {
+impl Drop for Attempts<'_> {
     fn drop(&mut self) {
-        let Some((at, session)) = self.session.get() else {
-            return;
-        };
-        // When the server ends, all connections end: no worker is reported as missing.
+        // When the server ends, all connections end.
         if *self.phase.borrow() == Phase::Serving {
-            self.service.leave_gradients(at, session);
+            let sessions = self.sessions.get_mut().iter_mut();
+            sessions.for_each(|(_, session)| session.end());
         }
     }
 }

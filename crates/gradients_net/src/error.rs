@@ -1,0 +1,64 @@
+//! The error of workers: of the server's connection, and of sums.
+
+use base::error::TooLarge;
+use replay_net::error::Error as NetError;
+use replay_wire::ErrorCode;
+
+/// Why a worker could not join, or a sum or a control of its job came to nothing.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// An error of the connection, or the server's answer.
+    #[error(transparent)]
+    Net(#[from] NetError),
+    /// A failure of sums.
+    #[error("gradients: {0}")]
+    Sum(gradients::Error),
+}
+
+/// Result with [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+impl Error {
+    /// An invalid argument.
+    pub(crate) fn config(reason: String) -> Self {
+        Error::Net(NetError::Config(reason))
+    }
+
+    /// Kind of the error, as it crosses the wire.
+    pub fn code(&self) -> ErrorCode {
+        match self {
+            Error::Net(error) => error.code(),
+            Error::Sum(_) => ErrorCode::Extension,
+        }
+    }
+}
+
+impl From<TooLarge> for Error {
+    fn from(error: TooLarge) -> Self {
+        Error::Net(error.into())
+    }
+}
+
+impl From<gradients::Error> for Error {
+    fn from(error: gradients::Error) -> Self {
+        use gradients::Error as Sum;
+        Error::Net(match error {
+            Sum::Internal(reason) => NetError::Internal(reason),
+            Sum::Config(reason) => NetError::Config(reason),
+            Sum::TooLarge(error) => NetError::TooLarge(error),
+            Sum::Io(error) => NetError::Io(error),
+            Sum::Interrupted => NetError::Interrupted,
+            failure => return Error::Sum(failure),
+        })
+    }
+}
+
+/// The answer of a server to a request that failed.
+impl From<Error> for NetError {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Net(error) => error,
+            failure => NetError::Extension(failure.to_string()),
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! The service of a server, as `replay_net` calls it.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use event_listener::EventListener;
+use serde_json::Value;
+
+use crate::aggregators::Aggregators;
+use crate::config::GradientsConfig;
+use crate::message::{self, Join};
+use crate::{doctor, metrics};
+use replay_core::table::Attempt;
+use replay_net::cli::doctor::{Finding, MachineFiles};
+use replay_net::config::ServerConfig;
+use replay_net::error::{Error, Result};
+use replay_net::extension::{
+    self, Extension, MetricGroup, PluggedExtension, Session, SettingsType,
+};
+
+/// Name of the service in requests and statistics.
+pub const NAME: &str = "gradients";
+
+/// Plugs the service in.
+pub fn plug_in() {
+    extension::plug_in(&Plug);
+}
+
+/// The service, as a program knows it.
+struct Plug;
+
+impl PluggedExtension for Plug {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn settings(&self) -> SettingsType {
+        SettingsType::of::<GradientsConfig>()
+    }
+
+    fn absent(&self) -> &'static str {
+        "this server does not sum gradients: start it with --gradients IP:PORT"
+    }
+
+    fn log_targets(&self) -> &'static [&'static str] {
+        &["gradients", env!("CARGO_CRATE_NAME")]
+    }
+
+    fn check(&self, config: &ServerConfig) -> Result<()> {
+        GradientsConfig::of(config)?.validate(config)
+    }
+
+    fn start(&self, config: &ServerConfig) -> Result<Option<Arc<dyn Extension>>> {
+        let own = GradientsConfig::of(config)?;
+        let aggregators = Aggregators::start(config, &own)?;
+        Ok(aggregators.map(|aggregators| {
+            Arc::new(Gradients {
+                aggregators,
+                only: own.gradients_only,
+            }) as Arc<dyn Extension>
+        }))
+    }
+
+    fn trust(&self, config: &ServerConfig) -> Option<&'static str> {
+        let own = GradientsConfig::of(config).ok()?;
+        own.gradients?;
+        Some("datagrams of gradients are neither encrypted nor authenticated")
+    }
+
+    fn findings(&self, config: &ServerConfig, machine: &MachineFiles) -> Result<Vec<Finding>> {
+        Ok(doctor::findings(&GradientsConfig::of(config)?, machine))
+    }
+}
+
+/// The service of a running server.
+struct Gradients {
+    aggregators: Aggregators,
+    /// Whether the server has no memory.
+    only: bool,
+}
+
+impl Extension for Gradients {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn session(self: Arc<Self>) -> Box<dyn Session> {
+        Box::new(Membership {
+            service: self,
+            joined: None,
+        })
+    }
+
+    fn address(&self) -> Option<String> {
+        Some(self.aggregators.address().to_string())
+    }
+
+    fn instead_of_memory(&self) -> Option<&'static str> {
+        self.only.then_some(
+            "this server only sums gradients: start it without --gradients-only for a replay memory and parameters",
+        )
+    }
+
+    fn stats(&self) -> Value {
+        self.aggregators.stats()
+    }
+
+    fn metrics(&self) -> &'static [MetricGroup] {
+        metrics::GROUPS
+    }
+}
+
+/// A connection's membership in a job.
+struct Membership {
+    service: Arc<Gradients>,
+    /// Address of the aggregator, and session there.
+    joined: Option<(SocketAddr, u32)>,
+}
+
+impl Session for Membership {
+    fn attempt(&mut self, message: &Bytes) -> Result<Attempt<Bytes>> {
+        let Join { job, below } = message::read(message)?;
+        if self.joined.is_some() {
+            let reason = "this connection has joined a gradient job already: join over one connection for each worker";
+            return Err(replay_wire::Error::Protocol(reason.to_owned()).into());
+        }
+        let joined = self.service.aggregators.join(&job, below);
+        let joined = match joined.map_err(Error::from)? {
+            Attempt::Ready(joined) => joined,
+            Attempt::Blocked(reason) => return Ok(Attempt::Blocked(reason)),
+        };
+        self.joined = Some((joined.address, joined.ticket.session));
+        message::write(&joined).map(Attempt::Ready)
+    }
+
+    fn changed(&self) -> EventListener {
+        self.service.aggregators.changed()
+    }
+
+    /// When the server ends, no worker is reported as missing.
+    fn end(&mut self) {
+        if let Some((at, session)) = self.joined {
+            self.service.aggregators.leave(at, session);
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! Messages of the service, as JSON: a worker's or a rack's request to join a job, and the answer.
+//!
+//! ```json
+//! {"job": "run-7", "worker": 0, "workers": 2, "world": 2, "name": "host-0", "arithmetic": "float", "segment_values": 360,
+//!  "deadline_ms": 30000}
+//! {"address": "127.0.0.1:7711", "session": 3, "key": [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16], "round": 0,
+//!  "window": 256}
+//! ```
+//!
+//! An asynchronous job has `"asynchronous": {"values": 1000, "threshold": 2, "staleness": 3}`, a rack `"below"`.
+
+use std::net::SocketAddr;
+
+use bytes::Bytes;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use gradients::{JoinJob, Ticket};
+use replay_net::error::{Error, Result};
+
+/// Joins a job until the connection ends.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Join {
+    /// The job and the worker's part in it.
+    #[serde(flatten)]
+    pub job: JoinJob,
+    /// For a server that joins its parent: the number of its workers.
+    pub below: Option<u32>,
+}
+
+/// Membership in a job.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Joined {
+    /// UDP address of the aggregator; all zeros for the IP address mean the server's own address.
+    pub address: SocketAddr,
+    /// The worker's session and key at the aggregator.
+    #[serde(flatten)]
+    pub ticket: Ticket,
+}
+
+/// A message as it is sent.
+///
+/// # Errors
+/// [`Error::Internal`], for a value that JSON does not have.
+pub fn write(message: &impl Serialize) -> Result<Bytes> {
+    let written = serde_json::to_vec(message);
+    written
+        .map(Bytes::from)
+        .map_err(|error| Error::Internal(error.to_string()))
+}
+
+/// A received message.
+///
+/// # Errors
+/// [`Error::Wire`] for anything else.
+pub fn read<T: DeserializeOwned>(message: &Bytes) -> Result<T> {
+    serde_json::from_slice(message).map_err(|error| {
+        let reason = format!("a message about gradients cannot be read: {error}");
+        replay_wire::Error::Protocol(reason).into()
+    })
+}

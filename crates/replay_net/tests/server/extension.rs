@@ -1,0 +1,198 @@
+//! A service of another crate beside the memory: all that it takes.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use base::wait::Wait;
+use bytes::Bytes;
+use event_listener::{Event, EventListener};
+use replay_core::replay::Replay;
+use replay_core::table::Attempt;
+use replay_net::client::session::ExtensionSession;
+use replay_net::client::{Client, ConnectOptions, connect};
+use replay_net::config::ServerConfig;
+use replay_net::error::{Error, Result};
+use replay_net::extension::*;
+use replay_net::server::RunningServer;
+use serde_json::{Value, json};
+
+use crate::connecting::{BreakingRelay, Ending, patient};
+use crate::kernel::start;
+use crate::suite::{config, table};
+use crate::support::port;
+
+/// Adds up numbers, each as one byte: zero is answered with the sum, once that is not zero.
+#[derive(Default)]
+struct Adder {
+    sum: AtomicU64,
+    members: AtomicU64,
+    blocked: AtomicU64,
+    changed: Event,
+}
+
+#[derive(clap::Args, serde::Serialize, serde::Deserialize, Default)]
+#[serde(default)]
+struct AdderConfig {
+    /// Add up numbers.
+    #[arg(long)]
+    adder: bool,
+}
+
+struct Plug;
+
+impl PluggedExtension for Plug {
+    fn name(&self) -> &'static str {
+        "adder"
+    }
+    fn settings(&self) -> SettingsType {
+        SettingsType::of::<AdderConfig>()
+    }
+    fn absent(&self) -> &'static str {
+        "this server adds nothing up: start it with --adder"
+    }
+    fn log_targets(&self) -> &'static [&'static str] {
+        &[]
+    }
+    fn check(&self, _: &ServerConfig) -> Result<()> {
+        Ok(())
+    }
+    fn start(&self, config: &ServerConfig) -> Result<Option<Arc<dyn Extension>>> {
+        let started = config
+            .extensions
+            .get::<AdderConfig>("adder")
+            .is_ok_and(|own| own.adder);
+        Ok(started.then(|| Arc::<Adder>::default() as Arc<dyn Extension>))
+    }
+}
+
+impl Extension for Adder {
+    fn name(&self) -> &'static str {
+        "adder"
+    }
+    fn session(self: Arc<Self>) -> Box<dyn Session> {
+        self.members.fetch_add(1, Ordering::Relaxed);
+        Box::new(Member(self))
+    }
+    fn stats(&self) -> Value {
+        let members = self.members.load(Ordering::Relaxed);
+        json!({"sum": self.sum.load(Ordering::Relaxed), "blocked": self.blocked.load(Ordering::Relaxed), "of": {"all": {"members": members}}})
+    }
+    fn metrics(&self) -> &'static [MetricGroup] {
+        &[MetricGroup {
+            prefix: "adder",
+            pointer: "/of",
+            label: Some("of"),
+            metrics: &[(MetricType::Gauge, "members", "Members")],
+        }]
+    }
+}
+
+struct Member(Arc<Adder>);
+
+impl Session for Member {
+    fn attempt(&mut self, message: &Bytes) -> Result<Attempt<Bytes>> {
+        let [number] = message[..] else {
+            return Err(Error::Extension("adder: one byte, please".to_owned()));
+        };
+        if number > 0 {
+            self.0.sum.fetch_add(number.into(), Ordering::Relaxed);
+            self.0.changed.notify(usize::MAX);
+        }
+        match (number, self.0.sum.load(Ordering::Relaxed)) {
+            (0, 0) => {
+                self.0.blocked.fetch_add(1, Ordering::Relaxed);
+                Ok(Attempt::Blocked("nothing has been added".to_owned().into()))
+            }
+            (_, sum) => Ok(Attempt::Ready(vec![sum as u8].into())),
+        }
+    }
+    fn changed(&self) -> EventListener {
+        self.0.changed.listen()
+    }
+    fn end(&mut self) {
+        self.0.members.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+fn serve(settings: &str) -> RunningServer {
+    plug_in(&Plug);
+    let text = format!("listen = [\"innet://127.0.0.1:0\"]\n{settings}");
+    let read = ServerConfig::from_toml(&text, "server.toml", toml::Table::new()).unwrap();
+    start(&ServerConfig {
+        tables: config(table()).tables,
+        ..read
+    })
+    .unwrap()
+}
+
+fn ask(session: &mut ExtensionSession, number: &'static [u8], within: Duration) -> Result<Bytes> {
+    let until = Instant::now() + Duration::from_secs(60);
+    let due = Instant::now() + within;
+    let late = || Error::Interrupted;
+    session.call(&number.into(), due, until, &Wait::forever(), late)
+}
+
+fn open(client: &Client) -> ExtensionSession {
+    let until = Instant::now() + Duration::from_secs(60);
+    ExtensionSession::open(client.dialer(), "adder", until, &Wait::forever()).unwrap()
+}
+
+#[test]
+fn another_crates_service_answers_beside_the_memory() {
+    let server = serve("adder = true");
+    let client = connect(&server.addresses()[0], ConnectOptions::default()).unwrap();
+    let stats = || client.stats(&Wait::forever()).unwrap();
+    let (mut one, mut other) = (open(&client), open(&client));
+    let now = Duration::ZERO;
+    let late = ask(&mut one, &[0], now).unwrap_err().to_string();
+    assert!(late.contains("nothing has been added"), "{late}");
+    let failed = ask(&mut one, b"12", now).unwrap_err().to_string();
+    assert_eq!(failed, "adder: one byte, please");
+    let blocked = || stats()["adder"]["blocked"].as_u64().unwrap();
+    let before = blocked();
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| ask(&mut one, &[0], Duration::from_secs(60)));
+        while blocked() == before {}
+        ask(&mut other, &[7], now).unwrap();
+        assert_eq!(waits.join().unwrap().unwrap()[..], [7]);
+    });
+    assert_eq!(stats()["adder"]["of"]["all"]["members"], 2);
+    assert_eq!(stats()["extensions"], json!({"adder": ["/of"]}));
+    other
+        .end(Instant::now() + Duration::from_secs(60), &Wait::forever())
+        .unwrap();
+    while stats()["adder"]["of"]["all"]["members"] != 1 {}
+    assert!(stats()["tables"].is_object());
+}
+
+#[test]
+fn a_server_without_a_service_says_how_to_get_it() {
+    let server = serve("");
+    let client = connect(&server.addresses()[0], ConnectOptions::default()).unwrap();
+    let error = ask(&mut open(&client), &[1], Duration::ZERO).unwrap_err();
+    assert!(
+        error.to_string().contains("start it with --adder"),
+        "{error}"
+    );
+    let wrong = ServerConfig::from_toml("\nadder = 3", "server.toml", toml::Table::new());
+    let wrong = wrong.unwrap_err().to_string();
+    assert!(
+        wrong.contains("line 2") && wrong.contains("server.toml"),
+        "{wrong}"
+    );
+}
+
+#[test]
+fn a_session_whose_handshake_breaks_begins_all_the_same() {
+    let server = serve("adder = true");
+    for ending in [Ending::End, Ending::Reset, Ending::Hang] {
+        let relay = BreakingRelay::start(port(&server), 100, ending);
+        let options = patient(ConnectOptions::default());
+        let client = connect(&relay.address("innet"), options).unwrap();
+        assert_eq!(relay.connections(), 2);
+        let mut session = open(&client);
+        assert_eq!(relay.connections(), 4);
+        ask(&mut session, &[1], Duration::ZERO).unwrap();
+    }
+}
