@@ -32,7 +32,7 @@ from benchmarks.timers import profiler, timers
 
 def main() -> None:
     """Runs one benchmark, or another command."""
-    # Started processes end with it: each part leaves its processes by its `finally`.
+    # SIGTERM raises SystemExit, so that every `finally` ends its child processes.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     recording.record()
     commands: dict[str, Callable[..., Any]] = {each.name: _command(each) for each in BENCHMARKS}
@@ -59,7 +59,7 @@ def main() -> None:
 
 def everything() -> None:
     """Runs every benchmark, each in a process of its own; when none failed, the lines are a report's raw data."""
-    # The commit is measured: a file of it that changes meanwhile would falsify that.
+    # Lines are collected in an ignored folder: a changed tracked file would mark the measured commit as dirty.
     collected = recording.FOLDER / "results.jsonl"
     runs = [["-m", "benchmarks", each.name] for each in BENCHMARKS]
     runs += [["-m", "benchmarks", "connections"], ["-m", "benchmarks", "growth"], ["-m", "benchmarks", "delay"]]

@@ -21,10 +21,10 @@ from wire_client import FIRST, PROTOCOL, SCHEMA, ServerError, WireClient
 
 THREADS = 4
 ATTACK_S = 2.0
-"""Longest wait of an attack for the server."""
+"""Socket timeout of an attack."""
 FLOOD = 200
 CROWD = 48
-"""Connections that stay, and read nothing."""
+"""Connections that stay open without reading."""
 LENGTHS = (0, 1, 100, 70_000)
 NUMBERS: dict[str, tuple[float, ...]] = {"float": (0.0, -1.0, 1e300, float("inf"), float("nan"))}
 NUMBERS |= {f"int{bits}": (0, 1, -1, -(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (8, 16, 32, 64)}
@@ -41,13 +41,13 @@ Address = tuple[str, int]
 
 
 class Attacker:
-    """Attacks in an order of chance.
+    """Attacks in random order.
 
     Args:
-        address: The server's.
-        token: Proof of the role.
+        address: Address of the server.
+        token: Token of the attacker's role.
         tables: Names of tables that the requests use.
-        seed: Of the order and the contents.
+        seed: Seed of the order and the contents.
     """
 
     def __init__(self, address: Address, token: str, tables: list[str], seed: int) -> None:
@@ -68,9 +68,9 @@ class Attacker:
         self._crowd: list[WireClient] = []
 
     def attack(self) -> str:
-        """One attack; returns its name."""
+        """Runs one attack; returns its name."""
         chosen = self._random.choice(self.attacks)
-        # An attacker expects a server that refuses, closes or does not answer.
+        # A server may refuse, close the connection or time out.
         with suppress(OSError, ServerError, AssertionError, KeyError):
             chosen()
         return chosen.__name__
@@ -85,7 +85,7 @@ class Attacker:
         return socket.create_connection(self._address, ATTACK_S)
 
     def _value(self, kind: str, type_: Any, schema: Any, name: str, lengths: tuple[int, ...] = LENGTHS) -> Any:
-        """A value of a field at the limits of its type; elements of lists are short, as lists are long."""
+        """Returns a value at the limits of a field's type; elements of long lists are short."""
         chosen = self._random
         if kind == "text":
             own = chosen.random() < 0.8 and name in ("table", "name", "emptyTable", "dropTable", "describeTable")
@@ -99,7 +99,7 @@ class Attacker:
         if kind == "list":
             element = type_.list.elementType
             inner = schema.elementType if element.which() in ("struct", "enum") else None
-            # Equal elements, as making different ones would keep this process busy instead of the server.
+            # Equal elements are cheap to make: the load belongs on the server.
             return [self._value(element.which(), element, inner, "", (0, 1))] * chosen.choice(lengths)
         return chosen.choice(NUMBERS[kind])
 
@@ -120,7 +120,7 @@ class Attacker:
         return {kind: self._value(type_.which(), type_, field.schema if type_.which() == "struct" else None, kind)}
 
     def extreme(self) -> None:
-        """Requests of every kind with fields at their limits, each on a connection of its own, as many end theirs."""
+        """Sends requests of every kind with extreme fields. Each has its own connection, as the server closes many."""
         for _ in range(10):
             with self._client() as client, suppress(OSError, ServerError, AssertionError):
                 payload = self._random.randbytes(self._random.choice(LENGTHS))
@@ -129,7 +129,7 @@ class Attacker:
                 client.receive()
 
     def mutated(self) -> None:
-        """Frames with flipped bits and lengths, before and after the handshake."""
+        """Sends frames with flipped bits and wrong lengths, before and after the handshake."""
         for _ in range(20):
             control = bytearray(SCHEMA.Request.new_message(id=1, **self._request()).to_bytes())
             lengths = struct.pack("<II", len(control), self._random.choice((0, 0, 8, 2**32 - 1)))
@@ -147,20 +147,20 @@ class Attacker:
                     connection.recv(1 << 16)
 
     def flood(self) -> None:
-        """Connections that say nothing."""
+        """Opens connections without sending a handshake."""
         with ExitStack() as stack:
             for _ in range(FLOOD):
                 stack.enter_context(self._socket())
             time.sleep(ATTACK_S / 4)
 
     def half_handshakes(self) -> int:
-        """Connections that say hello and no more; returns how many the server has challenged."""
+        """Opens connections that stop after `hello`; returns the number of challenges received."""
         challenged = 0
         with ExitStack() as stack:
             for _ in range(FLOOD):
                 client = stack.enter_context(WireClient(self._address, handshake=False))
                 client.socket.settimeout(ATTACK_S)
-                # Strangers of one address are refused from a number on.
+                # The server refuses connections beyond `max_handshakes_per_address`.
                 with suppress(ServerError, ConnectionError):
                     client.call(hello=SCHEMA.Hello.new_message(protocol=PROTOCOL, release="x", nonce=bytes(32)))
                     challenged += 1
@@ -168,7 +168,7 @@ class Attacker:
         return challenged
 
     def unread(self) -> None:
-        """Requests for large replies that are not read."""
+        """Requests large replies without reading them."""
         with ExitStack() as stack:
             for _ in range(8):
                 client = stack.enter_context(self._client())
@@ -179,7 +179,7 @@ class Attacker:
             time.sleep(ATTACK_S)
 
     def crowd(self) -> int:
-        """Keeps connections with unread replies that their sockets cannot hold; returns how many it had to open."""
+        """Keeps connections whose unread replies exceed the socket buffers; returns how many it opened."""
         self._crowd = [client for client in self._crowd if self._ask_large(client)]
         missing = CROWD - len(self._crowd)
         for _ in range(missing):
@@ -190,14 +190,14 @@ class Attacker:
         return missing
 
     def _ask_large(self, client: WireClient) -> bool:
-        """Asks for large replies; returns whether the connection is open."""
+        """Requests large replies; returns whether the connection is still open."""
         try:
             for _ in range(4):
                 client.send(deadline_ms=2**32 - 1, getParameters=SCHEMA.GetParameters.new_message(name="hostile"))
                 sample = SCHEMA.Sample.new_message(table="hostile", count=65_536)
                 client.send(deadline_ms=2**32 - 1, sample=sample)
         except TimeoutError:
-            # The server does not read a connection with too many requests.
+            # The server stops reading a connection with too many pending requests.
             return True
         except OSError:
             client.socket.close()
@@ -209,7 +209,7 @@ class Attacker:
         return int(client.call(openWriter=SCHEMA.OpenWriter.new_message(**opened))[0].writer.epoch)
 
     def wide_writer(self) -> None:
-        """Writers of as many streams as there may be, in each table but the one of `long_waits`."""
+        """Opens writers with the largest number of streams in every table, except `blocked` (see `long_waits`)."""
         for table in self._tables:
             if table == "blocked":
                 continue
@@ -217,13 +217,13 @@ class Attacker:
                 self._open(client, table, self._random.getrandbits(64), self._random.choice((32_768, 65_536)))
 
     def many_links(self) -> None:
-        """Pushes and samples of windows that span thousands of chunks of one row: too many of them, and few."""
+        """Pushes and samples windows over thousands of one-row chunks, too many at a time and few at a time."""
         rows, writer = 16_000, self._random.getrandbits(64)
         with self._client() as client:
             epoch = self._open(client, "hostile", writer, before=rows - 1)
             chunks = [{"stream": 0, "rows": 1, "firstStep": step, "bytes": 9} for step in range(rows)]
             item = {"anchor": rows - 1, "stream": 0, "before": rows - 1, "after": 0, "priority": 1e30}
-            # The first push is refused, the second one is stored.
+            # The server refuses the first push and stores the second.
             for items in (70_000, 60):
                 push = {"table": "hostile", "writer": writer, "epoch": epoch, "sequence": 1, "chunks": chunks}
                 message = SCHEMA.Push.new_message(**push, items=[item] * items)
@@ -235,7 +235,7 @@ class Attacker:
                 client.receive()
 
     def long_waits(self) -> None:
-        """Pushes and samples with the longest deadline, to a table that lets none through."""
+        """Pushes and samples with the longest deadline on a table whose rate limiter blocks them."""
         with ExitStack() as stack:
             for _ in range(16):
                 client, writer = stack.enter_context(self._client()), self._random.getrandbits(64)
@@ -253,7 +253,7 @@ class Attacker:
             time.sleep(ATTACK_S)
 
     def large_frames(self) -> None:
-        """Payloads of the longest frame, and some that never end."""
+        """Sends payloads of 1 and 31 MiB, close to the frame limit, some of them incomplete."""
         with ExitStack() as stack:
             for _ in range(4):
                 client = stack.enter_context(self._client())
@@ -267,7 +267,7 @@ class Attacker:
                 client.socket.sendall(whole[: self._random.choice((length, length // 2))])
 
     def many_tables(self) -> None:
-        """Tables until the memory limit refuses, which are emptied and dropped."""
+        """Creates tables up to the memory limit, then empties and drops them."""
         column = [{"name": "x", "dtype": "uint8", "shape": [1], "codec": "none"}]
         with self._client() as client:
             for number in range(64):
@@ -282,9 +282,9 @@ class Attacker:
 
 
 def attack(address: Address, token: str, tables: list[str], until: float, seed: int, result: Connection) -> None:
-    """Attacks with several threads until the time comes, and sends how often it attacked in which way.
+    """Attacks from several threads until `until`, and sends the number of attacks by name.
 
-    Meanwhile another thread keeps a crowd of connections that read nothing.
+    Another thread keeps the crowd of connections that do not read.
     """
     counts: Counter[str] = Counter()
 

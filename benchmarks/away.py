@@ -1,4 +1,4 @@
-"""A server that is killed and started again, or stopped and continued, under a writer and under a training run."""
+"""A server that is killed and restarted, or stopped and continued, under a writer and under a training run."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ VIEW = innet.Window(0, 0)
 TABLE = innet.Table("queue", {"tag": "int64"}, 200_000, sampler="fifo", max_times_sampled=1)
 PUSH = 50
 TRAINING_PATIENCE_S, WRITING_PATIENCE_S = 60.0, 20.0
-"""Longest times to work again or to end."""
+"""Timeouts for progress to resume and for the program to end."""
 SILENT_S = 3.0
-"""Longest time for a message: a process that is silent until then stays silent."""
+"""Timeout for the message; a process that prints none by then never does."""
 WRITER, TRAINING = "writer", "training"
 MESSAGES = {WRITER: "waiting up to", TRAINING: "waiting for the replay memory"}
 NAMED = {("killed", WRITER), ("killed", TRAINING), ("stopped", TRAINING)}
-"""Programs that can know of it: a stopped server keeps its connections, so a bare writer cannot."""
+"""Failures that the program can detect. A stopped server keeps its connections, so a bare writer cannot."""
 GOALS = {"said_s": 1.0, "ended_s": 2.0}
 
 
 def write(address: str) -> None:
-    """Writes tagged steps, and prints how many the server has; a server that comes back empty gets the rest."""
+    """Writes tagged steps and prints the acknowledged count; after a restart of the server it continues there."""
     logging.basicConfig()
     written = 0
     with innet.connect(address, tables=[TABLE], reconnect_for=3600) as memory:
@@ -59,7 +59,7 @@ def write(address: str) -> None:
 
 
 class Program:
-    """A program on a terminal of its own, and everything that it printed there."""
+    """A program on a pseudo-terminal, and its output."""
 
     def __init__(self, *command: str) -> None:
         self.text = ""
@@ -73,13 +73,13 @@ class Program:
         self._reader.start()
 
     def _read(self) -> None:
-        # A terminal whose programs have ended is an error to read.
+        # Reading a pseudo-terminal fails once its programs have ended.
         with contextlib.suppress(OSError):
             while part := os.read(self._terminal, 1 << 16):
                 self.text += part.decode(errors="replace")
 
     def end(self) -> None:
-        """Ends it, however it does."""
+        """Kills the program's process group."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
@@ -88,7 +88,7 @@ class Program:
 
 
 def seconds(condition: Callable[[], bool], longest: float) -> float | None:
-    """Seconds until the condition holds, or None when it did not."""
+    """Seconds until the condition holds; `None` after a timeout."""
     began = time.monotonic()
     while not condition():
         if time.monotonic() - began > longest:
@@ -98,7 +98,7 @@ def seconds(condition: Callable[[], bool], longest: float) -> float | None:
 
 
 def doubled(address: str) -> int:
-    """Steps of the writer that its server had twice."""
+    """Number of the writer's steps that the server stored twice."""
     with innet.connect(address) as memory:
         tags = []
         while items := memory.stats()["tables"]["queue"]["items"]:
@@ -108,7 +108,7 @@ def doubled(address: str) -> int:
 
 
 def once(server: Server, how: str, program: Program, progress: Callable[[], int], kind: str) -> dict[str, float | None]:
-    """One server that is away twice: the first time it comes back, the second time a signal ends the program.
+    """Takes a server away twice: it returns the first time; the second time SIGINT ends the program.
 
     Raises:
         AssertionError: The program did not begin.
@@ -145,7 +145,7 @@ def away(times: int = 20, under: tuple[str, ...] = (WRITER, TRAINING)) -> None:
         times: Of each: killed and stopped, under a writer and under a training run.
         under: `writer`, `training` or both.
     """
-    # A shell starts programs in the background with SIGINT ignored, and theirs inherit that.
+    # Shells start background jobs with SIGINT ignored, which child processes would inherit.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for how in ("killed", "stopped"):
         for kind in under:

@@ -30,9 +30,9 @@ from innet_drl.papers import services
 from innet_drl.papers.settings import SPINNING, NetworkStack
 
 SIZES = {64: 2_000, 1_024: 2_000, 4_096: 2_000, 65_536: 1_000, 1 << 20: 100, 13_170_000: 10}
-"""Bytes of the one tensor of the parameters, and calls in a round."""
+"""Calls in a round, by bytes of the single tensor."""
 SERVER, CLIENT = 0, 1
-"""The core of each end: its polling loop and all of its threads."""
+"""Core of each end, for its polling loop and all of its threads."""
 NAME = "policy"
 
 Times = dict[tuple[str, int], list[float]]
@@ -72,16 +72,16 @@ def calls(rounds: int = 3, out: Path | None = None) -> None:
 
 
 def one(stack: NetworkStack, share: float = 1.0) -> Times:
-    """Starts a server and a client process on a stack and times their calls, `share` of those in `SIZES`."""
+    """Times calls between a server and a client process on a stack: `share` of the numbers in `SIZES`."""
     with on_core(SERVER), services.ours(stack) as address:
         url, options = stack.connection(address, 0)
-        # F-Stack starts once in a process, so each turn has one of its own.
+        # F-Stack starts once in a process: each turn needs a new client process.
         with ProcessPoolExecutor(1, get_context("spawn")) as client:
             return client.submit(measure, url, options, share).result()
 
 
 def measure(url: str, options: dict[str, Any], share: float) -> Times:
-    """The client's part.
+    """Times the calls in the client process.
 
     Raises:
         AssertionError: The returned bytes differ from the stored ones.
@@ -102,7 +102,7 @@ def measure(url: str, options: dict[str, Any], share: float) -> Times:
 
 
 def rows(measured: dict[str, list[Times]]) -> list[dict[str, Any]]:
-    """One for each call and size: of each stack the best of its rounds, as noise of a shared machine only adds."""
+    """Returns a row for each call and size, with the fastest round of each stack: noise only adds time."""
 
     def best(stack: str, key: tuple[str, int], share: int) -> float:
         return round(min(float(np.percentile(times[key], share)) for times in measured[stack]), 2)
@@ -130,7 +130,7 @@ def _timed(call: Any, warm: int, count: int) -> list[float]:
 
 @contextmanager
 def on_core(core: int) -> Iterator[None]:
-    """Processes started here stay on this core."""
+    """Pins processes started in the context to a core."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {core})
     try:
@@ -140,7 +140,7 @@ def on_core(core: int) -> Iterator[None]:
 
 
 def fstack(folder: Path, segments: int) -> NetworkStack:
-    """F-Stack at both ends of a memif, as `cargo bench --bench transport` has it."""
+    """F-Stack at both ends of a memif, as in `cargo bench --bench transport`."""
     name = "fstack_segments" if segments else "fstack"
     configs = {}
     for role, core, host in (("server", SERVER, 2), ("client", CLIENT, 1)):

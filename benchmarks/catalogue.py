@@ -1,4 +1,4 @@
-"""The benchmarks: the systems of each, and the goals of this project."""
+"""The benchmarks, their systems and their goals."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.tasks import Round
 
 @dataclass(frozen=True)
 class Unit:
-    """How a round becomes one number."""
+    """Unit of a benchmark, and its value for a round."""
 
     name: str
     of: Callable[[Round], float]
@@ -45,15 +45,15 @@ class Benchmark:
     unit: Unit
     entries: list[Entry]
     goals: list[Goal]
-    """None where there is no peer."""
+    """Empty if no peer is measured."""
     limit: str | None = None
     """Label of the entry with the best possible result of the machine."""
     once: bool = False
-    """One round is enough: the counts do not vary, or a second one would measure something else."""
+    """Measure one round only: counts do not vary, or a second round would measure another state."""
 
 
 def _entry(label: str, system: str, task: str, part: str, **settings: Any) -> Entry:
-    """An entry with the best settings of the recorded sweep for the part of the system that it stresses."""
+    """An entry with the settings that were best for this part of the system in the recorded sweep."""
     return Entry(label, system, task, {**sweep.best(system, part), **settings})
 
 

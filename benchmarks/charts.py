@@ -26,7 +26,7 @@ Line = dict[str, Any]
 
 
 def results(ratios: list[tuple[str, float, str]], path: Path) -> None:
-    """One bar for each work: how many times as good as the best peer, which is named beside it."""
+    """Draws a bar for each benchmark: the ratio to the best peer, with the peer's name."""
     with pictures.drawing(path, 7.2, 0.34 * len(ratios) + 0.7, STYLE) as figure:
         axes = figure.subplots()
         places = range(len(ratios))
@@ -43,7 +43,7 @@ def results(ratios: list[tuple[str, float, str]], path: Path) -> None:
 
 
 def learning(record: Path, path: Path) -> None:
-    """Score over minutes of training, a line for each seed."""
+    """Draws scores over minutes of training, a line for each seed."""
     recorded = json.loads(record.read_text())
     with pictures.drawing(path, 7.2, 2.4, STYLE) as figure:
         axes = figure.subplots()
@@ -58,7 +58,7 @@ def learning(record: Path, path: Path) -> None:
 
 
 def growth(of: dict[str, list[Line]], path: Path) -> None:
-    """One small plot for each axis, cost over size, with the expected slope."""
+    """Draws cost over size for each axis, with the expected slope."""
     columns = 4
     with pictures.drawing(path, 13, 6.4, STYLE) as figure:
         places = figure.subplots(-(-len(AXES) // columns), columns, squeeze=False)

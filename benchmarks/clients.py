@@ -1,4 +1,4 @@
-"""Actors that push, each in a process of its own, several connections (a thread each) in one."""
+"""Pushing actors in processes of their own, each with one or more connections and a thread for each."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from benchmarks.processes import own_cpu_seconds
 from benchmarks.systems import Address
 
 PUSH = 50
-"""Transitions that are handed over at a time."""
+"""Transitions of one push."""
 
 
 class Clients:
-    """`processes` times `connections` writers of a system, which get their work over pipes, all at the same time."""
+    """`processes` times `connections` writers of a system, which receive commands over pipes and start together."""
 
     def __init__(
         self, system: str, address: Address, processes: int, connections: int, settings: dict[str, Any]
@@ -38,19 +38,19 @@ class Clients:
             assert pipe.recv() == "ready"
 
     def push(self, count: int) -> int:
-        """Each writer pushes `count` transitions; returns how many the server has then from all of them."""
+        """Pushes `count` transitions from each writer; returns the total that the server has acknowledged."""
         return int(sum(each["count"] for each in self._all("push", count)))
 
     def saturate(self, seconds: float) -> dict[str, Any]:
-        """Every writer pushes as fast as it can; the transitions count that the server had at the end.
+        """Pushes from every writer at full speed; counts acknowledged transitions.
 
-        A time is that of a push of 50, until the writer takes the next one.
+        `times_ms` are the durations of pushes of 50, until the writer accepts the next one.
         """
         results = self._all("saturate", seconds)
         return self._sum(results) | {"elapsed": max(each["elapsed"] for each in results)}
 
     def offer(self, seconds: float, pushes_per_s: float, transitions: int) -> dict[str, Any]:
-        """Together the writers push `pushes_per_s` times a second, spread evenly over them and over time."""
+        """Pushes `pushes_per_s` times a second in total, evenly spread over writers and time."""
         return self._sum(self._all("offer", seconds, pushes_per_s, transitions)) | {"elapsed": seconds}
 
     def close(self) -> None:
@@ -61,7 +61,7 @@ class Clients:
             child.join()
 
     def _all(self, what: str, *arguments: Any) -> list[dict[str, Any]]:
-        # A little ahead, so that all of them begin at the same time.
+        # A common start time in the near future.
         begin = time.monotonic() + 0.05
         for pipe in self._pipes:
             pipe.send((what, (begin, *arguments)))
@@ -82,7 +82,7 @@ def _serve(
     processes: int,
     settings: dict[str, Any],
 ) -> None:
-    """A client process: carries out the commands of the pipe."""
+    """Main function of a client process: executes the commands of the pipe."""
     make = importlib.import_module(system).Writer
     writers = [make(address, **settings) for _ in range(connections)]
     pipe.send("ready")
@@ -151,7 +151,7 @@ def _offer(
 
 
 def _together(call: Callable[[Any], None], writers: list[Any]) -> None:
-    """A thread for each writer; with one writer none."""
+    """Calls with each writer in a thread of its own; a single writer needs none."""
     if len(writers) == 1:
         return call(writers[0])
     failures: list[BaseException] = []

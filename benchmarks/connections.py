@@ -1,4 +1,4 @@
-"""Many connections at once, in open loop: the wait of the last of them when all offer half of the server's capacity."""
+"""Push latency of many connections in open loop, at half of the server's capacity."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Systems that take turns: each is set up in a worker of its own, then all are measured round by round.
+"""Systems that take turns, each in a worker process: after the set-up all are measured round by round.
 
-Disturbances of the machine (other loads, clock rates) fall on all of them alike, and ratios are taken within a
-round.
+Disturbances of the machine (other loads, clock rates) affect all alike, and ratios are taken within a round.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ class Entry:
     """One system in a contest."""
 
     label: str
-    """How the results name it."""
+    """Name in the results."""
     system: str
-    """Its module in `benchmarks/systems`."""
+    """Name of the module in `benchmarks/systems`."""
     task: str
-    """Of `benchmarks/tasks.py`."""
+    """Name of the class in `benchmarks/tasks.py`."""
     settings: dict[str, Any] = field(default_factory=dict)
 
 
@@ -48,7 +47,7 @@ class Measured:
 
 @dataclass
 class Worker:
-    """The other end of `benchmarks/worker.py`."""
+    """Handle of a worker process (`benchmarks/worker.py`)."""
 
     entry: Entry
     process: subprocess.Popen[bytes]
@@ -59,10 +58,10 @@ class Worker:
         self._lines = self.connection.makefile("rw")
 
     def ask(self, **request: Any) -> dict[str, Any]:
-        """One request and its answer.
+        """Sends a request and returns its answer.
 
-        Between requests the worker's processes are stopped: nothing that they do ahead or have not finished falls
-        into the turn of another one.
+        The worker's processes are paused between requests, so that prefetching and unfinished work take no time of
+        other systems.
         """
         self.signal(signal.SIGCONT)
         self._lines.write(json.dumps(request) + "\n")
@@ -72,12 +71,12 @@ class Worker:
         return answer
 
     def signal(self, number: signal.Signals) -> None:
-        """To the worker and all that it started, if there is any of it left."""
+        """Signals the worker's process group, if it exists."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, number)
 
     def answer(self) -> dict[str, Any]:
-        """Raises the error of that process."""
+        """Receives an answer; raises the worker's error."""
         line = self._lines.readline()
         answer: dict[str, Any] = json.loads(line) if line else {"error": "the worker died: see its message above"}
         if "error" in answer:
@@ -86,7 +85,7 @@ class Worker:
 
 
 def interpreter(system: str) -> str | None:
-    """The Python of a system's environment; none when `make bench-peers` has not made it."""
+    """Path of the Python of a system's environment; `None` before `make bench-peers`."""
     environment = ENVIRONMENTS.get(system)
     if environment is None:
         return sys.executable
@@ -95,7 +94,7 @@ def interpreter(system: str) -> str | None:
 
 
 def missing(system: str) -> str | None:
-    """A system needs something that is not here."""
+    """Names a missing requirement of a system; `None` if it can run."""
     if interpreter(system) is None:
         return "its environment: run `make bench-peers`"
     if system == "redis" and shutil.which("redis-server") is None:
@@ -105,7 +104,7 @@ def missing(system: str) -> str | None:
 
 @contextlib.contextmanager
 def _workers(entries: list[Entry]) -> Iterator[list[Worker]]:
-    """Sets the systems up, one after the other, and ends them."""
+    """Starts the workers one after the other, and ends them."""
     with contextlib.ExitStack() as stack:
         yield [stack.enter_context(_worker(entry)) for entry in entries]
 
@@ -118,7 +117,7 @@ def measure(entries: list[Entry], rounds: int, seconds: float) -> dict[str, Meas
             results[worker.entry.label] = Measured(worker.version)
             worker.ask(do="check")
         for turn in range(rounds):
-            # Not always the same one after the same other one.
+            # Rotated, so that no system always has the first turn.
             for worker in running[turn % len(running) :] + running[: turn % len(running)]:
                 results[worker.entry.label].rounds.append(worker.ask(do="measure", seconds=seconds))
         for worker in running:

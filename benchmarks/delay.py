@@ -13,7 +13,7 @@ READERS = {
     "innet, one at a time": ("innet", "client"),
     "redis baseline": ("redis", "baseline"),
 }
-"""Samples ahead and rewrites priorities; samples when asked; pulls experience and samples in its own process."""
+"""A prefetching reader that updates priorities, a reader without prefetching, and the Redis baseline."""
 
 
 def delay(rounds: int = 3, seconds: float = 3.0, each_way_ms: float = 5.0, peers: bool = True) -> None:

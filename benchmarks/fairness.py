@@ -32,14 +32,14 @@ TRANSPORTS: dict[str, tuple[str, list[str]] | None] = {
     "TCP": ("innet://127.0.0.1:0", []),
     "TCP, 4 I/O threads": ("innet://127.0.0.1:0", ["--io-threads=4"]),
 }
-"""Address and flags of the server of each, none in process."""
+"""Address and flags of each transport's server; `None` in process."""
 WINDOW_S = 10.0
 POLL_S = 0.1
 GOAL = 0.1
 
 
 def write(address: str, number: int, pipe: Any) -> None:
-    """Writes steps until it is ended, in a process of its own."""
+    """Writes steps until its process is killed."""
     with innet.connect(address) as memory:
         pipe.send(None)
         _write(memory, number)
@@ -61,7 +61,7 @@ def _learn(memory: innet.Replay) -> None:
 
 @contextlib.contextmanager
 def _at_work(transport: str) -> Iterator[innet.Replay]:
-    """The memory, while its writers and its learner work."""
+    """Yields the memory while its writers and its learner run."""
     with ExitStack() as stack:
         threads = []
         if (serving := TRANSPORTS[transport]) is None:
@@ -93,8 +93,8 @@ def unfairness(times: list[float], steps: list[list[int]], window_s: float) -> f
     """The largest difference between two writers over any window, as a share of the larger one's steps.
 
     Args:
-        times: [polls] s, when the steps were asked for.
-        steps: [polls, writers], admitted until then.
+        times: Time of each poll in seconds, [polls].
+        steps: Steps admitted by then, [polls, writers].
         window_s: Shortest length of a window.
     """
     taken, worst = np.array(steps), 0.0

@@ -14,23 +14,23 @@ from benchmarks import report
 from benchmarks.contest import Entry, measure
 
 TOLERANCE = 0.15
-"""Exponent above the expected one, over all values, that still counts as noise and caches."""
+"""Allowed excess of the exponent over the whole range, for noise and cache effects."""
 STEEPEST_TOLERANCE = 0.3
-"""The same between neighbouring values, where the noise of both counts in full."""
+"""Allowed excess between neighbouring values, which noise affects more."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """One quantity that grows, and the task whose cost is looked at."""
+    """A quantity that grows, and the task whose cost is measured."""
 
     name: str
     about: str
     task: str
     setting: str
-    """Argument of the task that takes the values."""
+    """Argument of the task that is varied."""
     values: tuple[int, ...]
     order: float
-    """The exponent that the cost should have: 1 in proportion, 0 not at all."""
+    """Expected exponent of the cost: 1 is proportional, 0 constant."""
     settings: dict[str, Any] = field(default_factory=dict)
     unit: str = "us"
     cost: Callable[[dict[str, Any]], float] = lambda each: 1e6 * each["elapsed"] / each["count"]
@@ -78,9 +78,9 @@ def growth(rounds: int = 3, seconds: float = 1.0) -> None:
 
 
 def standing(values: Sequence[int], costs: Sequence[float], order: float) -> dict[str, Any]:
-    """The exponents that costs grow with, over all values and in the steepest part, and whether they are as expected.
+    """Growth exponents over the whole range and in the steepest part, and whether they meet the goal.
 
-    A cost that begins to grow only at the end would hide in the exponent over all of it.
+    The steepest part shows a cost that grows only at the end of the range.
     """
     steps = np.diff(np.log(costs)) / np.diff(np.log(values))
     whole, steepest = math.log(costs[-1] / costs[0]) / math.log(values[-1] / values[0]), float(steps.max())

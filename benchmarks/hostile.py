@@ -27,29 +27,29 @@ TOKENS = {role: f"token of the {role}" for role in ("operator", "learner", "acto
 FRAME_BYTES = 32 << 20
 MAX_BYTES = 512 << 20
 REPLY_BYTES = 4 * FRAME_BYTES
-"""The limits that the server gets: of a frame, of its memory, of unread replies, which are beside it."""
+"""Limits of the server: a frame, its memory, and unread replies, which are not part of `MAX_BYTES`."""
 PARAMETERS_BYTES = 24 << 20
-"""More than the buffers of a socket hold."""
+"""Larger than the socket buffers."""
 
 VIEW = innet.Window(0, 0)
 COLUMNS: dict[str, Any] = {"tag": "int64", "frame": ("uint8", (32, 32))}
 HONEST = [
     innet.Table("replay", COLUMNS, 50_000),
-    # Every step of it is sampled once.
+    # `audit` samples every step once.
     innet.Table("queue", COLUMNS, 20_000, sampler="fifo", max_times_sampled=1, samples_per_insert=1, slack=8_192),
 ]
 HOSTILE = [
     innet.Table("hostile", {"tag": innet.Column("int64", codec=None)}, 100_000, capacity_bytes=32 << 20),
-    # Nothing is sampled from it.
+    # No honest client samples from it, so that its rate limiter blocks pushes.
     innet.Table("blocked", {"tag": innet.Column("int64", codec=None)}, 10_000, samples_per_insert=1, slack=64),
 ]
 
 Times = NDArray[np.float64]
-"""[operations, 2]: when each began, and how many milliseconds it took."""
+"""Start time in seconds and duration in milliseconds, [operations, 2]."""
 
 
 def timed(into: list[tuple[float, float]], work: Callable[[], Any]) -> Any:
-    """Notes how long it took."""
+    """Calls `work` and appends its start time and duration."""
     began = time.monotonic()
     result = work()
     into.append((began, 1e3 * (time.monotonic() - began)))
@@ -57,13 +57,13 @@ def timed(into: list[tuple[float, float]], work: Callable[[], Any]) -> Any:
 
 
 def begun(pipe: Connection) -> float:
-    """Says that this process is ready; returns the time until which it works."""
+    """Reports that this process is ready; returns the time at which it ends."""
     pipe.send(None)
     return float(pipe.recv())
 
 
 def paced(until: float, per_s: float) -> Iterator[None]:
-    """Turns until a time: so many a second, or as many as there can be with 0; late ones are made up for."""
+    """Yields `per_s` times a second until `until`, catching up after delays; 0 sets no pace."""
     due = time.monotonic()
     while time.monotonic() < until:
         yield
@@ -72,7 +72,7 @@ def paced(until: float, per_s: float) -> Iterator[None]:
 
 
 def act(address: str, actor: int, per_s: float, pipe: Connection) -> None:
-    """Writes steps, each tagged with its actor and number, into both tables, and waits until they are there."""
+    """Writes steps tagged with actor and number to both tables, and waits until they are stored."""
     pushes: list[tuple[float, float]] = []
     with (
         innet.connect(address, token=TOKENS["actor"]) as memory,
@@ -109,7 +109,7 @@ def learn(address: str, per_s: float, pipe: Connection) -> None:
 
 
 def audit(address: str, pipe: Connection) -> None:
-    """Samples the queue until all steps came whose number the other end sends, or none comes any more."""
+    """Samples the queue until it has received the announced number of steps, or a sample times out."""
     tags: list[NDArray[np.int64]] = []
     total = None
     with innet.connect(address, token=TOKENS["learner"]) as memory:
@@ -129,7 +129,7 @@ def audit(address: str, pipe: Connection) -> None:
 
 
 class Process:
-    """A process of its own, and its messages."""
+    """A process, and a pipe to it."""
 
     def __init__(self, target: Callable[..., None], *arguments: Any) -> None:
         context = multiprocessing.get_context("spawn")
@@ -139,21 +139,21 @@ class Process:
         other.close()
 
     def result(self) -> Any:
-        """Its messages.
+        """Receives the next message.
 
         Raises:
-            EOFError: It failed; its traceback is on standard error.
+            EOFError: The process failed; its traceback is on standard error.
         """
         return self.pipe.recv()
 
     def end(self) -> None:
-        """Ends it at once."""
+        """Kills the process."""
         self._process.kill()
         self._process.join()
 
 
 def of(times: Times, begin: float, end: float) -> Times:
-    """The durations of calls that began within a time."""
+    """Durations of the calls that began between `begin` and `end`."""
     durations: Times = times[(begin <= times[:, 0]) & (times[:, 0] < end), 1]
     return durations
 
@@ -210,7 +210,7 @@ def hostile(minutes: float = 10.0, steps_per_s: float = 0.0, batches_per_s: floa
     for start, end, part, how in zip([begin, *ends], ends, parts, attacked_how, strict=False):
         push_ms, sample_ms = of(pushes, start, end), of(samples, start, end)
         rates.append((len(push_ms) * PUSH / third, len(sample_ms) / third))
-        # Where none began, one that began earlier lasted for the whole time.
+        # If no call began, an earlier one lasted for the whole part.
         times = {
             f"{what}_p99_ms": float(np.percentile(taken, 99)) if len(taken) else 1e3 * third
             for what, taken in (("push", push_ms), ("sample", sample_ms))

@@ -1,4 +1,4 @@
-"""A server with snapshots that is killed again and again under load: every tagged step is counted."""
+"""A server with snapshots that is killed repeatedly under load: every tagged step is counted."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ UNKNOWN = re.compile(r"it had acknowledged (\d+) steps")
 
 
 class Writer:
-    """A writer of tagged steps in a thread. After a restart it writes the steps again that the server says it lost."""
+    """A writer of tagged steps in a thread. After a restart it rewrites the steps that the server reports as lost."""
 
     def __init__(self, address: str, number: int, ended: threading.Event) -> None:
         self.number = number
         self.acknowledged = 0
-        """Tags that the server has acknowledged: those below."""
+        """Number of acknowledged steps: their tags are below it."""
         self.losses: list[tuple[int, int]] = []
-        """At each restart that lost acknowledged steps: how many, and how many the server has, by its own account."""
+        """Acknowledged steps lost and steps kept, as the server reports them, for each restart with losses."""
         self.failure: BaseException | None = None
         self._address = address
         self._ended = ended
@@ -55,10 +55,10 @@ class Writer:
         self._thread.start()
 
     def join(self) -> None:
-        """Returns when it has ended.
+        """Waits for the thread.
 
         Raises:
-            BaseException: The cause of its end.
+            BaseException: The thread's failure.
         """
         self._thread.join()
         if self.failure is not None:
@@ -90,7 +90,7 @@ class Writer:
                 time.sleep(PAUSE_S)
 
     def _go_back(self, first: int, message: str) -> None:
-        """Takes the server at its word: it has the steps of this writer but those that it names."""
+        """Continues after the last step that the server reports as kept."""
         if found := LOST.search(message):
             lost, acknowledged = int(found[1]), int(found[2])
         else:
@@ -123,7 +123,7 @@ def _learn(address: str, ended: threading.Event) -> None:
 
 
 def _tags(address: str) -> dict[int, np.ndarray]:
-    """The tags of each writer that the server has."""
+    """Samples the queue until it is empty; returns the stored tags of each writer."""
     with innet.connect(address) as memory:
         batches = []
         while items := memory.stats()["tables"]["queue"]["items"]:
@@ -134,23 +134,24 @@ def _tags(address: str) -> dict[int, np.ndarray]:
 
 
 def _kill(server: Server, writers: list[Writer], memory: innet.Replay, pause_s: float) -> Iterator[tuple[int, int]]:
-    """Kills the server and starts it again, and returns when all writers write.
+    """Kills and restarts the server, and returns when all writers have resumed.
 
     Yields:
-        For each writer that lost acknowledged steps how many, and how many of them were in the last snapshot.
+        For each writer with losses, the number of lost acknowledged steps, and how many of them were acknowledged
+        before the last snapshot.
     """
 
     def saved() -> int:
         return int(memory.stats()["snapshots"]["saved"])
 
     def wrote() -> bool:
-        """Whether each writer has had a push acknowledged, or was told of lost ones."""
+        """Whether each writer has received an acknowledgement or a report of lost steps."""
         pairs = zip(writers, acknowledged, losses, strict=True)
         return all(writer.acknowledged > before or len(writer.losses) > known for writer, before, known in pairs)
 
     acknowledged, losses = [writer.acknowledged for writer in writers], [len(writer.losses) for writer in writers]
     _until(wrote)
-    # The next snapshot but one begins after these acknowledgements.
+    # The next snapshot may have begun before these acknowledgements; the one after it has not.
     floor, count = [writer.acknowledged for writer in writers], saved()
     _until(lambda: saved() >= count + 2)
     time.sleep(pause_s)
@@ -165,7 +166,7 @@ def _kill(server: Server, writers: list[Writer], memory: innet.Replay, pause_s: 
 
 
 def _folder(kills: int, every_ms: int, generator: random.Random) -> dict[str, int]:
-    """Kills one server so often, and counts its steps in the end."""
+    """Kills one server `kills` times, then counts its steps."""
     counts = dict.fromkeys(("steps", "lost", "told", "missing", "doubled", "lost_before_snapshot"), 0)
     ended = threading.Event()
     with tempfile.TemporaryDirectory() as folder:

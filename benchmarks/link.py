@@ -10,14 +10,14 @@ from typing import Self
 from benchmarks.systems import Address
 
 PYTHON = "BENCHMARKS_PYTHON"
-"""Environment variable with the Python of this project, for workers with another one."""
+"""Environment variable with this project's Python, for workers in other environments."""
 
 
 class Link:
-    """The relay's process; also counts bytes, for tasks in the environments of peers.
+    """A relay process. It also counts bytes, for tasks in the environments of peers.
 
     Args:
-        target: The server.
+        target: Address of the server.
         each_way_ms: One-way delay in milliseconds.
     """
 
@@ -30,7 +30,7 @@ class Link:
 
     @property
     def bytes(self) -> int:
-        """Payload of TCP so far, both directions together."""
+        """TCP payload bytes so far, in both directions."""
         print(file=self._relay.stdin, flush=True)
         return int(self._answer())
 

@@ -1,4 +1,4 @@
-"""Figures of the system about processes."""
+"""CPU time and memory of processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def own_cpu_seconds() -> float:
 
 
 def children_cpu_seconds() -> float:
-    """CPU time of the processes that this one started and that ended, and of theirs."""
+    """CPU time of this process's ended and awaited descendants."""
     return _seconds(resource.RUSAGE_CHILDREN)
 
 
@@ -24,17 +24,17 @@ def _seconds(whose: int) -> float:
 
 def cpu_seconds(process: int) -> float:
     """CPU time of another process, to the nanosecond."""
-    # The clock that clock_getcpuclockid(3) names; `/proc/PID/stat` counts in ticks of 10 ms.
+    # The clock of clock_getcpuclockid(3); `/proc/PID/stat` counts ticks of 10 ms.
     return time.clock_gettime(~process << 3 | 2)
 
 
 def resident_bytes(process: int) -> int:
-    """Memory of a process that is in RAM now."""
+    """Resident memory of a process."""
     pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
     return pages * resource.getpagesize()
 
 
 def peak_bytes(process: int) -> int:
-    """Most memory that a process has had in RAM at once."""
+    """Peak resident memory of a process."""
     status = Path(f"/proc/{process}/status").read_text()
     return 1024 * int(status.partition("VmHWM:")[2].split()[0])

@@ -1,8 +1,8 @@
-"""Breakout as a trained agent plays it: the same real frames for every system that is measured.
+"""Breakout played by a trained agent: the same real frames for every measured system.
 
-The repository holds the agent's actions (`breakout_actions.npz`, of a run of preset `breakout` that scores 33); the
-emulator turns them into frames, once for a machine. Reading it needs NumPy alone, so that peers can in environments
-of their own.
+The repository holds the agent's actions (`breakout_actions.npz`, of a run of preset `breakout` that scores 33), from
+which the emulator makes the frames once on each machine. Reading the frames needs only NumPy, so that it works in the
+environments of peers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def record() -> None:
     from innet_drl.papers.scene import play
 
     rows = play(np.load(ACTIONS)["actions"])
-    # The last row ends every game, so that the recording can start again after it.
+    # The last row ends every game, so that the recording can repeat.
     rows[-1] |= {"terminated": ~rows[-1]["final"], "truncated": np.zeros(STREAMS, bool)}
     rows.append({**rows[-1], "first": rows[-1]["final"], "final": ~rows[-1]["final"]})
     rows[-1]["terminated"] = np.zeros(STREAMS, bool)
@@ -54,7 +54,7 @@ def load() -> Recording:
 
 
 class Recording:
-    """Rows of streams, and the transitions that lie in them.
+    """Rows of streams, and their transitions.
 
     Args:
         columns: Arrays [rows, streams, ...] by the names of `COLUMNS`.
@@ -77,7 +77,7 @@ class Recording:
         for ahead in range(N):
             whole &= ~ends[ahead : rows - N + ahead]
         self.transitions: NDArray[np.int64] = np.argwhere(whole.T)[:, ::-1]
-        """[T, 2]: row and stream of each transition of `N` steps that no end cuts short, stream by stream."""
+        """Row and stream of each transition with all `N` steps before an episode's end, [T, 2], stream by stream."""
 
     def observation(self, row: int, stream: int) -> NDArray[np.uint8]:
         """The stack [4, 84, 84] that the agent saw."""
@@ -88,7 +88,7 @@ class Recording:
         return stack
 
     def transition(self, row: int, stream: int) -> Row:
-        """One transition as a system that knows no windows stores it: two stacks, action, return, discount."""
+        """One transition for systems without windows: two stacks, action, return, discount."""
         rewards = self.columns["reward"][row : row + N, stream]
         return {
             "observation": self.observation(row, stream),
@@ -107,9 +107,9 @@ class Recording:
 
     @functools.cached_property
     def _known(self) -> dict[int, set[tuple[int, float, float, int | None]]]:
-        """Checksum of an observation -> the action, return, discount and checksum of the next observation after it.
+        """Maps the checksum of an observation to its actions, returns, discounts and checksums of next observations.
 
-        A transition that an end cuts short has the return up to there. Steps after a terminal one are not read.
+        The return of a transition stops at the end of its episode.
         """
         columns = self.columns
         rows, streams = columns["first"].shape
@@ -129,13 +129,13 @@ class Recording:
         return known
 
     def check(self, batch: dict[str, NDArray[Any]], count: int, distinct: float = 0.5) -> None:
-        """Fails unless a batch has `count` transitions of the recording, and more than a few different ones.
+        """Checks that a batch has `count` transitions of the recording, and enough different ones.
 
         Args:
             batch: `observation` and `next_observation` uint8 [count, 4, 84, 84], `action`, `reward` and `discount`
                 [count].
-            count: Transitions that were asked for.
-            distinct: Part of the observations that must be different ones.
+            count: Expected number of transitions.
+            distinct: Least share of distinct observations.
 
         Raises:
             AssertionError: Sampled items differ from pushed ones.
@@ -155,10 +155,10 @@ class Recording:
 
 
 def checksum(array: NDArray[Any]) -> int:
-    """Of an array's bytes."""
+    """CRC-32 of an array's bytes."""
     return zlib.crc32(np.ascontiguousarray(array).data)
 
 
 def _rounded(value: float) -> float:
-    """Returns of rewards -1, 0 and 1 differ in the fourth decimal or before."""
+    """Rounds for comparison: returns of rewards -1, 0 and 1 differ within four decimals."""
     return round(float(value), 4)

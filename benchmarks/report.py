@@ -1,4 +1,4 @@
-"""The lines of every benchmark: one JSON object each, with everything needed to compare it later."""
+"""Result lines of the benchmarks: JSON objects with everything needed for a later comparison."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def line(benchmark: str, system: str, value: float, unit: str, **more: Any) -> N
 
 
 def closing(benchmark: str, system: str, **more: Any) -> None:
-    """Prints how a goal stands."""
+    """Prints the line of a goal."""
     told = {name: float(f"{value:.4g}") if isinstance(value, float) else value for name, value in more.items()}
     print(json.dumps({"benchmark": benchmark, "system": system, **told}), flush=True)
 
 
 def commit(root: Path) -> str:
-    """The commit that is checked out, with `-dirty` where files differ from it that are no results themselves."""
+    """The checked-out commit, with `-dirty` if files other than results differ from it."""
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(root), *arguments]
@@ -74,7 +74,7 @@ def machine() -> dict[str, Any]:
 
 
 def times(turns: list[Round]) -> dict[str, Any]:
-    """More results of the rounds: single calls over all of them, and CPU time for one counted operation."""
+    """Rate and percentiles of calls over all rounds, and CPU time of an operation."""
     count = sum(each["count"] for each in turns)
     told: dict[str, Any] = {"rounds": len(turns)}
     if all("elapsed" in each for each in turns):
@@ -89,10 +89,10 @@ def times(turns: list[Round]) -> dict[str, Any]:
 
 
 def _closing(benchmark: Benchmark, goal: Goal, values: dict[str, list[float]]) -> None:
-    """How far the goal is met, how this project stands to the best peer, and to the machine's limit."""
+    """Prints whether a goal is met, and the ratios to the best peer and to the machine's limit."""
 
     def times_as_good(other: str) -> float:
-        """How many times as good as `other`, in the median of the rounds."""
+        """Median ratio of the rounds to `other`: above 1 is better."""
         pairs = zip(values[goal.ours], values[other], strict=True)
         more = benchmark.unit.more_is_better
         return statistics.median(ours / theirs if more else theirs / ours for ours, theirs in pairs)

@@ -1,4 +1,4 @@
-"""Rates of pushes and samples at a server whose metrics are scraped once a second, against its own rates without."""
+"""Rates of pushes and samples at a server whose metrics are scraped once a second, against rates without scrapes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from innet_drl.papers.services import free_port
 
 GOAL = 0.98
 SCRAPE_SECONDS = 10.0
-"""Longest scrape."""
+"""Timeout of a scrape."""
 
 
 def scrape(pairs: int = 100, seconds: float = 1.0, steps: int = 20_000) -> None:

@@ -1,4 +1,4 @@
-"""Servers that are one memory against one server of the same total size, under a learner that samples and updates."""
+"""A memory sharded over servers against one server of the same total size: rate of a learner."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GOAL = 0.9
 
 
 class Learner:
-    """Samples ahead and sets the priorities of each batch, at servers of its own."""
+    """A prefetching learner that updates priorities, with its own servers."""
 
     def __init__(self, servers: int, steps: int, each_way_ms: float, stack: ExitStack) -> None:
         addresses = [
@@ -57,7 +57,7 @@ class Learner:
         return done / (time.monotonic() - began)
 
     def excess(self, batches: int) -> float:
-        """Chi-square of items by server against the sums of priorities, in standard deviations above its mean."""
+        """Chi-square of samples by server against sums of priorities, in standard deviations above its mean."""
         expected: dict[int, float] = {}
         for address in self._addresses:
             with innet.connect(address) as server:
@@ -75,7 +75,7 @@ class Learner:
 
 
 def _numbers(batch: innet.Batch) -> list[int]:
-    """For each item, the number of its server's table: the first 16 bits of its id."""
+    """The number of the server's table for each item: the first 16 bits of its id."""
     numbers: list[int] = (batch.ids >> np.uint64(48)).tolist()
     return numbers
 

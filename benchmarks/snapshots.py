@@ -1,4 +1,4 @@
-"""A server that saves snapshots: its rates in turns with one and without, and the peak of its memory."""
+"""A server that saves snapshots: rates with and without one, and peak memory."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def snapshots(steps: int = 50_000, every: float = 1.0, pairs: int = 60) -> None:
             rates = turn(memory, every / 2)
             saved = memory.stats()["snapshots"]
             if saved["saved"] == 0:
-                # Without any snapshot so far.
+                # Baseline memory, before the first snapshot.
                 resident = _bytes(server.pid, "VmRSS")
             if before == 0:
                 continue
@@ -59,6 +59,6 @@ def snapshots(steps: int = 50_000, every: float = 1.0, pairs: int = 60) -> None:
 
 
 def _bytes(pid: int, name: str) -> int:
-    """Bytes of a process, by the name of the line of /proc."""
+    """Bytes in a line of `/proc/PID/status`, by its name."""
     (line,) = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith(name)]
     return int(line.split()[1]) << 10

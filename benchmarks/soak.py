@@ -1,4 +1,4 @@
-"""The suites again and again on a busy machine: what passes on a quiet one by luck fails here."""
+"""Repeats the test suites on a busy machine, which exposes races and tight timeouts."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from benchmarks import report
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "build" / "soak"
 RUST = ("cargo", "nextest", "run", "--locked", "--workspace", "--no-fail-fast")
-# Documents, packages and papers neither wait nor race.
+# Tests of documents, packages and papers have neither waits nor races.
 FOLDERS = ("replay", "server", "distributed", "launch", "train")
-# A busy machine takes three times as long.
+# Tests take three times as long on a busy machine.
 PATIENCE = ("-o", "timeout=360")
 PYTHON = (sys.executable, "-m", "pytest", "-q", *PATIENCE, *(f"tests/{name}" for name in FOLDERS))
 ENVIRONMENT = {**os.environ, "INNET_REPEATS": "10"}
-"""Ends interpreters ten times in the middle of every call (`tests/replay/test_interpreter_end.py`)."""
+"""Repeats each exit of an interpreter during a call ten times (`tests/replay/test_interpreter_end.py`)."""
 COUNTED = re.compile(r"(\d+) (passed|failed|skipped|errors?|timed out|flaky)\b")
 
 
@@ -60,8 +60,8 @@ def soak(times: int = 3, busy: int = 4) -> None:
 
 
 def counts(output: str) -> dict[str, int]:
-    """Tests that passed, failed and were skipped, by the last line of nextest or pytest that counts them."""
-    # Failed tests of Rust show the summary of their own process.
+    """Numbers of passed, failed and skipped tests, from the last summary of nextest or pytest."""
+    # A failed Rust test prints the summary of its own process ("test result:").
     lines = [line for line in output.splitlines() if COUNTED.search(line) and "test result:" not in line]
     return {what: int(count) for count, what in COUNTED.findall(lines[-1])} if lines else {}
 

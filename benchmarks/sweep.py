@@ -1,6 +1,6 @@
-"""Each system at its best: `python -m benchmarks sweep` tries the settings that its module names.
+"""The best settings of each system: `python -m benchmarks sweep` tries the candidates of its module.
 
-The figures are kept in `sweep.json`, and each benchmark uses the settings that were best there.
+`sweep.json` records the results; every benchmark uses the best settings in it.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ TASKS: dict[str, tuple[str, dict[str, Any]]] = {
     "get": ("Parameters", {"what": "get"}),
     "put": ("Parameters", {"what": "put"}),
 }
-"""The task that shows which settings of a part are best; a part that is not here is a reader."""
+"""Task that compares the settings of a part; all other parts are readers."""
 
 
 def best(system: str, part: str) -> dict[str, Any]:
-    """The settings that were best when the sweep was made; none when there was nothing to choose."""
+    """The best settings of the recorded sweep; empty if the part has no candidates."""
     rows = [row for row in _record() if (row["system"], row["part"]) == (system, part)]
     settings: dict[str, Any] = max(rows, key=lambda row: row["score"])["settings"] if rows else {}
     return settings
@@ -73,7 +73,7 @@ def sweep(
 
 
 def _key(row: dict[str, Any]) -> str:
-    """A row for the same settings takes an older one's place."""
+    """Key of a row: a newer row with the same settings replaces it."""
     return json.dumps([row["system"], row["part"], row["settings"]], sort_keys=True)
 
 
@@ -84,7 +84,7 @@ def _record() -> list[dict[str, Any]]:
 
 
 def _choices(system: str) -> dict[str, list[dict[str, Any]]]:
-    """Names of a system's module, from the Python that can import it."""
+    """Candidate settings of a system, read by the Python that can import its module."""
     program = f"import json; from benchmarks.systems import {system}; print(json.dumps({system}.SWEEP))"
     python = interpreter(system)
     assert python is not None

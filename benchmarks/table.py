@@ -16,7 +16,7 @@ from benchmarks.growth import AXES
 
 ROOT = Path(__file__).parents[1]
 REPORTS = ROOT / "docs" / "reports"
-"""A report is `DATE-SUBJECT.md`; its raw data are in the folder `DATE-SUBJECT`."""
+"""Reports, `DATE-SUBJECT.md`, with their raw data in folders `DATE-SUBJECT`."""
 README = ROOT / "benchmarks" / "README.md"
 LINKING = (ROOT / "README.md", README)
 """Pages with links to the newest report."""
@@ -32,13 +32,13 @@ LIMITS = {
     "tcp": (1, "13.17 MB over loopback TCP, into a buffer that is used again"),
     "unix socket": (1, "the same over a pair of Unix sockets"),
 }
-"""Work of one call: its multiple of the counted unit, and its description."""
+"""Units counted by one call, and its description."""
 
 Line = dict[str, Any]
 
 
 def today(subject: str) -> Path:
-    """The folder for raw data of a report of today."""
+    """The raw data folder of a report dated today."""
     folder = REPORTS / f"{datetime.date.today()}-{subject}"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
@@ -65,7 +65,7 @@ def table() -> None:
 
 
 def filled(text: str, of: dict[str, list[Line]]) -> str:
-    """A page with a new table of results between its marks."""
+    """Replaces the table of results between a page's markers."""
     before, begin, after = text.partition("<!-- results -->")
     _, end, after = after.partition("<!-- end of results -->")
     assert end, "the page lacks the marks of results"
@@ -75,7 +75,7 @@ def filled(text: str, of: dict[str, list[Line]]) -> str:
 
 
 def report_page(of: dict[str, list[Line]], sweep: list[Line], name: str) -> str:
-    """The page of a report."""
+    """Returns a report as Markdown."""
     machine = next(line for lines in of.values() for line in lines if "commit" in line)
     versions = sorted({line["version"] for lines in of.values() for line in lines if "version" in line})
     parts: dict[str, Iterable[str]] = {
@@ -119,11 +119,11 @@ SHORT = {
     "wire": ("a transition on the wire", "innet"),
     "memory": ("a transition in a server's memory", "innet"),
 }
-"""Benchmarks of the short table: their work in words, and the system that is shown."""
+"""Benchmarks of the short table, with a description and the label of our system."""
 
 
 def _best(of: dict[str, list[Line]]) -> Iterable[tuple[str, str, str, float, str]]:
-    """Work, our value, the best peer with its value, and the ratio as number and in words."""
+    """Yields description, our value, the best peer with its value, and the ratio as number and in words."""
     for name, (work, ours) in SHORT.items():
         values = {line["system"]: line for line in of[name] if "value" in line}
         for line in of[name]:
@@ -139,7 +139,7 @@ NAMES = {"cpprb": "cpprb", "echo": "echo", "redis": "Redis", "reverb": "Reverb",
 
 
 def _plain(line: Line) -> str:
-    """A value with a unit that needs no explanation."""
+    """A value with a plain unit."""
     value = line["value"]
     if line["unit"] == "transitions/s":
         return f"{round(value, -3):,.0f}/s"
@@ -228,7 +228,7 @@ def _connections(of: dict[str, list[Line]]) -> Iterable[str]:
     yield "| --- | --- | --- | --- | --- | --- |"
     for capacity in of["connections_capacity"]:
         mine = [line for line in of["connections"] if line["system"] == capacity["system"]]
-        # Its value is the median of the rounds' p99, as the ratio is that of the rounds' ratios.
+        # The value is the median p99 of the rounds, consistent with the median ratio.
         cells = [f"{_number(line['p50_ms'])}, {_number(line['value'])}" for line in mine if "value" in line]
         ratio = next(line["ratio"] for line in mine if "value" not in line)
         yield _row(capacity["system"], f"{capacity['value']:.0f}", *cells, f"{ratio:.3g}")
@@ -251,7 +251,7 @@ def _row(*cells: str) -> str:
 
 
 def _value(line: Line, hidden: str = "") -> str:
-    """A value with its unit, and the system where it is not said already."""
+    """A value with its unit, and its system unless `hidden`."""
     value, unit = line["value"], line["unit"].replace("us", "µs")
     number = f"{value / 1e3:.3g} K" if value >= 1e4 else _number(value)
     system = "" if line["system"] == hidden else f"{line['system']} "

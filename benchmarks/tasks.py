@@ -1,4 +1,4 @@
-"""The measured tasks, equal for each system: a task sets a system up, checks its answers, and measures rounds.
+"""The measured tasks, equal for all systems: a task sets a system up, checks its answers, and measures rounds.
 
 A task runs in a worker process (`benchmarks/worker.py`) with the Python of the system's environment. `contest.py` lets
 the tasks of several systems take turns.
@@ -26,23 +26,23 @@ PARAMETERS = 3_292_837
 """Float32 parameters of the paper's network for four actions: 13.17 MB."""
 
 CHECKED = 64
-"""Transitions of a batch that is sampled to look at it."""
+"""Batch size of checks."""
 LARGEST_BATCH = 512
-"""Transitions that wait together, in echo."""
+"""Largest number of transitions pending in an incomplete batch (echo)."""
 PATIENCE_S = 5.0
 """Seconds for transitions in flight to arrive before a server's count is read."""
 LEAST = 1_600
-"""Transitions that are on a server before anything is sampled."""
+"""Transitions pushed before the first sample."""
 
 Round = dict[str, Any]
-"""Result of a round: `count` units, in `elapsed` seconds, with `times_ms` of single calls where there are such."""
+"""Result of a round: `count` units in `elapsed` seconds, and `times_ms` of single calls, if any."""
 
 
 class Task(Protocol):
     """One system set up for one benchmark."""
 
     def check(self) -> None:
-        """Fails when the system's answers are wrong."""
+        """Raises an `AssertionError` if the system's answers are wrong."""
 
     def measure(self, seconds: float) -> Round:
         """Measures for about `seconds`."""
@@ -52,7 +52,7 @@ class Task(Protocol):
 
 
 class _OnServer:
-    """A task on a server of the system; CPU seconds of client and server are counted."""
+    """A task on the system's server, which counts CPU seconds of client and server."""
 
     def __init__(self, system: ModuleType, capacity: int, server: dict[str, Any] | None = None) -> None:
         self.system = system
@@ -66,25 +66,25 @@ class _OnServer:
 
 
 class _Fed(_OnServer):
-    """A task whose transitions a server takes in: it has to confirm that all arrived, and to return them."""
+    """A task that pushes transitions, and checks the server's count and its samples."""
 
     streams = recording.STREAMS
-    """Of all writers together, at most."""
+    """Upper bound on the streams of all writers."""
     distinct = 0.5
-    """Part of a batch's observations that differ."""
+    """Least share of distinct observations in a batch."""
     sent = 0
 
     def check(self) -> None:
         self.check_count()
-        # A system without a reader checks contents where it takes them.
+        # A system without readers checks the contents on arrival.
         for reader in list(getattr(self.system, "READERS", {}).values())[:1]:
             with contextlib.closing(reader(self.service.address, CHECKED)) as opened:
                 recording.load().check(opened.sample(), CHECKED, self.distinct)
 
     def check_count(self) -> None:
-        """The server's count of inserted transitions equals the sent ones."""
-        # The last steps of a stream are no transitions yet, and a batch may wait until it is full. The row after a
-        # game's end, one of hundreds, never is one; and a writer of many streams may be some rows ahead.
+        """Checks that the server has inserted all sent transitions."""
+        # Not inserted: the last steps of a stream, an incomplete batch, and the rows after a game's end (below 1 %).
+        # A writer of many streams may be some rows ahead.
         least = 0.99 * self.sent - recording.N * self.streams - LARGEST_BATCH
         give_up = time.monotonic() + PATIENCE_S
         while (inserted := self.service.inserted()) < least and time.monotonic() < give_up:
@@ -102,11 +102,11 @@ class _FedHere(_Fed):
         super().__init__(system, capacity, server)
         self.link = Link(self.service.address) if through else None
         self.writer = system.Writer(self.link.address if self.link else self.service.address, **settings)
-        # Connecting and opening are not a transition's.
+        # The first pushes include connecting and opening, which are not measured.
         self.push(LEAST)
 
     def push(self, transitions: int) -> Round:
-        """Pushes of 50, timed."""
+        """Times pushes of 50 transitions."""
         calls = transitions // PUSH
         result = self.timed(lambda: self.writer.push(PUSH), calls=calls, warm_up=0, finish=self.writer.flush)
         self.sent += calls * PUSH
@@ -121,7 +121,7 @@ class _FedHere(_Fed):
 
 
 class Push(_Fed):
-    """Transitions a second of actors, each in a process of its own, until the server has them all."""
+    """Rate of actors in processes of their own, up to the last acknowledged transition."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class Push(_Fed):
 
 
 class Sample(_OnServer):
-    """A batch from a server as arrays ready for a network."""
+    """Samples batches from a server, as arrays ready for a network."""
 
     def __init__(
         self,
@@ -170,14 +170,14 @@ class Sample(_OnServer):
         self.reader = system.READERS[reader](self.address(), batch, **settings)
 
     def address(self) -> Address:
-        """Where the reader reaches the server."""
+        """Address that the reader connects to."""
         return self.service.address
 
     def check(self) -> None:
         recording.load().check(self.reader.sample(), self.batch)
 
     def measure(self, seconds: float) -> Round:
-        # As many first as were sampled ahead while the others had their turn.
+        # The warm-up uses up batches that were prefetched before this turn.
         return self.timed(self.reader.sample, seconds, warm_up=8)
 
     def close(self) -> None:
@@ -186,7 +186,7 @@ class Sample(_OnServer):
 
 
 class SampleOverLink(Sample):
-    """A batch from a server at the other end of an emulated link."""
+    """Samples batches from a server over an emulated link."""
 
     def __init__(self, system: ModuleType, each_way_ms: float, **settings: Any) -> None:
         self._each_way_ms = each_way_ms
@@ -202,7 +202,7 @@ class SampleOverLink(Sample):
 
 
 class SampleInProcess:
-    """A batch from a memory in the learner's process."""
+    """Samples batches from a memory in the learner's process."""
 
     def __init__(self, system: ModuleType, batch: int = 512, items: int = 50_000, **settings: Any) -> None:
         self.batch = batch
@@ -221,19 +221,19 @@ class SampleInProcess:
 
 
 class Tree:
-    """Samples a batch of indexes by priority, and gives them new priorities."""
+    """Samples indexes by priority, and updates their priorities."""
 
     def __init__(self, system: ModuleType, items: int = 1 << 20, batch: int = 512, **settings: Any) -> None:
         random = np.random.default_rng(0)
         self.batch, self.items = batch, items
-        # Halves of the tree that differ by three, for the check.
+        # For the check: the second half has three times the priority of the first.
         self.priorities = np.where(np.arange(items) < items // 2, 1.0, 3.0)
         self.tree = system.Tree(items, batch, self.priorities, **settings)
         self.fresh = [random.random(batch) + 0.01 for _ in range(64)]
         self.turn = 0
 
     def check(self) -> None:
-        # The measured rounds have rewritten some.
+        # Measured rounds have changed priorities.
         everything = np.arange(self.items)
         self.tree.rewrite(everything, self.priorities)
         sampled = self._samples()
@@ -282,7 +282,7 @@ class Parameters(_OnServer):
 
 
 class Wire(_FedHere):
-    """Payload bytes of TCP for one transition, both directions, counted on the way."""
+    """TCP payload bytes of a transition in both directions, counted by a relay."""
 
     def __init__(
         self,
@@ -302,7 +302,7 @@ class Wire(_FedHere):
 
 
 class Memory(_FedHere):
-    """Resident memory of a server that holds transitions, less that of the same server empty."""
+    """Growth of a server's resident memory with pushed transitions."""
 
     def __init__(
         self,
@@ -321,11 +321,10 @@ class Memory(_FedHere):
 
 
 class Connections(_Fed):
-    """Time of a push of 50 transitions when many connections offer the same load together, in open loop.
+    """Latency of pushes of 50 transitions from many connections in open loop, at a fixed total load.
 
-    Each connection pushes at fixed times whether or not the last push has ended, and a push counts from the time that
-    it was due: a server that stalls cannot hide it by making its clients wait. Without a rate they push as fast as
-    they can.
+    Pushes are due at fixed times, and latency counts from the due time, so that a stall of the server also counts for
+    the pushes that it delays (no coordinated omission). Without a rate, connections push at full speed.
     """
 
     # All connections push the same stream from its beginning.
@@ -366,7 +365,7 @@ class Connections(_Fed):
 
 
 class Windows:
-    """Windows of another shape than a transition's: sequences of a length, or frames of a size."""
+    """Samples windows of other shapes: sequences of a given length, or frames of a given size."""
 
     def __init__(self, system: ModuleType, batch: int, side: int = 84, length: int | None = None) -> None:
         self.windows = system.Windows(batch, side, length)
@@ -415,7 +414,7 @@ def timed(
     calls: float = math.inf,
     finish: Callable[[], Any] = lambda: None,
 ) -> Round:
-    """Calls again and again, for some time or so many times, and finishes the work in flight."""
+    """Times repeated calls, up to a duration or a number of calls, and `finish`, which completes work in flight."""
     for _ in range(warm_up):
         call()
     spent: list[float] = []

@@ -1,8 +1,8 @@
-"""The timers of a run: what they cost, and how far their shares are from a sampling profiler's.
+"""The timers of a run: their cost, and the difference of their shares from a sampling profiler's.
 
-`timers` trains serial runs of three kinds, the same work without timers, with them, and with a trace. `profiler`
-trains once under py-spy, which samples the stacks of all processes, waiting ones included; the activity of a stack is
-the next lap in the source below the line of its innermost function that has laps.
+`timers` trains serial runs without timers, with timers, and with a trace. `profiler` trains once under py-spy, which
+samples the stacks of all processes, including waiting ones. The activity of a stack is the first `lap` call below the
+current line of the innermost function with laps.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def timers(rounds: int = 10, steps: int = 20_000, preset: str = "cartpole") -> N
     seconds: dict[str, list[float]] = {"without": [], "with": [], "trace": []}
     counts = set()
     for turn in range(rounds):
-        # Neither has the first place of all rounds.
+        # The order alternates between rounds.
         order = list(seconds) if turn % 2 == 0 else list(reversed(seconds))
         for kind in order:
             command = [sys.executable, "-c", TURN, kind, preset, str(steps)]
@@ -104,11 +104,11 @@ def profiler(
         run, raw = Path(folder) / "run", Path(folder) / "raw.txt"
         training = [sys.executable, "-m", "innet_drl", "train", "--out", str(run), "--preset", preset]
         training += ["--minutes", str(minutes), *flags.split()]
-        # Pauses of a process whose threads wait for each other would change its shares.
+        # Nonblocking: pausing a process whose threads wait for each other would change the shares.
         recording = [command, "record", "--nonblocking", "--idle", "--subprocesses", "--threads", "--full-filenames"]
         recording += ["--format", "raw", "--rate", str(rate), "--output", str(raw)]
         with subprocess.Popen(training, stdout=subprocess.DEVNULL, preexec_fn=_yield_to_profiler) as trained:
-            # The interpreter runs once the run has its folder; the start is no part of the shares.
+            # Profiling begins when the run's folder exists: the start is not part of the shares.
             while not run.exists():
                 if trained.poll() is not None:
                     sys.exit(f"the run ended with exit status {trained.returncode}: {shlex.join(training)}")
@@ -136,7 +136,7 @@ def _yield_to_profiler() -> None:
 
 
 def _go_first() -> None:
-    """A profiler that waits for a free processor samples waiting threads too often."""
+    """Raises the profiler's priority: while waiting for a core it would over-sample waiting threads."""
     with contextlib.suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
 
@@ -152,12 +152,12 @@ def _of_timers(run: Path) -> dict[str, dict[str, float]]:
 
 
 def of_samples(raw: str) -> dict[str, dict[str, float]]:
-    """The same shares of the stacks of a profile in the raw format: frames from the outermost on, and a count."""
+    """Shares of a profile in py-spy's raw format: stacks from the outermost frame on, each with a count."""
     found: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for line in raw.splitlines():
         stack, _, count = line.rpartition(" ")
         frames = re.findall(r"([^;()]+) \(([^;()]+\.py):(\d+)\)", stack)
-        # Frames of Python 3.11 and newer have the class before the name of a method.
+        # Python 3.11 and newer qualify a method's name with its class.
         calls = [(Path(file), name.strip().rpartition(".")[2], int(number)) for name, file, number in frames]
         kind = _kind(calls)
         if kind is None:
@@ -165,7 +165,7 @@ def of_samples(raw: str) -> dict[str, dict[str, float]]:
         for file, name, number in reversed(calls):
             activity = _activity(file, name, number)
             if activity is not None:
-                # A serial run samples when it needs a batch.
+                # A serial run samples on demand, and does not wait.
                 activity = "sample" if (kind, activity) == ("serial", WAITING) else activity
                 if activity != START:
                     found[kind][activity] += int(count)
@@ -174,7 +174,7 @@ def of_samples(raw: str) -> dict[str, dict[str, float]]:
 
 
 def _kind(calls: list[tuple[Path, str, int]]) -> str | None:
-    """Actor, learner, the thread of targets, or a stack before or after training."""
+    """Kind of thread of a stack; `None` before and after training."""
     loops = {
         ("launch", "playing.py", "play"): "actor",
         ("launch", "parallel.py", "train"): "learner",
@@ -192,7 +192,7 @@ def _kind(calls: list[tuple[Path, str, int]]) -> str | None:
 
 @functools.cache
 def _laps(file: Path) -> dict[str, list[tuple[int, str | None]]]:
-    """Line and activity of each lap by function; returns have a line without an activity, which is the caller's."""
+    """Lines and activities of laps and returns, by function; the caller's line decides the activity of a return."""
     found: dict[str, list[tuple[int, str | None]]] = {}
     if not file.is_relative_to(PACKAGE):
         return found

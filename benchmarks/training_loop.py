@@ -35,11 +35,11 @@ from innet_drl.train.config import Config
 from innet_drl.train.presets import PRESETS
 
 RECIPE: dict[str, Any] = {"samples_per_insert": 4.0, "layer_norm": False, "n_step": 3, "frame_size": 84}
-"""Both sides': on the preset `breakout`, the plain double DQN that the preset is compared with."""
+"""Settings of both sides on the preset `breakout`: the plain double DQN that the preset is compared with."""
 GOAL = 0.95
-"""Of the plain loop's rate, at least."""
+"""Least ratio of our rate to the plain loop's."""
 WARM_UP_SHARE = 0.25
-"""Part of the learning time that is left out: caches and the limiter's slack fill up in it."""
+"""Share of the learning time that is excluded, in which caches and the limiter's slack fill up."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Flags:
 
 
 Mark = tuple[float, int, int]
-"""Time in seconds, agent steps, updates."""
+"""Time in seconds, agent steps, and updates."""
 
 
 class PlainReplay:
@@ -197,10 +197,10 @@ def our_turn(config: Config, seconds: float, flags: str) -> dict[str, Any]:
 
 
 def rates(marks: list[Mark], config: Config) -> dict[str, float]:
-    """Rates between the end of the warm-up and the end.
+    """Rates after the warm-up.
 
-    `work` is the lesser of the updates and of the steps that the replay ratio wants for them: neither side
-    gains by running ahead of the other.
+    `work` is the smaller of the updates and the updates that the replay ratio allows for the steps: running ahead of
+    the ratio gains nothing.
     """
     marks = marks[int(len(marks) * WARM_UP_SHARE) :]
     (begin, steps, updates), (end, last_steps, last_updates) = marks[0], marks[-1]
@@ -217,7 +217,7 @@ def rates(marks: list[Mark], config: Config) -> dict[str, float]:
 
 
 def _times_ms(marks: list[Mark]) -> list[float]:
-    """How long an update took, in each second between marks."""
+    """Milliseconds of an update, for each second between marks."""
     times = []
     begin, _, before = marks[0]
     for now, _, updates in marks[1:]:

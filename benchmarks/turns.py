@@ -1,6 +1,6 @@
-"""Rates of a writer and of a learner at one server, in turns that differ by one thing.
+"""Rates of a writer and a learner at one server, in alternating turns with and without one condition.
 
-Turns of different processes differ more than by a few hundredths.
+All turns use the same processes: rates of new processes differ by more than a few percent.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ROW_BYTES = 4096
 BATCH = 64
 CHUNK = 50
 COUNTERS = {"pushed_per_s": "inserted_items", "sampled_per_s": "sampled_items"}
-"""Rates, and the statistics of the table that count for them."""
+"""Statistics of the table from which rates are computed."""
 BOTH = "geometric mean"
 Rates = dict[str, float]
 
@@ -36,7 +36,7 @@ def _table(steps: int) -> innet.Table:
 
 def push(address: str, steps: int, pipe: Connection) -> None:
     """Fills the table, then pushes until its process ends."""
-    # Rows that differ: equal ones would be stored as differences of no bytes.
+    # Distinct rows: equal rows would be stored as empty differences.
     rows = itertools.cycle(np.random.default_rng(0).integers(0, 256, (61, 1, ROW_BYTES), np.uint8))
     with innet.connect(address, tables=[_table(steps)]) as memory:
         writer = memory.writer("replay", 1, VIEW, chunk_steps=CHUNK)
@@ -63,7 +63,7 @@ def sample(address: str, pipe: Connection) -> None:
 
 @contextmanager
 def clients(address: str, steps: int) -> Iterator[None]:
-    """A process that pushes 4 KiB a step into a full table, and one that samples 64, which work from here on.
+    """Runs a process that pushes steps of 4 KiB into a full table, and one that samples 64, in the context.
 
     Raises:
         EOFError, ConnectionError: A process has ended by itself.
@@ -79,7 +79,7 @@ def clients(address: str, steps: int) -> Iterator[None]:
             processes.append(process)
             stack.callback(process.join)
             stack.callback(process.terminate)
-            # With this end the pipe would outlive its process, which is then waited for without an end.
+            # With this copy open, `recv` would wait forever for a process that has died.
             theirs.close()
             pipes.append(ours)
         pushing, sampling = pipes
@@ -94,12 +94,12 @@ def clients(address: str, steps: int) -> Iterator[None]:
 
 
 def turn(memory: innet.Replay, seconds: float, act: Callable[[], object] = lambda: None) -> Rates:
-    """Rates of the clients in a turn of this length, at whose begin something is done."""
+    """Rates of the clients over `seconds`, which begin with a call of `act`."""
     before, began = memory.stats()["tables"]["replay"], time.monotonic()
     act()
     time.sleep(max(0.0, began + seconds - time.monotonic()))
     after, taken = memory.stats()["tables"]["replay"], time.monotonic() - began
-    # A turn without any counts as one with one.
+    # At least 1, for the logarithm in `compare`.
     return {rate: max(after[name] - before[name], 1) / taken for rate, name in COUNTERS.items()}
 
 
@@ -116,7 +116,7 @@ def compare(benchmark: str, name: str, goal: float, pairs: list[tuple[Rates, Rat
         means = {rate: statistics.fmean(pair[index][rate] for pair in pairs) for rate in COUNTERS}
         report.line(benchmark, system, means["pushed_per_s"], "steps/s", pairs=len(pairs), **means)
     logs = {rate: [math.log(one[rate] / other[rate]) for one, other in pairs] for rate in COUNTERS}
-    # Both share the cores: where one gains by chance, the other loses.
+    # Writer and learner share the cores: when one gains by chance, the other loses.
     logs[BOTH] = [statistics.fmean(each) for each in zip(*logs.values(), strict=True)]
     for rate, each in logs.items():
         ratio, error = math.exp(float(np.mean(each))), float(np.std(each, ddof=1) / math.sqrt(len(each)))

@@ -1,7 +1,7 @@
-"""A task in a process of its own: `python -m benchmarks.worker DESCRIPTOR SYSTEM TASK SETTINGS`.
+"""A worker process with one task: `python -m benchmarks.worker DESCRIPTOR SYSTEM TASK SETTINGS`.
 
-The descriptor is one end of a socket pair over which JSON lines go: "check" and "measure" come in, an answer or an
-`error` goes out; when the other end closes, the task ends. Standard output is not used, because peers print to it.
+The descriptor is one end of a socket pair for JSON lines: requests "check" and "measure", each answered by a result or
+an `error`. The task ends at end of file. Standard output is not used, because peers print to it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from benchmarks.tasks import TASKS
 
 
 def main() -> None:
-    """Serves until it is told to close."""
+    """Answers requests until the connection is closed."""
     descriptor, system, task, settings = sys.argv[1:]
     with socket.socket(fileno=int(descriptor)) as connection, connection.makefile("rw") as lines:
 

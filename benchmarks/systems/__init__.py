@@ -1,21 +1,20 @@
-"""The systems that are measured, one module each, with the same parts as far as the system has them.
+"""The measured systems, one module each, with as many of these parts as the system supports.
 
 | part | meaning |
 | --- | --- |
-| `serve(capacity, **settings)` | starts the server in a process of its own, with room for `capacity` transitions |
-| `Writer(address, **settings)` | an actor's connection: `push(count)` hands over, `flush()` waits until all are there |
-| `READERS[name](address, batch, **settings)` | the learner's side: `sample()` gives a batch as arrays for a network |
+| `serve(capacity, **settings)` | starts the server in a process of its own, for `capacity` transitions |
+| `Writer(address, **settings)` | an actor's connection: `push(count)` sends, `flush()` waits for all acknowledgements |
+| `READERS[name](address, batch, **settings)` | the learner's side: `sample()` returns a batch as arrays for a network |
 | `Store(address)` | parameters: `put(weights)`, `get()` |
 | `Tree(items, batch, priorities)` | prioritized indexes alone: `sample()` (indexes), `rewrite(indexes, priorities)` |
 | `Memory(batch, **settings)` | a replay memory in this process: `push(count)`, `sample()` |
 | `VERSION` | the measured version |
-| `SWEEP[part]` | the settings that were tried for a part, the best of which is used |
+| `SWEEP[part]` | candidate settings of a part; the best are used |
 
-A module of a peer is imported by the Python of the peer's own environment: it imports NumPy, the standard library, the
-peer and `benchmarks.recording`, nothing of this project. Redis is in this project's own, with its client of
-`innet_drl.papers`. `benchmarks/tasks.py` measures with these parts, the same way
-for each system. A batch is a dict of `observation` and `next_observation` (uint8 [batch, 4, 84, 84]), `action`,
-`reward` and `discount`.
+The module of a peer runs in the peer's environment: it imports only NumPy, the standard library, the peer and
+`benchmarks.recording`. Redis uses this project's environment and the client of `innet_drl.papers`.
+`benchmarks/tasks.py` measures all systems in the same way. A batch is a dict of `observation` and `next_observation`
+(uint8 [batch, 4, 84, 84]), `action`, `reward` and `discount`.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from dataclasses import dataclass
 
 _LIBRARIES = ("torchrl", "cpprb", "echo", "machine")
 ENVIRONMENTS = {"reverb": "reverb", **dict.fromkeys(_LIBRARIES, "libraries")}
-"""Which environment of `make bench-peers` a peer is in; a system that is not here is in the project's own."""
+"""Environment of `make bench-peers` by peer; all other systems use the project's own."""
 
 Address = tuple[str, int]
 
@@ -41,7 +40,7 @@ class Service:
     address: Address
     process: subprocess.Popen[bytes]
     inserted: Callable[[], int]
-    """Transitions that it took in since it began, as it says itself."""
+    """Returns the server's own count of inserted transitions."""
 
     def close(self) -> None:
         """Ends the process."""
@@ -57,7 +56,7 @@ def free_port() -> int:
 
 
 def wait_for(address: Address, process: subprocess.Popen[bytes], seconds: float = 60.0) -> None:
-    """Until somebody accepts connections there."""
+    """Waits until the address accepts connections."""
     give_up = time.monotonic() + seconds
     while time.monotonic() < give_up:
         assert process.poll() is None, f"the server for {address} ended with {process.returncode}"

@@ -1,8 +1,8 @@
-"""cpprb's prioritized buffer, which works in the learner's process.
+"""cpprb's prioritized buffer, which is in the learner's process.
 
-Forms of an observation: `whole` stores both stacks of a transition; `next` shares an observation with the transition of
-three steps before, whose next one it is (cpprb's `next_of`; each third step of a stream is an episode to cpprb);
-`compressed` stores a frame once for the stacks that it is in (`stack_compress`), separately for the two observations.
+Forms of an observation: `whole` stores both stacks of a transition. `next` shares an observation with the transition
+three steps earlier, as its next observation (cpprb's `next_of`; every third step of a stream is an episode to cpprb).
+`compressed` stores each frame once for all stacks (`stack_compress`), but separately for the two observations.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ SCALARS = {"action": {"dtype": np.uint8}, "reward": {"dtype": np.float32}, "disc
 
 
 class Tree:
-    """`PrioritizedReplayBuffer` with a byte in each item."""
+    """`PrioritizedReplayBuffer` with items of one byte."""
 
     def __init__(self, items: int, batch: int, priorities: NDArray[np.float64]) -> None:
         self._batch = batch
-        # It raises to the power of alpha itself; others are given priorities that are.
+        # Alpha is 1, as priorities are given after the exponent.
         self._buffer = cpprb.PrioritizedReplayBuffer(items, {"item": {"dtype": np.uint8}}, alpha=1.0, eps=0.0)
         self._buffer.add(item=np.zeros(items, np.uint8), priorities=priorities)
 
@@ -52,7 +52,7 @@ class Memory:
         columns = {**SCALARS, "observation": frames, "next_observation": frames}
         options: dict[str, Any] = {}
         if form == "next":
-            # It adds next_observation itself.
+            # cpprb adds the column `next_observation`.
             del columns["next_observation"]
             options["next_of"] = "observation"
         elif form == "compressed":
@@ -70,7 +70,7 @@ class Memory:
         return None
 
     def _push_streams(self, count: int, stride: int) -> None:
-        """Transitions in the order of their steps, `stride` apart, each unbroken series as an episode."""
+        """Adds transitions `stride` steps apart, in order; each unbroken series is an episode."""
         played = recording.load()
         order = [each for phase in range(stride) for each in self._phase(phase, stride)]
         added, last = 0, (-1, -1)
@@ -97,6 +97,6 @@ class Memory:
         sampled = self._buffer.sample(self._batch)
         batch = {name: sampled[name][:, 0] for name in SCALARS}
         for name in ("observation", "next_observation"):
-            # A network takes frames in the last place as well.
+            # `stack_compress` needs the stack as the last dimension; the view has it first.
             batch[name] = np.moveaxis(sampled[name], -1, 1) if self._form == "compressed" else sampled[name]
         return batch

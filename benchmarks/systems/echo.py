@@ -1,8 +1,8 @@
-"""echo, a queue of transitions: actors send, the learner's process takes batches in the order of arrival.
+"""echo, a queue of transitions: actors send, and the learner receives batches in the order of arrival.
 
-Its server lives in the learner's process and gives each transition once: it cannot sample by priority or sample again,
-keeps no transition longer than a few batches, and has no parameters. So it has no reader here: batches come as fast as
-transitions are pushed. Here the learner is a process that takes each batch and lets it go.
+The server is part of the learner's process and delivers each transition once: it has neither priorities nor repeated
+samples nor parameters, and keeps only a few batches. It has no reader here: the learner is a process that receives
+each batch and drops it, as fast as transitions are pushed.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ EXAMPLE: dict[str, NDArray[Any]] = {
 
 
 def serve(capacity: int, **settings: int) -> Service:
-    """A learner's process; it keeps nothing, at any capacity."""
+    """Starts the learner's process, which ignores `capacity`: it keeps nothing."""
     address = ("127.0.0.1", free_port())
     command = [sys.executable, "-m", "benchmarks.systems.echo", str(address[1]), json.dumps(settings)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -84,7 +84,7 @@ class Writer:
 def learn(
     port: int, transport_threads: int = 8, num_buffers: int = 3, num_drainers: int = 8, producer_queue_size: int = 8
 ) -> None:
-    """Takes every batch; for each line of standard input checks the last one and says how many transitions it took."""
+    """Receives every batch; for each line of standard input checks the last batch and prints the number received."""
     server = echo.Server(
         EXAMPLE,
         BATCH,
@@ -105,7 +105,7 @@ def learn(
     server.start()
     threading.Thread(target=take, daemon=True).start()
     for _ in sys.stdin:
-        # Asked while the actors wait: of the ring of buffers, the one of the last batch is written again last.
+        # Actors are idle now, so the buffer of the last batch, the last of the ring to be reused, is intact.
         if last:
             recording.load().check({name: column.squeeze() for name, column in last.items()}, BATCH)
         print(taken, flush=True)

@@ -20,7 +20,7 @@ from benchmarks.systems import Address, Service, free_port, wait_for
 
 VIEW = innet.NStep(stack=recording.STACK, n=recording.N, gamma=recording.GAMMA, observation="frame")
 VERSION = f"innet-drl {innet.__version__}"
-# Writers have their default settings here: longer chunks take fewer bytes for each step.
+# Writers use default settings. Longer chunks would take fewer bytes for each step.
 SWEEP: dict[str, list[dict[str, Any]]] = {
     "client": [{"threads": 1}, {"threads": 2}],
     "prefetching": [{"threads": 1}, {"threads": 2}],
@@ -50,12 +50,12 @@ def serve(capacity: int) -> Service:
 
 
 def url(address: Address) -> str:
-    """As `innet.connect` takes it."""
+    """URL for `innet.connect`."""
     return f"innet://{address[0]}:{address[1]}"
 
 
 def rows(streams: int) -> Iterator[Row]:
-    """The recording without end, for the first `streams` of its streams."""
+    """Repeats the recording forever, with its first `streams` streams."""
     for row in itertools.chain.from_iterable(itertools.repeat(recording.load().rows)):
         yield row if streams == STREAMS else {name: column[:streams] for name, column in row.items()}
 
@@ -83,7 +83,7 @@ class _Feed:
         self.close = self._writer.close
 
     def push(self, count: int) -> None:
-        """Appends rows until `count` more steps went in; further steps of a row count for the next call."""
+        """Appends rows with `count` steps; surplus steps of the last row count for the next call."""
         while self._ahead < count:
             self._writer.append(**next(self._rows))
             self._ahead += self._streams
@@ -124,7 +124,7 @@ class PrefetchingReader:
 
 
 class Learner(PrefetchingReader):
-    """`Replay.batches` and `Replay.update_priorities`, as a learner that computes nothing."""
+    """`Replay.batches` and `Replay.update_priorities`: a learner without computation."""
 
     def __init__(self, address: Address, batch: int, threads: int = 2) -> None:
         super().__init__(address, batch, threads)
@@ -149,16 +149,16 @@ class Memory(_Samples):
 
 
 class Windows:
-    """Sequences of `length` steps, or transitions, of square frames of another size."""
+    """Sequences of `length` steps, or transitions, with frames of another size."""
 
     def __init__(self, batch: int, side: int, length: int | None) -> None:
         self._batch = batch
         self._view = innet.Sequences(length, observation="frame") if length else VIEW
         columns = {"frame": innet.Column("uint8", (side, side)), "action": innet.Column("uint8")}
         self._replay = innet.Memory([innet.Table("breakout", {**columns, "reward": innet.Column("float32")}, 50_000)])
-        # The blank ones are before a game's first.
+        # Stacks begin with blank frames.
         self.frames = {recording.checksum(np.zeros((side, side), np.uint8))}
-        """Checksums of the frames that are there."""
+        """Checksums of all stored frames, and of the blank frame."""
         with self._replay.writer("breakout", STREAMS, self._view) as writer:
             for row in recording.load().rows:
                 frames = _scaled(row["frame"], side)
@@ -170,7 +170,7 @@ class Windows:
 
 
 def _scaled(frame: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
-    """Frames [streams, 84, 84] with fewer or repeated pixels."""
+    """Scales frames [streams, 84, 84] by dropping or repeating pixels."""
     if side < 84:
         return np.ascontiguousarray(frame[:, :: 84 // side, :: 84 // side])
     return frame.repeat(side // 84, 1).repeat(side // 84, 2)
@@ -184,7 +184,7 @@ class Tree:
     """`SumTree` alone."""
 
     def __init__(self, items: int, batch: int, priorities: NDArray[np.float64]) -> None:
-        # The peers do not raise theirs to the power of alpha either.
+        # Alpha is 1, as priorities are given after the exponent.
         self._tree = innet.SumTree(items, priority_exponent=1.0)
         self._batch = batch
         self.rewrite = self._tree.update

@@ -1,4 +1,4 @@
-"""The machine's best possible results, as limits beside the measured ones. Needs `lz4`, of the peers' environment."""
+"""The machine's limits, for comparison with measured results. Needs `lz4` of the peers' environment."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ Copy = Callable[[], Any]
 
 @dataclass(frozen=True)
 class Limit:
-    """The timed call."""
+    """A timed call and its check."""
 
     call: Copy
     check: Callable[[], None]
-    """Fails unless a call has its described effect."""
+    """Raises an `AssertionError` unless a call has its described effect."""
     count: int = 1
-    """Counted units of one call."""
+    """Units counted by one call."""
 
 
 def memory_copy() -> Limit:
-    """The parameters from one buffer into another."""
+    """Copies the parameters from one buffer to another."""
     source = np.random.default_rng(0).random(PARAMETERS, np.float32)
     target = np.zeros_like(source)
 
@@ -56,7 +56,7 @@ def memory_copy() -> Limit:
 
 
 def frame_copy(threads: int = 1, times: int = 1) -> Limit:
-    """The frames of a push's transitions, copied once, so many `times` by each of `threads`."""
+    """Copies the frames of a push's transitions, `times` times in each of `threads` threads."""
     frames = recording.load().columns["frame"].reshape(-1, SIDE, SIDE)
     targets = np.zeros((threads, PUSH, SIDE, SIDE), np.uint8)
     random = np.random.default_rng(0)
@@ -82,7 +82,7 @@ def frame_copy(threads: int = 1, times: int = 1) -> Limit:
 
 
 def window_write(threads: int = 2) -> Limit:
-    """The array of a batch's windows, written once from a frame that lies in the cache."""
+    """Writes the array of a batch's windows once, from a frame in the cache."""
     frame = recording.load().columns["frame"][-2, 0].reshape(-1)
     target = np.zeros((BATCH * WINDOW, SIDE * SIDE), np.uint8)
     parts = np.array_split(target, threads)
@@ -100,7 +100,7 @@ def window_write(threads: int = 2) -> Limit:
 
 
 def random_access(items: int = 1 << 20) -> Limit:
-    """Reads and rewrites a batch of 8-byte words somewhere in as many as a tree has leaves."""
+    """Reads and rewrites a batch of random 8-byte words in an array as long as a tree's leaves."""
     words = np.ones(items)
     places = np.random.default_rng(0).integers(0, items, (1024, BATCH))
     turn = iter(functools.partial(np.random.default_rng(1).integers, 0, len(places)), -1)
@@ -120,7 +120,7 @@ def random_access(items: int = 1 << 20) -> Limit:
 
 
 def _together(threads: int, call: Callable[[Any, Any], None]) -> Callable[[Iterable[Any], Iterable[Any]], None]:
-    """Calls on two lists of arguments, each pair in a thread: NumPy lets the interpreter go while it copies."""
+    """Returns a function that calls with pairs of two lists in threads: NumPy releases the GIL while it copies."""
     if threads == 1:
         return lambda *arguments: call(*(next(iter(each)) for each in arguments))
     pool = ThreadPoolExecutor(threads)
@@ -132,7 +132,7 @@ def _frames() -> list[bytes]:
 
 
 def lz4_compress() -> Limit:
-    """One frame for each transition, on one core."""
+    """Compresses one frame for each transition, on one core."""
     frames = _frames()
     begins = iter(functools.partial(np.random.default_rng(0).integers, 0, len(frames) - PUSH), -1)
 
@@ -150,7 +150,7 @@ def lz4_compress() -> Limit:
 
 
 def lz4_decompress() -> Limit:
-    """The frames of a batch's windows, on one core, into memory that is new each time."""
+    """Decompresses the frames of a batch's windows on one core, into new memory."""
     frames = _frames()
     blobs = [lz4.block.compress(frame, store_size=False) for frame in frames]
     random = np.random.default_rng(0)
@@ -168,12 +168,12 @@ def lz4_decompress() -> Limit:
 
 
 def tcp() -> Limit:
-    """The parameters over loopback TCP, as `Store.get` does."""
+    """Transfers the parameters over loopback TCP, as `Store.get` does."""
     return _transfer(socket.AF_INET)
 
 
 def unix_socket() -> Limit:
-    """The parameters over a pair of Unix sockets."""
+    """Transfers the parameters over a pair of Unix sockets."""
     return _transfer(socket.AF_UNIX)
 
 
@@ -185,7 +185,7 @@ LIMITS: dict[str, Callable[[], Limit]] = {
 
 
 def _transfer(family: socket.AddressFamily) -> Limit:
-    """One byte there, as many bytes as the parameters have back, into a buffer that is used again."""
+    """Sends one byte, and receives the parameters' bytes into a reused buffer."""
     payload = np.random.default_rng(0).random(PARAMETERS, np.float32).data.cast("B")
     near, far = _pair(family)
     buffer = memoryview(bytearray(len(payload)))

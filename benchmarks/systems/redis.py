@@ -1,7 +1,7 @@
-"""Redis 7 with its own Python client: the baseline of the paper, one list of experience that a learner pulls from.
+"""Redis 7 with its own Python client: the paper's baseline, a list of experience that a learner pulls from.
 
-An actor appends a push of transitions as one value. Redis knows neither frames that stacks share nor priorities: a
-transition travels and is kept as two whole stacks, and the learner samples by priority from arrays of its own.
+An actor appends a push of transitions as one value. Redis shares no frames between stacks and has no priorities: a
+transition is sent and stored as two whole stacks, and the learner samples by priority from its own arrays.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ SWEEP: dict[str, list[dict[str, Any]]] = {
     "put": [{}, {"protocol": 2}, {"hiredis_packs": True}],
 }
 PREPARED = 2_000
-"""Transitions that an actor repeats: 113 MB, made before anything is timed."""
+"""Distinct transitions of an actor: 113 MB, made before the measurement."""
 BATCHES = 100
-"""Of a learner's replay at most, which is a copy of Redis' data."""
+"""Upper bound on the learner's replay, a copy of Redis' data, in batches."""
 LIST, PARAMETERS, CAPACITY = "experience", "parameters", "capacity"
 COLUMNS = {
     "reward": ("float32", ()),
@@ -82,14 +82,14 @@ def connect(
     hiredis_parses: bool = True,
     read_size: int = redis_client.READ_BYTES,
 ) -> Any:
-    """A client with the settings of the baseline of `innet-drl bench paper`, or other ones.
+    """Makes a client, by default with the settings of the baseline of `innet-drl bench paper`.
 
     Args:
-        address: Of the server.
-        protocol: Of Redis: 2 or 3.
+        address: Address of the server.
+        protocol: Version of Redis' protocol, 2 or 3.
         hiredis_packs: Whether hiredis encodes commands.
         hiredis_parses: Whether hiredis decodes replies, as it does by default where it is installed.
-        read_size: Bytes that are received at a time.
+        read_size: Bytes received at a time.
     """
     parser = {} if hiredis_parses else {"parser_class": _RESP3Parser}
     return redis_client.connect(
@@ -102,7 +102,7 @@ def connect(
 
 
 def unpack(value: bytes | bytearray) -> dict[str, NDArray[Any]]:
-    """The columns of a push, one after another, as views of its bytes."""
+    """The columns of a push, as views of its bytes."""
     count = len(value) // TRANSITION
     return views(layout_of({name: (dtype, (count, *shape)) for name, (dtype, shape) in COLUMNS.items()}), value)
 
@@ -121,13 +121,13 @@ class Writer:
         self._transitions = recording.load().stacked(PREPARED)
         self._a_push, self._a_pipeline = transitions_a_push, pushes_a_pipeline
         self._keep = max(1, int(self._client.get(CAPACITY)) // transitions_a_push)
-        # A buffer for each push that waits for the others of its pipeline.
+        # A buffer for each push of a pipeline.
         self._buffers = [bytearray(transitions_a_push * TRANSITION) for _ in range(pushes_a_pipeline)]
         self._columns = [unpack(buffer) for buffer in self._buffers]
         self._begin = self._collected = self._waiting = 0
 
     def push(self, count: int) -> None:
-        """Transitions that do not fill a push wait for the next call."""
+        """Sends full pushes; the remaining transitions wait for the next call."""
         self._collected += count
         while self._collected >= self._a_push:
             self._collected -= self._a_push
@@ -150,10 +150,10 @@ class Writer:
 
 
 class Baseline:
-    """The learner of the paper's baseline: pulls the pushes of actors, then samples from its own replay by priority.
+    """The learner of the paper's baseline: pulls the actors' pushes and samples from its own replay by priority.
 
-    It does not trim off the pulled items: it reads the next part of the list each time, in turn. Otherwise an actor
-    would have to push as fast as it pulls, on the same cores; so Redis is spared the trimming.
+    It reads the parts of the list in turn without trimming them. Otherwise an actor on the same cores would have to
+    push as fast as the learner pulls. Redis is thus spared the trimming.
     """
 
     def __init__(
@@ -168,13 +168,13 @@ class Baseline:
         self._replay: dict[str, NDArray[Any]] = {
             name: np.empty((items, *shape), dtype) for name, (dtype, shape) in COLUMNS.items()
         }
-        # Raised to the power of 0.6 already.
+        # After the exponent of 0.6.
         self._priorities = np.ones(items)
         self._place = self._due = 0
         self._store(0, self._pushes)
 
     def sample(self) -> dict[str, NDArray[Any]]:
-        # A push is pulled whole: over many samples it is `pull` a sample.
+        # Whole pushes are pulled, on average `pull` transitions for each sample.
         self._due += self._pull
         pushes, self._due = divmod(self._due, self._a_push)
         if self._place + pushes > self._pushes:
@@ -187,7 +187,7 @@ class Baseline:
         return {name: column[index] for name, column in self._replay.items()}
 
     def _store(self, first: int, pushes: int) -> None:
-        """Pulls pushes to their places in the replay, each with the priority of a new one."""
+        """Pulls pushes into the replay, with the priority of new transitions."""
         begin = first * self._a_push
         for place in range(first, first + pushes, self._a_range):
             last = min(place + self._a_range, first + pushes) - 1

@@ -1,15 +1,15 @@
 """DeepMind Reverb: its server in a process of its own, its writers for actors, its client and its dataset.
 
-A transition is an item with a priority of its own, in one of the tables of `FORMS`, which say how it lies there:
+A transition is an item with its own priority, in one of the tables of `FORMS`:
 
 | table | written by | an item |
 | --- | --- | --- |
 | `transitions` | `Client.writer` | one timestep: both stacks |
 | `sequences` | `Client.writer` | the 7 timesteps of a window, which share their frames with other windows |
 | `frames` | `Client.trajectory_writer` | the 7 frames of a window, which other windows share |
-| `structured` | `Client.structured_writer` | the same, cut by a pattern in C++ |
+| `structured` | `Client.structured_writer` | as `frames`, made by a pattern in C++ |
 
-Action, return and discount are one column, `outcome`: a column costs a chunk, and a tensor in each sample.
+Action, return and discount share the column `outcome`: each column costs a chunk, and a tensor in each sample.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ WINDOW = STACK + N
 """Frames of a transition: an observation and the one `N` steps later."""
 
 DISTINCT_TRANSITIONS = 2_000
-"""Whole transitions that are made before the time is taken: 113 MB."""
+"""Whole transitions, made before the measurement: 113 MB."""
 
 PARAMETERS = "parameters"
 
 VERSION = f"Reverb {importlib.metadata.version('dm-reverb')}, TensorFlow {tf.__version__}"
 WHOLE = {"form": "transitions", "chunk_length": 1}
-"""A chunk is sent whole for each sample of a part of it."""
+"""Chunks of one item: a sample sends every chunk that it touches whole."""
 
 SWEEP: dict[str, list[dict[str, Any]]] = {
     "Writer": [
@@ -86,8 +86,8 @@ SWEEP: dict[str, list[dict[str, Any]]] = {
     "get": [{}, {"tensorflow": True}],
     "put": [{}, {"tensorflow": True}],
 }
-"""The settings that push fastest do not store smallest: `Wire` and `Resident` have settings of `Writer` of their own.
-Those of readers are of the task `Sample`."""
+"""`Wire` and `Resident` have their own settings of `Writer`: the fastest pushes do not take the fewest bytes. Settings
+of readers are arguments of the task `Sample`."""
 
 
 def serve(capacity: int) -> Service:
@@ -100,7 +100,7 @@ def serve(capacity: int) -> Service:
 
 
 def _serve(port: int, capacity: int) -> None:
-    """A table for each form, and the one of the parameters; without a checkpoint nothing is written to a disk."""
+    """Serves a table for each form and a table of the parameters; without checkpoints nothing is written to disk."""
     tables = [
         reverb.Table(
             name,
@@ -146,7 +146,7 @@ def _held(client: Any) -> dict[str, int]:
 
 
 def _inserted(client: Any) -> int:
-    """Items that the tables took in, of which each form uses one."""
+    """Items inserted into all tables; each form uses one table."""
     tables = client.server_info()
     return sum(int(tables[name].rate_limiter_info.insert_stats.completed) for name in FORMS)
 
@@ -157,14 +157,14 @@ class _Step:
 
     data: Row
     first: bool = False
-    """No frame before it belongs to its episode."""
+    """Whether it is the first step of an episode."""
     whole: bool = False
-    """The last `WINDOW` frames are a transition, whose action, return and discount are the `outcome`."""
+    """Whether the last `WINDOW` frames are a transition, with action, return and discount in `outcome`."""
 
 
 @functools.cache
 def _steps(stream: int) -> list[_Step]:
-    """One environment of the recording, each episode after the blank frames that its first stacks begin with."""
+    """The steps of one stream; each episode begins with the blank frames of its first stacks."""
     played = recording.load()
     rows = len(played.rows)
     whole = np.zeros(rows, bool)
@@ -191,7 +191,7 @@ def _transitions() -> list[Row]:
 
 
 class Writer:
-    """`streams` environments in turn, each with a writer of its own, as a history belongs to one environment."""
+    """Steps `streams` environments in turn. Each has its own Reverb writer, which keeps the history of one episode."""
 
     def __init__(
         self,
@@ -207,7 +207,7 @@ class Writer:
         self._turns = itertools.cycle(self._feeds)
 
     def push(self, count: int) -> None:
-        """Steps environments until they made `count` items."""
+        """Steps environments until they have made `count` items."""
         while count:
             count -= next(self._turns).step()
 
@@ -235,7 +235,7 @@ class _Feed(ABC):
 
     @abstractmethod
     def step(self) -> bool:
-        """Appends a step; whether it made an item."""
+        """Appends a step; returns whether it completed an item."""
 
     def flush(self) -> None:
         self._writer.flush()
@@ -246,15 +246,15 @@ class _Feed(ABC):
 
 class _Timesteps(_Feed):
     def flush(self) -> None:
-        # The first call sends pending items, one with nothing pending waits for the server.
+        # The first call sends pending items; the second waits for the server.
         self._writer.flush()
         self._writer.flush()
 
 
 class _Sequences(_Timesteps):
     def _open(self, client: Any, chunk_length: int, **settings: Any) -> Any:
-        # A flush ends a chunk early. Reverb forgets chunks by their full length, so that this keeps as many as a window
-        # has steps; with fewer kept it makes items that it cannot sample.
+        # A flush ends a chunk early, but Reverb drops old chunks by their nominal length. This history keeps `WINDOW`
+        # chunks: with fewer, Reverb makes items that cannot be sampled.
         return client.writer(
             WINDOW * chunk_length, chunk_length=chunk_length, max_in_flight_items=self._in_flight, **settings
         )
@@ -281,7 +281,7 @@ class _Transitions(_Timesteps):
 class _Frames(_Feed):
     def _open(self, client: Any, chunk_length: int, **settings: Any) -> Any:
         writer = client.trajectory_writer(WINDOW, **settings)
-        # Of length 0 chunks are as Reverb tunes them itself.
+        # With a length of 0 Reverb chooses the chunk length.
         for column in ("frame", "outcome") if chunk_length else ():
             writer.configure((column,), num_keep_alive_refs=max(WINDOW, chunk_length), max_chunk_length=chunk_length)
         return writer
@@ -338,13 +338,13 @@ FORMS: dict[str, Callable[..., _Feed]] = {
 
 
 def _form(address: Address) -> str:
-    """The table that an actor filled."""
+    """The form whose table has items."""
     held = _held(reverb.Client(_target(address)))
     return max(held, key=lambda name: held[name])
 
 
 def _batch(data: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Names the parts of a batch: views, not copies."""
+    """Names the parts of a batch, as views."""
     outcome = data["outcome"] if data["outcome"].ndim == 2 else data["outcome"][:, -1]
     windows = data.get("frame")
     return {
@@ -415,9 +415,9 @@ READERS = {"client": ClientReader, "dataset": DatasetReader}
 
 
 class Store:
-    """A table of one item, the weights, as TF-Agents' `ReverbVariableContainer` has it.
+    """A table with one item, the weights, as in TF-Agents' `ReverbVariableContainer`.
 
-    That one uses the client of TensorFlow's operations, `tensorflow` here.
+    `tensorflow` selects the client of TensorFlow operations, which TF-Agents uses.
     """
 
     def __init__(self, address: Address, tensorflow: bool = False) -> None:

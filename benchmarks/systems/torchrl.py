@@ -1,10 +1,9 @@
-"""TorchRL's replay buffers and its prioritized sampler, which work in the learner's process.
+"""TorchRL's replay buffers and prioritized sampler, which are in the learner's process.
 
-A memory in the form `stacks` keeps both observations of a transition whole. In the form `slices` it keeps each frame
-once, and the sampler samples slices of `STACK + N` steps, of which the two observations are overlapping views: then the
-first steps of a game, whose stacks begin with empty frames, are never sampled, and where games end is looked up again
-after each write (here nothing is written between samples). With `words` it keeps frames as int64 instead of uint8, an
-eighth as many numbers for PyTorch to gather.
+The form `stacks` stores both observations of a transition whole. The form `slices` stores each frame once, and samples
+slices of `STACK + N` steps, with the two observations as overlapping views. It never samples the first steps of a
+game, whose stacks begin with empty frames, and searches the ends of games again after each write (here none happens
+between samples). With `words` frames are int64 instead of uint8: PyTorch gathers an eighth as many numbers.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ SWEEP: dict[str, list[dict[str, Any]]] = {
     ],
     "Tree": [{"dtype": "float32"}, {"dtype": "float64"}, {"dtype": "float32", "threads": 1}],
 }
-# It reports each storage that it makes.
+# TorchRL logs every new storage.
 logging.getLogger("torchrl").setLevel(logging.WARNING)
 PREPARED = 2_000
 STORAGES = {"tensor": LazyTensorStorage, "memmap": LazyMemmapStorage}
@@ -57,7 +56,7 @@ class Tree:
     ) -> None:
         torch.set_num_threads(threads)
         self._dtype = getattr(torch, dtype)
-        # It raises to the power of alpha itself; others are given priorities that are.
+        # Alpha is 1, as priorities are given after the exponent.
         self._sampler = PrioritizedSampler(items, alpha=1.0, beta=0.4, dtype=self._dtype)
         self._storage, self._batch = _Full(items), batch
         self.rewrite(np.arange(items), priorities)
@@ -72,7 +71,7 @@ class Tree:
 
 
 class _Full:
-    """As much of a storage as the sampler asks for: how many items it has."""
+    """A storage of the given size, as far as the sampler reads it."""
 
     ndim = 1
     device = None

@@ -1,4 +1,4 @@
-"""Prioritized experience replay and parameters as a service in the network.
+"""Prioritized experience replay and model parameters as a network service.
 
 The replay client needs NumPy alone:
 

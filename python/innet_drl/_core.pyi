@@ -38,9 +38,9 @@ __all__ = [
 ]
 
 __version__: str
-"""The release, of the Python package and of the Rust crates."""
+"""Release of the Python package and the Rust crates."""
 fstack_release: str | None
-"""The release of F-Stack that it was built with, `"unknown"` where `FF_PATH` named it; `None` without F-Stack."""
+"""F-Stack release of this build; `"unknown"` if `FF_PATH` named its folder, `None` without F-Stack."""
 
 _Array: TypeAlias = NDArray[Any]
 
@@ -59,19 +59,19 @@ class _ContextManager:
 
 @final
 class Column:
-    """A named array that every step has one value of.
+    """A column of a table: one value for each step.
 
     Args:
         dtype: bool, an integer or a float, as NumPy writes it (`"uint8"`, `np.float32`, ...).
         shape: Shape of one value; `()` is a scalar.
-        codec: `"lz4"` packs a value with LZ4, or as the difference from an earlier step of its stream if that has at
-            most a third of the bytes; `"zstd"` does the same with zstd: fewer bytes, more time. `"none"` stores raw
+        codec: `"lz4"` compresses a value with LZ4, or its difference from an earlier step of the stream if that takes
+            at most a third of the bytes; `"zstd"` does so with zstd: fewer bytes, more time. `"none"` stores raw
             values. `None` is `"lz4"` from 64 bytes on, `"none"` below.
         finite: Whether `append` refuses NaN and infinities if the column is `reward`, or the observation of the
-            writer's or the table's view. Columns of integers are not checked, nor any other column.
+            writer's or the table's view. Integers and other columns are not checked.
 
     Raises:
-        ConfigError: A dtype or codec that does not exist.
+        ConfigError: An unknown dtype or codec.
     """
 
     def __new__(
@@ -89,7 +89,7 @@ class Column:
         """Shape of one value."""
     @property
     def codec(self) -> Literal["lz4", "zstd", "none"]:
-        """How values are packed."""
+        """Compression of values."""
     @property
     def finite(self) -> bool:
         """Whether NaN and infinities are refused in a reward or an observation."""
@@ -168,7 +168,7 @@ class Table:
     ) -> Self:
         """A table for the steps of a Gymnasium environment.
 
-        Its columns are `observation` and `action`, as the spaces have them, and `reward` (float32).
+        The columns are `observation` and `action`, with dtypes and shapes of the spaces, and `reward` (float32).
 
         Args:
             name: As in `Table`.
@@ -177,11 +177,11 @@ class Table:
                 changes it.
             action_space: Space of one action: `env.action_space`, or `single_action_space`.
             capacity: As in `Table`.
-            columns: More columns, or others instead of these three.
+            columns: Additional columns, or replacements of these three.
             **settings: As in `Table`.
 
         Raises:
-            ConfigError: A space of several parts (`Dict`, `Tuple`), which has no dtype and shape.
+            ConfigError: A composite space (`Dict`, `Tuple`), which has no single dtype and shape.
             TableError: As in `Table`.
         """
     def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]: ...
@@ -285,13 +285,13 @@ class Sequences:
 
     Args:
         length: Steps to learn from.
-        burn_in: Steps before them, which only bring the recurrent state up to date.
+        burn_in: Steps before these, which only warm up the recurrent state.
         period: Steps from one item to the next; `None` is `length`.
         stack: Observations in a stack, oldest first; with 1 the stack's dimension is left out.
         observation: The column that holds the observation.
         padding: Before an episode's first observation: `"zero"`, or `"repeat"` of the first.
         gamma: Discount of one step, 0 to 1.
-        state: Columns delivered at the first step alone: the stored recurrent state.
+        state: Columns of the stored recurrent state, delivered for the first step only.
 
     Raises:
         ConfigError: A number out of range; the message has the range.
@@ -314,7 +314,7 @@ class Sequences:
         """Steps to learn from."""
     @property
     def burn_in(self) -> int:
-        """Steps before them."""
+        """Burn-in steps."""
     @property
     def period(self) -> int:
         """Steps from one item to the next."""
@@ -332,7 +332,7 @@ class Sequences:
         """Discount of one step."""
     @property
     def state(self) -> tuple[str, ...]:
-        """Columns delivered at the first step alone."""
+        """Columns of the stored recurrent state, delivered for the first step only."""
 
 @final
 class Window:
@@ -358,25 +358,25 @@ class Window:
 class Batch:
     """The arrays of one sample, as attributes.
 
-    `len(batch)` is the number of items B, the first dimension of every array. The arrays are views on buffers
-    of the core: they stay valid for as long as they are referenced, also after the batch and the replay are
-    gone. They share memory, so they are read-only: write to a copy. `NStep` delivers
+    `len(batch)` is the number of items B, the first dimension of every array. The arrays are read-only views of
+    shared buffers: copy an array to change it. They stay valid while referenced, even after the batch and the
+    replay are gone. `NStep` delivers
 
     | array | dtype | shape | meaning |
     | --- | --- | --- | --- |
     | `observation` | the column's | `(B, stack, *shape)`, or `(B, *shape)` without stack | at the anchor |
     | `reward` | float32 | `(B,)` | n-step return |
     | `discount` | float32 | `(B,)` | factor of the bootstrapped value; 0 where terminated |
-    | `next_observation` | the column's | as `observation` | to bootstrap from; any where `discount` is 0 |
+    | `next_observation` | the column's | as `observation` | to bootstrap from; arbitrary where `discount` is 0 |
     | every other column | the column's | `(B, *shape)` | the anchor's value |
     | `weights` | float32 | `(B,)` | importance weight (N P(i))^-beta, normalised (Schaul et al., 2016, 3.4) |
-    | `probabilities` | float64 | `(B,)` | P(i) at the instant of sampling |
-    | `ids` | uint64 | `(B,)` | names of the items, for `Replay.update_priorities` |
-    | `ages` | uint32 | `(B,)` | steps inserted into the table since each item was |
+    | `probabilities` | float64 | `(B,)` | P(i) at the time of sampling |
+    | `ids` | uint64 | `(B,)` | ids of the items, for `Replay.update_priorities` |
+    | `ages` | uint32 | `(B,)` | steps inserted into the table after each item |
 
     With T = burn_in + length, `Sequences` delivers `observation` as `(B, T + 1, ...)`, `reward`, `discount`
     (gamma, 0 where the step terminates), `mask` (bool: the step exists), `terminated`, `truncated`, `first`
-    and every other column as `(B, T, ...)`, except the columns in `state`, which have the first step alone.
+    and every other column as `(B, T, ...)`, except the columns in `state`, which have the first step only.
     `Window` delivers every column as `(B, before + 1 + after, ...)` and the bool arrays `mask`, `terminated`,
     `truncated`, `first` and `final`. Each adds `weights`, `probabilities`, `ids` and `ages`.
     """
@@ -401,13 +401,13 @@ class Batch:
         """Importance weights."""
     @property
     def probabilities(self) -> NDArray[np.float64]:
-        """Probabilities of the items at the instant of sampling."""
+        """Probabilities of the items at the time of sampling."""
     @property
     def ids(self) -> NDArray[np.uint64]:
-        """Names of the items, for `Replay.update_priorities`."""
+        """Ids of the items, for `Replay.update_priorities`."""
     @property
     def ages(self) -> NDArray[np.uint32]:
-        """Steps inserted into the table since each item was."""
+        """Steps inserted into the table after each item."""
     def __getattr__(self, name: str) -> _Array: ...
     def __len__(self) -> int: ...
     def as_dict(self) -> dict[str, _Array]:
@@ -428,8 +428,8 @@ class Batches(_ContextManager):
     A background thread samples and decodes `prefetch` batches ahead, none with 0; `next` raises its errors. Close it,
     or use it as a context manager. Threads may share an iterator: each batch goes to one of them.
 
-    A batch has at least one item. Items whose data does not decode are left out, removed from the memory and
-    logged with the name of their writer; if none is left, `next` samples again within its timeout.
+    A batch has at least one item. Items that fail to decode are skipped, removed from the memory and logged with the
+    name of their writer; if none is left, `next` samples again within its timeout.
 
     A memory in this process counts a batch for `samples_per_insert` when `next` returns it; a server counts a
     batch when it is sent. With `max_times_sampled` an item is removed when the batch of its last sample counts.
@@ -451,10 +451,10 @@ class UpdateReceipt:
 
     @property
     def applied(self) -> int:
-        """Ids whose item now has the new priority."""
+        """Number of ids whose items have the new priority."""
     @property
     def stale(self) -> int:
-        """Ids that no longer name an item: counted and ignored."""
+        """Number of ignored ids, whose items are gone."""
 
 @final
 class Parameters:
@@ -465,20 +465,20 @@ class Parameters:
         """Rises by one with every put; the first is 1."""
     @property
     def tensors(self) -> dict[str, Any]:
-        """The tensors by name, which the reader may change.
+        """The tensors by name; the reader may modify them.
 
-        NumPy arrays, or torch tensors where `get_parameters` was given a device. bfloat16 becomes float32.
+        NumPy arrays, or torch tensors if `get_parameters` had a `device`. bfloat16 becomes float32.
         """
 
 @final
 class Writer(_ContextManager):
-    """Writes the steps of `num_envs` environments: one `append` a step.
+    """Writes the steps of `num_envs` environments, with one `append` for each step.
 
     Steps are packed into chunks of `chunk_steps` and sent. Use the writer as a context manager, or call `close`:
-    unsent steps are lost with their writer. The end of a block waits until the table has taken the steps, without a
-    limit; after an exception for 5 seconds; `close(timeout)` sets a time. A step is stored completely or, after an
-    error, not at all, so it may be appended again. Threads append, flush and close in turn; waiting for a turn counts
-    for the timeout. The counts may be read at any time.
+    unsent steps are lost with their writer. The end of a `with` block waits without limit until the table has accepted
+    all steps, but only 5 seconds after an exception; `close(timeout)` sets a limit. A step is stored completely or,
+    after an error, not at all, so it may be appended again. Calls of several threads run one at a time, and waiting
+    for another thread counts towards the timeout. Counters may be read at any time.
     """
 
     def append(
@@ -501,13 +501,13 @@ class Writer(_ContextManager):
         Args:
             terminated: bool `(num_envs,)`: the value after this step is 0. With `first` false in the next row it is a
                 lost life: the return ends, the observation stack continues.
-            truncated: bool `(num_envs,)`: the episode was cut after this step; its final row bootstraps.
+            truncated: bool `(num_envs,)`: the episode was cut off after this step; its final row bootstraps.
             first: bool `(num_envs,)`: the observation starts a new episode and a new stack; `None` is true after every
                 end. Needed at a lost life, and after a reset in the middle of an episode.
-            final: bool `(num_envs,)`. Without `final_<observation>`: this row is the last observation of an
-                episode, as a NEXT_STEP environment shows it; its action and reward are ignored. With it:
-                where the row's step ended the episode and `final_<observation>` holds its last observation;
-                `None` takes `terminated | truncated`.
+            final: bool `(num_envs,)`. Without `final_<observation>`: this row has only the last observation of an
+                episode, as in NEXT_STEP environments; its action and reward are ignored. With it: this row's step
+                ended the episode, and `final_<observation>` has its last observation; `None` is
+                `terminated | truncated`.
             q: float32 `(num_envs, actions)`: the actor's Q-values of this observation. The initial priority is then
                 |n-step TD error|, by the learner's formula.
             priority: float32 or float64 `(num_envs,)`: priorities of the anchors, before the exponent. Without
@@ -520,24 +520,23 @@ class Writer(_ContextManager):
 
         Raises:
             SchemaError: A missing or unknown column, another dtype or shape than the table's, or NaN or infinity in
-                `q`, a reward or an observation (`Column.finite`). Nothing of the rows is stored, and the writer can
-                go on.
+                `q`, a reward or an observation (`Column.finite`). No row is stored, and the writer stays usable.
             PriorityError: A priority that is NaN, infinite or negative, or beyond float32, with its position from 0.
             DeadlineError: No space within `timeout`; the message names the cause.
             FencedError: A newer connection of the same writer took over.
             ClosedError: The writer was closed.
         """
     def flush(self, timeout: float | None = 60.0) -> None:
-        """Sends all packed steps and waits until everything is in the table; open windows stay open.
+        """Sends all packed steps and waits until they are in the table; incomplete windows stay open.
 
         Raises:
             DeadlineError: Not done within `timeout` seconds.
         """
     def close(self, timeout: float | None = 60.0) -> None:
-        """Flushes and ends the writer. Windows that are still open never become items.
+        """Flushes and ends the writer. Incomplete windows never become items.
 
-        A blocked `append` or `flush` of another thread ends with `ClosedError`. After an error the writer is still
-        open: `close` may be called again, and sends what is not acknowledged again.
+        A blocked `append` or `flush` of another thread raises `ClosedError`. After an error the writer stays open:
+        call `close` again to resend unacknowledged steps.
         """
     @property
     def num_envs(self) -> int:
@@ -547,26 +546,22 @@ class Writer(_ContextManager):
         """Steps appended, over all environments, without final rows."""
     @property
     def items(self) -> int:
-        """Items made: windows that are complete with the steps appended so far.
+        """Number of items: windows completed by the steps appended so far.
 
-        The last of them may not be in the table yet: the rows of an unfinished chunk have not been sent, and pushes to
-        a server are in flight, or wait for the rate limiter. After `flush` all of them have been inserted.
+        The last items may not be in the table yet: rows of an incomplete chunk are unsent, and pushes to a server may
+        be in flight or wait for the rate limiter. `flush` waits until all items are inserted.
         """
     @property
     def dropped_windows(self) -> int:
-        """Windows that never became items.
-
-        After a reset that no end announced, or a truncation without final row.
-        """
+        """Windows dropped after a reset without an end of the episode, or a truncation without a final row."""
 
 @final
 class SumTree:
-    """Samples indexes by priority, for programs that keep the items elsewhere.
+    """Samples indexes by priority, if another buffer holds the items.
 
-    The sum tree of the tables without their memory, for an own replay buffer, a prioritized curriculum or a
-    scheduler. `len(tree)` is the number of indexes with a priority above zero, which can be sampled.
-    Every method may be called from several threads; none waits for another. Batches of 8,192 and more release the
-    interpreter lock.
+    The sum tree of the tables alone, for example for your own replay buffer, a prioritized curriculum or a scheduler.
+    `len(tree)` is the number of indexes with a priority above zero, which can be sampled. All methods are thread-safe,
+    and threads do not wait for each other. Batches of 8,192 and more release the GIL.
 
     Args:
         capacity: Indexes: 0 to `capacity - 1`, at most 2^24. Each takes 8.5 bytes, and has no priority at first.
@@ -574,7 +569,7 @@ class SumTree:
         priority_unit_log2: Base-2 logarithm of the smallest difference of two stored priorities, after the
             exponent; -30 to 0. Priorities are rounded to it, positive ones up to at least one unit, and are cut to
             2^39 units.
-        seed: Makes samples repeatable where one thread samples and updates.
+        seed: Makes samples repeatable if one thread samples and updates.
 
     Raises:
         ConfigError: A number out of range; the message has the range.
@@ -636,7 +631,7 @@ class SampledIndexes:
         """The sampled indexes."""
     @property
     def probabilities(self) -> NDArray[np.float64]:
-        """Their probabilities at the instant of sampling."""
+        """Their probabilities at the time of sampling."""
     @property
     def weights(self) -> NDArray[np.float32]:
         """Importance weights."""
@@ -644,14 +639,14 @@ class SampledIndexes:
 
 @final
 class GradientUpdates(_ContextManager):
-    """A worker of an asynchronous gradient job: contributes gradients and takes the same means as every other worker.
+    """A worker of an asynchronous gradient job: contributes gradients and receives the means, as all other workers.
 
-    `Replay.follow_gradients` makes it; `innet_drl.distributed.Replica` is it with a model. Update `r` is the mean of
-    the first gradients to round `r`, as many as the job's threshold; a thread sends and receives while the program
-    computes. Use it as a context manager, or call `leave`.
+    `Replay.follow_gradients` makes it; `innet_drl.distributed.Replica` combines one with a model. Update `r` is the
+    mean of the first gradients of round `r`, as many as the job's threshold. A thread sends and receives while the
+    program computes. Use it as a context manager, or call `leave`.
 
-    After a failure, `take` and `wait` deliver the means that had arrived, then raise `MissingWorkerError`,
-    `SilentAggregatorError`, `HaltedError`, `ResetError`, or `BehindError`, after which `restart` continues.
+    After a failure, `take` and `wait` first deliver the means already received, then raise `MissingWorkerError`,
+    `SilentAggregatorError`, `HaltedError`, `ResetError` or `BehindError`. `restart` continues after `BehindError`.
     """
 
     @property
@@ -677,7 +672,7 @@ class GradientUpdates(_ContextManager):
             ConfigError: `mean` is not C-contiguous float32 of the job's size.
         """
     def wait(self, deadline: float | None = None, *, for_gradient: bool = False) -> bool:
-        """Waits for a mean or, with `for_gradient`, until a gradient can be contributed; `False` at the deadline.
+        """Waits for a mean or, with `for_gradient`, until a gradient may be contributed; `False` at the deadline.
 
         Args:
             deadline: Seconds to wait; `None` is the job's, which is also the longest.
@@ -690,10 +685,11 @@ class GradientUpdates(_ContextManager):
     def restart(self, index: int) -> None:
         """Continues from the weights of update `index`."""
     def contributions(self) -> dict[str, int]:
-        """Counts of its gradients.
+        """Counters of this worker's gradients.
 
-        Gradients are `offered`, `counted` completely, or `dropped` for their age, at least in part; `late_segments`
-        missed a round and are in a later one, `dropped_segments` were dropped; `restarts` counts calls of `restart`.
+        Of the `offered` gradients, updates include `counted` completely, and `dropped` were too old, at least in part.
+        `late_segments` missed their round and are in a later one, `dropped_segments` were dropped; `restarts` counts
+        calls of `restart`.
         """
     def leave(self) -> None:
         """Leaves the job."""
@@ -702,15 +698,14 @@ class GradientUpdates(_ContextManager):
 class GradientWorker(_ContextManager):
     """A worker of a gradient job: sums arrays over all workers, packet by packet, at the aggregator of a server.
 
-    `Replay.join_gradients` makes it. Use it as a context manager, or call `leave`. Calls of several threads run in
-    turn and release the interpreter lock, and Ctrl-C ends every call. `deadline` is in seconds everywhere: `None` is
-    the job's, which is also the longest.
+    `Replay.join_gradients` makes it. Use it as a context manager, or call `leave`. Calls of several threads run one at
+    a time, release the GIL and end on Ctrl-C. `deadline` is in seconds: `None` is the job's, which is also the longest.
 
-    After any error but `ResetError`, this worker sums again only after `reset`.
+    After any error except `ResetError`, the worker needs a `reset` before its next sum.
     """
 
     def sum(self, values: NDArray[np.float32], *, mean: bool = False, deadline: float | None = None) -> int:
-        """Replaces `values` by their sum over all workers, or by their mean, and returns how many workers are in it.
+        """Replaces `values` by their sum or mean over all workers, and returns the number of contributions.
 
         All workers sum the same number of values, in the same order of calls. An error may leave `values` partly
         replaced.
@@ -721,18 +716,18 @@ class GradientWorker(_ContextManager):
             deadline: Seconds to wait.
 
         Raises:
-            MissingWorkerError: Workers did not contribute in time, or have gone; `missing` has their numbers.
+            MissingWorkerError: Workers did not contribute in time, or have left; `missing` has their numbers.
             SilentAggregatorError: The aggregator did not answer.
             DisconnectedError: The server has gone.
-            HaltedError: A worker suspended the job, or the aggregator did.
-            ResetError: A worker reset the job: all workers sum again.
+            HaltedError: A worker or the aggregator suspended the job.
+            ResetError: A worker reset the job: all workers repeat the sum.
             BehindError: The job has continued without this worker: pull the weights again.
             ConfigError: An invalid `values`.
         """
     def set_threshold(self, threshold: int, *, deadline: float | None = None) -> None:
         """Sets the number of contributions that make a sum.
 
-        Later workers get the sum of the first. Not in fixed point, and not below a parent.
+        Later workers receive the sum of the first contributions. Not available in fixed point, nor below a parent.
 
         Raises:
             GradientError: The aggregator refused; the message says why.
@@ -767,11 +762,11 @@ class Station:
     `ConfigError`. The device is open until the worker leaves. A waiting worker polls, and occupies its core.
 
     Args:
-        device: As DPDK's `--vdev` takes it (`net_memif0,role=client,id=0,socket=PATH`), or a card's PCI address.
-        address: `ip:port` of the worker on the device's network: an IPv4 address that the kernel does not have.
-        eal: Arguments for DPDK, separated by spaces (`--no-huge -m 64 --no-pci`); the same in a whole process.
-        prefix: Bits of the network's part of the address, 0 to 32.
-        gateway: The IPv4 address by which other networks are reached.
+        device: Argument of DPDK's `--vdev` (`net_memif0,role=client,id=0,socket=PATH`), or a card's PCI address.
+        address: `ip:port` of the worker on the device's network: an IPv4 address that the kernel does not use.
+        eal: Arguments of DPDK, separated by spaces (`--no-huge -m 64 --no-pci`); identical in a whole process.
+        prefix: Prefix length of the network, 0 to 32.
+        gateway: IPv4 address of the gateway to other networks.
         idle_sleep_us: Microseconds that an idle worker sleeps between polls, at most 1,000,000; 0 polls without
             sleeping.
 
@@ -792,7 +787,7 @@ class Station:
 
 @final
 class Server(_ContextManager):
-    """A server in front of a `Replay` of this process.
+    """A server of a `Memory` in this process.
 
     Use it as a context manager, or call `close`.
     """
@@ -802,33 +797,33 @@ class Server(_ContextManager):
         """Addresses for `connect`, with the actual ports."""
     @property
     def gradients(self) -> str | None:
-        """UDP address for gradients, `"ip:port"`; `None` if the server sums none."""
+        """UDP address of the gradient aggregator, `"ip:port"`; `None` without one."""
     @property
     def http(self) -> str | None:
         """URL of the statistics over HTTP, with the actual port; `None` without them."""
     def close(self) -> None:
-        """Stops listening, lets requests under way finish, and ends the connections.
+        """Stops listening, finishes requests in progress, and closes the connections.
 
-        Waiting calls of clients end with `ClosedError`. When a signal ends `innet-replay serve`, its clients reconnect
+        Blocked calls of clients raise `ClosedError`. When a signal ends `innet-replay serve`, its clients reconnect
         instead (`reconnect_for` of `connect`).
         """
 
 @disjoint_base
 class Replay(_ContextManager):
-    """A replay memory: a `Memory` in this process, or the connection to one on a server (`connect`).
+    """A replay memory: a `Memory` in this process, or a connection to a server (`connect`).
 
     All methods are thread-safe. `timeout` is in seconds, at most 1e9: 60 by default, `None` waits without limit, 0
-    tries once. Then a call raises `DeadlineError`, which names the cause; an unresponsive server delays it by up to
-    `grace` of `connect`. Ctrl-C ends every wait. Waiting calls release the GIL. A replay must not be used in a forked
-    child (`ForkError`): start processes with the method "spawn" or "forkserver", and connect there.
+    tries once. After the timeout a call raises `DeadlineError`, which names the cause; an unresponsive server delays
+    it by up to `grace` of `connect`. Ctrl-C ends every wait. Waiting calls release the GIL. A replay must not be used
+    in a forked child (`ForkError`): start processes with the method "spawn" or "forkserver", and connect there.
     """
 
     def create_table(self, table: Table, timeout: float | None = 60.0) -> None:
-        """Makes a table, unless it exists with the same definition.
+        """Creates a table, unless it exists with the same definition.
 
         Raises:
             TableDiffersError: It exists with another definition; the message shows the difference.
-            TableError: It does not fit the memory's `max_bytes` beside the others; the message says which of
+            TableError: It does not fit the memory's `max_bytes` beside other tables; the message says which of
                 `capacity`, `capacity_bytes` and `max_bytes` to change.
         """
     def table(self, name: str, timeout: float | None = 60.0) -> Table:
@@ -838,22 +833,15 @@ class Replay(_ContextManager):
             UnknownTableError: There is no table of this name.
         """
     def tables(self, timeout: float | None = 60.0) -> dict[str, Table]:
-        """All tables, by name.
-
-        The names are in order.
-        """
+        """All tables by name, sorted."""
     def parameters(self, timeout: float | None = 60.0) -> dict[str, int]:
-        """The newest version of all parameters, by name.
-
-        The names are in order.
-        """
+        """The newest version number of all parameters by name, sorted."""
     def empty_table(self, name: str, timeout: float | None = 60.0) -> None:
         """Removes every step and item of a table, and forgets its largest priority; its writers stay open."""
     def drop_table(self, name: str, timeout: float | None = 60.0) -> None:
         """Removes a table.
 
-        Its iterators, its writers and a `sample` that waits raise `UnknownTableError`, also if a table of its name is
-        made again.
+        Its iterators, writers and blocked `sample` calls raise `UnknownTableError`, even if a new table has its name.
         """
     def writer(
         self,
@@ -874,15 +862,15 @@ class Replay(_ContextManager):
             view: The view of the items, which fixes their windows; `None` is the table's. Samples may use narrower
                 views.
             name: Display name in errors, logs and statistics.
-            server: The server that the writer keeps to, of several: this number from 0, modulo their number, or the
-                next one while that is away. `None` is the one with the fewest writers.
+            server: Number of the writer's server, from 0, modulo the number of servers; the next server while that one
+                is away. `None` selects the server with the fewest writers.
             chunk_steps: Steps of an environment that are packed and sent together, 1 to 65536:
                 `num_envs * (chunk_steps + 1)` is at most the table's capacity. With 1, a step reaches the table with
                 the next `append`, for loops that write and sample in turn.
             timeout: Seconds to wait for the server.
 
         Raises:
-            ConfigError: Numbers out of range, or pushes or windows that the table could not hold.
+            ConfigError: Numbers out of range, or pushes or windows too large for the table.
             SchemaError: A column that the view reads is missing, or of another shape.
         """
     @overload
@@ -901,13 +889,13 @@ class Replay(_ContextManager):
     ) -> Batch:
         """Samples `batch_size` items.
 
-        Items whose data does not decode are left out, removed from the memory and logged with the name of their
-        writer; if none is left, others are sampled within the timeout.
+        Items that fail to decode are skipped, removed from the memory and logged with the name of their writer; if none
+        is left, others are sampled within the timeout.
 
         Args:
             table: The table's name.
             batch_size: Items to sample. The random samplers choose with replacement; see `Table` for the others.
-            view: How to make arrays of their windows, not wider than the view they were written with; `None` is the
+            view: View that makes arrays of the items, not wider than the view they were written with; `None` is the
                 table's.
             beta: Importance-sampling exponent of the weights (N P(i))^-beta, 0 to 4; 1 corrects completely.
             device: `None` gives a NumPy batch (`Batch`); `"cpu"`, `"cuda"` or a torch device gives a batch of torch
@@ -915,13 +903,13 @@ class Replay(_ContextManager):
             normalize: Divides the weights by the largest of the batch, or of the whole memory.
             allow_short: At the deadline, return fewer items instead of raising an error.
             timeout: Seconds to wait for enough items, and for the rate limiter.
-            threads: Threads that unpack, 1 to 256; `None` is one for each core that this process might use at its first
+            threads: Decoding threads, 1 to 256; `None` is one for each core available to this process at its first
                 sample.
 
         Raises:
             EmptyError: No item has a priority above zero.
             ViewError: The view reaches beyond the items' windows.
-            DeadlineError: Not allowed within `timeout`; the message names the cause.
+            DeadlineError: No sample within `timeout`; the message names the cause.
             ConfigError: Numbers out of range.
         """
     @overload
@@ -959,12 +947,11 @@ class Replay(_ContextManager):
             table: The table's name.
             batch_size: Items of a batch.
             view: As in `sample`.
-            beta: As in `sample`; a function is called before every batch, and counts for batches that are
-                not decoded yet.
-            prefetch: Batches decoded ahead, 0 to 1024. With 0 nothing is sampled before `next` asks, so a batch follows
-                every earlier update of priorities, and is repeatable with a seed. With 1, one batch is decoded ahead
-                while one more request is under way to a server. From 2 on there are two requests, and over a long link
-                as many more as the round trip needs: at most 64, and 64 MiB of replies.
+            beta: As in `sample`; a function is called before every batch, and applies to batches not decoded yet.
+            prefetch: Batches decoded ahead, 0 to 1024. With 0 `next` samples on demand, so that a batch follows every
+                earlier update of priorities, and is repeatable with a seed. With 1, one batch is decoded ahead and one
+                more request is in flight to a server. From 2 on two requests are in flight, and over a long link as
+                many more as the round trip needs: at most 64, and 64 MiB of replies.
             device: As in `sample`; batches of torch tensors come from a `innet_drl.batches.TorchBatches`, which copies
                 them to a CUDA device while it computes.
             normalize: As in `sample`.
@@ -999,20 +986,20 @@ class Replay(_ContextManager):
     ) -> UpdateReceipt:
         """Sets the priorities of sampled items.
 
-        Updates apply in the order of the calls. A batch that was requested before an update has arrived may be sampled
-        by the earlier priorities.
+        Updates apply in the order of the calls. Batches requested before an update arrives may still be sampled by the
+        earlier priorities.
 
         Args:
             table: The table's name.
-            ids: uint64 `(B,)`, from a batch. Ids of items that are gone, and ids of other tables and
-                memories, are counted and ignored. The log names positions in a buffer, and ids of a table that this
-                replay has sampled, once.
+            ids: uint64 `(B,)`, from a batch. Ids of items that are gone, and ids of other tables and memories, are
+                counted and ignored. The log warns once of positions in a buffer, and of ids of another table that this
+                replay has sampled.
             priorities: float `(B,)`, before the exponent: finite and not negative. If an id appears
                 twice, its last value counts.
             timeout: Seconds to wait for the server.
-            wait: Wait for the server's answer. `False` only sends, and saves the round trip: up to 64 updates are under
-                way, then the call waits for the first. The counts are of all updates answered since the last call; an
-                error of an earlier update is raised by the next call, which then sends nothing. A call that waits,
+            wait: Wait for the server's answer. `False` only sends, and saves the round trip: up to 64 updates are in
+                flight, then the call waits for the first. The counts are of all updates answered since the last call;
+                an error of an earlier update is raised by the next call, which then sends nothing. A call that waits,
                 and `close`, wait for all earlier updates.
 
         Raises:
@@ -1035,7 +1022,7 @@ class Replay(_ContextManager):
             timeout: Seconds to wait for the server.
 
         Raises:
-            ParametersError: An array of a dtype that cannot be stored, or too much of it.
+            ParametersError: An array of a dtype that cannot be stored, or too many bytes.
         """
     def get_parameters(
         self,
@@ -1051,13 +1038,13 @@ class Replay(_ContextManager):
         A reader gets one whole version, never parts of two.
 
         Args:
-            name: The name they were put under. The log names one that does not exist, once, if others do.
+            name: Their name in `put_parameters`. If it does not exist but others do, the log warns once.
             newer_than: The version that the caller has; 0 is none.
-            timeout: Seconds to wait for the server; newer parameters are not waited for.
+            timeout: Seconds to wait for the server; the call does not wait for newer parameters.
             device: `None` gives NumPy arrays; `"cpu"`, `"cuda"` or a torch device gives torch tensors, as
                 `Module.load_state_dict` takes them.
-            writer: The writer that makes its steps with these parameters from now on, for `max_version_lag` of its
-                table. Any thread may pass it, also while the writer waits.
+            writer: Writer whose next steps are made with these parameters, for `max_version_lag` of its table. Any
+                thread may pass it, even while the writer waits.
         """
     def stats(self, timeout: float | None = 60.0) -> dict[str, Any]:
         """Counters and gauges of the memory: tables, bytes, writers, parameters.
@@ -1078,29 +1065,28 @@ class Replay(_ContextManager):
         via: str | None = None,
         station: Station | None = None,
     ) -> GradientWorker:
-        """Takes part in a job that sums arrays over its workers, in the aggregator of this server.
+        """Joins a job that sums arrays over its workers, in the aggregator of this server.
 
-        The first worker makes the job; the others give the same arguments, but for `worker` and `name`. The worker has
-        a connection of its own, and leaves the job when it ends. See `docs/how-to/gradients.md`.
+        The first worker creates the job. All workers must pass identical arguments, except `worker`, `name`, `via` and
+        `station`. The worker has its own connection, and membership ends with it. See `docs/how-to/gradients.md`.
 
         Args:
             job: The job's name, at most 64 bytes.
             worker: This worker's number, from 0. A worker that joins with a taken number replaces the earlier one.
             workers: Workers at this server, at most 64.
-            world: Workers in all; more than `workers` where the server has a parent. `None` is `workers`.
-            name: Display name in errors. `""` is the host's name and the process.
-            arithmetic: `"float32"` adds up in the order of arrival. `"fixed"` gives the same bits in every order:
-                integers on a grid of 31 bits, minus the bits that the number of workers takes, below the largest
-                value of each segment.
-            segment_values: Values of a datagram, 1 to 360, which is a full one on Ethernet.
+            world: Workers at all servers; more than `workers` if the server has a parent. `None` is `workers`.
+            name: Display name in errors. `""` is the host's name and the process id.
+            arithmetic: `"float32"` adds in the order of arrival. `"fixed"` is bit-identical in every order: integers
+                scaled to the largest value of each segment, with 31 bits minus the bits for the number of workers.
+            segment_values: Values of a datagram, 1 to 360; 360 fill an Ethernet frame.
             deadline: Longest time of any call in seconds, including this one; the error names missing workers.
-            via: `ip:port` for datagrams instead of the server's own: a relay, or a translated address.
-            station: The DPDK device that datagrams go over; the connection is the kernel's.
+            via: `ip:port` for datagrams instead of the server's own: a relay, or a translated (NAT) address.
+            station: DPDK device for datagrams; the connection uses the kernel's network stack.
 
         Raises:
-            ConfigError: The server sums no gradients; arguments out of range, or different from the other workers'; a
-                station whose device cannot be used, or a package that was built without DPDK.
-            TooLargeError: One job too many.
+            ConfigError: The server has no aggregator; arguments are out of range, or differ from other workers'; the
+                station's device is unusable, or the package was built without DPDK.
+            TooLargeError: The server is at its limit of jobs.
             SilentAggregatorError: Datagrams do not get through.
             ConnectError: No server answers at the address.
         """
@@ -1118,10 +1104,10 @@ class Replay(_ContextManager):
         segment_values: int = 360,
         deadline: float = 30.0,
     ) -> GradientUpdates:
-        """Takes part in an asynchronous job, whose workers do not wait for each other.
+        """Joins an asynchronous job, whose workers do not wait for each other.
 
-        The first worker makes the job; the others give the same arguments, but for `worker` and `name`. The worker
-        begins with the weights of update 0; a later one calls `GradientUpdates.restart`.
+        The first worker creates the job; all workers must pass identical arguments, except `worker` and `name`. The
+        worker begins with the weights of update 0; late workers call `GradientUpdates.restart`.
         See `docs/how-to/data-parallel.md`.
 
         Args:
@@ -1130,24 +1116,24 @@ class Replay(_ContextManager):
             workers: Number of workers, at most 64.
             values: float32 values of a gradient.
             threshold: Gradients that make an update (H), from 1 to `workers`.
-            staleness: Updates by which the weights of a gradient may be behind (S). The server keeps the sums of S + 1.
+            staleness: Updates by which the weights of a gradient may be behind (S). The server keeps S + 1 sums.
             updates: Last update of the job; `None` for no end.
-            name: Display name in errors. `""` is the host's name and the process.
-            segment_values: Values of a datagram, 1 to 360, which is a full one on Ethernet.
+            name: Display name in errors. `""` is the host's name and the process id.
+            segment_values: Values of a datagram, 1 to 360; 360 fill an Ethernet frame.
             deadline: Longest time of any call, and of a round's contributions, in seconds; then the job fails.
 
         Raises:
-            ConfigError: The server sums no gradients; arguments out of range, or different from the other workers'.
-            TooLargeError: One job too many, or the server may not keep so much (`gradients_job_bytes`).
+            ConfigError: The server has no aggregator; arguments are out of range, or differ from other workers'.
+            TooLargeError: The server is at its limit of jobs, or the job needs more than `gradients_job_bytes`.
             SilentAggregatorError: Datagrams do not get through.
             ConnectError: No server answers at the address.
         """
     def close(self) -> None:
-        """Ends the connections, or the servers of the memory, and releases it.
+        """Closes the connections, or the memory with its servers.
 
-        Blocked calls of other threads end with `ClosedError`, and so does every call of its writers and iterators of
-        batches. Close those first: pushes that wait are not stored. Servers end as by `Server.close`. Answers to
-        `update_priorities(wait=False)` are waited for, up to a quarter of a second.
+        Blocked calls of other threads raise `ClosedError`, as do all calls of its writers and iterators of batches.
+        Close those first: pending pushes are not stored. Servers end as by `Server.close`. `close` waits up to 0.25 s
+        for answers to `update_priorities(wait=False)`.
         """
 
 @final
@@ -1156,10 +1142,9 @@ class Memory(Replay):
 
     Args:
         tables: One or more tables to create.
-        max_bytes: Limit for all tables and parameters in bytes; `None` is 80 % of the memory that this process may
-            have: the machine's, or the limit of its control group if that is less. A table reserves its
-            `capacity_bytes`, and about 100 bytes for each step of its `capacity`. A server adds up to 1 GiB for
-            received data.
+        max_bytes: Limit for all tables and parameters in bytes; `None` is 80 % of the machine's memory, or of the
+            process's cgroup limit if that is less. A table reserves its `capacity_bytes`, and about 100 bytes for
+            each step of its `capacity`. A server adds up to 1 GiB for received data.
         seed: Makes samples repeatable if one thread writes and samples.
 
     Raises:
@@ -1172,33 +1157,33 @@ class Memory(Replay):
     def save(self, path: str | PathLike[str]) -> None:
         """Writes all tables to a file, while they are in use.
 
-        The file has steps, items with their priorities and samples, the rate limiter's counts and the statistics, but
-        neither parameters nor writers. Tables are written one after another, so it is not the memory at one instant:
-        steps pushed or evicted during the save of their table are left out, and each item has its priority at the
-        moment of writing.
+        The file has steps, items with their priorities and numbers of samples, the rate limiter's counts and the
+        statistics, but neither parameters nor writers. Tables are written one after another, not at one instant:
+        steps pushed or evicted while their table is written are left out, and each item has its priority at the time
+        of writing.
 
-        An existing file is replaced once the new one is complete on disk. A symbolic link stays, and the file that it
-        names is replaced. Folders, devices, pipes and sockets are refused.
+        An existing file is replaced once the new one is complete on disk. The target of a symbolic link is replaced,
+        and the link stays. Folders, devices, pipes and sockets are refused.
 
         Args:
             path: The file. A step takes the same space as in memory.
 
         Raises:
-            StorageError: It cannot be written, or the path is no file; `errno` has the system's reason.
+            StorageError: The file cannot be written, or the path is not a file; `errno` has the system's reason.
         """
     def restore(self, path: str | PathLike[str]) -> None:
         """Restores the tables of a file that `save` wrote.
 
         Existing tables of these names must be empty, and keep their capacity and limits; a smaller table keeps the
-        newest steps. Missing tables are made. Writers are opened anew, earlier ids are stale, and priorities and
+        newest steps. Missing tables are created. Writers must be reopened and earlier ids are stale; priorities and
         the ratio of samples to inserts continue.
 
         Args:
             path: The file. It is checked as a whole before anything is stored.
 
         Raises:
-            StorageError: It cannot be read.
-            CorruptError: It is no snapshot of this release, damaged, or cut off.
+            StorageError: The file cannot be read.
+            CorruptError: The file is damaged, truncated, or no snapshot of this release.
             TableDiffersError: A table has other columns, another sampler, exponent or unit; the message shows it.
             ConfigError: A table has steps already.
             TableError: A new table does not fit `max_bytes`.
@@ -1223,10 +1208,10 @@ class Memory(Replay):
         """Serves this memory to clients.
 
         Args:
-            addresses: `"unix:///path"`, `"innet://host:port"` or `"innets://host:port"` (TLS); port 0 takes a
+            addresses: `"unix:///path"`, `"innet://host:port"` or `"innets://host:port"` (TLS); port 0 chooses a
                 free one.
-            token: Secret of at least 16 bytes, which clients prove to know; it is never sent. It allows every request.
-                An address beyond loopback needs it, or one of the next two.
+            token: Shared secret of at least 16 bytes, which is never sent: clients prove that they know it. It allows
+                every request. Addresses beyond loopback need it, or one of the next two.
             learner_token: Secret of learners: it allows everything except emptying and dropping tables.
             actor_token: Secret of actors: it allows writing with writers of their own, and reading definitions,
                 parameters and statistics. Other requests raise `ForbiddenError`.
@@ -1236,13 +1221,13 @@ class Memory(Replay):
                 their datagrams are neither encrypted nor authenticated.
             io_threads: Threads that serve connections, at most 256; 0 is one for every two cores.
             spin: Poll without sleeping: lower latency, and each thread occupies a core.
-            gradients: UDP address `"ip:port"` for gradient sums; port 0 chooses a free one.
+            gradients: UDP address `"ip:port"` of the gradient aggregator; port 0 chooses a free one.
             http: `"host:port"` for statistics over HTTP: `/metrics`, `/healthz`, `/stats` and a live page; port 0
                 chooses a free one. It needs a token and TLS, or `trusted_network`, where `addresses` do.
-            snapshot: Folder for snapshots of the memory, made if it is missing. The newest that is not damaged is
-                restored into this memory, whose tables have to be empty; one is saved at intervals and by `close`. The
-                two newest are kept.
-            snapshot_every: Seconds between two snapshots, at most 1e9; 0 saves on request and at `close` alone.
+            snapshot: Folder for snapshots of the memory, created if missing. The newest intact one is restored into
+                this memory, whose tables must be empty. Snapshots are saved at intervals and by `close`; the two newest
+                are kept.
+            snapshot_every: Seconds between two snapshots, at most 1e9; 0 saves only on request and at `close`.
 
         Raises:
             ConfigError: The snapshot folder cannot be written or is another server's, or its newest snapshot does not
@@ -1262,9 +1247,9 @@ def connect(
     reconnect_for: float = 60.0,
     namespace: str | None = None,
 ) -> Replay:
-    """Connects to a server, or to several that are one memory, and again after a broken connection.
+    """Connects to a server, or to several servers that form one memory, and reconnects after failures.
 
-    Tables that this client made are made again on a server that was started again without them.
+    If a server restarts without its tables, the client recreates those that it made.
 
     Args:
         url: `"innet://host:port"`, `"innets://host:port"` (TLS), `"unix:///path"`, or, in a package built with F-Stack,
@@ -1273,21 +1258,21 @@ def connect(
         token: The server's token; it is never sent. `None` is the environment variable INNET_TOKEN, if set and not
             empty; `""` is no token.
         tables: One or more tables to create. With an actor's token they must exist with these definitions.
-        timeout: Seconds for which attempts go on until the server listens, accepts another connection, and answers;
-            after five the log (`innet_drl`) names the server. 0 is one attempt of at most `grace` seconds; `None` has
-            no end. A wrong token or certificate, and an answer in another protocol, are errors at once.
+        timeout: Seconds to retry until the server listens, accepts another connection and answers; after five the log
+            (`innet_drl`) names the server. 0 is one attempt of at most `grace` seconds; `None` retries forever. A wrong
+            token or certificate, and an answer in another protocol, raise at once.
         tls_ca: PEM file with the server's certificate, or its authority's. Needed for `innets://`: the system's
             authorities are not used.
         spin: Poll for answers without sleeping: lower latency, and the calling thread occupies a core.
         config: F-Stack's configuration file, for `innet+fstack://`. F-Stack starts once in a process, so all such
             addresses of a process need the same file.
-        grace: Seconds, at most 1e9, by which a call may exceed its `timeout`, for the server's answer that names the
-            cause.
+        grace: Seconds, at most 1e9, by which a call may exceed its `timeout` to receive the server's answer, which
+            names the cause.
         reconnect_for: Seconds, at most 1e9, for which a call without a shorter `timeout` reconnects after a broken
             connection; then it raises `ConnectError` or `DisconnectedError`. The log names the server meanwhile.
         namespace: Name of the run, for programs that share a server: names of tables, writers, parameters and gradient
-            jobs begin with it and a slash at the server, and all calls take and return them without. Up to 40 ASCII
-            letters, digits, `.`, `_` and `-`. `None` is the whole server, by full names.
+            jobs begin with it and a slash at the server; calls omit this prefix. Up to 40 ASCII letters, digits, `.`,
+            `_` and `-`. `None` is the whole server, with full names.
 
     Raises:
         ConfigError: An invalid address, one that does not match `tls_ca`, or one without TLS of a server with TLS; a
@@ -1295,7 +1280,7 @@ def connect(
             releases or of different tables.
         TableDiffersError: Tables that exist with another definition, or with different ones at several servers.
         ConnectError: No server answers at the address, or it is at its limit of connections until `timeout`.
-        DisconnectedError: What listens at the address ended every connection until `timeout`.
+        DisconnectedError: The peer closed every connection until `timeout`.
         AuthenticationError: The token is missing or wrong, or the certificate is not trusted.
         VersionError: The server has another release.
     """

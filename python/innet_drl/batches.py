@@ -25,10 +25,10 @@ __all__ = ["TorchBatch", "TorchBatches", "tensor_on", "to_device", "torch_device
 
 
 def torch_device(device: str | torch.device) -> torch.device:
-    """The device of an argument.
+    """Returns the device that an argument names.
 
     Raises:
-        ConfigError: A device that does not exist, or not on this machine.
+        ConfigError: An unknown device, or one that this machine lacks.
     """
     try:
         found = torch.device(device)
@@ -62,7 +62,7 @@ class TorchBatch:
 
     def __getattr__(self, name: str) -> Any:
         """The array of this name."""
-        # The dictionary itself is missing only while the batch is being copied.
+        # `copy` and `pickle` look attributes up before the dictionary exists.
         arrays = self.__dict__.get("_arrays", {})
         if name not in arrays:
             raise AttributeError(f"this batch has no array {name!r}; it has {', '.join(arrays)}")
@@ -97,7 +97,7 @@ class TorchBatches:
         self._device = torch.device(device)
         self._upload = _Upload(self._device) if self._device.type == "cuda" else None
         self.on_sample: Callable[[], object] | None = None
-        """Called in `next` once a batch is sampled, before its copy to the device begins: for timers."""
+        """Hook for timers: called in `next` between sampling and copying to the device."""
 
     def __iter__(self) -> Self:
         return self
@@ -133,7 +133,7 @@ def to_device(batch: _core.Batch, device: torch.device) -> TorchBatch:
 
 
 def _tensors(flat: torch.Tensor, layout: list[tuple[Any, ...]]) -> dict[str, torch.Tensor]:
-    """The tensors on a buffer of a batch (`Batch._buffers`) but the ids, which stay an array of NumPy."""
+    """Views of a batch's buffer (`Batch._buffers`) as tensors; ids stay a NumPy array."""
     tensors = {}
     for name, dtype, shape, strides, offset in layout:
         if name != "ids":
@@ -159,7 +159,7 @@ class _Upload:
             if any(name == "ids" for name, *_ in layout):
                 continue
             on_device = self._copy(torch.from_numpy(flat))
-            # The allocator must not reuse the memory while the reader's stream uses it.
+            # The allocator must not reuse the memory before the reader's stream has used it.
             on_device.record_stream(reader)
             arrays |= _tensors(on_device, layout)
         reader.wait_stream(self._stream)

@@ -1,8 +1,8 @@
 """The command line: `innet-drl train | learner | actor | evaluate | record | report | analyze | bench`.
 
 `innet-drl train --preset cartpole --learning-rate 1e-3` starts from a preset and changes one field; each package has a
-file `flags`. The other packages are imported when a command runs: if the extra `train` is missing, the error says so,
-and each actor, which imports the main module again, starts fast.
+file `flags`. Other packages are imported when a command runs: a missing extra `train` has a clear error, and actors,
+which import the main module again, start fast.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ innet-drl bench paper --help and innet-drl bench gradients --help list the flags
 """
 
 INTERRUPTED = 130
-"""Exit status of a command that Ctrl-C ends: that of a process that SIGINT ends."""
+"""Exit status after Ctrl-C: 128 + SIGINT."""
 ANALYZE_USAGE = """\
 usage: innet-drl analyze {breakdown,ratio,what-if} [flags]
 
@@ -51,7 +51,7 @@ innet-drl analyze breakdown --help, innet-drl analyze ratio --help and innet-drl
 """
 
 BROKEN_PIPE = 141
-"""Exit status of a command whose output has no reader any more: that of a process that SIGPIPE ends."""
+"""Exit status after a broken pipe: 128 + SIGPIPE."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         if _stdout_is_read():
             raise
-        # The interpreter would write the rest at its exit.
+        # Otherwise the interpreter would flush the buffered rest at exit, and fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except KeyboardInterrupt:
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _stdout_is_read() -> bool:
-    """Whether the reader of the output, such as `head`, has not ended."""
+    """Whether the read end of standard output is open; `head` closes it early."""
     import select
 
     poll = select.poll()
@@ -103,11 +103,10 @@ def _main(given: list[str]) -> int:
 
 
 def run_command(command: Callable[[Sequence[str]], None], arguments: Sequence[str]) -> int:
-    """Runs one command; prints errors that the user can correct as one line, without a traceback."""
-    # libgomp reads this when torch is loaded, which is later: threads that wait for work must leave the core to the
-    # actors.
+    """Runs one command; prints errors that the user can correct in one line, without a traceback."""
+    # libgomp reads this when torch is loaded. Idle OpenMP threads must not spin: actors need the cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    # Environments of the user's own are modules of the current directory; last, so that they hide no package.
+    # The current directory has modules of the user's environments; it is last, so that they shadow no package.
     with contextlib.suppress(FileNotFoundError):
         if os.getcwd() not in sys.path:
             sys.path.append(os.getcwd())
@@ -314,7 +313,7 @@ def bench(arguments: Sequence[str]) -> None:
     from innet_drl.train.flags import parse
 
     flags = parse(PaperFlags if what == "paper" else GradientsFlags, f"bench {what}", arguments[1:])
-    # The fork server imports torch at the same time as this process, in the next line.
+    # The fork server imports torch in parallel with this process's import in the next line.
     start_fork_server()
     importlib.import_module(f"innet_drl.papers.{what}").run(flags)
 

@@ -77,7 +77,7 @@ class SchemaError(ReplayError, ValueError):
 
 
 class TooLargeError(ReplayError, ValueError):
-    """A length beyond a limit."""
+    """A size or number above a limit."""
 
 
 class PriorityError(ReplayError, ValueError):
@@ -97,7 +97,7 @@ class FencedError(ReplayError):
 
 
 class ExpiredError(ReplayError):
-    """The server no longer knows the writer: open a new one."""
+    """The server has no state of this writer: open a new one."""
 
 
 class ProtocolError(ReplayError):
@@ -105,7 +105,7 @@ class ProtocolError(ReplayError):
 
 
 class VersionError(ReplayError):
-    """The peer is of another release: install the same one at both ends."""
+    """The peer has another release: install the same release at both ends."""
 
 
 class AuthenticationError(ReplayError, PermissionError):
@@ -113,7 +113,7 @@ class AuthenticationError(ReplayError, PermissionError):
 
 
 class ForbiddenError(ReplayError, PermissionError):
-    """A request that the connection's token does not allow: it is an actor's or a learner's."""
+    """A request that the token's role, actor or learner, does not allow."""
 
 
 class ConnectError(ReplayError, ConnectionError):
@@ -149,26 +149,26 @@ class StorageError(ReplayError, OSError):
 
 
 class ReplicaError(ReplayError, RuntimeError):
-    """Replicas of a model that take the same updates have different weights; the message names two and the update."""
+    """Replicas of a model have diverged after the same updates; the message names two replicas and the update."""
 
 
 class GradientError(ReplayError):
-    """A sum of gradients failed: the aggregator refused it, or the worker has failed before."""
+    """A gradient sum failed: the aggregator refused it, or this worker failed earlier."""
 
 
 class MissingWorkerError(GradientError):
-    """Workers did not contribute in time, or have gone; the message names them.
+    """Workers did not contribute in time, or have left; the message names them.
 
     Attributes:
-        missing: Numbers of the missing workers of one rack, which the message names if it is another rack. Empty if a
-            whole rack is missing.
+        missing: Numbers of the missing workers of one rack; the message names another rack than this worker's. Empty if
+            a whole rack is missing.
     """
 
     missing: list[int]
 
 
 class SilentAggregatorError(GradientError, DeadlineError):
-    """The aggregator did not answer before the deadline: it is gone, or its datagrams are lost."""
+    """The aggregator did not answer before the deadline: it has ended, or datagrams are lost."""
 
 
 class HaltedError(GradientError):
@@ -176,11 +176,11 @@ class HaltedError(GradientError):
 
 
 class ResetError(GradientError):
-    """The job was reset during a sum, which is lost: every worker sums again."""
+    """The job was reset during a sum, which is lost: all workers must repeat it."""
 
 
 class BehindError(GradientError):
-    """This worker missed sums that are no longer kept: pull the weights again."""
+    """This worker missed sums that the server has dropped: pull the weights again."""
 
 
 class InternalError(ReplayError, RuntimeError):

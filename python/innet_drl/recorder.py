@@ -1,4 +1,4 @@
-"""Steps a Gymnasium environment and writes the steps.
+"""Writes the steps of a Gymnasium environment.
 
 Gymnasium returns the last observation of an episode in three ways: a single environment returns it with the step that
 ends the episode; a vector environment does so in `info` (SAME_STEP), or with the next step (NEXT_STEP). The recorder
@@ -25,10 +25,10 @@ _Results = tuple[Any, Any, Any, Any, dict[str, Any]]
 
 
 class Recorder:
-    """An environment whose steps a writer appends; other attributes are the environment's.
+    """Wraps an environment and appends its steps to a writer; other attributes are the environment's.
 
-    The table has the columns of `Table.from_spaces`, and possibly more. Use the recorder as a context manager, whose
-    end waits as that of a `Writer`, or call `close`, which sends the remaining steps. Gymnasium itself is not imported.
+    The table has the columns of `Table.from_spaces`, and possibly more. Use the recorder as a context manager, which
+    ends as a `Writer` does, or call `close`, which sends the remaining steps. Gymnasium itself is not imported.
 
     Args:
         env: A Gymnasium environment, or a vector environment that resets by itself (NEXT_STEP or SAME_STEP).
@@ -66,11 +66,11 @@ class Recorder:
         self._observation: NDArray[Any] | None = None
         self._first = np.ones(self._streams, bool)
         self._final = np.zeros(self._streams, bool)
-        # Row and results of a step that the writer has not taken yet.
+        # Row and results of a step that is not appended yet.
         self._pending: tuple[dict[str, Any], _Results] | None = None
 
     def reset(self, *, options: dict[str, Any] | None = None, **arguments: Any) -> tuple[Any, dict[str, Any]]:
-        """Resets the environment; an episode that was not over is cut off, and its open windows are dropped.
+        """Resets the environment; an unfinished episode is cut off, and its incomplete windows are dropped.
 
         Args:
             options: For the environment. With a `reset_mask`, bool `(num_envs,)`, a vector environment resets the
@@ -81,7 +81,7 @@ class Recorder:
         Raises:
             ConfigError: A `reset_mask` for another number of environments, or one that leaves out environments after
                 their step was lost.
-            ReplayError: As in `step`, for a step that was not appended before; the environment was not reset.
+            ReplayError: As in `step`, for a step that is still not appended; the environment was not reset.
         """
         self._append_pending(60.0)
         mask = self._reset_mask(options)
@@ -93,7 +93,7 @@ class Recorder:
         return observation, info
 
     def _reset_mask(self, options: dict[str, Any] | None) -> NDArray[np.bool_]:
-        """A copy of the mask, which Gymnasium's environments take out of the options."""
+        """A copy of the mask, because Gymnasium's environments remove it from the options."""
         if not self._vector or options is None or options.get("reset_mask") is None:
             return np.ones(self._streams, bool)
         mask = np.array(options["reset_mask"])
@@ -120,12 +120,12 @@ class Recorder:
     ) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Takes one step and appends it.
 
-        After an error of the writer, such as `DeadlineError`, call `step` again: the environment has made its step, so
-        the call only appends it and returns its results; of its arguments only the timeout counts.
+        After an error of the writer, such as `DeadlineError`, call `step` again: the environment has already stepped,
+        so the call only appends that step and returns its results. It ignores arguments other than the timeout.
 
         Args:
             action: For the environment: one action, or one of each environment.
-            q: float32 `(num_envs, actions)`: Q-values of the current observation, for priorities at birth.
+            q: float32 `(num_envs, actions)`: Q-values of the current observation, for initial priorities.
             priority: As in `Writer.append`.
             timeout: As in `Writer.append`.
             **columns: More columns of the table, with a leading dimension of `num_envs`.
@@ -133,8 +133,8 @@ class Recorder:
         Raises:
             ConfigError: The environment was not reset, a truncated episode needs a `q_function`, or a vector
                 environment ended an episode without its last observation.
-            ReplayError: As in `Writer.append`. After a `ValueError`, as of an array of another shape or an observation
-                with NaN, the step is lost: call `reset`.
+            ReplayError: As in `Writer.append`. After a `ValueError`, for example an array of another shape or an
+                observation with NaN, the step is lost: call `reset`.
         """
         if self._pending is None:
             if self._observation is None:
@@ -146,7 +146,7 @@ class Recorder:
 
     def _take(self, action: Any, q: Any, priority: Any, columns: dict[str, Any]) -> None:
         """Steps the environment, and makes the row of the step."""
-        # A copy, as of observations: the environment may clip an action in its array.
+        # A copy: the environment may clip the action in place.
         taken = self._rows(np.array(action, self._action_dtype))
         results = self._returned("observation, reward, terminated, truncated, info", self._env.step(action))
         following, reward, terminated, truncated, info = results
@@ -169,7 +169,7 @@ class Recorder:
             row |= self._last_observations(following, info, ended, row["truncated"], q)
         self._pending = row, results
         if self._next_step:
-            # The row after an end is the last one of its episode, and the next row starts another.
+            # The row after an end has the episode's last observation, and the next row starts a new episode.
             self._first, self._final = self._final, ended
         else:
             self._first = ended
@@ -177,7 +177,7 @@ class Recorder:
             self._observation = self._kept(following)
 
     def _returned(self, names: str, results: Any) -> Any:
-        """The results of `reset` or `step` of the environment, which have to have these parts."""
+        """Checks and returns the tuple of `reset` or `step`, whose parts are `names`."""
         parts = names.split(", ")
         if not isinstance(results, tuple) or len(results) != len(parts):
             call = "reset" if len(parts) == 2 else "step"
@@ -239,7 +239,7 @@ class Recorder:
         return array if self._vector else array[None]
 
     def _kept(self, observation: Any) -> NDArray[Any]:
-        """A copy of observations: the environment may write the next ones into the same array."""
+        """A copy of observations, because the environment may reuse the array."""
         return self._rows(observation).copy()
 
     def flush(self, timeout: float | None = 60.0) -> None:
@@ -248,7 +248,7 @@ class Recorder:
         self._writer.flush(timeout)
 
     def close(self, timeout: float | None = 60.0) -> None:
-        """Sends the remaining steps, and closes the writer, as `Writer.close`, and the environment."""
+        """Sends the remaining steps, and closes the writer (`Writer.close`) and the environment."""
         try:
             self._append_pending(timeout)
             self._writer.close(timeout)

@@ -37,7 +37,7 @@ def test_the_schema_and_the_datagrams_are_enough_to_sum() -> None:
         join |= {"segment_values": 3, "deadline_ms": 60_000}
         gradients = SCHEMA.Extension.new_message(name="gradients")
         with WireClient((host, int(port))) as client, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
-            _, answer = client.call(json.dumps(join).encode(), extension=gradients)
+            _, answer = client.call(json.dumps(join).encode(), callExtension=gradients)
             ticket = json.loads(answer)
             assert ticket["address"] == server.gradients
             to_host, to_port = ticket["address"].split(":")

@@ -87,7 +87,10 @@ def test_every_statistic_is_explained(tmp_path: Path) -> None:
     chapter = text.split("## A memory\n")[1].split("\n## Gradient sums")[0]
     rows = re.findall(r"(?m)^\| (`.*?) \|", chapter)
     explained = {key for row in rows for key in re.findall(r"`(\w+)`", row)}
-    with innet.Memory([table()]) as memory, memory.serve("innet://127.0.0.1:0", snapshot=tmp_path) as server:
+    with (
+        innet.Memory([table()]) as memory,
+        memory.serve("innet://127.0.0.1:0", snapshot=tmp_path, gradients="127.0.0.1:0") as server,
+    ):
         with innet.connect(server.addresses[0]) as replay:
             stats = replay.stats()
         with innet.Memory() as other, other.serve("innet://127.0.0.1:0") as second:

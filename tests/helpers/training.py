@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import threading
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -41,12 +42,22 @@ def lines(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-def newest(run: Path) -> dict[str, Any]:
-    """The newest line of metrics of a run under way; empty while there is no whole one."""
+def newest_lines(run: Path, most: int) -> list[dict[str, Any]]:
+    """The newest lines of metrics of a run in progress, at most 64 KiB: tests poll them while the file grows."""
     try:
-        return lines(run)[-1]
-    except (FileNotFoundError, IndexError, ValueError):
-        return {}
+        with (run / "metrics.jsonl").open("rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(0, end - (64 << 10)))
+            whole = file.read().rpartition(b"\n")[0].splitlines()
+    except FileNotFoundError:
+        return []
+    # The first one may be cut.
+    return [json.loads(line) for line in whole[-most:] if line.startswith(b"{")]
+
+
+def newest(run: Path) -> dict[str, Any]:
+    """The newest line of metrics of a run in progress; empty before the first."""
+    return (newest_lines(run, 1) or [{}])[-1]
 
 
 def without_times(metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:

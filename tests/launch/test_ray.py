@@ -19,7 +19,7 @@ import pytest
 from places import HELPERS
 from processes import Command
 from serving import until
-from training import lines, newest, small
+from training import lines, newest, newest_lines, small
 
 import innet_drl as innet
 from innet_drl import train
@@ -84,8 +84,9 @@ def named_actors(name: str = "cart") -> set[str]:
 
 
 def playing(run: Path) -> set[str]:
-    """Actors that took steps before the newest line of metrics."""
-    return {actor for actor, rate in newest(run).get("actor_steps_per_s", {}).items() if rate > 0}
+    """Actors that took steps before the newest lines of metrics, which are of about five seconds."""
+    rates = [line.get("actor_steps_per_s", {}) for line in newest_lines(run, 25)]
+    return {actor for each in rates for actor, rate in each.items() if rate > 0}
 
 
 def test_a_run_outlives_a_node(nodes: Any, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-//! Errors that every crate above has a variant for.
+//! Error types shared by the other crates.
 
 use std::io;
 use std::sync::Arc;
@@ -49,7 +49,7 @@ pub struct OsError {
 }
 
 impl OsError {
-    /// Conversion of the operating system's reason; `what` names the failed operation.
+    /// Converter of the operating system's reason, for `map_err`; `what` names the failed operation.
     pub fn of(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         let what = what.into();
         |source| OsError {

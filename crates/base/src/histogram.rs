@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 /// Most ranges of a histogram.
 const MAX_RANGES: usize = 32;
 
-/// Counts of values by range, and their sum, by relaxed operations: no other data is published with them. The upper bounds of the
-/// ranges are consecutive powers of two; the last range has none.
+/// Counts of values by range, and their sum. Operations are relaxed: no other data is published with them. The upper bounds of
+/// the ranges are consecutive powers of two; the last range is unbounded.
 #[derive(Debug)]
 pub struct Histogram {
     first_log2: u32,
@@ -37,7 +37,7 @@ impl Histogram {
         self.sum.fetch_add(value, Ordering::Relaxed);
     }
 
-    /// Counts the values of a batch, with one addition for each range that any of them is in.
+    /// Counts the values of a batch, with one atomic addition per occupied range.
     pub fn record_batch(&self, values: impl Iterator<Item = u64>) {
         let (mut counts, mut sum) = ([0; MAX_RANGES], 0);
         for value in values {

@@ -1,12 +1,12 @@
-//! What the memory and the crates beside it need: the crate below all others, without I/O.
+//! Shared utilities without I/O, at the bottom of the workspace's dependency graph.
 //!
 //! | module | subject |
 //! | --- | --- |
-//! | [`error`] | errors that every crate above has a variant for |
+//! | [`error`] | error types shared by the other crates |
 //! | [`wait`] | deadlines, interrupts and log lines of blocking calls |
-//! | [`random`] | random bytes, which no forked process repeats |
-//! | [`sync`] | locks whose data stay whole if a holder panics |
-//! | [`words`] | values in messages, as Python and TOML write them |
+//! | [`random`] | random bytes from the operating system, not repeated after a fork |
+//! | [`sync`] | mutex locking that ignores poisoning |
+//! | [`words`] | values in messages, in the notation of Python and TOML |
 //! | [`histogram`] | histograms for statistics |
 
 pub mod error;

@@ -1,5 +1,4 @@
-//! Random bytes from the operating system, which no other process has, a forked one neither: [`rand::random`] repeats itself
-//! after a fork.
+//! Random bytes from the operating system: a forked process does not repeat them, as it would those of [`rand::random`].
 
 use std::io;
 
@@ -16,10 +15,10 @@ pub fn random<const N: usize>() -> Result<[u8; N], OsError> {
     Ok(bytes)
 }
 
-/// A number of [`random`] bytes.
+/// Random number, from [`random`].
 ///
 /// # Errors
-/// Its errors.
+/// Errors of [`random`].
 pub fn random_number() -> Result<u64, OsError> {
     random().map(u64::from_le_bytes)
 }

@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 pub struct Wait<'a> {
     /// The call fails after this instant, with an error that says what it waited for; `None` waits for ever.
     pub deadline: Option<Instant>,
-    /// Asked about ten times a second while blocked: `true` ends the call with [`Interrupted`]. Python passes its signal check.
+    /// Polled about ten times a second while blocked: `true` ends the call with [`Interrupted`]. Python checks signals.
     pub interrupted: &'a (dyn Fn() -> bool + Sync),
     /// The call's log line, see [`Wait::report`]; `None` for a call that logs nothing.
     pub notice: Option<&'a WaitNotice<'a>>,
 }
 
-/// An addition to the reason of a wait for writers that the caller can make and the memory cannot.
+/// Advice from the caller, appended to the reason of a wait for writers; the memory cannot know it.
 pub type Advice<'a> = dyn Fn() -> Option<String> + Sync + 'a;
 
 /// The log line of one blocking call, which is written at most once.
@@ -28,7 +28,7 @@ pub struct WaitNotice<'a> {
 }
 
 impl<'a> WaitNotice<'a> {
-    /// A notice whose line ends with this addition, if the wait is for writers.
+    /// A notice whose line ends with this advice if the wait is for writers.
     pub fn advised(advice: &'a Advice<'a>) -> Self {
         WaitNotice {
             advice: Some(advice),
@@ -54,14 +54,14 @@ impl Wait<'static> {
 }
 
 impl Wait<'_> {
-    /// Length of a slice: how often a blocked call asks `interrupted`.
+    /// Length of a slice: the interval between checks of `interrupted`.
     pub const CHECK_EVERY: Duration = Duration::from_millis(100);
 
     /// Time after which a call logs the reason of its wait.
     pub const REPORT_AFTER: Duration = Duration::from_secs(5);
 
-    /// Logs `reason`, once in a call, when the call has been blocked for `after`. To be called while it is blocked, in each
-    /// slice; the first time counts as the begin of the wait. Logging may wait for Python's interpreter: hold no lock.
+    /// Logs `reason` once per call, after it has been blocked for `after`. Call it in each slice while blocked: the first time
+    /// starts the clock. Logging may block on Python's interpreter: hold no lock.
     pub fn report(&self, now: Instant, after: Duration, reason: impl FnOnce() -> String) {
         let Some(notice) = self.notice else { return };
         let waited = now.saturating_duration_since(*notice.since.get_or_init(|| now));
@@ -81,15 +81,15 @@ impl Wait<'_> {
         }
     }
 
-    /// What the caller may add to the reason of a wait for writers.
+    /// Advice from the caller, for a wait for writers.
     pub fn advice(&self) -> Option<&Advice<'_>> {
         self.notice?.advice
     }
 
-    /// Asks `interrupted`.
+    /// Calls `interrupted`.
     ///
     /// # Errors
-    /// [`Interrupted`] when it says so.
+    /// [`Interrupted`] if it returns `true`.
     pub fn check(&self) -> Result<(), Interrupted> {
         match (self.interrupted)() {
             true => Err(Interrupted),
@@ -121,8 +121,8 @@ pub struct Slices<'a> {
 }
 
 impl Slices<'_> {
-    /// End of the slice at `now`: the next interrupt check, or the end of the call if that is earlier. Asks
-    /// `interrupted` once a slice has ended: hold no lock that others wait for.
+    /// End of the slice at `now`: the next interrupt check, or the end of the call if that is earlier. Calls `interrupted` once
+    /// a slice has ended: hold no lock that others wait for.
     ///
     /// # Errors
     /// [`Interrupted`].

@@ -1,9 +1,9 @@
-//! Values in messages, in the words of Python and TOML: a user has never seen the names of this program's types.
+//! Values in messages, in the notation of Python and TOML instead of Rust's.
 
 use std::borrow::Cow;
 use std::fmt;
 
-/// A number as `nan`, `inf`, `-1`, `0.99` or `1e300`: without the hundreds of digits that a large one has.
+/// A number as `nan`, `inf`, `-1`, `0.99` or `1e300`: very large and very small ones in scientific notation.
 #[derive(Debug, Clone, Copy)]
 pub struct Number(pub f64);
 
@@ -32,7 +32,7 @@ pub fn tuple(values: impl IntoIterator<Item = impl fmt::Display>) -> String {
     }
 }
 
-/// The beginning of a text that a peer made, for errors and logs: `most` bytes, with an ellipsis if there is more.
+/// Truncates text from a peer, for errors and logs: at most `most` bytes, then an ellipsis if anything was cut.
 pub fn shortened<'a>(text: impl Into<Cow<'a, str>>, most: usize) -> Cow<'a, str> {
     let text = text.into();
     if text.len() <= most {

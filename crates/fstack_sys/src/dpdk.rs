@@ -41,7 +41,7 @@ pub struct innet_frame {
     pub segments: u16,
 }
 
-/// Usual bytes of a packet buffer: 128 for headers, then the data.
+/// Default bytes of a packet buffer: 128 of headroom, then the data.
 pub const RTE_MBUF_DEFAULT_BUF_SIZE: u16 = 2048 + 128;
 /// Any NUMA node.
 pub const SOCKET_ID_ANY: c_int = -1;
@@ -54,9 +54,9 @@ unsafe extern "C" {
     pub fn rte_strerror(error: c_int) -> *const c_char;
     /// Sends DPDK's log to standard error; before EAL is started.
     pub fn innet_log_to_stderr() -> c_int;
-    /// Gives this thread, which EAL did not start, caches of pools; 0, or -1.
+    /// Registers this thread, which EAL did not start, so that it gets mempool caches; 0, or -1.
     pub fn rte_thread_register() -> c_int;
-    /// Ends the registration.
+    /// Ends the thread's registration.
     pub fn rte_thread_unregister();
 
     /// Calls `callback` with `argument` on the interrupt thread, after at least 1 µs; 0, or a negative error.
@@ -77,11 +77,11 @@ unsafe extern "C" {
     pub fn rte_eth_dev_get_port_by_name(name: *const c_char, port: *mut u16) -> c_int;
     /// Reads the port's Ethernet address.
     pub fn rte_eth_macaddr_get(port: u16, address: *mut rte_ether_addr) -> c_int;
-    /// Receives frames to other Ethernet addresses, too.
+    /// Enables promiscuous mode.
     pub fn rte_eth_promiscuous_enable(port: u16) -> c_int;
     /// Most queue pairs of a port, or a negative error.
     pub fn innet_eth_max_queues(port: u16) -> c_int;
-    /// Whether there is a peer: 1 or 0, or a negative error.
+    /// Whether the link is up: 1 or 0, or a negative error.
     pub fn innet_eth_link_is_up(port: u16) -> c_int;
     /// Starts a stopped port.
     pub fn rte_eth_dev_start(port: u16) -> c_int;
@@ -102,7 +102,7 @@ unsafe extern "C" {
     /// Frees a pool.
     pub fn rte_mempool_free(pool: *mut rte_mempool);
 
-    /// Configures a port with `queues` receive and send queues, over which it distributes flows if it can, and starts it; 0, or a negative
+    /// Configures a port with `queues` receive and send queues (receive-side scaling where supported) and starts it; 0, or a negative
     /// error.
     pub fn innet_eth_open(
         port: u16,

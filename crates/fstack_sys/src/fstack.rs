@@ -11,7 +11,7 @@ use libc::{
     timespec,
 };
 
-/// Called again and again by [`ff_run`]; its result is ignored.
+/// Callback of [`ff_run`], called in every iteration; its result is ignored.
 pub type loop_func_t = unsafe extern "C" fn(arg: *mut c_void) -> c_int;
 
 /// A socket address in Linux's layout: a `sockaddr_in` or `sockaddr_in6` is passed by its pointer.
@@ -55,7 +55,7 @@ pub struct rte_eth_link {
 }
 
 impl rte_eth_link {
-    /// Whether there is a peer.
+    /// Whether the link is up.
     pub fn is_up(&self) -> bool {
         self.bits & 0b100 != 0
     }
@@ -100,9 +100,9 @@ unsafe extern "C" {
     pub fn ff_load_config(argc: c_int, argv: *const *mut c_char) -> c_int;
     /// Starts EAL and the ports.
     pub fn ff_dpdk_init(argc: c_int, argv: *mut *mut c_char) -> c_int;
-    /// After [`ff_dpdk_init`]: leaves checksums and the division of segments into packets to the ports, whatever their drivers
-    /// say that they can do, so that whole segments of up to 64 KiB leave them. A negative errno: `ENOENT` where a device
-    /// is none of F-Stack's ports, and where its table of ports is laid out in no known way; DPDK's own, such as `ENOMEM`.
+    /// Enables checksum offload and TSO on the ports, whatever capabilities their drivers report, so that segments of up to 64 KiB leave
+    /// unsplit. Call it after [`ff_dpdk_init`]. 0, or a negative errno: `ENOENT` if a device is not a port of F-Stack or its port table has
+    /// an unknown layout; DPDK's own, such as `ENOMEM`.
     pub fn innet_ff_whole_segments() -> c_int;
     /// Starts the FreeBSD stack.
     pub fn ff_freebsd_init() -> c_int;
@@ -110,12 +110,12 @@ unsafe extern "C" {
     pub fn ff_dpdk_if_up() -> c_int;
     /// Polls the ports and calls `loop_` until [`ff_stop_run`].
     pub fn ff_run(loop_: loop_func_t, arg: *mut c_void);
-    /// Ends [`ff_run`]. From any thread.
+    /// Ends [`ff_run`]; callable from any thread.
     pub fn ff_stop_run();
 
-    /// Replaces DPDK's delay function, by which F-Stack waits for the links of its ports.
+    /// Replaces DPDK's delay function, with which F-Stack waits for the links of its ports.
     pub fn rte_delay_us_callback_register(wait: unsafe extern "C" fn(microseconds: c_uint));
-    /// DPDK's own delay function, which polls the clock.
+    /// DPDK's default delay function: a busy wait.
     pub fn rte_delay_us_block(microseconds: c_uint);
 
     /// Number of ports.
@@ -153,7 +153,7 @@ unsafe extern "C" {
     pub fn ff_bind(s: c_int, address: *const linux_sockaddr, length: socklen_t) -> c_int;
     /// `listen(2)`.
     pub fn ff_listen(s: c_int, backlog: c_int) -> c_int;
-    /// `accept(2)`; writes a whole address whatever the length says.
+    /// `accept(2)`; writes a whole address whatever `length` is.
     pub fn ff_accept(s: c_int, address: *mut linux_sockaddr, length: *mut socklen_t) -> c_int;
     /// `connect(2)`.
     pub fn ff_connect(s: c_int, address: *const linux_sockaddr, length: socklen_t) -> c_int;

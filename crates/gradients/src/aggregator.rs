@@ -13,10 +13,10 @@ use super::{Error, JoinJob, ParentAggregator, Result, Ticket, Transmit};
 use base::error::{TooLarge, check_size};
 use base::random::random;
 
-/// Number of the first round. The round before it needs a number, too.
+/// Number of the first round. Not 0, because a job's newest round starts one below it.
 const FIRST_ROUND: u64 = 1;
 
-/// Shortest and longest time between two searches for overdue segments.
+/// Shortest and longest time between two calls of [`Aggregator::expire`].
 const EXPIRY_INTERVAL: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(100)];
 
 /// Limits of an aggregator.
@@ -26,7 +26,7 @@ pub struct AggregatorLimits {
     pub jobs: usize,
     /// Most segments in flight of a job; twice as many are kept.
     pub window: u32,
-    /// Silence of all its members after which a job is forgotten.
+    /// Idle timeout: a job is removed after this time without a datagram from any member.
     pub idle: Duration,
     /// Most bytes for the segments of an asynchronous job.
     pub job_bytes: usize,
@@ -56,7 +56,7 @@ pub struct Aggregator {
     limits: AggregatorLimits,
     jobs: Vec<Option<Job>>,
     sessions: SessionTable,
-    /// Counters of datagrams and sums that belong to no job.
+    /// Counters of ended jobs, and of datagrams that no job counts.
     counters: AggregatorCounters,
 }
 
@@ -84,7 +84,7 @@ impl Aggregator {
         self.jobs.iter().flatten().count()
     }
 
-    /// Whether it has the job `name`, so that a worker can join without a parent.
+    /// Whether the job `name` exists. If not, the next join creates it, perhaps with a parent.
     pub fn has(&self, name: &str) -> bool {
         self.find(name).is_some()
     }
@@ -94,7 +94,7 @@ impl Aggregator {
         self.jobs.iter().flatten().map(Job::status)
     }
 
-    /// Index of the job `name`. A job that has lost its parent is passed over: a new one of its name takes its place.
+    /// Index of the job `name`. Jobs that have lost their parent are skipped, so that a new job can have the name.
     fn find(&self, name: &str) -> Option<usize> {
         let named = |job: &Option<Job>| {
             let job = job.as_ref();
@@ -103,12 +103,12 @@ impl Aggregator {
         self.jobs.iter().position(named)
     }
 
-    /// Adds a worker to a job, or a rack: an aggregator that sends sums of `rack` workers. The first one creates the job, with a `parent` if
-    /// it has workers of other aggregators. The caller has authenticated the worker. It replaces a member with its number.
+    /// Adds a worker to a job, or a rack: a child aggregator that sends the sums of `rack` workers. The first join creates the job, with a
+    /// `parent` if other aggregators have workers of the job, too. A member with the same number is replaced: callers authenticate workers.
     ///
     /// # Errors
-    /// [`Error::Config`] for invalid settings, for settings that differ from the other workers', and if the workers of all racks are more or
-    /// fewer than the job has; [`Error::TooLarge`] if there are too many jobs, or an asynchronous job needs too much memory.
+    /// [`Error::Config`] for invalid settings, for settings that differ from the other workers', and if the workers of all racks do not add
+    /// up to the job's; [`Error::TooLarge`] if there are too many jobs, or an asynchronous job needs too much memory.
     pub fn join<T: Transmit>(
         &mut self,
         now: Instant,
@@ -180,7 +180,7 @@ impl Aggregator {
             }
             .into());
         };
-        // A segment in flight needs an entry at the parent, too.
+        // A segment in flight also occupies an entry at the parent.
         let window = parent
             .as_ref()
             .map_or(u32::MAX, |parent| parent.ticket.window);
@@ -238,7 +238,7 @@ impl Aggregator {
         }
     }
 
-    /// Whether a session number belongs to a member here, or was given by a parent.
+    /// Whether a session number is in use by a member here, or by this aggregator at a parent.
     fn is_used(&self, session: u32) -> bool {
         self.sessions.owner(session).is_some() || self.job_of_parent(session).is_some()
     }
@@ -252,7 +252,7 @@ impl Aggregator {
         })
     }
 
-    /// Removes a member whose connection has ended. An ended session is ignored.
+    /// Removes a member whose connection has ended. Unknown sessions are ignored.
     pub fn leave<T: Transmit>(&mut self, session: u32, out: &mut T) {
         if let Some(SessionOwner { job: index, worker }) = self.sessions.remove(session)
             && let Some(job) = &mut self.jobs[index as usize]
@@ -283,8 +283,7 @@ impl Aggregator {
         self.sessions.remove_job(index);
     }
 
-    /// Receives a datagram from `from`. The path of a contribution is inlined into the transport's loop over a burst: it takes about as long
-    /// as a function call.
+    /// Receives a datagram from `from`. Inlined, because a function call takes about as long as adding up a contribution.
     #[inline(always)]
     pub fn receive<T: Transmit>(
         &mut self,
@@ -360,7 +359,7 @@ impl Aggregator {
         }
     }
 
-    /// Handles a datagram whose session is not a member's: a parent's, or a stranger's.
+    /// Handles a datagram of a parent, or of an unknown session.
     fn receive_from_parent<T: Transmit>(
         &mut self,
         now: Instant,
@@ -378,7 +377,7 @@ impl Aggregator {
         }
     }
 
-    /// Sends a cookie to the address that a member's datagram came from, and accepts the address when the cookie comes back from there.
+    /// Path validation: sends a cookie to the source address of a member's datagram, and accepts the address once it returns the cookie.
     #[cold]
     fn validate_path<T: Transmit>(
         &mut self,
@@ -410,7 +409,7 @@ impl Aggregator {
         }
         let cookie = match sent {
             Some((_, cookie)) => cookie,
-            // Without random bytes nothing can be proved; the member tries again.
+            // Without random bytes there is no cookie; the member retries.
             None => match random() {
                 Ok(cookie) => cookie,
                 Err(_) => return,
@@ -437,7 +436,7 @@ impl Aggregator {
         next.clamp(soonest, latest)
     }
 
-    /// Time at which [`Aggregator::expire`] may have something to do.
+    /// Earliest deadline, retry or idle timeout, for [`Aggregator::expire`].
     pub fn next_deadline(&self) -> Option<Instant> {
         let deadlines = self.jobs.iter().flatten().flat_map(|job| {
             let idle = job.last_heard + self.limits.idle;

@@ -15,21 +15,21 @@ pub struct DpdkConfig {
     /// Devices, by name and arguments as `--vdev` takes them (`net_af_packet0,iface=eth0`), or by PCI address. At least one; an aggregator
     /// with two is a switch.
     pub devices: Vec<String>,
-    /// IPv4 address of the interface, which the kernel must not have, and UDP port of the first thread.
+    /// IPv4 address of the interface, not assigned in the kernel, and UDP port of the first thread.
     pub address: SocketAddrV4,
     /// Length of the network prefix in bits, at most 32.
     pub prefix: u8,
     /// Router to other networks.
     pub gateway: Option<Ipv4Addr>,
-    /// Threads of an aggregator. Each uses one UDP port, counted from that of `address`, and a whole core unless `idle_sleep` is set.
+    /// Threads of an aggregator. Each has a UDP port, from the port of `address` upwards, and takes a core unless `idle_sleep` is set.
     pub threads: usize,
     /// Core of each thread; empty to let the operating system choose.
     pub cores: Vec<usize>,
-    /// Sleep of an idle thread between two polls; 0 polls without a pause.
+    /// Sleep of an idle thread between two polls; 0 means busy polling.
     pub idle_sleep: Duration,
 }
 
-/// An aggregator that a transport's thread runs. Dropped, it ends.
+/// An aggregator that runs on a transport's thread until it is dropped.
 pub trait AggregatorTransport: Send + Sync {
     /// UDP address of the aggregator.
     fn address(&self) -> SocketAddr;
@@ -40,7 +40,7 @@ pub trait AggregatorTransport: Send + Sync {
     /// Sends datagrams of the aggregator.
     fn send(&self, datagrams: Datagrams);
 
-    /// Frames of all its devices; `None` where the operating system has them.
+    /// Frame counters of all its devices; `None` for sockets of the operating system.
     fn frames(&self) -> Option<FrameCounters> {
         None
     }
@@ -86,7 +86,7 @@ fn change<T>(
     changed
 }
 
-/// Datagrams that another thread than the transport's sends.
+/// Datagrams that originate outside of the transport's thread.
 #[derive(Default)]
 pub struct Datagrams(pub(super) Vec<(SocketAddr, Vec<u8>)>);
 

@@ -1,8 +1,8 @@
 //! Number formats of sums: float32, added up in the order of arrival, or block-floating fixed point, whose sums do not depend on the order.
 //!
-//! In fixed point a block is a segment. Its exponent is that of the largest value of any worker, found in a round of its own: the maximum is
-//! the same in every order. Then each worker sends integers on the grid of that exponent, so small that the sum of all workers fits
-//! 32 bits. Integers add up to the same bits in every order and over every tree of aggregators.
+//! In fixed point each segment is a block with one exponent. A first round finds the exponent of the largest value of all workers. Then
+//! each worker scales its values by it to integers, small enough that their sum fits 32 bits. Maxima and integer sums have the same bits in
+//! every order and over every tree of aggregators.
 
 use zerocopy::IntoBytes;
 
@@ -103,7 +103,7 @@ mod wide {
             const ROUND: f64 = 1.5 * (1u64 << 52) as f64;
             for (bytes, value) in body.as_chunks_mut::<4>().0.iter_mut().zip(values) {
                 let units = f64::from(*value) * unit;
-                // Saturated, so a value beyond the agreed exponent does not overflow. A block with NaN is never read: its exponent says so.
+                // Saturated, so a value beyond the agreed exponent does not overflow. The sum of a block with NaN is never read.
                 let units = units.clamp(i32::MIN.into(), i32::MAX.into());
                 *bytes = ((units + ROUND).to_bits() as u32).to_le_bytes();
             }
@@ -135,7 +135,7 @@ pub fn read_floats(body: &[u8], values: &mut [f32]) {
 
 /// Divides a sum by the number of its workers.
 pub fn divide(values: &mut [f32], workers: u32) {
-    // Multiplied by the inverse where that is exact, as a product is faster.
+    // The inverse of a power of two is exact, and multiplication is faster.
     if workers.is_power_of_two() {
         let inverse = (workers as f32).recip();
         values.iter_mut().for_each(|value| *value *= inverse);
@@ -155,7 +155,7 @@ pub fn exponent(values: &[f32]) -> u8 {
 /// Fixed-point grid of a block.
 #[derive(Debug, Clone, Copy)]
 pub struct Grid {
-    /// One is 2^scale units; `None` for a block with an infinity or NaN.
+    /// The value 1.0 is 2^scale units; `None` for a block with an infinity or NaN.
     scale: Option<i32>,
 }
 

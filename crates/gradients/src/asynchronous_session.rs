@@ -10,20 +10,20 @@ use super::round::{MAX_QUERIES, worker_numbers};
 use super::worker::{Exchange, WorkerSession};
 use super::{Contributions, Error, JoinJob, Result, Transmit};
 
-/// Time between two queries of a worker without contributions in flight, for sums of others.
+/// Interval of probes: queries for sums that may be lost although the worker has no contribution to them in flight.
 const PROBE_EVERY: Duration = Duration::from_millis(50);
 
 /// Session of a worker of an asynchronous job, an [`Exchange`] that ends only by a failure. Workers do not wait for each other, and every
 /// worker takes the same sequence of means.
 ///
-/// Update `r` is the mean of the first H contributions to round `r`, segment by segment. The index of a worker is the update that its weights
-/// are of. A worker sends each segment of a gradient to the first round whose sum it does not have. If that round completes without the
-/// segment, it goes into the next one; if the weights of the gradient would then be more than S updates old, it is dropped. So no
-/// contribution older than S updates is counted, and each is counted once, as the sum says whose contributions are in it.
+/// Update `r` is the mean of the first H contributions to round `r`, segment by segment. A worker's index is the last update in its
+/// weights. A worker contributes each segment of a gradient to the first round whose sum it has not received. If that round completes
+/// without the segment, the segment moves to the next round, or is dropped if the gradient's weights would then be more than S updates old.
+/// Sums list their contributors, so each contribution counts at most once.
 ///
-/// Segments complete independently, so one segment of a gradient may be in a sum while another missed that round and waits in the next one for
-/// other workers, whose segments may wait for it in turn. To avoid a deadlock, segments that wait at the aggregator do not keep a worker
-/// from its next gradient: those segments of the next gradient go into the round after that.
+/// Segments complete independently: one segment of a gradient may be counted while another missed its round and waits in the next one for
+/// workers that wait for this worker in turn. To avoid this deadlock, a worker may offer its next gradient while segments of the previous
+/// one wait at the aggregator; the next gradient's segments then go into the round after.
 ///
 /// The aggregator keeps S + 1 sums of each segment. A worker that needs an older one fails with [`Error::Behind`], pulls the weights of a later
 /// update, and continues with [`AsynchronousSession::restart`].
@@ -39,7 +39,7 @@ pub struct AsynchronousSession {
     means: VecDeque<PendingMean>,
     segments: Vec<SegmentProgress>,
     gradient: Vec<f32>,
-    /// Update that the gradient's weights are of.
+    /// Update of the weights that the gradient was computed with.
     gradient_index: u64,
     /// Segments of the gradient that are neither counted nor dropped.
     unresolved: usize,
@@ -73,7 +73,7 @@ struct SegmentProgress {
 }
 
 impl SegmentProgress {
-    /// A segment of the weights of update `index`.
+    /// Progress of a segment after update `index`.
     fn after(index: u64) -> Self {
         SegmentProgress {
             round: index + 1,
@@ -93,8 +93,8 @@ struct SentSegment {
 }
 
 impl AsynchronousSession {
-    /// Session of the worker that joined an asynchronous job with `request`. It has the weights of update `index`, and contributes to rounds up
-    /// to `last`. Fails if the aggregator does not answer within `deadline`.
+    /// Session of a worker that joined an asynchronous job with `request`. Its weights include update `index`, and it contributes to rounds
+    /// up to `last`. Fails if the aggregator does not answer within `deadline`.
     ///
     /// # Panics
     /// For a request of a synchronous job.
@@ -234,7 +234,7 @@ impl AsynchronousSession {
         self.next_probe = now;
     }
 
-    /// Index in `means` of `round`; `None` if it is taken, or beyond the last.
+    /// Index in `means` of `round`; `None` if its mean was taken, or if it is more than S rounds ahead of the next.
     fn mean_index(&self, round: u64) -> Option<usize> {
         let index = usize::try_from(round.checked_sub(self.index + 1)?).ok()?;
         (index < self.means.len()).then_some(index)
@@ -310,8 +310,8 @@ impl AsynchronousSession {
         self.failure = Some(failure);
     }
 
-    /// Finishes a gradient of which some segments are counted and all others wait at the aggregator, where they will be counted. A gradient with
-    /// no segment counted yet is kept: it cannot be part of a deadlock.
+    /// Finishes a gradient once some segments are counted and all others wait at the aggregator, which will count them. A gradient without
+    /// a counted segment is kept: it cannot be part of a deadlock.
     fn leave_rest_to_aggregator(&mut self) {
         let in_parts = (1..self.segments.len()).contains(&self.unresolved);
         if in_parts && self.unsent.is_empty() && self.in_flight.iter().all(|at| at.acknowledged) {
@@ -322,7 +322,7 @@ impl AsynchronousSession {
         }
     }
 
-    /// Index in `means` of the sum that a datagram is about; `None` unless that is the next sum of its segment.
+    /// Index in `means` of a datagram's round; `None` unless it is the next round of the datagram's segment.
     fn next_mean(&self, header: PacketHeader) -> Option<usize> {
         let round = self.segments.get(header.segment as usize)?.round;
         (header.round_near(round) == Some(round)).then(|| self.mean_index(round))?
@@ -403,8 +403,8 @@ impl AsynchronousSession {
         }
     }
 
-    /// Segments whose sums may have been lost, although none is in flight that a later sum would show to be overtaken: first the oldest missing
-    /// round, then segments of the previous gradient.
+    /// Segments whose sums may be lost without a contribution in flight that would be queried: first those in the oldest missing round,
+    /// then segments of the previous gradient that wait at the aggregator.
     fn segments_to_probe(&self) -> Vec<u32> {
         let rounds = self.segments.iter().map(|segment| segment.round);
         let (oldest, newest) = (rounds.clone().min(), rounds.max());
@@ -459,7 +459,7 @@ impl Exchange for AsynchronousSession {
                 self.send_again(now, header.segment, out)
             }
             PacketKind::Float | PacketKind::Partial => {
-                // A sum that does not fit is ignored, and queried again.
+                // A sum of the wrong length is ignored, and queried again.
                 let _ = self.receive_sum(now, header, body);
             }
             _ => {}

@@ -1,4 +1,4 @@
-//! An asynchronous worker on UDP, with a thread of its own: means arrive and gradients leave while its owner computes.
+//! An asynchronous worker on UDP. Its thread receives means and sends gradients while the owner computes.
 
 use std::net::UdpSocket;
 use std::sync::{Arc, Condvar, Mutex};
@@ -15,7 +15,7 @@ use base::error::OsError;
 use base::sync::lock;
 use base::wait::Wait;
 
-/// Longest sleep of the thread: so late it sees an offered gradient, or that it should end.
+/// Longest sleep of the thread: its latency for an offered gradient and for the stop flag.
 const MAX_SLEEP: Duration = Duration::from_millis(20);
 
 /// A worker of an asynchronous job. Dropped, its thread ends.
@@ -25,7 +25,7 @@ pub struct AsynchronousWorker {
 }
 
 struct SessionThread {
-    /// A panic leaves it unchanged: it means a wrong argument, which is checked first.
+    /// Valid after a panic: only checks of arguments panic, before any change.
     session: Mutex<AsynchronousSession>,
     /// Signalled on a new mean, on free space for a gradient, and on failure.
     changed: Condvar,
@@ -38,7 +38,7 @@ impl AsynchronousWorker {
     /// Continues `worker`, which joined with `request`: see [`AsynchronousSession::new`].
     ///
     /// # Errors
-    /// [`Error::Config`] for a synchronous job, [`Error::Io`] if the system has no thread for it.
+    /// [`Error::Config`] for a synchronous job, [`Error::Io`] if the thread cannot be started.
     pub fn start(
         worker: Worker<UdpTransport>,
         request: &JoinJob,

@@ -34,7 +34,7 @@ counters! {
         late,
         /// Contributions to segments that are discarded, or from before a reset.
         stale,
-        /// Contributions to segments whose predecessor in the window is not complete.
+        /// Contributions to a round too far ahead, or to a segment whose predecessor in the window is not complete.
         ahead,
         /// Status queries (`Help`).
         helped,
@@ -56,7 +56,7 @@ counters! {
         forwarded,
         /// Received, neither for this interface nor forwarded.
         others,
-        /// Marked and for this interface, but damaged, truncated, fragmented, or for a UDP port that it does not have.
+        /// Received with the protocol's DSCP for this interface, but damaged, truncated, fragmented, or for an unknown UDP port.
         broken,
         /// Not sent, as the Ethernet address of the receiver is unknown.
         unresolved,

@@ -22,11 +22,11 @@ const GRO_MAX_BYTES: usize = u16::MAX as usize;
 const GSO_MAX_BYTES: usize = 65_000;
 /// Most datagrams of a buffer, as the kernel limits them.
 const GSO_MAX_SEGMENTS: usize = 64;
-/// Most addresses remembered for not supporting GSO. Then all are forgotten, and each is tried again.
+/// Most addresses remembered as without GSO. A full set is cleared, so that GSO is tried again.
 const MAX_WITHOUT_GSO: usize = 1024;
 /// Space for one control message with an integer, aligned as one.
 type ControlBuffer = [u64; 3];
-/// Requested bytes of a socket's buffers. The system may give less (`net.core.rmem_max`).
+/// Requested size of a socket's buffers in bytes. The kernel may grant less (`net.core.rmem_max`).
 pub const SOCKET_BUFFER: usize = 4 << 20;
 /// Traffic class of the datagrams (differentiated services code point, RFC 2474), by which a switch recognises them: expedited forwarding.
 pub const DSCP: u32 = 46;
@@ -146,7 +146,7 @@ impl UdpReceiver {
         for (message, name) in messages[..taken].iter().zip(names) {
             // SAFETY: it was zeroed, and the kernel has written an address of this length.
             let name = unsafe { SockAddr::new(name, message.msg_hdr.msg_namelen) };
-            // The kernel gives no address of another family; such a datagram would count as empty.
+            // Always an IP address on this socket; a datagram without one would be treated as empty.
             let from = name.as_socket();
             let bytes = from.map_or(0, |_| message.msg_len as usize);
             self.received.push(ReceivedBatch {
@@ -207,13 +207,13 @@ fn none_if_interrupted(result: isize) -> io::Result<usize> {
 pub struct UdpSender {
     socket: Arc<UdpSocket>,
     batches: Vec<GsoBatch>,
-    /// Empty buffers for the next batches, at most as many as there were batches at a time.
+    /// Buffers for reuse by later batches.
     spare: Vec<Vec<u8>>,
     /// Addresses to which GSO failed.
     without_gso: HashSet<IpAddr>,
     /// Datagrams that the system accepted.
     pub sent: u64,
-    /// Datagrams that it refused. They are lost, as datagrams may be.
+    /// Datagrams that the system refused, which are lost.
     pub refused: u64,
 }
 
@@ -395,7 +395,7 @@ mod tests {
         for loopback in ["127.0.0.1:0", "[::1]:0"] {
             let here = loopback.parse().unwrap();
             let Ok(receiver) = bind(here) else {
-                // Past the capture of `eprintln!`, which would hide it; nextest shows it by its configuration.
+                // Not `eprintln!`, which the test harness captures. The configuration of nextest shows it.
                 let mut stderr = std::io::stderr();
                 writeln!(stderr, "skipped: the address {loopback} is not there").unwrap();
                 continue;
@@ -448,7 +448,7 @@ mod tests {
     fn an_error_disables_gso_for_one_address_at_most() {
         let socket = bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let mut sender = UdpSender::new(socket);
-        // Without the option for broadcasts the system says EACCES.
+        // EACCES: the socket does not have SO_BROADCAST.
         let nobody: SocketAddr = "255.255.255.255:9".parse().unwrap();
         (0..3).for_each(|_| sender.send(nobody, &[1], &[2]));
         sender.flush();

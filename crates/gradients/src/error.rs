@@ -31,7 +31,7 @@ pub enum Error {
     Silent {
         /// Address of the aggregator.
         address: SocketAddr,
-        /// Time since its last datagram.
+        /// Time without an answer, in ms.
         waited_ms: u128,
     },
     /// The job is suspended.

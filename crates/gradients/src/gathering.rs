@@ -1,5 +1,5 @@
-//! Racks of a job that waits for all of them. An aggregator between racks and a parent passes the parent its number of workers, which it only
-//! knows when every rack has asked to join.
+//! Racks that have asked to join a job. An aggregator between racks and a parent passes the parent its number of workers, which is known
+//! once every rack has asked.
 
 use std::time::Instant;
 
@@ -29,7 +29,7 @@ impl PendingRacks {
         now.saturating_duration_since(self.started) >= self.settings.deadline
     }
 
-    /// Whether a request with `settings` begins another job of the same name: they differ, and no rack waits for this one.
+    /// Whether a request with `settings` begins a new job of the same name: the settings differ, and all racks of this one have asked.
     pub fn is_superseded_by(&self, settings: &JobSettings) -> bool {
         self.settings != *settings && self.total().is_ok()
     }

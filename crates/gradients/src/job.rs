@@ -2,8 +2,8 @@
 //!
 //! # Invariant
 //!
-//! Contributions to a gradient sum count once or not at all, and none over a reset. A late segment fails the job
-//! and names missing workers.
+//! Each contribution to a gradient sum counts at most once, and not across a reset. A segment past its deadline fails the job, with the
+//! names of the missing workers.
 
 mod contribution;
 mod control;
@@ -151,7 +151,7 @@ impl Job {
         self.members.iter().filter_map(MemberState::member).count()
     }
 
-    /// Check that the workers of all racks add up to the workers of this aggregator once `rack` has joined. Otherwise a sum would be over
+    /// Checks that the workers of all racks add up to the workers of this aggregator once `rack` has joined. Otherwise a sum would have
     /// fewer or more workers than it claims.
     pub fn count_workers(&self, rack: u16, member: &Member) -> Result<()> {
         if !self.settings.racks {
@@ -207,7 +207,7 @@ impl Job {
             let text = format!("{role} {worker} came back as another process ({name})");
             match self.parent {
                 None => self.reset(self.newest + control::RESET_DISTANCE, &text, out),
-                // The first round after a reset is the parent's choice.
+                // Only the parent chooses the first round after a reset.
                 Some(_) => {
                     let halted = Ack::new(Status::Halted, PacketKind::Join);
                     self.fail(halted.with_text(text + "; reset the job"), out);
@@ -243,7 +243,7 @@ impl Job {
             }
             _ => {
                 waiting.missing = self.all_members() & !counted;
-                // This query is the last datagram, so its arrival is the present.
+                // `last_heard` is the arrival of this query, so it is now.
                 waiting.text = self.describe(waiting.missing, self.last_heard);
             }
         }

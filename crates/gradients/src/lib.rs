@@ -1,8 +1,8 @@
-//! Sums of gradients over all learners of a job, added up packet by packet: iSwitch's service (Li et al., ISCA 2019) in software.
+//! Gradient all-reduce: an aggregator adds up the gradients of a job packet by packet, iSwitch (Li et al., ISCA 2019) in software.
 //!
-//! The workers of a job cut a vector into segments and send each as a datagram. The aggregator adds contributions up as they arrive, and sends
-//! the sum of a segment to every worker when the threshold H is reached. The protocol is without I/O and without a clock: datagrams and the
-//! time are arguments, and datagrams leave through [`Transmit`]. Transports add sockets, devices and threads.
+//! Workers cut a vector into segments and send each as a datagram. The aggregator adds contributions up as they arrive, and sends the sum
+//! of a segment to every worker when the threshold H is reached. The protocol does no I/O and reads no clock: datagrams and the time are
+//! arguments, and answers go to [`Transmit`]. Transports add sockets, devices and threads.
 //!
 //! | module | subject |
 //! | --- | --- |
@@ -16,7 +16,7 @@
 //! | `segments` | segments in flight, and complete sums |
 //! | `sessions` | session table |
 //! | `parent` | the parent aggregator of a job |
-//! | `gathering` | racks that have to be counted before a job joins the parent |
+//! | `gathering` | racks that have to ask before a job joins the parent |
 //! | `counters` | counters |
 //! | | **worker** |
 //! | `worker` | a worker's session, and its controls |
@@ -44,8 +44,8 @@
 //!
 //! *Asynchronous jobs* keep the sums of S + 1 rounds of every segment of the vector instead: see [`AsynchronousSession`].
 //!
-//! *Resets.* Rounds are numbered, and a reset continues at a round that no contribution was ever sent for. A contribution to an earlier round
-//! is answered with its sum if that is kept, or counted and dropped.
+//! *Resets.* Rounds are numbered, and a reset continues at a round that no contribution was ever sent for. Contributions from before the
+//! reset are dropped, counted as `stale`, and answered with [`packet::Status::Reset`].
 //!
 //! *Waits end.* A segment that is not complete at the job's deadline fails the job, and every worker receives the names of the missing
 //! ones. A worker has a deadline of its own, in case the aggregator is gone.
@@ -102,7 +102,7 @@ pub trait Transmit {
     /// Sends `head` followed by `body` as one datagram. Both are borrowed for this call alone.
     fn send<const HEAD: usize>(&mut self, to: SocketAddr, head: &[u8; HEAD], body: &[u8]);
 
-    /// Sends `body` to each of these addresses, after a head of its own.
+    /// Sends a datagram to each of these addresses: its own head, then the common `body`.
     fn send_each<const HEAD: usize>(
         &mut self,
         to: impl Iterator<Item = (SocketAddr, [u8; HEAD])>,
@@ -172,7 +172,7 @@ pub struct Ticket {
     pub window: u32,
 }
 
-/// A duration in whole milliseconds, rounded up, of which messages have 32 bits.
+/// Serializes a duration as whole milliseconds in 32 bits, rounded up.
 mod milliseconds {
     use super::{Deserialize, Duration};
 

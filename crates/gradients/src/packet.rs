@@ -47,7 +47,7 @@ pub type SessionKey = [u8; 16];
 /// Random number that proves receipt at the address that it was sent to.
 pub type Cookie = [u8; 8];
 
-/// Enums that the wire numbers from 0, in the order of their variants.
+/// Enums whose wire numbers count from 0 in the order of the variants.
 macro_rules! numbered {
     ($($(#[$doc:meta])* pub enum $name:ident { $($(#[$variant_doc:meta])* $variant:ident,)* })*) => {$(
         $(#[$doc])*
@@ -142,7 +142,7 @@ impl PacketHeader {
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
         let fields = u64::from(self.round) | u64::from(self.segment) << FIELD_BITS;
         let first = VERSION << 4 | self.kind as u8;
-        // Written as two whole words, as a copy that reads bytes just written as smaller pieces has to wait for them.
+        // Written as two whole words: a copy that reads bytes just stored in smaller pieces stalls (store forwarding).
         let low = u64::from(first) | u64::from(self.session) << 8 | fields << 40;
         let high = (fields >> 24) as u16;
         let mut bytes = [0; HEADER_BYTES];
@@ -236,7 +236,7 @@ impl Ack {
     }
 }
 
-/// The first bytes of `text`, whole characters, at most `limit`.
+/// Prefix of `text` of at most `limit` bytes, cut between characters.
 pub fn cut(text: &str, limit: usize) -> &str {
     let mut end = text.len().min(limit);
     while !text.is_char_boundary(end) {

@@ -10,7 +10,7 @@ use super::packet::{ALL_SEGMENTS, Ack, PacketHeader, PacketKind, Status};
 use super::worker::{Exchange, WorkerSession};
 use super::{Error, Result, Transmit};
 
-/// Later sums after which a missing one counts as lost. On one path datagrams are hardly reordered by more.
+/// Reordering threshold: a sum counts as lost once a sum more than this many segments later has arrived. One path hardly reorders more.
 const REORDERING: usize = 8;
 /// Most segments queried at a time, the oldest first.
 pub(super) const MAX_QUERIES: usize = 16;
@@ -65,7 +65,7 @@ struct SegmentInFlight {
 }
 
 impl<'a> Round<'a> {
-    /// Sums `values` over all workers, each of which sums as many, or takes their mean. Fails at `deadline`.
+    /// Replaces `values` by their sum over all workers, or by their `mean`. All workers pass vectors of one length. Fails at `deadline`.
     pub fn new(
         session: &'a mut WorkerSession,
         values: &'a mut [f32],
@@ -267,7 +267,7 @@ impl<'a> Round<'a> {
     /// The error at the deadline.
     fn late(&self, now: Instant) -> Error {
         let since = |then| now.saturating_duration_since(then);
-        // The workers named by an aggregator that has since fallen silent may have arrived meanwhile, so they are not blamed.
+        // After the aggregator fell silent, contributions of the workers that it named may have arrived, so they are not blamed.
         let silent = self.last_heard.is_none_or(|heard| since(heard) >= SILENCE);
         if silent {
             return Error::Silent {
@@ -357,7 +357,7 @@ impl Exchange for Round<'_> {
         } else if header.kind == self.kind
             || (header.kind == PacketKind::Partial && self.kind == PacketKind::Float)
         {
-            // A sum that does not fit is ignored: the segment is queried again until the deadline.
+            // A sum of the wrong length is ignored: the segment is queried again until the deadline.
             let _ = self.receive_sum(now, header, body, out);
         }
     }

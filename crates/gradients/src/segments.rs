@@ -62,7 +62,7 @@ pub enum Lookup {
 /// Slots of a job.
 pub struct SegmentTable {
     entries: u32,
-    /// `entries - 1`, for a power of two: the division takes a tenth of the time of a small contribution.
+    /// `entries - 1` if `entries` is a power of two: a division would take a tenth of a small contribution's time.
     mask: Option<u32>,
     /// Slots of an entry.
     depth: usize,
@@ -131,7 +131,7 @@ impl SegmentTable {
     }
 
     /// The slot of a segment to which a contribution of `bytes` bytes can be added without further checks: it is open, its contributions
-    /// have this kind and length, and that of `worker` is missing.
+    /// have this kind and length, and `worker` has not contributed.
     #[inline]
     pub fn awaiting(
         &self,

@@ -10,7 +10,7 @@ pub struct SessionOwner {
     pub worker: u16,
 }
 
-/// Session numbers, which are random, with their owners. A number whose entry is in use is not given out, so one look finds a session.
+/// Random session numbers with their owners. The table has no collisions: a number whose entry is in use is never assigned.
 pub struct SessionTable {
     /// A power of two.
     entries: Vec<Option<(u32, SessionOwner)>>,
@@ -52,7 +52,7 @@ impl SessionTable {
         self.entries[index] = Some((session, owner));
     }
 
-    /// Doubles the table. Numbers that differ in their lower bits stay apart with one bit more.
+    /// Doubles the table. Numbers that differ in their lower bits still differ with one bit more.
     fn grow(&mut self) {
         let empty = vec![None; 2 * self.entries.len()];
         for (session, owner) in std::mem::replace(&mut self.entries, empty)

@@ -6,7 +6,7 @@ use super::arithmetic::Arithmetic;
 use super::packet::{ALL_SEGMENTS, MAX_SEGMENT_VALUES};
 use super::{Asynchronous, Error, JoinJob, Result};
 
-/// Most workers of an aggregator, which have a bit each.
+/// Most workers of an aggregator: a bitmap of 64 bits has the contributors of a segment.
 const MAX_WORKERS: u16 = 64;
 /// Longest name of a job or a worker, in bytes.
 const MAX_NAME: usize = 64;

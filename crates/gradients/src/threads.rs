@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
-/// Threads that are asked to end when this is dropped, which waits for them.
+/// Threads that are stopped and joined on drop.
 #[derive(Default)]
 pub struct Threads {
     stop: StopFlag,
     handles: Vec<JoinHandle<()>>,
 }
 
-/// Request to end.
+/// Stop request.
 #[derive(Clone, Default)]
 pub struct StopFlag(Arc<AtomicBool>);
 
@@ -25,7 +25,7 @@ impl StopFlag {
 }
 
 impl Threads {
-    /// Starts a thread that runs `run`, which checks the flag now and then.
+    /// Starts a thread that runs `run`, which has to check the flag regularly.
     pub fn start(
         &mut self,
         name: impl Into<String>,

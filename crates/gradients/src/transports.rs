@@ -12,7 +12,7 @@ use super::worker::Exchange;
 use super::worker_transport::WorkerTransport;
 use super::{AggregatorLimits, Result, Transmit};
 
-/// Aggregators on UDP sockets: the first at `address`, the others at the ports that follow, or at any free port if that is 0.
+/// Aggregators on UDP sockets, one per thread, on consecutive ports from `address` on, or each on any free port if its port is 0.
 ///
 /// # Errors
 /// [`Error::Io`](super::Error::Io) for an address that cannot be bound.
@@ -28,7 +28,7 @@ pub fn udp_aggregators(
     udp_addresses(address, threads).map(start).collect()
 }
 
-/// Addresses of [`udp_aggregators`]: consecutive ports from that of `address`, or port 0 for each of them.
+/// Addresses of [`udp_aggregators`]: consecutive ports from the port of `address`, or port 0 for each of them.
 pub fn udp_addresses(address: SocketAddr, threads: usize) -> impl Iterator<Item = SocketAddr> {
     (0..threads).map(move |number| {
         let port = match address.port() {
@@ -67,7 +67,7 @@ fn without_dpdk() -> super::Error {
     )
 }
 
-/// The transport of a worker whose user chooses between UDP and DPDK.
+/// A worker's transport: UDP or DPDK.
 pub enum AnyTransport {
     /// UDP sockets of the operating system.
     Udp(UdpTransport),

@@ -1,4 +1,4 @@
-//! UDP sockets of the operating system under an aggregator and under a worker.
+//! UDP transports of an aggregator and of a worker, on sockets of the operating system.
 
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
@@ -15,7 +15,7 @@ use super::{Aggregator, AggregatorLimits, Result, Transmit};
 use base::error::OsError;
 use base::sync::lock;
 
-/// Longest sleep of the aggregator's thread: so late it sees that it should end.
+/// Longest sleep of the aggregator's thread, and so its latency for the stop flag.
 const MAX_SLEEP: Duration = Duration::from_millis(100);
 
 /// An aggregator on a UDP socket, with a thread of its own.
@@ -31,7 +31,7 @@ struct AggregatorThread {
 }
 
 impl AggregatorThread {
-    /// A panic leaves each job changed or unchanged: every change is one call.
+    /// Valid after a panic: every change of a job is one call.
     fn aggregator(&self) -> MutexGuard<'_, Aggregator> {
         lock(&self.aggregator)
     }
@@ -122,7 +122,7 @@ impl UdpTransport {
     /// A socket at any free port, of the address family of `aggregator`.
     ///
     /// # Errors
-    /// [`crate::Error::Io`] where the system has none.
+    /// [`crate::Error::Io`] if no socket can be bound.
     pub fn to(aggregator: SocketAddr) -> Result<Self> {
         let any: SocketAddr = match aggregator {
             SocketAddr::V4(_) => ([0; 4], 0).into(),

@@ -1,7 +1,7 @@
-//! A worker's congestion window, and how long it waits for a sum before it asks for it.
+//! A worker's congestion window and retransmission timeout.
 //!
-//! A sum acknowledges a contribution, so contributions leave at the aggregator's pace. The window grows while nothing is lost, by slow start and
-//! then additively, and is halved by a loss, at most once for the segments that were in flight together.
+//! A sum acknowledges a contribution, so contributions leave at the aggregator's pace. The window grows by slow start, then additively. A
+//! loss halves it, at most once for the segments that were in flight together.
 
 use std::time::Duration;
 

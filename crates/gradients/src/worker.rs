@@ -13,7 +13,7 @@ const CONTROL_TIMEOUT: Duration = Duration::from_millis(20);
 /// Longest time between two tries of a control.
 const MAX_CONTROL_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// A conversation with an aggregator, without I/O: datagrams and the time come in, and datagrams go out through [`Transmit`].
+/// An exchange with an aggregator, without I/O: datagrams and the time are arguments, and datagrams are sent through [`Transmit`].
 pub trait Exchange {
     /// Its result.
     type Output;
@@ -159,7 +159,7 @@ impl WorkerSession {
             }
             return true;
         }
-        // Most datagrams are sums, and leave here.
+        // Fast path: most datagrams are sums.
         if header.kind != PacketKind::Ack {
             return false;
         }

@@ -1,5 +1,5 @@
-//! Aggregators of a server: each job belongs to one of them, so that its sums are as exact as with a single aggregator. A server with a parent
-//! joins it once for each job, over a connection of that job's own, which a thread watches for as long as the job exists.
+//! Aggregators of a server. One aggregator sums each job, so several threads give the same sums as one. A server with a parent joins it
+//! once per job, over a connection of its own, which a thread holds while the job exists.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -30,9 +30,9 @@ use replay_net::config::ServerConfig;
 use replay_net::error::{Error as NetError, Result as NetResult};
 use replay_net::io_error;
 
-/// The server above this one.
+/// The parent server.
 pub struct ParentServer {
-    /// How to connect to it.
+    /// Connects to the parent.
     pub dialer: Dialer,
     /// Number of this server at the parent.
     pub rack: u16,
@@ -40,19 +40,19 @@ pub struct ParentServer {
     pub racks: u16,
 }
 
-/// All aggregators of a server. Dropped, they end.
+/// All aggregators of a server. Dropping stops them.
 pub struct Aggregators(Arc<Inner>);
 
 struct Inner {
     aggregators: Vec<Box<dyn AggregatorTransport>>,
     limits: AggregatorLimits,
     parent: Option<ParentServer>,
-    /// A panic leaves whole entries: each is changed by one assignment.
+    /// Poisoning is harmless: each entry is changed by one assignment.
     joins: Mutex<PendingJoins>,
     changed: Event,
 }
 
-/// Sessions at the parent, and racks that wait for each other, by the name of the job.
+/// Sessions at the parent, and racks waiting for other racks, by job name.
 #[derive(Default)]
 struct PendingJoins {
     sessions: HashMap<String, ParentSession>,
@@ -100,7 +100,7 @@ impl Drop for ParentSession {
 }
 
 impl Aggregators {
-    /// The aggregators of a server; `None` if its settings name no address for them.
+    /// Starts the aggregators; `None` without a configured address.
     ///
     /// # Errors
     /// [`NetError::Config`] and [`NetError::Io`] for an address or devices that cannot be used.
@@ -201,7 +201,7 @@ impl Aggregators {
         Ok(Attempt::Ready(Joined { address, ticket }))
     }
 
-    /// Removes a member of the aggregator at `address`, whose connection has ended.
+    /// Removes a member, whose connection has ended, from the aggregator at `address`.
     pub fn leave(&self, address: SocketAddr, session: u32) {
         let mut aggregators = self.0.aggregators.iter();
         if let Some(aggregator) = aggregators.find(|one| one.address() == address) {
@@ -244,7 +244,7 @@ impl Drop for Aggregators {
         let threads = sessions
             .into_values()
             .filter_map(|mut session| session.thread.take());
-        // Collected first, so that all sessions are dropped, and all threads stop, before the first one is joined.
+        // Collecting drops all sessions, which stops every thread before the first join.
         for thread in threads.collect::<Vec<_>>() {
             if thread.join().is_err() {
                 tracing::error!("a thread of the parent's connection panicked");
@@ -315,7 +315,7 @@ impl Inner {
         let added = racks.add(request, &settings, below);
         let total = racks.total();
         let is_new = added.inspect_err(|_| {
-            // Racks that still wait begin anew.
+            // The waiting racks have to join again.
             joins.racks.remove(name);
             self.changed.notify(usize::MAX);
         })?;
@@ -329,7 +329,7 @@ impl Inner {
             }
             Ok(total) => {
                 if is_new {
-                    // The other racks ask again.
+                    // Wakes the other racks, which join again.
                     self.changed.notify(usize::MAX);
                 }
                 Attempt::Ready(total)
@@ -343,7 +343,7 @@ impl Inner {
         })
     }
 
-    /// Parent of a job that is about to be created; blocked while it has not answered.
+    /// Joins the parent for a new job. Blocked until the parent answers.
     fn join_parent(
         self: &Arc<Self>,
         sessions: &mut HashMap<String, ParentSession>,
@@ -448,7 +448,7 @@ impl Inner {
         self.set_state(&request.job, stop, SessionState::Failed(refused(reason)));
     }
 
-    /// Sets the state of a session, if it is still the one with this `stop`.
+    /// Sets the state of the session that owns `stop`, unless a newer session of the job has replaced it.
     fn set_state(&self, job: &str, stop: &Arc<AtomicBool>, state: SessionState) {
         let mut joins = lock(&self.joins);
         let sessions = &mut joins.sessions;
@@ -456,7 +456,7 @@ impl Inner {
             && Arc::ptr_eq(&session.stop, stop)
         {
             match session.state {
-                // The job has lost its parent: the next worker that joins creates another one.
+                // The job has lost its parent: the next join opens a new session.
                 SessionState::InUse => drop(sessions.remove(job)),
                 _ => session.state = state,
             }

@@ -1,4 +1,4 @@
-//! Settings of sums of gradients, which a server's flags and file have beside its own.
+//! Settings of the gradient service, in a server's flags and configuration file.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -16,9 +16,9 @@ use replay_net::refuse;
 use replay_net::stack::{Address, StackName};
 
 const NEVER: Duration = Duration::from_secs(100 * 365 * 86_400);
-/// Most threads of aggregators.
+/// Limit of aggregator threads.
 const MAX_THREADS: u64 = 64;
-/// Most segments in flight of a job: a gigabyte.
+/// Limit of a job's segments in flight: about a gigabyte.
 const MAX_WINDOW: u64 = 1 << 18;
 
 /// The settings. Each field is a flag of `innet-replay serve` and a key of its file; its documentation is the flag's help text.
@@ -102,12 +102,12 @@ impl GradientsConfig {
     /// The settings of a server.
     ///
     /// # Errors
-    /// [`Error::Config`](replay_net::error::Error::Config) names the wrong one.
+    /// [`Error::Config`](replay_net::error::Error::Config) names the invalid setting.
     pub fn of(config: &ServerConfig) -> Result<Self> {
         config.extensions.get(NAME)
     }
 
-    /// These settings, for a server's configuration.
+    /// Wraps these settings for a [`ServerConfig`].
     ///
     /// # Errors
     /// [`Error::Config`](replay_net::error::Error::Config) for a path that is not Unicode.
@@ -120,7 +120,7 @@ impl GradientsConfig {
         AggregatorLimits {
             jobs: self.gradients_jobs,
             window: self.gradients_window,
-            // Jobs end with their workers' connections.
+            // No idle timeout: a job ends with its workers' connections.
             idle: NEVER,
             job_bytes: self.gradients_job_bytes,
         }
@@ -279,6 +279,8 @@ fn words(text: &str) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     fn check(text: &str) -> Result<GradientsConfig> {
@@ -373,6 +375,30 @@ mod tests {
         ] {
             let error = check(text).unwrap_err().to_string();
             assert!(error.contains(part), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn every_field_has_a_flag_of_its_name() {
+        let filled = GradientsConfig {
+            gradients: Some(([127, 0, 0, 1], 1).into()),
+            gradients_gateway: Some([10, 0, 0, 1].into()),
+            parent: Some("innet://a".parse().unwrap()),
+            parent_tls_ca: Some("a".into()),
+            ..GradientsConfig::default()
+        };
+        let fields = toml::Table::try_from(filled).unwrap();
+        let fields: BTreeSet<_> = fields.keys().map(String::as_str).collect();
+        let command = GradientsConfig::augment_args(clap::Command::new(""));
+        let flags = command.get_arguments().map(|flag| flag.get_id().as_str());
+        assert_eq!(flags.collect::<BTreeSet<_>>(), fields);
+    }
+
+    #[test]
+    fn a_misspelt_key_is_told_the_names_of_these_too() {
+        let error = check("\ngradient_threads = 2").unwrap_err().to_string();
+        for part in ["line 2", "`io_threads`", "`gradients_threads`"] {
+            assert!(error.contains(part), "{error}");
         }
     }
 }

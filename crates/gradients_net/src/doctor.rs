@@ -1,4 +1,4 @@
-//! Parts of a machine that sums of gradients on the kernel's UDP need.
+//! Checks of `innet-replay doctor` for gradients over the kernel's UDP.
 
 use std::net::{SocketAddr, UdpSocket};
 
@@ -6,7 +6,7 @@ use crate::config::GradientsConfig;
 use gradients::{SOCKET_BUFFER, udp_addresses};
 use replay_net::cli::doctor::{CheckResult, Finding, MachineFiles, missing};
 
-/// All parts for a server with these settings.
+/// Results of all checks for these settings.
 pub fn findings(config: &GradientsConfig, machine: &MachineFiles) -> Vec<Finding> {
     match config.gradients {
         Some(address) if config.gradients_devices.is_empty() => vec![
@@ -17,7 +17,7 @@ pub fn findings(config: &GradientsConfig, machine: &MachineFiles) -> Vec<Finding
     }
 }
 
-/// Whether the addresses are free: binds each for a moment. A server that runs there has them.
+/// Binds each address for a moment. Fails while a server runs there.
 fn addresses(address: SocketAddr, threads: usize) -> CheckResult {
     let threads = match address.port() {
         0 => 1,

@@ -4,7 +4,7 @@ use base::error::TooLarge;
 use replay_net::error::Error as NetError;
 use replay_wire::ErrorCode;
 
-/// Why a worker could not join, or a sum or a control of its job came to nothing.
+/// Failure of a join, a sum or a control.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// An error of the connection, or the server's answer.
@@ -24,7 +24,7 @@ impl Error {
         Error::Net(NetError::Config(reason))
     }
 
-    /// Kind of the error, as it crosses the wire.
+    /// Error code on the wire.
     pub fn code(&self) -> ErrorCode {
         match self {
             Error::Net(error) => error.code(),

@@ -1,4 +1,4 @@
-//! The service of a server, as `replay_net` calls it.
+//! Implementation of the extension interface of `replay_net`.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -22,12 +22,12 @@ use replay_net::extension::{
 /// Name of the service in requests and statistics.
 pub const NAME: &str = "gradients";
 
-/// Plugs the service in.
+/// Registers the extension.
 pub fn plug_in() {
     extension::plug_in(&Plug);
 }
 
-/// The service, as a program knows it.
+/// The registered extension.
 struct Plug;
 
 impl PluggedExtension for Plug {
@@ -35,12 +35,12 @@ impl PluggedExtension for Plug {
         NAME
     }
 
-    fn settings(&self) -> SettingsType {
-        SettingsType::of::<GradientsConfig>()
+    fn settings(&self) -> Option<SettingsType> {
+        Some(SettingsType::of::<GradientsConfig>())
     }
 
-    fn absent(&self) -> &'static str {
-        "this server does not sum gradients: start it with --gradients IP:PORT"
+    fn absent(&self) -> String {
+        "this server does not sum gradients: start it with --gradients IP:PORT".to_owned()
     }
 
     fn log_targets(&self) -> &'static [&'static str] {
@@ -76,7 +76,7 @@ impl PluggedExtension for Plug {
 /// The service of a running server.
 struct Gradients {
     aggregators: Aggregators,
-    /// Whether the server has no memory.
+    /// Set by `--gradients-only`: the server has no memory.
     only: bool,
 }
 
@@ -138,10 +138,29 @@ impl Session for Membership {
         self.service.aggregators.changed()
     }
 
-    /// When the server ends, no worker is reported as missing.
+    /// Not in `Drop`: a server that ends must not report its workers as missing.
     fn end(&mut self) {
         if let Some((at, session)) = self.joined {
             self.service.aggregators.leave(at, session);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_network_is_trusted_with_datagrams() {
+        let settings = GradientsConfig {
+            gradients: Some(([127, 0, 0, 1], 0).into()),
+            ..GradientsConfig::default()
+        };
+        let config = ServerConfig {
+            extensions: settings.settings().unwrap(),
+            ..ServerConfig::default()
+        };
+        assert!(Plug.trust(&config).unwrap().contains("datagrams"));
+        assert_eq!(Plug.trust(&ServerConfig::default()), None);
     }
 }

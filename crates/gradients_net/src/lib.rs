@@ -1,16 +1,16 @@
-//! Sums of gradients as a service beside a replay memory: workers join a job over a connection to the server, and the connection's end is
-//! the end of their membership. Gradients and sums are datagrams, see the crate `gradients`.
+//! Gradient all-reduce as an extension of a replay server. Workers join a job over a connection to the server, and membership ends with
+//! the connection. Gradients and sums are datagrams: see the crate `gradients`.
 //!
 //! | module | subject |
 //! | --- | --- |
-//! | [`extension`] | the service of a server, as `replay_net` calls it |
+//! | [`extension`] | implementation of the server's extension interface |
 //! | [`config`] | its settings |
-//! | [`aggregators`] | its jobs, and its parent |
+//! | [`aggregators`] | a server's jobs, and its parent |
 //! | `metrics` | its statistics for Prometheus |
-//! | `doctor` | parts of a machine that it needs |
+//! | `doctor` | checks of the machine for `innet-replay doctor` |
 //! | [`message`] | requests to join, and their answers |
 //! | [`worker`] | a worker of a job |
-//! | [`updates`] | a worker of an asynchronous one |
+//! | [`updates`] | a worker of an asynchronous job |
 //! | [`error`] | errors of workers |
 
 pub mod aggregators;

@@ -24,7 +24,7 @@ pub struct Join {
     /// The job and the worker's part in it.
     #[serde(flatten)]
     pub job: JoinJob,
-    /// For a server that joins its parent: the number of its workers.
+    /// Number of workers below a rack; `None` for a worker.
     pub below: Option<u32>,
 }
 
@@ -38,10 +38,10 @@ pub struct Joined {
     pub ticket: Ticket,
 }
 
-/// A message as it is sent.
+/// Encodes a message.
 ///
 /// # Errors
-/// [`Error::Internal`], for a value that JSON does not have.
+/// [`Error::Internal`] for a value that JSON cannot represent.
 pub fn write(message: &impl Serialize) -> Result<Bytes> {
     let written = serde_json::to_vec(message);
     written
@@ -49,10 +49,10 @@ pub fn write(message: &impl Serialize) -> Result<Bytes> {
         .map_err(|error| Error::Internal(error.to_string()))
 }
 
-/// A received message.
+/// Decodes a message.
 ///
 /// # Errors
-/// [`Error::Wire`] for anything else.
+/// [`Error::Wire`] for an invalid message.
 pub fn read<T: DeserializeOwned>(message: &Bytes) -> Result<T> {
     serde_json::from_slice(message).map_err(|error| {
         let reason = format!("a message about gradients cannot be read: {error}");

@@ -1,21 +1,24 @@
-//! A worker of an asynchronous gradient job: its membership ends with its TCP connection; a thread of its own sends and receives datagrams.
+//! A worker of an asynchronous gradient job. Its membership ends with its TCP connection. A dedicated thread sends and receives
+//! datagrams.
 
 use crate::error::{Error, Result};
 use crate::worker::{JobConnection, join_worker};
 use base::wait::Wait;
 use gradients::{AsynchronousWorker, Contributions, JoinJob, UdpTransport};
 use replay_net::client::Client;
+#[cfg(doc)]
+use replay_net::error::Error as NetError;
 
-/// A worker of an asynchronous job. Dropped, it leaves.
+/// A worker of an asynchronous job. Dropping leaves the job.
 pub struct GradientUpdates {
     worker: AsynchronousWorker,
-    /// Values of a gradient.
+    /// Number of values in a gradient.
     values: usize,
     connection: JobConnection,
 }
 
 impl GradientUpdates {
-    /// Joins a job with the weights of update 0, over a connection of its own to the client's server, until update `last`.
+    /// Joins a job with the weights of update 0, over a new connection to the client's server. Update `last` is the last one.
     ///
     /// # Errors
     /// Errors of [`GradientWorker::join`](crate::GradientWorker::join).
@@ -48,7 +51,7 @@ impl GradientUpdates {
     /// Contributes a gradient of the weights of update `index`; `false` while the worker is busy with the previous one.
     ///
     /// # Errors
-    /// [`Error::Net`] for a gradient of another length, or an index beyond the last update taken.
+    /// [`NetError::Config`] for a gradient of another length, or an index beyond the last update taken.
     pub fn offer(&self, gradient: &[f32], index: u64) -> Result<bool> {
         self.check_length(gradient.len())?;
         let newest = self.index();
@@ -63,7 +66,7 @@ impl GradientUpdates {
     /// Copies the mean of the next update and returns that update's number; `None` while it is not complete.
     ///
     /// # Errors
-    /// [`Error::Sum`] after a failure, [`Error::Net`] for a slice of another length.
+    /// [`Error::Sum`] after a failure, [`NetError::Config`] for a slice of another length.
     pub fn take(&self, into: &mut [f32]) -> Result<Option<u64>> {
         self.check_length(into.len())?;
         Ok(self.worker.take(into)?)
@@ -73,7 +76,7 @@ impl GradientUpdates {
     /// at [`Wait::deadline`] if that is sooner.
     ///
     /// # Errors
-    /// [`Error::Sum`] after a failure; [`Error::Net`] if the server is gone; [`Error::Net`].
+    /// [`Error::Sum`] after a failure; [`Error::Net`] after an interrupt or if the server is gone.
     pub fn wait(&self, for_gradient: bool, wait: &Wait<'_>) -> Result<bool> {
         let worker = &self.worker;
         let signalled = self

@@ -23,9 +23,9 @@ use replay_net::stack::{Address, StackName};
 /// Longest deadline: the wire has 32 bits for its milliseconds.
 const MAX_DEADLINE: Duration = Duration::from_secs(30 * 86_400);
 
-/// A worker of a gradient job. Dropped, it leaves.
+/// A worker of a gradient job. Dropping leaves the job.
 ///
-/// No call takes longer than the job's deadline, or until [`Wait::deadline`] if that is sooner.
+/// Every call ends by the job's deadline or [`Wait::deadline`], whichever is sooner.
 pub struct GradientWorker {
     worker: Worker<AnyTransport>,
     connection: JobConnection,
@@ -33,7 +33,7 @@ pub struct GradientWorker {
 
 /// Membership in a job, for as long as the connection is open.
 pub struct JoinedJob {
-    /// The connection.
+    /// The session, whose end is the membership's.
     pub session: ExtensionSession,
     /// UDP address of the aggregator.
     pub aggregator: SocketAddr,
@@ -60,7 +60,7 @@ pub fn join_job(
         )));
     }
     let mut session = ExtensionSession::open(dialer, NAME, until, wait)?;
-    // The server gives up earlier, as its error names the missing servers.
+    // The server's deadline is earlier, so that its error, which names missing racks, arrives in time.
     let left = until.saturating_duration_since(Instant::now());
     let due = Instant::now() + left * 3 / 4;
     let message = message::write(&Join {
@@ -86,7 +86,7 @@ pub fn join_job(
     })
 }
 
-/// UDP address of the aggregator that the server gave as `at`. All zeros are replaced by the server's own address.
+/// UDP address of the aggregator. An unspecified IP address in `at` stands for the server's own address.
 fn reach(server: &Address, at: SocketAddr) -> Result<SocketAddr> {
     if !at.ip().is_unspecified() {
         return Ok(at);
@@ -105,7 +105,7 @@ fn reach(server: &Address, at: SocketAddr) -> Result<SocketAddr> {
     let mut found = (host.as_str(), at.port())
         .to_socket_addrs()
         .map_err(unknown)?;
-    // An IPv6 socket receives IPv4, too.
+    // The aggregator's IPv6 socket is dual-stack: it also receives IPv4.
     found
         .find(|found| at.is_ipv6() || found.is_ipv4())
         .ok_or_else(|| {
@@ -115,8 +115,7 @@ fn reach(server: &Address, at: SocketAddr) -> Result<SocketAddr> {
         })
 }
 
-/// Joins a job as a worker. `open` makes the transport for the aggregator's address; datagrams go to `via` instead of that
-/// address if it is set.
+/// Joins a job as a worker. `open` creates the transport. If `via` is set, datagrams go there instead of to the aggregator.
 pub(crate) fn join_worker<T: WorkerTransport>(
     dialer: &Dialer,
     request: &JoinJob,
@@ -133,7 +132,7 @@ pub(crate) fn join_worker<T: WorkerTransport>(
     }
     let until = sooner(wait, request.deadline);
     let shortened = JoinJob {
-        // So that the aggregator's error, which names the missing workers, arrives in time: see `job::deadline`.
+        // Leaves time for the aggregator's error, which names the missing workers: see `job::deadline`.
         deadline: request.deadline * 3 / 4,
         ..request.clone()
     };
@@ -149,7 +148,7 @@ pub(crate) fn join_worker<T: WorkerTransport>(
     Ok((worker, connection))
 }
 
-/// The TCP connection of a member.
+/// TCP connection of a member.
 pub(crate) struct JobConnection {
     session: Mutex<ExtensionSession>,
     server: Address,
@@ -158,7 +157,7 @@ pub(crate) struct JobConnection {
 }
 
 impl JobConnection {
-    /// Runs `work`, which is given the time left, until the connection ends.
+    /// Runs `work` with the time left, and interrupts it if the connection ends.
     ///
     /// # Errors
     /// [`NetError::Disconnected`] if the connection ended; errors of `work`.
@@ -210,9 +209,9 @@ impl JobConnection {
 }
 
 impl GradientWorker {
-    /// Joins a job over a connection of its own to the client's server, with datagrams on UDP, or on the DPDK device of `dpdk`; they go to
-    /// `via`, a relay or an address before translation (NAT), instead of the aggregator if that is set. Returns once the aggregator has
-    /// validated the worker's UDP address. Fails at the job's deadline, or at [`Wait::deadline`] if that is sooner.
+    /// Joins a job over a new connection to the client's server. Datagrams use UDP, or the DPDK device of `dpdk`. If `via` is set (a
+    /// relay, or an address before NAT), they go there instead of to the aggregator. Returns once the aggregator has validated the
+    /// worker's UDP address. Fails at the job's deadline or [`Wait::deadline`], whichever is sooner.
     ///
     /// # Errors
     /// Errors of connecting; [`NetError::Config`] for a request that differs from the other workers', a server that sums no gradients, a device
@@ -224,7 +223,7 @@ impl GradientWorker {
         dpdk: Option<&DpdkConfig>,
         wait: &Wait<'_>,
     ) -> Result<Self> {
-        // The device first: if it fails, the job has not lost a member.
+        // Opened before the join: a device that fails must not cost the job a member.
         let device = dpdk.map(AnyTransport::dpdk).transpose()?;
         let open = |to| match device {
             Some(device) => Ok(device),
@@ -239,8 +238,8 @@ impl GradientWorker {
         self.worker.next_round()
     }
 
-    /// Replaces `values` by their sum over all workers, or by their mean. Every worker sums as many values. After an error some are
-    /// replaced and some are not.
+    /// Replaces `values` by their sum, or their mean, over all workers. All workers must pass equally many values. After an error, only
+    /// some values may be replaced.
     ///
     /// # Errors
     /// [`Error::Sum`], [`NetError::Interrupted`], see [`gradients::Error`]; [`NetError::Disconnected`] if the server is gone.
@@ -263,7 +262,7 @@ impl GradientWorker {
     /// Leaves the job, and returns when the server has closed the connection.
     ///
     /// # Errors
-    /// [`NetError::Deadline`], [`NetError::Interrupted`]: the server closes it soon.
+    /// [`NetError::Deadline`], [`NetError::Interrupted`]: the server still closes the connection.
     pub fn leave(self, wait: &Wait<'_>) -> Result<()> {
         let JobConnection {
             session, deadline, ..

@@ -1,5 +1,4 @@
-//! The command `innet-replay`: the server of a replay memory, with everything that is plugged into it. The Python module plugs
-//! in the same.
+//! The command `innet-replay`: the replay server with all extensions and network stacks. The Python module registers the same ones.
 
 use std::ffi::OsString;
 

@@ -5,19 +5,19 @@
 //! # Invariant
 //!
 //! The limit covers live chunks, evicted chunks that are still pinned, indexes at capacity, and received frames
-//! with their decoded requests (except short frames that find no room, and decoded requests of the longest).
-//! Lengths are checked before allocation.
+//! with their decoded requests (except short frames received while no memory is free, and decoded requests of the
+//! longest frames). Lengths are checked before allocation.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Bytes that may be reserved, and those that are.
+/// Byte limit, and the bytes reserved of it.
 pub struct Budget {
     limit: u64,
     reserved: AtomicU64,
 }
 
-/// Reserved bytes; they go back to the budget when this is dropped.
+/// Reserved bytes, returned to the budget on drop.
 pub struct Reservation {
     budget: Arc<Budget>,
     bytes: u64,
@@ -39,7 +39,7 @@ impl Budget {
                 .checked_add(bytes)
                 .filter(|&after| after <= self.limit)
         };
-        // A count, no data is published with it.
+        // Relaxed: no data is published with the count.
         self.reserved
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits)
             .ok()
@@ -49,12 +49,12 @@ impl Budget {
             })
     }
 
-    /// Bytes that may be reserved in all.
+    /// The limit.
     pub fn limit(&self) -> u64 {
         self.limit
     }
 
-    /// Bytes that are left now.
+    /// Unreserved bytes.
     pub fn left(&self) -> u64 {
         self.limit - self.reserved()
     }

@@ -1,12 +1,12 @@
-//! Reasons of waits. An attempt notes numbers, which cross the wire as they are; they become a sentence only where a call logs its wait
-//! or fails.
+//! Reasons of waits. A blocked attempt records numbers, which are also what the wire carries; they are formatted as a sentence only
+//! when a call logs its wait or fails.
 
 use std::fmt;
 use std::time::{Duration, Instant};
 
 use base::wait::Wait;
 
-/// The cause of a blocked attempt at a table, with the numbers of that moment and the table's settings that they fall short of.
+/// Cause of a blocked attempt at a table: the numbers of that moment, and the settings that they do not meet.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[expect(missing_docs, reason = "fields with the names of settings have none")]
 pub enum Cause {
@@ -39,7 +39,7 @@ pub enum Cause {
         wanted: u32,
         max_times_sampled: u32,
     },
-    /// A sample: items went while they were chosen.
+    /// A sample: items were removed while it chose them.
     Items {
         /// Items found.
         found: u64,
@@ -57,7 +57,7 @@ pub enum Cause {
         samples_per_insert: f64,
         slack: f64,
     },
-    /// A push: readers hold evicted chunks, whose bytes are missing.
+    /// A push: readers hold blobs of evicted chunks, whose bytes it needs.
     PinnedBytes {
         /// Bytes of evicted chunks that are held.
         pinned: u64,
@@ -65,9 +65,9 @@ pub enum Cause {
         missing: u64,
         capacity_bytes: u64,
     },
-    /// A push: readers hold so many evicted chunks that there is no slot for another.
+    /// A push: readers pin so many evicted chunks that no chunk slot is free.
     PinnedChunks,
-    /// A push: readers are taking the last items.
+    /// A push: samples are ending the last items, whose slots it needs.
     LastItems,
 }
 
@@ -76,9 +76,9 @@ pub enum Cause {
 pub struct TableWait {
     /// The table.
     pub table: String,
-    /// Cause of the wait of the first call in the line.
+    /// Cause of the wait of the first call in the queue.
     pub cause: Cause,
-    /// Calls that wait ahead of this one.
+    /// Calls queued ahead of this one.
     pub ahead: u64,
     /// Steps in a table that has never had an item; 0 otherwise.
     pub steps_without_items: u64,
@@ -93,7 +93,7 @@ pub struct OutdatedWriter {
     pub writer: String,
     /// Name of the parameters.
     pub parameters: String,
-    /// The writer's version; 0 if it has got none.
+    /// Version of the writer's parameters; 0 if it has none.
     pub version: u64,
     /// The newest version.
     pub newest: u64,
@@ -108,19 +108,19 @@ pub enum WaitReason {
     Table(TableWait),
     /// A writer's parameters are too old for its table.
     Outdated(OutdatedWriter),
-    /// So many calls wait ahead of this one, and the first has not been tried yet.
+    /// Number of calls queued ahead, before the first one has been tried.
     Ahead(u64),
-    /// The connection has so many bytes of replies that its client has not read.
+    /// Bytes of the connection's replies that its client has not read.
     OwnReplies(u64),
-    /// The connections of the client's role have so many bytes of replies that are not read.
+    /// Bytes of unread replies on all connections of the client's role.
     RoleReplies(u64),
-    /// The connection is not read while so many of its requests wait for their answers.
+    /// Number of the connection's unanswered requests, at which reading it is paused.
     Answers(u32),
-    /// The connection is not read while the server has no memory for its next frame.
+    /// Reading the connection is paused: no receive memory for its next frame.
     ReceiveMemory,
     /// Any other cause, as a sentence.
     Other(String),
-    /// The reason of one of several servers, which has this name.
+    /// Reason at one of several servers, with the server's name.
     AtServer(String, Box<WaitReason>),
 }
 

@@ -38,7 +38,7 @@ impl PackedRows {
     ///
     /// # Errors
     /// [`Error::Schema`] when there is no row, a flag is unknown, a difference has no key row, a blob is longer than
-    /// its column, or empty and no difference, or the bytes are fewer or more than rows and blobs take.
+    /// its column, a blob other than a difference is empty, or the length does not match rows and blobs.
     pub fn check(layout: &RowLayout, rows: u32, bytes: Bytes) -> Result<PackedRows> {
         let refuse = |reason| Err(Error::schema(&layout.table, reason));
         if rows == 0 {
@@ -130,7 +130,7 @@ impl PackedRows {
         &self.bytes[rows.start as usize * self.row_bytes..rows.end as usize * self.row_bytes]
     }
 
-    /// Where the blobs of some rows lie in [`Self::as_bytes`]; empty without blob columns.
+    /// Range of some rows' blobs in [`Self::as_bytes`]; empty without blob columns.
     ///
     /// # Panics
     /// When `rows` reaches beyond [`Self::rows`].

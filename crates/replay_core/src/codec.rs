@@ -1,7 +1,7 @@
 //! Codecs: how the values of a column are packed, each by itself. Differences between values are in
 //! [`crate::difference`].
 //!
-//! A codec is a variant of [`Codec`]; the compiler names the matches of this file that lack it, and the enum of the wire.
+//! To add a codec, add a variant of [`Codec`]; the compiler reports the matches to extend, here and for the wire.
 
 use std::cell::RefCell;
 
@@ -13,7 +13,7 @@ use zstd::zstd_safe::{self, CCtx, CParameter, DCtx};
 const ZSTD_LEVEL: i32 = 3;
 
 thread_local! {
-    // A context keeps its tables from value to value: 150 and 100 KB a thread, once it meets a column of this codec.
+    // Contexts are reused from value to value: 150 and 100 KB per thread that meets a column of this codec.
     static ZSTD_PACKER: RefCell<CCtx<'static>> = RefCell::new({
         let mut zstd = CCtx::create();
         zstd.set_parameter(CParameter::CompressionLevel(ZSTD_LEVEL))
@@ -45,7 +45,7 @@ impl Codec {
         }
     }
 
-    /// The codec of a name. The error lists the names.
+    /// Parses the name of a codec. The error lists the names.
     pub fn from_name(name: &str) -> Result<Self, serde::de::value::Error> {
         Codec::deserialize(serde::de::value::StrDeserializer::new(name))
     }
@@ -58,13 +58,13 @@ impl Codec {
         }
     }
 
-    /// Packs a value into `out`, which has at least its size, and returns the length of the blob. `None` where packing
-    /// saves nothing: the value is then its own blob.
+    /// Packs a value into `out`, at least as long as the value, and returns the blob's length. `None` if packing saves
+    /// nothing: the blob is then the value itself.
     pub fn pack(self, value: &[u8], out: &mut [u8]) -> Option<usize> {
         let out = &mut out[..value.len()];
         let packed = match self {
             Codec::None => None,
-            // An error says that the block does not fit.
+            // Fails if the block does not fit.
             Codec::Lz4 => lz4::block::compress_to_buffer(value, None, false, out).ok(),
             Codec::Zstd => ZSTD_PACKER.with_borrow_mut(|zstd| zstd.compress2(out, value).ok()),
         };
@@ -74,7 +74,7 @@ impl Codec {
     /// Unpacks a blob into `out`, which has exactly the value's size.
     ///
     /// # Errors
-    /// Says why the blob, which may be any bytes, is no value of this size.
+    /// The reason why the blob, which is untrusted, is not a value of this size.
     pub fn unpack(self, blob: &[u8], out: &mut [u8]) -> Result<(), String> {
         if blob.len() == out.len() {
             out.copy_from_slice(blob);
@@ -92,7 +92,7 @@ impl Codec {
             // A column has at most 2^28 bytes.
             Codec::Lz4 => lz4::block::decompress_to_buffer(blob, Some(out.len() as i32), out)
                 .map_err(|error| error.to_string()),
-            // In one call zstd allocates no window, however large a frame says that it is.
+            // A single call allocates no window, however large the frame declares it.
             Codec::Zstd => ZSTD_UNPACKER
                 .with_borrow_mut(|zstd| zstd.decompress(out, blob))
                 .map_err(|code| zstd_safe::get_error_name(code).to_owned()),

@@ -17,7 +17,7 @@ use std::ops::Range;
 /// Bytes compared at a time: a cache line.
 const BLOCK: usize = 64;
 
-/// Most equal bytes between two runs that are joined: a run's two lengths take no less.
+/// Longest gap of equal bytes between two joined runs: another run's two lengths take at least as many.
 const BRIDGE: usize = 2;
 
 /// Bytes copied for a short run: one vector register.
@@ -62,8 +62,8 @@ pub fn encode(base: &[u8], value: &[u8], out: &mut [u8]) -> Option<usize> {
     Some(runs.written)
 }
 
-/// A base, and a copy of it to which one difference at a time is applied. The next difference first restores the changed runs,
-/// which copies fewer bytes than the whole base has.
+/// A base, and a copy of it to which one difference at a time is applied. Before the next difference only the changed runs are
+/// restored, which copies fewer bytes than the whole base has.
 #[derive(Clone, Default)]
 pub struct Patched {
     base: Vec<u8>,
@@ -118,8 +118,8 @@ impl Patched {
                 self.base[end..].first_chunk::<SHORT>(),
             ) {
                 (Some(start), Some(after)) if count <= SHORT => {
-                    // Most runs are a few bytes: two registers take less time than a loop, and the second one corrects
-                    // the bytes that the first wrote too far.
+                    // Most runs are a few bytes: two copies of a register's width are faster than a loop. The second one
+                    // repairs the bytes that the first wrote beyond the run.
                     self.value[run.start..][..SHORT].copy_from_slice(start);
                     self.value[end..][..SHORT].copy_from_slice(after);
                 }

@@ -80,7 +80,7 @@ pub enum Error {
     /// A deadline that passed.
     #[error("the deadline passed: {waited_for}")]
     Deadline {
-        /// Condition that the call waited for, and its distance from it.
+        /// Unmet condition, and how far it is from being met.
         waited_for: Box<WaitReason>,
     },
     /// A view that needs more rows than the items' windows have.
@@ -111,7 +111,7 @@ pub enum Error {
     /// Stored data that cannot be decoded.
     #[error("stored data does not decode: {0}")]
     Corrupt(String),
-    /// Bytes that are no snapshot of this release, or damaged.
+    /// Bytes that are not a snapshot of this release, or are damaged.
     #[error("the snapshot cannot be used: {0}; nothing was restored")]
     Snapshot(String),
     /// A restore into a table that is not empty.
@@ -121,7 +121,7 @@ pub enum Error {
     NotEmpty {
         table: String,
         steps: u64,
-        /// Bytes of its steps, with evicted ones that readers still pin.
+        /// Bytes of its steps, including evicted ones that readers hold.
         bytes: u64,
     },
     /// An invalid configuration or argument.
@@ -150,7 +150,7 @@ impl From<Interrupted> for Error {
     }
 }
 
-/// What a priority may be, and the usual mistake behind a negative one.
+/// Valid priorities, and the usual mistake behind a negative one.
 fn priority_advice(value: f64) -> &'static str {
     match value {
         0.0..f64::INFINITY => "a new item's priority is a float32, at most 3.4e38",
@@ -160,7 +160,7 @@ fn priority_advice(value: f64) -> &'static str {
     }
 }
 
-/// Checks priorities, whose common case takes no branch for each.
+/// Validates priorities; branch-free in the common case.
 ///
 /// # Errors
 /// [`Error::Priority`] for the first one that is NaN, infinite or negative.

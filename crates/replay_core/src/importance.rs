@@ -10,11 +10,11 @@ pub enum Normalization {
     /// The largest weight of the batch: the largest weight is 1 in every batch.
     #[default]
     Batch,
-    /// The largest weight of any item in the memory; a sample then has to ask for the smallest probability.
+    /// The largest weight of any item in the memory; samples then have to request the smallest probability.
     Memory,
 }
 
-/// Largest exponent, as that of priorities: 1 corrects completely, and a schedule may overshoot it.
+/// Largest exponent, as for priorities: 1 corrects completely, and a schedule may overshoot it.
 const MAX_BETA: f64 = 4.0;
 
 /// Checks the exponent of importance weights, before a sample waits for its items.
@@ -47,7 +47,7 @@ pub(crate) fn importance_weights(
     check_beta(beta)?;
     let sampled = |p: f64| p > 0.0 && p.is_finite();
     let smallest = match normalization {
-        // Positive floats are ordered as their bits, whose minimum is found in parallel.
+        // Positive floats are ordered as their bits; the compiler vectorises the integer minimum.
         Normalization::Batch => probabilities
             .clone()
             .map(|p| if sampled(p) { p } else { f64::INFINITY }.to_bits())

@@ -21,7 +21,7 @@
 //! | `snapshot_records` | the format of these bytes |
 //! | | **lock-free parts** |
 //! | [`sum_tree`] | prioritized sampling and updates |
-//! | [`priority_index`] | a sum tree over indices, for items that are kept elsewhere |
+//! | [`priority_index`] | prioritized sampling of indices when another buffer holds the data |
 //! | [`slab`] | chunks, pinned against eviction |
 //! | [`sync`] | atomics of std, or of loom (feature `loom`) |
 //! | | **from steps to chunks** |
@@ -35,7 +35,7 @@
 //! | [`view`] | arrays of sampled windows |
 //! | [`importance`] | importance weights |
 //! | | **processor** |
-//! | [`power`] | powers of a batch |
+//! | [`power`] | powers of many numbers, vectorised |
 //! | [`memory_hints`] | prefetching, huge pages |
 
 pub mod budget;

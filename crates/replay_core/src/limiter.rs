@@ -7,17 +7,16 @@
 //! - a push is admitted while its first item keeps `d` within `centre + slack`, or while fewer than `min_size`
 //!   items are live. A push applies as a whole, so it may overshoot by its other items.
 //!
-//! Both sides wait for this limiter at once only if `n > 2 * slack - samples_per_insert`: such a sample is an error.
+//! Both sides block each other only if `n > 2 * slack - samples_per_insert`: such a sample is an error.
 //!
-//! `max_times_sampled` is a second reason for a sample to wait: items that were evicted before they were sampled have taken
-//! their samples with them, and the limiter still expects these. So while a sample has found too few samples left, pushes
-//! pass whatever the counts say (`needed` in [`Limiter::admit_insert`]); `samples_per_insert` is at most
-//! `max_times_sampled`, and a sample of more than a full table can give is an error. So a table never
-//! blocks both sides for good.
+//! `max_times_sampled` can also block a sample: the limiter still counts on samples of items that were evicted before they were
+//! used up. While a sample finds too few samples left, pushes are therefore admitted whatever the counts (`needed` in
+//! [`Limiter::admit_insert`]). `samples_per_insert` is at most `max_times_sampled`, and a sample larger than a full table can
+//! serve is an error, so a table never blocks both sides for good.
 //!
 //! # Invariant
 //!
-//! Pushes and samples at the same time see each other's counts, and none counts over a reset.
+//! Concurrent pushes and samples see each other's counts, and no count carries over a reset.
 
 use crate::cause::Cause;
 use crate::error::{Error, Result};
@@ -48,7 +47,7 @@ impl Count {
     }
 }
 
-/// One more push that has ended, in `Limiter::inserting`: without it, an admission could not notice that another push began,
+/// Increment of the ended pushes in `Limiter::inserting` (ABA guard): without it, an admission could miss that another push began,
 /// was counted and ended since it read the counts.
 const ENDED: u64 = 1 << 40;
 
@@ -102,14 +101,14 @@ pub struct Limiter {
     min_size: u64,
     /// Written only under the insert lock.
     inserted: AtomicU64,
-    /// Items of pushes that are admitted and not yet counted, so that pushes at the same time see each other (lower 40
-    /// bits), and pushes that have ended, modulo 2^24.
+    /// Lower 40 bits: items of pushes that are admitted and not yet counted, so that concurrent pushes see each other. Upper 24
+    /// bits: ended pushes, modulo 2^24.
     inserting: AtomicU64,
     sampled: AtomicU64,
 }
 
 impl Limiter {
-    /// The limiter that a valid table definition asks for.
+    /// Limiter of a valid table definition.
     pub fn new(config: &TableConfig) -> Self {
         Limiter {
             table: config.name.clone(),
@@ -127,8 +126,8 @@ impl Limiter {
         self.samples_per_insert > 0.0
     }
 
-    /// Admits a push of `items` items to a table of `live` ones; `Err` is the cause of the wait. A push without items
-    /// always passes, and a `needed` one whatever the counts say.
+    /// Admits a push of `items` items to a table of `live` ones; `Err` is the cause of the wait. Pushes without items and `needed`
+    /// pushes are always admitted.
     pub fn admit_insert(&self, live: u64, items: u64, needed: bool) -> Outcome<Inserting<'_>> {
         let items = if self.limits_ratio() { items } else { 0 };
         let mut refused = None;
@@ -142,8 +141,7 @@ impl Limiter {
             refused = (!passes).then_some((inserted, sampled, over));
             passes.then_some(word + items)
         };
-        // Acquire: pairs with the Release in the drop of `Inserting`. The items of a push that is no longer ahead are
-        // among `inserted`.
+        // Acquire: pairs with the Release in the drop of `Inserting`. Items of an ended push are then visible in `inserted`.
         let _ = self
             .inserting
             .fetch_update(Ordering::Acquire, Ordering::Acquire, admit);
@@ -167,7 +165,7 @@ impl Limiter {
         self.inserted.fetch_add(items, Ordering::Relaxed);
     }
 
-    /// Checks that a sample of `wanted` items will be admitted at some time, whatever the order of pushes.
+    /// Checks that a sample of `wanted` items can be admitted eventually, whatever the order of pushes.
     ///
     /// # Errors
     /// [`Error::Config`] that says which slack would do.
@@ -199,7 +197,7 @@ impl Limiter {
         self.admit_part(wanted, short)
     }
 
-    /// [`Limiter::admit_sample`] for a part of a batch from several memories, whatever the number of live items here.
+    /// [`Limiter::admit_sample`] for a part of a batch from several memories: does not check `min_size`.
     pub fn admit_part(&self, wanted: u32, short: bool) -> Outcome<Admitted> {
         let mut outcome = Err(Cause::Emptied);
         let admit = |seen: u64| {
@@ -216,7 +214,7 @@ impl Limiter {
 
     /// The part of a sample that the counts allow.
     fn grant(&self, sampled: Count, wanted: u32, short: bool) -> Outcome<Admitted> {
-        // Pairs with the Release stores of `restart`: an epoch that agrees means counts of one epoch.
+        // Pairs with the Release stores of `restart`: equal epochs mean that both counts are of one epoch.
         let inserted = Count(self.inserted.load(Ordering::Acquire));
         if inserted.epoch() != sampled.epoch() && !fault::injected(Fault::MixedEpochs) {
             return Err(Cause::Emptied);
@@ -249,13 +247,13 @@ impl Limiter {
                 Count(now).epoch() == admitted.epoch || fault::injected(Fault::ForeignCredit);
             ours.then(|| now.wrapping_sub(u64::from(admitted.items)))
         };
-        // An Err is a credit from before a reset.
+        // `Err`: the samples are from before a reset.
         let _ = self
             .sampled
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, undo);
     }
 
-    /// Starts counting from nothing. Only under the table's insert lock.
+    /// Resets both counts to zero. Only under the table's insert lock.
     pub fn reset(&self) {
         self.restart(0, 0);
     }
@@ -265,7 +263,7 @@ impl Limiter {
         let epoch = Count(self.inserted.load(Ordering::Relaxed)).next_epoch().0;
         // `sampled` first: a sample that mixes the epochs sees that they differ (Acquire loads in `admit_sample` and `grant`), and
         // one that read both before fails its compare-and-exchange.
-        // A swap, as loom gives a store no place among exchanges at the same time.
+        // A swap instead of a store: loom does not order a store among concurrent exchanges.
         self.sampled.swap(epoch | sampled, Ordering::Release);
         self.inserted.store(epoch | inserted, Ordering::Release);
     }

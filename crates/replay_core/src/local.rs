@@ -1,4 +1,4 @@
-//! The `Replay` of this process: calls go straight to the memory, and block until it lets them through.
+//! The in-process `Replay`: calls go straight to the memory, and block until it admits them.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -16,8 +16,8 @@ use crate::schema::TableConfig;
 use crate::table::{Attempt, PendingCall, Step, Table, Turn};
 use base::wait::Wait;
 
-/// Repeats `attempt` until it is ready, the deadline has passed or the caller is interrupted. Its argument says whether
-/// it is the last one before the deadline's error.
+/// Repeats `attempt` until it is ready, the deadline has passed or the caller is interrupted. Its argument is `true` in the
+/// last attempt before the deadline's error.
 fn block_on<T>(
     wait: &Wait<'_>,
     mut attempt: impl FnMut(bool, &mut Turn) -> Result<Attempt<T>>,
@@ -32,7 +32,7 @@ fn block_on<T>(
             Step::Blocked { reason, changed } => {
                 let now = Instant::now();
                 reason.report(wait, now, Wait::REPORT_AFTER);
-                // A change or the end of the slice: either way it tries again.
+                // Retries after a change, and at the end of the slice.
                 let _ = changed.wait_deadline(slices.next_wake(now)?);
             }
         }
@@ -79,7 +79,7 @@ impl<E: From<Error>> Replay<E> for Memory {
         })?)
     }
 
-    /// Each `next` samples: in process no requests are in flight between calls.
+    /// Each `next` samples: no requests are in flight between calls.
     fn sampler(
         &self,
         request: SampleRequest,

@@ -37,7 +37,7 @@ pub struct MemoryShare {
     pub percent: u8,
     /// All bytes that the process may have.
     pub of: u64,
-    /// What limits them, in words.
+    /// Origin of the limit, for messages.
     pub whose: &'static str,
 }
 
@@ -103,7 +103,7 @@ impl Memory {
         })
     }
 
-    /// Random number of this memory. Another one means that a server was started again.
+    /// Random number of this memory; it changes when a server restarts.
     pub fn incarnation(&self) -> u64 {
         self.incarnation
     }
@@ -123,7 +123,7 @@ impl Memory {
         &self.parameters
     }
 
-    /// As [`ParameterStore::get`]; `writer` makes its steps with this version from now on. A writer that is gone is fine.
+    /// [`ParameterStore::get`] for `writer`, which uses this version from now on. An unknown writer is ignored.
     pub fn get_parameters(
         &self,
         name: &str,
@@ -143,12 +143,12 @@ impl Memory {
         newer
     }
 
-    /// Makes a table, or returns the one of the same definition. The bytes of its capacity and of its index
+    /// Creates a table, or returns an existing one of the same definition. The bytes of its capacity and of its index
     /// ([`Table::index_bytes`]) are reserved at once.
     ///
     /// # Errors
-    /// [`Error::Table`] for a definition that cannot be made, too many tables, or more bytes than are left of the
-    /// limit; [`Error::TableDiffers`] when a table of that name has another definition; [`Error::Io`] without random numbers.
+    /// [`Error::Table`] for an invalid definition, too many tables, or more bytes than are left of the limit;
+    /// [`Error::TableDiffers`] when a table of that name has another definition; [`Error::Io`] without random numbers.
     pub fn create_table(&self, config: &TableConfig) -> Result<Arc<Table>> {
         config.validate()?;
         let _making = lock(&self.making);
@@ -180,7 +180,7 @@ impl Memory {
             .kept
             .reserve(steps.saturating_add(index))
             .ok_or_else(|| refuse(self.too_large(config, steps, index)))?;
-        // Its own sequence of samples for each table, whatever the order they are made in.
+        // Each table has its own sequence of samples, whatever the order of creation.
         let seed = config.name.bytes().fold(self.seed, |seed, byte| {
             seed.rotate_left(8) ^ u64::from(byte)
         });
@@ -219,7 +219,7 @@ impl Memory {
     /// The table of that name.
     ///
     /// # Errors
-    /// [`Error::UnknownTable`] with the names there are.
+    /// [`Error::UnknownTable`] with the existing names.
     pub fn table(&self, name: &str) -> Result<Arc<Table>> {
         let tables = self.tables.read().unwrap_or_else(PoisonError::into_inner);
         tables
@@ -234,7 +234,7 @@ impl Memory {
         tables.values().cloned().collect()
     }
 
-    /// Which tables and parameters there are.
+    /// Existing tables and parameters.
     pub fn list(&self) -> Listing {
         let tables = self.tables();
         Listing {
@@ -246,8 +246,7 @@ impl Memory {
         }
     }
 
-    /// Removes every step and item of a table and starts its rate limiter and its largest priority from nothing; writers
-    /// continue.
+    /// Removes every step and item of a table and resets its rate limiter and its largest priority; writers continue.
     ///
     /// # Errors
     /// [`Error::UnknownTable`]; [`Error::Internal`] for a table that has failed.
@@ -255,7 +254,7 @@ impl Memory {
         self.table(name)?.empty()
     }
 
-    /// Removes a table. Calls on it fail with [`Error::UnknownTable`]; batches that were sampled stay whole.
+    /// Removes a table. Calls on it fail with [`Error::UnknownTable`]; sampled batches stay valid.
     ///
     /// # Errors
     /// [`Error::UnknownTable`].

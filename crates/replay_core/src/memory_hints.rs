@@ -1,6 +1,6 @@
 //! Hints to the processor and the system about memory. They change the duration of an access, never its result.
 
-/// Least bytes for huge pages: smaller memory would have none, or would pay for one that it does not fill.
+/// Least bytes for huge pages: less memory may contain no aligned one, or not fill it.
 pub const HUGE_PAGES_FROM: usize = 4 << 20;
 
 /// Fetches the cache lines of a value ahead of its use, so that the misses of several values overlap.
@@ -18,8 +18,8 @@ pub fn prefetch<T: ?Sized>(value: &T) {
 }
 
 /// Asks the system for pages of 2 MB instead of 4 KB under memory that was just allocated and not touched yet.
-/// Memory that is read here and there otherwise costs a walk of the page table at nearly every access. Linux grants the
-/// request where `/sys/kernel/mm/transparent_hugepage/enabled` is `madvise` (the usual default) or `always`.
+/// Random accesses otherwise cost a page-table walk nearly every time. Linux grants the request where
+/// `/sys/kernel/mm/transparent_hugepage/enabled` is `madvise` (the usual default) or `always`.
 pub fn advise_huge_pages<T>(memory: &[T]) {
     let bytes = size_of_val(memory);
     if bytes < HUGE_PAGES_FROM {

@@ -28,7 +28,7 @@ struct Stored {
     parameters: Parameters,
     /// Numbers and versions of the last puts, the newest last: at most [`ParameterStore::REMEMBERED_PUTS`].
     puts: VecDeque<(u64, u64)>,
-    /// Versions by which readers were behind.
+    /// Version lag of readers.
     lag: Histogram,
 }
 
@@ -49,8 +49,7 @@ impl Stored {
     }
 }
 
-/// A file together with its share of the memory's byte limit: a version that was replaced counts until its
-/// last reader lets go of it.
+/// A file and its reservation of the memory's byte limit: a replaced version counts until its last reader drops it.
 struct CountedFile {
     bytes: Bytes,
     _reservation: Reservation,
@@ -70,7 +69,7 @@ impl ParameterStore {
     /// Most bytes of a name.
     pub const MAX_NAME_BYTES: usize = 128;
 
-    /// Puts of one name that are recognised when they are sent again.
+    /// Latest puts of a name that are deduplicated when they are sent again.
     pub const REMEMBERED_PUTS: usize = 64;
 
     /// An empty store that reserves its bytes from `budget`.
@@ -82,8 +81,7 @@ impl ParameterStore {
     }
 
     /// Stores one safetensors file as the newest version of `name` and returns the version, 1 for the first. A put with the
-    /// number `id` of one of the last puts is a repetition: it returns that one's version, and stores nothing. 0 is no
-    /// number.
+    /// `id` of one of the last puts is a repetition: it stores nothing and returns that put's version. An `id` of 0 means none.
     ///
     /// # Errors
     /// [`Error::Parameters`] when the name is empty or too long, the bytes are not one safetensors file, or there
@@ -93,8 +91,8 @@ impl ParameterStore {
         self.put_version(name, id, 0, bytes)
     }
 
-    /// [`ParameterStore::put`] as version `version` if that is newer than the newest, so that several memories agree. A copy of
-    /// another memory's version has no number, and is stored only then.
+    /// [`ParameterStore::put`] as version `version` if that exceeds the newest, so that several memories agree. A copy from
+    /// another memory has no `id`, and is dropped if its version is not newer.
     ///
     /// # Errors
     /// Errors of [`ParameterStore::put`].
@@ -108,7 +106,7 @@ impl ParameterStore {
         let file = self.count(name, bytes)?;
         let mut newest = self.newest.write().unwrap_or_else(PoisonError::into_inner);
         let stored = newest.get(name);
-        // Again: the first try may have been stored since.
+        // Checked again: the first attempt may have been stored meanwhile.
         if let Some(version) = stored.and_then(|stored| stored.put(id)) {
             return Ok(version);
         }
@@ -165,7 +163,7 @@ impl ParameterStore {
         Ok(())
     }
 
-    /// Checks a file, and counts it in the memory's byte limit until its last reader lets go of it.
+    /// Checks a file, and counts it in the memory's byte limit until its last reader drops it.
     fn count(&self, name: &str, bytes: Bytes) -> Result<Bytes> {
         let what = "parameters, in bytes,";
         let size = bytes.len() as u64;
@@ -215,7 +213,7 @@ impl ParameterStore {
         Ok(ParametersRecord { file, ..record })
     }
 
-    /// Stores staged parameters, at most [`Self::MAX_NAMES`], under names that have none.
+    /// Stores staged parameters, at most [`Self::MAX_NAMES`]; existing names keep theirs.
     pub(crate) fn restore(&self, staged: Vec<ParametersRecord>) {
         let mut newest = self.newest.write().unwrap_or_else(PoisonError::into_inner);
         for record in staged {
@@ -260,7 +258,7 @@ impl ParameterStore {
         highest.map(|(name, version)| (name.clone(), version))
     }
 
-    /// The bytes that [`Self::get`] would return: a slice of the memory's, not a copy.
+    /// The bytes that [`Self::get`] would return: a shared slice, not a copy.
     pub fn newest(&self, name: &str, newer_than: u64) -> Option<Bytes> {
         let newest = self.read();
         let parameters = &newest.get(name)?.parameters;

@@ -1,4 +1,4 @@
-//! A sum tree over indexes, for programs that keep the items in another buffer. An index names the same entry for ever.
+//! Prioritized sampling of indexes when another buffer holds the data. An index always names the same entry.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -8,7 +8,7 @@ use crate::power;
 use crate::schema::TableConfig;
 use crate::sum_tree::{Strata, SumTree, Update, check_samples};
 
-/// Samples indexes by priority. Threads may share one: every method may be called from any of them.
+/// Samples indexes by priority. Threads may share one.
 #[derive(Debug)]
 pub struct PriorityIndex {
     tree: SumTree,
@@ -54,8 +54,8 @@ impl PriorityIndex {
         })
     }
 
-    /// Sets the priorities of indexes, before the exponent. Of an index that appears twice the last priority counts. An
-    /// index with priority 0 is never sampled; with an exponent of 0 every index that was set has the same probability.
+    /// Sets the priorities of indexes, before the exponent. The last priority of a repeated index counts. An index with
+    /// priority 0 is never sampled; with an exponent of 0 every index that was set has the same probability.
     ///
     /// # Errors
     /// [`Error::Config`] for more or fewer priorities than indexes, or an index out of range; [`Error::Priority`] for a
@@ -100,12 +100,12 @@ impl PriorityIndex {
     /// out of range; [`Error::TooLarge`] for more than [`MAX_SAMPLES`](crate::sum_tree::MAX_SAMPLES).
     pub fn sample(&self, count: u32, beta: f64) -> Result<SampledIndexes> {
         check_samples(count)?;
-        // Relaxed: each batch needs a number of its own, and nothing else is read by it.
+        // Relaxed: the counter only gives each batch its own number.
         let mut strata = Strata::new(self.seed, self.batches.fetch_add(1, Ordering::Relaxed));
         let mut indexes = Vec::with_capacity(count as usize);
         let mut probabilities = Vec::with_capacity(count as usize);
         let (mut targets, mut sampled) = (Vec::new(), Vec::new());
-        // More than one round where updates take priorities away meanwhile.
+        // Further rounds only where concurrent updates remove priorities.
         while indexes.len() < count as usize {
             strata.fill(count - indexes.len() as u32, &mut targets);
             let total = self.tree.sample_batch(&targets, &mut sampled) as f64;
@@ -115,7 +115,7 @@ impl PriorityIndex {
                 });
             }
             indexes.extend(sampled.iter().map(|leaf| i64::from(leaf.slot)));
-            // A leaf that was raised meanwhile may have more than the total.
+            // A leaf that a concurrent update raised may exceed the total.
             probabilities.extend(
                 sampled
                     .iter()

@@ -1,5 +1,5 @@
-//! The interface of a replay memory: requests, replies and the `Replay` trait. `local` (this process) and
-//! `client` (a server) implement it; the writer, the views and Python see nothing else.
+//! The interface of a replay memory: requests, replies and the `Replay` trait. `local` (this process) and `client` (a server) implement
+//! it; the writer, the views and Python use nothing else.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ pub struct OpenWriter {
     pub writer: u64,
     /// Display name, for errors and logs.
     pub name: String,
-    /// Of several servers, the one that the writer keeps to: this number modulo theirs. Does not cross the wire.
+    /// Index of the writer's server among several, modulo their number. Not sent over the wire.
     pub server: Option<u32>,
     /// Number of streams the writer numbers from 0.
     pub streams: u32,
@@ -37,7 +37,7 @@ pub struct WriterOpened {
     pub epoch: u32,
     /// The last push that was applied; 0 when there was none.
     pub last_sequence: u64,
-    /// Steps that the table has taken from the writer.
+    /// Steps of the writer that the table has accepted.
     pub steps: u64,
 }
 
@@ -65,7 +65,7 @@ pub struct NewItem {
     pub before: u16,
     /// Rows of the window after the anchor that exist: at most the writer's `window_after`.
     pub after: u16,
-    /// Before the exponent; `None` is "as the current maximum".
+    /// Priority before the exponent; `None` takes the table's largest one.
     pub priority: Option<f32>,
 }
 
@@ -93,7 +93,7 @@ impl PushBody {
     }
 }
 
-/// A [`PushBody`] with the numbers that make it apply once.
+/// A [`PushBody`] with the writer, epoch and sequence number by which it applies once.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Push {
     /// The table.
@@ -125,24 +125,24 @@ pub struct SampleRequest {
     pub min_probability: bool,
     /// For a part of a batch from several memories.
     pub part: Option<BatchPart>,
-    /// One of an iterator's requests: a server refuses it once the table of the first such request of its connection was
-    /// dropped, also if there is another one of its name.
+    /// Request of an iterator: a server refuses it once the table of its connection's first such request was dropped, even if a new
+    /// table has its name.
     pub repeated: bool,
 }
 
-/// One memory's part of a batch that is sampled from several. It may have no items, does not wait for
-/// [`min_size`](TableConfig::min_size), which counts over all memories, and its reply has a [`ShardState`].
+/// One memory's part of a batch that is sampled from several. It may be empty, ignores [`min_size`](TableConfig::min_size), which counts
+/// over all memories, and its reply has a [`ShardState`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BatchPart {
-    /// Samples that the rate limiter admits and counts for this part, instead of its number of items: over all parts as many as
-    /// the batch has items.
+    /// Samples that the rate limiter counts for this part instead of its number of items. All parts together have as many as the batch
+    /// has items.
     pub limiter_samples: u32,
 }
 
-/// A table as one part of a batch found it.
+/// State of a table when one part of a batch was sampled.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ShardState {
-    /// The table's number in its ids, see [`IdSpace`](crate::table::ids::IdSpace). Restored items have earlier ones.
+    /// The table's number in its ids, see [`IdSpace`](crate::table::ids::IdSpace). Restored items keep earlier numbers.
     pub number: u16,
     /// Sum of the priorities after the exponent, at the instant of sampling.
     pub total_priority: f64,
@@ -173,8 +173,7 @@ impl SampleRequest {
 /// One sampled item.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SampledItem {
-    /// Its id, which names one item of one table of one memory, and nothing anywhere else but in servers that were started
-    /// again from a snapshot with the item.
+    /// Its id: names no other item in any table or memory, and stays valid in servers restored from a snapshot of it.
     pub id: u64,
     /// Its probability at the instant of sampling.
     pub probability: f64,
@@ -203,7 +202,7 @@ pub struct Sampled {
     /// The blobs of these rows in the same order, in one or more segments; the blobs of a row never
     /// straddle two segments. In process they are slices of the chunks as they were received.
     pub blobs: Vec<Bytes>,
-    /// Gives the samples back, to the rate limiter and to items with `max_times_sampled`, unless they were delivered.
+    /// Returns undelivered samples to the rate limiter and to items with `max_times_sampled`.
     pub credit: Option<Box<dyn SampleCredit>>,
 }
 
@@ -216,14 +215,13 @@ pub trait SampleCredit: Send + Sync {
 /// Result of an update.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct UpdateReceipt {
-    /// Ids whose priority is now the new one.
+    /// Ids whose priority was set.
     pub applied: u32,
-    /// Ids that name no item of the table: the item is gone, or the id is another table's or memory's. Counted and
-    /// ignored.
+    /// Ids of removed items, or of other tables or memories: counted and ignored.
     pub stale: u32,
 }
 
-/// The name of a writer in its memory.
+/// Identity of a writer in its memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WriterId {
     /// Its table.
@@ -268,22 +266,22 @@ pub trait PushChannel<E = Error>: Send {
     fn push(&mut self, body: PushBody, wait: &Wait<'_>) -> Result<(), E>;
     /// Returns when every push is applied.
     fn flush(&mut self, wait: &Wait<'_>) -> Result<(), E>;
-    /// The writer makes no more steps: the remaining ones do not wait for it to get newer parameters.
+    /// Announces the end of the writer's steps: remaining pushes do not wait for newer parameters.
     fn end_steps(&mut self, wait: &Wait<'_>) -> Result<(), E>;
     /// Flushes and closes the writer on the memory.
     fn close(&mut self, wait: &Wait<'_>) -> Result<(), E>;
 }
 
-/// One sample request, repeated, with several under way at a time.
+/// Repeats one sample request, with several in flight.
 pub trait SampleChannel<E = Error>: Send {
     /// The next batch.
     fn next(&mut self, wait: &Wait<'_>) -> Result<Sampled, E>;
 }
 
-/// Updates of priorities that are not waited for: several are under way at a time, and they apply in order.
+/// Asynchronous updates of priorities: several are in flight, and they apply in order.
 pub trait UpdateChannel<E = Error>: Send {
-    /// Sends an update behind the earlier ones. Returns the counts of the updates that were answered since the last call. After an
-    /// error, which may be of an earlier update, this one was not sent.
+    /// Sends an update. Returns the counts of the updates that were answered since the last call. After an error, which may be an
+    /// earlier update's, this update was not sent.
     fn send(
         &mut self,
         table: &str,
@@ -298,7 +296,7 @@ pub trait UpdateChannel<E = Error>: Send {
 /// A replay memory, in this process or on a server. Every method may block until `wait` ends it. `E` is the error type: a client's wraps
 /// [`Error`]; the memory of this process returns any type that [`Error`] converts to.
 pub trait Replay<E = Error>: Send + Sync {
-    /// Makes a table; the same definition again is fine.
+    /// Creates a table; an existing one of the same definition is fine.
     fn create_table(&self, config: &TableConfig, wait: &Wait<'_>) -> Result<(), E>;
     /// A table's definition.
     fn table_config(&self, table: &str, wait: &Wait<'_>) -> Result<Arc<TableConfig>, E>;
@@ -310,9 +308,9 @@ pub trait Replay<E = Error>: Send + Sync {
     fn open_writer(&self, open: OpenWriter, wait: &Wait<'_>) -> Result<Box<dyn PushChannel<E>>, E>;
     /// Samples once.
     fn sample(&self, request: &SampleRequest, wait: &Wait<'_>) -> Result<Sampled, E>;
-    /// Samples one table again and again with `in_flight` requests under way. With 0 each call asks for its batch, and nothing is
-    /// under way between two calls; with 2 or more, a client of a distant server has as many more under way as its round trip
-    /// needs. [`Error::UnknownTable`] once the table was dropped, also if there is another one of its name.
+    /// Samples one table repeatedly with `in_flight` requests in flight. With 0 each batch is requested on demand; with 2 or more, a
+    /// client of a distant server adds as many as its round trip needs. [`Error::UnknownTable`] once the table was dropped, even if a
+    /// new table has its name.
     fn sampler(
         &self,
         request: SampleRequest,
@@ -326,7 +324,7 @@ pub trait Replay<E = Error>: Send + Sync {
         priorities: &[f64],
         wait: &Wait<'_>,
     ) -> Result<UpdateReceipt, E>;
-    /// A channel for updates that are not waited for; `None` where each update applies within its call.
+    /// Channel for asynchronous updates; `None` where each update applies within its call.
     fn updates(&self) -> Result<Option<Box<dyn UpdateChannel<E>>>, E> {
         Ok(None)
     }
@@ -340,8 +338,8 @@ pub trait Replay<E = Error>: Send + Sync {
     ) -> Result<Option<String>, E>;
     /// Stores parameters (one safetensors file) and returns their version.
     fn put_parameters(&self, name: &str, bytes: Bytes, wait: &Wait<'_>) -> Result<u64, E>;
-    /// The newest version, or `None` when it is not newer than `newer_than` (0: any). `writer` makes its steps with this
-    /// version from now on, see [`TableConfig::max_version_lag`].
+    /// The newest version, or `None` when it is not newer than `newer_than` (0: any). `writer` uses this version from now on, see
+    /// [`TableConfig::max_version_lag`].
     fn get_parameters(
         &self,
         name: &str,
@@ -349,7 +347,7 @@ pub trait Replay<E = Error>: Send + Sync {
         writer: Option<&WriterId>,
         wait: &Wait<'_>,
     ) -> Result<Option<Parameters>, E>;
-    /// Which tables and parameters there are.
+    /// Existing tables and parameters.
     fn list(&self, wait: &Wait<'_>) -> Result<Listing, E>;
     /// Counters and gauges of the memory, as one JSON object.
     fn stats(&self, wait: &Wait<'_>) -> Result<serde_json::Value, E>;

@@ -76,7 +76,7 @@ dtypes! {
     Float64 "float64" f64 => |number| number;
 }
 
-/// A named array that every step has one value of.
+/// A named array with one value per step.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "ReadColumn")]
 pub struct Column {
@@ -93,7 +93,7 @@ pub struct Column {
     pub finite: bool,
 }
 
-/// A column as files have it.
+/// Deserialised column; omitted fields take defaults.
 #[derive(Deserialize)]
 struct ReadColumn {
     name: String,
@@ -162,8 +162,8 @@ impl Column {
     }
 }
 
-/// How items are chosen; the files of `table/samplers` say more. The samplers of an order sample one item again and again, until it
-/// has been sampled `max_times_sampled` times or, without that, until another one ranks first; its probability is 1.
+/// Choice of items; details in `table/samplers`. Ordered samplers repeat the first item until it has been sampled
+/// `max_times_sampled` times or, without that limit, until another one ranks first; its probability is 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Sampler {
@@ -184,7 +184,7 @@ pub enum Sampler {
     RankBased,
 }
 
-/// The name that files and Python have for it.
+/// Name in files and in Python.
 impl fmt::Display for Sampler {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.serialize(f)
@@ -210,8 +210,8 @@ pub struct TableConfig {
     pub columns: Vec<Column>,
     /// Steps it holds before the oldest chunk is evicted; at most 2^24.
     pub capacity: u64,
-    /// Bytes of steps it holds before the oldest chunk is evicted: as stored, and [`Self::CHUNK_BYTES`] for each chunk.
-    /// 0 derives it from `capacity` unpacked steps, each a chunk. Its index comes on top, see `Table::index_bytes`.
+    /// Bytes of steps it holds before the oldest chunk is evicted: as stored, and [`Self::CHUNK_BYTES`] for each chunk. 0 derives
+    /// it from `capacity` unpacked steps, each a chunk. Excludes the index, see `Table::index_bytes`.
     #[serde(default)]
     pub capacity_bytes: u64,
     /// How items are chosen.
@@ -224,9 +224,9 @@ pub struct TableConfig {
     /// Base-2 logarithm of the smallest difference of two stored priorities, after the exponent.
     #[serde(default = "default_priority_unit_log2")]
     pub priority_unit_log2: i32,
-    /// Whether an item without a priority takes the largest one of the live items, and not the largest that the table has
-    /// held since it was made or emptied. A single priority that was far too large then ends with its item. Pushes and
-    /// updates take another lock for it, and the index has 28 bytes more for each step of `capacity`.
+    /// Whether an item without a priority takes the largest one of the live items, not the largest since the table was created or
+    /// emptied, so that an outlier stops counting with the end of its item. Costs pushes and updates another lock, and the index 28
+    /// bytes more for each step of `capacity`.
     #[serde(default)]
     pub live_max_priority: bool,
     /// An item is removed after it was sampled this often; 0 is never. At least `samples_per_insert`.
@@ -242,7 +242,7 @@ pub struct TableConfig {
     /// in sampled items, either way. 0 derives it, see [`Self::effective_slack`].
     #[serde(default)]
     pub slack: f64,
-    /// Versions by which the parameters of a writer may be behind the newest ones while it pushes; 0 sets no limit.
+    /// Most versions by which the parameters of a pushing writer may lag behind the newest ones; 0 sets no limit.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub max_version_lag: u32,
     /// View of writers and samples that name none.
@@ -259,7 +259,7 @@ fn default_priority_unit_log2() -> i32 {
 fn default_min_size() -> u64 {
     1
 }
-/// Releases before a setting can read the definitions that do not use it.
+/// Omits unused settings, so that older releases can read the definition.
 fn is_zero(setting: &u32) -> bool {
     *setting == 0
 }
@@ -276,7 +276,7 @@ pub mod flags {
     pub const FINAL: u8 = 8;
     /// Blobs of the row are differences to its key row's.
     pub const DIFFERENCE: u8 = 16;
-    /// In a reply: a key row that its window does not have.
+    /// In a reply: a key row outside its window.
     pub const REFERENCE: u8 = 32;
 }
 
@@ -294,7 +294,7 @@ impl TableConfig {
     /// Bytes that a chunk counts for beside its stored steps: its bookkeeping.
     pub const CHUNK_BYTES: u64 = 512;
 
-    /// Names that arguments of a writer's append and arrays of a batch have.
+    /// Names of arguments of a writer's append and of arrays of a batch.
     pub const RESERVED_COLUMNS: [&str; 12] = [
         "terminated",
         "truncated",
@@ -330,7 +330,7 @@ impl TableConfig {
         }
     }
 
-    /// Checks how priorities are kept. The error says what is wrong and what would be right.
+    /// Checks exponent and unit of priorities. The error names the fault and the valid range.
     pub(crate) fn check_priorities(
         exponent: f64,
         unit_log2: i32,
@@ -350,7 +350,7 @@ impl TableConfig {
     /// Checks every field.
     ///
     /// # Errors
-    /// [`Error::Table`] that names the first field that cannot be used and what it may be.
+    /// [`Error::Table`] that names the first invalid field and its valid values.
     pub fn validate(&self) -> Result<()> {
         let refuse = |reason: String| {
             Err(Error::Table {
@@ -483,7 +483,7 @@ impl TableConfig {
         1 + self.columns.iter().map(Column::bytes_in_row).sum::<usize>()
     }
 
-    /// The byte limit in force: `capacity_bytes`, or what `capacity` unpacked steps take, each a chunk.
+    /// Effective byte limit: `capacity_bytes`, or the bytes of `capacity` unpacked steps, each a chunk.
     pub fn effective_capacity_bytes(&self) -> u64 {
         if self.capacity_bytes > 0 {
             return self.capacity_bytes;
@@ -493,9 +493,9 @@ impl TableConfig {
             .saturating_mul(raw + self.row_bytes() as u64 + Self::CHUNK_BYTES)
     }
 
-    /// The slack in force: `slack`, or the samples of as many inserts as a tenth of `min_size`, at least of 1,024 and at
-    /// least 4,096 samples, so that chunks on their way and batches sampled ahead hold up neither side. It lets writers run
-    /// ahead by no more items than fit beside `min_size`.
+    /// Effective slack: `slack`, or by default the samples of `min_size` / 10 inserts, at least of 1,024 inserts and at least 4,096
+    /// samples, so that chunks in flight and prefetched batches block neither side. It lets writers run ahead by no more items than
+    /// fit beside `min_size`.
     pub fn effective_slack(&self) -> f64 {
         if self.slack > 0.0 || self.samples_per_insert == 0.0 {
             return self.slack;
@@ -521,8 +521,8 @@ impl TableConfig {
         })
     }
 
-    /// The differences between this definition and `asked`, field by field; `None` when they agree. A definition without a
-    /// view asks for any.
+    /// The differences between this definition and `asked`, field by field; `None` when they agree. `asked` without a view matches
+    /// any.
     pub fn difference(&self, asked: &TableConfig) -> Option<String> {
         let named = self.named().into_iter().zip(asked.named());
         let differ = named.filter(|((name, have), (_, want))| {

@@ -1,7 +1,7 @@
-//! Values that readers pin against eviction. Slots are never freed while the slab lives, so a handle that has
-//! passed can always be looked up, and refused.
+//! Values that readers pin against eviction. Slots are never freed while the slab lives, so looking up a stale handle is
+//! safe, and refused.
 //!
-//! All about one slot is in one atomic word:
+//! One atomic word holds the state of a slot:
 //!
 //! ```text
 //!   generation: 32 bits | live: 1 bit | pins: 31 bits
@@ -28,10 +28,10 @@ use crate::sync::{AtomicU32, AtomicU64, Ordering, UnsafeCell, fence};
 
 const LIVE: u64 = 1 << 31;
 const PINS: u64 = LIVE - 1;
-/// "No slot" in the list of free slots.
+/// End of the list of free slots.
 const NONE: u32 = u32::MAX;
 
-/// Names a value; names nothing once the value is retired.
+/// Reference to a value, refused once the value is retired.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Handle {
     /// The slot.
@@ -68,8 +68,7 @@ struct Slot<T> {
 #[derive(Debug)]
 pub struct Slab<T> {
     slots: Box<[Slot<T>]>,
-    /// Head of the free slots, a Treiber stack: 32 bits that change with every pop, so that a compare-and-exchange
-    /// does not take a head that left and came back for the same, then the slot.
+    /// Head of the free slots, a Treiber stack: a 32-bit tag that changes with every pop (against ABA), then the slot.
     free: AtomicU64,
 }
 
@@ -123,8 +122,7 @@ impl<T> Slab<T> {
         })
     }
 
-    /// Keeps a value from being dropped until the pin is; `None` when it is retired. (`None` too for the 2^31st pin
-    /// of one value at a time.)
+    /// Keeps a value from being dropped before the pin; `None` when it is retired, or has 2^31 - 1 pins.
     pub fn pin(&self, handle: Handle) -> Option<Pinned<'_, T>> {
         let slot = self.slots.get(handle.slot as usize)?;
         let count = |word| (is_live(word, handle) && word & PINS != PINS).then(|| word + 1);
@@ -168,8 +166,8 @@ impl<T> Slab<T> {
             return false;
         };
         if word & PINS == 0 {
-            // SAFETY: the word says that the slot is neither live nor pinned, and only the thread that brought it
-            // there, by this exchange, comes here.
+            // SAFETY: the word says that the slot is neither live nor pinned, and only the thread whose exchange did
+            // that reaches this line.
             unsafe { self.release(handle.slot) };
         }
         true
@@ -183,8 +181,8 @@ impl<T> Slab<T> {
         if word & (LIVE | PINS) == 1 {
             // Pairs with the Release of the other pins' `unpin` and of `retire`.
             fence(Ordering::Acquire);
-            // SAFETY: the word was retired with one pin, this one: it cannot be pinned again, and only this thread comes
-            // here.
+            // SAFETY: the word was retired with one pin, this one: it cannot be pinned again, and only this thread
+            // reaches this line.
             unsafe { self.release(index) };
         }
     }

@@ -1,11 +1,11 @@
-//! Snapshots: a memory as bytes, written while it is in use, and put back into empty tables. The format is in
-//! `snapshot_records.rs`. [`save`] writes the tables; their writers have to be opened anew. [`save_server`] also writes the
-//! parameters, the writers' progress and the ids of the items, so that clients of the server continue.
+//! Snapshots of a memory, written while it is in use and restored into empty tables. The format is in `snapshot_records.rs`. [`save`]
+//! writes the tables; their writers have to be opened anew. [`save_server`] also writes the parameters, the writers' progress and the
+//! ids of the items, so that clients of the server continue.
 //!
-//! A save begins with a moment: each table is noted between two of its pushes, one table right after the other, and the
-//! parameters with them. Later pushes are not in the snapshot, nor are chunks that are evicted before it is complete, with
-//! their items; a priority and a sample count are as of the instant in which the item is written. The save holds no lock over
-//! I/O: chunks are named a few at a time under the table's insert lock, and each is pinned while it is written.
+//! A save first records the state of each table between two of its pushes, one table right after the other, and the parameters. The
+//! snapshot excludes later pushes, and chunks evicted before it is complete, with their items. Priorities and sample counts are those
+//! at the time when the item is written. No lock is held over I/O: chunks are listed a few at a time under the table's insert lock,
+//! and each is pinned while it is written.
 //!
 //! [`restore`] reads and checks everything before it stores anything, and holds no more than the tables may. A
 //! snapshot is trusted no more than a connection.
@@ -29,7 +29,7 @@ use crate::table::save::Moment;
 /// Writes all tables.
 ///
 /// # Errors
-/// [`Error::Io`] when `out` takes no more.
+/// [`Error::Io`] when `out` fails.
 pub fn save(memory: &Memory, out: impl Write) -> Result<()> {
     write(memory, out, false)
 }
@@ -42,10 +42,10 @@ pub fn save_server(memory: &Memory, out: impl Write) -> Result<()> {
     write(memory, out, true)
 }
 
-/// Puts the tables of a snapshot of `bytes` bytes back: into tables of these names that are empty, or into new ones. Capacity, limits
-/// and rate limiter stay as the table has them; if it is smaller, only the newest steps are kept. Priorities, samples of
-/// each item, the limiter's counts and the statistics continue. Ids from before name nothing, unless a server saved them.
-/// So do parameters, under names that have none, and writers of a server's snapshot.
+/// Restores the tables of a snapshot of `bytes` bytes, into empty tables of these names or into new ones. An existing table keeps its
+/// capacity, limits and rate limiter; if it is smaller, only the newest steps are kept. Priorities, samples of each item, the
+/// limiter's counts and the statistics continue. Earlier ids are invalid, unless a server saved them. A server's writers are restored
+/// too, and its parameters, except under names that have some already.
 ///
 /// # Errors
 /// Nothing is stored with [`Error::Io`] (it cannot be read), [`Error::Snapshot`] (it is damaged, cut off, or of
@@ -67,7 +67,7 @@ pub fn restore(memory: &Memory, from: impl Read, bytes: u64) -> Result<()> {
 }
 
 fn write(memory: &Memory, out: impl Write, server: bool) -> Result<()> {
-    // One at a time: a table has one moment.
+    // One save at a time: a table keeps the state of one [`Moment`].
     static SAVING: Mutex<()> = Mutex::new(());
     let _saving = lock(&SAVING);
     let mut out = RecordWriter::new(out)?;
@@ -91,7 +91,7 @@ fn write(memory: &Memory, out: impl Write, server: bool) -> Result<()> {
     out.record(RecordKind::End, &[])
 }
 
-/// Reads and checks a whole snapshot. Tables that were not there are in `made`.
+/// Reads and checks a whole snapshot. Adds newly created tables to `made`.
 fn read(
     memory: &Memory,
     mut records: RecordReader<impl Read>,

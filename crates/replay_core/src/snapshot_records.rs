@@ -4,21 +4,21 @@
 //! snapshot magic b"innetmem", version u32, then records
 //! record   kind u32, length u64, body, checksum u32: the CRC-32 (IEEE) of all preceding bytes except
 //!          checksums
-//!   1 table    its definition ([`TableConfig`]) as JSON; what follows up to the next table is of this one
+//!   1 table    its definition ([`TableConfig`]) as JSON; the records up to the next table belong to it
 //!   2 stream   windowBefore u16, windowAfter u16, number u32, the writer's name
 //!   3 chunk    stream u32 (counted in the order of their records), rows u32, firstStep u64, and the chunk as the
 //!              wire has it; in the order of arrival
 //!   4 items    32 bytes each, see [`content::ItemRecord`]; in the order of their slots; for the samplers with an
 //!              order, of their insertion or update
-//!   5 state    numbers, see [`content::TableState`]; the table ends with it
-//!   6 end      nothing; the file ends with it
+//!   5 state    numbers, see [`content::TableState`]; the table's last record
+//!   6 end      empty; the file's last record
 //!   7 parameters  a name's newest version, see [`content::ParametersRecord`]; before the first table
 //!   8 writer   an open writer, see [`content::WriterRecord`]; after the chunks of its table
 //!   9 ids      u64 for each item of the items record before it: the id that the server's clients know it by
 //! ```
 //!
-//! Kinds 7 to 9 are in the snapshots of servers alone. Integers are little endian. A checksum covers the whole file up to it, so a record that is damaged, missing or
-//! out of place is found at the record.
+//! Only servers' snapshots have kinds 7 to 9. Integers are little endian. A checksum covers the whole file up to it, so a record that is
+//! damaged, missing or out of place is found at the record.
 //!
 //! # Invariant
 //!
@@ -117,7 +117,7 @@ impl<W: Write> RecordWriter<W> {
 
 pub struct RecordReader<R> {
     from: R,
-    /// Bytes that are left of the file: nothing longer is allocated.
+    /// Remaining bytes of the file, which bound every allocation.
     left: u64,
     sum: Hasher,
 }

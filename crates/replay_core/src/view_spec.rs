@@ -99,7 +99,7 @@ pub struct Sequences {
     pub state: Vec<String>,
 }
 
-/// Reads no more names than a table has columns: a text of a client may name far more.
+/// Refuses more names than a table may have columns: a client's text may list far more.
 fn deserialize_state<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> std::result::Result<Vec<String>, D::Error> {
@@ -169,7 +169,7 @@ pub enum ViewSpec {
     Window(Window),
 }
 
-/// The call that makes it in Python.
+/// The Python call that creates it.
 impl fmt::Display for ViewSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

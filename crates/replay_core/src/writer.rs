@@ -89,12 +89,12 @@ pub struct Writer<E = Error> {
     name: String,
     /// Whether its pushes may wait for newer parameters.
     lag_limited: bool,
-    /// The log has named its dropped windows.
+    /// Dropped windows were logged.
     warned: bool,
     closed: bool,
 }
 
-/// Dropped windows that the log names, even of a writer that makes items too.
+/// Dropped windows from which on a writer is warned even though it makes items.
 const MANY_DROPPED: u64 = 100;
 
 impl<E: From<Error>> Writer<E> {
@@ -257,7 +257,7 @@ impl<E: From<Error>> Writer<E> {
             || self.chunks.iter().map(OpenChunk::bytes).sum::<usize>() >= FULL_BYTES
     }
 
-    /// Warns once of a writer that makes no items, or that drops many windows: forgotten flags look like this.
+    /// Warns once of a writer that makes no items, or that drops many windows: usually flags were forgotten.
     fn warn_of_dropped_windows(&mut self) {
         let counters = self.counters();
         let (by_reset, without_final_row) = (

@@ -27,11 +27,11 @@ use size::{deserialize_bytes, parse_bytes};
 use validate::MAX_IO_THREADS;
 pub use validate::within;
 
-/// Least number of frames of `max_frame_bytes` in `max_bytes`: two receive buffers and one stored frame.
+/// Minimum of `max_bytes`, in frames of `max_frame_bytes`: two receive buffers and one stored frame.
 const FRAMES: u64 = 3;
 
-/// Share of the memory that a server may have, in tables, parameters and receive buffers, by default. Unread replies and
-/// other processes of the machine, such as learners, take some of the rest.
+/// Default share of the memory limit for tables, parameters and receive buffers. Unread replies and other processes of the machine, such
+/// as learners, need some of the rest.
 const SHARE_PERCENT: u8 = 50;
 
 /// The configuration of a server. Each field is a key of the TOML file and, except for `tables`, a flag of the same name;
@@ -218,7 +218,15 @@ impl ServerConfig {
     pub fn from_toml(text: &str, origin: &str, overrides: toml::Table) -> Result<Self> {
         let refuse = |mut error: toml::de::Error| {
             error.set_input(Some(text));
-            Error::Config(format!("{origin}: {error}"))
+            let others = match error.message().starts_with("unknown field") {
+                true => extension::names_of_settings(),
+                false => Vec::new(),
+            };
+            let others = match others.is_empty() {
+                true => String::new(),
+                false => format!("or, of extensions, `{}`\n", others.join("`, `")),
+            };
+            Error::Config(format!("{origin}: {error}{others}"))
         };
         // Parsed without the overrides first, so that an error names its line in the file.
         let mut file = DeTable::parse(text).map_err(refuse)?;
@@ -234,7 +242,7 @@ impl ServerConfig {
         })
     }
 
-    /// Settings of the tokens, with their names.
+    /// The tokens' settings, with their names.
     fn token_settings(&self) -> [TokenSetting<'_>; 3] {
         let setting = |role, name, token, file| TokenSetting {
             role,
@@ -259,7 +267,7 @@ impl ServerConfig {
         ]
     }
 
-    /// Whether clients need a token of some role.
+    /// Whether any token is set.
     pub(crate) fn has_token(&self) -> bool {
         let settings = self.token_settings();
         settings
@@ -290,7 +298,7 @@ impl ServerConfig {
         Ok(tokens)
     }
 
-    /// The token with which this server's extensions use another server: its operator's, or else its learners'.
+    /// Token with which this server's extensions connect to other servers: the operator's, or else the learners'.
     ///
     /// # Errors
     /// Errors of [`Self::read_tokens`].
@@ -300,8 +308,8 @@ impl ServerConfig {
         Ok(tokens.into_iter().find(uses).map(|(_, token)| token))
     }
 
-    /// Limits of the memory that `innet-replay serve` makes. The receive buffers have two frames: one for pushes, one for all
-    /// other requests.
+    /// Limits of the memory that `innet-replay serve` creates. Receive buffers get two frames: one for pushes, one for all other
+    /// requests.
     pub fn memory_limits(&self) -> MemoryLimits {
         let mut limits = MemoryLimits {
             max_bytes: self.max_bytes,

@@ -48,9 +48,9 @@ use replay_wire::{
 /// Bytes of one read. Larger payloads are read into their own buffer directly.
 const READ_BUFFER: usize = 16 << 10;
 
-/// Interval of [`ReplyBody::Waiting`] while a connection is not read; a request that waits has [`Wait::REPORT_AFTER`]. The end of such a connection cannot be read: a killed
-/// client's last bytes may wait for the server's receive window, and the end is behind them. The system of a client that is
-/// gone answers a frame with a reset.
+/// Interval of [`ReplyBody::Waiting`] to a client whose connection is not read; a waiting request has [`Wait::REPORT_AFTER`]. Without
+/// reading, the server cannot see the end of the stream behind a killed client's last bytes. A reply makes the client's kernel answer with
+/// a reset.
 const WAITING_EVERY: Duration = Duration::from_secs(1);
 
 /// Longest wait for the client to close the connection after the last reply. Meanwhile its bytes are read and dropped:
@@ -69,12 +69,12 @@ pub struct ServerContext {
     pub write_deadline: Duration,
     /// Longest time for which a request may wait before the client has to send it again.
     pub max_wait: Duration,
-    /// Whether the server ends for good. Written before the phase changes; the phase's lock orders both.
+    /// Final shutdown: clients must not reconnect. Written before the phase changes, whose lock orders both.
     pub closed: AtomicBool,
 }
 
 impl ServerContext {
-    /// The error of requests and handshakes that the server's end cuts off. Clients connect again unless it is [`Error::Closed`].
+    /// Error of requests and handshakes cut off by the shutdown. Clients reconnect unless it is [`Error::Closed`].
     fn end(&self) -> Error {
         // Relaxed, as the store in `Server::close`: the phase's lock orders both.
         if self.closed.load(Ordering::Relaxed) {
@@ -114,29 +114,29 @@ pub struct ConnectionHandler<'a, S> {
     pub peer: &'a str,
     /// Phase of the server's shutdown.
     pub phase: watch::Receiver<Phase>,
-    /// The limit under which it counts.
+    /// Admission slot of the connection.
     pub slot: &'a Slot,
-    /// End of the time for the handshake.
+    /// Deadline of the handshake.
     pub handshake_deadline: Instant,
-    /// Frames that wait to be read: while one does, the connection's writers are not idle.
+    /// Active while reading is paused with a frame waiting, so that the connection's writers do not expire.
     pub unread: Arc<Activity>,
 }
 
 /// A received request.
 struct Received {
     request: Request,
-    /// When its frame had arrived.
+    /// Time at which its frame was complete.
     arrived: Instant,
-    /// The end of its wait: its deadline, or `max_wait` after its arrival.
+    /// Its deadline, or `max_wait` after its arrival if that is sooner.
     until: Instant,
-    /// Whether its deadline is after `until`.
+    /// Whether its deadline is after `until`: the client then sends it again.
     renewable: bool,
     permit: RequestPermit,
     _reservation: FrameReservation,
 }
 
 impl Received {
-    /// The wait of the request for its turn.
+    /// The request as a call that may block.
     fn call(&self, turn: Turn) -> PendingCall<Error> {
         let ended = match self.renewable {
             true => |reason| Error::Renew {
@@ -266,7 +266,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         let reservation = self
             .unread_until(replies, WaitReason::ReceiveMemory, quota.reserve(header))
             .await;
-        // Counted from here: the reservation may have waited for the pushes of other connections.
+        // Starts after the reservation, which may have waited for other connections' pushes.
         let deadline = self.stack.now() + self.context.write_deadline;
         let arrived = until(self.stack, deadline, frames.body()).await;
         let late = || {
@@ -291,8 +291,8 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         }))
     }
 
-    /// Waits for free `space` while the connection is not read. Meanwhile the client is sent the `reason`, which shows whether it is
-    /// still there.
+    /// Waits for `space` without reading the connection (backpressure). Meanwhile sends the client the `reason`, which also shows whether
+    /// the client is still there.
     async fn unread_until<T>(
         &self,
         replies: &ReplySender,
@@ -300,7 +300,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         space: impl Future<Output = T>,
     ) -> T {
         let mut space = pin!(space);
-        // Nearly always there is some, and no timer is needed.
+        // Fast path: usually there is space, and no timer is needed.
         if let Some(space) = space.as_mut().now_or_never() {
             return space;
         }
@@ -372,7 +372,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         }
         let end = self.context.end();
         if matches!(end, Error::Closed(_)) {
-            // A client that waits for nothing learns it at its next call.
+            // Tells idle clients too: they read this error at their next call.
             self.reply_error(&replies, NO_REQUEST, &end, None);
         }
         Ok(())
@@ -395,8 +395,8 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         }
     }
 
-    /// Answers a request that the role does not allow, and on another thread a request about a table as a whole or for a
-    /// snapshot; `None` for other requests. The connection's later requests are tried after it, in the order of their arrival.
+    /// Answers requests that the role does not allow and, on another thread, requests to create, empty or drop a table or to save a
+    /// snapshot; `None` for other requests. The connection's later requests are tried afterwards, in order of arrival.
     async fn answer_about_table(
         &self,
         received: &Received,
@@ -508,7 +508,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
                 }
             });
             while until(self.stack, report, &mut woken).await.is_none() {
-                // An attempt of a request behind others would find out no more.
+                // A request that queues behind others reports its position, which needs no attempt.
                 let reason = call.turn().behind().unwrap_or_else(|| reason.clone());
                 self.queue(replies, id, ReplyBody::Waiting(reason), None);
                 report += Wait::REPORT_AFTER;

@@ -9,7 +9,7 @@ use base::words::shortened;
 use replay_core::cause::WaitReason;
 use replay_wire::{ErrorCode, ReplyBody};
 
-/// An error of a server or a client. What they share with the memory is one variant, wherever it comes from.
+/// An error of a server or a client. Errors that the memory also has (deadline, size, system) have one variant for both sources.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "fields whose names say it have none")]
 pub enum Error {
@@ -40,7 +40,7 @@ pub enum Error {
         /// Condition that the call waited for, and its distance from it.
         waited_for: Box<WaitReason>,
     },
-    /// The same as a server's answer: the request is not in flight any more.
+    /// A deadline that passed at the server: its reply, after which the request is no longer in flight.
     #[error("the deadline passed: {waited_for}")]
     RemoteDeadline {
         /// Condition that the request waited for.
@@ -61,7 +61,7 @@ pub enum Error {
         /// Condition that the request waited for.
         waited_for: Box<WaitReason>,
     },
-    /// An address without a server.
+    /// No server listens at the address.
     #[error("cannot connect to {address}: {source}; is `innet-replay serve` running there?")]
     Connect { address: String, source: io::Error },
     /// A server at its limit of connections. Clients try again.
@@ -90,7 +90,7 @@ const MAX_MESSAGE: usize = 4096;
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// Kind of the error, as it crosses the wire.
+    /// Error code on the wire.
     pub fn code(&self) -> ErrorCode {
         match self {
             Error::Memory(error) => error.into(),
@@ -121,7 +121,7 @@ impl Error {
         Error::Wire(replay_wire::Error::Authentication(reason.into()))
     }
 
-    /// A deadline that passed while the call waited for this.
+    /// The error of a deadline that passed during a wait for `waited_for`.
     pub fn deadline(waited_for: impl Into<WaitReason>) -> Self {
         Error::Deadline {
             waited_for: Box::new(waited_for.into()),

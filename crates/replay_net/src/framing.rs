@@ -9,7 +9,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use crate::error::{Error, Result};
 use replay_wire::frame::{Frame, FrameLimits, HEADER_BYTES, Header, IncomingFrame, OutgoingFrame};
 
-/// Reads frames. The reader should be a [`tokio::io::BufReader`]: without one a small frame takes three system calls.
+/// Reads frames. Wrap the reader in a [`tokio::io::BufReader`]: without one a small frame takes three system calls.
 #[derive(Debug)]
 pub struct FrameReader<R> {
     reader: R,
@@ -21,12 +21,12 @@ pub struct FrameReader<R> {
     header: Option<Header>,
     /// Frame whose body is being read.
     incoming: Option<IncomingFrame>,
-    /// Whether a reset between two frames is an end like any other.
+    /// Treats a reset between two frames as a normal end.
     may_be_reset: bool,
 }
 
 impl<R: AsyncRead + Unpin> FrameReader<R> {
-    /// Reads from `reader`. Errors name the other end by `peer`.
+    /// Reads from `reader`. Errors name the peer by `peer`.
     pub fn new(reader: R, limits: FrameLimits, peer: impl Into<String>) -> Self {
         FrameReader {
             reader,
@@ -40,8 +40,8 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
         }
     }
 
-    /// From now on a reset between two frames is the end of the connection: the system of a client that closes it with unread
-    /// replies sends one.
+    /// Treats a reset between two frames as the end of the connection from now on. The kernel sends a reset when a client closes its
+    /// socket before it has read all replies.
     pub fn allow_reset(&mut self) {
         self.may_be_reset = true;
     }
@@ -67,8 +67,8 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
         }
     }
 
-    /// The lengths of the next frame, before memory is allocated for it; `None` when the peer closed the connection. A
-    /// repeated call before [`FrameReader::body`] returns the same header.
+    /// Lengths of the next frame, before memory is allocated for it; `None` when the peer closed the connection. Returns the same header
+    /// again until [`FrameReader::body`] is called.
     ///
     /// # Errors
     /// [`Error::TooLarge`] and [`replay_wire::Error::Protocol`]: the stream cannot be read any further.
@@ -132,7 +132,7 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
     }
 }
 
-/// Writes the rest of a frame and flushes. Errors name the other end by `peer`.
+/// Writes the rest of a frame and flushes. Errors name the peer by `peer`.
 ///
 /// # Errors
 /// [`Error::Disconnected`].
@@ -149,8 +149,7 @@ pub async fn write_frame<W: AsyncWrite + Unpin>(
     }
 }
 
-/// Writes as much of the rest of a frame as the writer takes at a time, and returns how many bytes it took; 0 after the last
-/// byte, with a flush.
+/// Writes the part of the frame that the writer accepts at once, and returns its length. After the last byte, flushes and returns 0.
 pub(crate) async fn write_part<W: AsyncWrite + Unpin>(
     frame: &mut OutgoingFrame,
     writer: &mut W,
@@ -170,13 +169,13 @@ pub(crate) async fn write_part<W: AsyncWrite + Unpin>(
     }
 }
 
-/// Whether an error of the system means that the other end has closed the connection.
+/// Broken pipe or connection reset: the peer has closed the connection.
 pub(crate) fn is_closed(error: &io::Error) -> bool {
     use io::ErrorKind::{BrokenPipe, ConnectionReset};
     matches!(error.kind(), BrokenPipe | ConnectionReset)
 }
 
-/// The error of a connection to `peer` that broke.
+/// Error of a broken connection to `peer`.
 pub(crate) fn broken(peer: &str, error: io::Error) -> Error {
     Error::Disconnected {
         address: peer.into(),

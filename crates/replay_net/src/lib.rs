@@ -1,5 +1,4 @@
-//! Everything that touches a network: the server and the client of a replay memory, their network stacks, and the
-//! commands of `innet-replay`.
+//! Server and client of a replay memory, their network stacks, and the commands of `innet-replay`.
 //!
 //! # Layout
 //!
@@ -8,17 +7,17 @@
 //! | [`stack`] | the `Stack` trait: `kernel`, and stacks that are plugged in |
 //! | [`error`] | the error enum |
 //! | [`framing`] | frames of `replay_wire`, read from and written to a stream |
-//! | [`receive`] | memory for receive buffers within the byte limit |
-//! | [`reply_budget`] | memory for replies that clients have not read |
+//! | [`receive`] | budget for receive buffers |
+//! | [`reply_budget`] | budget for unread replies |
 //! | [`service`] | a request in, a reply out, without sockets |
 //! | [`connection`] | one coroutine per connection |
 //! | [`server`] | listeners, I/O threads, shutdown, statistics over HTTP |
-//! | [`extension`] | services beside the memory, which are plugged in |
+//! | [`extension`] | interface for further services of a server |
 //! | [`client`] | `Replay` over a connection, and sessions with extensions |
 //! | [`tls`] | certificates and keys for rustls |
-//! | [`snapshots`] | snapshots of a server's memory: restored, saved, kept |
+//! | [`snapshots`] | saves and restores snapshots of a server's memory |
 //! | [`config`] | the server's configuration |
-//! | [`process_memory`] | memory that this process may have |
+//! | [`process_memory`] | memory limit of this process |
 //! | [`cli`] | the commands of `innet-replay` |
 
 pub mod cli;
@@ -40,7 +39,7 @@ pub mod tls;
 use crate::error::{Error, Result};
 use base::error::OsError;
 
-/// Crates whose events belong to this program, for filters of logs.
+/// Crates that log at the configured level. All other crates log warnings and errors only.
 pub fn log_targets() -> impl Iterator<Item = &'static str> {
     let own = ["replay_net", "replay_wire", "replay_core", "base"];
     let stacks = stack::plugged::plugged_in().into_iter();

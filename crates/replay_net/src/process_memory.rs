@@ -1,30 +1,30 @@
-//! Memory that this process may have: the machine's, or the limit of its control group.
+//! Memory limit of this process: the machine's memory, or the limit of its control group.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use replay_core::memory::MemoryShare;
 
-/// A limit of the control group of this process, or of one above it.
+/// Memory limit of a control group: of this process's group, or of an ancestor.
 pub(crate) struct GroupLimit {
-    /// Bytes that all processes of the group may have.
+    /// Limit of all processes in the group, in bytes.
     pub bytes: u64,
-    /// Bytes that they have.
+    /// Bytes in use.
     pub used: u64,
 }
 
-/// `percent` of the memory that this process may have; `None` where that is not known.
+/// `percent` of the memory limit of this process; `None` if the limit is unknown.
 pub fn share(percent: u8) -> Option<MemoryShare> {
     share_below(Path::new("/"), percent)
 }
 
-/// The same, of a system with its files below `root`.
+/// [`share`] on a system whose files are below `root`.
 fn share_below(root: &Path, percent: u8) -> Option<MemoryShare> {
     let share = |(of, whose)| MemoryShare { percent, of, whose };
     let machine = total(root).map(|bytes| (bytes, "the machine"));
     let groups = group_limits(root).into_iter();
     let groups = groups.map(|group| (group.bytes, "the control group of this process"));
-    // The machine first: a group without a limit of its own may have one that is as large.
+    // The machine is first, so that it wins a tie: a group without a limit may report the machine's memory.
     machine
         .into_iter()
         .chain(groups)
@@ -41,16 +41,16 @@ fn total(root: &Path) -> Option<u64> {
     kib.checked_mul(1 << 10)
 }
 
-/// Limits of the control groups that this process is in, of both versions (`cgroups(7)`), for a system with its files below
-/// `root`. A group without a limit has none here in version 2 (`max`), and one far above any machine's memory in version 1.
+/// Memory limits of this process's control groups, of both versions (`cgroups(7)`), on a system whose files are below `root`. Version 2
+/// marks a group without a limit by `max`, version 1 by a value above any machine's memory.
 pub(crate) fn group_limits(root: &Path) -> Vec<GroupLimit> {
     let text = fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
     let mounts = root.join("sys/fs/cgroup");
-    // The groups of a container may be mounted without those above it, so that its own is the root.
+    // A container may mount its own group as the root, without the ancestors.
     let mut limits: Vec<_> = limits_of(&mounts, "", &VERSION_2).collect();
     limits.extend(limits_of(&mounts.join("memory"), "", &VERSION_1));
     for line in text.lines() {
-        // Number of the hierarchy, its controllers, and the group.
+        // Fields: hierarchy number, controllers, group.
         let mut fields = line.splitn(3, ':').skip(1);
         let (Some(controllers), Some(group)) = (fields.next(), fields.next()) else {
             continue;
@@ -64,13 +64,13 @@ pub(crate) fn group_limits(root: &Path) -> Vec<GroupLimit> {
     limits
 }
 
-/// Files of a limit, and of the bytes in use.
+/// File names of a limit, and of the bytes in use.
 type Files = [&'static str; 2];
 
 const VERSION_1: Files = ["memory.limit_in_bytes", "memory.usage_in_bytes"];
 const VERSION_2: Files = ["memory.max", "memory.current"];
 
-/// Limits of a group, an absolute path below its mount, and of those above it.
+/// Limits of a group and its ancestors. `group` is an absolute path below the mount.
 fn limits_of(mount: &Path, group: &str, [limit, used]: &Files) -> impl Iterator<Item = GroupLimit> {
     let group = PathBuf::from(group.trim_start_matches('/'));
     let folders: Vec<_> = group.ancestors().map(|group| mount.join(group)).collect();
@@ -93,7 +93,7 @@ mod tests {
     );
     const GIB: u64 = 1 << 30;
 
-    /// Bytes of which a system with these files takes a share, and whose they are.
+    /// Memory of which a system with these files takes a share, and its owner.
     fn of(files: &[(&str, &str)]) -> Option<(u64, &'static str)> {
         let root = tempfile::tempdir().unwrap();
         for (path, text) in files {

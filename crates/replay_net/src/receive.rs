@@ -1,7 +1,7 @@
-//! Memory for receive buffers: [`MemoryLimits::receive_bytes`] of a memory's byte limit.
+//! Memory for receive buffers, within [`MemoryLimits::receive_bytes`] of the memory's byte limit.
 //!
-//! Pushes may have to wait until items were sampled. So connections with an open writer share one half of the memory, by table
-//! ([`PushBudget`]), and all other connections (the learner's parameters, for example) the other half, where no request waits.
+//! A push may wait until items are sampled. Connections with an open writer therefore share one half of the receive memory, divided by
+//! table ([`PushBudget`]). All other connections (for example the learner's parameters) share the other half, in which no request waits.
 
 mod pushes;
 
@@ -37,7 +37,7 @@ impl ReceiveBudgets {
     }
 }
 
-/// Bytes for receive buffers, granted in the order of the requests: short frames do not starve a long one.
+/// Budget for receive buffers, granted in order of request, so that short frames do not starve a long one.
 pub struct ReceiveBudget {
     limit: usize,
     left: Arc<Semaphore>,
@@ -58,8 +58,8 @@ impl ReceiveBudget {
         }
     }
 
-    /// Waits for `bytes`, or for the limit if that is less: a frame that is as long as frames may be, with a long control message,
-    /// counts for the limit, and takes up to 16 MiB more with its decoded request.
+    /// Waits for `bytes`, capped at the limit: with its decoded request, a frame of maximum length takes up to 16 MiB more than the
+    /// limit.
     pub async fn reserve(&self, bytes: u32) -> ReceivePermit {
         let left = Arc::clone(&self.left);
         let bytes = u32::try_from(self.limit).map_or(bytes, |limit| bytes.min(limit));
@@ -73,7 +73,7 @@ impl ReceiveBudget {
         Arc::clone(&self.left).try_acquire_many_owned(bytes).ok()
     }
 
-    /// Bytes reserved now, with those set aside for the first waiting frame.
+    /// Bytes reserved now, including bytes set aside for the first waiting frame.
     pub fn reserved(&self) -> u64 {
         (self.limit - self.left.available_permits()) as u64
     }

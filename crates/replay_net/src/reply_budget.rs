@@ -1,13 +1,12 @@
 //! Memory for replies that clients have not read yet: rows copied for samples, statistics, versions of parameters.
 //!
-//! Each role has a [`ReplyBudget`] of its own, so actors cannot take what learners and operators need. A full budget stops
-//! further large replies of its role. While one waits for room, readers of the role that do not take their replies are
-//! dropped, one at a time.
+//! Each role has its own [`ReplyBudget`], so actors cannot take memory from learners and operators. A full budget blocks further large
+//! replies of its role. While one is blocked, stalled readers of the role are disconnected, one at a time.
 //!
 //! # Invariant
 //!
-//! Unread replies have a budget for each role; a connection has at most a quarter of it (or one reply). A shared
-//! buffer counts once. Readers that stall while others wait for room are closed.
+//! Unread replies have a budget for each role; a connection has at most a quarter of it (or one reply). A shared buffer counts once.
+//! Stalled readers are disconnected while others wait for memory.
 
 mod reader;
 
@@ -28,7 +27,7 @@ pub use reader::{LargeReply, NoRoom, Reader, ReplyShare};
 pub struct ReplyBudgets([Arc<ReplyBudget>; 3]);
 
 impl ReplyBudgets {
-    /// Budgets of `bytes` together, in equal parts for `roles` roles that clients can have.
+    /// Splits `bytes` equally among `roles` roles.
     pub fn new(bytes: u64, roles: usize) -> Self {
         let limit = bytes / (roles.max(1) as u64);
         ReplyBudgets([(); 3].map(|()| ReplyBudget::new(limit)))
@@ -45,18 +44,17 @@ impl ReplyBudgets {
     }
 }
 
-/// Bytes of the unread replies of one role. A reply that exists is always counted, so each I/O thread may exceed the limit
-/// by one reply.
+/// Budget for the unread replies of one role. A finished reply is always counted, so each I/O thread may exceed the limit by one reply.
 pub struct ReplyBudget {
     limit: u64,
-    /// A count: no data is published with it. Events fence: who listens and then finds no room is notified of what is
-    /// released after that.
+    /// Relaxed: a count that publishes no other data. No wake-up is lost: a caller registers with `freed` or `needed` before it reads the
+    /// count, and events fence.
     held: AtomicU64,
-    /// Buffers that several replies may share, by their address, and the number of these replies.
+    /// Reference counts of shared buffers, by address: the number of unread replies with the buffer.
     shared: Mutex<HashMap<usize, usize>>,
-    /// Notified when there is room.
+    /// Notified when memory is released.
     freed: Event,
-    /// Notified when a reply finds no room. Its listeners are the stalled readers, in the order in which they stalled.
+    /// Notified when a reply is blocked. Listeners are stalled readers, in the order in which they stalled.
     needed: Event,
 }
 
@@ -82,21 +80,21 @@ impl ReplyBudget {
         self.held.load(Ordering::Relaxed)
     }
 
-    /// Whether there is room for another reply.
+    /// Whether another reply fits.
     pub fn has_room(&self) -> bool {
         self.held() < self.limit
     }
 
-    /// Whether `buffer` counts already, because an unread reply has it.
+    /// Whether `buffer` is counted already, because another unread reply shares it.
     pub fn counts(&self, buffer: &Bytes) -> bool {
         lock(&self.shared).contains_key(&address(buffer))
     }
 
-    /// Completes when a reply finds no room. Callers are stalled readers, which then end.
+    /// Completes when a reply is blocked. A stalled reader awaits this, and then disconnects.
     pub async fn needed(&self) {
         loop {
             let needed = self.needed.listen();
-            // Who began to wait before this call has notified others.
+            // A reply that was blocked before this call has notified other listeners only.
             if self.waits_for_room() {
                 return;
             }
@@ -107,20 +105,20 @@ impl ReplyBudget {
         }
     }
 
-    /// Listens for room. Callers look for room again after this call, and call [`Self::pass_on`] when they were notified and
-    /// take none: one listener at a time is notified, and a reply that is counted notifies the next.
+    /// Listens for released memory. Callers check again after this call. A notified caller that uses no memory calls [`Self::pass_on`]:
+    /// only one listener is notified at a time, and a counted reply notifies the next.
     fn freed(&self) -> EventListener {
         self.freed.listen()
     }
 
-    /// Notifies the next listener, if there is room.
+    /// Notifies the next listener if memory is free.
     pub fn pass_on(&self) {
         if self.has_room() {
             self.freed.notify(1);
         }
     }
 
-    /// Notifies the reader that has been stalled longest.
+    /// Notifies the longest stalled reader.
     pub fn press(&self) {
         self.needed.notify(1);
     }
@@ -129,7 +127,7 @@ impl ReplyBudget {
         !self.has_room() && self.freed.total_listeners() > 0
     }
 
-    /// After a change of `held`.
+    /// Notifies listeners after a change of `held`.
     fn changed(&self) {
         if self.has_room() {
             self.freed.notify(1);
@@ -138,7 +136,7 @@ impl ReplyBudget {
         }
     }
 
-    /// Counts a reply of `bytes` and a `shared` buffer, which is empty if there is none.
+    /// Counts a reply of `bytes`, and `shared` unless it is empty.
     fn hold(&self, bytes: u64, shared: &Bytes) {
         let mut counted = bytes;
         let mut first = false;
@@ -153,7 +151,7 @@ impl ReplyBudget {
         }
         self.held.fetch_add(counted, Ordering::Relaxed);
         if first {
-            // Replies that wait for room may share this buffer.
+            // Blocked replies may share this buffer, which is now counted.
             self.freed.notify(usize::MAX);
         }
         self.changed();
@@ -176,7 +174,7 @@ impl ReplyBudget {
     }
 }
 
-/// Identifies a buffer for as long as somebody holds it.
+/// Key of a buffer, unique while the buffer is alive.
 fn address(buffer: &Bytes) -> usize {
     buffer.as_ptr() as usize
 }
@@ -269,10 +267,10 @@ mod tests {
         budget.press();
         assert!(second.as_mut().now_or_never().is_none());
         assert!(first.now_or_never().is_some());
-        // Its replies made too little room.
+        // The first reader's replies released too little memory.
         budget.release(100, &none());
         assert!(second.now_or_never().is_some());
-        // One that stalls while another waits.
+        // A reader that stalls while a reply is blocked ends at once.
         assert!(budget.needed().now_or_never().is_some());
         budget.release(100, &none());
         assert!(budget.needed().now_or_never().is_none());

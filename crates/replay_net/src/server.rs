@@ -39,7 +39,7 @@ pub(crate) use running::open_files;
 pub use running::{JoinTask, RunningServer, ServeTask};
 use stranger_log::{StrangerEvent, StrangerLog};
 
-/// Pause after a failed accept: without free descriptors the next accept fails at once.
+/// Pause after a failed accept: without free file descriptors the next accept would fail at once.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// A server without its sockets.
@@ -125,15 +125,15 @@ impl Server {
         &self.context.service
     }
 
-    /// Begins the shutdown: accepts no more connections, answers running requests, and fails blocked ones. Clients connect again:
-    /// a restarted server may follow.
+    /// Begins the shutdown: accepts no more connections, answers running requests, and fails blocked ones. Clients reconnect, in case the
+    /// server restarts.
     pub fn shut_down(&self) {
         self.enter(Phase::Draining);
     }
 
-    /// [`Server::shut_down`] for good: calls of clients end with [`Error::Closed`], and clients do not connect again by themselves.
+    /// [`Server::shut_down`] for good: calls of clients fail with [`Error::Closed`], and clients do not reconnect.
     pub fn close(&self) {
-        // Relaxed: connections read it after the phase, and the phase's lock orders both.
+        // Relaxed: connections read it after the change of the phase, whose lock orders both.
         self.context.closed.store(true, Ordering::Relaxed);
         self.shut_down();
     }
@@ -310,7 +310,7 @@ impl Server {
         }
     }
 
-    /// Logs and counts the end of a connection without a welcome.
+    /// Logs and counts a connection that ended before the end of its handshake.
     fn report_stranger(&self, peer: &str, end: Result<()>, now: Instant) {
         let (event, error): (_, &dyn Display) = match &end {
             Ok(()) => (StrangerEvent::Left, &"the client closed it"),

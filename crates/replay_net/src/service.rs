@@ -28,7 +28,7 @@ pub use latencies::Latencies;
 pub use samplers::{ConnectionSamples, Samplers};
 pub use tables::Tables;
 
-/// The memory behind a server, and the services beside it.
+/// The memory of a server, and its extensions.
 pub struct Service {
     memory: Arc<Memory>,
     receive_budgets: ReceiveBudgets,
@@ -55,11 +55,11 @@ pub struct Counters {
     pub failed_logins: RelaxedCounter,
     /// Invalid frames.
     pub bad_frames: RelaxedCounter,
-    /// Clients dropped at the write deadline, or for others that waited for room.
+    /// Clients disconnected at the write deadline, or because their unread replies blocked other clients.
     pub slow_readers_dropped: RelaxedCounter,
     /// Requests received.
     pub requests: RelaxedCounter,
-    /// Attempts at requests that wait, after their first.
+    /// Repeated attempts at blocked requests.
     pub retries: RelaxedCounter,
     /// Error replies, except at the end of a wait.
     pub errors: RelaxedCounter,
@@ -71,7 +71,7 @@ pub struct Counters {
     pub latency_s: Latencies,
 }
 
-/// A count by relaxed operations: no other data is published with it.
+/// Relaxed atomic counter: it publishes no other data.
 #[derive(Debug, Default, Serialize)]
 #[serde(transparent)]
 pub struct RelaxedCounter(AtomicU64);
@@ -144,8 +144,8 @@ impl Service {
                 let mut known = extension::plugged_in().into_iter();
                 let known = known.find(|extension| extension.name() == name);
                 Error::Config(known.map_or_else(
-                    || format!("this server does not know the extension {name:?}"),
-                    |extension| extension.absent().to_owned(),
+                    || format!("this program does not know the service {name:?}"),
+                    |extension| extension.absent(),
                 ))
             })
     }
@@ -165,15 +165,15 @@ impl Service {
         &self.reply_budgets
     }
 
-    /// The tables, for a request that makes, empties or removes one and is not refused at once.
+    /// The tables, if the request creates, empties or drops one and the server has a memory.
     pub fn table_request(&self, request: &RequestBody) -> Option<&Arc<Tables>> {
         use RequestBody::{CreateTable, DropTable, EmptyTable};
         let handled = matches!(request, CreateTable(_) | EmptyTable(_) | DropTable(_));
         (handled && self.check_there_is_memory(request).is_ok()).then_some(&self.tables)
     }
 
-    /// The answer to a request that a client of `role` may not make; `None` if it may. A table that exists as requested needs
-    /// nothing, so programs of actors may name their tables as learners do.
+    /// Answer to a request that `role` does not allow; `None` if it is allowed. Creating a table that exists with the same definition
+    /// succeeds for every role, so that actors can run the learner's setup code.
     pub fn refuse(&self, request: &RequestBody, role: Role) -> Option<Result<ReplyBody>> {
         let forbidden = role.check(request).err()?;
         let exists = match request {
@@ -183,7 +183,7 @@ impl Service {
         Some(exists.unwrap_or(Err(forbidden.into())))
     }
 
-    /// What the reply to a request takes; `None` if it is a few bytes.
+    /// Memory use of the reply; `None` for a few bytes.
     pub fn large_reply(&self, request: &RequestBody) -> Option<LargeReply> {
         match request {
             RequestBody::GetParameters(get) => {
@@ -195,8 +195,8 @@ impl Service {
         }
     }
 
-    /// One attempt at a request. `last` says that no other attempt follows: a request with `allow_short` then samples the
-    /// available items. `turn` is the request's from its first attempt to its answer.
+    /// Tries a request once. In the `last` attempt a request with `allow_short` samples the available items. All attempts at one request
+    /// share its `turn`.
     ///
     /// # Errors
     /// The error to answer the request with.
@@ -264,13 +264,13 @@ impl Service {
             }
             RequestBody::Stats(_) => ReplyBody::Stats(self.stats().to_string()),
             RequestBody::CloseWriter(close) => {
-                // Without its table it is gone.
+                // A dropped table has no writers to close.
                 if let Ok(table) = self.memory.table(&close.table) {
                     table.close_writer(close.writer, close.epoch)?;
                 }
                 ReplyBody::Done
             }
-            RequestBody::Extension(_) => {
+            RequestBody::CallExtension(_) => {
                 let elsewhere = "a session of the connection answers";
                 return Err(Error::Internal(elsewhere.into()));
             }
@@ -282,7 +282,7 @@ impl Service {
         Ok(Attempt::Ready(reply))
     }
 
-    /// Keeps an opened writer from expiring while frames of its connection wait.
+    /// Keeps an opened writer from expiring while frames of its connection are unread.
     pub fn attach_writer(&self, open: &OpenWriter, connection: &Arc<Activity>) {
         // An error means that the table was dropped.
         if let Ok(table) = self.memory.table(&open.table) {
@@ -290,12 +290,12 @@ impl Service {
         }
     }
 
-    /// The samples of a new connection of `program`, for [`Service::note_sample`].
+    /// Starts to record the tables that a connection of `program` samples, for [`Service::note_sample`].
     pub fn connection_samples<'a>(&'a self, program: u64, peer: &'a str) -> ConnectionSamples<'a> {
         self.samplers.connection(program, peer)
     }
 
-    /// Notes which table a request samples, if it does.
+    /// Records the table of a sample request; ignores other requests.
     pub fn note_sample(&self, request: &RequestBody, samples: &mut ConnectionSamples<'_>) {
         if let RequestBody::Sample(request) = request
             && samples.is_new(&request.table)
@@ -305,9 +305,9 @@ impl Service {
         }
     }
 
-    /// Counters and gauges: the memory's, with the programs that sample each table; `receive_bytes` (reserved for receive
-    /// buffers), `reply_bytes` (of unread replies), `server`, `snapshots`, and each extension's. `extensions` has their names, with pointers
-    /// to those of their statistics that are objects of named members.
+    /// Counters and gauges of the memory (with the programs that sample each table), `server`, `snapshots` and each extension, under its
+    /// name; `receive_bytes` (reserved for receive buffers) and `reply_bytes` (of unread replies). `extensions` maps each extension to JSON
+    /// pointers to its objects of named members.
     pub fn stats(&self) -> Value {
         let mut stats = self.memory.stats();
         self.samplers.add_stats(&mut stats["tables"]);
@@ -331,7 +331,7 @@ impl Service {
     fn check_there_is_memory(&self, request: &RequestBody) -> Result<()> {
         let needs_none = matches!(
             request,
-            RequestBody::Extension(_) | RequestBody::Stats(_) | RequestBody::List(_)
+            RequestBody::CallExtension(_) | RequestBody::Stats(_) | RequestBody::List(_)
         );
         let mut extensions = self.extensions.iter();
         match extensions.find_map(|extension| extension.instead_of_memory()) {
@@ -340,7 +340,7 @@ impl Service {
         }
     }
 
-    /// The table of a call.
+    /// Table of a call. If the table that the call began with is gone, the error says that it was dropped.
     fn table(&self, name: &str, turn: &Turn) -> Result<Arc<Table>> {
         let found = self.memory.table(name);
         found.map_err(|unknown| match turn.has_table() {
@@ -366,7 +366,7 @@ impl Service {
     }
 }
 
-/// Bytes of the rows of a whole batch.
+/// Bytes of the rows in a full batch.
 fn row_bytes(table: &Table, request: &SampleRequest) -> u64 {
     let rows = 1 + u64::from(request.before) + u64::from(request.after);
     u64::from(request.count)
@@ -374,7 +374,7 @@ fn row_bytes(table: &Table, request: &SampleRequest) -> u64 {
         .saturating_mul(table.config().row_bytes() as u64)
 }
 
-/// An open connection: dropped, it no longer counts.
+/// Counts an open connection until dropped.
 pub struct OpenConnection<'a>(&'a Counters);
 
 impl Drop for OpenConnection<'_> {

@@ -20,13 +20,13 @@ use crate::io_error;
 use base::sync::lock;
 use replay_core::memory::Memory;
 
-/// Snapshots that are kept.
+/// Number of snapshots kept.
 const KEPT: usize = 2;
-/// Longest time until a save that failed is tried again.
+/// Limit of the pause after a failed save.
 const RETRY: Duration = Duration::from_secs(10);
-/// Bytes written at the start, to find out whether there is space.
+/// Bytes written at the start, to check for free space.
 const TRIAL_BYTES: usize = 1 << 20;
-/// The weight of a thread of this niceness is a tenth of another thread's (`sched_prio_to_weight` of Linux).
+/// Niceness that reduces a thread's scheduling weight to a tenth (`sched_prio_to_weight` of Linux).
 const NICENESS: i32 = 10;
 
 const LOCK: &str = "lock";
@@ -37,9 +37,9 @@ const PARTIAL_SUFFIX: &str = ".snapshot.partial";
 pub struct Snapshots {
     memory: Arc<Memory>,
     folder: PathBuf,
-    /// Held for the life of the server: no other one uses the folder.
+    /// File lock for the life of the server, so that no other server uses the folder.
     _lock: File,
-    /// Held over a save.
+    /// Locked during a save.
     files: Mutex<Files>,
     report: Mutex<Report>,
     /// What was restored at the start, for [`Self::stats`].
@@ -51,7 +51,7 @@ pub struct Snapshots {
 struct Files {
     /// Number of the next snapshot.
     next: u64,
-    /// Numbers of damaged ones, which are removed as soon as there is a new one.
+    /// Numbers of damaged snapshots, which the next successful save removes.
     damaged: Vec<u64>,
 }
 
@@ -72,13 +72,13 @@ struct Saved {
 
 /// The thread that saves at intervals.
 pub struct SnapshotThread {
-    /// Dropped to end the thread.
+    /// Dropping it ends the thread.
     end: mpsc::Sender<()>,
     thread: JoinHandle<()>,
 }
 
 impl SnapshotThread {
-    /// Ends the thread, after the save that it is in.
+    /// Ends the thread, after a save in progress.
     pub fn join(self) {
         drop(self.end);
         if self.thread.join().is_err() {
@@ -88,7 +88,7 @@ impl SnapshotThread {
 }
 
 impl Snapshots {
-    /// Takes the folder, which is made if it is missing, and restores its newest snapshot that is not damaged.
+    /// Locks the folder, creates it if it is missing, and restores its newest undamaged snapshot.
     ///
     /// # Errors
     /// [`Error::Config`] when the folder cannot be written, another server uses it, all of its snapshots are damaged, or the newest does
@@ -112,10 +112,10 @@ impl Snapshots {
         }))
     }
 
-    /// Starts a thread that saves `every` so often, until it is joined.
+    /// Starts a thread that saves at intervals of `every`.
     ///
     /// # Errors
-    /// [`Error::Io`] without another thread.
+    /// [`Error::Io`] if the system cannot start a thread.
     pub fn save_every(self: &Arc<Self>, every: Duration) -> Result<SnapshotThread> {
         let (end, ended) = mpsc::channel::<()>();
         let snapshots = self.clone();
@@ -136,7 +136,7 @@ impl Snapshots {
         Ok(SnapshotThread { end, thread })
     }
 
-    /// [`Self::save`] on a thread that serves nothing else, at the expense of the other threads' idle time.
+    /// [`Self::save`] at low priority. Call it on a dedicated thread: the thread keeps the priority.
     ///
     /// # Errors
     /// Errors of [`Self::save`].
@@ -148,7 +148,7 @@ impl Snapshots {
     /// Saves the memory, and removes all but the two newest snapshots. One save at a time.
     ///
     /// # Errors
-    /// [`Error::Io`]; the snapshots that there are stay.
+    /// [`Error::Io`]; existing snapshots are kept.
     pub fn save(&self) -> Result<()> {
         let mut files = lock(&self.files);
         let path = self.folder.join(file_name(files.next));
@@ -194,14 +194,14 @@ impl Snapshots {
         Ok(())
     }
 
-    /// Ends a save that is under way with an error, and every later one.
+    /// Aborts a save in progress and all later saves with an error.
     pub fn stop(&self) {
-        // Relaxed: nothing is published with it.
+        // Relaxed: the flag publishes no other data.
         self.stopped.store(true, Ordering::Relaxed);
     }
 
-    /// Counts of saves, and the last one: `path`, `bytes`, `duration_s` and `age_s`, null before the first. `restored` is what the
-    /// server began with: `path` of the snapshot and the steps of its `tables`, null without one.
+    /// Counts of saves and, of the last one, `path`, `bytes`, `duration_s` and `age_s` (null before the first). `restored` describes the
+    /// snapshot restored at the start: its `path` and the steps of its `tables`; null without one.
     pub fn stats(&self) -> Value {
         let report = lock(&self.report);
         let last = report.last.as_ref();
@@ -232,7 +232,7 @@ fn unusable(folder: &Path) -> impl Fn(io::Error) -> Error {
     }
 }
 
-/// Makes the folder and its lock, which ends with the process.
+/// Creates the folder and its lock, which ends with the process at the latest.
 fn take(folder: &Path) -> Result<File> {
     let open = || {
         fs::create_dir_all(folder)?;
@@ -282,8 +282,7 @@ fn try_space(folder: &Path) -> io::Result<()> {
     written
 }
 
-/// Restores the first of these snapshots that is not damaged, and returns what it was, as in [`Snapshots::stats`], and the ones
-/// before it.
+/// Restores the newest undamaged snapshot. Returns its entry in [`Snapshots::stats`], and the numbers of damaged newer ones.
 fn restore(memory: &Memory, folder: &Path, numbers: &[u64]) -> Result<(Value, Vec<u64>)> {
     let mut damaged = Vec::new();
     for &number in numbers {
@@ -317,7 +316,7 @@ fn restore(memory: &Memory, folder: &Path, numbers: &[u64]) -> Result<(Value, Ve
     }
 }
 
-/// Logs and returns what a snapshot has brought back.
+/// Logs the restored snapshot and returns its entry in the statistics.
 fn report_restored(memory: &Memory, path: &Path, seconds: f64) -> Value {
     let (mut steps, mut writers) = (0, 0);
     let mut tables = Map::new();
@@ -341,7 +340,7 @@ fn report_restored(memory: &Memory, path: &Path, seconds: f64) -> Value {
     json!({"path": path, "tables": tables})
 }
 
-/// Lets the threads of clients have the processor first.
+/// Lowers this thread's scheduling priority below that of client threads.
 fn yield_to_clients() {
     // SAFETY: the call changes this thread's priority alone (0 is the calling thread), and touches no memory. Its failure would
     // leave the priority as it is.

@@ -1,5 +1,5 @@
-//! The server's side of TLS, from PEM files with rustls, and parts of both sides. TLS is 1.3: keying material of earlier versions
-//! may be equal in two sessions.
+//! The server's side of TLS, from PEM files with rustls, and helpers of both sides. TLS 1.3 only: earlier versions can export the same
+//! keying material for two sessions.
 
 use std::io;
 use std::path::Path;
@@ -16,12 +16,12 @@ use replay_wire::auth::{CHANNEL_BINDING_LABEL, ChannelBinding};
 /// The accepted versions.
 pub(crate) const VERSIONS: [&SupportedProtocolVersion; 1] = [&rustls::version::TLS13];
 
-/// The error of TLS itself, in a handshake that failed; `None` if its connection broke.
+/// The TLS error of a failed handshake; `None` if the connection broke.
 pub(crate) fn tls_error(error: &io::Error) -> Option<&rustls::Error> {
     error.get_ref()?.downcast_ref()
 }
 
-/// Keying material of a session after its handshake, for proofs.
+/// Exported keying material, which binds the token's proof to this session (channel binding).
 ///
 /// # Errors
 /// [`Error::Internal`] before the end of the handshake.

@@ -24,7 +24,7 @@ pub struct Input<'py> {
     pub shape: Vec<usize>,
     start: NonNull<u8>,
     len: usize,
-    /// Reference and borrow. The element type is without meaning.
+    /// Reference to the array, with its read borrow. The element type is a placeholder.
     _borrow: PyReadonlyArrayDyn<'py, u8>,
 }
 
@@ -134,7 +134,7 @@ impl Numbers<'_> {
         }
     }
 
-    /// Each integer as an int64; one too large becomes negative.
+    /// Each integer as an int64; a larger uint64 wraps to a negative number.
     pub fn to_i64(&self) -> Vec<i64> {
         map(self.0.bytes(), i64::from_ne_bytes)
     }
@@ -176,7 +176,7 @@ pub fn numbers<'py>(
 ) -> PyResult<Numbers<'py>> {
     let refuse = |got: String| {
         let names = match allowed {
-            // All that become float64.
+            // All dtypes that are converted to float64.
             _ if allowed == PRIORITIES => "numbers".to_owned(),
             _ => {
                 let names: Vec<_> = allowed.iter().map(|dtype| dtype.name()).collect();
@@ -213,20 +213,20 @@ fn as_array<'py>(
     }
     let py = value.py();
     let value = match value.getattr_opt("detach")? {
-        // A torch tensor, maybe on a device.
+        // A torch tensor, possibly on a GPU.
         Some(detach) if value.hasattr("__array__")? => detach.call0()?.call_method0("cpu")?,
         _ => value.clone(),
     };
     match py.import("numpy")?.call_method1("asarray", (&value,)) {
         Ok(array) => Ok(array.cast_into::<PyUntypedArray>()?),
-        // NumPy's and torch's own messages (a ragged list, a tensor on a GPU) say most.
+        // NumPy's and torch's own messages (a ragged list, a tensor on a GPU) are the most specific.
         Err(error) => Err(refuse(format!("not an array: {}", error.value(py)))),
     }
 }
 
 /// Whether a value is a list or another value without a dtype.
 fn is_literal(value: &Bound<'_, PyAny>) -> PyResult<bool> {
-    // Exact types first: an attribute lookup takes longer than the rest of the reading.
+    // The type is checked first: an attribute lookup takes longer than reading the array.
     Ok(!value.is_instance_of::<PyUntypedArray>()
         && !value.hasattr(intern!(value.py(), "__array__"))?)
 }

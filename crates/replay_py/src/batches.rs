@@ -201,7 +201,7 @@ struct DecoderState {
     stop: AtomicBool,
     /// Bits of the float64 exponent for the next decoded batch.
     beta: AtomicU64,
-    /// Condition that the last sample without a batch waited for.
+    /// Reason why the last attempt to sample returned no batch.
     waited_for: Mutex<WaitReason>,
 }
 
@@ -268,7 +268,7 @@ fn decode_ahead(
     // Relaxed, as the store in `Drop`, which joins the thread: no other data is published with the flag.
     let stopped = || shared.stop.load(Ordering::Relaxed);
     while !stopped() {
-        // The reader's own deadline ends its call. The short one here is for the reader's error: it updates `waited_for`.
+        // A short deadline keeps `waited_for` current for the reader's error. The reader's call has its own deadline.
         let wait = Wait {
             interrupted: &stopped,
             ..Wait::until(Some(Instant::now() + 2 * Wait::CHECK_EVERY))

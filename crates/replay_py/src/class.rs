@@ -30,7 +30,7 @@ macro_rules! context_manager {
     };
 }
 
-/// Adds read-only attributes to a class, which Python and the stub call `$python`: name, type and value of each.
+/// Adds read-only attributes (name, type and value) to a class, named `$python` in Python and in the stub.
 macro_rules! attributes {
     ($class:ty as $python:literal, |$object:ident, $py:ident| $($name:ident: $type:ty = $value:expr;)+) => {
         #[pyo3::pymethods]
@@ -78,7 +78,7 @@ pub fn arguments<'py>(object: &Bound<'py, PyAny>, names: &[&str]) -> PyResult<Bo
     Ok(arguments)
 }
 
-/// The constructor's call that makes an equal object.
+/// Constructor call that would make an equal object, for `repr`.
 pub fn call(object: &Bound<'_, PyAny>, names: &[&str]) -> PyResult<String> {
     let _call = Call::begin(object.py());
     let mut arguments = Vec::new();

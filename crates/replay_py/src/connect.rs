@@ -52,7 +52,7 @@ pub fn connect(
     let namespace = namespace.map_err(|error| error::to_python(py, error))?;
     let addresses = parse_addresses(url).map_err(|error| error::to_python(py, error))?;
     let deadline = wait::deadline(py, timeout)?;
-    // An empty token is no token, even if the environment has one.
+    // An empty argument means no token, even if the environment has one.
     let token = match token {
         Some(token) => Some(token.trim().to_owned()).filter(|token| !token.is_empty()),
         None => auth::environment_token(),

@@ -15,7 +15,7 @@ use replay_wire::ErrorCode;
 
 use replay_net::client::program;
 
-/// Longest time to ask about a batch that has arrived: for the table's definition, or to remove an item that cannot be decoded.
+/// Timeout of requests about a batch that has arrived: for the table's definition, or to remove an item that cannot be decoded.
 const ASK_WITHIN: Duration = Duration::from_secs(5);
 
 /// How to read samples of a table: its definition, and a decoder for it.
@@ -25,19 +25,19 @@ pub struct Reading {
     /// Whether the view is the table's own.
     own: bool,
     decoder: Decoder,
-    /// Numbers in the ids of the tables of this definition: of several servers each has its own. The newest last.
+    /// Table numbers (a part of each id) that are known to have this definition, newest last. Each server's table has its own number.
     tables: Mutex<Vec<u16>>,
-    /// The table was dropped, or made again with another definition. Relaxed: the flag publishes nothing else.
+    /// The table was dropped, or recreated with another definition. Relaxed: the flag publishes nothing else.
     outdated: AtomicBool,
-    /// The log would have named other programs that sample the table. Relaxed: the flag publishes nothing else.
+    /// Other programs that sample the table were looked up, for a warning. Relaxed: the flag publishes nothing else.
     others_named: AtomicBool,
 }
 
 impl Reading {
-    /// Numbers of tables that are kept.
+    /// Most table numbers kept.
     const MOST_TABLES: usize = 64;
 
-    /// Reads by `view`, or else by the table's own.
+    /// Reads with `view`, or by default with the table's own view.
     ///
     /// # Errors
     /// Errors of [`TableConfig::view_or_own`] and [`Decoder::new`].
@@ -59,18 +59,18 @@ impl Reading {
         })
     }
 
-    /// Whether samples need another definition than the one that the decoder was made for.
+    /// Whether the table's definition is no longer the decoder's.
     pub fn is_outdated(&self) -> bool {
         self.outdated.load(Ordering::Relaxed)
     }
 
-    /// Whether a sample had ids with this number of a table.
+    /// Whether the ids of an earlier sample had this table number.
     pub fn has_table(&self, number: u16) -> bool {
         lock(&self.tables).contains(&number)
     }
 
-    /// Checks at the first sample with ids of another table that its definition, which `definition` asks for, is still the one
-    /// that the decoder was made for. It is asked for between two samples with the same number, so it is that table's.
+    /// Checks, at the first sample with a new table number, that the table's definition is still the decoder's. `definition` requests it.
+    /// The next sample with the same number shows that the reply was about that table.
     fn check(
         &self,
         sampled: &Sampled,
@@ -138,12 +138,12 @@ impl DecodedSample {
 }
 
 impl DecodedSampler {
-    /// Calls `sample` until at least one item of its batch can be decoded. `beta` returns the exponent of the
-    /// weights and is called when the batch is there.
+    /// Calls `sample` until at least one item of its batch can be decoded. `beta` returns the exponent of the weights and is called once
+    /// the batch has arrived.
     ///
     /// # Errors
-    /// [`Error::Deadline`] at the deadline without a decoded item; [`Error::Interrupted`]; [`Error::TableDiffers`] for a table
-    /// that was made again with other columns, or another view if that is used; errors of `sample` and [`Decoder::decode`].
+    /// [`Error::Deadline`] at the deadline without a decoded item; [`Error::Interrupted`]; [`Error::TableDiffers`] for a table that was
+    /// recreated with other columns, or another view if that is used; errors of `sample` and [`Decoder::decode`].
     pub fn next(
         &self,
         wait: &Wait<'_>,
@@ -195,7 +195,7 @@ impl DecodedSampler {
         }
     }
 
-    /// Warns, at the first sample, of another program that samples the table, too.
+    /// Warns, at the first sample, if another program samples the table, too.
     fn name_others(&self, wait: &Wait<'_>) {
         let Some(own) = self.program.map(program::listed) else {
             return;
@@ -203,7 +203,7 @@ impl DecodedSampler {
         if self.reading.others_named.swap(true, Ordering::Relaxed) {
             return;
         }
-        // The sample has succeeded: the error of this request is not its error.
+        // Ignored: the sample itself has succeeded.
         let Ok(stats) = self.replay.stats(wait) else {
             return;
         };

@@ -35,7 +35,7 @@ fn class_name(code: ErrorCode) -> &'static str {
         ErrorCode::Parameters => "ParametersError",
         ErrorCode::Closed => "ClosedError",
         ErrorCode::Io => "StorageError",
-        // Of the sums of gradients, which are the only extension here.
+        // Gradient sums are the only extension.
         ErrorCode::Extension => "GradientError",
         ErrorCode::Forbidden => "ForbiddenError",
         // `wait::blocking` raises the pending KeyboardInterrupt instead of Interrupted.

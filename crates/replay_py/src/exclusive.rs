@@ -24,7 +24,7 @@ pub struct ExclusiveGuard<'a, T> {
     _end: End<'a>,
 }
 
-/// End of the use. The last field of [`ExclusiveGuard`], so that it is dropped after the value's lock.
+/// Releases the value on drop. The last field of [`ExclusiveGuard`], so that it is dropped after the value's lock.
 struct End<'a> {
     taken: &'a Mutex<bool>,
     ended: &'a Condvar,
@@ -57,7 +57,7 @@ impl<T> Exclusive<T> {
                 return Err(Error::deadline(self.waited_for()));
             }
             wait.report(now, Wait::REPORT_AFTER, || self.waited_for());
-            // Before the lock: an interrupt check waits for the interpreter.
+            // Before the lock: an interrupt check may wait for the interpreter lock.
             let slice = slices.next_wake(now)?.saturating_duration_since(now);
             let taken = lock(&self.taken);
             if *taken {

@@ -37,7 +37,7 @@ pub struct PyGradientWorker {
 struct SharedWorker {
     /// `None` after leaving.
     worker: Exclusive<Option<GradientWorker>>,
-    /// Number of the next round, readable during a sum. Relaxed accesses: it is a number on its own.
+    /// Number of the next round, readable during a sum. Relaxed: no other data is published with it.
     round: AtomicU64,
 }
 
@@ -60,7 +60,7 @@ impl SharedWorker {
 /// The result of a sum, whose failures have exception classes of their own.
 pub type Summed<T> = Result<T, gradients::Error>;
 
-/// The failures of sums apart from all other errors, which end the call as those of any call do.
+/// Separates failures of sums, which have exception classes of their own, from all other errors.
 pub fn apart<T>(done: Result<T, WorkerError>) -> Result<Summed<T>> {
     match done {
         Ok(done) => Ok(Ok(done)),
@@ -152,7 +152,7 @@ attributes! { PyGradientWorker as "GradientWorker", |worker, py|
 }
 
 context_manager!(PyGradientWorker, |worker, py, failed| match failed {
-    // The block's own exception says more, and waits for nothing. Without the worker the connection ends by itself.
+    // No `leave`, which may wait and hide the block's exception: dropping the worker closes its connection.
     true => {
         let shared = worker.worker.close(py)?;
         interpreter::detach(py, || drop(shared));

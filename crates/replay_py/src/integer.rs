@@ -1,5 +1,5 @@
-//! Integer arguments. PyO3 raises a bare `OverflowError` for one out of range; here it is a `ConfigError` that names the
-//! argument. A function of an argument's name converts it: `#[pyo3(from_py_with = integer::batch_size)] batch_size: u32`.
+//! Integer arguments. PyO3 raises a bare `OverflowError` for one out of range; here it is a `ConfigError` that names the argument. Each
+//! argument has a conversion function: `#[pyo3(from_py_with = integer::batch_size)] batch_size: u32`.
 
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
@@ -17,7 +17,7 @@ pub const MAX_THREADS: u16 = 256;
 
 /// A type of integer arguments.
 pub trait Integer: Sized {
-    /// The values of the argument, for the error.
+    /// Range of the argument, for the error.
     const RANGE: (i128, i128);
 
     /// The value of the argument.
@@ -70,7 +70,7 @@ fn convert<T: Integer, const CHECKED: bool>(
         }
         let class = value.get_type();
         match class.name() {
-            // An array of torch or NumPy has a long `repr`.
+            // Not the value: a torch or NumPy array has a long `repr`.
             Ok(class) => PyTypeError::new_err(format!("{name} is an integer, got a {class}")),
             Err(error) => error,
         }
@@ -81,8 +81,8 @@ fn convert<T: Integer, const CHECKED: bool>(
     Ok(converted)
 }
 
-/// Functions of the arguments: without a range, that of the type; with `in`, this one, which is checked here; with `of`, this
-/// one, which the memory checks, with an error of its own class.
+/// Conversion functions, by argument. The range is the type's; or the one after `in`, which is checked here; or the one after `of`, which
+/// the memory checks, with its own error class.
 macro_rules! named {
     ($($name:ident $(in $least:literal..=$most:expr)? $(; of $first:literal..=$last:expr)?),* $(,)?) => {$(
         #[doc = concat!("The argument `", stringify!($name), "`.")]

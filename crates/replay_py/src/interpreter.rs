@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 use pyo3::prelude::*;
 use pyo3::types::{PyCFunction, PyDict};
 
-/// The interpreter ends: a bit of [`STATE`] above its count of threads that are in a call with the interpreter lock.
+/// Flag in [`STATE`]: the interpreter ends. The lower bits count threads that are in a call with the interpreter lock.
 const ENDING: usize = 1 << (usize::BITS - 1);
 
 /// Count and flag in one word: a thread that was counted before the flag is waited for, and every later one sees it.
@@ -41,7 +41,7 @@ static STATE: AtomicUsize = AtomicUsize::new(0);
 const LONGEST: Duration = Duration::from_secs(5);
 
 thread_local! {
-    /// Calls of this thread that are under way with the lock, one within the other.
+    /// Nesting depth of this thread's calls with the interpreter lock.
     static CALLS: Cell<usize> = const { Cell::new(0) };
     /// This thread runs the handler.
     static FINALIZES: Cell<bool> = const { Cell::new(false) };
@@ -80,7 +80,7 @@ pub fn ends_calls() -> bool {
 /// A call of this module by a thread with the interpreter lock, until dropped. Methods that run Python code begin with one;
 /// nested ones count once.
 pub struct Call {
-    /// The count is this thread's.
+    /// Not `Send`: the count is this thread's.
     _thread: PhantomData<*const ()>,
 }
 
@@ -116,7 +116,7 @@ impl Drop for Call {
     }
 }
 
-/// The time of a call without the interpreter lock, until dropped.
+/// Part of a call without the interpreter lock, until dropped.
 struct Detached {
     calls: usize,
 }
@@ -154,8 +154,7 @@ pub fn try_attach<T>(work: impl FnOnce(Python<'_>) -> T) -> Option<T> {
     Python::try_attach(work)
 }
 
-/// Registers the handler, at import: handlers of the program are registered later and run earlier, and may still wait for
-/// its threads.
+/// Registers the `atexit` handler, at import: handlers that the program registers later run earlier, and may still join threads.
 ///
 /// # Errors
 /// Exceptions of `atexit.register` and `os.register_at_fork`.
@@ -173,12 +172,12 @@ pub fn watch_end(py: Python<'_>) -> PyResult<()> {
     Ok(())
 }
 
-/// The handler.
+/// The `atexit` handler.
 fn end(py: Python<'_>) {
     FINALIZES.set(true);
     STATE.fetch_or(ENDING, Ordering::Relaxed);
     let until = Instant::now() + LONGEST;
-    // Not counted itself, also within a call.
+    // Detached, so that this thread is not counted, even within a call.
     detach(py, || {
         while STATE.load(Ordering::Relaxed) != ENDING && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(1));

@@ -1,5 +1,5 @@
-//! Keyword arguments that a constructor or function does not have. PyO3's `TypeError` names the argument alone; here it has the
-//! nearest one, in CPython's words: `signature = (..., **unknown)`, and [`refuse`] at the begin of the function.
+//! Unknown keyword arguments. PyO3's `TypeError` names only the argument; here it also suggests the closest one, as CPython does. Usage:
+//! `signature = (..., **unknown)`, and [`refuse`] at the start of the function.
 
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
@@ -10,7 +10,7 @@ use crate::interpreter::Call;
 /// Refuses the arguments that `callable` does not have.
 ///
 /// # Errors
-/// `TypeError` that names the first one, and the argument that it may stand for, or else all arguments.
+/// `TypeError` that names the first one, and the closest known argument, or else all arguments.
 pub fn refuse<'py>(
     unknown: Option<&Bound<'py, PyDict>>,
     callable: impl FnOnce() -> PyResult<Bound<'py, PyAny>>,

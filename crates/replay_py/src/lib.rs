@@ -14,7 +14,7 @@
 //! | `array`, `dtype` | NumPy arrays, in and out without copies; dtypes |
 //! | `integer`, `keywords` | integer arguments, whose errors name them; misspelt keyword arguments |
 //! | `wait`, `exclusive` | waits with deadlines and Ctrl-C; values that one thread uses at a time |
-//! | `interpreter` | threads that leave and take the interpreter lock, until the interpreter ends |
+//! | `interpreter` | calls with and without the interpreter lock, until the interpreter ends |
 //! | `process_local`, `class` | values that can be closed and do not survive a fork; methods that classes share |
 //! | `error`, `log` | exceptions for error codes; log lines for Python's `logging` |
 //!
@@ -66,17 +66,17 @@ mod writer;
 #[doc = stub_doc!("run_server_cli")]
 #[pyfunction]
 fn run_server_cli(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
-    // The command line has signal handlers of its own.
+    // The command line installs its own signal handlers.
     interpreter::detach(py, || innet_replay::run(arguments))
 }
 
-/// The compiled core of innet_drl. A free-threaded interpreter turns its lock on to load it, with a warning: no check of
-/// this repository repeats the tests without the lock.
+/// The compiled core of innet_drl. A free-threaded interpreter enables the GIL to load it, with a warning: the tests do not run without the
+/// GIL.
 #[pymodule(gil_used = true)]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     interpreter::watch_end(module.py())?;
     innet_replay::plug_in();
-    // The number of this program, which processes that are forked before they connect share.
+    // Chosen at import, so that processes forked before they connect share the program's number.
     replay_net::client::program::number(None);
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add("fstack_release", innet_replay::fstack_release())?;

@@ -1,4 +1,4 @@
-//! The core's events in Python's log: they go to the logger `innet_drl` of the module `logging`.
+//! Forwards the core's log events to Python's logger `innet_drl`.
 
 use std::fmt::{self, Write};
 use std::sync::Once;
@@ -40,7 +40,7 @@ impl<S: Subscriber> Layer<S> for PythonLogging {
         let level = match *event.metadata().level() {
             Level::ERROR => 40,
             Level::WARN => 30,
-            // Connections of a server: the program that it is part of logs its own progress at INFO.
+            // DEBUG for connections of a server: its program logs its own progress at INFO.
             Level::INFO if CONNECTIONS.contains(&event.metadata().target()) => 10,
             Level::INFO => 20,
             _ => 10,
@@ -54,7 +54,7 @@ impl<S: Subscriber> Layer<S> for PythonLogging {
         }
         interpreter::try_attach(|py| {
             if let Err(error) = log(py, level, &text) {
-                // A logger that raises must not stop the core, and a signal's handler that raises must stop the call.
+                // A logger's exception must not stop the core; a signal handler's exception must end the call.
                 if !error.is_instance_of::<PyException>(py) {
                     wait::keep_raised(error);
                 }

@@ -1,4 +1,4 @@
-//! Parameters between Python's dictionaries of arrays and safetensors files.
+//! Conversion of parameters between Python dictionaries of arrays and safetensors files.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -35,7 +35,7 @@ impl PyParameters {
         device: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let Contents { stored, mut memory } = contents;
-        // The bytes of neither kind of memory move with their owner.
+        // Moving the memory into its owner does not move the bytes, in either variant.
         let start = memory.as_mut_ptr();
         let owner = Bound::new(py, array::Owner::new(memory))?;
         let tensors = PyDict::new(py);
@@ -182,7 +182,7 @@ fn to_tensor<'py>(
     let mut value = value.clone();
     let mut is_bfloat16 = false;
     if let Some(detach) = value.getattr_opt("detach")? {
-        // A torch tensor. NumPy has no bfloat16: its bits travel as integers.
+        // A torch tensor. NumPy has no bfloat16, so its bits are read as int16.
         value = detach.call0()?.call_method0("cpu")?;
         if value.getattr("dtype")?.str()?.to_cow()? == "torch.bfloat16" {
             is_bfloat16 = true;

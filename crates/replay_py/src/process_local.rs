@@ -1,4 +1,4 @@
-//! A value that `close` drops and that a forked child must not use: the inside of `Replay`, `Writer`, `Batches` and `Server`.
+//! A value that `close` drops and that a forked child must not use: inside `Replay`, `Writer`, `Batches`, `Server` and gradient workers.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -12,27 +12,27 @@ use replay_net::error::Result;
 
 use crate::{error, interpreter, wait};
 
-/// Signal of `close` to the calls that it ends. They ask it as often as they check for Ctrl-C.
+/// Signal by which `close` ends blocked calls. They check it as often as they check for Ctrl-C.
 #[derive(Clone)]
 pub struct Closing(Arc<ClosingState>);
 
 struct ClosingState {
     what: &'static str,
     closed: AtomicBool,
-    /// Number of times that waiting calls were ended: a writer ends them also where its `close` fails.
+    /// Number of times that blocked calls were ended. A writer's `close` ends them even if it fails.
     closes: AtomicU32,
     /// The replay of a writer, an iterator or a server.
     replay: Option<Closing>,
-    /// What has this replay, in any order.
+    /// Writers, iterators and servers of this replay, in any order.
     parts: Mutex<Vec<Weak<dyn Part>>>,
 }
 
-/// A part of a replay, which ends with it although the program may keep the part's object.
+/// A part of a replay: closing the replay ends it, even if the program still holds the part's object.
 trait Part: Send + Sync {
     fn end(&self) -> Result<()>;
 }
 
-/// A value until it is closed, and how closing the replay ends it.
+/// A value until it is closed, and the function by which closing the replay ends it.
 struct Open<T> {
     value: Mutex<Option<T>>,
     end: fn(T) -> Result<()>,
@@ -82,7 +82,7 @@ impl Closing {
         self.replay().and_then(Closing::closed)
     }
 
-    /// The replay's part, for the call that closes the object itself.
+    /// Signal of the replay, for the call that closes the object itself.
     pub fn replay(&self) -> Option<&Closing> {
         self.0.replay.as_ref()
     }
@@ -105,7 +105,7 @@ impl Closing {
     /// Ends the parts of a closed object. To be called without the interpreter lock.
     ///
     /// # Errors
-    /// The first error of their ends; all of them end.
+    /// The first error; all parts end.
     pub fn end_parts(&self) -> Result<()> {
         let parts = std::mem::take(&mut *lock(&self.0.parts));
         let open = parts.iter().filter_map(Weak::upgrade);
@@ -153,7 +153,7 @@ impl<T: Send> ProcessLocal<T> {
         let part = Self::with(Some(replay.clone()), what, value, end);
         let open: Arc<dyn Part> = part.open.clone();
         replay.add_part(Arc::downgrade(&open));
-        // Relaxed in `closed`: the lock of the parts orders the flag, if the replay did not end this part.
+        // Relaxed in `closed`: if `end_parts` ran before `add_part`, the lock of the parts makes the flag visible here.
         if let Some(what) = replay.closed() {
             wait::unlocked(py, || open.end())?;
             return Err(Closing::exception(py, what));
@@ -186,7 +186,7 @@ impl<T: Send> ProcessLocal<T> {
         lock(&self.open.value)
     }
 
-    /// `closed` once the value is closed, before that nothing: the end of a `repr`.
+    /// `closed` if the value is closed, else the empty text, for `repr`.
     pub fn mark(&self, closed: &'static str) -> &'static str {
         if self.lock().is_none() { closed } else { "" }
     }

@@ -46,9 +46,9 @@ pub struct PyReplay {
     location: String,
     decoders: Mutex<sample::Decoders>,
     writers: Arc<OpenWriters>,
-    /// The log has named an update with numbers that are no ids of its table. Relaxed accesses: it is a flag on its own.
+    /// A warning about ids of another table was logged. Relaxed: the flag publishes nothing else.
     foreign_ids_named: AtomicBool,
-    /// The log has named parameters that do not exist. Relaxed accesses: it is a flag on its own.
+    /// A warning about unknown parameters was logged. Relaxed: the flag publishes nothing else.
     unknown_parameters_named: AtomicBool,
 }
 
@@ -57,11 +57,11 @@ struct Backend {
     replay: Arc<dyn Replay<Error>>,
     /// The memory, if it is in this process.
     memory: Option<Arc<Memory>>,
-    /// The client, if the memory is on a server; of several the first one's, whose extensions are used.
+    /// The client, if the memory is on a server. Of several servers it is the first one's, for extensions.
     client: Option<Arc<Client>>,
-    /// Namespace that `replay` is inside of, for names of an extension.
+    /// Namespace of `replay`, for the names of gradient jobs.
     namespace: Option<Namespace>,
-    /// Updates of priorities that are not waited for; `None` before the first one, and where each applies within its call.
+    /// Channel for priority updates without waiting; `None` before the first one, and if updates apply within the call.
     updates: Arc<Exclusive<Option<Box<dyn UpdateChannel<Error>>>>>,
 }
 
@@ -72,7 +72,7 @@ const UPDATES: &str = "replay for updates of priorities";
 const CLOSE_WITHIN: Duration = Duration::from_millis(250);
 
 impl Backend {
-    /// Sends an update without waiting for it; `None` if it has to apply within the call.
+    /// Sends an update without waiting for its reply; `None` if it has to be applied within the call.
     fn send_update(
         &self,
         table: &str,
@@ -93,7 +93,7 @@ impl Backend {
             .transpose()
     }
 
-    /// Waits for the updates that were not waited for, and returns their counts since the last call.
+    /// Waits for outstanding updates, and returns the counts since the last call.
     fn flush_updates(&self, wait: &Wait<'_>) -> Result<UpdateReceipt> {
         match &mut *self.updates.take(wait)? {
             Some(updates) => updates.flush(wait),
@@ -169,14 +169,14 @@ impl PyReplay {
 
     /// Logs once that there are no parameters of this name, if there are some of other names.
     fn name_unknown_parameters(&self, name: &str, replay: &dyn Replay<Error>, wait: &Wait<'_>) {
-        // The call itself has succeeded: an error of this request is not its error.
+        // Ignored: the call itself has succeeded.
         let Ok(listing) = replay.list(wait) else {
             return;
         };
         let names = listing.parameters.iter();
         let others: Vec<_> = names.map(|other| other.name.as_str()).collect();
         if !others.is_empty()
-            // Put since.
+            // Stored since the call.
             && !others.contains(&name)
             && !self.unknown_parameters_named.swap(true, Ordering::Relaxed)
         {

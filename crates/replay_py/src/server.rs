@@ -61,7 +61,7 @@ fn udp(py: Python<'_>, address: &str) -> PyResult<SocketAddr> {
     })
 }
 
-/// Settings of the services beside the memory: sums of gradients at a UDP address.
+/// Settings of the server's extensions: gradient sums at a UDP address.
 pub fn extensions(py: Python<'_>, gradients: Option<&str>) -> PyResult<ExtensionSettings> {
     let config = GradientsConfig {
         gradients: gradients.map(|at| udp(py, at)).transpose()?,
@@ -83,7 +83,7 @@ pub fn http(py: Python<'_>, address: &str) -> PyResult<HttpAddress> {
 }
 
 impl PyServer {
-    /// A server that ends with `replay`, which has the memory.
+    /// A server of the memory of `replay`; closing the replay ends it.
     pub fn start(
         py: Python<'_>,
         memory: Arc<Memory>,
@@ -105,7 +105,7 @@ impl PyServer {
     }
 }
 
-/// Ends a server for good, as `close` does.
+/// Closes a server, and waits until it has ended.
 fn end(server: RunningServer) -> Result<()> {
     server.close();
     server.wait()

@@ -1,4 +1,4 @@
-//! `NStep`, `Sequences` and `Window`: how a client makes arrays of windows, as plain values.
+//! `NStep`, `Sequences` and `Window`: views, which define the arrays that a client makes of windows, as plain values.
 
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
@@ -187,7 +187,7 @@ impl<'py> FromPyObject<'_, 'py> for ViewArgument {
     }
 }
 
-/// A view of a table as the value that Python made it from.
+/// A view as its Python object.
 pub fn to_python<'py>(py: Python<'py>, view: &ViewSpec) -> PyResult<Bound<'py, PyAny>> {
     Ok(match view.clone() {
         ViewSpec::NStep(view) => Bound::new(py, PyNStep(view))?.into_any(),

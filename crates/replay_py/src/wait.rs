@@ -16,13 +16,13 @@ use crate::error;
 use crate::interpreter;
 use crate::process_local::Closing;
 
-/// Seconds that a call waits where no timeout is given.
+/// Default timeout of a call, in seconds.
 pub const TIMEOUT: Option<f64> = Some(60.0);
 
 /// Longest duration of an argument in seconds: 31 years, which any clock can add to its time.
 pub const MAX_SECONDS: f64 = 1e9;
 
-/// The instant after `timeout` seconds; `None` for no timeout, which is also infinity.
+/// Deadline of a call with `timeout` in seconds; `None` without a timeout, or for infinity.
 ///
 /// # Errors
 /// `ConfigError` for a timeout out of range.
@@ -63,7 +63,7 @@ thread_local! {
     static RAISED: Cell<Option<PyErr>> = const { Cell::new(None) };
 }
 
-/// Keeps an exception for the blocking call of this thread, which ends with it, or for the next one.
+/// Keeps an exception that this thread's current blocking call raises, or its next one.
 pub fn keep_raised(error: PyErr) {
     RAISED.set(Some(error));
 }
@@ -95,7 +95,7 @@ pub fn blocking<T: Send>(
     blocking_advised(py, deadline, closing, &|| None, work)
 }
 
-/// [`blocking`] with an addition to the reason of a wait for writers, in its log line and in the error at its deadline.
+/// [`blocking`] with advice that is appended to the reason of a wait for writers, in the log and in the deadline error.
 pub fn blocking_advised<T: Send>(
     py: Python<'_>,
     deadline: Option<Instant>,
@@ -136,7 +136,7 @@ pub fn blocking_advised<T: Send>(
     })
 }
 
-/// The error, with the addition if its call waited for writers.
+/// The error, with the advice if its call waited for writers.
 fn advised(error: Error, advice: &Advice<'_>) -> Error {
     let reason = error.waited_for().filter(|reason| reason.is_for_writers());
     match reason.and_then(|reason| Some(reason.to_string() + &advice()?)) {

@@ -1,4 +1,4 @@
-//! `Writer`: one `append` a step, one row a stream.
+//! `Writer`: one `append` per step, one row per stream.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -42,7 +42,7 @@ pub struct PyWriter {
 struct WriterState {
     writer: Exclusive<Writer<Error>>,
     counters: Arc<Mutex<WriterCounters>>,
-    /// The last call ended at its deadline or by a signal. Relaxed accesses: it is a flag on its own.
+    /// The last call ended at its deadline or by a signal. Relaxed: the flag publishes nothing else.
     late: AtomicBool,
 }
 
@@ -73,8 +73,7 @@ impl OpenWriters {
         writers.push((table.to_owned(), Arc::downgrade(counters)));
     }
 
-    /// Addition to the reason of a wait for steps of a table: those that these writers have not sent, and their windows
-    /// that make no items.
+    /// Advice for a wait for steps of a table: unsent steps of these writers, and windows that they dropped.
     pub fn advice(&self, table: &str) -> Option<String> {
         let writers = lock(&self.0);
         let of_table = writers.iter().filter(|(of, _)| of == table);
@@ -98,7 +97,7 @@ impl OpenWriters {
 }
 
 impl PyWriter {
-    /// A writer of the replay that `replay` closes, among the open ones of that replay.
+    /// A writer that `replay` closes, added to the open ones of its replay.
     ///
     /// # Errors
     /// `ClosedError` if the replay has been closed meanwhile.
@@ -132,7 +131,7 @@ impl PyWriter {
         })
     }
 
-    /// The writer's name in its memory.
+    /// Id of the writer in its memory.
     pub fn id(&self) -> &WriterId {
         &self.id
     }
@@ -211,7 +210,7 @@ impl PyWriter {
             .call(py, None, |writer, _| Ok(*lock(&writer.counters)))
     }
 
-    /// Whether the last call ended at its deadline.
+    /// Whether the last call ended at its deadline or by a signal.
     fn is_late(&self, py: Python<'_>) -> bool {
         let late = self.writer.call(py, None, |writer, _| {
             Ok(writer.late.load(Ordering::Relaxed))
@@ -219,7 +218,7 @@ impl PyWriter {
         late.unwrap_or(false)
     }
 
-    /// The view's observation column for a final observation's name, unless the table has a column of that name.
+    /// Whether `name` is the argument of the final observation, and not a column of the table.
     fn is_final_observation(&self, name: &str) -> bool {
         self.final_observation.as_deref() == Some(name)
             && self.config.columns.iter().all(|column| column.name != name)
@@ -239,17 +238,17 @@ attributes! { PyWriter as "Writer", |writer, py|
 
 context_manager!(PyWriter, |writer, py, failed| match failed {
     true => {
-        // After a deadline or Ctrl-C in a call the caller has waited for this memory already. Errors are ignored: they would
-        // hide the block's exception.
+        // No flush after a deadline or Ctrl-C: the caller has waited long enough. Errors are ignored: they would hide the block's
+        // exception.
         if !writer.is_late(py) {
             let _ = writer.close(py, Some(FLUSH_AFTER_FAILURE.as_secs_f64()));
         }
-        // Its connection ends with the block: a push that waits is not stored later.
+        // Closes the connection, so that a waiting push is not stored later.
         let state = writer.writer.close(py).ok();
         interpreter::detach(py, || drop(state));
         Ok(())
     }
-    // The block's steps are complete: they are not given up because the table holds them back for long.
+    // No deadline: the block's steps are complete, and backpressure of the table must not discard them.
     false => writer.close(py, None),
 });
 
@@ -347,7 +346,7 @@ impl PyWriter {
         let deadline = wait::deadline(py, timeout)?;
         let writer = self.writer.get(py)?;
         let closing = self.writer.closing();
-        // Ends a blocked append or flush of another thread, which would keep the writer for itself.
+        // Ends a blocked append or flush of another thread, which holds the writer.
         closing.end_calls();
         wait::blocking(py, deadline, closing.replay(), move |wait| {
             let writer = writer;

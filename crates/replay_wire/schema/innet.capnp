@@ -79,8 +79,8 @@ struct Request {
     getParameters @14 :GetParameters;
     stats @15 :Void;
     closeWriter @16 :CloseWriter;
-    extension @17 :Extension;
-    # A message to a service beside the memory: the payload.
+    callExtension @17 :Extension;
+    # To a service beside the memory; the payload is its message, of at most 16 KiB.
     list @18 :Void;
     # Lists tables and parameters.
     snapshot @19 :Void;
@@ -109,7 +109,7 @@ struct Reply {
     stats @12 :Text;
     # one JSON object
     extension @13 :Extension;
-    # The service's answer: the payload.
+    # callExtension: the payload is the service's answer
     listing @14 :Listing;
     # list
     waiting @15 :WaitReason;
@@ -145,7 +145,7 @@ enum ErrorCode {
   io @21;
   interrupted @22;
   extension @23;
-  # A failure of the service that an `extension` went to.
+  # A failure of the service that `callExtension` went to.
   forbidden @24;
   renew @25;
   # The server holds the request no longer, though its deadline has not come: send it again.

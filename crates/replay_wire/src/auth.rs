@@ -4,8 +4,8 @@
 //!
 //! # Invariant
 //!
-//! Proofs hold for one token, one side, the nonces of both ends and one TLS session. The token that a client's
-//! proof fits is its role, which is checked before every request.
+//! A proof is valid for one token, one side, the nonces of both ends and one TLS session. The token that verifies a client's proof
+//! determines the client's role, which is checked before every request.
 
 use std::fmt;
 
@@ -15,7 +15,7 @@ use sha2::Sha256;
 
 use crate::error::Result;
 
-/// Least bytes of a token. A server that does not know the token receives the client's proof, and could try short ones.
+/// Shortest token in bytes. A fake server receives the client's proof, and could find a short token by brute force.
 pub const MIN_TOKEN_BYTES: usize = 16;
 
 /// Label of [`ChannelBinding`] among the exports of a TLS session (RFC 9266); the context is empty.
@@ -33,7 +33,7 @@ pub enum Side {
     Server,
 }
 
-/// The connection that a proof holds for.
+/// The connection that a proof is bound to.
 #[derive(Debug, Clone, Copy)]
 pub struct Transcript {
     /// Nonce of the client, from `Hello`.
@@ -72,7 +72,7 @@ pub fn environment_token() -> Option<String> {
 /// Checks that a token is long enough.
 ///
 /// # Errors
-/// [`replay_core::Error::Config`], which says how to make one.
+/// [`replay_core::Error::Config`], with a command that makes one.
 pub fn check_token(token: &str) -> Result<()> {
     match token.len() {
         MIN_TOKEN_BYTES.. => Ok(()),

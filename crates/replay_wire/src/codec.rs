@@ -10,11 +10,11 @@ use crate::frame::{Frame, HEADER_BYTES, OutgoingFrame};
 use crate::innet_capnp as wire;
 use crate::{Reply, ReplyBody, Request, RequestBody};
 
-/// Memory for the lists of structs in a request, besides the bytes of its control message. Chunks and items are as long decoded as
-/// encoded; the columns of a table are longer.
+/// Memory for decoded lists of structs in a request, in addition to the size of its control message. Chunks and items take as much decoded
+/// as encoded; the columns of a table take more.
 const SMALL_LISTS: usize = 16 << 10;
 
-/// Bytes of lists of structs in a reply for each byte of its control message: a list of tables takes one and a half.
+/// Memory for decoded lists of structs in a reply, in bytes per byte of its control message. A list of tables takes 1.5.
 const REPLY_LISTS: usize = 3;
 
 /// Nesting limit; the deepest message is request, table, columns, column, shape.
@@ -68,8 +68,8 @@ fn head(message: &Builder<HeapAllocator>) -> Result<Vec<u8>> {
 /// The request in a frame.
 ///
 /// # Errors
-/// [`Error::Protocol`] for anything but a request, and for one that takes much more memory than its frame: its control message,
-/// decoded, takes at most twice as much as encoded, and 16 KiB.
+/// [`Error::Protocol`] for anything but a request, and for one whose lists take too much memory: a decoded control message takes at most
+/// twice its encoded size plus 16 KiB.
 pub fn decode_request(frame: Frame) -> Result<Request> {
     let message = reader(&frame)?;
     let root: wire::request::Reader<'_> = message.get_root().map_err(malformed)?;

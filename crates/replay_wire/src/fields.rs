@@ -1,5 +1,5 @@
-//! Mapping between structs and enums of this workspace and the schema, for reading and writing: by their names,
-//! where these are equal on both sides. A variant that is missing on one side does not compile.
+//! Mapping between structs and enums of this workspace and the schema, in both directions: by name, where names are equal. A variant that
+//! is missing on one side is a compile error.
 
 use std::cell::Cell;
 
@@ -16,7 +16,7 @@ const MAX_LIST: usize = (1 << 29) - 1;
 /// Words of a request or reply without long lists.
 pub const FEW_WORDS: usize = 128;
 
-/// A reply's payload, and the credit that counts a sample once the payload was read.
+/// A reply's payload, and the credit that counts a sample once the frame is delivered.
 pub type Payload = (Vec<Bytes>, Option<Box<dyn SampleCredit>>);
 
 /// A field, as generated readers return it and generated builders accept it.
@@ -31,15 +31,15 @@ pub trait Field: Sized {
     fn write(&self) -> Result<Self::Written<'_>>;
 }
 
-/// What is left of a frame while its message is read: the payload, and the memory that lists of structs may still take. Their elements
-/// may have no bytes in the message, so that its length alone bounds them badly.
+/// Rest of a frame during decoding: the payload, and the memory budget left for lists of structs. Elements may take no bytes in the
+/// message, so the length of the message does not bound the lists.
 pub struct Rest {
     payload: Cell<Bytes>,
     room: Cell<usize>,
 }
 
 impl Rest {
-    /// The payload, and memory of `room` bytes for lists.
+    /// The payload, and a budget of `room` bytes for lists.
     pub fn new(payload: Bytes, room: usize) -> Self {
         Rest {
             payload: Cell::new(payload),
@@ -69,7 +69,7 @@ pub trait Message: Sized {
 
     fn write(&self, out: <Self::Struct as OwnedStruct>::Builder<'_>) -> Result<()>;
 
-    /// About the words of a request or reply with this content.
+    /// Estimated words of a request or reply with this content.
     fn words(&self) -> usize {
         FEW_WORDS
     }
@@ -116,8 +116,8 @@ macro_rules! same_variants {
     };
 }
 
-/// Fields by name; after the question mark, a struct that may be missing; after the bar, one that is not in the message; after the
-/// semicolon, lists of structs with their names in errors.
+/// Implements [`Message`] by field names. `?` precedes an optional struct, `|` a field that is not in the message, `;` lists of structs,
+/// with their names in errors.
 macro_rules! same_fields {
     ($($message:ident: $type:ident {
         $($field:ident),*
@@ -225,7 +225,7 @@ pub fn read_list<T: Message>(
 ) -> Result<Vec<T>> {
     let list = list.map_err(malformed)?;
     rest.take_room(list.len() as usize * size_of::<T>())?;
-    // Collecting results would not allocate once.
+    // Not `collect`: an iterator of results has no lower size hint, so it would reallocate.
     let mut values = Vec::with_capacity(list.len() as usize);
     for item in list {
         values.push(T::read(item, rest)?);

@@ -28,13 +28,13 @@ pub struct Handshake {
     max_frame_bytes: u64,
 }
 
-/// A challenge, to check the client's answer.
+/// State of a challenge, to verify the client's proof.
 pub struct Challenged {
     tokens: Arc<Tokens>,
     transcript: Transcript,
 }
 
-/// A client whose proof was right.
+/// A client with a valid proof.
 pub struct Authenticated {
     /// The role of its token.
     pub role: Role,
@@ -59,7 +59,7 @@ impl Handshake {
         }
     }
 
-    /// Sets the tokens of challenges from now on.
+    /// Replaces the tokens for later challenges.
     pub fn set_tokens(&self, tokens: Tokens) {
         *self.tokens.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(tokens);
     }
@@ -101,7 +101,7 @@ impl Handshake {
         Ok((challenge, challenged))
     }
 
-    /// Role of the token that a client has sent as it is, over HTTP: the comparison takes the same time for all wrong ones.
+    /// Role of a plain token from an HTTP client. It is compared by its proof, which takes the same time for all wrong tokens.
     ///
     /// # Errors
     /// [`Error::Authentication`] when it is missing or wrong.
@@ -122,7 +122,7 @@ impl Handshake {
         Ok(authenticated.role)
     }
 
-    /// Checks the client's proof. The token that it fits is the client's role.
+    /// Checks the client's proof. The token that verifies it determines the role.
     ///
     /// # Errors
     /// [`Error::Authentication`] when it is missing or wrong.

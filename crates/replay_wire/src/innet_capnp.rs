@@ -6,7 +6,7 @@
 
 
 pub mod request {
-    pub use self::Which::{Hello,Authenticate,CreateTable,DescribeTable,EmptyTable,DropTable,OpenWriter,Push,Sample,UpdatePriorities,ReportCorrupt,PutParameters,GetParameters,Stats,CloseWriter,Extension,List,Snapshot};
+    pub use self::Which::{Hello,Authenticate,CreateTable,DescribeTable,EmptyTable,DropTable,OpenWriter,Push,Sample,UpdatePriorities,ReportCorrupt,PutParameters,GetParameters,Stats,CloseWriter,CallExtension,List,Snapshot};
 
     #[derive(Copy, Clone)]
     pub struct Owned(());
@@ -147,7 +147,7 @@ pub mod request {
             !self.reader.get_pointer_field(0).is_null()
         }
         #[inline]
-        pub fn has_extension(&self) -> bool {
+        pub fn has_call_extension(&self) -> bool {
             if self.reader.get_data_field::<u16>(6) != 15 { return false; }
             !self.reader.get_pointer_field(0).is_null()
         }
@@ -230,7 +230,7 @@ pub mod request {
                     ))
                 }
                 15 => {
-                    ::core::result::Result::Ok(Extension(
+                    ::core::result::Result::Ok(CallExtension(
                         ::capnp::traits::FromPointerReader::get_from_pointer(&self.reader.get_pointer_field(0), ::core::option::Option::None)
                     ))
                 }
@@ -532,17 +532,17 @@ pub mod request {
             !self.builder.is_pointer_field_null(0)
         }
         #[inline]
-        pub fn set_extension(&mut self, value: crate::innet_capnp::extension::Reader<'_>) -> ::capnp::Result<()> {
+        pub fn set_call_extension(&mut self, value: crate::innet_capnp::extension::Reader<'_>) -> ::capnp::Result<()> {
             self.builder.set_data_field::<u16>(6, 15);
             ::capnp::traits::SetterInput::set_pointer_builder(self.builder.reborrow().get_pointer_field(0), value, false)
         }
         #[inline]
-        pub fn init_extension(self, ) -> crate::innet_capnp::extension::Builder<'a> {
+        pub fn init_call_extension(self, ) -> crate::innet_capnp::extension::Builder<'a> {
             self.builder.set_data_field::<u16>(6, 15);
             ::capnp::traits::FromPointerBuilder::init_pointer(self.builder.get_pointer_field(0), 0)
         }
         #[inline]
-        pub fn has_extension(&self) -> bool {
+        pub fn has_call_extension(&self) -> bool {
             if self.builder.get_data_field::<u16>(6) != 15 { return false; }
             !self.builder.is_pointer_field_null(0)
         }
@@ -633,7 +633,7 @@ pub mod request {
                     ))
                 }
                 15 => {
-                    ::core::result::Result::Ok(Extension(
+                    ::core::result::Result::Ok(CallExtension(
                         ::capnp::traits::FromPointerBuilder::get_from_pointer(self.builder.get_pointer_field(0), ::core::option::Option::None)
                     ))
                 }
@@ -801,7 +801,7 @@ pub mod request {
             ::capnp::word(17, 0, 240, 255, 0, 0, 0, 0),
             ::capnp::word(0, 0, 1, 0, 17, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(153, 2, 0, 0, 82, 0, 0, 0),
+            ::capnp::word(153, 2, 0, 0, 114, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(152, 2, 0, 0, 3, 0, 1, 0),
             ::capnp::word(164, 2, 0, 0, 2, 0, 1, 0),
@@ -968,8 +968,8 @@ pub mod request {
             ::capnp::word(16, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
-            ::capnp::word(101, 120, 116, 101, 110, 115, 105, 111),
-            ::capnp::word(110, 0, 0, 0, 0, 0, 0, 0),
+            ::capnp::word(99, 97, 108, 108, 69, 120, 116, 101),
+            ::capnp::word(110, 115, 105, 111, 110, 0, 0, 0),
             ::capnp::word(16, 0, 0, 0, 0, 0, 0, 0),
             ::capnp::word(77, 100, 1, 109, 106, 21, 148, 184),
             ::capnp::word(0, 0, 0, 0, 0, 0, 0, 0),
@@ -1032,7 +1032,7 @@ pub mod request {
         );
         pub(crate) static NONUNION_MEMBERS : &[u16] = &[0,1];
         pub(crate) static MEMBERS_BY_DISCRIMINANT : &[u16] = &[2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19];
-        pub(crate) static MEMBERS_BY_NAME : &[u16] = &[3,16,4,1,5,7,6,17,14,2,0,18,8,9,13,12,10,19,15,11];
+        pub(crate) static MEMBERS_BY_NAME : &[u16] = &[3,17,16,4,1,5,7,6,14,2,0,18,8,9,13,12,10,19,15,11];
         pub(crate) const TYPE_ID: u64 = 0xb1af_0ac1_e737_8b52;
     }
     pub enum Which<A0,A1,A2,A3,A4,A5,A6,A7,A8,A9,A10,A11,A12,A13,A14> {
@@ -1051,7 +1051,7 @@ pub mod request {
         GetParameters(A12),
         Stats(()),
         CloseWriter(A13),
-        Extension(A14),
+        CallExtension(A14),
         List(()),
         Snapshot(()),
     }

@@ -19,7 +19,7 @@
 //! | --- | --- |
 //! | `requests` | requests and replies: a file for each request, and the list of them |
 //! | [`frame`] | frames to send and to receive; lengths are checked before memory is allocated |
-//! | `codec` | messages to frames, without a copy of payloads; frames to messages: any bytes give a message or an [`Error`], with memory of a small multiple of the frame; payloads are slices of the receive buffer |
+//! | `codec` | messages to frames and back, without copies of payloads; any received bytes decode to a message or an [`Error`], in a small multiple of the frame's memory |
 //! | [`error`] | errors, and the codes by which they cross the wire |
 //! | `fields` | structs and enumerations that the schema and Rust share, for both directions |
 //! | `wait_reason` | reasons of waits |

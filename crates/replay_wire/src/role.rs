@@ -1,5 +1,4 @@
-//! Roles of clients. A server has a token for each role; the token that a client proves to know decides which requests it may
-//! make.
+//! Roles of clients. A server has a token for each role; the token that verifies a client's proof decides which requests it may make.
 
 use serde::{Deserialize, Serialize};
 

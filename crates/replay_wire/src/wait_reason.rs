@@ -94,7 +94,7 @@ impl Message for WaitReason {
             WaitReason::Answers(requests) => out.set_answers(*requests),
             WaitReason::ReceiveMemory => out.set_receive_memory(()),
             WaitReason::Other(sentence) => out.set_other(sentence),
-            // A client's, which no server sends.
+            // Only clients make this reason.
             WaitReason::AtServer(..) => out.set_other(self.to_string()),
         }
         Ok(())

@@ -34,13 +34,13 @@ pub struct Config {
     pub virtual_only: bool,
     /// Whether F-Stack also makes devices from `[vdevN]` sections.
     pub vdev_sections: bool,
-    /// Whether DPDK's memory is outside of hugepages.
+    /// Whether DPDK runs without hugepages.
     pub no_huge: bool,
     /// Memif devices of the client role, which connect to a socket; the server role listens there.
     pub memif_clients: Vec<String>,
     /// Whether segments of up to 64 KiB cross a memif undivided and without checksums; both ends need the same value.
     pub memif_segments: bool,
-    /// Sleep of the idle loop in µs; with 0 it takes a whole core.
+    /// Sleep of the idle loop in µs; 0 polls, which takes a whole core.
     pub idle_sleep: u32,
     /// Core mask of the loop, as in the file.
     pub lcore_mask: String,
@@ -152,14 +152,14 @@ impl Config {
         Ok(())
     }
 
-    /// Sizes the buffers of each memif for whole segments, and refuses other devices: on a wire such packets would be dropped or,
-    /// without a checksum, accepted with errors.
+    /// Sizes each memif's buffers for whole segments. Refuses other devices: a wire would drop such packets or, without a checksum, deliver
+    /// them with errors.
     fn size_segment_buffers(&mut self) -> std::result::Result<(), String> {
         const MEMIFS: &str = "memif_segments = 1 is for memifs between F-Stacks";
         if !self.memif_segments {
             return Ok(());
         }
-        // These forms of naming a device would not be checked below.
+        // Devices named in these ways would bypass the check below.
         let unseen = self.vdev_sections || self.eal.iter().any(|a| a == "--vdev");
         let devices = self.eal.iter_mut().filter(|a| a.starts_with("--vdev="));
         let devices: Vec<&mut String> = devices.collect();

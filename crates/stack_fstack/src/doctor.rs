@@ -1,5 +1,5 @@
-//! Parts of a machine that a server on F-Stack needs, for `innet-replay doctor`. All but the number of cores is read from files, so
-//! that tests can make up a machine.
+//! Checks of a machine for a server on F-Stack, for `innet-replay doctor`. Reads everything but the number of cores from files, so that
+//! tests can provide a machine.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,9 +8,9 @@ use replay_net::cli::doctor::{CheckResult, Finding, MachineFiles, missing};
 
 use crate::config::Config;
 
-/// Drivers that hand a card over to DPDK, the preferred one first.
+/// Drivers that give DPDK access to a network card, the preferred one first.
 const USER_SPACE_DRIVERS: [&str; 3] = [VFIO, "igb_uio", "uio_pci_generic"];
-/// Driver that needs an IOMMU, or its unsafe mode.
+/// Driver that needs an IOMMU or its unsafe mode.
 const VFIO: &str = "vfio-pci";
 const VFIO_DEVICE: &str = "dev/vfio/vfio";
 const UNSAFE_MODE: &str = "sys/module/vfio/parameters/enable_unsafe_noiommu_mode";
@@ -36,15 +36,15 @@ const CAPABILITIES: [(u32, &str); 3] = [
 
 const NO_NIC: &str =
     "af_packet, af_xdp and memif devices need none (--stack-config FILE looks for what FILE needs)";
-/// Advice for another shared library: the headers at build time define the layout of its structures.
+/// Advice for a different shared library: the build-time headers define its structures' layout.
 const BUILD_AGAIN: &str = "build this program again, with the F-Stack that it is to run with";
 const NOT_NEEDED: &str = "not needed: the configuration names virtual devices alone";
 
 /// The F-Stack that this program was linked with.
 struct Linked {
-    /// If it is known.
+    /// `None` if unknown.
     release: Option<&'static str>,
-    /// CRC-32 of a shared library's file. A static one cannot become another.
+    /// CRC-32 of the shared library's file; `None` for a static library, which cannot differ.
     shared: Option<u32>,
 }
 
@@ -82,7 +82,7 @@ impl Machine {
         }
     }
 
-    /// All parts, in the order of their setup, for a server with this configuration of F-Stack.
+    /// Results of all checks, in the order of their setup, for a server with this configuration of F-Stack.
     pub fn findings(&self, config: &Config) -> Vec<Finding> {
         let parts = [
             ("F-Stack support", self.support()),
@@ -221,7 +221,7 @@ impl Machine {
         missing(found, format!("{to_do}; {NO_NIC}"))
     }
 
-    /// Loaded drivers that can hand a card over to DPDK, the preferred one first.
+    /// Loaded drivers that give DPDK access to a network card, the preferred one first.
     fn ready_drivers(&self) -> Vec<&'static str> {
         let iommu = self.iommu_groups() > 0 || self.text(UNSAFE_MODE) == "Y";
         let vfio = iommu && self.at(VFIO_DEVICE).exists();
@@ -278,7 +278,7 @@ impl Machine {
     }
 
     fn rights(&self) -> CheckResult {
-        // Real, effective, saved and file system user.
+        // Fields: real, effective, saved and file system user.
         if self.status("Uid:").split_whitespace().nth(1) == Some("0") {
             return Ok("root".to_owned());
         }

@@ -1,11 +1,11 @@
-//! F-Stack's TCP over DPDK, a network stack that programs plug into `replay_net`. Without the feature `fstack` it is known by its
-//! name alone: its settings are read, `innet-replay doctor` looks for its parts, and its use is one clear error.
+//! F-Stack's TCP over DPDK, a network stack for `replay_net`. Without the feature `fstack` only its name and settings are known,
+//! `innet-replay doctor` checks for its components, and any use gives one clear error.
 //!
 //! | module | subject |
 //! | --- | --- |
-//! | this file | what `replay_net` calls: [`PluggedStack`] |
+//! | this file | implementation of [`PluggedStack`] |
 //! | [`config`] | F-Stack's configuration file, with a section of our own |
-//! | [`doctor`] | parts of a machine that F-Stack needs |
+//! | [`doctor`] | checks of the machine for F-Stack |
 //! | `tcp` | sockets, and the reactor that runs F-Stack's loop (feature `fstack`) |
 
 pub mod config;
@@ -31,12 +31,12 @@ use config::Config;
 const NOT_BUILT_IN: &str = "this program was built without F-Stack: install F-Stack (https://github.com/F-Stack/f-stack) and build \
                             again with the cargo feature `fstack`";
 
-/// Plugs F-Stack in.
+/// Registers F-Stack.
 pub fn plug_in() {
     plugged::plug_in(&Plug);
 }
 
-/// The release of F-Stack that this program was built with, `"unknown"` where nothing names it; `None` without F-Stack.
+/// Release of F-Stack that this program was built with, `"unknown"` if undetermined; `None` without F-Stack.
 pub fn release() -> Option<&'static str> {
     #[cfg(feature = "fstack")]
     return Some(fstack_sys::fstack::RELEASE.unwrap_or("unknown"));
@@ -44,7 +44,7 @@ pub fn release() -> Option<&'static str> {
     None
 }
 
-/// F-Stack, as `replay_net` knows it.
+/// The registered stack.
 struct Plug;
 
 impl PluggedStack for Plug {
@@ -132,13 +132,13 @@ impl PluggedStack for Plug {
     }
 
     fn findings(&self, file: Option<&Path>) -> Result<Vec<Finding>> {
-        // Without a file: a network card on hugepages, and any core.
+        // Defaults without a file: a network card on hugepages, and any core.
         let config = file.map(Config::read).transpose()?.unwrap_or_default();
         Ok(doctor::Machine::this().findings(&config))
     }
 }
 
-/// Without the feature nothing is served, and no client connects.
+/// Replacement without the feature: every call fails.
 #[cfg(not(feature = "fstack"))]
 mod tcp {
     use super::*;

@@ -41,7 +41,7 @@ use reactor::{Reactor, Sleep};
 use socket::{FstackListener, FstackStream};
 pub use start::{running, start};
 
-/// Serves on the reactor, which is started unless it runs already.
+/// Serves on the reactor; starts it if it is not running.
 pub(crate) fn serve(config: &Config, task: ServeTask) -> Result<JoinTask> {
     let reactor = start(config)?;
     let (end, ended) = mpsc::channel();
@@ -52,7 +52,7 @@ pub(crate) fn serve(config: &Config, task: ServeTask) -> Result<JoinTask> {
     Ok(Box::new(move || ended.recv().is_ok()))
 }
 
-/// The way of a client to `address`, over the reactor of the file, which is started unless it runs already.
+/// Creates a client for `address` over the reactor with this file; starts the reactor if it is not running.
 pub(crate) fn client(address: &Address, file: &Path) -> Result<Arc<dyn StackClient>> {
     let peer = socket_address(address)?;
     let reactor = start(&Config::read(file)?)?;
@@ -120,7 +120,7 @@ impl Stack for Fstack {
     }
 
     fn spawn(&self, task: impl Future<Output = ()> + 'static) {
-        // Does nothing on other threads, where a `Stack` is not used.
+        // A no-op on other threads, where a `Stack` is not used.
         Reactor::with(|reactor| reactor.spawn(task));
     }
 }

@@ -1,4 +1,4 @@
-"""Looking at runs: `innet-drl report`, `innet-drl analyze breakdown`, and SVG files, which the benchmarks have, too.
+"""Reports on runs: `innet-drl report`, `innet-drl analyze breakdown`, and SVG files, also for the benchmarks.
 
 - `report.py`: the command's function, from runs to one HTML file
 - `recorded_run.py`: a run as its folder records it

@@ -1,4 +1,4 @@
-"""The picture of a breakdown: a bar for each process, in parts by activity; overlapped threads are thinner."""
+"""The picture of a breakdown: a bar for each process with a segment for each activity; side threads are thinner."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from innet_drl.analysis import pictures
 from innet_drl.analysis.bars import KINDS, Breakdown
 
 COLOURS = {"computation": "Blues", "communication": "Oranges", "waiting": "Greys", "bookkeeping": "Purples"}
-"""Map of colours of each kind of activity."""
+"""Colour map of each kind of activity."""
 HEIGHT, THIN = 0.8, 0.4
-"""Height of a bar, and of the bar of an overlapped thread."""
+"""Heights of the bars of main threads and of side threads."""
 LABELLED = 0.05
-"""Smallest share with its percentage in the bar."""
+"""Smallest share that has a label in the bar."""
 
 
 def draw(breakdowns: Sequence[Breakdown], path: Path) -> None:

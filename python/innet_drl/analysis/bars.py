@@ -1,7 +1,7 @@
-"""The bars of a breakdown: the time of each process of a run by activity, in shares that sum to 1.
+"""The bars of a breakdown: shares of each process's time by activity, which sum to 1.
 
-Furukawa and Matsutani show their baseline so: one bar for the actors and one for the learner, in parts for parameters,
-experience, and computation.
+Furukawa and Matsutani show their baseline in the same way: a bar for actors and one for the learner, with shares of
+parameters, experience and computation.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ KINDS = {
 }
 """Activities by kind."""
 START = "start"
-"""Activity before training, which is no part of the shares."""
+"""Activity before training, excluded from the shares."""
 HOST_TIMES = (
     "the learner's times are of its host: it starts the GPU's work, which overlaps all of them, and waits for it where "
     "it needs a result, in priorities"
 )
 """Note on runs whose learner has a GPU."""
 MOST_PROCESSES = 6
-"""Processes that have bars of their own in the table and the picture; of more, all actors share one."""
+"""Largest number of processes with their own bars; above it, all actors share a bar."""
 
 
 @dataclass(frozen=True)
@@ -45,19 +45,19 @@ class Bar:
     process: str
     """`learner 0`, `actor 3`, `evaluator`, `serial`, or all `actors`."""
     thread: str
-    """Name of a thread that works beside the main thread; empty for the main thread."""
+    """Name of a thread beside the main thread; empty for the main thread."""
     seconds: float
     """Seconds of training."""
     shares: dict[str, float]
     """Shares of the seconds by activity, which sum to 1."""
     start_s: float = 0.0
-    """Seconds of the start before."""
+    """Seconds of the start, before training."""
     beside: dict[str, float] = field(default_factory=dict)
-    """Processor seconds of the core's threads by their work, as shares of the process's seconds: they overlap."""
+    """Processor seconds of the core's threads by work, as shares of `seconds`; these threads run in parallel."""
 
     @property
     def name(self) -> str:
-        """Name of the process, and of the thread that is overlapped."""
+        """Name of the process, and of the thread if it is not the main one."""
         return f"{self.process}: {self.thread}" if self.thread else self.process
 
     @property
@@ -88,11 +88,11 @@ class Breakdown:
     path: Path
     environment: str
     bars: list[Bar]
-    """Of every process, learners first, each with its threads."""
+    """Bars of every process and its threads, learners first."""
     samples: int
     """Batches that the memory sampled."""
     blocked_samples: int
-    """Those that waited for the replay ratio."""
+    """Sampled batches that waited for the replay ratio."""
     note: str = ""
 
     @property
@@ -120,7 +120,7 @@ def read(path: Path) -> Breakdown:
 
     Raises:
         RunFolderError: There is no run.
-        ConfigurationError: It has recorded no times.
+        ConfigurationError: The run has recorded no times.
     """
     config = RunFolder.open(path).config()
     processes = read_times(path)
@@ -142,7 +142,7 @@ def _order(name: str) -> tuple[int, int]:
 def _bars(name: str, times: ProcessTimes) -> list[Bar]:
     seconds = dict(times.seconds)
     if MEMORY in seconds:
-        # The memory counts the wait of an actor's rows; the rest of the actor's wait is their way.
+        # The memory counts how long an actor's rows wait; the rest of the actor's wait is transfer.
         waited = min(times.waited_s, seconds[MEMORY])
         seconds |= {RATIO: waited, "send": seconds.pop(MEMORY) - waited}
     start = seconds.get(START, 0.0)
@@ -156,7 +156,7 @@ def _bars(name: str, times: ProcessTimes) -> list[Bar]:
 
 
 def together(bars: Sequence[Bar]) -> Bar:
-    """The bar of all actors: mean shares, weighted by their seconds."""
+    """Merges bars of actors: mean shares, weighted by seconds."""
     seconds: dict[str, float] = {}
     for bar in bars:
         for activity, share in bar.shares.items():

@@ -14,7 +14,7 @@ WAITS_FOR_SAMPLES = "learner_time/wait for a batch"
 
 
 def charts(runs: Sequence[RecordedRun]) -> list[Chart]:
-    """Returns the charts of runs of one environment; of several, curves are runs."""
+    """Returns the charts of runs of one environment. With several runs each run is a curve."""
     return _of_one(runs[0]) if len(runs) == 1 else _of_several(runs)
 
 
@@ -127,7 +127,7 @@ def _curve(run: RecordedRun, name: str, label: str, series: int, *, markers: boo
 
 
 def _predicted(run: RecordedRun, title: str) -> Chart:
-    """Q-values above the returns are overestimates."""
+    """Charts predicted Q-values against returns: values above the returns are overestimates."""
     curves = [_curve(run, "q_predicted", "Q-value", 0), _curve(run, "return_discounted", "return that followed", 1)]
     return Chart(title, "discounted", curves)
 
@@ -146,7 +146,7 @@ def _label(runs: Sequence[RecordedRun], run: RecordedRun) -> str:
 
 
 def _by_actor(run: RecordedRun, name: str, title: str, unit: str) -> Chart:
-    """A curve for each actor; more actors than colours become more opaque with their number, and explore less."""
+    """A curve for each actor. With more actors than colours, opacity rises with the number, as exploration falls."""
     actors, x = run.keys(name), run.column("agent_steps")
     many = len(actors) > SERIES
     return Chart(
@@ -181,14 +181,14 @@ def _mean_of_actors(run: RecordedRun, name: str) -> Values:
 
 
 def _stack(run: RecordedRun, name: str, title: str) -> Chart:
-    """Shares of time, one above the other; the smallest activities beyond the colours are joined."""
-    # The activity "other" is the last one, and joined with the smallest.
+    """Stacked shares of time; the smallest activities beyond the number of colours are merged."""
+    # The activity "other" is last, and merged with the smallest activities.
     keys = sorted(run.keys(name), key=lambda key: key == "other")
     first, rest = (keys, []) if len(keys) <= SERIES else (keys[: SERIES - 1], keys[SERIES - 1 :])
     parts = {key: run.column(f"{name}/{key}") for key in first}
     if rest:
         parts["other"] = np.nansum([run.column(f"{name}/{key}") for key in rest], 0)
-    # A line in which no time was measured, such as the first one, has no shares.
+    # Lines without measured time, such as the first, have no shares.
     measured = np.isfinite(np.array(list(parts.values()))).any(0) if parts else np.zeros(run.lines, np.bool_)
     x = run.column("agent_steps")[measured]
     curves = [

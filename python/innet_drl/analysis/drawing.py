@@ -1,4 +1,4 @@
-"""Line charts as SVG in the page's colours: curves of any length, reduced to the points that a picture shows."""
+"""Line charts as SVG in the page's colours, with long curves downsampled."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from innet_drl.analysis import pictures
 Values = NDArray[np.float64]
 
 POINTS = 300
-"""Largest number of points of a curve; each is the mean of its neighbours, inside a band from their least to most."""
+"""Largest number of points of a curve; each is the mean of a group, with a band from its minimum to its maximum."""
 SERIES = 8
 """Number of colours for curves."""
 NEUTRAL = -1
-"""Series of a dashed curve in the colour of text, such as a target."""
+"""Series of a dashed curve in the text colour, such as a target."""
 DASHES = ("solid", "dashed", "dotted")
 """Styles of curves, for more curves than colours."""
 LOGARITHMIC = 300.0
-"""Ratio of the largest to the smallest value from which a chart that allows it has a logarithmic axis."""
+"""Ratio of the largest to the smallest value above which a chart may have a logarithmic axis."""
 INK, GRID = "#0000b0", "#0000b1"
-"""Stand-ins for the page's colours of text and lines, which matplotlib does not know: `_coloured` replaces them."""
+"""Placeholders for the page's CSS colours of text and grid, which `_coloured` replaces."""
 SETTINGS: dict[Any, object] = pictures.SETTINGS | {
     "font.size": 9,
     "figure.facecolor": "none",
@@ -57,7 +57,7 @@ class Curve:
     """Number of its colour and style."""
     opacity: float = 1.0
     markers: bool = False
-    """Whether each change of the value is marked, and the values between are constant."""
+    """Whether the curve is a step function with markers at its changes."""
 
     @property
     def dash(self) -> str:
@@ -136,7 +136,7 @@ def _draw_curve(axis: Any, curve: Curve) -> None:
             axis.plot(x[changes], y[changes], "o", ms=3, mew=0, **style)
         return
     x, y, least, most = reduced(curve.x, curve.y)
-    # Bands of many curves would hide each other.
+    # With many curves, bands would hide each other.
     if curve.opacity == 1.0 and np.any(least < most):
         axis.fill_between(x, least, most, color=style["color"], alpha=0.15, lw=0)
     axis.plot(x, y, lw=1.3, ls=curve.dash, marker="o" if len(x) == 1 else None, ms=3, mew=0, **style)

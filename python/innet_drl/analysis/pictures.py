@@ -24,7 +24,7 @@ SETTINGS: dict[Any, object] = {
     "xtick.major.size": 0,
     "ytick.major.size": 0,
 }
-"""Settings of matplotlib. Ticks without marks: each mark would be an element of its own."""
+"""Settings of matplotlib. Ticks have no marks, as each mark would be a separate SVG element."""
 
 
 def can_draw() -> bool:
@@ -34,7 +34,7 @@ def can_draw() -> bool:
 
 @contextlib.contextmanager
 def drawing(path: Path, width: float, height: float, style: dict[Any, object] | None = None) -> Iterator[Any]:
-    """Gives a figure of so many inches, and writes it in the end.
+    """Yields a figure of the given size in inches, and writes it at the end.
 
     Raises:
         RunFolderError: The file cannot be written.
@@ -50,7 +50,7 @@ def drawing(path: Path, width: float, height: float, style: dict[Any, object] | 
 
 
 def save(figure: Any, path: Path) -> None:
-    """Writes a figure: the same file for the same figure on every day. Other formats than SVG as they are."""
+    """Writes a figure reproducibly, without dates; SVG files are also reduced."""
     if path.suffix != ".svg":
         figure.savefig(path)
         return
@@ -81,7 +81,7 @@ def lean(text: str) -> str:
 
 
 def _shrink(element: ElementTree.Element) -> None:
-    """Dissolves groups that only name their content, joins neighbouring paths of one style, and rounds numbers."""
+    """Removes groups that only name their content, joins neighbouring paths of one style, and rounds numbers."""
     kept: list[ElementTree.Element] = []
     for child in element:
         _shrink(child)
@@ -101,7 +101,7 @@ def _shrink(element: ElementTree.Element) -> None:
 
 
 def _style(element: ElementTree.Element) -> dict[str, str] | None:
-    """Everything of a path but its points; `None` of other elements and of paths that are referred to."""
+    """Attributes of a path except its points; `None` for other elements and for referenced paths."""
     if element.tag != f"{{{SVG}}}path" or "id" in element.attrib:
         return None
     return {name: value for name, value in element.items() if name != "d"}

@@ -1,6 +1,7 @@
-"""A run as its folder records it: settings, metrics, evaluation, sessions and video.
+"""A run as recorded in its folder: settings, metrics, evaluation, sessions and video.
 
-Damaged lines and files are left out with a note, so that a crashed run has a report. Only its settings must be whole.
+Damaged lines and files are skipped with a note, so that a crashed run still has a report. Only the settings must be
+intact.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class FinalEvaluation:
     interval: tuple[float, float] | None
     """95 % interval of the interquartile mean."""
     standard_error: float | None = None
-    """Of the mean."""
+    """Standard error of the mean."""
     sticky: FinalEvaluation | None = None
     """The same agent's games with sticky actions."""
 
@@ -64,10 +65,10 @@ class RecordedRun:
     sessions: list[dict[str, Any]]
     """`sessions.jsonl`."""
     video: Path | None
-    """The newest one."""
+    """The newest video."""
     is_training: bool
     notes: list[str]
-    """Everything that was left out, and why."""
+    """Skipped data, with reasons."""
 
     @property
     def lines(self) -> int:
@@ -106,7 +107,7 @@ class RecordedRun:
 
     @property
     def signs(self) -> list[str]:
-        """Sentences on metrics that are out of the ordinary at the run's end."""
+        """Warnings about unusual metrics at the run's end."""
         recent, counts = {}, self.column("learner_updates") >= WARM_UP
         for name, column in self.columns.items():
             values, count = column[np.isfinite(column) & counts], values_of(name)
@@ -131,7 +132,7 @@ class RecordedRun:
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turns an `OSError` of a read into one that names the file.
+    """Converts an `OSError` of a read into an error that names the file.
 
     Raises:
         RunFolderError: Instead of an `OSError`.
@@ -181,7 +182,7 @@ def read_sessions(path: Path) -> list[dict[str, Any]]:
 
 
 class _Columns:
-    """Lines of metrics by column: a tenth of the memory of a list of dictionaries."""
+    """Metrics by column, in a tenth of the memory of a list of dictionaries."""
 
     def __init__(self, run: str, progress: Progress) -> None:
         self._run = run
@@ -218,7 +219,7 @@ def _final_evaluation(found: dict[str, Any]) -> FinalEvaluation:
 
 
 def _values(line: dict[str, Any]) -> Iterator[tuple[str, float]]:
-    """Values of a line of metrics; one of another form raises."""
+    """Yields the values of a line of metrics; raises if the line is malformed."""
     if not all(isinstance(line.get(name), int | float) for name in ("time_s", "agent_steps")):
         raise ValueError("no line of metrics")
     for name in METRICS:
@@ -237,7 +238,7 @@ def _read_lines(path: Path, add: Any) -> list[str]:
     damaged = []
     with reading(path), path.open("rb") as file:
         for number, line in enumerate(file, 1):
-            # A line without an end is being written, or was when the run was killed.
+            # An incomplete last line: the run is writing it, or was killed meanwhile.
             if not line.endswith(b"\n"):
                 break
             try:

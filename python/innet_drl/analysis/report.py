@@ -1,4 +1,4 @@
-"""`innet-drl report`: one HTML file with everything that one or several runs show."""
+"""`innet-drl report`: one HTML file with the results of one or several runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from innet_drl.train.files import new_file, replaceable
 from innet_drl.train.run_folder import RunFolder
 
 EMBEDDED_BYTES = 4 * 2**20
-"""Largest size of a video that is part of the file; it takes a third more there. Larger ones are linked."""
+"""Largest size of an embedded video, which base64 makes a third larger. Larger videos are linked."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Report:
     bytes: int
     runs: tuple[RecordedRun, ...]
     notes: tuple[str, ...]
-    """Everything that was left out of it, and videos that are linked."""
+    """Skipped data, and linked videos."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class _Video:
     name: str
     source: str
     linked: str
-    """Why it is not in the file; empty if it is."""
+    """Reason for not embedding the video; empty if it is embedded."""
 
 
 def write_report(runs: Sequence[Path], out: Path | None = None, *, progress: Progress = silent) -> Report:
@@ -81,7 +81,7 @@ def write_report(runs: Sequence[Path], out: Path | None = None, *, progress: Pro
     with writing(str(path), "choose another file with --out"):
         target = replaceable(path)
         partial = target.with_name(f"{target.name}.partial")
-        # A file that cannot be written is an error before the work.
+        # Fails before the work if the file cannot be written.
         new_file(partial).close()
     try:
         names = _names(folders)
@@ -142,7 +142,7 @@ def _game(environment: str, runs: list[RecordedRun], progress: Progress) -> _Gam
 
 
 def _keys(chart: Chart) -> list[Curve]:
-    """Curves of a chart with their last values; of many actors the first and the last one."""
+    """Curves in the legend; with many actors only the first and the last."""
     shown = chart.drawn if len(chart.drawn) <= SERIES else [chart.drawn[0], chart.drawn[-1]]
     return [replace(curve, label=f"{curve.label} {_value(chart, curve)}") for curve in shown]
 
@@ -154,7 +154,7 @@ def _value(chart: Chart, curve: Curve) -> str:
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
-    """The folders' names; their paths where two have one name."""
+    """Names of the folders, or their paths if names repeat."""
     names = [folder.resolve().name for folder in folders]
     return names if len(set(names)) == len(names) else [str(folder) for folder in folders]
 

@@ -67,7 +67,7 @@ def settings(runs: Sequence[RecordedRun]) -> tuple[list[Row], list[Row]]:
     rows = [Row(name, [_setting(config[name]) for config in configs]) for name in configs[0]]
     if len(runs) > 1:
         return [row for row in rows if row.differs], rows
-    # Every environment has the same defaults; CartPole accepts them all, an Atari game may not.
+    # Defaults are the same for all environments; CartPole accepts all of them, an Atari game may not.
     defaults = Config(environment="CartPole-v1").as_dict()
     return [row for row in rows if row.name == "environment" or row.cells[0] != _setting(defaults[row.name])], rows
 
@@ -156,5 +156,5 @@ def _interval(run: RecordedRun) -> str:
 
 def _setting(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-    # A report is shown around: the password of an address is left out.
+    # Reports are shared: passwords in addresses are removed.
     return re.sub(r"(://[^/@\s]*:)[^/@\s]+@", r"\1…@", text)

@@ -1,7 +1,7 @@
 """The trace of runs in Chrome's JSON format, for Perfetto: all processes on one time axis.
 
-Processes of one host share the monotonic clock of its boot, so that their laps are exact beside each other. Laps of
-other hosts are placed by wall-clock time: as exact as the hosts' clocks are synchronised.
+Processes of one host share a monotonic clock, so that their laps are aligned exactly. Laps of other hosts are aligned
+by wall-clock time, as exactly as the hosts' clocks are synchronised.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PARENTS = {
     "update": ("targets", "forward", "backward", "average gradients", "optimizer"),
     "step": ("inference", "environment", "write"),
 }
-"""Slices around consecutive laps, by their name."""
+"""Name of the enclosing slice, by the name of a lap."""
 PARENT_OF = {activity: parent for parent, activities in PARENTS.items() for activity in activities}
 
 
@@ -27,7 +27,7 @@ def export(runs: Sequence[Path], out: Path) -> None:
     """Writes the trace of runs.
 
     Raises:
-        ConfigurationError: A run has recorded none, or it is damaged.
+        ConfigurationError: A run has no trace, or a damaged one.
         RunFolderError: A file cannot be read or written.
     """
     events: list[dict[str, Any]] = []
@@ -37,7 +37,7 @@ def export(runs: Sequence[Path], out: Path) -> None:
     slices = [event for event in events if event["ph"] == "X"]
     first = min(event["ts"] for event in slices)
     for event in slices:
-        # Microseconds; three digits are nanoseconds, exactly.
+        # Microseconds with three decimals represent nanoseconds exactly.
         event["ts"], event["dur"] = (event["ts"] - first) / 1000, event["dur"] / 1000
     with writing(str(out), "choose another file with --trace"):
         out.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}) + "\n")
@@ -50,7 +50,7 @@ def _events_of(run: Path, prefix: str, earlier: int) -> list[dict[str, Any]]:
             f"{run} has recorded no trace: train with --trace-seconds 10, or continue the run with that flag"
         )
     with reading(path):
-        # A line without an end is being written, or was when the run was killed.
+        # An incomplete last line: the run is writing it, or was killed meanwhile.
         whole = path.read_text().rpartition("\n")[0].splitlines()
     try:
         if not whole:
@@ -65,7 +65,7 @@ def _events_of(run: Path, prefix: str, earlier: int) -> list[dict[str, Any]]:
 
 
 def _events(lines: Sequence[dict[str, Any]], prefix: str, earlier: int) -> Iterator[dict[str, Any]]:
-    """Returns events whose times are whole nanoseconds, by the clock of the first line's host."""
+    """Yields events with times in whole nanoseconds, by the clock of the first line's host."""
     host, offset = lines[0]["host"], lines[0]["offset_s"]
     numbers: dict[str, int] = {}
     threads: dict[tuple[str, str], int] = {}
@@ -88,7 +88,7 @@ def _name(kind: str, name: str, process: int, thread: int) -> dict[str, Any]:
 
 
 def _slices(begin: int, laps: Sequence[tuple[str, int]]) -> Iterator[tuple[str, int, int]]:
-    """Returns name, begin and duration of each lap, and before the laps of an update or step the one around them."""
+    """Yields name, begin and duration of each lap, preceded by the enclosing slice of an update or step."""
     number = 0
     while number < len(laps):
         parent, last = PARENT_OF.get(laps[number][0]), number + 1

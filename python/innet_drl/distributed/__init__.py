@@ -1,4 +1,4 @@
-"""Sums of gradients in the network: for any `torch.distributed` program, and for asynchronous workers.
+"""Gradient all-reduce in the network, for any `torch.distributed` program and for asynchronous workers.
 
 There are three interfaces:
 

@@ -1,10 +1,10 @@
-"""Asynchronous training: every worker holds the weights, and no worker waits for the slowest gradient.
+"""Asynchronous training: every worker has a replica of the weights, and does not wait for the slowest gradient.
 
 A worker computes a gradient of its weights, contributes it to the job, and applies the updates received meanwhile. An
 update is the mean of any H gradients; all workers apply the same updates in the same order, so the replicas stay equal
-bit for bit. A gradient whose weights are more than S updates old is dropped and counted. A worker that is so far behind
-that sums are no longer kept pulls weights and optimizer state of a later update from the server, as a new worker does;
-the workers publish them there in turn (Li et al., 2019, describe the scheme for a switch).
+bit for bit. A gradient whose weights are more than S updates old is dropped and counted. A worker that is too far
+behind, like a new worker, pulls weights and optimizer state of a later update from the server, where the workers
+publish them in turn (Li et al., 2019, describe the scheme for a switch).
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ import innet_drl as innet
 from innet_drl.errors import BehindError, ConfigError, DeadlineError, ReplicaError
 
 KEPT_DIGESTS = 16
-"""Number of a replica's own last digests that are compared with other replicas' digests."""
+"""Number of a replica's last digests kept for comparison with other replicas."""
 POLL_SECONDS = 0.02
-"""Period at which a replica looks for data that other replicas published at the server."""
+"""Period at which a replica polls the server for weights and digests of other replicas."""
 REPUBLISH_SECONDS = 0.5
-"""Period at which a replica that waits for others checks that its published weights are still there."""
+"""Period at which a waiting replica checks that older weights have not replaced its published ones."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Replica:
         model: Model with parameters of float32.
         optimizer: Optimizer of the model's parameters; deterministic, and with the same settings in every worker.
         address: `innet://host:port` or `innets://host:port` of a server with `--gradients`.
-        job: The job's name: the same in all workers, and different in each run.
+        job: The job's name: equal in all workers, and different for each run.
         worker: This worker's number, from 0.
         workers: Number of workers, at most 64.
         updates: Updates after which the job ends; `None` for no end.
@@ -70,7 +70,7 @@ class Replica:
         apply: Applies the mean in the parameters' `grad`, and may clip it; `None` is `optimizer.step`.
         check_period: Updates between comparisons of the replicas; 0 for none.
         publish_period: Updates between publications of the weights; `None` is S + 1.
-        deadline: Seconds that an operation may wait for other workers or for the server; longer than H gradients take.
+        deadline: Seconds that an operation may wait for other workers or the server: more than H gradients take.
         resume: An earlier job of this server, whose newest weights replace worker 0's own.
         token: As in `innet_drl.connect`.
         tls_ca: As in `innet_drl.connect`.
@@ -120,10 +120,10 @@ class Replica:
         self._digests: dict[int, bytes] = {}
         # Version of the published weights that this worker pulled or published last.
         self._known = 0
-        # Version and update of the newest published weights that this worker has looked at without pulling them.
+        # Version and update of the newest published weights seen but not pulled.
         self._seen = (0, 0)
         with contextlib.ExitStack() as stack:
-            # The server answers these requests at once, or not at all: no grace is needed.
+            # The server answers these requests at once, so that no grace is needed.
             connection = innet.connect(address, token=token, tls_ca=tls_ca, timeout=deadline, grace=0)
             self._server = stack.enter_context(connection)
             self._updates = stack.enter_context(
@@ -170,7 +170,7 @@ class Replica:
     def step(self) -> None:
         """Contributes the parameters' `grad`, computed at the current weights, and applies the received updates.
 
-        Waits only while the previous gradient is not in the sums.
+        Waits only until the previous gradient is in the sums.
 
         Raises:
             innet_drl.errors.GradientError: The job failed; the message names missing workers.
@@ -239,7 +239,7 @@ class Replica:
                 if self._updates.wait(min(left, REPUBLISH_SECONDS), for_gradient=for_gradient):
                     return
             except BehindError:
-                # Raised again and handled in `_apply_updates`.
+                # `_apply_updates` receives the error again and handles it.
                 return
             self._republish(_left(end))
         raise DeadlineError(
@@ -270,7 +270,7 @@ class Replica:
             for other in range(self._workers):
                 self._compare(other, _left(end))
         turn, rest = divmod(index, self._publish_period)
-        # Every worker publishes the last weights: the worker whose turn it is may be behind.
+        # Every worker publishes the last update's weights, as the worker in turn may be behind.
         if self.finished or (rest == 0 and turn % self._workers == self._worker):
             self._publish(_left(end))
 
@@ -300,9 +300,9 @@ class Replica:
         return self._server.get_parameters(self._name("weights"), newer_than=self._known, timeout=timeout)
 
     def _republish(self, timeout: float) -> None:
-        """Publishes the weights again if a slower replica has replaced newer ones by its own since.
+        """Publishes this replica's weights again if a slower replica has replaced them by older ones.
 
-        That replica may wait for the newer ones, which no one publishes while the others wait for it.
+        Otherwise a deadlock is possible: that replica waits for newer weights while all others wait for it.
         """
         newest = max(self._known, self._seen[0])
         published = self._server.get_parameters(self._name("weights"), newer_than=newest, timeout=timeout)
@@ -368,7 +368,7 @@ class Replica:
         self._server.put_parameters(self._name(f"digest.{self._worker}"), tensors, timeout=timeout)
 
     def _compare(self, other: int, timeout: float) -> int:
-        """Compares a replica's newest digest with the own one of that update; returns the update, or -1 for none."""
+        """Compares a replica's newest digest with this replica's; returns its update, or -1 if there is none."""
         published = self._server.get_parameters(self._name(f"digest.{other}"), timeout=timeout)
         if published is None:
             return -1

@@ -1,11 +1,11 @@
-"""The `torch.distributed` backend `innet`: sums of float32 go through the network's aggregator, all else through Gloo.
+"""The `torch.distributed` backend `innet`: float32 all-reduce in the aggregator, all other collectives by Gloo.
 
     import innet_drl.distributed
     torch.distributed.init_process_group("cpu:innet")             # or "cpu:innet,cuda:nccl"
 
 Environment variables name the server (see `docs/how-to/data-parallel.md`). Each process group is a job. Its first rank
-chooses the job's name and shares it through the store; workers join with their first sum. As with Gloo, a group may be
-used by one thread at a time, and in the same order by all ranks.
+chooses the job's name and shares it through the store; workers join at their first sum. As with Gloo, one thread at a
+time may use a group, and all ranks must call its collectives in the same order.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ NAME = "innet"
 ADDRESS = "INNET_GRADIENTS"
 """Environment variable with the server's address."""
 TLS_CA = "INNET_TLS_CA"
-"""Environment variable with the certificate of the server's authority, a PEM file, for `innets://`."""
+"""Environment variable with the PEM file of the server's certificate authority, for `innets://`."""
 RACK = "INNET_RACK"
-"""Environment variable with the name of this rank's rack: ranks of a rack share a server below the one of all."""
+"""Environment variable with the rack of this rank: ranks of a rack share a server below a common parent."""
 
 GLOO_COLLECTIVES = (
     "all_gather_single",
@@ -89,7 +89,7 @@ class SumWork(Work):
         return self._result.done() and self.exception() is None
 
     def exception(self) -> BaseException | None:
-        """Returns the error of a failed sum; `None` for a sum in progress or finished."""
+        """Returns the error of a failed sum; `None` while it is in progress or after success."""
         if self._result.cancelled():
             return CancelledError("the process group was aborted before this sum began")
         return self._result.exception() if self._result.done() else None
@@ -115,7 +115,7 @@ class InnetBackend(C10DBackend):
     """The backend of a process group; see the module.
 
     Args:
-        store: Store of the group's ranks alone.
+        store: Store of this group's ranks.
         rank: This rank.
         size: Number of ranks.
         timeout: Timeout of each operation.
@@ -145,7 +145,7 @@ class InnetBackend(C10DBackend):
         self._store.set(f"rack/{rank}", self._rack)
         self._connection: innet.Replay | None = None
         self._worker: GradientWorker | None = None
-        # One thread keeps sums in the order of the calls.
+        # A single thread keeps the order of the calls.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="innet-sums")
 
     @property

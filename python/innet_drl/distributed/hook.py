@@ -1,7 +1,7 @@
-"""A communication hook for `DistributedDataParallel`: the mean of each bucket is taken in the network.
+"""A communication hook for `DistributedDataParallel`, which averages each bucket in the network.
 
-DDP calls the hook with its buckets in the same order in every process, and each bucket is one round of the job. A
-bucket is summed before the hook returns, so that `backward()` raises the errors of `innet_drl.errors`.
+DDP calls the hook with its buckets in the same order in every process, and each bucket is one round of the job. The
+hook is synchronous, so that `backward()` raises the errors of `innet_drl.errors`.
 """
 
 # No `from __future__ import annotations` here: DDP compares the hook's annotations with classes.
@@ -19,14 +19,14 @@ import innet_drl as innet
 from innet_drl.gradients import GradientWorker
 
 NARROW = (torch.float16, torch.bfloat16)
-"""Types that float32 represents exactly: their gradients are widened, summed, and rounded back."""
+"""Types narrower than float32: their gradients are widened exactly, summed, and rounded back."""
 
 
 class State:
     """The state of the hook, which holds a worker of a job. Use it as a context manager, or `close` it.
 
     Args:
-        worker: The worker, without any other use.
+        worker: The worker, which must have no other user.
         deadline: Seconds that a bucket may wait for the other workers; `None` is the job's deadline.
     """
 
@@ -69,7 +69,7 @@ class State:
         """
         number = dist.get_rank() if worker is None else worker
         count = dist.get_world_size() if workers is None else workers
-        # The display name is the rank, even if the worker's number at its server differs.
+        # The display name is the global rank; the worker's number may differ within its server.
         name = f"rank {dist.get_rank() if dist.is_initialized() else number}"
         connection = innet.connect(address, token=token, tls_ca=tls_ca, timeout=deadline)
         try:
@@ -97,7 +97,7 @@ class State:
         traceback: TracebackType | None = None,
     ) -> None:
         try:
-            # After an exception of the block, leaving the job does not wait.
+            # After an exception in the block, leaving must not wait.
             self.worker.__exit__(kind, exception, traceback)
         finally:
             if self._connection is not None:
@@ -155,7 +155,7 @@ def summed(
             "(model.float()), or leave these gradients to another backend"
         )
     here = _staged(values, {} if staging is None else staging)
-    # From a GPU this copy waits for the kernels that write the values; the copy back is waited for, too.
+    # The copy from a GPU synchronizes with the kernels that write the values; so does the copy back.
     here.copy_(values.detach())
     worker.sum(here.numpy(), mean=mean, deadline=deadline)
     with torch.no_grad():

@@ -27,22 +27,22 @@ from innet_drl.train.metrics import ActorReport
 logger = logging.getLogger(__name__)
 
 RESTART_MINUTES = 10.0
-"""Minutes in which `actor_restarts` actors may be replaced."""
+"""Period of the limit `actor_restarts`, in minutes."""
 FETCH_SECONDS = 1.0
-"""Seconds that an actor waits with its rows before it looks for newer parameters, with `max_version_lag`."""
+"""Period at which an actor with blocked rows fetches newer parameters (`max_version_lag`)."""
 
 
 class _LearnersRun:
-    """A run whose learner started the actor: reports go to it directly."""
+    """The run of an actor that the learner started, with a pipe for reports."""
 
     def __init__(self, pipe: multiprocessing.connection.Connection) -> None:
         self._pipe = pipe
 
     def begin(self, actor: Actor, memory: ReplayMemory) -> None:
-        """The learner has published parameters."""
+        """Does nothing: the learner publishes parameters before it starts actors."""
 
     def flush(self, writer: RowWriter, fetch: Callable[[], object] | None) -> None:
-        """Waits without limit: the learner ends its actors."""
+        """Waits without limit, as the learner ends its actors."""
         if fetch is None:
             writer.flush(timeout=None)
             return
@@ -68,7 +68,7 @@ def run_actor(assignment: ActorAssignment, pipe: multiprocessing.connection.Conn
         try:
             play(assignment, envs, _LearnersRun(pipe), playing.set)
         finally:
-            # The failure to report ended the play; environments that failed may fail again.
+            # A failed environment may fail again; the first error is the one to report.
             with contextlib.suppress(Exception):
                 envs.close()
     except (Stopped, BrokenPipeError):
@@ -80,7 +80,7 @@ def run_actor(assignment: ActorAssignment, pipe: multiprocessing.connection.Conn
             ProcessFailure(str(error), fatal=isinstance(error, ValueError), counts=not isinstance(error, MEMORY_LOST))
         )
     except Exception as error:
-        # A replacement would meet the same before its first step.
+        # An error before the first step is fatal: a replacement would fail in the same way.
         pipe.send(ProcessFailure.unforeseen(error, fatal=not playing.is_set()))
     finally:
         pipe.close()
@@ -109,7 +109,7 @@ class Actors:
         )
         self._config = config
         self._clock = clock
-        # Times of the failures that count, of the last minutes.
+        # Times of counted failures in the last `RESTART_MINUTES`.
         self._failures: deque[float] = deque()
         self._shown: set[str] = set()
 
@@ -126,7 +126,7 @@ class Actors:
         self.launcher.close()
 
     def end(self, *, finished: bool) -> None:
-        """Asks every actor to end, without waiting: leaving the context waits."""
+        """Asks every actor to end, without waiting; the end of the context waits."""
         self.launcher.begin_end()
 
     def reports(self, agent_steps: int) -> list[ActorReport]:
@@ -151,7 +151,7 @@ class Actors:
     def _replace(self, assignment: ActorAssignment, ended: Ended, agent_steps: int) -> None:
         index, failure = assignment.index, ended.failure
         limit = self._config.environment_timeout
-        # The last report was up to a second before the step.
+        # The last report may precede the step by up to a second.
         if ended.exit_code == watchdog.EXIT_CODE and limit is not None and self.silence.seconds(index) > limit - 1:
             hung = "its environments did not return for {limit:g} s ({environment_timeout}); its stacks are above"
             failure = failure or ProcessFailure(Message(hung, limit=limit), fatal=False)
@@ -159,7 +159,7 @@ class Actors:
             failure = ProcessFailure(reason, fatal=True)
         if failure is None:
             failure = ProcessFailure(f"it ended with exit code {ended.exit_code}", fatal=False)
-        # A traceback is shown once; further failures of the same kind are one line each.
+        # Each traceback is shown once; repetitions are one line.
         text = failure.message if failure.kind in self._shown else failure.whole
         self._shown.add(failure.kind)
         if failure.fatal:

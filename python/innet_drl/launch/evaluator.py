@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 NAME = "evaluator"
 RESTARTS = 3
-"""Processes that may fail and be replaced; then the run continues without evaluations."""
+"""Failed processes that are replaced; after that the run continues without evaluations."""
 STOP_SECONDS = 2.0
 """Seconds that the process may take to close its environments before it is killed."""
 
@@ -34,7 +34,7 @@ Parameters = dict[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class Played:
-    """An evaluation, and the times of the process since the one before."""
+    """An evaluation, and the times of the process since the previous one."""
 
     evaluation: Evaluation
     seconds: dict[str, float]
@@ -45,7 +45,7 @@ def run_evaluator(config: Config, spec: EnvironmentSpec, pipe: multiprocessing.c
     """The main function of the evaluator's process: receives parameters, plays, and sends the evaluation."""
     try:
         prepare_to_play()
-        # The other cores are the learner's and the actors'.
+        # The other cores are for the learner and the actors.
         torch.set_num_threads(1)
         stopwatch = Stopwatch()
         network = make_network(config, spec)
@@ -82,7 +82,7 @@ class Evaluator:
         self._restarts_left = RESTARTS
         self._runs = False
         self._playing = False
-        # Sending blocks until the process receives, which may be stopped: not in the learner's thread.
+        # Sending blocks while the process does not receive, so that it has its own thread.
         self._thread = ThreadPoolExecutor(1, "evaluator")
         self._sending: Future[None] | None = None
 
@@ -90,7 +90,7 @@ class Evaluator:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # The thread's call ends with the process.
+        # The end of the process unblocks the thread.
         self._launcher.close()
         self._thread.shutdown()
 
@@ -100,7 +100,7 @@ class Evaluator:
         return not self._playing and self._restarts_left >= 0
 
     def begin(self, parameters: Parameters) -> None:
-        """Begins an evaluation of a network's arrays, which nothing may change meanwhile."""
+        """Begins an evaluation of a network's arrays, which must not change meanwhile."""
         if not self._runs:
             try:
                 self._launcher.start(NAME, run_evaluator, self._config, self._spec)
@@ -124,7 +124,7 @@ class Evaluator:
 
     def _fail(self, failure: ProcessFailure) -> None:
         if self._sending is not None:
-            # It must not reach the next process.
+            # The next process must not receive these parameters.
             self._sending.cancel()
         self._runs = self._playing = False
         self._restarts_left = -1 if failure.fatal else self._restarts_left - failure.counts

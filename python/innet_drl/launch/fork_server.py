@@ -1,7 +1,7 @@
-"""The process that the processes of a run are forked from: it has imported torch once for all of them.
+"""The fork server of a run: it imports torch once, and the run's processes are forked from it.
 
-It belongs to this package alone. The fork server of `multiprocessing` belongs to the caller's program, whose processes
-need other modules, and receive signals.
+It is separate from the fork server of `multiprocessing`, which belongs to the caller's program: that program's
+processes need other modules and unblocked signals.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Popen(popen_forkserver.Popen):
         finally:
             context.set_spawning_popen(None)
         self.sentinel, pipe = _server.connect_to_new_process(self._fds)  # type: ignore[attr-defined]
-        # With this copy the child sees the end of this process.
+        # The child detects the end of this process by this end of the pipe.
         ours = os.dup(pipe)
         self.finalizer = util.Finalize(self, util.close_fds, (ours, self.sentinel))  # type: ignore[attr-defined]
         with open(pipe, "wb") as file:
@@ -55,23 +55,23 @@ class _Context(context.ForkServerContext):
 
 
 forking = _Context()
-"""Context of processes that are forked from one that has imported torch (`start_fork_server`)."""
+"""Context of processes forked from the fork server of `start_fork_server`."""
 
 
 def is_forked() -> bool:
-    """Whether this process was forked from the process of `start_fork_server`, which imported this module."""
+    """Whether this process was forked from the fork server, which imported this module."""
     return os.getpid() != _IMPORTED_BY
 
 
 def start_fork_server() -> None:
-    """Starts the process that actors are forked from, unless it runs.
+    """Starts the fork server, unless it runs.
 
-    Actors are not forked from this process, whose threads and locks they would inherit in unknown states.
+    Actors are not forked from this process, as they would inherit its locks in unknown states.
     """
-    # It unblocks the signals of the process that starts it.
+    # Started before the signals are blocked: it unblocks signals of the process that starts it.
     resource_tracker.ensure_running()
-    # A signal to the process group must not end the fork server before its last actor has ended. It inherits the
-    # mask, and ends when no process holds its pipe any more; an actor unblocks the signals that it handles.
+    # A signal to the process group must not end the fork server before its actors. It inherits the blocked signals,
+    # and ends when its pipe is closed by all processes. Actors unblock the signals that they handle.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, END_SIGNALS)
     try:
         _server.ensure_running()

@@ -1,7 +1,7 @@
-"""An actor that joins a run by itself, on any host: `innet-drl actor`.
+"""An actor that joins a run from any host: `innet-drl actor`.
 
-It gets the run's settings from the replay server, plays, and outlives the learner and the server: while one of them is
-away it waits, and says for which.
+It gets the run's settings from the replay server and plays. It outlives the learner and the server: while one of them
+is away it waits, and logs the name.
 """
 
 from __future__ import annotations
@@ -28,34 +28,34 @@ from innet_drl.train.metrics import ActorReport
 from innet_drl.train.published_run import DOCUMENT, PublishedRun, ReportWriter, check_address, published_runs
 
 if TYPE_CHECKING:
-    # The run is found before torch is imported.
+    # torch is imported only after the run has been found.
     from innet_drl.train.actor import Actor
 
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 1.0
-"""Pause between two looks at the server while there is nothing to play for."""
+"""Period at which an idle actor polls the server for a run."""
 CALL_SECONDS = 2.0
-"""Timeout of a call that waits for the learner, after which the actor says so and looks whether the run has changed."""
+"""Timeout of a call that waits for the learner; then the actor logs the wait and checks the run for changes."""
 SILENT_SECONDS = 5.0
-"""Seconds of a wait for the learner before the actor says so, as the client does for a server."""
+"""Seconds of a wait for the learner before the log names it, as for a server."""
 CONNECTION_LOST = (innet.errors.ConnectError, innet.errors.DisconnectedError, innet.errors.DeadlineError)
 
 
 @dataclass(frozen=True)
 class Joining:
-    """An actor's own settings; all others are the run's."""
+    """An actor's own settings; all others are those of the run."""
 
     replay: str
     """Address of the server."""
     index: int
     """Number of the actor."""
     run: str | None = None
-    """Name of the run; `None` for the only one that is published there. Without `namespace`, the name of a run in a
-    namespace begins with that and a slash."""
+    """Name of the run; `None` for the only published one. Without `namespace`, the namespace and a slash are its
+    prefix."""
     replay_ca: Path | None = None
     changes: dict[str, Any] = field(default_factory=dict)
-    """Settings that this host has instead of the run's."""
+    """Settings of this host that replace the run's."""
     token: str = field(default="", repr=False)
     """Token of the server; empty for none."""
     namespace: str = ""
@@ -72,7 +72,7 @@ class Joining:
         )
 
     def config(self, published: PublishedRun, name: str) -> Config:
-        """Returns the run's settings with this host's."""
+        """Returns the run's settings with the changes of this host."""
         config = dataclasses.replace(published.config(), replay=self.replay, replay_ca=self.replay_ca, **self.changes)
         if self.index >= config.actors:
             raise ConfigurationError(
@@ -116,7 +116,7 @@ def join(joining: Joining) -> None:
                 name, published = _await_run(replay, joining, name)
             config = joining.config(published, name)
             environments.check(config)
-            # The settings have the namespace that a name among all runs of the server begins with.
+            # The settings contain the namespace, so the prefix of the name is dropped.
             _play(joining, config, name.rpartition("/")[2], published)
         except _RunEnded:
             logger.info("run %s has ended", name)
@@ -169,13 +169,13 @@ def _play(joining: Joining, config: Config, name: str, published: PublishedRun) 
         )
         time.sleep(POLL_SECONDS)
     finally:
-        # The end of the play is the reason to report; environments that failed may fail again.
+        # A failed environment may fail again; the first error is the one to report.
         with contextlib.suppress(Exception):
             envs.close()
 
 
 class _JoinedRun:
-    """The run of an actor that joined: reports go through the server."""
+    """The run of an actor that joined, with reports through the server."""
 
     def __init__(self, joining: Joining, name: str, published: PublishedRun) -> None:
         self._joining = joining
@@ -209,7 +209,7 @@ class _JoinedRun:
 
     def _warn_of_namesake(self) -> None:
         writers = self._replay.stats(timeout=None)["tables"][self._name]["by_writer"]
-        # The writer of this process is among them.
+        # One of these writers is this process's own.
         if sum(writer["name"] == f"actor {self._joining.index}" for writer in writers) > 1:
             logger.warning(
                 "another actor %d plays for run %s: give each an --index of its own, or their games are equal and "
@@ -219,7 +219,7 @@ class _JoinedRun:
             )
 
     def flush(self, writer: RowWriter, fetch: Callable[[], object] | None) -> None:
-        """Waits for the learner, which samples as much as the replay ratio asks for, and for the server."""
+        """Waits for the replay ratio, that is for the learner's samples, and for the server."""
         started, said = time.monotonic(), False
         while True:
             if fetch is not None:
@@ -238,11 +238,11 @@ class _JoinedRun:
                 return
 
     def report(self, report: ActorReport) -> None:
-        """Pushes the report, and looks whether the run has ended or changed."""
+        """Pushes the report, and checks whether the run has ended or changed."""
         try:
             self._reports.write(report, CALL_SECONDS)
         except innet.errors.DeadlineError:
-            # The server is away, which the next flush says.
+            # The server is away; the next flush logs it.
             return
         self._look()
 
@@ -263,7 +263,7 @@ class _JoinedRun:
 
 
 def _end_on_signals() -> None:
-    """Lets a signal raise `Stopped`, and a second one end the process at once."""
+    """Makes the first signal raise `Stopped`, and the second one kill the process."""
 
     def stop(number: int, frame: object) -> None:
         for other in END_SIGNALS:
@@ -277,11 +277,11 @@ def _end_on_signals() -> None:
 
 
 def _silence_core() -> None:
-    """Drops the core's warning of the last rows, which a learner that is away does not admit; the process ends."""
+    """Suppresses the core's warning about unsent last rows: the process is ending anyway."""
     logging.getLogger("innet_drl").setLevel(logging.ERROR)
 
 
 def _as_environment() -> None:
-    """Leaves the end of the processes of environments to this one, when a signal reaches all."""
+    """Resets signals in environments' processes: the actor's process ends them."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

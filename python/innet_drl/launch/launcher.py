@@ -1,4 +1,4 @@
-"""The places where processes of a run are started: the interface, and its implementation for this machine.
+"""Launchers, which start the processes of a run: the interface, and its implementation for this machine.
 
 `innet_drl.launch.ray` is another implementation.
 """
@@ -17,23 +17,22 @@ from innet_drl.launch.processes import ProcessFailure, await_end, start, start_f
 
 @dataclass(frozen=True)
 class Ended:
-    """The last message of each process: it has ended."""
+    """The last message of each process, sent when it has ended."""
 
     exit_code: int | None
     """`None` if the launcher does not know it."""
     failure: ProcessFailure | None = None
-    """The process's own report of its failure, if it sent one."""
+    """The failure that the process reported, if any."""
 
 
 class Launcher(abc.ABC):
-    """Starts processes of a run, passes their messages on, and ends them with the run. Use it as a context manager.
+    """Starts processes of a run, forwards their messages, and ends them with the run. Use it as a context manager.
 
-    A launcher restarts nothing: the caller decides which process gets a replacement.
+    A launcher restarts nothing; the caller decides about replacements.
     """
 
     listen: str | None = None
-    """Address for the server of a memory in this process, which the launcher's processes can reach; `None` is a Unix
-    socket."""
+    """Address at which an embedded memory is served to the launcher's processes; `None` is a Unix socket."""
     stop_seconds = 10.0
     """Seconds that a process may take to end before it is killed."""
 
@@ -68,7 +67,7 @@ class Launcher(abc.ABC):
         """
 
     def begin_end(self) -> None:  # noqa: B027 - a launcher may leave it to `close`
-        """Asks every process to end, without waiting: processes of several launchers then end at the same time."""
+        """Asks every process to end, without waiting, so that processes of several launchers end in parallel."""
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -103,10 +102,10 @@ class LocalLauncher(Launcher):
         pipe.send(message)
 
     def messages(self) -> list[tuple[str, Any]]:
-        """Returns the messages since the last call; a process that reported its failure is ended."""
+        """Returns the messages since the last call; ends processes that reported a failure."""
         received: list[tuple[str, Any]] = []
         for pipe, name in list(self._pipes.items()):
-            # Environments that are forks of the process hold its end of the pipe, too.
+            # Forked environments may keep the pipe of a dead process open.
             failure, ended = None, not self._processes[name].is_alive()
             try:
                 while failure is None and pipe.poll():

@@ -1,4 +1,4 @@
-"""Several learners: each samples batches of its own, and all apply the mean of their gradients.
+"""Data-parallel learners: each samples its own batches, and all apply the mean of their gradients.
 
 The first learner is the run's process: it publishes, evaluates, writes files and decides when training ends. The
 others are processes that start with the same weights, sample from the same memory and apply the same updates; their
@@ -45,11 +45,11 @@ from innet_drl.train.times import CoreThreads, LearnerTimes
 logger = logging.getLogger(__name__)
 
 WAIT_SECONDS = 0.5
-"""Timeout of a batch, after which a learner checks whether training has ended."""
+"""Timeout of a batch; then a learner checks whether training has ended."""
 STOP_SECONDS = 10.0
 """Seconds that a learner may take to end before it is killed."""
 PROGRAM = "INNET_PROGRAM"
-"""Environment variable by which a server takes processes for one program: it warns where several sample a table."""
+"""Environment variable that marks processes as one program: a server warns if several programs sample a table."""
 GPUS = "CUDA_VISIBLE_DEVICES"
 """Environment variable with the GPUs that a process sees."""
 FAILURE_SECONDS = 2.0
@@ -90,7 +90,7 @@ class LearnerAssignment:
     program: str
     """The run's `INNET_PROGRAM`."""
     gpus: str | None
-    """The run's `CUDA_VISIBLE_DEVICES`. Ray chooses it after the process was started that learners are forked from."""
+    """The run's `CUDA_VISIBLE_DEVICES`, which Ray chooses after the start of the fork server."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ class Learners:
     def _stop(self) -> None:
         self._learner.gradients = None
         self._stack.close()
-        # Learners end by themselves after `end`; otherwise their results are lost and they are killed at once.
+        # After `end` learners exit by themselves. Otherwise their results are lost, and they are killed at once.
         for process in self._processes:
             await_end(process, STOP_SECONDS if self._ended else 0.0)
             process.close()
@@ -176,7 +176,7 @@ class Learners:
         """Ends training in all learners with the same update, and compares their weights; returns the others' times."""
         assert self._learner.gradients is not None
         for pipe in self._pipes:
-            # A learner that has ended is reported by the sum below.
+            # The sum below reports learners that have died.
             with contextlib.suppress(OSError):
                 pipe.send(None)
         try:
@@ -243,7 +243,7 @@ def run_learner(assignment: LearnerAssignment, pipe: multiprocessing.connection.
     os.environ.pop(GPUS, None)
     if assignment.gpus is not None:
         os.environ[GPUS] = assignment.gpus
-    # These signals reach every process of the run; the first learner ends it, and kills learners that do not end.
+    # Signals reach every process of the run; the first learner ends the others, and kills them if necessary.
     for number in END_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     silence_logs()
@@ -252,7 +252,7 @@ def run_learner(assignment: LearnerAssignment, pipe: multiprocessing.connection.
         last: LearnerResult | ProcessFailure = _learn(assignment, pipe)
     except Exception as error:
         last = ProcessFailure.of(error, fatal=True)
-    # The run may have ended.
+    # The first learner may have closed the pipe.
     with contextlib.suppress(OSError):
         pipe.send(last)
     pipe.close()
@@ -294,7 +294,7 @@ def _learn(assignment: LearnerAssignment, pipe: multiprocessing.connection.Conne
                     batch = next(timed)
                 except innet.errors.DeadlineError:
                     if pipe.poll(0):
-                        # Training has ended, and no batch is left whose update would end this learner.
+                        # Training has ended, and without a batch this learner would miss the sum that ends it.
                         learner.gradients.end()
                         break
                     continue

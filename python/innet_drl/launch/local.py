@@ -1,6 +1,6 @@
-"""Sessions of training on this machine: refuses unusable settings, makes or reopens the run's folder, and trains.
+"""Sessions of training: checks the settings, creates or reopens the run's folder, and trains.
 
-Torch is imported once the folder, the environment and the addresses have been checked: a mistake is named at once.
+torch is imported after the checks of folder, environment and addresses, so that mistakes are reported at once.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 Launchers = Callable[[], Launcher]
 """Makes launchers of one run."""
 Place = Callable[[Config, str, Callable[[str], None]], contextlib.AbstractContextManager[Launchers]]
-"""Opens a place for the processes of a run, from its settings, its name and what shows the current phase."""
+"""Context with the launchers of a run, from its settings, its name, and a function that shows the current phase."""
 
 
 def train(
@@ -52,9 +52,9 @@ def train(
         config: The settings; a resumed run takes its own, with any changes.
         out: The run's folder: a new one, or with `resume` an existing one.
         resume: Continue from the folder's newest checkpoint.
-        unused: Where there is a folder `out` already, make `<out>-2`, `<out>-3`, ...
+        unused: If the folder `out` exists, make `<out>-2`, `<out>-3`, ...
         launcher: Place where processes are started: `local`, `ray`, or a launcher's class or its import path.
-        callbacks: Called on the way; they may end training.
+        callbacks: Called during training; they may end it.
         display: Makes the display of the metrics, from a title.
         signals: End training with a checkpoint at SIGINT and SIGTERM, if this is the main thread.
     """
@@ -65,7 +65,7 @@ def train(
     with folder.hold(), display(f"{config.environment_name} in {folder.path}") as shown:
         _check(config, folder, shown, resume=resume)
         if not config.serial:
-            # The fork server imports torch at the same time as this process.
+            # The fork server imports torch in parallel with this process.
             start_fork_server()
         with place(config, folder.name, shown.say) as launchers:
             return _train(config, folder, callbacks, shown, launchers, resume=resume, signals=signals)
@@ -79,9 +79,9 @@ def learn(
     display: Callable[[str], Display] = Display,
     signals: bool = False,
 ) -> Result:
-    """Trains as `train`, with actors that join by themselves, on any host (`innet_drl.launch.joining`).
+    """Trains as `train`, with actors that join from any host (`innet_drl.launch.joining`).
 
-    A run of the folder is continued from its newest checkpoint, if there is one.
+    A run in the folder is continued from its newest checkpoint, if there is one.
     """
     check_address(config.replay)
     forbid_in_children()
@@ -96,7 +96,7 @@ def learn(
 
 
 def _place(launcher: Importable, config: Config) -> Place:
-    """The place of a value of `--launcher`, if the settings fit it."""
+    """Returns the context of launchers for a value of `--launcher`, after checks of the settings."""
     if launcher == "local":
         return lambda *_: contextlib.nullcontext(LocalLauncher)
 
@@ -121,7 +121,7 @@ def _place(launcher: Importable, config: Config) -> Place:
 
 
 def _check(config: Config, folder: RunFolder, display: Display, *, resume: bool) -> None:
-    """Refuses settings that are known to fail before torch is imported, which takes seconds."""
+    """Refuses settings that would fail, before the import of torch, which takes seconds."""
     if resume:
         folder.checkpoint_to_resume()
     if config.replay_ca is not None and not config.replay_ca.is_file():
@@ -160,7 +160,7 @@ def _train(
         from innet_drl.train.trainer import Trainer
 
     resumed = folder.latest_checkpoint() if resume else None
-    # A learner that joins again ends a run that has taken its steps with the evaluation that is missing.
+    # `innet-drl learner` (without launchers) only plays the missing evaluation of a run with all of its steps.
     if (
         launchers is not None
         and resumed is not None
@@ -189,7 +189,7 @@ def _train(
 
 @contextlib.contextmanager
 def _torch_as_before() -> Iterator[None]:
-    """Gives the caller its threads and random numbers of torch back, which a run sets."""
+    """Restores the caller's number of torch threads and random state, which a run changes."""
     import torch
 
     threads = torch.get_num_threads()
@@ -201,7 +201,7 @@ def _torch_as_before() -> Iterator[None]:
 
 
 def _check_pickles(config: Config) -> None:
-    """Functions, classes and arguments of the settings reach other processes by pickle."""
+    """Checks that settings can be pickled for other processes."""
     for field in dataclasses.fields(config):
         try:
             cloudpickle.dumps(getattr(config, field.name))

@@ -1,7 +1,7 @@
 """The loop of the first learner, with actors in processes of their own.
 
-By default its process holds the memory and serves it, on a Unix socket or where the launcher's processes reach it, and
-actors and the other learners connect to it; with `--replay` all of them connect to a server.
+By default its process holds the memory and serves it to actors and the other learners, on a Unix socket or the
+launcher's address; with `--replay` all of them connect to a server.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ WAIT_SECONDS = 0.25
 
 
 def train(trainer: Trainer, launchers: Callable[[], Launcher] | None) -> None:
-    """Trains with actors in processes of their own until the trainer is finished, and leaves a checkpoint."""
+    """Trains with actors in processes of their own until the trainer is finished, and writes a checkpoint."""
     config, settings = trainer.config, trainer.memory_settings()
     actors: Actors | JoinedActors
     launcher = None if launchers is None else launchers()
@@ -77,7 +77,7 @@ def train(trainer: Trainer, launchers: Callable[[], Launcher] | None) -> None:
         with trainer.keeping(lambda: trainer.checkpoint(memory)):
             try:
                 _learn(trainer, memory, actors, batches)
-                # Actors end while the last line and the checkpoint are written.
+                # Actors end in parallel with the last line and the checkpoint.
                 actors.end(finished=not trainer.session.interrupted)
                 if learners is not None:
                     for number, times in learners.end().items():
@@ -102,7 +102,7 @@ def _learn(
     while not trainer.finished:
         try:
             batch = next(timed)
-            # The arrays of the batch before are freed.
+            # The assignment freed the arrays of the previous batch.
             trainer.stopwatch.lap("free")
         except innet.errors.DeadlineError as error:
             trainer.session.say(actors.silence.note() or str(error).removeprefix("the deadline passed: "))
@@ -111,7 +111,7 @@ def _learn(
             trainer.session.note = "learning"
             update = trainer.learn(batch)
             trainer.stopwatch.lap("other")
-            # Priorities are written one update late, so that the learner does not wait for a GPU to compute them.
+            # Priorities are written one update later, so that the learner does not wait for the GPU.
             if pending is not None:
                 ids, earlier = pending
                 trainer.session.ask(functools.partial(memory.update_priorities, ids, trainer.priorities(earlier)))
@@ -120,7 +120,7 @@ def _learn(
             trainer.publish_if_due(memory)
             trainer.evaluate_if_due()
         if trainer.session.interrupted:
-            # The last line of metrics is written while the actors end.
+            # The caller writes the last line of metrics while the actors end.
             break
         now = time.monotonic()
         if now - checked >= WAIT_SECONDS or batch is None:
@@ -145,7 +145,7 @@ def _learn(
 
 
 def _check_actors(actors: Actors | JoinedActors, trainer: Trainer) -> None:
-    # The signal that interrupts the run may have ended actors too: they must not be replaced.
+    # The signal that interrupts the run may also have ended actors, which must not be replaced.
     if trainer.session.interrupted:
         return
     try:
@@ -159,7 +159,7 @@ def _check_actors(actors: Actors | JoinedActors, trainer: Trainer) -> None:
 
 
 def _one_program(config: Config) -> contextlib.AbstractContextManager[None]:
-    """Makes the run's learners one program to a server, unless the environment does, until the run ends."""
+    """Sets `INNET_PROGRAM` during the run, unless it is set, so that a server sees its learners as one program."""
     if config.learners == 1:
         return contextlib.nullcontext()
     return environment_variable(PROGRAM, os.environ.get(PROGRAM) or secrets.token_hex(8))
@@ -167,7 +167,7 @@ def _one_program(config: Config) -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def _learners(trainer: Trainer, memory: str, token: str) -> Iterator[Learners]:
-    """The other learners; serves an aggregator for their gradients unless the settings name one."""
+    """Starts the other learners, and serves an aggregator for gradients unless the settings name one."""
     config = trainer.config
     checkpoint = None if trainer.resumed is None else trainer.resumed.path
     with contextlib.ExitStack() as stack:

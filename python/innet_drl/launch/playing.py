@@ -1,4 +1,4 @@
-"""The loop of an actor, in a process that a launcher started or that joined a run by itself."""
+"""The loop of an actor's process, whether a launcher or the user started it."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ REPORT_SECONDS = 0.5
 CLOSE_SECONDS = 0.5
 """Seconds that an actor may take to send its last rows to a memory that outlives the run."""
 MEMORY_LOST = (innet.errors.ExpiredError, innet.errors.UnknownTableError, innet.errors.ForbiddenError)
-"""Errors of actors whose server was started again without their writers. The learner makes the table again, which the
-token of actors may not allow."""
+"""Errors after a restart of the server without the writers. The learner recreates the table, for which an actor's
+token may lack the permission."""
 
 
 class Run(Protocol):
-    """The run as its actor's loop sees it."""
+    """The interface of a run to the loop of its actor."""
 
     def begin(self, actor: Actor, memory: ReplayMemory) -> None:
         """Called once, before the first step."""
@@ -46,7 +46,7 @@ class Run(Protocol):
 
 @dataclass(frozen=True)
 class ActorAssignment:
-    """What an actor plays for."""
+    """Arguments of an actor's process."""
 
     config: Config
     index: int
@@ -57,13 +57,13 @@ class ActorAssignment:
     first_step: int
     """Agent steps of all actors until now."""
     token: str = field(repr=False)
-    """Token of the replay memory, empty for none. The environment of the fork server is older than the run's."""
+    """Token of the replay memory; empty for none. Not from the environment, as the fork server's may be outdated."""
 
 
 def play(
     assignment: ActorAssignment, envs: Environments, run: Run, playing: Callable[[], object] = lambda: None
 ) -> None:
-    """Plays until `run` (`LeavesRun`), a signal (`Stopped`) or the memory raises; calls `playing` after each step."""
+    """Plays until `run` raises `LeavesRun`, a signal `Stopped`, or the memory an error; `playing` follows each step."""
     config, index = assignment.config, assignment.index
     stopwatch = Stopwatch()
     torch.set_num_threads(config.actor_threads)
@@ -91,8 +91,8 @@ def play(
                 playing()
                 vector_steps += 1
                 if vector_steps % config.chunk_steps == 0:
-                    # Chunks are full. Waiting for them keeps the actor from playing ahead of the replay ratio with
-                    # old parameters, by as many pushes as the writer would hold in flight.
+                    # Chunks are full. Waiting for their acknowledgement keeps the actor from playing ahead of the
+                    # replay ratio with old parameters, by the writer's pushes in flight.
                     run.flush(writer, fetch if config.max_version_lag else None)
                     stopwatch.lap(MEMORY)
                 if time.monotonic() - reported >= REPORT_SECONDS:
@@ -101,7 +101,7 @@ def play(
                     stopwatch.lap("report")
         except (Stopped, LeavesRun):
             if config.replay != "embedded":
-                # The replay ratio may not admit the rows, now that no learner samples.
+                # Without a sampling learner the replay ratio may block the rows.
                 with contextlib.suppress(innet.ReplayError):
                     actor.close(CLOSE_SECONDS)
             raise

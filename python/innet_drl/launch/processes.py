@@ -1,7 +1,7 @@
 """Processes of a run: how they start, report, and end with the learner's process.
 
-Each child reports over a pipe of its own, so that one that dies leaves no lock held. It ends on SIGTERM, and when
-the learner's process is gone.
+Each child has its own pipe for reports, so that a dying process leaves no lock held. It ends on SIGTERM, and with the
+learner's process.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ __all__ = [
 ]
 
 IMPORT_FAILED = 1
-"""Exit code of a process of a run that raised before its main function, which sends every error."""
+"""Exit code of a process that raised before its main function, which reports all errors itself."""
 NO_MAIN_GUARD = 3
-"""Exit code of a process of a run that ends since the script trains when it is imported."""
+"""Exit code of a process whose import of the caller's script would train again."""
 MAIN_GUARD = (
     "a script that trains does so under `if __name__ == '__main__':`, because actors and `train.load` import the script"
 )
@@ -58,29 +58,29 @@ class ProcessFailure:
 
     message: str | Message
     fatal: bool
-    """A replacement would fail in the same way."""
+    """Whether a replacement would fail in the same way."""
     counts: bool = True
-    """A replacement counts as a restart: not where the memory came back empty, or the host was lost."""
+    """Whether a replacement counts as a restart: not after the loss of the memory or of the host."""
     trace: str = ""
     """Traceback of an unforeseen error, whose type and text are `message`."""
 
     @classmethod
     def of(cls, error: Exception, *, fatal: bool) -> ProcessFailure:
-        """The failure by an error; `fatal` concerns those that have no message for the user."""
+        """Returns the failure of an error; `fatal` applies to errors without a message for the user."""
         if isinstance(error, TrainingError | innet.ReplayError):
             return cls(error.message if isinstance(error, TrainingError) else str(error), fatal=True)
         return cls.unforeseen(error, fatal=fatal)
 
     @classmethod
     def unforeseen(cls, error: Exception, *, fatal: bool) -> ProcessFailure:
-        """The failure by an error of any kind, such as one of a user's environment."""
+        """Returns the failure of an unexpected error, for example of a user's environment."""
         lines = "".join(traceback.format_exception_only(error)).strip().splitlines()
         trace = "".join(traceback.format_exception(error))
         return cls("; ".join(lines), fatal, trace=trace)
 
     @property
     def kind(self) -> str:
-        """The stack of the traceback, which failures of one cause share, or the message."""
+        """Key of failures with the same cause: the stack of the traceback, or the message."""
         return "\n".join(line for line in self.trace.splitlines() if line.startswith("  ")) or str(self.message)
 
     @property
@@ -94,10 +94,10 @@ class ProcessFailure:
 
 
 def forbid_in_children() -> None:
-    """Refuses to train where a process of a run, or the loading of its agent, imports the caller's script."""
+    """Refuses to train while a process of a run, or the loading of an agent, imports the caller's script."""
     inheriting = getattr(multiprocessing.current_process(), "_inheriting", False)
     if inheriting and is_forked():
-        # The process that started this one says why.
+        # The parent process prints the reason.
         sys.stdout.flush()
         os._exit(NO_MAIN_GUARD)
     if inheriting or importing.get():
@@ -105,7 +105,7 @@ def forbid_in_children() -> None:
 
 
 def import_failure(exit_code: int | None) -> str | None:
-    """Returns why a process of `start` that ended did not reach its main function; `None` if it did."""
+    """Returns why an ended process of `start` did not reach its main function; `None` if it did."""
     if exit_code == NO_MAIN_GUARD:
         return MAIN_GUARD
     if exit_code == IMPORT_FAILED:
@@ -131,14 +131,14 @@ def start(
             "printed nothing, the system probably killed it: out of memory"
         ) from error
     finally:
-        # With this copy closed, the pipe ends when the process ends.
+        # With this copy closed, the end of the process closes the pipe.
         theirs.close()
     return process, ours
 
 
 @contextlib.contextmanager
 def environment_variable(name: str, value: str) -> Iterator[None]:
-    """Sets a variable of this process's environment meanwhile."""
+    """Sets an environment variable of this process in the context."""
     before = os.environ.get(name)
     os.environ[name] = value
     try:
@@ -155,49 +155,49 @@ class Stopped(BaseException):
 
 
 class LeavesRun(BaseException):
-    """The actor leaves its run, whose memory outlives it. As `Stopped` it is no failure."""
+    """The actor leaves its run, whose memory outlives it. Like `Stopped` it is not a failure."""
 
 
 def prepare_to_play() -> None:
-    """Prepares a process of the run for environments, which it has to close when SIGTERM raises `Stopped`."""
-    # Ctrl-C reaches every process of the terminal; the learner ends the run.
+    """Prepares a process for environments, which it must close when SIGTERM raises `Stopped`."""
+    # Ctrl-C reaches every process of the terminal, but the learner ends the run.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     silence_logs()
     end_with_parent()
-    # To its parent it is a daemon, which ends with the parent. Daemons may not start processes, such as environments.
+    # Daemons may not start processes, such as environments, so that this flag is cleared here.
     multiprocessing.current_process().daemon = False
     os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
-    # Environments that are processes are of the actor's group, by which `await_end` kills those that hang.
+    # Processes of environments share the actor's process group, so that `await_end` can kill them.
     with contextlib.suppress(PermissionError):
         os.setpgid(0, 0)
-    # Gymnasium's warning about environments that are closed during a step: the end of a run does that.
+    # The end of a run closes environments during a step, of which Gymnasium warns.
     warnings.filterwarnings("ignore", message=".*Calling `close` while waiting")
     signal.signal(signal.SIGTERM, _stop)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, END_SIGNALS)
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    # Once: the process then closes its environments.
+    # Only once: the process then closes its environments.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise Stopped
 
 
 def silence_logs() -> None:
-    """Drops the logs of this process: the page is the learner's, and errors of the core reach it as exceptions."""
+    """Silences this process's logs: the terminal belongs to the learner, and core errors are raised as exceptions."""
     package = logging.getLogger("innet_drl")
     package.addHandler(logging.NullHandler())
     package.propagate = False
 
 
 def end_with_parent() -> None:
-    """Ends this process when the learner's is gone, even while a call is blocked."""
+    """Ends this process after the learner's process, even during a blocked call."""
     parent = multiprocessing.parent_process()
     if parent is None:
         return
 
     def watch() -> None:
         multiprocessing.connection.wait([parent.sentinel])
-        # Environments, which would wait for this process.
+        # Kills the environments, which would wait for this process.
         for child in multiprocessing.active_children():
             child.kill()
         os._exit(1)
@@ -206,11 +206,11 @@ def end_with_parent() -> None:
 
 
 def await_end(process: Any, seconds: float) -> None:
-    """Waits for a process to end and kills it if it has not; kills processes that its environments have left."""
+    """Waits for a process to end, and kills it otherwise; kills leftover processes of its environments."""
     process.join(seconds)
     if process.is_alive():
         process.kill()
         process.join()
-    # The group is that of a process which has prepared to play. Others have none.
+    # Only processes that called `prepare_to_play` have a process group.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)

@@ -1,8 +1,8 @@
 """Processes of a run on a Ray cluster: `innet-drl train --launcher ray`.
 
-Ray reserves, places and names; every process is a plain one, the child of a Ray actor on its node. Learner and replay
-server are in this process, and their bundles are reserved on its node. Ray transports the messages of local pipes:
-reports of actors, parameters and results of evaluations. Steps are sent to the replay server directly.
+Ray reserves resources and places processes; each is a child of a Ray actor on its node. Learner and replay server are
+in this process, and their bundles are reserved on its node. Ray transports the messages of pipes: reports of actors,
+parameters and results of evaluations. Steps are sent to the replay server directly.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ logger = logging.getLogger(__name__)
 HERE = ("learner", "replay server")
 """Bundles of this process."""
 POLL_SECONDS = 0.1
-"""Period at which a Ray actor looks for messages of its process."""
+"""Period at which a Ray actor polls its process for messages."""
 CONNECT_SECONDS = 10.0
 WAIT_SECONDS = 2.0
-"""Period at which the driver looks what a reservation waits for."""
+"""Period at which the driver checks a pending reservation."""
 UNPLACED_SECONDS = 10.0
-"""Seconds after which a process that has no node is named."""
+"""Seconds after which the log names a process without a node."""
 
 Bundles = dict[str, dict[str, float]]
 
@@ -71,7 +71,7 @@ def check(config: Config) -> None:
         )
     host, _, port = address.rpartition(":")
     if port.isdigit() and not ray.is_initialized():
-        # Ray tries for minutes, during which Ctrl-C has no effect.
+        # Checked here, because Ray retries for minutes and ignores Ctrl-C.
         try:
             socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
         except OSError as error:
@@ -85,7 +85,7 @@ def check(config: Config) -> None:
 def cluster(config: Config, name: str, say: Callable[[str], None]) -> Iterator[Callable[[], Launcher]]:
     """Reserves the resources of a run on the cluster of RAY_ADDRESS, or on a local one.
 
-    Yields what makes launchers of the run's processes. A wait for resources says for which, and ends on Ctrl-C.
+    Yields a factory of launchers. The log names the resources that the run waits for; Ctrl-C ends the wait.
     """
     say("connecting to Ray")
     full = f"innet-drl/{name}"
@@ -97,7 +97,7 @@ def cluster(config: Config, name: str, say: Callable[[str], None]) -> Iterator[C
             advice = "choose another {folder}, whose last part is the name"
             raise _unusable(Message(f"another run named {{name!r}} is on the cluster: {advice}", name=name))
         check_node(wanted, here)
-        # The learner's process has its folder, and the page, on this node.
+        # The run's folder and the terminal of the learner are on this node.
         labels = [{"ray.io/node-id": node} if each in HERE else {} for each in wanted]
         group = placement_group(list(wanted.values()), name=full, bundle_label_selector=labels)
         stack.callback(remove_placement_group, group)
@@ -118,14 +118,14 @@ def cluster(config: Config, name: str, say: Callable[[str], None]) -> Iterator[C
 
 @contextlib.contextmanager
 def _connected(config: Config) -> Iterator[None]:
-    """Connects to a cluster, or starts one on this machine for this process; leaves a program's own connection."""
+    """Connects to a cluster, or starts a local one for this process; keeps an existing connection of the program."""
     if ray.is_initialized():
         yield
         return
     address = os.environ.get("RAY_ADDRESS") or "local"
     options: dict[str, Any] = {"logging_level": logging.WARNING, "namespace": "innet-drl"}
     if address == "local":
-        # As many processes as `--launcher local` would start here.
+        # Allows as many processes as `--launcher local`.
         cpus = sum(bundle["CPU"] for bundle in bundles(config, gpus=0).values())
         options |= {"num_cpus": max(cores(), int(cpus)), "include_dashboard": False}
         logger.info("starting a local Ray cluster; RAY_ADDRESS names another one")
@@ -140,7 +140,7 @@ def _connected(config: Config) -> Iterator[None]:
 
 
 def check_node(wanted: Bundles, here: dict[str, Any]) -> None:
-    """Refuses a learner that this node can never hold: other nodes that join do not help."""
+    """Refuses a learner that exceeds this node's resources: more nodes would not help."""
     for resource, advice in (
         ("GPU", "take {device} cpu"),
         ("CPU", "lower {learner_threads} or {learners}, name a server ({replay})"),
@@ -156,7 +156,7 @@ def check_node(wanted: Bundles, here: dict[str, Any]) -> None:
 
 
 def _lacking(wanted: Bundles, here: dict[str, Any]) -> str:
-    """Names the bundles that do not fit into what is free, and the resources that they wait for."""
+    """Names the bundles that exceed the free resources, and what they wait for."""
     free, total = ray.available_resources(), ray.cluster_resources()
     for resource in ("GPU", "CPU"):
         needs = {name: bundle[resource] for name, bundle in wanted.items() if resource in bundle}
@@ -190,7 +190,7 @@ def _placement(group: PlacementGroup, names: list[str]) -> str:
 
 @contextlib.contextmanager
 def _reserved_gpus(placed: _Placed) -> Iterator[None]:
-    """Shows this process the GPUs that Ray has reserved for the learner, before torch looks for them."""
+    """Limits this process to the GPUs that Ray has reserved for the learner, before torch initializes CUDA."""
     holder = placed.actor(_Gpus, "learner", num_gpus=placed.bundles["learner"]["GPU"]).remote()
     with environment_variable("CUDA_VISIBLE_DEVICES", ",".join(ray.get(holder.numbers.remote()))):
         yield
@@ -210,18 +210,18 @@ class _Placed:
     def __init__(self, group: PlacementGroup, bundles: Bundles, namespace: str, address: str) -> None:
         self.bundles = bundles
         self.address = address
-        """This node's, by which others reach it."""
+        """Address of this node for other nodes."""
         self._group = group
         self._namespace = namespace
 
     @property
     def complete(self) -> bool:
-        """Whether every bundle has a node: a node that died has left some without."""
+        """Whether every bundle has a node: a dead node leaves bundles without one."""
         state: str = placement_group_table(self._group)["state"]
         return state == "CREATED"
 
     def actor(self, kind: type, name: str, **options: Any) -> Any:
-        """Returns what creates a named Ray actor in the bundle of its name. Ray does not restart it."""
+        """Returns the factory of a named Ray actor in the bundle of its name. Ray does not restart it."""
         bundle = list(self.bundles).index(name)
         return ray.remote(kind).options(
             name=name,
@@ -240,9 +240,9 @@ class _Host:
             raise RuntimeError(
                 f"its node has innet-drl {innet.__version__}, and the learner's {release}: install the same release"
             )
-        # As on the command line: threads that wait for work leave the core to others.
+        # As on the command line: idle OpenMP threads must not spin.
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-        # The process would import Ray's main module.
+        # Otherwise the child process would import Ray's main module.
         vars(sys.modules["__main__"]).pop("__file__", None)
         self._lock = threading.Lock()
         self._runs = threading.Event()
@@ -252,7 +252,7 @@ class _Host:
         self._process = (name, main, *arguments)
 
     def __repr__(self) -> str:
-        # Ray writes it before each line that the process prints.
+        # Ray prefixes each printed line of the process with it.
         return str(self._process[0])
 
     def node(self) -> str:
@@ -261,9 +261,9 @@ class _Host:
         return node
 
     def messages(self, received: int) -> tuple[int, list[Any]]:
-        """Waits for messages of the process, which the first call starts; returns them and the number of their batch.
+        """Waits for messages of the process; returns the number of their batch, and the messages. Starts it at first.
 
-        A batch is repeated until a call has `received` it: it may have been lost with a connection.
+        A batch is repeated until a call confirms it by `received`, as a reply may be lost with a connection.
         """
         with self._lock:
             if not self._runs.is_set():
@@ -273,7 +273,7 @@ class _Host:
             call = self._calls
         while True:
             with self._lock:
-                # A call whose reply is lost may still wait here when the next one comes.
+                # An earlier call, whose reply was lost, may still wait here.
                 if call != self._calls:
                     return received, []
                 if received == self._batches and (found := [message for _, message in self._launcher.messages()]):
@@ -295,7 +295,7 @@ class _Host:
 
 
 class RayLauncher(Launcher):
-    """Starts processes in the bundles of a placement group, each as the child of a named Ray actor."""
+    """Starts processes in the bundles of a placement group, each as a child of a named Ray actor."""
 
     def __init__(self, placed: _Placed) -> None:
         host = f"[{placed.address}]" if ":" in placed.address else placed.address
@@ -329,7 +329,7 @@ class RayLauncher(Launcher):
         host.send.remote(name, message)
 
     def messages(self) -> list[tuple[str, Any]]:
-        """Returns the messages since the last call; the process of a node that died has ended."""
+        """Returns the messages since the last call; processes of a dead node have ended."""
         received: list[tuple[str, Any]] = []
         for poll in self._ready(list(self._polls)):
             name = self._polls.pop(poll)
@@ -337,7 +337,7 @@ class RayLauncher(Launcher):
             try:
                 batch, messages = ray.get(poll)
             except ActorUnavailableError:
-                # Ray finds out whether its node has died.
+                # Ray does not know yet whether the node has died.
                 pass
             except RayError as error:
                 messages = [Ended(None, self._failure(name, error))]
@@ -359,25 +359,25 @@ class RayLauncher(Launcher):
         self._polls = {poll: other for poll, other in self._polls.items() if other != name}
 
     def _failure(self, name: str, error: RayError) -> ProcessFailure:
-        """Why a Ray actor is gone, with its process."""
+        """Returns why a Ray actor has died, and its process with it."""
         if isinstance(error, RayActorError) and error.actor_init_failed:
             return ProcessFailure(_summary(error), fatal=True)
         node = self._nodes[name]
         home = None
-        # Its node may have died before it was told.
+        # The actor may have died before it reported its node.
         with contextlib.suppress(RayError):
             home = ray.get(node) if self._ready([node]) else None
         alive = any(each["NodeID"] == home and each["Alive"] for each in ray.nodes())
         return ProcessFailure(_summary(error), fatal=False, counts=alive)
 
     def _name_unplaced(self) -> None:
-        """Says which processes have no node, once for each."""
+        """Logs each process without a node once."""
         for name, started in list(self._started.items()):
             if time.monotonic() - started < UNPLACED_SECONDS:
                 continue
             if self._ready([self._nodes[name]]):
                 del self._started[name]
-            # A busy Ray finds out late that a node has died: until then the process may still start.
+            # Ray may detect a dead node late; until then the process may still start.
             elif not self._placed.complete:
                 del self._started[name]
                 bundle = ", ".join(f"{amount:g} {each}" for each, amount in self._placed.bundles[name].items())
@@ -389,7 +389,7 @@ class RayLauncher(Launcher):
             host.end.remote()
 
     def close(self) -> None:
-        """Ends every process; kills those that do not end, or wait for a node."""
+        """Ends every process; kills processes that do not end or have no node."""
         for name in list(self._hosts):
             if not self._ready([self._nodes[name]]):
                 self._forget(name)
@@ -407,6 +407,6 @@ def _unusable(reason: str | Message) -> ConfigurationError:
 
 
 def _summary(error: BaseException) -> str:
-    """The last line of an error of Ray, which has the reason."""
+    """The last line of a Ray error, which has the reason."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[-1].strip()

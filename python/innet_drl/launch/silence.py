@@ -1,4 +1,4 @@
-"""Names actors that report nothing, as of a hung environment."""
+"""Logs actors that stop reporting, for example because an environment hangs."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from innet_drl.train.errors import Message
 logger = logging.getLogger(__name__)
 
 SILENT_SECONDS = 60.0
-"""Seconds without a report after which an actor is named."""
+"""Seconds without a report after which an actor is logged."""
 LONGEST_GAP = 1.0
-"""Largest part of the time between two checks that counts: the learner may have been busy, and its actors waited."""
+"""Largest counted time between two checks: while the learner is busy, its actors may wait for it."""
 
 
 class Silence:
     """Time since each actor's last report, while the learner samples or waits for samples.
 
-    Such a learner lets each actor write within seconds, so a long silence is that of the actor's environment.
+    Such a learner lets each actor write within seconds, so that the actor's environment causes a long silence.
     """
 
     def __init__(self, cause: str | Message, clock: Callable[[], float] = time.monotonic) -> None:
@@ -36,7 +36,7 @@ class Silence:
         self._named.discard(actor)
 
     def check(self, reported: Iterable[int]) -> None:
-        """Takes the actors that have reported since the last check, and logs once which of the others are silent."""
+        """Resets actors that have `reported` since the last check, and logs each silent actor once."""
         now = self._clock()
         elapsed, self._checked = min(now - self._checked, LONGEST_GAP), now
         for actor in self._silent:
@@ -51,11 +51,11 @@ class Silence:
                 logger.warning("%s", self._line([actor]))
 
     def seconds(self, actor: int) -> float:
-        """Seconds since the actor's last report or its start, of which all count."""
+        """All seconds since the actor's last report or its start, without the limit of `check`."""
         return self._clock() - self._heard[actor]
 
     def note(self) -> str:
-        """What the page says of silent actors; may be empty."""
+        """Note on silent actors for the page; may be empty."""
         return self._line(sorted(self._named)).with_flags if self._named else ""
 
     def _line(self, actors: list[int]) -> Message:

@@ -1,4 +1,4 @@
-"""Processes of a benchmark, which talk to it over pipes; the failure of one ends the measurement."""
+"""Processes of a benchmark, connected by pipes; the failure of one ends the measurement."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Crew:
         return pipe
 
     def receive(self, pipe: Connection, extra_seconds: float = 0.0) -> Any:
-        """Returns the next message of one process. Receives from all: if one fails, the others would wait for it.
+        """Returns the next message of one process. Receives from all processes, to detect the failure of any.
 
         Raises:
             BenchError: A process failed or ended, or no message was received for `START_SECONDS + extra_seconds`.
@@ -76,11 +76,11 @@ class Crew:
 
 
 def _run(role: Callable[..., None], arguments: tuple[Any, ...], pipe: Connection) -> None:
-    # Ctrl-C ends the command, which ends its processes.
+    # The command handles Ctrl-C, and ends its processes.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
     try:
-        # The command closes the pipe when it has its results.
+        # The command closes the pipe once it has the results.
         with contextlib.suppress(EOFError):
             role(pipe, *arguments)
     except (Stopped, BrokenPipeError):

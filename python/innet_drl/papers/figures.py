@@ -1,4 +1,4 @@
-"""Tables and pictures of the rows of `innet-drl bench paper`: against the actors, or the delay of an emulated link."""
+"""Tables and pictures of `innet-drl bench paper`, over the number of actors or the delay of an emulated link."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DELAYED = {
     "learner: link": "MB a second over the learner's link",
     "actors: link": "MB a second over the actors' link",
 }
-"""Figures against the delay."""
+"""Figures over the delay."""
 COLOURS = {"redis": "#888888", "shared": "#d98c3f", "sampling": "#3f6fd9", "ahead": "#2f9e77", "edge": "#8a5cb8"}
 HATCHES = {"kernel": "", "kernel-spin": "//", "fstack": "xx"}
 PARTS = {
@@ -159,7 +159,7 @@ def _bars(axis: Any, rows: list[Row], what: str, value: str, title: str, upper: 
     if upper is not None:
         axis.set_yscale("log")
         least, most = axis.get_ylim()
-        # Plain numbers at the powers of ten, and between them where there are few.
+        # Plain numbers at powers of ten, and between them on short axes.
         axis.yaxis.set_major_locator(ticker.LogLocator(subs=(1.0,) if most > 100 * least else (1.0, 2.0, 5.0)))
         axis.yaxis.set_major_formatter("{x:,g}")
         axis.minorticks_off()

@@ -1,7 +1,7 @@
-"""`innet-drl bench gradients`: the sum of learners' gradients by innet-drl and by other systems, in turn.
+"""`innet-drl bench gradients`: gradient all-reduce by innet-drl and other systems, in turn.
 
-Every worker is a process that takes part in all systems. A trial is a number of sums by one system, one after the
-other. `docs/reports/2026-11-22-gradients.md` defines the figures.
+Every worker process is a member of all systems. A trial is a series of sums by one system.
+`docs/reports/2026-11-22-gradients.md` defines the figures.
 """
 
 from __future__ import annotations
@@ -64,17 +64,17 @@ class Endpoints:
     memifs: services.Memifs | None
     """`None` if memif is not measured."""
     store: str
-    """File by which Gloo's workers find each other."""
+    """File of Gloo's rendezvous."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A number of sums of one vector by one system."""
+    """A series of sums of one vector by one system."""
 
     system: str
     bytes: int
     loss: float | None
-    """Share of datagrams that are lost, and arrive one by one; `None` where none is."""
+    """Share of lost datagrams, with GRO off; `None` for no loss, with GRO on (`losses.lose`)."""
     count: int
 
 
@@ -138,7 +138,7 @@ class _Bench:
         self._connections: dict[str, innet.Replay] = {}
         """Connections to the innet-replay servers, for their statistics."""
         self._servers: dict[str, int] = {}
-        """Processes of servers, whose processor time belongs to their systems."""
+        """Process ids of the servers, for their processor time."""
 
     def __enter__(self) -> _Bench:
         with contextlib.ExitStack() as running:
@@ -150,7 +150,7 @@ class _Bench:
             self._aggregator = running.enter_context(services.aggregator(switch))
             server, self._servers["innet"] = self._aggregator.address, self._aggregator.process.pid
             servers = [server if made is None else server.replace("0.0.0.0", made.switch_address(n)) for n in workers]
-            # Like a worker, it has a link of its own.
+            # The parameter server has its own link, like a worker.
             host = ("127.0.0.1", None) if made is None else (made.address(len(workers)), made.machine(len(workers)))
             parameters = crew.start(_serve_parameters, self._workers, self._max_bytes, *host)
             sums_at, self._servers["parameter-server"] = crew.receive(parameters)
@@ -268,7 +268,7 @@ def _serve_parameters(pipe: Connection, workers: int, max_bytes: int, host: str,
 
 
 def _work(pipe: Connection, endpoints: Endpoints, rank: int) -> None:
-    """The main function of a worker, which takes part in trials of all systems."""
+    """The main function of a worker, for trials of all systems."""
     namespace = endpoints.namespaces[rank]
     enter(namespace)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo" if namespace is None else MACHINE_DEVICE
@@ -284,12 +284,12 @@ def _work(pipe: Connection, endpoints: Endpoints, rank: int) -> None:
                 pipe.send(reward.train(sum_once, rank, endpoints.workers, goal=trial.goal, seconds=trial.seconds))
                 continue
             sum_once = sums.of(trial)
-            # After the first trial's join, whose socket is new.
+            # After the join, which opens the socket.
             lose(trial.loss)
             given = _values(rank, trial.bytes)
             values = given.copy()
             seconds, cpu = [], 0.0
-            # The first sum waits for workers that received the trial later.
+            # The first sum is not timed, because it waits for workers that received the trial later.
             for number in range(trial.count + 1):
                 np.copyto(values, given)
                 began, cpu_began = time.perf_counter(), time.process_time()

@@ -1,7 +1,4 @@
-"""Emulated machines in network namespaces: a switch, and a link of a given rate to each machine.
-
-This is the topology of a rack. It compares systems in the switch with systems at the end of a link.
-"""
+"""Machines in network namespaces, with a link of a given rate to a switch: the topology of a rack."""
 
 from __future__ import annotations
 
@@ -17,9 +14,9 @@ from pathlib import Path
 from innet_drl.papers.crew import BenchError
 
 BURST = "8kb"
-"""Burst of a link: few packets, so that the rate also limits small vectors."""
+"""Burst of a link: a few packets, so that the rate also limits small vectors."""
 QUEUE = "8mb"
-"""Queue of a link: long enough that no packet is lost."""
+"""Queue of a link: long enough to lose no packet."""
 MACHINE_DEVICE = "uplink"
 """Device of a machine at its link."""
 _CLONE_NEWNET = 0x40000000
@@ -93,7 +90,7 @@ def within(name: str | None) -> list[str]:
 
 
 def enter(name: str | None) -> None:
-    """Moves this thread, and threads that it starts, to a namespace; `None` is the current one.
+    """Moves this thread and its future threads to a namespace; `None` is the current one.
 
     Raises:
         BenchError: The permission is missing.

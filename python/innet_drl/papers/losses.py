@@ -1,6 +1,6 @@
-"""Losses of datagrams, by the kernel: a filter of each UDP socket drops some at random.
+"""Datagram loss in the kernel: a BPF filter on each UDP socket drops datagrams at random.
 
-A relay would have more to do for a datagram than both ends, and hide what a loss costs.
+A relay would take more time for a datagram than both ends, and hide the cost of a loss.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from innet_drl import server_cli
 _SO_ATTACH_FILTER, _SO_DETACH_FILTER, _UDP_GRO = 26, 27, 104
 _LOAD, _KEEP_IF_AT_LEAST, _RETURN = 0x20, 0x35, 0x06
 _RANDOM = 0xFFFFF000 + 56
-"""Place of a random number for a filter (`SKF_AD_OFF + SKF_AD_RANDOM` of linux/filter.h)."""
+"""Offset at which a filter loads a random number (`SKF_AD_OFF + SKF_AD_RANDOM` of linux/filter.h)."""
 
 
 def lose(share: float | None) -> None:
-    """Drops a share of the datagrams that this process receives, in UDP sockets that are open.
+    """Drops a share of the datagrams that the open UDP sockets of this process receive; `None` drops none.
 
-    They arrive one by one, as from a network; with `None` all arrive, on one machine many at a time.
+    With loss, GRO is off, so that datagrams arrive one by one as from a network. With `None`, GRO is on.
     """
     program = [
         (_LOAD, 0, 0, _RANDOM),
@@ -44,7 +44,7 @@ def lose(share: float | None) -> None:
                 pointed = struct.pack("@HP", len(program), ctypes.addressof(code))
                 end.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, pointed)
             else:
-                # There may be none.
+                # The socket may have no filter.
                 with contextlib.suppress(OSError):
                     end.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
 
@@ -52,14 +52,14 @@ def lose(share: float | None) -> None:
 def _sockets() -> Iterator[socket.socket]:
     """The sockets of this process, as duplicates."""
     for number in map(int, os.listdir("/proc/self/fd")):
-        # The number of the listing itself is closed.
+        # The descriptor of the listing itself is closed.
         with contextlib.suppress(OSError):
             if stat.S_ISSOCK(os.fstat(number).st_mode):
                 yield socket.socket(fileno=os.dup(number))
 
 
 def main() -> None:
-    """Runs `innet-replay`, and answers each line of the input, a share or `None`, when it loses that share."""
+    """Runs `innet-replay`; applies `lose` to each line of the input, a share or `None`, and confirms it."""
 
     def obey() -> None:
         for line in sys.stdin:

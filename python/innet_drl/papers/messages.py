@@ -1,8 +1,8 @@
 """Messages of a run over Redis: encoded by actors, decoded by the learner.
 
-Redis knows no columns and no windows: a message is one value of bytes, arrays one after the other (`layout_of`),
-which both ends derive from the settings. There are two formats: `FrameFormat` sends rows, each frame once;
-`StackFormat` sends whole transitions of stacked float32 observations, as Furukawa and Matsutani (2022) did.
+Redis has no columns or windows: a message is one byte string of concatenated arrays (`layout_of`), whose layout both
+ends derive from the settings. `FrameFormat` sends rows with each frame once; `StackFormat` sends whole transitions of
+stacked float32 observations, as Furukawa and Matsutani (2022) did.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MessageFormatName = Literal["frames", "stacks"]
 TRANSITIONS = 200
 """Transitions of a message, by default."""
 STACKS_SHARE = 0.9
-"""Share of `max_bytes` that the learner's own replay of stacks may fill with steps."""
+"""Share of `max_bytes` for the steps of the learner's own replay of stacks."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class MessageOptions:
 
 
 def layout_of(columns: Mapping[str, tuple[str, tuple[int, ...]]]) -> np.dtype[np.void]:
-    """The arrays of a message, by name, dtype and shape, one after the other in one buffer."""
+    """Layout of a message: concatenated arrays of these dtypes and shapes."""
     return np.dtype([(name, *column) for name, column in columns.items()])
 
 
@@ -113,7 +113,7 @@ class FrameFormat:
         return _FrameReader(self, replay)
 
     def batch(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
-        """Converts the arrays of a batch, sampled with `view`, to those that the learner reads: here unchanged."""
+        """Converts the arrays of a batch sampled with `view` for the learner: here unchanged."""
         return dict(arrays)
 
 
@@ -132,7 +132,7 @@ class _FrameBuilder:
         self._filled += 1
 
     def fill(self, message: Arrays) -> bool:
-        """Fills the arrays of a message and returns `True`, if there are enough rows for one."""
+        """Fills a message and returns `True` if there are enough rows for one."""
         if self._filled < self._rows:
             return False
         for name, values in self._arrays.items():
@@ -142,7 +142,7 @@ class _FrameBuilder:
 
 
 class _FrameReader:
-    """Has one writer for each actor: its environments are streams of their own."""
+    """Has a writer for each actor, with a stream for each environment."""
 
     def __init__(self, frames: FrameFormat, replay: innet.Replay) -> None:
         self._frames, self._replay = frames, replay
@@ -170,8 +170,8 @@ class StackFormat:
     Args:
         settings: Settings of the memory.
         transitions: Transitions of a message.
-        codec: Codec of the observations in the learner's replay. LZ4 stores a Breakout transition in 4 KB, whose two
-            observations have 225,792 bytes.
+        codec: Codec of the observations in the learner's replay. LZ4 stores the two observations of a Breakout
+            transition, 225,792 bytes, in 4 KB.
     """
 
     compressed = False
@@ -210,13 +210,13 @@ class StackFormat:
         return _StackReader(self, replay)
 
     def batch(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
-        """Drops the dimension of a window's rows, which is 1."""
+        """Drops the dimension of a window's rows, of size 1."""
         return {name: array[:, 0] if name in self.table.columns else array for name, array in arrays.items()}
 
 
 @dataclass
 class _OpenTransition:
-    """A transition whose bootstrap observation is still to come."""
+    """A transition that waits for its bootstrap observation."""
 
     observation: NDArray[Any]
     action: Any
@@ -238,7 +238,7 @@ class _StackBuilder:
         self._complete: list[dict[str, Any]] = []
 
     def add(self, row: StepRow) -> None:
-        # Frames before an episode's first one are zero, as AtariVectorEnv stacks them.
+        # Frames before an episode's first are zero, as in AtariVectorEnv.
         self._observation[row["first"]] = 0
         self._observation[:, :-1] = self._observation[:, 1:]
         self._observation[:, -1] = row["frame"]
@@ -291,7 +291,7 @@ class _StackBuilder:
 
 
 class _StackReader:
-    """Has one writer for all actors: each index of a message is a stream, and each transition a row of its own."""
+    """Has one writer for all actors: each index of a message is a stream, and each transition one row."""
 
     def __init__(self, stacks: StackFormat, replay: innet.Replay) -> None:
         count = stacks.transitions

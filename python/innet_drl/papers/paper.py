@@ -54,7 +54,7 @@ DELAYED_DEFAULTS: dict[str, Any] = {
     "actor_ms": 100.0,
     "update_ms": 10.0,
 }
-"""Cases over an emulated link. Roles that compute for as long as in the paper would hide every delay."""
+"""Cases over an emulated link. The computing times of the paper would hide every delay."""
 LATENCY_LAPS = {
     "actor push": ("actors", ("push",)),
     "actor pull": ("actors", ("pull",)),
@@ -65,12 +65,12 @@ LATENCY_LAPS = {
     "learner sampling: sample": ("learner", ("sample: sample",)),
     "learner priorities": ("learner", ("priorities",)),
 }
-"""Latencies: whose clocks, and which laps."""
+"""Latencies: the role and the laps that each sums."""
 TIME_SHARES: dict[str, dict[str, tuple[str, ...]]] = {
     "actors": {"compute": ("compute",), "pull": ("pull",), "push": ("push",)},
     "learner": {"train": ("train",), "sample": ("sample", "priorities"), "set": ("set",)},
 }
-"""Shares of the time of actors and learner; all but the first of each are communication."""
+"""Shares of the time of actors and learner; all except the first of each are communication."""
 
 
 def run(flags: PaperFlags) -> None:
@@ -151,7 +151,7 @@ def run(flags: PaperFlags) -> None:
 
 
 def _with_defaults(flags: PaperFlags) -> Any:
-    """Returns the flags, with the default values of those that have none."""
+    """Returns the flags with defaults for missing values."""
     defaults = DELAYED_DEFAULTS if flags.delay_ms else DEFAULTS
     given = {name: value for name in defaults if (value := getattr(flags, name)) is not None}
     return dataclasses.replace(flags, **{**defaults, **given})
@@ -206,7 +206,7 @@ def _rows(case: Case, measured: Measured) -> list[Row]:
         for what, (role, names) in LATENCY_LAPS.items()
         if (times := gather(role, names))
     ]
-    # The rate of each actor is over its own time: actors start one after the other.
+    # The rate of an actor is over its own time, as actors start one after the other.
     rate = sum(1e3 * len(each["push"]) / sum(map(sum, each.values())) for each in measured.actors)
     rows.append(row("pushes", per_s=round(rate, 3), ideal_per_s=round(1e3 * case.actors / case.actor_ms, 3)))
     rows.append(row("experiences", per_s=round(rate * TRANSITIONS, 1)))

@@ -1,7 +1,7 @@
 """A parameter server over TCP, the baseline of `innet-drl bench gradients`.
 
-Each worker sends its whole vector, and receives the sum of all. A message is its length in bytes as u64, and float32
-values, little-endian. The time of a sum is copies by the kernel and additions by NumPy: a server in Rust was no faster
+Each worker sends its vector and receives the sum. A message is a length in bytes (u64) and float32 values,
+little-endian. The kernel's copies and NumPy's additions take all of the time: a server in Rust was no faster
 (docs/explanation/decisions.md).
 """
 
@@ -20,11 +20,11 @@ from innet_drl.papers.crew import BenchError
 HEADER = 8
 """Bytes of a message before its values."""
 PIECE = 128 << 10
-"""Bytes received at a time, few enough to be added from the cache."""
+"""Bytes received at a time; a piece fits the cache for the addition."""
 
 
 def serve(pipe: Connection, workers: int, max_bytes: int, host: str) -> None:
-    """The main function of the server's process: sends address and process id, and sums until a worker leaves."""
+    """The main function of the server's process: sends its address and process id, then sums until a worker leaves."""
     with socket.create_server((host, 0)) as listener:
         pipe.send(("{}:{}".format(*listener.getsockname()), os.getpid()))
         connections = [_without_delay(listener.accept()[0]) for _ in range(workers)]
@@ -39,14 +39,14 @@ def serve(pipe: Connection, workers: int, max_bytes: int, host: str) -> None:
 
 
 def _sum(connections: list[socket.socket], message: memoryview, piece: NDArray[np.float32]) -> int:
-    """Receives the vectors into the message that has their sum, and returns their size in bytes."""
+    """Receives the vectors, adds them up in `message`, and returns their size in bytes."""
     first, *others = connections
     _receive(first, message[:HEADER])
     header = bytes(message[:HEADER])
     size = int.from_bytes(header, "little")
     if size > len(message) - HEADER or size % 4:
         raise BenchError(f"a vector of {size} bytes: at most {len(message) - HEADER}, of 4 each")
-    # The kernel takes the others' vectors in meanwhile.
+    # Socket buffers receive the other vectors meanwhile.
     total = np.frombuffer(message, np.float32, size // 4, HEADER)
     _receive(first, total)
     for connection in others:

@@ -1,4 +1,4 @@
-"""Redis as every comparison uses it: a client with the fastest settings, a server without persistence.
+"""Redis for all comparisons: a client with the fastest settings, and a server without persistence.
 
 Needs the extra `redis`.
 """
@@ -17,7 +17,7 @@ from redis.connection import Encoder, PythonRespSerializer
 ANSWER_SECONDS = 60.0
 """Timeout of a command."""
 READ_BYTES = 1 << 18
-"""Bytes received at a time. Values have megabytes, and redis-py's default of 64 KiB took a tenth longer."""
+"""Bytes received at a time. Values of megabytes took 10 % longer with redis-py's default of 64 KiB."""
 START_SECONDS = 60.0
 
 
@@ -27,13 +27,13 @@ def connect(address: str, password: str = "", *, hiredis_packs: bool = False, **
     Args:
         address: `redis://host:port`.
         password: Password of the Redis; empty for none.
-        hiredis_packs: Whether hiredis encodes commands, as it does by default where it is installed. It copies each
-            value: a push of 45 MB takes twice as long.
+        hiredis_packs: Whether hiredis encodes commands, the default of redis-py if it is installed. It copies each
+            value, so that a push of 45 MB takes twice as long.
         options: Further arguments of redis-py.
     """
     if not hiredis_packs:
         options["command_packer"] = PythonRespSerializer(6_000, Encoder("utf-8", "strict", False).encode)
-    # No retry: a push whose answer was lost would be inserted twice.
+    # No retries: a push with a lost answer would be inserted twice.
     retry = redis.retry.Retry(redis.backoff.NoBackoff(), 0)
     defaults = {"socket_timeout": ANSWER_SECONDS, "socket_read_size": READ_BYTES, "retry": retry}
     return redis.Redis.from_url(address, password=password or None, **{**defaults, **options})

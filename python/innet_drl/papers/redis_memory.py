@@ -1,7 +1,7 @@
-"""The baseline: a memory in the learner's process that a Redis relays experience to.
+"""The baseline: a memory in the learner's process, with Redis as the transport of experience.
 
-A thread of the learner takes every message off the Redis list and appends its rows to a replay memory in this
-process, from which the learner samples.
+A thread of the learner pops every message of the Redis list and appends its rows to a replay memory in this process,
+from which the learner samples.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class RedisMemory(ReplayMemory):
 
     @classmethod
     def check(cls, config: Config, token: str) -> None:
-        """Connects to the Redis, which has neither several learners nor a bound on its actors' parameters."""
+        """Connects to the Redis. Refuses several learners and `max_version_lag`, which Redis does not support."""
         for name, only in (("learners", 1), ("max_version_lag", 0)):
             if (value := getattr(config, name)) != only:
                 raise ConfigurationError(
@@ -60,7 +60,7 @@ class RedisMemory(ReplayMemory):
     @classmethod
     @contextlib.contextmanager
     def create(cls, settings: MemorySettings) -> Iterator[Self]:
-        """Opens the learner's side, on keys without old messages or parameters, which go when it is closed.
+        """Opens the learner's side on empty keys, which it deletes at the end.
 
         Raises:
             ConfigurationError: A new run finds the keys of another one.
@@ -81,7 +81,7 @@ class RedisMemory(ReplayMemory):
                     "experience and parameters go through the Redis at %s, the learner samples here", settings.address
                 )
                 yield cls(store, settings, own)
-            # The Redis may be gone by now.
+            # The Redis may have ended.
             with contextlib.suppress(ReplayMemoryError):
                 store.clear()
 
@@ -140,7 +140,7 @@ class RedisWriter:
         store: Connection to the list.
         messages: Format of the messages.
         actor: Index of the actor.
-        most_waiting: Messages that may be on the list before the actor waits.
+        most_waiting: Length of the list above which the actor waits.
     """
 
     def __init__(self, store: RedisStore, messages: MessageFormat, actor: int, most_waiting: int) -> None:
@@ -153,7 +153,7 @@ class RedisWriter:
         """Takes a row, and pushes the messages that it completes.
 
         Raises:
-            ConfigurationError: The row has last observations of games that were reset at once.
+            ConfigurationError: The row has last observations of a SAME_STEP environment.
         """
         if "final_frame" in row:
             raise ConfigurationError(
@@ -165,7 +165,7 @@ class RedisWriter:
             self._store.send(self._messages, self._buffer, self._most_waiting)
 
     def flush(self, timeout: float | None = None) -> None:
-        """Does nothing: pushes are answered before `append` returns."""
+        """Does nothing: `append` waits for the answer of each push."""
 
     def close(self, timeout: float | None = None) -> None:
         """Drops the rows of an incomplete message."""
@@ -204,7 +204,7 @@ class _Filler:
 
     def _insert(self, reader: MessageReader, message: bytes) -> None:
         for writer, row in reader.rows(self._store.unpack(self._messages, message)):
-            # Waits for the replay ratio, unless the run has ended.
+            # Waits for the replay ratio until the run ends.
             while not self._stopped.is_set():
                 with contextlib.suppress(innet.errors.DeadlineError):
                     writer.append(**row, timeout=10 * POLL_SECONDS)

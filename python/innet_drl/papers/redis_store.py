@@ -1,7 +1,7 @@
-"""The experience list and the parameters of a run on a Redis, as Furukawa and Matsutani (2022) and others use it.
+"""The experience list and the parameters of a run on Redis, as in Furukawa and Matsutani (2022) and others.
 
-Actors append messages of experience to a list and read the parameters from a key; the learner takes messages off the
-list and sets the key. The parameters are arrays one after the other, uncompressed.
+Actors append messages of experience to a list and read the parameters from a key; the learner pops messages and sets
+the key. The parameters are concatenated arrays, uncompressed.
 
 Needs the extra `redis`.
 """
@@ -32,15 +32,15 @@ from innet_drl.papers.redis_client import connect
 from innet_drl.train.errors import ConfigurationError, ReplayMemoryError
 
 POLL_SECONDS = 0.01
-"""Period at which an empty or an overlong list is checked again."""
+"""Period at which an empty list, or one above its limit, is checked again."""
 MAX_PULLED = 8
-"""Messages taken off the list at a time, at most."""
+"""Largest number of messages popped at a time."""
 _VERSION = {"version": ("uint64", ())}
 
 
 @dataclass(frozen=True)
 class RedisParameters:
-    """One version of parameters, as `innet_drl.Parameters`."""
+    """One version of parameters, like `innet_drl.Parameters`."""
 
     version: int
     tensors: dict[str, NDArray[Any]]
@@ -57,7 +57,7 @@ class RedisStore:
 
     Raises:
         ConfigurationError: The address is invalid.
-        ReplayMemoryError: The Redis does not answer, or asks for another password.
+        ReplayMemoryError: The Redis does not answer, or refuses the password.
     """
 
     def __init__(self, address: str, run: str, password: str, parameters: Mapping[str, NDArray[Any]]) -> None:
@@ -92,7 +92,7 @@ class RedisStore:
         return int(self._call(lambda: self._client.llen(self._experience)))
 
     def pull(self, most: int = MAX_PULLED) -> list[bytes]:
-        """Takes the oldest messages off the list: none if it is empty."""
+        """Pops the oldest messages of the list; none if it is empty."""
         pipeline = self._client.pipeline(transaction=True)
         pipeline.lrange(self._experience, 0, most - 1)
         pipeline.ltrim(self._experience, most, -1)
@@ -126,7 +126,7 @@ class RedisStore:
     def send(self, messages: MessageFormat, message: bytearray, most_waiting: int) -> None:
         """Pushes a message, and waits while the list is longer than `most_waiting`.
 
-        So the learner's replay ratio holds the actors back, and the list stays short.
+        This backpressure makes actors follow the learner's replay ratio, and keeps the list short.
         """
         waiting = self.push(lz4.block.compress(message, store_size=False) if messages.compressed else message)
         while waiting > most_waiting:

@@ -1,7 +1,7 @@
-"""A relay on loopback that emulates a link in front of a server: a delay and a rate, without TCP's congestion control.
+"""A relay on loopback that emulates a link to a server: a delay and a rate, without TCP's congestion control.
 
-Its threads sleep until each piece of a connection is due: late by some 10 µs on an idle machine, at up to a gigabyte a
-second (docs/explanation/decisions.md).
+Its threads sleep until each piece of data is due. Pieces are about 10 µs late on an idle machine, at up to 1 GB/s
+(docs/explanation/decisions.md).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Self
 PIECE = 64 << 10
 """Bytes of one read from a connection."""
 PIECES = 1024
-"""Pieces of a connection that are under way in one direction; then its sender waits."""
+"""Largest number of pieces of a connection in flight in one direction; then its sender waits."""
 QUEUE_SECONDS = 0.02
-"""Transmission time that may wait before a link with a rate; then senders wait."""
+"""Longest queue of a link with a rate, as transmission time; then senders wait."""
 _PR_SET_TIMERSLACK = 29
 
 
@@ -58,7 +58,7 @@ class Relay:
         return there.bytes, back.bytes
 
     def cut(self) -> None:
-        """Cuts all open connections; data in flight are lost. New ones are let through."""
+        """Cuts all open connections, and loses their data in flight. New connections work."""
         for end in list(self._open):
             _shut(end, socket.SHUT_RDWR)
 
@@ -69,7 +69,7 @@ class Relay:
         self.cut()
 
     def _accept(self) -> None:
-        # Threads inherit it: without it the kernel may add 50 µs to each sleep.
+        # Timer slack, which threads inherit: by default the kernel may add 50 µs to each sleep.
         ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1_000)
         with contextlib.suppress(OSError), self._listener:
             while True:
@@ -77,8 +77,8 @@ class Relay:
                 threading.Thread(target=self._carry, args=(client,), daemon=True).start()
 
     def _carry(self, client: socket.socket) -> None:
-        """Carries one connection to its end, with two threads for each direction."""
-        # The client of a server that is away sees its connection end.
+        """Relays one connection to its end, with two threads for each direction."""
+        # If the server is away, the client's connection is closed.
         with client, contextlib.suppress(OSError), socket.create_connection(self._to) as server:
             ends = {client, server}
             for end in ends:
@@ -115,12 +115,12 @@ class _Direction:
             try:
                 piece = source.recv(PIECE)
             except OSError:
-                # The end of a broken connection is relayed as an end.
+                # A broken connection is relayed as end of file.
                 piece = b""
             pieces.put((self._due(len(piece)), piece))
 
     def _due(self, size: int) -> float:
-        """The arrival of a piece that is sent now."""
+        """Returns the arrival time of a piece that is sent now."""
         with self._lock:
             self.bytes += size
             self._free = max(self._free, time.monotonic()) + (size / self._rate if self._rate else 0.0)
@@ -135,7 +135,7 @@ class _Direction:
             try:
                 sink.sendall(piece)
             except OSError:
-                # The rest is read and lost.
+                # The remaining data is read and dropped.
                 _shut(sink, socket.SHUT_RDWR)
                 _shut(source, socket.SHUT_RDWR)
 
@@ -146,6 +146,6 @@ def _sleep_until(due: float) -> None:
 
 
 def _shut(end: socket.socket, how: int) -> None:
-    """An error means that it has ended."""
+    """Shuts a socket down; ignores errors of a closed connection."""
     with contextlib.suppress(OSError):
         end.shutdown(how)

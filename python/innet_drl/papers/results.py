@@ -1,4 +1,4 @@
-"""Values of the benchmarks' flags, and the results' file."""
+"""Parsing of benchmark flags, and the file of results."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ def settings(flags: Any) -> dict[str, Any]:
 def values(
     text: str, flag: str, of: Callable[[str], Value], holds: Callable[[list[Value]], bool], wanted: str
 ) -> list[Value]:
-    """Parses a flag with values between commas.
+    """Parses a flag with comma-separated values.
 
     Raises:
-        ConfigurationError: A value is malformed, or the values do not hold.
+        ConfigurationError: A value is malformed, or the values are refused by the check.
     """
     try:
         found = [of(word) for word in text.split(",")]

@@ -1,6 +1,6 @@
-"""One real training with each system: A2C (Mnih et al., 2016) on CartPole with `DistributedDataParallel`.
+"""Training with each system: A2C (Mnih et al., 2016) on CartPole with `DistributedDataParallel`.
 
-The network is as large as the paper's for A2C, with a gradient of 3.3 MB, which a communication hook sums.
+The network has the size of the paper's for A2C: a gradient of 3.3 MB, which a communication hook sums.
 """
 
 # No `from __future__ import annotations` here: DDP compares the hook's annotations with classes.
@@ -29,7 +29,7 @@ DISCOUNT = 0.99
 SCORE_GAMES = 20
 """Number of last games whose mean is the score."""
 CHECK_PERIOD = 10
-"""Updates between checks of the score of all workers."""
+"""Updates between checks of the common score."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class ActorCritic(nn.Module):
 
     def __init__(self, inputs: int, actions: int) -> None:
         super().__init__()
-        # No shared weights: values near 100 would dominate their gradients.
+        # Policy and value share no weights: gradients of values near 100 would dominate.
         self.policy, self.value = _perceptron(inputs, actions), _perceptron(inputs, 1)
 
     def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
@@ -83,7 +83,7 @@ def _hook(state: _HookState, bucket: GradBucket) -> Future[Tensor]:
 def train(
     sum_once: Callable[[NDArray[np.float32]], Any], rank: int, workers: int, *, goal: float, seconds: float
 ) -> TrainingResult:
-    """Trains until the mean score of all workers reaches the goal, or the time has passed."""
+    """Trains until the mean score of all workers reaches the goal, or until the time limit."""
     torch.manual_seed(rank)
     envs = gymnasium.make_vec("CartPole-v1", ENVIRONMENTS, vectorization_mode="vector_entry_point")
     torch.manual_seed(0)
@@ -128,7 +128,7 @@ class _Rollout:
         return sum(self._last) / SCORE_GAMES
 
     def step(self, action: NDArray[np.int64]) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns rewards, whether games continue, and whether steps are valid, which resets are not."""
+        """Returns rewards, whether games continue, and whether steps are valid: resets are not."""
         valid = torch.from_numpy(~self._resets)
         self.observation, reward, terminated, truncated, _ = self._arena.step(action)
         self._resets = terminated | truncated

@@ -1,11 +1,10 @@
 """The processes of one case: actors and the learner, each with a clock.
 
-A process sends "ready", waits for the start, and sends the laps of its clock. Computing is simulated by sleeping
-(`Case.actor_ms`, `Case.update_ms`): in the paper actors, memory and learner are machines of their own, and here they
-would compete for cores.
+A process sends "ready", waits for the start, and sends the laps of its clock. Computation is simulated by sleeping
+(`Case.actor_ms`, `Case.update_ms`): the paper has separate machines, whereas all processes here share the cores.
 
-A delay of an emulated link is the one-way delay between actors and learner. A server in the middle is half of it away
-from both; an edge server has the actors beside it, and the learner at the other end of the link.
+The delay of an emulated link is the one-way delay between actors and learner. A server in the middle has half of it to
+both sides; an edge server is beside the actors, and the learner is at the other end of the link.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class Measured:
     actors: list[Laps]
     learner: Laps
     bytes_per_s: dict[str, float]
-    """Bytes over the emulated link of each role, both directions; empty without one."""
+    """Bytes per second over the emulated link in both directions, by role; empty without a link."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +45,10 @@ class RoleLinks:
     actors: str
     learner: str
     relays: dict[str, Relay]
-    """The relay of each role; empty without an emulated link."""
+    """Relay by role; empty without an emulated link."""
 
     def bytes(self) -> dict[str, int]:
-        """Bytes carried so far for each role, both directions."""
+        """Bytes carried so far in both directions, by role."""
         return {role: sum(relay.bytes) for role, relay in self.relays.items()}
 
 
@@ -68,7 +67,7 @@ def emulate(case: Case, address: str) -> Iterator[RoleLinks]:
     with contextlib.ExitStack() as running:
 
         def relay(share: float) -> Relay:
-            # Actors beside an edge server have no link that is limited.
+            # Actors beside an edge server have no rate limit.
             return running.enter_context(Relay(to, delay=share * delay, rate=rate if share else None))
 
         edge = case.system == "edge"
@@ -84,7 +83,7 @@ def measure(case: Case, address: str) -> Measured:
         BenchError: A process failed.
     """
     with emulate(case, address) as links, Crew() as crew:
-        # The learner starts first: it makes the table.
+        # The learner starts first, as it creates the table.
         learner = crew.start(_learn, case, links.learner)
         crew.receive(learner)
         actors = [crew.start(_act, case, links.actors, index) for index in range(case.actors)]
@@ -109,7 +108,7 @@ def _act(pipe: Connection, case: Case, address: str, index: int) -> None:
         actor.pull()
         pipe.send("ready")
         pipe.recv()
-        # Spread over a period, as the pushes of actors that have run for a while.
+        # Starts are spread over a period, like the pushes of long-running actors.
         time.sleep(1e-3 * case.actor_ms * index / case.actors)
         clock, end, number = Clock(), time.perf_counter() + case.seconds, case.warm_up
         while time.perf_counter() < end:
@@ -156,7 +155,7 @@ def _learn(pipe: Connection, case: Case, address: str) -> None:
 
 
 def _receive_until_message(pipe: Connection, learner: systems.LearnerClient) -> None:
-    """Keeps receiving, as actors would otherwise wait for the learner."""
+    """Receives experience until a message arrives; otherwise actors would wait for the learner."""
     while not pipe.poll(0.01):
         learner.receive(Clock())
     pipe.recv()

@@ -1,4 +1,4 @@
-"""Recordings of Breakout, so that every system pushes the same frames."""
+"""Recordings of Breakout, which give every system the same frames."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from innet_drl.papers.settings import ACTIONS, STREAMS
 PUSHES = 8
 """Distinct pushes of a recording, which then repeats."""
 SKIPPED = 100
-"""Steps before the recording, as games start alike."""
+"""Steps before the recording, because games start alike."""
 STEPS = TRANSITIONS // STREAMS
 
 
@@ -53,7 +53,7 @@ def record(path: Path) -> None:
     """Plays `STREAMS` games at random and writes `PUSHES * STEPS` steps to an npz file."""
     actions = np.random.default_rng(0).integers(0, ACTIONS, (SKIPPED + PUSHES * STEPS, STREAMS))
     rows = play(actions)[SKIPPED:]
-    # A recording that repeats starts new stacks.
+    # Repetitions of the recording start new stacks.
     rows[0]["first"] = np.ones(STREAMS, np.bool_)
     columns: dict[str, Any] = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
     np.savez(path, **columns)

@@ -21,11 +21,11 @@ from innet_drl.papers.settings import NetworkStack
 
 MAX_BYTES = "10GiB"
 MAX_FRAME_BYTES = "1GiB"
-"""Frames must hold a batch of 512 in the paper's format, 116 MB, and four messages, 181 MB."""
+"""Frame limit: a batch of 512 in the paper's format has 116 MB, four messages 181 MB."""
 START_SECONDS = 60.0
 MEMIF_EAL = "--no-huge -m 128 --no-pci"
 MEMIF_SLEEP_US = 1
-"""Idle polling threads sleep, as workers and the aggregator outnumber the cores."""
+"""Sleep of idle polling threads: workers and the aggregator outnumber the cores."""
 
 
 def why_not_redis(named: str | None) -> str | None:
@@ -92,10 +92,10 @@ class Aggregator:
     process: subprocess.Popen[str]
 
     def lose(self, share: float | None) -> None:
-        """Lets it lose a share of the datagrams that it receives; see `losses.lose`.
+        """Makes it drop a share of received datagrams; see `losses.lose`.
 
         Raises:
-            BenchError: It has ended.
+            BenchError: The server has ended.
         """
         assert self.process.stdin is not None
         assert self.process.stdout is not None
@@ -188,7 +188,7 @@ def _ending(process: subprocess.Popen[Any]) -> Iterator[None]:
 
 
 def free_port(kind: int = socket.SOCK_STREAM) -> int:
-    """Returns a port that no process of this machine listens at."""
+    """Returns a free port of this machine."""
     with socket.socket(socket.AF_INET, kind) as bound:
         bound.bind(("127.0.0.1", 0))
         port: int = bound.getsockname()[1]

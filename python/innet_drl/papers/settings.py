@@ -19,7 +19,7 @@ STREAMS = 8
 BATCH = 512
 """Transitions of the learner's batch."""
 CAPACITY = 4_000
-"""Transitions that a replay keeps: 0.9 GB in the paper's format. Sampling from a million takes as long."""
+"""Capacity of a replay in transitions: 0.9 GB in the paper's format. Sampling from a million takes as long."""
 PARAMETERS = 3_292_837
 """float32 values of the paper's network: 13.17 MB."""
 PARAMETERS_EVERY = 50
@@ -35,8 +35,8 @@ SYSTEMS = {
     "edge": "edge server, sampled ahead",
 }
 """The baseline; optimization 1, where the learner pulls experience and samples itself; optimization 2, where the server
-samples; optimization 2 with the next batch sampled while the learner trains; and the same
-with the server beside the actors instead of in the middle of the link, which needs a delay."""
+samples; optimization 2 with prefetching; and this with the server beside the actors instead of in the middle of the
+link, which needs a delay."""
 FORMATS = {"stacks": "the paper's format: float32 stacks", "frames": "our format: each frame once, packed"}
 
 SPEC = EnvironmentSpec(actions=ACTIONS, stack=4, frame_shape=(84, 84), frame_dtype="uint8", frames_per_step=4)
@@ -95,7 +95,7 @@ class Case:
 
     @property
     def parameters_every(self) -> int:
-        """Updates for which the learner, and pushes for which an actor, keeps its parameters."""
+        """Updates between publications of the learner, and pushes between pulls of an actor."""
         return 1 if self.delay_ms is None else PARAMETERS_EVERY
 
     @property
@@ -115,13 +115,13 @@ class Case:
             batch_size=BATCH,
             chunk_steps=TRANSITIONS // STREAMS,
             max_bytes=8 << 30,
-            # Tables of serial runs have no replay ratio, which would delay pushes and samples.
+            # Tables of serial runs have no rate limiter, which would delay pushes and samples.
             serial=True,
         )
         settings = memory_settings(config, SPEC, "replay", {})
         if self.format == "frames":
             return FrameFormat(settings)
-        # As in the paper nothing is compressed, neither in transit nor in memory.
+        # As in the paper, messages and memory are uncompressed.
         return StackFormat(settings, codec="none")
 
 

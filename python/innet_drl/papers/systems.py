@@ -1,4 +1,4 @@
-"""The measured systems: the connection of an actor and of the learner in each.
+"""The measured systems: connections of actors and the learner in each.
 
 | system | an actor's push | the learner's sampling |
 | --- | --- | --- |
@@ -26,9 +26,9 @@ from innet_drl.papers.settings import BATCH, STREAMS, Case, parameters
 POLICY = "policy"
 QUEUE = "experience"
 _PREFIX = "message_"
-"""Prefix of the queue's columns, whose names would clash with arguments of `Writer.append`."""
+"""Prefix of the queue's columns, which avoids clashes with arguments of `Writer.append`."""
 MAX_PULLED = 4
-"""Messages sampled from the FIFO table at a time, at most: 181 MB in the format `stacks`."""
+"""Largest number of messages sampled from the FIFO table at a time: 181 MB in the format `stacks`."""
 ACTOR_MESSAGES = 4
 """Distinct messages of an actor: 181 MB in the format `stacks`."""
 ROW = innet.Window(before=0, after=0)
@@ -128,9 +128,9 @@ class _RedisActor:
 
 
 def _queue(messages: MessageFormat, actors: int) -> innet.Table:
-    """A FIFO table that corresponds to a Redis list: one step is one message.
+    """A FIFO table that replaces the Redis list: one step is one message.
 
-    As with the list, actors wait while the table has more messages than there are actors.
+    As with the list, actors wait while it holds more messages than actors.
     """
     columns = {
         _PREFIX + name: innet.Column(
@@ -193,7 +193,7 @@ ActorClient = _RedisActor | _ServerActor
 
 Publish = Callable[[dict[str, NDArray[Any]]], None]
 Pull = Callable[[], list[dict[str, NDArray[Any]]]]
-"""Returns waiting messages as arrays, at most one of each actor."""
+"""Returns pending messages as arrays, at most one of each actor."""
 
 
 def _from_redis(store: Any, messages: MessageFormat, most: int) -> Pull:
@@ -265,10 +265,10 @@ class _ServerSampledLearner:
         """Sets the parameters."""
 
     def receive(self, clock: Clock) -> None:
-        """Does nothing: the server has the experience."""
+        """Does nothing: the experience is on the server."""
 
     def sample(self, clock: Clock) -> Any:
-        """Returns a batch as arrays, with its keys; the laps are the steps of sampling."""
+        """Returns a batch as arrays, with its keys; times the steps of sampling."""
         batch = self._sample()
         clock.lap("sample")
         return self._messages.batch(batch.as_dict())

@@ -14,23 +14,23 @@
 | `WandbCallback` | a run in Weights & Biases |
 | `load`, `Agent` | a trained agent |
 
-A run takes over neither signals nor loggers, and gives torch's threads and random numbers back. It logs to `innet_drl`
-by `logging`.
+A run changes neither signal handlers nor loggers, and restores torch's number of threads and random state. It logs to
+`innet_drl` by `logging`.
 
 | files | subject |
 | --- | --- |
 | `config`, `setting_values`, `presets`, `flags` | settings, their types and files, presets, flags |
 | `environments` | anything that Gymnasium makes or a factory returns |
-| `networks`, `losses`, `importing` | networks, losses, import paths of a user's own |
+| `networks`, `losses`, `importing` | networks, losses, import paths of user code |
 | `exploration`, `actor`, `prediction` | epsilon-greedy exploration; playing; values against returns |
 | `memory` | the interface of the replay memory: embedded, on a server, or another package's |
-| `published_run` | a run as its server shows it to processes that join by themselves |
+| `published_run` | a run published at its server, for processes that join |
 | `learner`, `numerics`, `targets`, `data_parallel` | updates; measured arithmetic; targets ahead; several learners |
-| `session`, `trainer`, `reporting` | one session of a run: what its parts share; its updates; its lines of metrics |
+| `session`, `trainer`, `reporting` | one session of a run: shared state; updates; lines of metrics |
 | `serial` | the loop in one process |
-| `callbacks`, `tracking` | functions of the caller that a run calls; Weights & Biases |
+| `callbacks`, `tracking` | callbacks; Weights & Biases |
 | `agent`, `evaluation`, `evaluation_schedule`, `video` | a trained agent, its games, and when they are played |
-| `following` | evaluations of each new checkpoint, in a process of their own |
+| `following` | evaluations of each new checkpoint in a separate process |
 | `evaluation_report` | protocols of evaluations, interquartile means and intervals |
 | `run_folder`, `checkpoints`, `files` | files of a run |
 | `metrics`, `metrics_files`, `display`, `page` | metrics, their files, lines of a log, and the page in the terminal |
@@ -92,7 +92,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    # Imported when they are used: the command line parses its flags before it imports torch.
+    # Lazy imports: the command line parses its flags before it imports torch.
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with naming_extras():
@@ -113,12 +113,12 @@ def run(
 ) -> Result:
     """Trains, evaluates the agent, records a video of it, and writes everything to the run's folder.
 
-    Call it in any thread. A script calls it under `if __name__ == "__main__":`, because actors, which are processes,
-    import the script. It prints nothing; `logging.basicConfig(level=logging.INFO)` before it shows progress every 10 s.
+    Any thread may call it. A script needs the guard `if __name__ == "__main__":`, because actor processes import the
+    script. It prints nothing; after `logging.basicConfig(level=logging.INFO)` the log has progress every 10 s.
 
     Args:
         config: The run's settings.
-        callbacks: Called on the way; they may end training.
+        callbacks: Called during training; they may end it.
         folder: The run's folder; `runs/<environment>-<date>-<time>` by default.
         resume: Continue the run of the folder from its newest checkpoint, with these settings.
         launcher: Place where actors and evaluations are processes: `"local"` is this machine, `"ray"` the Ray cluster

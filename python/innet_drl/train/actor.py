@@ -1,6 +1,6 @@
 """The actor: plays several environments with one network and writes their steps to the replay memory.
 
-`Actor` is the body of the loop, in a serial run too; `innet_drl.launch.actors` runs it in a process.
+`Actor` is the body of the loop, also in a serial run; `innet_drl.launch.actors` runs it in a process.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from innet_drl.train.watchdog import watched
 
 
 class Actor:
-    """Plays `config.environments` environments, from `first_step` agent steps of all actors on.
+    """Plays `config.environments` environments.
 
-    The exploration schedule continues from `first_step`, which also changes the seeds of the games.
+    The exploration schedule continues from `first_step`, in agent steps of all actors, which also changes the seeds.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Actor:
         self._version = 0
         self._parameter_updates = 0
         self._games: list[Game] = []
-        # A serial run is one process, with the learner.
+        # The watchdog would end the learner of a serial run, which is in the same process.
         self._limit = None if config.serial else config.environment_timeout
         with watched(self._limit):
             self._observation = environments.reset(int(self.random.integers(2**30)))
@@ -66,7 +66,7 @@ class Actor:
         self._lengths = np.zeros(count, np.int64)
         self._explores = 1.0
         numbers = index * count + np.arange(count)
-        # Random actions make returns smaller than the values of the best ones.
+        # Only the half that explores less counts: random actions lower returns below the values.
         self._predicting = Predicting(2 * numbers + 1 >= config.all_environments, config.gamma)
 
     @property
@@ -75,7 +75,7 @@ class Actor:
         return self._epsilon
 
     def pull(self, memory: ReplayMemory) -> bool:
-        """Loads the newest parameters, if they are newer than the actor's; returns whether it has any."""
+        """Loads newer parameters, if there are any; returns whether the actor has published parameters."""
         parameters = memory.get_parameters(newer_than=self._version)
         if parameters is not None:
             self._version = parameters.version
@@ -89,7 +89,7 @@ class Actor:
         """Takes one action in each environment and writes the completed row."""
         with torch.inference_mode():
             q: NDArray[np.float32] = self.network.q(torch.from_numpy(self._observation)).numpy()
-        # Each actor estimates the steps of all by its own: precise enough for exploration, without communication.
+        # An actor extrapolates the steps of all actors from its own: exact enough for exploration.
         all_steps = self._first_step + self._steps * self._config.playing_actors
         epsilon = annealed(self._epsilon, all_steps, self._config.epsilon_anneal_steps)
         self._explores = float(epsilon.mean())
@@ -114,7 +114,7 @@ class Actor:
             truncated=truncated,
             first=self._first,
             q=q,
-            # The run decides how long to wait for a server or a slow learner.
+            # `Run.flush` limits waits for the server or a slow learner.
             timeout=None,
             **last,
         )
@@ -133,7 +133,7 @@ class Actor:
         self.stopwatch.lap("other")
 
     def report(self, *, times: bool = True) -> ActorReport:
-        """Returns steps, games and times since the last report; without times if others take them."""
+        """Returns steps, games and, with `times`, times since the last report."""
         games, self._games = self._games, []
         steps, self._reported_steps = self._steps - self._reported_steps, self._steps
         seconds, laps = (self.stopwatch.take(), self.stopwatch.take_laps()) if times else ({}, None)
@@ -160,7 +160,7 @@ class Actor:
         return np.ascontiguousarray(newest)
 
     def _last_observations(self, step: Step) -> dict[str, NDArray[Any]]:
-        """The last observations of a row, from games that ended and were reset at once."""
+        """The columns with last observations of games that ended in this step (SAME_STEP)."""
         assert step.final_observation is not None
         with torch.inference_mode():
             q: NDArray[np.float32] = self.network.q(torch.from_numpy(step.final_observation)).numpy()

@@ -1,4 +1,4 @@
-"""A trained agent: read from the folder of a run, it chooses actions."""
+"""A trained agent, read from the folder of a run."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Agent:
     Args:
         config: The run's settings.
         network: The agent's network.
-        environment: Environments of the run, which may be closed: they know the spaces.
-        checkpoint: The file that it was read from.
-        agent_steps: Agent steps of the run at that moment.
-        learner_updates: Updates of the learner at that moment.
+        environment: Environments of the run, for the spaces; they may be closed.
+        checkpoint: File of the agent.
+        agent_steps: Agent steps of the run at the checkpoint.
+        learner_updates: Updates of the learner at the checkpoint.
     """
 
     def __init__(
@@ -57,8 +57,8 @@ class Agent:
         """Returns the best action for an observation, or an array of actions for a batch of observations.
 
         Observations and actions have the types of the environment's spaces: a `Discrete` action is an `int`.
-        With `config.stack` above 1 an observation is the last `stack` of them, the oldest first: [stack, ...], or
-        [N, stack, ...] in a batch. Atari games return observations that are stacked already.
+        With `config.stack` above 1 an observation is a stack of the last ones, the oldest first: [stack, ...], or
+        [N, stack, ...] in a batch. Atari games return stacked observations.
 
         Args:
             observation: An observation of the environment, or the observations of the vector environment.
@@ -90,7 +90,7 @@ def load(run: str | PathLike[str], *, best: bool = False) -> Agent:
 
     Args:
         run: The run's folder.
-        best: Take the agent with the best evaluation; by default it is the one of the newest checkpoint.
+        best: Read the agent with the best evaluation instead of the newest checkpoint.
 
     Raises:
         RunFolderError: The folder has no run, or the run has no checkpoint, or none with an evaluation.

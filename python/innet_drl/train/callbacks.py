@@ -1,4 +1,4 @@
-"""Callbacks: functions of the caller that a run calls, and that may end it.
+"""Callbacks, which a run calls and which may end it.
 
 They are called in the thread of `run`, between updates:
 
@@ -26,10 +26,10 @@ from innet_drl.train.setting_values import did_you_mean
 
 
 class StopTraining(Exception):  # noqa: N818 - it is no error, as StopIteration
-    """Raised by a callback, it ends training as `steps` or `minutes` do: with checkpoint, evaluation and result.
+    """Raised by a callback, ends training as `steps` or `minutes` do: with checkpoint, evaluation and result.
 
-    The message is the reason, for the log. Any other exception of a callback ends the run at once, with a checkpoint
-    only if the run has learned and has none, and reaches the caller of `run`.
+    The message is the reason for the log. Any other exception of a callback ends the run at once, and `run` raises it;
+    a checkpoint is written only if the run has learned and has none.
     """
 
 
@@ -53,7 +53,7 @@ class Result:
 class Callback:
     """Base class of callbacks: override the methods that you need.
 
-    They are called in the thread that called `run`, between updates: the learner waits for them.
+    They are called in the thread of `run`, between updates: the learner waits for them.
     """
 
     def on_start(self, config: Config, folder: Path) -> None:
@@ -63,7 +63,7 @@ class Callback:
         """A line of metrics was written."""
 
     def on_evaluation(self, evaluation: Evaluation, agent_steps: int) -> None:
-        """An evaluation has ended, of the agent after `agent_steps`; the one after training included."""
+        """An evaluation of the agent after `agent_steps` has ended; includes the evaluation after training."""
 
     def on_checkpoint(self, path: Path) -> None:
         """A checkpoint was written."""

@@ -29,7 +29,7 @@ class Checkpoint:
 
 
 def save_checkpoint(path: Path, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-    """Writes a checkpoint to a temporary file and renames it: `path` is complete at any time."""
+    """Writes a checkpoint atomically, by a temporary file and a rename."""
     import safetensors.torch
 
     path = replaceable(path)
@@ -71,14 +71,14 @@ def _checksum(tensors: dict[str, Tensor], counters: str) -> int:
     checksum = zlib.crc32(counters.encode())
     for name in sorted(tensors):
         checksum = zlib.crc32(name.encode(), checksum)
-        # As bytes: NumPy has no bfloat16. The copy has a stride of 1, which a view of one value may not have.
+        # As bytes, as NumPy has no bfloat16. The copy has stride 1, which a view of a single value may lack.
         flat = torch.empty(tensors[name].numel(), dtype=tensors[name].dtype).copy_(tensors[name].flatten())
         checksum = zlib.crc32(flat.view(torch.uint8).numpy().data, checksum)
     return checksum
 
 
 def load_network(network: nn.Module, prefix: str, checkpoint: Mapping[str, Tensor]) -> None:
-    """Loads a network whose tensors have this prefix in a checkpoint."""
+    """Loads a network from the tensors with this prefix in a checkpoint."""
     saved, own = under(prefix, checkpoint), network.state_dict()
     other = [name for name in sorted(saved.keys() | own.keys()) if _shape(saved, name) != _shape(own, name)]
     if other:

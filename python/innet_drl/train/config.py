@@ -1,8 +1,7 @@
 """The settings of a training run: one structure, and its file in the run's folder.
 
-Every field has a flag of the same name (`learning_rate` is `--learning-rate`). The defaults suit vectors as
-observations and belong to no game: settings of a game are in its preset, which is a `Config` with some defaults
-changed. A run writes its settings to `config.yaml`.
+Every field has a flag of the same name (`learning_rate` is `--learning-rate`). The defaults suit vector observations
+and no specific game: a game's preset is a `Config` with other defaults. A run writes its settings to `config.yaml`.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from innet_drl.train.setting_values import (
 logger = logging.getLogger(__name__)
 
 SERVER_SCHEMES = ("innet", "innets", "innet+fstack", "unix")
-"""Schemes of servers' addresses. Other packages bring memories with other schemes."""
+"""Schemes of server addresses. Other packages add memories with their own schemes."""
 
 NETWORKS = ("auto", "nature", "impala", "mlp", "dict")
 """Names of `--network`."""
@@ -42,24 +41,24 @@ LOSSES = ("double_q", "categorical", "quantile")
 """Names of `--loss`."""
 
 PATH = "an import path module:name"
-"""The end of messages about settings that may be import paths."""
+"""Last part of messages about settings that may be import paths."""
 
 NEWER = "install the release that wrote the file, which may be newer"
-"""The end of messages about settings of a file."""
+"""Last part of messages about settings in a file."""
 
 EMBEDDED = "embedded, or an address such as innet://host:7710"
 
 NAMESPACE = "[A-Za-z0-9._-]{1,40}"
-"""Pattern of the namespaces that `innet_drl.connect` takes."""
+"""Pattern of namespaces, as in `innet_drl.connect`."""
 
 MAX_SEED = 1 << 30
-"""Evaluations and environments add to the seed, and Atari seeds have 31 bits."""
+"""Largest seed: evaluations and environments add to it, and Atari seeds have 31 bits."""
 
 MAX_LEARNERS = 64
 """Largest number of workers of a gradient job."""
 
 Bound = tuple[Callable[[Any], bool], str]
-"""A test of a setting's value, which may be `None` where its type allows it, and the allowed values in words."""
+"""A check of a setting's value, which may be `None` if its type allows it, and the allowed values in words."""
 Count = Annotated[int, (lambda value: value is None or 1 <= value <= 2**40, "at least 1 and at most 2^40")]
 Several = Annotated[int, (lambda value: value >= 2, "at least 2")]
 Natural = Annotated[int, (lambda value: 0 <= value <= 2**40, "at least 0 and at most 2^40")]
@@ -74,7 +73,7 @@ KeywordArguments = dict[str, Any]
 
 
 class _Named:
-    """Names an unknown argument's setting; the error of a dataclass does not."""
+    """Raises a clear error for unknown arguments, unlike a dataclass."""
 
     def __new__(cls, *_: Any, **settings: Any) -> Self:
         check_names(settings)
@@ -88,7 +87,7 @@ class Config(_Named):
     Each is a flag of `innet-drl train`, too. Its help, and docs/reference/innet_drl.train.md, have the meanings.
 
     Raises:
-        ConfigurationError: There is no such setting, or a value has another type than its setting, or makes no sense.
+        ConfigurationError: An unknown setting, or a value of another type or out of range.
     """
 
     # Environment, duration and memory.
@@ -319,7 +318,7 @@ class Config(_Named):
                 raise ConfigurationError(f"{{{name}}} {{value}}: it must be {wanted}{{near}}", value=value, near=near)
 
     def _checks(self) -> Iterator[tuple[str, bool, str]]:
-        """Names of settings, whether their values hold, and the allowed ones in words, as a template of a message."""
+        """Yields names of settings, whether their values are valid, and the allowed values as a message template."""
         for name, (_, bounds) in _hints().items():
             value = getattr(self, name)
             yield name, not isinstance(value, float) or math.isfinite(value), "a finite number"
@@ -401,7 +400,7 @@ class Config(_Named):
         return tuple(name for name in names if ours[name] != theirs[name])
 
     def as_dict(self, lost: list[str] | None = None) -> dict[str, Any]:
-        """Returns every setting as YAML has it; `lost` gets the names of arguments that cannot be read back."""
+        """Returns every setting as YAML values; `lost` receives names of arguments that cannot be read back."""
         return plain({field.name: getattr(self, field.name) for field in dataclasses.fields(self)}, lost)
 
     def save(self, path: Path) -> None:
@@ -423,11 +422,11 @@ class Config(_Named):
             )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        # Copies of networks, which losses and modules refer from to the settings, share them: they do not change.
+        # Immutable, so that deep copies of networks, whose modules refer to the settings, share it.
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Functions and classes of a notebook or a script are pickled by value, so that they reach other processes.
+        # Functions and classes of notebooks and scripts are pickled by value for other processes.
         import cloudpickle
 
         return _unpickled, (cloudpickle.dumps(vars(self)),)
@@ -441,7 +440,7 @@ class Config(_Named):
         try:
             return cls(**values)
         except ConfigurationError as error:
-            # As the file spells it.
+            # The error spells settings as the file does.
             raise ConfigurationError(f"{path}: {error}; correct it, or {NEWER}") from error
 
 

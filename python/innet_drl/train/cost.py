@@ -12,7 +12,7 @@ import psutil
 from innet_drl.train.energy import EnergyCounters
 
 PERIOD_SECONDS = 1.0
-"""Shortest time between two searches for the processes of a run, each of which reads the system's process table."""
+"""Shortest time between two scans of the process table for processes of the run."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,9 @@ class Cost:
 
 
 class ProcessorTime:
-    """Processor seconds of this process and its descendants, ended ones included, since the object was made.
+    """Processor seconds of this process and its descendants, including ended ones, since the object was made.
 
-    Also their resident memory, which the same search finds.
+    The same scan also gives their resident memory.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class ProcessorTime:
     def read(self, *, fresh: bool = False) -> float:
         """Returns the seconds, at most `PERIOD_SECONDS` old unless `fresh`."""
         if fresh or time.monotonic() - self._read >= PERIOD_SECONDS:
-            # A descendant whose parent died before it is not counted any more.
+            # A descendant whose parent died first is no longer counted.
             self._last = max(self._last, self._all() - self._first)
             self._read = time.monotonic()
         return self._last
@@ -88,11 +88,11 @@ class CostMeter:
 
     @property
     def missing(self) -> str:
-        """Counters of energy that cannot be read, with the reasons; empty if there is none."""
+        """Unreadable energy counters with reasons; empty if there are none."""
         return "; ".join(f"{name}: {reason}" for name, reason in self._energy.missing.items())
 
     def read(self, frames: int, *, fresh: bool = False) -> Cost:
-        """Returns the cost of the run until now; `fresh` looks for its processes even if that was done just now."""
+        """Returns the cost of the run until now; `fresh` forces a scan of its processes."""
         joules, earlier = self._energy.read().joules, self._earlier_joules
         return Cost(
             round(self._earlier_s + self._time.read(fresh=fresh), 2),
@@ -117,7 +117,7 @@ def _use(process: psutil.Process) -> tuple[float, int]:
         spent, resident = process.cpu_times(), process.memory_info().rss
     except psutil.NoSuchProcess:
         return 0.0, 0
-    # Ended children count in the process that has waited for them.
+    # Ended children count in the process that waited for them.
     return float(spent.user + spent.system + spent.children_user + spent.children_system), int(resident)
 
 

@@ -1,4 +1,4 @@
-"""Data parallelism: several learners apply the mean of their gradients, which is taken in the network."""
+"""Data parallelism: several learners apply the mean of their gradients, computed in the network."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class TrainingEnded(Exception):  # noqa: N818 - a signal, not an error
 
 
 class SharedGradients:
-    """The mean of all learners' gradients. One more value of the sum signals the end of training."""
+    """The mean of all learners' gradients. An additional value of the sum signals the end of training."""
 
     def __init__(self, worker: GradientWorker, network: nn.Module) -> None:
         self._worker = worker
@@ -26,17 +26,17 @@ class SharedGradients:
         self._parts = torch.split(torch.from_numpy(self._values[:-1]), sizes)
 
     def mean(self) -> None:
-        """Replaces every `grad` by its mean over all learners; a parameter that the loss does not use counts as 0.
+        """Replaces every `grad` by its mean over all learners; a missing `grad` counts as 0.
 
         Raises:
             TrainingEnded: The first learner has called `end`.
-            innet_drl.errors.GradientError: A learner has gone; the message names it.
+            innet_drl.errors.GradientError: A learner has left; the message names it.
         """
         self._values[-1] = 0.0
         for parameter, part in zip(self._parameters, self._parts, strict=True):
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-            # Copied in the order of the shape: learners may use different memory layouts.
+            # Copied in logical order, as learners may use different memory layouts.
             part.view(parameter.shape).copy_(parameter.grad)
         self._worker.sum(self._values, mean=True)
         if self._values[-1] > 0.0:

@@ -1,6 +1,6 @@
-"""Diagnosis of the learner: what a few hundred stored states show of mistakes in learning, every `PERIOD` updates.
+"""Diagnosis of the learner every `PERIOD` updates: metrics of a few hundred stored states that reveal mistakes.
 
-`signs.py` says in sentences what is out of the ordinary.
+`signs.py` turns unusual metrics into sentences.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 PERIOD = 500
 """Updates between two diagnoses."""
 STATES = 256
-"""States of a diagnosis: of the batches before it."""
+"""States of a diagnosis, from the preceding batches."""
 QUANTILES = (0, 10, 25, 50, 75, 90, 99, 100)
-"""Percentiles of the priorities that a diagnosis has."""
+"""Percentiles of the priorities in a diagnosis."""
 
 aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What the learner's newest batches show; the metrics of the same names have the meanings."""
+    """Results of a diagnosis; `Metrics` explains the fields."""
 
     policy_churn: float | None
     policy_agreement: float
@@ -53,7 +53,7 @@ class Diagnosis:
 class Diagnostics:
     """Collects states of the last batches before every `PERIOD`th update, and diagnoses the learner on them.
 
-    Nothing is sampled for it, and the networks are only read: training is the same without it.
+    It does not sample, and only reads the networks, so that training is unaffected.
     """
 
     def __init__(self, learner: Learner) -> None:
@@ -61,7 +61,7 @@ class Diagnostics:
         batches = -(-STATES // learner.config.batch_size)
         self._batches = min(batches, PERIOD)
         self._seen: deque[tuple[Tensor, Tensor, Tensor, Update]] = deque(maxlen=self._batches)
-        """Observations, probabilities and weights of the batches before the next diagnosis, and their updates."""
+        """Observations, probabilities and weights of batches for the next diagnosis, and their updates."""
         self._before: tuple[Tensor, Tensor] | None = None
 
     def add(self, batch: TorchBatch, update: Update) -> Diagnosis | None:
@@ -69,20 +69,20 @@ class Diagnostics:
         until = -self._learner.updates % PERIOD
         if until >= self._batches:
             return None
-        # The batch's memory is used again.
+        # Cloned, because the batch's memory is reused.
         self._seen.append((batch.observation.clone(), batch.probabilities.clone(), batch.weights.clone(), update))
         if until != 0:
             return None
         modes = [(network, network.training) for network in (self._learner.network, self._learner.average)]
         try:
-            # Dropout and the statistics of normalisers change nothing, and nothing changes them.
+            # Evaluation mode: dropout is off, and statistics of normalisers stay unchanged.
             for network, _ in modes:
                 network.eval()
             found = self._diagnose()
         finally:
             for network, training in modes:
                 network.train(training)
-        # A run that diverges has its own error.
+        # Divergence has its own error.
         return found if found.is_finite else None
 
     def _diagnose(self) -> Diagnosis:
@@ -119,19 +119,19 @@ class Diagnostics:
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Watches ReLUs and normalisers of the networks that are computed in its context, whosoever they are."""
+    """Records ReLUs and normalisers of all networks computed in its context, including user modules."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.dead_units: dict[str, float] = {}
-        """Share of units, or filters, of each ReLU that are 0 in all states, by its number in the computing order."""
+        """Share of units, or filters, that are 0 in all states, by the number of the ReLU in execution order."""
         self.spreads: list[float] = []
-        """Standard deviation of each normaliser's input as it is normalised, mean over states, over sqrt(epsilon)."""
+        """Standard deviation of each normaliser's input, mean over states, divided by sqrt(epsilon)."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Computes an operation, and notes what it shows."""
+        """Computes an operation, and records its metrics."""
         result = func(*args, **(kwargs or {}))
         if func in (aten.relu.default, aten.relu_.default) and result.dim() > 1:
             active = (result > 0).transpose(0, 1).flatten(1).any(1)
@@ -165,11 +165,11 @@ def adam_epsilon_share(optimizer: torch.optim.Optimizer) -> float:
 
 
 def _equal_frames(states: Tensor, probabilities: Tensor) -> float:
-    """Share of the stored stacks of which all frames are equal, by sampled ones [B, stack, ...].
+    """Estimates the share of stored stacks with equal frames from sampled stacks [B, stack, ...].
 
     Args:
         states: Sampled stacks.
-        probabilities: Probability of each sample, by whose inverse it counts.
+        probabilities: Probability of each sample; samples are weighted by the inverse.
     """
     equal = (states == states[:, :1]).flatten(1).all(1)
     return float((equal / probabilities).sum() / probabilities.reciprocal().sum())

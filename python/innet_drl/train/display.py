@@ -12,12 +12,12 @@ from innet_drl.train.metrics import Metrics
 logger = logging.getLogger(__name__)
 
 PLAIN_SECONDS = 10.0
-"""Seconds between plain lines, which a log keeps, unlike a page."""
+"""Seconds between plain lines."""
 PROGRESS_SECONDS = 2.0
 """Seconds of an activity before its first plain line."""
 
 Progress = Callable[[str, str], None]
-"""Shows how far a long activity is: called often with its name, and how much of it is done."""
+"""Shows the progress of a long activity: called often with its name and the completed part."""
 
 
 def silent(activity: str, done: str) -> None:
@@ -25,7 +25,7 @@ def silent(activity: str, done: str) -> None:
 
 
 class Display:
-    """Logs the most important numbers now and then."""
+    """Logs the most important numbers periodically."""
 
     def __init__(self, title: str) -> None:
         self.title = title
@@ -49,10 +49,10 @@ class Display:
             self.print(plain_line(metrics, note))
 
     def show_note(self, note: str, time_s: float | None = None) -> None:
-        """Shows another note, and time, with the numbers of the last line; any thread may call it."""
+        """Updates note and time, with the numbers of the last line; any thread may call it."""
 
     def progress(self, activity: str, done: str) -> None:
-        """Shows how far a long activity is (`Progress`); any thread may call it."""
+        """Shows the progress of a long activity (`Progress`); any thread may call it."""
         now = time.monotonic()
         if activity != self._activity:
             self._activity, self._next_progress = activity, now + PROGRESS_SECONDS
@@ -77,7 +77,7 @@ def plain_line(metrics: Metrics, note: str = "") -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]], left: int = 0) -> str:
-    """Returns rows of cells as a table with aligned columns, the first `left` ones to the left."""
+    """Returns rows of cells as a table with aligned columns; the first `left` columns are left-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = (
         "  ".join(

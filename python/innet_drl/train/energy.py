@@ -1,6 +1,6 @@
 """Energy counters: RAPL of the processors, and NVML of the GPUs.
 
-Both count the whole device, other programs on it included. A counter that cannot be read is named, with the reason.
+Both count the whole device, including other programs. Unreadable counters are named with the reason.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Energy:
     """Joules since the counters were opened; `None` where a counter is missing."""
 
     cpu: float | None
-    """Processor packages and, where they have a counter, their memory."""
+    """Processor packages and, if counted, their memory."""
     gpu: float | None
     """GPUs; 0 without any."""
 
@@ -75,7 +75,7 @@ class EnergyCounters:
         return Energy(cpu, self._read("NVML", of_gpus))
 
     def gpu_utilization(self) -> float | None:
-        """Returns the share of the last sample period (up to a second) in which the GPUs computed, mean over them."""
+        """Returns the mean utilization of the GPUs over the last sample period (up to a second)."""
 
         def share() -> float:
             rates = [self._nvml.nvmlDeviceGetUtilizationRates(gpu).gpu for gpu, _ in self._gpus]
@@ -84,7 +84,7 @@ class EnergyCounters:
         return self._read("NVML", share) if self._gpus else None
 
     def _read(self, counter: str, read: Callable[[], float]) -> float | None:
-        """Reads a counter, which is missing from its first failure on: training is worth more than its joules."""
+        """Reads a counter. After its first failure it counts as missing, and training continues."""
         if counter in self.missing:
             return None
         try:
@@ -95,7 +95,7 @@ class EnergyCounters:
 
     def _open_rapl(self, powercap: Path) -> list[_Zone]:
         try:
-            # `intel-rapl-mmio` counts the packages a second time, and `psys` the whole platform.
+            # Excluded: `intel-rapl-mmio` counts the packages again, and `psys` the whole platform.
             found = [path for path in sorted(powercap.glob("intel-rapl:*")) if _is_counted(path)]
             if not found:
                 self.missing["RAPL"] = f"{powercap} has no package: virtual machines and many containers hide it"

@@ -19,12 +19,12 @@ _IN_PYTHON = {"resume": "resume=True", "no_video": "video=False", "no_full_actio
 
 
 class Message:
-    """A sentence for errors and logs whose settings are fields: each entry spells them as its caller writes them.
+    """A sentence for errors and logs, which spells settings as Python arguments or as flags.
 
     Args:
         template: The sentence. `{batch_size}` is `--batch-size` on the command line and `batch_size` elsewhere,
             `{folder}` is `--out`, and `{no_video}` is `--no-video` or `video=False`, unless it names a value.
-        values: Values by name. Messages and errors among them are spelled in the same way.
+        values: Values by name, which may be messages and errors.
     """
 
     def __init__(self, template: str, /, **values: object) -> None:
@@ -37,7 +37,7 @@ class Message:
 
 
 class _Fields(dict[str, object]):
-    """Values of a message; all other names are of settings."""
+    """Fields of a message: its values, and the spelled names of settings."""
 
     def __init__(self, values: dict[str, object], spell: Callable[[str], str]) -> None:
         super().__init__(values)
@@ -49,7 +49,7 @@ class _Fields(dict[str, object]):
 
 @dataclass(frozen=True)
 class Resuming:
-    """How to continue the run of a folder, for a message; `further` where it has its steps."""
+    """How to continue the run of a folder, for a message; with `further`, beyond its steps."""
 
     folder: str | PathLike[str]
     further: bool = False
@@ -70,7 +70,7 @@ def flag(name: str) -> str:
 
 
 def with_flags(value: Any) -> Any:
-    """Returns a message or an error as the command line shows it, and another value as it is."""
+    """Returns a message or an error with flags, and any other value unchanged."""
     return getattr(value, "with_flags", value)
 
 
@@ -80,10 +80,10 @@ def settings(names: Iterable[str]) -> Message:
 
 
 class TrainingError(Exception):
-    """Training cannot start or continue; the message says what to do.
+    """Training cannot start or continue; the message has the remedy.
 
     Args:
-        message: The text, or a `Message`; with values the template of one.
+        message: The text, a `Message`, or with `values` its template.
         values: See `Message`.
     """
 
@@ -114,7 +114,7 @@ class ProcessError(TrainingError):
 
 
 class ActorError(ProcessError):
-    """Actors died more often than they are replaced."""
+    """Actors died more often than `actor_restarts` allows."""
 
 
 class LearnerError(ProcessError):
@@ -130,9 +130,9 @@ class DivergedError(TrainingError):
 
 
 def shortened(error: TrainingError) -> TrainingError:
-    """Returns an error for the caller of this package, without the package's frames.
+    """Removes this package's frames from an error for the caller.
 
-    Its cause stays if the caller's code has raised it, with the frames from there on.
+    Its cause is kept, from the first frame of the caller's code on, if that code raised it.
     """
     cause = error.__cause__
     if cause is not None:
@@ -150,12 +150,12 @@ def _is_internal(module: str) -> bool:
 
 @contextlib.contextmanager
 def writing(what: str, advice: str | Message, afterwards: str | Message = "") -> Iterator[None]:
-    """Turns an `OSError` of a write into an error that says what to do.
+    """Converts an `OSError` of a write into an error with a remedy.
 
     Args:
         what: Name of the file or folder, for the message.
-        advice: What to do if it is not writable.
-        afterwards: What to do once a full disk has free space.
+        advice: Remedy if it is not writable.
+        afterwards: Next step once a full disk has free space.
     """
     try:
         yield
@@ -174,7 +174,7 @@ def writing(what: str, advice: str | Message, afterwards: str | Message = "") ->
 
 
 def _file_in_place_of_a_directory(error: OSError) -> Path | None:
-    """The file of a path in which it names a directory."""
+    """The part of a failed path that is a file instead of a directory."""
     if error.errno not in (errno.EEXIST, errno.ENOTDIR) or error.filename is None:
         return None
     path = Path(error.filename)

@@ -20,17 +20,17 @@ from innet_drl.train.machine import cores
 from innet_drl.train.metrics import score_of
 
 if TYPE_CHECKING:
-    # Programs define callbacks, and mistakes in a run's arguments are named, before torch is imported.
+    # This module must not import torch at run time: callbacks and checks of arguments use it before that import.
     from torch import nn
 
 PARALLEL_GAMES = 10
-"""Games played at a time; fewer leave cores idle, more wait longer for the last game."""
+"""Games played in parallel; fewer leave cores idle, more wait longer for the last game."""
 SEED_OFFSET = 1_000_003
 """Difference between the seeds of training and evaluation."""
 SEEDS = 100_000_000
 """Number of different seeds of evaluations: the seeds of their environments fit Atari's 31 bits."""
 STICKY_ACTIONS = 0.25
-"""Of the second evaluation after training, which shows what the first one owes to games that hardly differ
+"""Sticky actions of the second evaluation after training, which reveals scores that depend on deterministic games
 (Machado et al., 2018, section 5)."""
 
 
@@ -80,7 +80,7 @@ class Evaluation:
 
 
 def joined(evaluations: Sequence[Evaluation]) -> Evaluation:
-    """Returns several evaluations under the same conditions as one."""
+    """Merges evaluations under equal conditions."""
     return dataclasses.replace(
         evaluations[0],
         scores=[score for evaluation in evaluations for score in evaluation.scores],
@@ -89,14 +89,14 @@ def joined(evaluations: Sequence[Evaluation]) -> Evaluation:
 
 
 class Evaluator(Protocol):
-    """Plays evaluations beside training, one at a time."""
+    """Plays evaluations in parallel with training, one at a time."""
 
     @property
     def idle(self) -> bool:
         """Whether `begin` may be called."""
 
     def begin(self, parameters: dict[str, NDArray[Any]]) -> None:
-        """Begins an evaluation of a network's arrays, which nothing may change meanwhile."""
+        """Begins an evaluation of a network's arrays, which must not change meanwhile."""
 
     def result(self) -> Evaluation | None:
         """Returns the evaluation that has ended since the last call, without waiting."""
@@ -141,20 +141,20 @@ def _play(
     games, count = config.evaluation_games, envs.count
     quota = -(-games // count)
     random = np.random.default_rng([seed, SEED_OFFSET])
-    # Environment i has the seed of the vector environment plus i: two evaluations share none.
+    # Environment i has the seed of the vector environment plus i. Different evaluations share no seeds.
     observation = envs.reset(SEED_OFFSET + seed % SEEDS * PARALLEL_GAMES)
     epsilon = np.full(count, config.evaluation_epsilon)
     running = np.zeros(count)
     scores: list[list[float]] = [[] for _ in range(count)]
     cut_off = steps = 0
-    # Atari games end at their limit by themselves; in others a greedy agent may play for ever.
+    # Atari games end at their limit; in other environments a greedy agent may play forever.
     longest = math.inf if config.is_atari else max(1, config.evaluation_frames // envs.spec.frames_per_step)
     lengths = np.zeros(count)
     while any(len(of_one) < quota for of_one in scores):
         if stopped():
             return None
         if all(len(of_one) >= quota or length >= longest for of_one, length in zip(scores, lengths, strict=True)):
-            # Environments cannot be reset one by one: those with games to play have reached the limit.
+            # Environments are only reset together, once all with remaining games have reached the limit.
             observation = envs.reset(int(random.integers(2**30)))
             running[:] = lengths[:] = 0.0
         step = envs.step(choose(q_values(network, observation), epsilon, random))
@@ -164,15 +164,15 @@ def _play(
         lengths += 1
         ended = step.terminated | step.truncated
         for environment in np.flatnonzero(ended | (lengths == longest)):
-            # A game that continues beyond the limit has its score already.
+            # A game beyond the limit has its score already.
             if len(scores[environment]) < quota and lengths[environment] <= longest:
                 scores[environment].append(score_of(running[environment]))
                 cut_off += int(not step.terminated[environment])
             running[environment] = 0.0
-        # In NEXT_STEP, the step after an end is a reset.
+        # In NEXT_STEP the step after an end is a reset, which does not count.
         lengths[ended] = 0 if envs.resets_at_once else -1
         progress("evaluation", f"{sum(map(len, scores)):,} of {quota * count:,} games, step {steps:,}")
-    # In the order of play, so that dropping surplus games favours no environment.
+    # In the order of play, so that dropped surplus games favour no environment.
     in_order = [of_one[turn] for turn in range(quota) for of_one in scores]
     if not config.is_atari:
         return Evaluation(in_order[:games], config.evaluation_epsilon, None, cut_off, 0)

@@ -1,8 +1,8 @@
-"""Scores that can be quoted: evaluation protocols of the field, and intervals over games or runs.
+"""Scores for publication: standard evaluation protocols, and intervals over games or runs.
 
-The statistics are defined as in rliable (Agarwal et al., 2021): interquartile mean and 95 % percentile bootstrap.
-rliable 1.2 itself does not run beside current packages: it needs arch before 8.0, which has no wheel for Python 3.14
-and fails to import with pandas 3. SciPy has both calculations.
+The statistics are those of rliable (Agarwal et al., 2021): interquartile mean and 95 % percentile bootstrap. SciPy
+computes both, because rliable 1.2 needs arch before 8.0, which has no wheel for Python 3.14 and fails to import with
+pandas 3.
 """
 
 from __future__ import annotations
@@ -49,22 +49,22 @@ epsilon 0.05, random no-ops, the game's own actions. Machado et al. (2018), "Rev
 Environment", section 5: sticky actions of 0.25, 18 actions, games of up to 5 minutes, means of 100 games.
 """
 ATARI_CONDITIONS = ("no_ops", "sticky_actions")
-"""Conditions of `atari/<game>` alone; other environments have their own."""
+"""Conditions that only `atari/<game>` has."""
 CONDITIONS = ("evaluation_games", "evaluation_epsilon", "evaluation_frames", *ATARI_CONDITIONS)
-"""Settings of an evaluation, which are equal for runs that are evaluated together."""
+"""Settings of an evaluation, which must be equal for runs that are evaluated together."""
 ENVIRONMENT = ("environment", "environment_args", "environment_wrappers", "full_action_set")
 """Settings of the game itself."""
 
 CONFIDENCE = 0.95
 """Probability of the interval."""
 RESAMPLES = 50_000
-"""Bootstrap samples, as many as rliable takes by default."""
+"""Number of bootstrap samples, as rliable's default."""
 
 
 def aggregate(scores: Sequence[float]) -> dict[str, Any]:
     """Returns the interquartile mean and its interval, which is null for one score.
 
-    The interquartile mean leaves out the lowest and the highest quarter; of fewer than four scores it is the mean.
+    The interquartile mean excludes the lowest and highest quarters; for fewer than four scores it is the mean.
     """
     # SciPy takes a second to import.
     from scipy import stats

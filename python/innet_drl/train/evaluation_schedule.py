@@ -1,4 +1,4 @@
-"""Evaluations of a run: when one is due, played in line or beside training, and the best agent."""
+"""The schedule of a run's evaluations, in the learner's thread or in parallel with it, and the best agent."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class EvaluatedAgent:
-    """The trained agent at one moment of training."""
+    """A copy of the trained agent at one time of training."""
 
     tensors: dict[str, Tensor]
     """Averaged weights, copied to the CPU."""
@@ -38,7 +38,7 @@ class EvaluatedAgent:
         return {f"average.{name}": value for name, value in self.tensors.items()}
 
     def report(self, evaluation: Evaluation) -> dict[str, Any]:
-        """Returns its evaluation with the moment of training, as plain JSON values."""
+        """Returns its evaluation with steps and updates, as plain JSON values."""
         moment = {"agent_steps": self.agent_steps, "learner_updates": self.learner_updates}
         means = {"mean": evaluation.mean, "standard_error": evaluation.standard_error}
         return {**moment, **means, **dataclasses.asdict(evaluation)}
@@ -51,9 +51,9 @@ def best_mean(folder: RunFolder) -> float | None:
 
 
 def save_if_best(folder: RunFolder, agent: EvaluatedAgent, evaluation: Evaluation) -> float:
-    """Keeps an agent whose evaluation is better than the best one of its run; returns the best mean score.
+    """Saves an agent whose evaluation is the best of its run; returns the best mean score.
 
-    A process that follows the run (`evaluate --follow`) keeps agents, too: the file has the best of both.
+    A process that follows the run (`evaluate --follow`) saves agents, too, so the file's score is read each time.
     """
     before = best_mean(folder)
     if before is not None and before >= evaluation.mean:
@@ -67,7 +67,7 @@ class EvaluationSchedule:
 
     def __init__(self, session: Session, learner: Learner) -> None:
         self.evaluator: Evaluator | None = None
-        """Plays evaluations beside training; without one they are played in line."""
+        """Plays evaluations in parallel with training; if `None`, this thread plays them."""
         self.reached_target = False
         """Whether an evaluation of this session reached the target return."""
         self.best_mean = best_mean(session.folder)
@@ -81,9 +81,9 @@ class EvaluationSchedule:
         self._last: tuple[int, Evaluation] | None = None
 
     def begin_if_due(self) -> None:
-        """Begins an evaluation if one is due, or plays it in line; call it after each update.
+        """Begins an evaluation if one is due, or plays it in this thread; call it after each update.
 
-        An evaluation that is due while another one is played begins after it.
+        An evaluation that becomes due during another one begins after it.
         """
         period = self._config.evaluation_period
         self._due |= period > 0 and self._learner.updates % period == 0
@@ -98,14 +98,14 @@ class EvaluationSchedule:
             self.evaluator.begin(self._evaluating.parameters())
 
     def take(self) -> None:
-        """Takes the result of an evaluation beside training, if one has ended; does not wait."""
+        """Records the result of a parallel evaluation that has ended, without waiting."""
         evaluation = None if self.evaluator is None else self.evaluator.result()
         if evaluation is not None:
             assert self._evaluating is not None
             self._record(evaluation, self._evaluating)
 
     def evaluate(self) -> Evaluation | None:
-        """Evaluates the newest agent in line, unless that is done; `None` if it was interrupted."""
+        """Evaluates the newest agent in this thread, unless it is evaluated already; `None` if interrupted."""
         if self._last is not None and self._last[0] == self._learner.updates:
             return self._last[1]
         started = time.perf_counter()
@@ -116,7 +116,7 @@ class EvaluationSchedule:
         return evaluation
 
     def evaluate_sticky(self) -> Evaluation | None:
-        """Evaluates the newest agent once more, with sticky actions; `None` if its games have them, or have none."""
+        """Evaluates the newest agent again with sticky actions; `None` outside Atari, or if the run has them anyway."""
         config = self._config
         if not config.is_atari or config.sticky_actions:
             return None

@@ -1,4 +1,4 @@
-"""Files that are complete at any time: written under a temporary name, then renamed."""
+"""Atomic file writes, by a temporary file and a rename."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import BinaryIO
 
 
 def new_file(path: Path) -> BinaryIO:
-    """Makes a temporary file, in place of one that an ended process has left, and opens it for writing.
+    """Creates a temporary file and opens it for writing; replaces a leftover of an ended process.
 
-    A symbolic link in its place is removed, not followed: it might name any file of this user.
+    A symbolic link at `path` is removed and not followed, as it might name any file of this user.
 
     Raises:
-        OSError: It cannot be made, or somebody makes another one at the same time.
+        OSError: The file cannot be created, or another process creates it at the same time.
     """
     path.unlink(missing_ok=True)
     return path.open("xb")
 
 
 def replaceable(path: Path) -> Path:
-    """The file that a new one replaces: `path`, or the target of a symbolic link, which stays.
+    """Returns the file to replace: `path`, or the target of a symbolic link, which stays.
 
     Raises:
-        OSError: There is no regular file but a folder, a device, a pipe, a socket, or a link to nothing.
+        OSError: The path is a folder, a device, a pipe, a socket, or a dangling link.
     """
     if path.is_symlink() and not path.exists():
         raise OSError(errno.EEXIST, "it is a symbolic link to nothing", str(path))
@@ -40,11 +40,11 @@ def put_in_place(file: Path, path: Path) -> None:
     """Renames a complete file to `path`, durably; see `replaceable`.
 
     Raises:
-        OSError: It cannot be renamed, or something other than a regular file is at `path`.
+        OSError: The file cannot be renamed, or `path` is not a regular file.
     """
     path = replaceable(path)
     file.replace(path)
-    # The new name is in the directory, which is written on its own.
+    # The directory holds the new name, and needs its own fsync.
     directory = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(directory)

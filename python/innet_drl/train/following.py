@@ -1,4 +1,4 @@
-"""Evaluations of a run's checkpoints by a process of its own, which follows the run's folder (`evaluate --follow`)."""
+"""Evaluations of a run's checkpoints in a separate process, which follows the run's folder (`evaluate --follow`)."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def follow(
     changes: Mapping[str, Any] = MappingProxyType({}),
     progress: Progress = silent,
 ) -> Iterator[Report]:
-    """Evaluates a run's newest checkpoint whenever there is a newer one, until training has ended.
+    """Evaluates each new checkpoint of a run until training has ended.
 
-    The run keeps the agent if its evaluation is the best, unless it was played under other conditions than the run's.
-    The folder need not exist yet. The run has to have the `namespace`; the others are as in `evaluate_runs`.
+    The run keeps the agent with the best evaluation, if it was played under the run's own conditions. The folder need
+    not exist yet. The run must have the `namespace`; other arguments are as in `evaluate_runs`.
     """
     if len(runs) != 1 or best:
         raise ConfigurationError("--follow evaluates the new checkpoints of one run: name one folder, without --best")
@@ -71,7 +71,7 @@ def _ended_at(folder: RunFolder) -> int | None:
     """Agent steps at which training ended with an evaluation; `None` if it has not."""
     try:
         steps: int = json.loads((folder.path / "evaluation.json").read_text())["agent_steps"]
-    # It may be written right now.
+    # The file may be incomplete while it is written.
     except (FileNotFoundError, ValueError, KeyError):
         return None
     return steps

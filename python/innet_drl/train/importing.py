@@ -1,4 +1,4 @@
-"""Import paths of settings: `module:name`, for factories, wrappers, networks and losses of a user's own."""
+"""Import paths of settings: `module:name`, for the user's factories, wrappers, networks and losses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Importable = str | Callable[..., Any]
 """A name, an import path `module:name`, or the function or class itself."""
 
 importing: ContextVar[bool] = ContextVar("importing", default=False)
-"""Whether the module of an import path is being imported, which may be a script that trains when it is run."""
+"""Whether the module of an import path is being imported: it may be a script that would start training."""
 
 
 def is_path(value: Importable) -> bool:
@@ -26,7 +26,7 @@ def is_path(value: Importable) -> bool:
 
 
 def path_of(value: Importable) -> str:
-    """Returns the import path of a function or class, and a string as it is."""
+    """Returns the import path of a function or class; strings are returned unchanged."""
     return value if isinstance(value, str) else import_path(value)
 
 
@@ -40,9 +40,9 @@ def import_module(name: str) -> ModuleType:
 
 
 def near_path(value: str) -> str:
-    """Returns the end of a message about an unusable import path: the path that was meant, such as `grid:Grid`.
+    """Returns the last part of a message about an invalid import path: the intended path, such as `grid:Grid`.
 
-    It may be written as the file `grid.py:Grid` or `./grid:Grid`, with a dot as `grid.Grid`, or without a name.
+    Known mistakes are a file, `grid.py:Grid` or `./grid:Grid`, a dot, `grid.Grid`, and a missing name.
     """
     file, _, given = value.partition(":")
     dotted = file.removeprefix("./").removesuffix(".py").replace("/", ".")
@@ -62,7 +62,7 @@ def near_path(value: str) -> str:
 
 
 def load(value: Importable, setting: str) -> Any:
-    """Imports the object of a setting's path `module:name`; returns a function or class as it is."""
+    """Imports the object of a setting's path `module:name`; functions and classes are returned unchanged."""
     if not isinstance(value, str):
         return value
 

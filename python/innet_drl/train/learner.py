@@ -30,7 +30,7 @@ from innet_drl.train.stopwatch import Stopwatch
 
 
 class BatchWithTargets(TorchBatch):
-    """A batch with the tensors that `Loss.targets` computes of it (`innet_drl.train.targets`)."""
+    """A batch with the results of `Loss.targets` (`innet_drl.train.targets`)."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Update:
     """Results of one update; tensors stay on the device until they are read."""
 
     td_error: Tensor
-    """[B], |TD error|, not weighted; being copied to the CPU until `copied`."""
+    """[B], |TD error|, unweighted; valid on the CPU after `copied`."""
     loss: Tensor
     """The weighted loss."""
     q_mean: Tensor
@@ -51,7 +51,7 @@ class Update:
     """Event after the copy of `td_error` to the CPU; `None` if the learner is on a CPU."""
 
     def priorities(self) -> NDArray[np.float64]:
-        """Returns new priorities [B] of the batch's transitions; waits for this update, not for later ones."""
+        """Returns new priorities [B] of the batch's transitions; waits for this update only."""
         if self.copied is not None:
             self.copied.synchronize()
         return self.td_error.double().numpy() + losses.PRIORITY_FLOOR
@@ -86,9 +86,9 @@ class Learner:
         self.network = make_network(config, spec).to(self.device)
         self.target = copy.deepcopy(self.network).requires_grad_(False)
         self.average = copy.deepcopy(self.network).requires_grad_(False)
-        """The trained agent: a running average of the online network's weights. One update changes the best action
-        in many states; the average plays better than most of the networks that it averages."""
-        # Buffers, such as the vectors of spectral normalisation, which few networks have.
+        """The trained agent: a running average of the online network's weights. Single updates change the best action
+        in many states; the average plays better than most of the averaged networks."""
+        # Buffers, such as vectors of spectral normalisation; most networks have none.
         self._has_buffers = any(True for _ in self.network.buffers())
         self.optimizer = torch.optim.Adam(
             self.network.parameters(), config.learning_rate, eps=config.adam_epsilon, fused=True
@@ -100,8 +100,8 @@ class Learner:
         self.gradients: SharedGradients | None = None
         """Averages the gradients of several learners; `None` for one learner."""
         self.stopwatch = Stopwatch()
-        """Times the parts of `update`. On CUDA they are of the host, which starts the work and waits for it only where
-        it needs a result."""
+        """Times the parts of `update`. On CUDA these are host times: kernels run asynchronously until a result is
+        needed."""
 
     @property
     def targets_ahead(self) -> bool:
@@ -112,10 +112,10 @@ class Learner:
 
     @property
     def threads_left(self) -> int:
-        """Threads of each of the learner's passes on a CPU that leave the actors their cores.
+        """Threads of each pass of the learner on a CPU, without the actors' cores.
 
-        The threads of a pass wait for each other many times in an update, so one busy core delays all of them: on
-        two cores with one actor, two threads took four times as long as one.
+        The threads of a pass synchronize many times in an update, so that one busy core delays all of them: on two
+        cores with one actor, two threads took four times as long as one.
         """
         if self.config.serial:
             return cores()
@@ -126,13 +126,13 @@ class Learner:
         """Switches to this arithmetic and layout."""
         self.numerics = numerics
         if self.spec.is_image:
-            # A layout concerns four-dimensional weights alone and changes no values.
+            # A layout only affects four-dimensional weights, and changes no values.
             self.network.to(memory_format=numerics.layout)
             self.target.to(memory_format=numerics.layout)
             self.average.to(memory_format=numerics.layout)
 
     def targets(self, batch: TorchBatch, chooser: Network | None = None) -> dict[str, Tensor]:
-        """Returns the loss's values of a batch that need no gradient, on the learner's device: `target` and others."""
+        """Returns the tensors of a loss that need no gradient, such as `target`, on the learner's device."""
         read = ("next_observation", "observation") if self.loss.reads_policy else ("next_observation",)
         with torch.no_grad(), self._autocast():
             return self.loss.targets(self._prepared(batch, read), chooser or self.network, self.target)
@@ -176,7 +176,7 @@ class Learner:
         return update
 
     def try_loss(self, batch: TorchBatch) -> None:
-        """Computes a loss of the user's own, without learning from it."""
+        """Tries a user's loss, without learning from it."""
         loss, batch = self.loss, self._prepared(batch, ("observation", "next_observation"))
 
         def compute(online: losses.Outputs, target: losses.Outputs, batch: TorchBatch) -> Any:
@@ -187,7 +187,7 @@ class Learner:
             losses.tried(loss, compute, self.network, self.target, batch, "a random batch")
 
     def _average(self) -> None:
-        # The first weights are noise: a decay that grows with the updates forgets them.
+        # A decay that grows with the updates forgets the random initial weights.
         decay = min(self.config.average_decay, self.updates / (self.updates + 10))
         with torch.no_grad():
             torch._foreach_lerp_(list(self.average.parameters()), list(self.network.parameters()), 1.0 - decay)
@@ -199,7 +199,7 @@ class Learner:
                 copied.copy_(buffer)
 
     def copy_network(self, to: Network) -> None:
-        """Copies the online network's weights, all of the same update. May be called from any thread."""
+        """Copies the online network's weights, consistent within one update. Any thread may call it."""
         with torch.no_grad(), self._weights_lock:
             torch._foreach_copy_(list(to.parameters()), list(self.network.parameters()))
             self._copy_buffers(to)
@@ -224,7 +224,7 @@ class Learner:
         return all(bool(tensor.isfinite().all()) for tensor in self.tensors().values())
 
     def load(self, tensors: dict[str, Tensor], updates: int, publications: int) -> None:
-        """Loads a result of `tensors`, and the counters of that moment."""
+        """Loads a result of `tensors`, and its counters."""
         load_network(self.network, "model.", tensors)
         load_network(self.target, "target.", tensors)
         load_network(self.average, "average.", tensors)
@@ -255,7 +255,7 @@ class Learner:
     def _prepared(
         self, batch: TorchBatch, names: tuple[str, ...], targets: Mapping[str, Tensor] | None = None
     ) -> TorchBatch:
-        """The batch with these observations as networks read them, and with targets."""
+        """Returns the batch with converted observations `names`, and with targets."""
         tensors = batch.as_dict()
         prepared = {name: self._prepare(tensors[name]) for name in names}
         return TorchBatch(len(batch), {**tensors, **prepared, **(targets or {})})
@@ -264,10 +264,10 @@ class Learner:
         if self.numerics.space_to_depth:
             return space_to_depth(observation, self.numerics.dtype)
         if self.spec.is_image:
-            # Converted first: transposing bytes takes longer than transposing floats.
+            # Converted first, as transposing floats is faster than transposing bytes.
             images = observation.to(self.numerics.dtype)
             return images.reshape(self._image_shape).contiguous(memory_format=self.numerics.layout)
-        # The bytes of a dictionary are read by the network.
+        # The network decodes the bytes of a dictionary.
         return observation if self.spec.parts else observation.float()
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
@@ -283,7 +283,7 @@ def annealed_rate(config: Config, updates: int) -> float:
 
 
 def use_device(device: torch.device) -> None:
-    """Makes a GPU the current one of this thread, so that pinned memory and streams are of its context."""
+    """Makes a GPU the current device of this thread, for pinned memory and streams in its context."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
 
@@ -291,7 +291,7 @@ def use_device(device: torch.device) -> None:
 def choose_device(config: Config, number: int = 0) -> torch.device:
     """Returns the device of `--device`: `auto` is CUDA if there is any, but the CPU in a serial run.
 
-    Several learners take the GPUs in turn.
+    Several learners are distributed over the GPUs.
     """
     cuda = torch.cuda.is_available()
     if config.device == "cuda" and not cuda:

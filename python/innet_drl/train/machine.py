@@ -22,7 +22,7 @@ PACKAGES = ("numpy", "torch", "gymnasium", "ale-py")
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """Parameters of mallopt(3)."""
 _KEPT_BYTES = 1 << 30
-"""Size of blocks from which on they are given back to the kernel."""
+"""Size above which freed blocks are returned to the kernel."""
 
 
 def description() -> dict[str, Any]:
@@ -60,10 +60,10 @@ def cores() -> int:
 
 
 def keep_freed_memory() -> None:
-    """Lets this process keep memory that it frees, where the C library is glibc.
+    """Keeps freed memory in this process, if the C library is glibc.
 
-    glibc gives large blocks back to the kernel, which returns them page by page, each filled with zeros: a fifth of an
-    update on 128 stacks of frames.
+    glibc returns large blocks to the kernel, which zeroes each page of the next allocation: a fifth of an update on 128
+    stacks of frames.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -78,6 +78,6 @@ def cpu_seconds(process: int) -> float:
 
 
 def file_position(path: Path) -> int:
-    """Returns how many bytes of a file this process has read or written; 0 while it is not open."""
+    """Returns this process's position in an open file; 0 while it is not open."""
     wanted = str(path.resolve())
     return next((int(file.position) for file in psutil.Process().open_files() if file.path == wanted), 0)

@@ -1,4 +1,4 @@
-"""The replay memory of a run: one interface for its actors and learners, wherever the memory is.
+"""The replay memory of a run: one interface for actors and learners, independent of its location.
 
 The first learner creates the memory, and every other process of the run joins it:
 
@@ -6,7 +6,7 @@ The first learner creates the memory, and every other process of the run joins i
 | --- | --- | --- |
 | `embedded` | `EmbeddedMemory` | the first learner's process, which serves them |
 | an address of `innet-replay serve` | `ServerMemory` | the server |
-| an address with another scheme | the entry point of that name in the group `innet_drl.memories` | as that class says |
+| an address with another scheme | the entry point of that name in the group `innet_drl.memories` | up to that class |
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ENTRY_POINTS = "innet_drl.memories"
-"""Group of entry points with subclasses of `ReplayMemory`; the name of each is the scheme of its addresses."""
+"""Group of entry points: subclasses of `ReplayMemory`, named by the scheme of their addresses."""
 
 GRACE_SECONDS = 0.25
-"""Seconds by which a call of a server may exceed its timeout: the page names a silent server soon."""
+"""Seconds by which a call may exceed its timeout: short, so that the page names a silent server soon."""
 
 IMAGE_BYTES = 2_000
-"""Memory reserved for each step with an image of at least as many bytes: packed without differences, Breakout takes 409
-on average and Seaquest 741."""
+"""Memory reserved for each step with an image of at least as many bytes. Compressed without differences, Breakout takes
+409 on average and Seaquest 741."""
 IMAGE_OVERHEAD_BYTES = 128
-"""Upper bound of the bytes that a step takes beside its image."""
+"""Upper bound on the bytes of a step besides its image."""
 
 OTHER_NAME = Message("choose a {namespace} of its own, or another {folder}, whose last part names the memory")
 """Advice where another run has the name."""
@@ -70,7 +70,7 @@ TABLE_SETTINGS = (
     "batch_size",
     "learners",
 )
-"""Settings that the definition of a run's table depends on, the slack of its replay ratio included."""
+"""Settings that affect the definition of a run's table, including the slack of its replay ratio."""
 
 
 @dataclass(frozen=True)
@@ -78,14 +78,14 @@ class MemorySettings:
     """The part of a run's settings that its memory depends on."""
 
     address: str
-    """`embedded`, or the address to create the memory at, to serve an embedded one at, or to join it by."""
+    """`embedded`, or the address at which the memory is created, served or joined."""
     table: innet.Table
     """Rows as actors write them."""
     view: innet.NStep
     """Transitions as the learner reads them."""
     spec: EnvironmentSpec
     parameters: Mapping[str, NDArray[Any]]
-    """Tensors of the names, dtypes and shapes that will be published."""
+    """Example of the published tensors: names, dtypes and shapes."""
     actors: int
     environments: int
     """Environments of one actor."""
@@ -99,9 +99,9 @@ class MemorySettings:
     patience: float
     """Seconds to wait for a server that does not answer."""
     resumed: bool
-    """The run continues from a checkpoint: a memory of its name may exist."""
+    """Whether the run continues from a checkpoint, so that a memory of its name may exist."""
     changed: tuple[str, ...]
-    """Those of `TABLE_SETTINGS` that differ from the session before, for messages."""
+    """Members of `TABLE_SETTINGS` that have changed since the previous session, for messages."""
     token: str = field(repr=False)
     """Token or password of the memory; empty for none."""
     namespace: str = ""
@@ -126,7 +126,7 @@ class PublishedParameters(Protocol):
 
     @property
     def version(self) -> int:
-        """Rises with every publication."""
+        """Version number, which rises with every publication."""
 
     @property
     def tensors(self) -> dict[str, NDArray[Any]]:
@@ -134,10 +134,10 @@ class PublishedParameters(Protocol):
 
 
 class ReplayMemory(abc.ABC):
-    """The memory that actors write to and the learner samples from, with the parameters that it publishes.
+    """The memory that actors write to and learners sample from, with the published parameters.
 
     Args:
-        replay: The replay; `None` in an actor that does not reach it.
+        replay: The replay; `None` in an actor without access to it.
         settings: The memory's settings.
         address: Address by which the run's other processes join.
         view: View with which batches are sampled.
@@ -159,17 +159,17 @@ class ReplayMemory(abc.ABC):
         self._name = settings.table.name
         self._view = view or settings.view
         self.incarnation: str | None = None
-        """Number of the memory that `stats` saw last: a server that was started again has another one."""
+        """Id of the server's memory at the last `stats`, which changes with a restart of the server."""
         self.restored_steps = 0
-        """Steps of the table that the server of `incarnation` restored from its snapshot at its start."""
+        """Steps of the table that the server restored from its snapshot at its last start."""
 
     @classmethod
     @abc.abstractmethod
     def check(cls, config: Config, token: str) -> None:
-        """Connects to the run's address, so that a wrong one is named before anything is made.
+        """Connects to the run's address, to report a wrong one before anything is created.
 
         Raises:
-            ConfigurationError: The memory cannot keep one of the settings.
+            ConfigurationError: The memory does not support a setting.
             innet_drl.ReplayError: Nothing answers there.
         """
 
@@ -179,7 +179,7 @@ class ReplayMemory(abc.ABC):
         """Opens the memory in the first learner, with the table of the run.
 
         Raises:
-            ConfigurationError: There is no space for the table, or another run's memory of this name.
+            ConfigurationError: There is no space for the table, or another run's memory has this name.
         """
 
     @classmethod
@@ -219,11 +219,11 @@ class ReplayMemory(abc.ABC):
         )
 
     def update_priorities(self, keys: NDArray[np.uint64], priorities: NDArray[np.float64]) -> None:
-        """Sets the priorities of sampled transitions; a server's answer is not waited for."""
+        """Sets the priorities of sampled transitions, without waiting for a server's answer."""
         self.replay.update_priorities(self._name, keys, priorities, timeout=self._settings.patience, wait=False)
 
     def stats(self, timeout: float | None = None) -> dict[str, Any]:
-        """Returns the table's counters, within `timeout` seconds or the patience of the settings."""
+        """Returns the table's counters; `timeout` defaults to the patience of the settings."""
         stats = self.replay.stats(self._settings.patience if timeout is None else timeout)
         self.incarnation = stats["incarnation"]
         restored = stats.get("snapshots", {}).get("restored") or {"tables": {}}
@@ -256,7 +256,7 @@ class ServerMemory(ReplayMemory):
     @classmethod
     @contextlib.contextmanager
     def create(cls, settings: MemorySettings) -> Iterator[Self]:
-        """Makes the run's table at the server, where it stays after the run."""
+        """Creates the run's table at the server, where it outlives the run."""
         address, name = settings.address, settings.table.name
         with _connect(settings) as replay:
             if not settings.resumed and replay.stats()["tables"][name]["inserted_items"]:
@@ -301,7 +301,7 @@ class ServerMemory(ReplayMemory):
 
 
 class EmbeddedMemory(ServerMemory):
-    """The memory in the first learner's process; the run's other processes are clients of it."""
+    """The memory in the first learner's process, with the run's other processes as clients."""
 
     in_learner = True
 
@@ -310,14 +310,14 @@ class EmbeddedMemory(ServerMemory):
     def create(cls, settings: MemorySettings) -> Iterator[Self]:
         """Makes the memory and serves it to the run's other processes: on a Unix socket, or at another address."""
         if settings.address != "embedded":
-            # Processes prove the token, and the launcher's network is trusted with what they send.
+            # Processes authenticate with the token; the launcher's network is trusted with unencrypted data.
             with (
                 make_replay(settings) as replay,
                 replay.serve(settings.address, token=settings.token, trusted_network=True) as server,
             ):
                 yield cls(replay, settings, server.addresses[0])
             return
-        # Not in the run's folder: the path of a Unix socket may have 107 bytes.
+        # Not in the run's folder, as paths of Unix sockets are limited to 107 bytes.
         with tempfile.TemporaryDirectory(prefix="innet-") as directory:
             address = f"unix://{directory}/replay"
             with make_replay(settings) as replay, replay.serve(address):
@@ -332,7 +332,7 @@ class EmbeddedMemory(ServerMemory):
 
 
 def memory_class(address: str) -> type[ReplayMemory]:
-    """Returns the implementation for an address of `--replay`; imports it if it is another package's."""
+    """Returns the class for an address of `--replay`; imports it if it is in another package."""
     if address == "embedded":
         return EmbeddedMemory
     scheme = address.partition("://")[0]
@@ -357,7 +357,7 @@ def memory_settings(
 ) -> MemorySettings:
     """Collects the settings of a run's memory, to create it at the configured address or to join it at another one.
 
-    A `token` of `None` is read from the environment. `earlier` has the settings of the session before.
+    A `token` of `None` is read from the environment. `earlier` has the settings of the previous session.
     """
     return MemorySettings(
         address=config.replay if address is None else address,
@@ -370,7 +370,7 @@ def memory_settings(
         chunk_steps=config.chunk_steps,
         batch_size=config.batch_size,
         importance_exponent=config.importance_exponent,
-        # A serial run is repeatable only if it samples when a batch is asked for.
+        # A serial run is repeatable only if it samples on demand.
         prefetch=0 if config.serial else config.prefetch,
         max_bytes=config.max_bytes,
         seed=config.seed,
@@ -413,7 +413,7 @@ def make_table(config: Config, spec: EnvironmentSpec, name: str) -> innet.Table:
         capacity_bytes=_capacity_bytes(config, spec),
         sampler="prioritized",
         priority_exponent=config.priority_exponent,
-        # A serial run keeps the replay ratio itself: its only thread must not wait in the memory.
+        # A serial run controls the replay ratio itself, as its only thread must not block in the memory.
         min_size=1 if config.serial else config.min_size,
         samples_per_insert=0.0 if config.serial else config.samples_per_insert,
         slack=0.0 if config.serial else config.slack,
@@ -437,10 +437,10 @@ def make_replay(settings: MemorySettings, table: innet.Table | None = None) -> i
 
 
 def _capacity_bytes(config: Config, spec: EnvironmentSpec) -> int:
-    """Bytes that a table of images may hold, which a server reserves; 0, the raw size, for vectors."""
+    """Capacity in bytes of a table of images, which a server reserves; 0, the raw size, for vectors."""
     if not any(part.is_image for part in spec.arrays):
         return 0
-    # Learning starts even if no frame can be compressed.
+    # Room for more than `min_size` uncompressed frames, so that learning can start.
     raw = IMAGE_OVERHEAD_BYTES + math.prod(spec.frame_shape) * np.dtype(spec.frame_dtype).itemsize
     return max(config.capacity * min(IMAGE_BYTES, raw), min(2 * config.min_size, config.capacity) * raw)
 
@@ -448,7 +448,7 @@ def _capacity_bytes(config: Config, spec: EnvironmentSpec) -> int:
 def _connect(settings: MemorySettings) -> innet.Replay:
     address, table = settings.address, settings.table
     try:
-        # Every process of a run names the table: the first one to reach a restarted, empty server makes it again.
+        # Every process passes the table, so that the first one to reach a restarted, empty server recreates it.
         return innet.connect(
             address,
             token=settings.token,

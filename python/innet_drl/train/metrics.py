@@ -1,6 +1,6 @@
 """Metrics of a run: a line of metrics, and the meter that collects it from learner and actors.
 
-The files are in `metrics_files.py`, apart because actors import this module and do not need TensorBoard.
+The files are in `metrics_files.py`, because actors import this module without TensorBoard.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ class ActorReport:
     laps: Laps | None = None
     """Laps for a trace (`--trace-seconds`)."""
     predictions: prediction.Predictions = prediction.NONE
-    """Of the half of the environments that explores less."""
+    """Predictions of the half of the environments that explores less."""
 
 
 @dataclass
@@ -183,7 +183,7 @@ class _Sums:
 
     updates: int = 0
     of_updates: list[Any] = field(default_factory=lambda: [0.0] * 5)
-    """Loss, Q-value, norm of the gradients, age and probability: tensors, which are read when a line is due."""
+    """Sums of loss, Q-value, gradient norm, age and probability, as tensors that are read when a line is due."""
     learning_rate: float | None = None
     predictions: prediction.Predictions = prediction.NONE
     diagnosis: Diagnosis | None = None
@@ -193,7 +193,7 @@ class _Sums:
 
 
 class Meter:
-    """Collects the work of actors and learner in lines of metrics."""
+    """Aggregates reports of actors and updates of the learner to lines of metrics."""
 
     def __init__(self, environments: int, frames_per_step: int, samples_per_insert: float) -> None:
         self.agent_steps = 0
@@ -261,7 +261,7 @@ class Meter:
         return self._scores_by_actor.setdefault(actor, deque(maxlen=ACTOR_WINDOW))
 
     def add_update(self, update: Update, mean_age: Any, mean_probability: Any) -> None:
-        """Adds an update, and the means of its batch, without reading a tensor before the next line is due."""
+        """Adds an update, and the means of its batch, without reading tensors: a read would wait for the GPU."""
         sums = self._sums
         sums.updates += 1
         sums.learning_rate = update.learning_rate
@@ -278,7 +278,7 @@ class Meter:
         self.evaluation_best = mean if self.evaluation_best is None else max(self.evaluation_best, mean)
 
     def add_learner_time(self, seconds: dict[str, float], acting: Collection[str] = ()) -> None:
-        """Adds the learner's seconds by activity; `acting` are those of the actor in its thread."""
+        """Adds the learner's seconds by activity; `acting` are activities of the actor in a serial run."""
         _add(self._sums.learner_seconds, {name: value for name, value in seconds.items() if name not in acting})
         acted = {name: value for name, value in seconds.items() if name in acting}
         if acted:
@@ -361,7 +361,7 @@ class Meter:
     def _ratio_now(self, sampled: int, inserted: int) -> float | None:
         more_sampled, more_inserted = sampled - self._sampled, inserted - self._inserted
         self._sampled, self._inserted = sampled, inserted
-        # The counts of a server that was started again begin at zero.
+        # A restarted server counts from zero.
         return more_sampled / more_inserted if more_inserted > 0 and more_sampled >= 0 else None
 
     def _waits(self, writers: list[dict[str, Any]], elapsed: float) -> dict[str, float]:
@@ -370,9 +370,9 @@ class Meter:
             kind, _, actor = writer["name"].partition(" ")
             if kind == "actor":
                 waited[actor] = waited.get(actor, 0.0) + writer["waited_s"]
-        # The writers of actors that have joined by themselves go on: the waits of the session before are theirs, too.
+        # Writers of joined actors outlive a session, so the first totals include waits of the previous session.
         earlier, self._waited = waited if self._waited is None else self._waited, waited
-        # The writer of a restarted actor begins at zero.
+        # The writer of a restarted actor counts from zero.
         since = {actor: max(0.0, total - earlier.get(actor, 0.0)) for actor, total in waited.items()}
         self.waits_s = since
         return {actor: round(min(1.0, since[actor] / elapsed), 4) for actor in sorted(since, key=int)}

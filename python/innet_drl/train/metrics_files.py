@@ -68,10 +68,10 @@ class MetricsFiles:
     Args:
         folder: The run's folder.
         settings: Hyperparameters, for TensorBoard's tab of that name. It shows the settings of a run's first session.
-        agent_steps: Steps at which a resumed run continues. Later lines, from between its last checkpoint and its
-            forced end, are removed from `metrics.jsonl`, and TensorBoard drops later events.
-        updates: Updates at which it continues: the learner may have gone on while actors waited. `None` keeps lines of
-            any number.
+        agent_steps: Steps at which a resumed run continues. Later lines, from after its last checkpoint, are removed
+            from `metrics.jsonl`, and TensorBoard drops later events.
+        updates: Updates at which it continues: the learner may have updated while actors waited. `None` keeps lines
+            with any number.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class MetricsFiles:
         updates: int | None = None,
     ) -> None:
         _drop_lines_beyond(agent_steps, updates, folder / "metrics.jsonl")
-        # Without buffers, so that a full disk is an error of `write`, after which nothing of a line is left.
+        # Unbuffered, so that a full disk is an error of `write`, which then removes the partial line.
         self._lines = (folder / "metrics.jsonl").open("ab", buffering=0)
         events = folder / f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}"
         self._events = events.open("wb", buffering=0)
@@ -170,7 +170,7 @@ def _record(event: Event) -> bytes:
 
 
 def _append(file: io.FileIO, data: bytes) -> None:
-    """Writes all of the bytes, or none of them."""
+    """Appends all bytes or none."""
     end = os.fstat(file.fileno()).st_size
     rest = memoryview(data)
     try:
@@ -189,7 +189,7 @@ def _drop_lines_beyond(agent_steps: int, updates: int | None, path: Path) -> Non
     with path.open("r+b") as file:
         end = 0
         for line in file:
-            # A line without an end was incomplete when the run was killed.
+            # The last line is incomplete if the run was killed while writing it.
             if not line.endswith(b"\n"):
                 break
             counts = json.loads(line)

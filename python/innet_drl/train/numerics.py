@@ -25,9 +25,9 @@ _LAYOUTS = {
     "channels_last": (torch.channels_last, False),
     "space_to_depth": (torch.channels_last, True),
 }
-"""Layouts of `--layout`: that of the weights, and whether blocks of pixels are channels."""
+"""Layouts of `--layout`: the memory format of weights, and whether blocks of pixels become channels."""
 HOPELESS_SLOWDOWN = 5.0
-"""A candidate whose first update is this many times slower than the best is not measured further."""
+"""Slowdown of a candidate's first update, relative to the best, above which its measurement stops."""
 
 
 def choose_numerics(config: Config, spec: EnvironmentSpec, progress: Progress = silent) -> Numerics:
@@ -48,10 +48,10 @@ def choose_numerics(config: Config, spec: EnvironmentSpec, progress: Progress = 
     names = [config.layout] if config.layout != "auto" else [*_LAYOUTS][: 3 if blocks else 2]
     layouts = [_LAYOUTS[name] for name in names]
     if config.network not in NETWORKS:
-        # A head of the user's own may need more than the 8 bits of precision of bfloat16.
+        # A user's head may need more than bfloat16's 8 bits of precision.
         dtypes, layouts = dtypes[:1], layouts[:1]
     if not spec.is_image:
-        # The networks of vectors are too small to gain by bfloat16.
+        # Networks for vectors are too small to gain from bfloat16.
         dtypes, layouts = dtypes[:1], [_LAYOUTS["contiguous"]]
     candidates = [Numerics(dtype, *layout) for dtype, layout in itertools.product(dtypes, layouts)]
     if config.serial or len(candidates) == 1:
@@ -70,7 +70,7 @@ def choose_numerics(config: Config, spec: EnvironmentSpec, progress: Progress = 
 def _seconds_of_update(
     config: Config, spec: EnvironmentSpec, numerics: Numerics, limit: float, repeats: int = 3
 ) -> float:
-    """Returns the shortest of a few updates, the first being a warm-up; stops after one beyond the limit."""
+    """Returns the shortest of a few updates after a warm-up; stops if one exceeds the limit."""
     learner = Learner(config, spec)
     learner.use(numerics)
     batch = random_batch(spec, config.batch_size, learner.device)
@@ -85,7 +85,7 @@ def _seconds_of_update(
 
 
 def random_batch(spec: EnvironmentSpec, size: int, device: torch.device, observations: Any = None) -> TorchBatch:
-    """Makes a batch of noise, or of observations [2 * size, *observation_shape], the next ones last."""
+    """Makes a batch of noise, or of observations [2 * size, *observation_shape], the second half as next ones."""
     if observations is None:
         observations = torch.randint(0, 256, (2 * size, *spec.observation_shape))
     observation, next_observation = torch.as_tensor(observations).to(device, getattr(torch, spec.frame_dtype)).chunk(2)

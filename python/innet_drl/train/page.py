@@ -1,6 +1,7 @@
-"""The page of a run: live in a terminal, plain lines elsewhere. The command line prints its logs above it.
+"""The page of a run: live in a terminal, with logs above it; plain lines elsewhere.
 
-The package logs through `logging`; the embedding program configures handlers. `logs_on_console` is the command line's.
+The package logs through `logging`, and the embedding program configures handlers; the command line uses
+`logs_on_console`.
 """
 
 from __future__ import annotations
@@ -27,21 +28,21 @@ from innet_drl.train.errors import with_flags
 from innet_drl.train.metrics import Metrics
 
 SMALLEST_PAGE = (80, 22)
-"""Columns and rows of a terminal in which the page fits with log lines above it; a smaller one gets plain lines."""
+"""Smallest terminal, in columns and rows, for the page with log lines above it; smaller ones get plain lines."""
 NAMES_WIDTH = 16
 ACTOR_WIDTH = 9
 """Columns of a terminal for the names of an actor's numbers, and for each actor."""
 TRAINING_LOGGERS = ("innet_drl.papers", "innet_drl.launch", "innet_drl.train")
-"""Loggers whose information is shown; of the core, which logs to `innet_drl`, warnings are."""
+"""Loggers shown from level INFO on. The core, which logs to `innet_drl`, is shown from WARNING on."""
 MOST_SHARES = 6
-"""Largest shares of the time that are shown each."""
+"""Number of the largest shares of time shown."""
 REFRESH_SECONDS = 0.1
-"""Seconds between pictures of progress."""
+"""Seconds between updates of progress."""
 LOG_FORMAT = "{time:HH:mm:ss} {level:<7} {message}"
 
 
 class _ToLoguru(logging.Handler):
-    """Forwards records of `logging` to loguru, so that all lines have one format, and name settings by their flags."""
+    """Forwards records of `logging` to loguru, for a common format, with settings spelled as flags."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.name != "innet_drl" or record.levelno >= logging.WARNING:
@@ -59,7 +60,7 @@ def logs_on_console(console: Console | None = None) -> Iterator[None]:
     logger.remove()
     logger.add(lambda message: _print(shown, message), format=LOG_FORMAT, level="INFO", colorize=False)
     package.addHandler(to_loguru)
-    # An environment's module may give the root logger a handler, which would print each line again.
+    # A module of an environment may add a handler to the root logger, which would repeat each line.
     package.propagate = False
     for name in TRAINING_LOGGERS:
         logging.getLogger(name).setLevel(logging.INFO)
@@ -112,7 +113,7 @@ class Page(Display):
         _print(self._console, line)
 
     def show_note(self, note: str, time_s: float | None = None) -> None:
-        """Shows another note, and time, with the numbers of the last line; any thread may call it."""
+        """Updates note and time, with the numbers of the last line; any thread may call it."""
         if self._live is None:
             return
         if self._shown is None:
@@ -122,7 +123,7 @@ class Page(Display):
             self._live.update(self._render(metrics, note), refresh=True)
 
     def progress(self, activity: str, done: str) -> None:
-        """Shows how far a long activity is (`Progress`); any thread may call it."""
+        """Shows the progress of a long activity (`Progress`); any thread may call it."""
         if self._live is None:
             super().progress(activity, done)
         elif time.monotonic() >= self._next_picture:
@@ -191,7 +192,7 @@ class Page(Display):
 
 
 def page_of_command(title: str) -> Page:
-    """Returns a page beside a command's output: on standard error, and only until the command has its result."""
+    """Returns a page for a command's progress: on standard error, removed when the command has its result."""
     return Page(title, Console(stderr=True), transient=True)
 
 

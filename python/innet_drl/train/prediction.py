@@ -1,4 +1,4 @@
-"""Q-values of the actions that an actor took, against the discounted returns that followed: overestimation shows."""
+"""Predicted Q-values of an actor's actions against their discounted returns, to reveal overestimation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Predictions:
-    """Sums over steps, of the learner's episodes that have ended."""
+    """Sums over the steps of ended episodes, as the learner sees them."""
 
     steps: int = 0
     q: float = 0.0
@@ -24,14 +24,15 @@ class Predictions:
 
 
 NONE = Predictions()
-"""Of no steps."""
+"""Sums of zero steps."""
 
 
 class Predicting:
-    """Adds up predictions and returns of each environment until its episode ends.
+    """Sums predictions and returns of each environment until its episode ends.
 
-    With w(t) = 1 + gamma w(t - 1), the discounted returns of all steps of an episode add up to the sum of w(t) r(t): no
-    step is kept. A truncated episode goes on with the largest Q-value of its last observation.
+    With w(t) = 1 + gamma w(t - 1), the sum of the discounted returns of all steps of an episode is the sum of
+    w(t) r(t), so that no steps are stored. A truncated episode bootstraps from the largest Q-value of its last
+    observation.
 
     Args:
         counted: Environments whose episodes count, [N].
@@ -57,7 +58,7 @@ class Predicting:
         final: NDArray[np.bool_],
         final_q: NDArray[np.float32] | None = None,
     ) -> None:
-        """Adds a row, as `RowWriter.append` gets it.
+        """Adds a row with the arguments of `RowWriter.append`.
 
         Args:
             q: Q-values [N, actions] of the observations.
@@ -65,8 +66,8 @@ class Predicting:
             reward: Rewards as the learner sees them, [N].
             terminated: [N]
             truncated: [N], and not terminated.
-            final: [N], rows of a last observation alone, which are no steps.
-            final_q: Q-values [N, actions] of last observations in rows that have their step, too.
+            final: [N], rows with only a last observation, which are not steps.
+            final_q: Q-values [N, actions] of last observations, if rows also have the step (SAME_STEP).
         """
         self._end(final & self._truncated, q)
         steps = ~final

@@ -1,4 +1,4 @@
-"""Settings to start from, by name. Settings that belong to a game are here alone."""
+"""Presets: settings to start from, by name. Only presets have settings of specific games."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _ATARI = Config(
     evaluation_epsilon=0.001,
 )
 
-# Two cores make few updates: small frames double them, and a replay ratio of 2 lets learning go on for an hour, where 8
-# ends at a quarter of that. docs/how-to/training.md has the reasons of the others.
+# Two cores make few updates: small frames double the rate, and with a replay ratio of 2 learning continues for an hour,
+# with 8 for a quarter of that. docs/how-to/training.md has the reasons for the other settings.
 _RECIPE = dataclasses.replace(
     _ATARI,
     environment_threads=2,
@@ -83,8 +83,8 @@ PRESETS: dict[str, Config] = {
     ),
     "vector": _VECTOR,
 }
-"""Settings of each preset; a flag changes one field. `vector` is for environments whose observations are vectors,
-and `atari` for any game: `breakout` is the same with its game."""
+"""Settings of each preset; a flag changes one field. `vector` is for vector observations, and `atari` for any game:
+`breakout` is `atari` with that game."""
 
 
 def preset(name: str, **changes: Any) -> Config:

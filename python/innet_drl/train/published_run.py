@@ -1,8 +1,8 @@
-"""A run as its server shows it to processes that join by themselves: its settings, and the reports of its actors.
+"""A run published at its server for processes that join: its settings, and the reports of its actors.
 
-The learner publishes the settings as parameters named `<run>/run`, one JSON document. Actors push their reports to the
-table `<run>/reports`, from which the learner takes each of them once. A run's name has no slash, but
-begins with its namespace and one where a process looks at all names of a server.
+The learner publishes the settings as parameters named `<run>/run`, one JSON document. Actors push reports to the table
+`<run>/reports`, from which the learner samples each once. A run's name has no slash, but a connection without a
+namespace sees it with the prefix `<namespace>/`.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ DOCUMENT = "/run"
 REPORTS = "/reports"
 REPORT_BYTES = 2048
 REPORT_GAMES = 40
-"""Largest number of games of one row, which then fits its bytes."""
+"""Largest number of games in a row, bounded by `REPORT_BYTES`."""
 REPORT_LAPS = 240
-"""Largest number of laps of one row."""
+"""Largest number of laps in a row."""
 LAP = np.dtype([("name", "u1"), ("duration", "<u4")])
-"""A lap in a row: number of its activity's name, and nanoseconds."""
+"""A lap in a row: index of its activity's name, and nanoseconds."""
 LONGEST_LAP = 2**32 - 1
 QUEUED_REPORTS = 4096
-"""Reports that the server keeps for a learner that is away; the replay ratio lets actors make few meanwhile."""
+"""Reports that the server keeps for an absent learner; the replay ratio keeps their number small."""
 QUEUE_BYTES = 8 << 20
 CALL_SECONDS = 1.0
-"""Timeout of the learner's calls: its calls of the memory report a server that is away."""
+"""Timeout of the learner's calls here; its calls of the memory report an absent server."""
 ROW = innet.Window(0, 0)
 
 
@@ -74,7 +74,7 @@ class PublishedRun:
         """Reads the tensors that `tensors` returned."""
         values = json.loads(tensors["json"].tobytes())
         if values["release"] != innet.__version__:
-            # It may have other fields. `config` names the release.
+            # Another release may have other fields; `config` raises an error that names it.
             return cls(values["release"], {}, 0, values.get("ended", False))
         return cls(**values)
 
@@ -84,7 +84,7 @@ class PublishedRun:
 
 
 def check_address(replay: str) -> None:
-    """Checks that processes can join a run's replay memory by themselves."""
+    """Checks that other processes can join a run's replay memory."""
     if replay.partition("://")[0] not in SERVER_SCHEMES:
         raise ConfigurationError(
             "{replay} {address}: processes join a run through its server: start `innet-replay serve`, and name its "
@@ -100,7 +100,7 @@ def reports_table(run: str) -> innet.Table:
         {"report": ("uint8", (REPORT_BYTES,))},
         QUEUED_REPORTS,
         capacity_bytes=QUEUE_BYTES,
-        # Several servers share no order of their items: `reports` restores it.
+        # Several servers have no common order of items; `reports` restores the order.
         sampler="uniform",
         max_times_sampled=1,
     )
@@ -112,14 +112,14 @@ def published_runs(replay: innet.Replay) -> dict[str, PublishedRun]:
     for name in replay.parameters(timeout=None):
         if name.endswith(DOCUMENT):
             parameters = replay.get_parameters(name, timeout=None)
-            # The server may have been started again since, and a user's own parameters may have such a name.
+            # A restart of the server may have removed them, and a user's parameters may have such a name.
             if parameters is not None and "json" in parameters.tensors:
                 found[name.removesuffix(DOCUMENT)] = PublishedRun.of(parameters.tensors)
     return found
 
 
 class RunPublisher:
-    """The learner's side: publishes its run, and takes the reports of actors."""
+    """The learner's side: publishes its run, and receives the reports of actors."""
 
     def __init__(self, replay: innet.Replay, name: str, config: Config) -> None:
         self._replay = replay
@@ -129,7 +129,7 @@ class RunPublisher:
     @classmethod
     @contextlib.contextmanager
     def connect(cls, name: str, config: Config, token: str) -> Iterator[Self]:
-        """Connects to the run's server, apart from the memory, whose calls may wait for long."""
+        """Connects to the run's server, separately from the memory, whose calls may block for long."""
         with innet.connect(
             config.replay,
             token=token,
@@ -141,7 +141,7 @@ class RunPublisher:
             yield cls(replay, name, config)
 
     def publish(self, agent_steps: int, *, ended: bool = False) -> bool:
-        """Publishes the run at this step; returns whether the server took it."""
+        """Publishes the run at this step; returns `False` if the server does not answer."""
         run = PublishedRun(innet.__version__, self._settings, agent_steps, ended)
         try:
             self._replay.put_parameters(self._name + DOCUMENT, run.tensors(), timeout=CALL_SECONDS)
@@ -150,7 +150,7 @@ class RunPublisher:
         return True
 
     def reports(self) -> list[ActorReport]:
-        """Takes the reports that have arrived, without waiting; an actor's own are in their order."""
+        """Returns new reports without waiting; the reports of each actor are in order."""
         try:
             rows = self._replay.sample(self._name + REPORTS, QUEUED_REPORTS, ROW, allow_short=True, timeout=0)
         except (
@@ -160,7 +160,7 @@ class RunPublisher:
             innet.errors.DisconnectedError,
         ):
             return []
-        # Ages count the steps of one server, to which a writer keeps.
+        # Ages are comparable within a server, and a writer stays with one server.
         in_order = rows.report[np.argsort(rows.ages)[::-1]]
         return [report for row in in_order if (report := _decoded(row.tobytes())) is not None]
 
@@ -175,7 +175,7 @@ class ReportWriter:
         self._unsent: deque[bytes] = deque()
 
     def write(self, report: ActorReport, timeout: float | None) -> None:
-        """Pushes a report, after those that could not be pushed.
+        """Pushes a report, after earlier reports that could not be pushed.
 
         Raises:
             DeadlineError: The server is away: the report is pushed with the next one.
@@ -189,7 +189,7 @@ class ReportWriter:
 
 
 def _parts(report: ActorReport) -> Iterator[ActorReport]:
-    """The report in parts that fit a row; the first one has its steps and seconds."""
+    """Splits a report into parts that fit a row; the first one has steps and seconds."""
     games, laps = report.games, report.laps
     yield dataclasses.replace(report, games=games[:REPORT_GAMES], laps=None)
     rest = dataclasses.replace(report, steps=0, seconds={}, games=[], laps=None, predictions=prediction.NONE)

@@ -1,4 +1,4 @@
-"""Lines of metrics of a session: when one is due, the memory's counters in it, and lines that wait for a full disk."""
+"""Lines of metrics of a session: when one is due, the memory's counters in it, and lines pending on a full disk."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from innet_drl.train.times import SERIAL, CoreThreads, Times
 logger = logging.getLogger(__name__)
 
 LAST_SECONDS = 0.25
-"""Seconds that the memory has for the last line of a run that a signal ends."""
+"""Timeout of the memory's counters for the last line after a signal."""
 KEPT_LINES = 10_000
 """Largest number of pending lines of metrics."""
 ACTING = ("parameters", "inference", "environment", "write")
@@ -38,7 +38,7 @@ class Reporter:
 
     def __init__(self, session: Session, learner: Learner, cost: CostMeter) -> None:
         self.table: dict[str, Any] | None = None
-        """The memory's counters of the last line; `None` before the first."""
+        """The memory's counters at the last line; `None` before the first."""
         self._session = session
         self._config = session.config
         self._folder = session.folder
@@ -112,18 +112,18 @@ class Reporter:
     def add_report(self, report: ActorReport) -> None:
         """Adds the report of an actor to the next line, its times and its trace."""
         self._meter.add_report(report)
-        # A serial run's actor reports none.
+        # Reports of a serial run have no times.
         if report.seconds or report.laps:
             self.times.add(f"actor {report.actor}", report.seconds, report.laps)
 
     def record_trace(self) -> None:
-        """Begins to record a trace of this process, if the settings ask for one and it has not begun."""
+        """Begins to record a trace of this process, once, if the settings have `trace_seconds`."""
         if self._config.trace_seconds is not None:
             for stopwatch in (self._stopwatch, *self.threads.values()):
                 stopwatch.record(self._config.trace_seconds)
 
     def end_times(self) -> None:
-        """Writes the times until now. What follows is no training, such as the last evaluation."""
+        """Writes the times until now, and excludes later activities, such as the last evaluation."""
         if not self._ended:
             self._ended = True
             self._stopwatch.lap("other")
@@ -132,7 +132,7 @@ class Reporter:
 
     @property
     def due_by_steps(self) -> bool:
-        """Whether a multiple of `report_steps` was passed since the last line, which does not depend on the clock."""
+        """Whether a multiple of `report_steps` was passed since the last line, independent of the clock."""
         period = self._config.report_steps
         return self._meter.agent_steps // period > self._meter.reported_steps // period
 
@@ -146,7 +146,7 @@ class Reporter:
         if self._meter.agent_steps <= self._meter.reported_steps and self._last_line is not None:
             return
         if self._session.interrupted:
-            # If the memory does not answer, the last line has its counters of the line before.
+            # If the memory does not answer, the last line repeats the counters of the previous line.
             with contextlib.suppress(ReplayError):
                 self.table = memory.stats(LAST_SECONDS)
         else:
@@ -154,7 +154,7 @@ class Reporter:
         self._report()
 
     def report_sticky(self, evaluation: Evaluation, agent: EvaluatedAgent, sticky: Evaluation) -> None:
-        """Writes the scores of the evaluation after training again, with games of the agent with sticky actions."""
+        """Rewrites the scores of the evaluation after training, with the games with sticky actions."""
         both = (agent.report(played) | aggregate(played.scores) for played in (evaluation, sticky))
         report, report["sticky"] = both
         self._folder.save_evaluation(report)
@@ -193,7 +193,7 @@ class Reporter:
         self._session.call("on_metrics", metrics)
 
     def write_pending_lines(self) -> None:
-        """Writes lines that a full disk has kept out."""
+        """Writes lines that are pending because of a full disk."""
         assert self._files is not None
         with self._folder.writing():
             while self._unwritten:

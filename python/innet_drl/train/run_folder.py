@@ -51,14 +51,14 @@ KEPT_CHECKPOINTS = 3
 class RunFolder:
     """A run's folder. `new` and `open` check the path, `hold` makes and locks the folder, `begin` writes into it.
 
-    What cannot be read or written is a `RunFolderError`, after which earlier files are whole.
+    Failed reads and writes raise a `RunFolderError`, and leave earlier files intact.
     """
 
     def __init__(self, path: Path, *, is_new: bool = False) -> None:
         self.path = path
         self._advice = Message("choose another {folder}") if is_new else "make it writable for this user"
         self.is_new = is_new
-        """Whether the folder is of a new run."""
+        """Whether the folder belongs to a new run."""
         self._made: list[Path] = []
         self._continues = False
         self.checkpoints = path / "checkpoints"
@@ -66,7 +66,7 @@ class RunFolder:
         self.snapshot = path / "replay.snapshot"
         self._next_snapshot = path / "replay.snapshot.next"
         self.partial_snapshot = path / "replay.snapshot.next.partial"
-        """The file of `save_memory` while it is written."""
+        """Temporary file of `save_memory`."""
         self.best = path / "best.safetensors"
 
     @property
@@ -83,7 +83,7 @@ class RunFolder:
 
     @classmethod
     def unused(cls, path: Path) -> RunFolder:
-        """A new folder of this name, which it makes; where there is one already, `<name>-2`, `<name>-3`, ..."""
+        """Creates a new folder of this name or, if it exists, `<name>-2`, `<name>-3`, ..."""
         names = itertools.chain((path.name,), (f"{path.name}-{number}" for number in itertools.count(2)))
         for name in names:
             folder = cls(path.with_name(name), is_new=True)
@@ -131,10 +131,9 @@ class RunFolder:
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[None]:
-        """Locks the folder, so that no other process trains in it, and makes it if it is missing.
+        """Locks the folder against other training processes, and creates it if it is missing.
 
-        The lock is on the directory itself and ends with the process. A folder made for a run that did not begin is
-        removed.
+        The lock is on the directory itself and ends with the process. A new folder is removed if its run did not begin.
         """
         directory = self._locked_directory()
         try:
@@ -142,7 +141,7 @@ class RunFolder:
                 self._check_free()
             yield
         finally:
-            # Under the lock: no other process has begun a run in the folder.
+            # Safe under the lock: no other process has begun a run in the folder.
             if not (self.path / "config.yaml").exists():
                 for made in self._made:
                     with contextlib.suppress(OSError):
@@ -168,7 +167,7 @@ class RunFolder:
             except OSError as error:
                 logger.warning("%s cannot be locked (%s): do not train in it from two processes", self.path, error)
                 return directory
-            # The process that had the lock may have removed the directory since it was opened here.
+            # The previous owner of the lock may have removed the opened directory.
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(directory), os.stat(self.path)):
                     return directory
@@ -180,27 +179,27 @@ class RunFolder:
             self._append_session({"began": _now(), "agent_steps": agent_steps, **machine})
 
     def end_session(self, agent_steps: int, how: str) -> None:
-        """Adds a session's end to `sessions.jsonl`; a full disk keeps it out, and nothing else."""
+        """Adds a session's end to `sessions.jsonl`; ignores a full disk."""
         with contextlib.suppress(OSError):
             self._append_session({"ended": _now(), "agent_steps": agent_steps, "how": how})
 
     def _append_session(self, line: dict[str, Any]) -> None:
         with (self.path / "sessions.jsonl").open("a+b") as file:
-            # A line that a full disk cut short is not continued by this one.
+            # Starts a new line after one that a full disk cut short.
             file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
             ended = file.read() in (b"", b"\n")
             file.write((b"" if ended else b"\n") + json.dumps(line).encode() + b"\n")
 
     @property
     def is_held(self) -> bool:
-        """Whether a process of this machine trains in the folder now; takes the lock for an instant."""
+        """Whether a process of this machine trains in the folder now; tests the lock."""
         directory = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(directory, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
         except OSError:
-            # A file system without locks.
+            # The file system has no locks.
             return False
         finally:
             os.close(directory)
@@ -250,7 +249,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def continuing(self) -> Iterator[None]:
-        """Errors of writes within do not advise to start or resume a run: training continues."""
+        """Errors of writes in the context do not advise to start or resume a run, as training continues."""
         self._continues = True
         try:
             yield
@@ -280,11 +279,11 @@ class RunFolder:
             put_in_place(self._next_snapshot, self.snapshot)
 
     def match_memory(self, checkpoint: Checkpoint) -> None:
-        """Finds the snapshot of a checkpoint; the log names one that is of another moment."""
+        """Finds the snapshot of a checkpoint; warns if the snapshot is of another time."""
         expected = checkpoint.state["snapshot"]
         with self.writing():
             if expected is not None and _checksum_of(self._next_snapshot) == expected:
-                # The run ended between its checkpoint and the snapshot's new name.
+                # The run ended between writing its checkpoint and renaming the snapshot.
                 self.adopt_memory()
         if self.snapshot.exists() and _checksum_of(self.snapshot) != expected:
             logger.warning(
@@ -295,7 +294,7 @@ class RunFolder:
             )
 
     def remove_memory(self) -> None:
-        """Removes the snapshot of an earlier session, which would be older than the checkpoints to come."""
+        """Removes the snapshot of an earlier session, which would not match later checkpoints."""
         with self.writing():
             for snapshot in (self.snapshot, self._next_snapshot):
                 snapshot.unlink(missing_ok=True)
@@ -346,7 +345,7 @@ def _now() -> str:
 
 
 def _checksum_of(snapshot: Path) -> str | None:
-    """Returns the checksum at the end of a snapshot, which is of the whole file; `None` without a file."""
+    """Returns the checksum of a snapshot, which is at its end; `None` without a file."""
     try:
         with snapshot.open("rb") as file:
             file.seek(-4, os.SEEK_END)

@@ -1,7 +1,7 @@
 """A serial run: actor and learner take turns in one process, and the run is a function of the seed.
 
-Two runs with the same settings on the same machine write the same metrics, apart from times. A resumed run starts new
-games; it keeps its memory if there is a snapshot of it, or fills it to `min_size` before it learns again.
+Two runs with equal settings on one machine write equal metrics, except times. A resumed run starts new games; it
+restores its memory if there is a snapshot, and otherwise fills it to `min_size` before it learns again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from innet_drl.train.trainer import Trainer
 
 
 def train(trainer: Trainer) -> None:
-    """Trains until the trainer is finished, and leaves a checkpoint."""
+    """Trains until the trainer is finished, and writes a checkpoint."""
     config, stopwatch = trainer.config, trainer.stopwatch
     with (
         contextlib.closing(environments.make(config, config.environments, threads=config.environment_threads)) as envs,

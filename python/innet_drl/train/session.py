@@ -1,4 +1,4 @@
-"""What the parts of a session of training share: settings, folder, display, callbacks, and the signals that end it."""
+"""Shared state of a training session: settings, folder, display, callbacks, and the signals that end it."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from innet_drl.train.stopwatch import Stopwatch
 logger = logging.getLogger(__name__)
 
 SILENT_SECONDS = 0.5
-"""Seconds of a call of the memory after which the page says that the run waits for it."""
+"""Seconds after which the page shows that the run waits for a call of the memory."""
 
 
 class _Interrupted(BaseException):
-    """A signal during a call of the memory. Raised by the signal's handler, so that it ends the call."""
+    """A signal during a call of the memory. The signal handler raises it to end the call."""
 
 
 class Session:
-    """One session of a run. In its context, SIGINT and SIGTERM end it, and what takes long is shown."""
+    """One session of a run. In its context, SIGINT and SIGTERM end it, and the page shows long activities."""
 
     meter: Meter
-    """Made by the trainer, once it knows the environment."""
+    """Set by the trainer once the environment is known."""
 
     def __init__(
         self, config: Config, folder: RunFolder, display: Display, callbacks: Sequence[Callback], *, signals: bool
@@ -43,24 +43,24 @@ class Session:
         self.folder = folder
         self.display = display
         self.stopwatch = Stopwatch()
-        """Of the learner's thread."""
+        """Stopwatch of the learner's thread."""
         self.note = "starting"
-        """The state of the run on the page."""
+        """Note on the run's state for the page."""
         self.interrupted = False
         """Whether a signal has ended training."""
         self.stopped = False
-        """Whether a callback has."""
+        """Whether a callback has ended training."""
         self._callbacks = callbacks
         self._signals = signals
         self._handlers: dict[signal.Signals, Any] = {}
         self._asking = False
-        # Shown from this moment on, again and again.
+        # Time from which the activity is shown repeatedly, and the function that shows it.
         self._activity: tuple[float, Callable[[], None]] | None = None
         self._ended = threading.Event()
         self._watch = threading.Thread(target=self._show_activity, name="watch", daemon=True)
 
     def __enter__(self) -> Self:
-        # Handlers belong to the main thread.
+        # Only the main thread can set signal handlers.
         if self._signals and threading.current_thread() is threading.main_thread():
             for name in (signal.SIGINT, signal.SIGTERM):
                 self._handlers[name] = signal.signal(name, self._interrupt)
@@ -88,7 +88,7 @@ class Session:
         self.display.show_note(note, self.meter.time_s)
 
     def ask(self, call: Callable[[], object]) -> None:
-        """Calls the memory, unless the run is interrupted. A signal ends the call, and the page names a long one."""
+        """Calls the memory, unless the run is interrupted. A signal ends the call; the page shows long waits."""
         try:
             try:
                 self._activity = time.monotonic() + SILENT_SECONDS, self._say_waiting
@@ -102,7 +102,7 @@ class Session:
 
     @contextlib.contextmanager
     def copying(self, activity: str, file: Path, size: int) -> Iterator[None]:
-        """Shows how many of the bytes of a file are read or written meanwhile."""
+        """Shows the progress of reading or writing a file in the context."""
 
         def show() -> None:
             self.display.progress(activity, f"{file_position(file) / 2**20:,.0f} of {size / 2**20:,.0f} MiB")

@@ -1,4 +1,4 @@
-"""Values of settings: their types, and files that have some of them."""
+"""Values of settings: types, and files of settings."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _KINDS: dict[Any, tuple[Any, Callable[[Any], Any], str]] = {
     Path: ((str, Path), Path, "a path"),
     type(None): (type(None), lambda _: None, "none"),
 }
-"""Of each type of a setting: what it takes, how that becomes the type, and its name."""
+"""For each type of a setting: accepted types, the conversion, and the type's name."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -83,7 +83,7 @@ def read_value(text: str) -> Any:
 
 
 def conform(name: str, value: Any, hint: Any) -> Any:
-    """Returns a value as its setting's type has it: a list becomes a tuple, an integer a float, text a path."""
+    """Converts a value to its setting's type: a list to a tuple, an integer to a float, text to a path."""
     try:
         return _conform(value, hint)
     except TypeError:
@@ -100,7 +100,7 @@ def _conform(value: Any, hint: Any) -> Any:
                 return _conform(value, part)
         return _conform(value, parts[-1])
     if origin is tuple and isinstance(value, tuple | list):
-        # A wrong number of parts is named by the bounds of the setting.
+        # The bounds of the setting report a wrong number of parts.
         hints = [parts[0]] * len(value) if parts[-1] is Ellipsis else [*parts, *parts[-1:] * len(value)]
         return tuple(_conform(part, hint) for part, hint in zip(value, hints, strict=False))
     if origin is dict and isinstance(value, Mapping):
@@ -131,10 +131,10 @@ def _describe(hint: Any) -> str:
 
 
 def plain(values: Mapping[str, Any], lost: list[str] | None = None) -> dict[str, Any]:
-    """Returns values as YAML has them.
+    """Converts values for YAML.
 
     NumPy's numbers and arrays become numbers and lists. A function or class becomes its import path (`import_path`),
-    and an object of another kind its text; `lost` gets the names of arguments, values of mappings, that become text.
+    and any other object its text; `lost` receives the names of arguments (values of mappings) that become text.
     """
 
     def convert(name: str, value: Any, *, is_argument: bool = False) -> Any:
@@ -146,7 +146,7 @@ def plain(values: Mapping[str, Any], lost: list[str] | None = None) -> dict[str,
             return [convert(name, part, is_argument=is_argument) for part in value]
         if value is None or isinstance(value, bool):
             return value
-        # Members of enumerations are numbers and text, too.
+        # Enum members may be numbers and text.
         for kind in (int, float):
             if isinstance(value, kind):
                 return kind(value)
@@ -163,17 +163,16 @@ def plain(values: Mapping[str, Any], lost: list[str] | None = None) -> dict[str,
 
 
 def import_path(value: Callable[..., Any]) -> str:
-    """Returns `module:name` of a function or class; of another callable, its class's.
+    """Returns `module:name` of a function or class, or of the class of another callable.
 
-    A script is `__main__` only while it runs: its functions and classes get the name by which other programs import it,
-    where there is one.
+    A script is `__main__` only while it runs, so that its functions and classes get its importable name, if it has one.
     """
     named = value if hasattr(value, "__qualname__") else type(value)
     return _of_script(f"{named.__module__}:{named.__qualname__}")
 
 
 def can_be_imported(value: str | Callable[..., Any]) -> bool:
-    """Whether other programs may find a function or class by its import path."""
+    """Whether other programs can import a function or class by its path."""
     path = _of_script(value) if isinstance(value, str) else import_path(value)
     if isinstance(value, str) or path.startswith("__main__:"):
         return not path.startswith("__main__:")
@@ -204,7 +203,7 @@ def _of_script(path: str) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str], *, otherwise: str = "") -> str:
-    """Returns the end of a message about an unknown name: the closest known names, or `otherwise`."""
+    """Returns the last part of a message about an unknown name: the closest known names, or `otherwise`."""
     close = difflib.get_close_matches(name, list(known), n=2)
     hint = f"did you mean {' or '.join(close)}?" if close else otherwise
     return f": {hint}" if hint else ""

@@ -1,6 +1,6 @@
-"""Signs of mistakes in learning: sentences on metrics that are out of the ordinary, for the log and the report.
+"""Signs of mistakes in learning: sentences on unusual metrics, for the log and the report.
 
-Bounds are between what a run that learned had and what the mistake had: docs/how-to/training.md has both.
+Bounds are between the values of successful runs and those with the mistake; docs/how-to/training.md has both.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from innet_drl.train.config import Config
 from innet_drl.train.metrics import Metrics
 
 WARM_UP = 2_000
-"""Updates before which metrics say nothing: all actions are worth the same to a fresh network."""
+"""Updates before which metrics are ignored, as a fresh network values all actions equally."""
 RECENT = 5
-"""Values of a metric whose mean counts; fewer say nothing."""
+"""Number of last values that are averaged; with fewer, a metric is ignored."""
 RECENT_EPISODES = 15
-"""The same of `q_predicted` and `return_discounted`, of which a line has few episodes."""
+"""`RECENT` for `q_predicted` and `return_discounted`, as a line has few episodes."""
 
 
 def signs(recent: Mapping[str, float], config: Config) -> dict[str, str]:
-    """Returns a sentence for each metric that is out of the ordinary, by the metric.
+    """Returns a sentence for each unusual metric, by its name.
 
-    `recent` has the mean of the last `values_of` values of each metric with as many; of several values by `metric/key`.
+    `recent` has the mean of the last `values_of` values of each metric that has enough; keys of metrics with several
+    values are `metric/key`.
     """
     found: dict[str, str] = {}
 
@@ -76,7 +77,7 @@ def signs(recent: Mapping[str, float], config: Config) -> dict[str, str]:
     )
     predicted, returned = recent.get("q_predicted"), recent.get("return_discounted")
     if predicted is None or returned is None or config.munchausen:
-        # Munchausen adds a term to Q-values that returns have not.
+        # Munchausen adds a term to Q-values that returns lack.
         return found
     if predicted > returned + 0.1 * abs(returned) + 0.05:
         found["q_predicted"] = (
@@ -87,12 +88,12 @@ def signs(recent: Mapping[str, float], config: Config) -> dict[str, str]:
 
 
 def values_of(name: str) -> int:
-    """Number of values of a metric that make a mean."""
+    """Number of averaged values of a metric."""
     return RECENT_EPISODES if name in ("q_predicted", "return_discounted") else RECENT
 
 
 class SignsOfRun:
-    """Signs of a run under way, each said once."""
+    """Signs of a running run, each reported once."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -100,7 +101,7 @@ class SignsOfRun:
         self._said: set[str] = set()
 
     def add(self, metrics: Metrics) -> list[str]:
-        """Adds a line of metrics; returns the sentences that were not said before."""
+        """Adds a line of metrics; returns new sentences."""
         if metrics.learner_updates < WARM_UP:
             return []
         for name, value in _flat(asdict(metrics)):

@@ -1,4 +1,4 @@
-"""Timers of a thread: its seconds by activity, always, and for a trace each lap with its begin."""
+"""Timers of a thread: seconds by activity and, for a trace, each lap with its start."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from typing import Any, Self
 
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 WAITING = "wait for a batch"
-"""Activity of a learner that waits for its actors, or for a batch that is being sampled."""
+"""Activity of a learner that waits for actors or for a batch."""
 MEMORY = "wait for the memory"
-"""Activity of an actor until the memory has taken its rows: their way, and the wait for the replay ratio."""
+"""Activity of an actor that waits for the memory: transfer of its rows, and the replay ratio."""
 
 
 @dataclass(frozen=True)
 class Laps:
-    """Consecutive laps of a thread: each begins where the one before has ended."""
+    """Consecutive laps of a thread: each begins at the end of the previous one."""
 
     host: str
-    """The boot of the host: processes of one boot share the monotonic clock."""
+    """Boot id of the host: processes of one boot share the monotonic clock."""
     offset_s: float
-    """Wall-clock time at the zero of the monotonic clock, for other hosts."""
+    """Wall-clock time at zero of the monotonic clock, for other hosts."""
     begin_ns: int
-    """Begin of the first lap by the monotonic clock."""
+    """Start of the first lap by the monotonic clock."""
     laps: list[tuple[str, int]]
     """Activity and nanoseconds of each lap."""
 
     def parts(self, count: int, longest_ns: int) -> Iterator[Laps]:
-        """Returns the same laps in parts of at most `count`; a longer lap than `longest_ns` becomes several."""
+        """Splits the laps into parts of at most `count`; splits laps longer than `longest_ns`."""
         laps: list[tuple[str, int]] = []
         for name, duration in self.laps:
             whole, rest = divmod(duration, longest_ns)
@@ -51,7 +51,7 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self._last = time.perf_counter()
-        # Only the thread of the laps writes the sums: a reader subtracts those that it took before.
+        # Only the thread of the laps writes the sums; the reader subtracts the sums of its previous call.
         self._seconds: dict[str, float] = {}
         self._taken: dict[str, float] = {}
         self._laps: deque[tuple[str, float, float]] = deque()
@@ -76,19 +76,19 @@ class Stopwatch:
         return {name: value for name, value in since.items() if value > 0.0}
 
     def record(self, seconds: float | None) -> None:
-        """Keeps each lap for a trace, from now on for so many seconds; only the first call does. `None` keeps none."""
+        """Records laps for a trace during the next `seconds`, once; `None` records none."""
         if seconds is not None and not self._recorded:
             self._recorded = True
             self._record_until = time.perf_counter() + seconds
 
     def take_laps(self) -> Laps | None:
-        """Returns the laps kept since the last call; `None` without any."""
+        """Returns the laps recorded since the last call; `None` without any."""
         if not self._laps:
             return None
         taken = []
         while self._laps:
             taken.append(self._laps.popleft())
-        # The clock of `perf_counter` is the monotonic one on Linux, which all processes of a host share.
+        # On Linux `perf_counter` is the monotonic clock, which all processes of a host share.
         offset = time.time() - time.perf_counter()
         ends = [round(1e9 * begin) for _, begin, _ in taken] + [round(1e9 * taken[-1][2])]
         laps = [(name, end - begin) for (name, _, _), begin, end in zip(taken, ends, ends[1:], strict=False)]
@@ -96,13 +96,13 @@ class Stopwatch:
 
 
 class TimedBatches:
-    """An iterator over the same batches: laps of waiting and of copying to the device."""
+    """Wraps an iterator over batches with laps of waiting and of copying to the device."""
 
     def __init__(self, batches: Iterator[Any], stopwatch: Stopwatch, waiting: str = WAITING) -> None:
         self._batches = batches
         self._waited: Callable[[], None] = functools.partial(stopwatch.lap, waiting)
         self._ended = self._waited
-        # Only a `TorchBatches` has its copies apart.
+        # Only `TorchBatches` has separate copies.
         if hasattr(batches, "on_sample"):
             batches.on_sample = self._waited
             self._ended = functools.partial(stopwatch.lap, "upload")

@@ -1,8 +1,8 @@
-"""Targets computed ahead: on a CPU, the passes without gradient run in a thread of their own.
+"""Targets computed ahead: on a CPU, a second thread runs the passes without gradient.
 
-An update of double Q-learning takes three forward passes and one backward pass. Two forward passes, over the next
-observations, need no gradient: a second core computes them for the next batch while the learner updates on this
-one. The next action is then chosen by the online network of one or two updates before.
+An update of double Q-learning has three forward passes and one backward pass. Two forward passes, over the next
+observations, need no gradient: a second core computes them for the next batch during the current update. Next actions
+are then chosen by the online network of one or two updates earlier.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from innet_drl.train.learner import BatchWithTargets, Learner, use_device
 from innet_drl.train.stopwatch import Stopwatch, TimedBatches
 
 POLL_SECONDS = 0.05
-"""Period at which the end checks whether the thread has ended."""
+"""Period of the checks at the end whether the thread has ended."""
 
 
 class TargetsAhead:
-    """An iterator over the same batches, each with its targets. Use it as a context manager.
+    """Wraps an iterator over batches and adds their targets. Use it as a context manager.
 
-    A `DeadlineError` of the batches is raised here, and the next call continues; any other error ends this iterator.
+    After a `DeadlineError` of the batches the iterator continues; any other error ends it.
     """
 
     def __init__(self, learner: Learner, batches: Iterator[TorchBatch]) -> None:
@@ -57,7 +57,7 @@ class TargetsAhead:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # A finished batch is dropped.
+        # Drops a finished batch.
         self._stopped.set()
         while self._thread.is_alive():
             # The thread may be waiting for space in the queue.

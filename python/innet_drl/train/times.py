@@ -1,7 +1,7 @@
 """Times of a run: seconds of every process by activity (`times.json`), and laps for a trace (`trace.jsonl`).
 
-The sums are of all sessions, and are written with each line of metrics. The trace is of the newest session that
-recorded one (`--trace-seconds`).
+The sums are over all sessions, and are written with each line of metrics. The trace is of the newest session with
+`--trace-seconds`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 TIMES = "times.json"
 TRACE = "trace.jsonl"
 SERIAL = "serial"
-"""Name of the process of a serial run, which acts and learns."""
+"""Name of a serial run's process, which acts and learns."""
 TASKS = Path("/proc/self/task")
 SERVING = ("io", "http", "work", "snapshots", "fstack", "eal", "gradients", "parent", "updates")
 CORE_THREADS = {
@@ -32,8 +32,8 @@ CORE_THREADS = {
     "innet-unpack": "decode ahead",
     **{f"innet-{name}": "send, receive and serve" for name in SERVING},
 }
-"""Names of the core's threads, without a number at the end, and their work. The names are whole: other threads have the
-command's, `innet-drl`."""
+"""Work of the core's threads, by their full names without a final number. Other threads are named after the command,
+`innet-drl`."""
 NUMBER = re.compile(r"-\d+$")
 
 
@@ -42,25 +42,25 @@ class ProcessTimes:
     """Times of one process."""
 
     seconds: dict[str, float] = field(default_factory=dict)
-    """Seconds of its main thread by activity; every moment belongs to one."""
+    """Seconds of the main thread by activity, which cover all of its time."""
     threads: dict[str, dict[str, float]] = field(default_factory=dict)
-    """The same of its other threads with a stopwatch, by their name: they work at the same time."""
+    """Seconds by activity of other threads with a stopwatch, by name: they run in parallel."""
     processor_s: dict[str, float] = field(default_factory=dict)
-    """Processor seconds of the core's threads by their work: they work at the same time, too."""
+    """Processor seconds of the core's threads by work: they also run in parallel."""
     waited_s: float = 0.0
     """Seconds of an actor in which its rows waited for the replay ratio."""
     samples: int = 0
     """Batches of a learner that the memory sampled."""
     blocked_samples: int = 0
-    """Those that waited for the replay ratio."""
+    """Sampled batches that waited for the replay ratio."""
 
 
 @dataclass(frozen=True)
 class LearnerTimes:
-    """Report of another learner's process to the first learner's."""
+    """Report of another learner to the first learner."""
 
     seconds: dict[str, dict[str, float]]
-    """By thread, the main one is ''; then by activity."""
+    """Seconds by thread (the main thread is '') and activity."""
     processor_s: dict[str, float]
     laps: dict[str, Laps]
     """By thread."""
@@ -107,7 +107,7 @@ class Times:
         self._trace: list[dict[str, Any]] = []
         self._has_trace = False
         self._warned = False
-        # The first line of a resumed run is the baseline: earlier sessions have counted what is before it.
+        # Counters at the first line of a resumed run are the baseline: earlier sessions have counted them.
         self._sampled = None if resumed else (0, 0)
 
     def process(self, name: str) -> ProcessTimes:
@@ -142,7 +142,7 @@ class Times:
         """Adds the samples since the last call, from the table's counters."""
         counts = int(table["sampled_items"]) // batch_size, int(table.get("blocked_samples", 0))
         before, self._sampled = self._sampled or counts, counts
-        # The counts of a server that was started again begin at zero.
+        # A restarted server counts from zero.
         if counts[0] >= before[0] and counts[1] >= before[1]:
             times = self.process(process)
             times.samples += counts[0] - before[0]

@@ -1,4 +1,4 @@
-"""Runs in Weights & Biases, by the interface of callbacks."""
+"""Runs in Weights & Biases, as a callback."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ logger = logging.getLogger(__name__)
 class WandbCallback(Callback):
     """Sends settings, metrics and evaluations to Weights & Biases, as `--track` does.
 
-    Metrics have their tags of TensorBoard, against `agent_steps`. The run's folder has the id of the W&B run in
-    `wandb.json`, which a resumed run continues, and W&B's files in `wandb/`. W&B prints nothing, and does not copy the
-    output of the program.
+    Metrics have the tags of TensorBoard, over `agent_steps`. The run's folder has the id of the W&B run, which a
+    resumed run continues, in `wandb.json`, and W&B's files in `wandb/`. W&B neither prints nor captures output.
 
     Args:
         settings: Arguments of `wandb.init`, such as `project` and `entity`; they may also be environment variables
@@ -43,7 +42,7 @@ class WandbCallback(Callback):
     def on_start(self, config: Config, folder: Path) -> None:
         """Begins a W&B run, or continues the folder's."""
         file = folder / "wandb.json"
-        # W&B warns of `resume` in a new run that is offline.
+        # W&B warns about `resume` in a new offline run.
         known = {**json.loads(file.read_text()), "resume": "allow"} if file.is_file() else {}
         self._run = self._wandb.init(
             **{
@@ -59,7 +58,7 @@ class WandbCallback(Callback):
             file.write_text(json.dumps({"id": self._run.id}) + "\n")
         where = f"offline in {self._run.dir}" if self._run.offline else self._run.url
         logger.info("tracked by Weights & Biases: %s", where)
-        # A resumed run repeats the steps since its last checkpoint, and W&B's own steps only grow.
+        # A resumed run repeats steps since its last checkpoint, whereas W&B's own steps must grow.
         self._run.define_metric("agent_steps")
         self._run.define_metric("*", step_metric="agent_steps")
 

@@ -49,7 +49,7 @@ from innet_drl.train.session import Session
 logger = logging.getLogger(__name__)
 
 RETRY_SECONDS = 60.0
-"""Seconds from a checkpoint that could not be written to the next try."""
+"""Seconds until the retry of a failed checkpoint."""
 NETWORK_SETTINGS = (
     *("environment", "environment_args", "environment_wrappers", "full_action_set", "stack", "frame_size", "network"),
     *("impala_norm", "channels", "hidden", "layers", "layer_norm", "loss", "atoms", "quantiles"),
@@ -76,7 +76,7 @@ class Trainer:
         self.folder = folder
         self.session = Session(config, folder, display, callbacks, signals=signals)
         self.stopwatch = self.session.stopwatch
-        # A server distinguishes runs by their folders' names. An embedded memory has one name for all runs: samples
+        # A server distinguishes runs by the names of their folders. Embedded memories have one name, because samples
         # depend on the name.
         self.name = "apex" if config.serial or config.replay == "embedded" else folder.name
         self.resumed = resumed
@@ -136,7 +136,7 @@ class Trainer:
                 self.session.call("on_error", error)
 
     def begin(self) -> None:
-        """Makes the run's folder, or continues in it. Call it last, when nothing else can keep training from it."""
+        """Creates the run's folder, or continues in it. Call it last, after everything else that can fail."""
         with self.folder.writing():
             if not self.keeps_memory:
                 self.folder.remove_memory()
@@ -151,15 +151,15 @@ class Trainer:
 
     @contextlib.contextmanager
     def keeping(self, write: Callable[[], None]) -> Iterator[None]:
-        """Writes a checkpoint if training ends by a `KeyboardInterrupt`, in programs that leave Ctrl-C to Python.
+        """Writes a checkpoint if a `KeyboardInterrupt` ends training, in programs without the run's signal handlers.
 
-        The interrupt may be raised between any two calls. Each change of the weights is one call of torch, so that the
-        checkpoint is of whole updates. An unforeseen error, such as a callback's, leaves a first checkpoint.
+        The interrupt may be raised between any two calls. Each change of the weights is a single call of torch, so that
+        the checkpoint has complete updates. An unexpected error, such as a callback's, also leaves a first checkpoint.
         """
         try:
             yield
         except KeyboardInterrupt:
-            # A second signal on the command line ends the run at once.
+            # Interrupted before: this is the second signal, which ends the run at once.
             if not self.session.interrupted:
                 logger.info("interrupted: ending with a checkpoint; once more to end at once")
                 self._keep(write)
@@ -190,7 +190,7 @@ class Trainer:
         return memory_settings(self.config, self.spec, self.name, self.learner.parameters(), earlier=earlier)
 
     def restore_memory(self, memory: ReplayMemory) -> bool:
-        """Restores the memory of a resumed run if its folder has a snapshot; returns whether it had."""
+        """Restores the memory of a resumed run; returns whether its folder has a snapshot."""
         path = self.folder.snapshot
         if self.resumed is None or not self.keeps_memory:
             return False
@@ -212,7 +212,7 @@ class Trainer:
 
     @property
     def finished(self) -> bool:
-        """Whether training has reached its time, steps or target, or was ended by a signal or a callback."""
+        """Whether training has reached its time, steps or target, or a signal or callback has ended it."""
         config = self.config
         return (
             self.session.interrupted
@@ -272,7 +272,7 @@ class Trainer:
         return due
 
     def evaluate_if_due(self) -> None:
-        """Evaluates after every `evaluation_period` updates: beside training if there is an evaluator."""
+        """Evaluates after every `evaluation_period` updates, in parallel with training if there is an evaluator."""
         self.evaluations.begin_if_due()
         self.stopwatch.lap("evaluate")
 
@@ -288,7 +288,7 @@ class Trainer:
         return time.monotonic() >= self._next_checkpoint
 
     def periodic_checkpoint(self, write: Callable[[], None]) -> None:
-        """Writes a periodic checkpoint; if it cannot be written, as on a full disk, warns and retries later.
+        """Writes a periodic checkpoint; on failure, such as a full disk, warns and retries later.
 
         Raises:
             DivergedError: A weight is infinite or NaN.
@@ -305,7 +305,7 @@ class Trainer:
 
         Raises:
             DivergedError: A weight is infinite or NaN.
-            RunFolderError: It cannot be written; the checkpoint is written where the memory alone cannot be.
+            RunFolderError: A file cannot be written. If it is the memory's, the checkpoint is written nevertheless.
         """
         if not self.learner.finite:
             raise self._diverged("weights")
@@ -336,7 +336,7 @@ class Trainer:
         """Evaluates the trained agent, records a video of it, and sums up the session."""
         config, meter, updates, session = self.config, self.meter, self.learner.updates, self.session
         seconds = meter.time_s
-        # It writes files, which is no training.
+        # Writes files, which is not training time.
         self.reporter.end_times()
         cost = self._cost.read(meter.env_frames, fresh=True)
         evaluation = None

@@ -1,4 +1,4 @@
-"""A video of the trained agent: for Atari in the player's colours."""
+"""A video of the trained agent; Atari games are in colour."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from innet_drl.train.metrics import score_of
 from innet_drl.train.networks import q_values
 
 GAMES = 9
-"""Games of which the one of median score is shown."""
+"""Number of games from which the game with the median score is shown."""
 UPSCALE = 3
 FRAMES_PER_SECOND = {True: 60 // environments.ATARI_FRAME_SKIP, False: 50}
-"""Keyed by whether it is Atari: 60 emulator frames a second, 4 of them a step; 50 steps in classic control."""
+"""Frames per second by `is_atari`: 60 emulator frames, 4 for each step; 50 steps in classic control."""
 
 
 def record(
@@ -40,8 +40,8 @@ def record(
 ) -> float:
     """Plays a game, writes it as an mp4 (H.264), and returns the score so far.
 
-    Of Atari it is the game of median score of `GAMES`; other environments need not repeat a game. It ends after
-    `seconds` at the speed of a human player.
+    For Atari it is the game with the median score of `GAMES`; other environments may be unable to repeat a game. The
+    video ends after `seconds` at the speed of a human player.
     """
     if path.suffix != ".mp4":
         raise ConfigurationError(f"--to {path}: videos are mp4 files, name it {path.with_suffix('.mp4').name}")
@@ -49,7 +49,7 @@ def record(
         raise ConfigurationError(f"--seconds {seconds}: it must be a number above 0")
     path = replaceable(path)
     partial = path.with_suffix(".partial.mp4")
-    # The error of a missing or read-only folder is clearer here than from ffmpeg.
+    # Checked here, because ffmpeg's error of a missing or read-only folder is unclear.
     new_file(partial).close()
     try:
         recorded = _record(config, network, partial, seed, seconds, progress)
@@ -90,7 +90,7 @@ def _record(config: Config, network: nn.Module, path: Path, seed: int, seconds: 
 
 
 def _median_game(config: Config, network: nn.Module, seed: int, progress: Progress) -> tuple[int, NDArray[np.int64]]:
-    """Plays `GAMES` games; returns the seed and the actions, [steps], of the one of median score."""
+    """Plays `GAMES` games; returns seed and actions, [steps], of the game with the median score."""
     envs = environments.make(config, GAMES, episode_frames=config.evaluation_frames, threads=cores())
     longest = max(1, config.evaluation_frames // envs.spec.frames_per_step)
     random = np.random.default_rng(seed)
@@ -118,7 +118,7 @@ def _median_game(config: Config, network: nn.Module, seed: int, progress: Progre
 def _play_atari(
     config: Config, network: nn.Module, seed: int, progress: Progress
 ) -> Iterator[tuple[NDArray[np.uint8], float]]:
-    """Plays the game of median score again in colour: the emulator is a function of seed and actions."""
+    """Repeats the game with the median score in colour: seed and actions determine it."""
     seed, actions = _median_game(config, network, seed, progress)
     emulator = environments.make_colour(config, episode_frames=config.evaluation_frames)
     emulator.reset(seed=seed)
@@ -149,7 +149,7 @@ def _play_gymnasium(
             yield np.asarray(picture, np.uint8), float(step.reward[0])
         environment.close()
     except Exception as error:
-        # An environment of the user's own may raise anything; Gymnasium's base class raises an error without a text.
+        # A user's environment may raise any error; Gymnasium's base class raises one without a text.
         reason = str(error) or f"its render() raises {type(error).__name__}"
         raise UnavailableEnvironmentError(f"{config.environment_name} cannot be drawn: {reason}") from error
 

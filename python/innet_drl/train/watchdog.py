@@ -1,4 +1,4 @@
-"""Ends an actor whose environment hangs, and prints where."""
+"""Ends an actor whose environment hangs, and prints the stacks."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import sys
 from collections.abc import Iterator
 
 EXIT_CODE = 1
-"""Exit code of a process that hung, which `faulthandler` fixes."""
+"""Exit code of a hung process, determined by `faulthandler`."""
 
 
 @contextlib.contextmanager
 def watched(seconds: float | None) -> Iterator[None]:
-    """A call of an environment: after `seconds` the process prints the stacks of its threads and exits.
+    """Guards a call of an environment: after `seconds` the process prints the stacks of its threads and exits.
 
-    `faulthandler` does both on a thread without the interpreter lock, which an environment in C++ may hold.
+    `faulthandler` does both on a thread without the GIL, which an environment in C++ may hold.
     """
     if seconds is None:
         yield

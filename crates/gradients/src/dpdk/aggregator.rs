@@ -16,7 +16,7 @@ use crate::{Aggregator, AggregatorLimits, Result, Transmit};
 use base::error::OsError;
 use base::sync::lock;
 
-/// Longest sleep of an idle thread: so late it sees that it should end.
+/// Longest sleep of an idle thread, and so its latency for the stop flag.
 const MAX_SLEEP: Duration = Duration::from_millis(100);
 
 /// The aggregator of one thread. The threads end, and their devices are closed, when the last aggregator is dropped.
@@ -46,7 +46,7 @@ struct CoreState {
 }
 
 impl CoreState {
-    /// A panic leaves each job changed or unchanged: every change is one call.
+    /// Valid after a panic: every change of a job is one call.
     fn aggregator(&self) -> MutexGuard<'_, Aggregator> {
         lock(&self.aggregator)
     }
@@ -133,7 +133,7 @@ impl AggregatorTransport for DpdkAggregator {
     fn frames(&self) -> Option<FrameCounters> {
         let mut all = FrameCounters::default();
         for core in &self.shared.cores {
-            // A poll that has begun is counted when it ends.
+            // Waits for a poll in progress, which updates the counters at its end.
             let _polled = core.aggregator();
             all += *core.frames();
         }

@@ -26,8 +26,8 @@ pub struct Device {
 }
 
 impl Device {
-    /// Plugs in and starts the device `arguments` (`net_af_packet0,iface=eth0`, a PCI address) with `queues` queue pairs, or as many as it
-    /// has. Returns its receive queues, too.
+    /// Plugs in and starts the device `arguments` (`net_af_packet0,iface=eth0`, a PCI address) with `queues` queue pairs, or fewer if it
+    /// has fewer. Also returns its receive queues.
     ///
     /// # Errors
     /// [`Error::Config`] with DPDK's reason.
@@ -54,7 +54,7 @@ impl Device {
         let claim = DeviceClaim::new(name)?;
         // SAFETY: a terminated string; EAL runs, as there is a pool.
         match unsafe { rte::rte_dev_probe(devargs.as_ptr()) } {
-            // EAL has found a network card by itself.
+            // EAL has already probed a network card when it started.
             error if error == -libc::EEXIST && is_card(name) => {}
             result => drop(check("it cannot be plugged in", result)?),
         }
@@ -107,14 +107,14 @@ impl Device {
         self.mac
     }
 
-    /// Receives frames to other Ethernet addresses, too.
+    /// Enables promiscuous mode: the device also receives frames to other Ethernet addresses.
     ///
     /// # Errors
     /// [`Error::Config`] if the device cannot.
     pub fn enable_promiscuous(&self) -> Result<()> {
         // SAFETY: `port` is this device's.
         match unsafe { rte::rte_eth_promiscuous_enable(self.port) } {
-            // A device without the choice, such as a memif, receives all frames.
+            // A device without the mode, such as a memif, receives all frames anyway.
             0 => Ok(()),
             error if error == -libc::ENOTSUP => Ok(()),
             error => Err(Error::Config(format!(
@@ -261,8 +261,8 @@ impl Drop for RxQueue {
     }
 }
 
-/// Restarts a memif without a peer: one with `role=client` connects when it starts, and never again. `queues` are all receive queues of
-/// the device.
+/// Restarts a memif without a peer: with `role=client` it connects only when it starts. Does nothing unless `queues` are all receive queues
+/// of the device.
 pub fn reconnect_memif(queues: &mut [RxQueue]) {
     let Some(RxQueue { device, .. }) = queues.first() else {
         return;
@@ -284,17 +284,17 @@ pub fn reconnect_memif(queues: &mut [RxQueue]) {
     });
 }
 
-/// A transmit queue as one core uses it, with the burst to be sent next.
+/// One core's access to a transmit queue, with the next burst.
 pub struct TxQueue {
     device: Arc<Device>,
     queue: u16,
     packets: [*mut rte::rte_mbuf; BURST],
-    /// Length of each packet that DPDK has no length of yet, 0 for others.
+    /// Length to write to each packet's mbuf; 0 if the mbuf has its length.
     bytes: [u16; BURST],
     count: usize,
     /// Packets that the device accepted.
     pub sent: u64,
-    /// Packets that it did not accept. They are lost, as packets may be.
+    /// Packets that the device refused, which are lost.
     pub refused: u64,
 }
 
@@ -344,7 +344,7 @@ impl TxQueue {
         self.count = 0;
         let turn = &self.device.sending[usize::from(self.queue)];
         let _turn = lock(turn);
-        // A full queue is tried for as long as its peer may need to empty it, and no longer, as the peer may be gone.
+        // Retries a full queue while its peer may be emptying it, but not for ever: the peer may be gone.
         for _ in 0..SEND_ATTEMPTS {
             // SAFETY: this value owns the packets, and has the lock of the queue.
             let taken = unsafe {

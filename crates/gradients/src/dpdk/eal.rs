@@ -1,4 +1,4 @@
-//! DPDK's environment (EAL): it starts once in a process; devices are plugged in afterwards.
+//! DPDK's environment abstraction layer (EAL): started once in a process; devices are hot-plugged afterwards.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::marker::PhantomData;
@@ -66,7 +66,7 @@ fn initialise(arguments: &[String]) -> std::result::Result<(), String> {
         let first = cores::allowed().first().copied().unwrap_or_default();
         all.push(format!("--lcores=0@{first}"));
     }
-    // Name of the files of huge pages.
+    // Prefix of the hugepage files.
     all.push(format!("--file-prefix=innet-{}", std::process::id()));
     all.extend_from_slice(arguments);
     let all: std::result::Result<Vec<CString>, _> = all.into_iter().map(CString::new).collect();
@@ -135,11 +135,11 @@ pub fn on_interrupt_thread<F: FnOnce() + Send>(work: F) {
     }
 }
 
-/// Registration of this thread for the caches of DPDK's pools, until it is dropped.
+/// Registration of this thread with DPDK until dropped: gives it a cache of each packet pool.
 pub struct Registered(PhantomData<*mut ()>);
 
 impl Registered {
-    /// `None` if DPDK has no slot for another thread, which then works without caches, more slowly.
+    /// `None` if DPDK has no free thread slot: the thread then works without caches, more slowly.
     pub fn new() -> Option<Self> {
         // SAFETY: EAL runs, as opening a device has started it.
         (unsafe { rte::rte_thread_register() } == 0).then_some(Registered(PhantomData))

@@ -1,5 +1,5 @@
-//! Frames: as much of Ethernet, IPv4, UDP and ARP as gradients need. Checksums are verified and written in software, as most virtual devices
-//! cannot.
+//! Frames: the subset of Ethernet, IPv4, UDP and ARP that gradients need. Checksums are computed in software, as most virtual devices have
+//! no checksum offload.
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::ops::Range;
@@ -32,12 +32,12 @@ const PROTOCOL_UDP: u8 = 17;
 /// Time to live of sent datagrams.
 const HOPS: u8 = 64;
 
-/// A received frame, as an interface sees it.
+/// A received frame, parsed for an interface.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ParsedFrame {
-    /// A marked datagram for the interface.
+    /// A UDP datagram for the interface with the protocol's DSCP.
     Datagram(ParsedDatagram),
-    /// Marked and for its address, but damaged, truncated, fragmented, or for a UDP port that it does not have.
+    /// A datagram for its address with that DSCP, but damaged, truncated, fragmented, or for an unknown UDP port.
     Broken,
     /// ARP, for any address.
     Arp(Arp),
@@ -45,19 +45,19 @@ pub enum ParsedFrame {
     Other,
 }
 
-/// A marked datagram for the interface.
+/// A UDP datagram for the interface with the protocol's DSCP.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParsedDatagram {
     /// Address of its sender.
     pub from: SocketAddrV4,
-    /// UDP port of the interface that it is for, numbered from 0.
+    /// Destination UDP port, numbered from 0 at the interface's first port.
     pub port: u16,
     /// Range of the payload in the frame.
     pub range: Range<usize>,
 }
 
 impl ParsedFrame {
-    /// Parses `frame` for the interface at `here`, which has `ports` UDP ports from that of `here` on.
+    /// Parses `frame` for the interface at `here`, which has `ports` UDP ports from the port of `here` upwards.
     pub fn read(frame: &[u8], here: SocketAddrV4, ports: u16) -> ParsedFrame {
         match Headers::of(frame) {
             None => Arp::read(frame).map_or(ParsedFrame::Other, ParsedFrame::Arp),
@@ -90,7 +90,7 @@ impl<'a> Headers<'a> {
         (head[12..14] == IPV4 && head[14] >> 4 == 4).then_some(Headers(head))
     }
 
-    /// Whether it is a marked UDP datagram to `here`. The lower two bits of the traffic class signal congestion (RFC 3168).
+    /// Whether it is a UDP datagram to `here` with the protocol's DSCP. The lower two bits of the traffic class are ECN (RFC 3168).
     #[inline]
     fn is_for(&self, here: Ipv4Addr) -> bool {
         u32::from(self.0[15] >> 2) == DSCP
@@ -183,7 +183,7 @@ impl HeaderTemplate {
         self.write_summed(room, head, body, sum(body))
     }
 
-    /// [`HeaderTemplate::write`] of a second part whose sum (see `checksum`) is known.
+    /// [`HeaderTemplate::write`] for a `body` whose sum (see `checksum`) is known.
     #[inline]
     pub fn write_summed<const HEAD: usize>(
         &self,

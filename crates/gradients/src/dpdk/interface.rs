@@ -1,4 +1,4 @@
-//! The IPv4 interface that DPDK devices form, as one core sees it: frames to datagrams and back, ARP, and forwarding between two ports.
+//! The IPv4 interface on DPDK devices, for each core: frames to datagrams and back, ARP, and forwarding between two ports.
 
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::ops::Range;
@@ -46,7 +46,7 @@ impl Interface {
 pub struct ReceivedDatagram {
     packet: Packet,
     from: SocketAddrV4,
-    /// UDP port of the interface that it is for, numbered from 0.
+    /// Destination UDP port, numbered from 0 at the interface's first port.
     pub port: u16,
     range: Range<u16>,
 }
@@ -176,7 +176,7 @@ pub struct FrameSender {
     queues: Vec<TxQueue>,
     free_packets: FreePackets,
     routes: Vec<Option<CachedRoute>>,
-    /// Version of the ARP table that the routes are of.
+    /// Version of the ARP table at which the routes were cached.
     version: u64,
     now: Instant,
     counters: FrameCounters,
@@ -209,7 +209,7 @@ impl FrameSender {
         }
     }
 
-    /// Begins a poll at `now`: routes of an older ARP table are forgotten.
+    /// Begins a poll at `now`: clears the route cache if the ARP table has changed.
     pub fn begin(&mut self, now: Instant) {
         self.now = now;
         let version = self.interface.neighbours.version();
@@ -228,7 +228,7 @@ impl FrameSender {
         self.counters.overrun += 1;
     }
 
-    /// Asks neighbours that have been silent for long whether they are still there. One core calls this now and then.
+    /// Removes expired ARP entries and sends requests for stale ones. Called regularly by the first core.
     pub fn refresh_neighbours(&mut self) {
         for ip in self.interface.neighbours.expire(self.now) {
             self.request_arp(ip);
@@ -297,7 +297,7 @@ impl FrameSender {
         }
     }
 
-    /// Sends a datagram of two parts; `body_sum` is the [`sum`] of the second. In a loop over receivers all work on `body` is done once.
+    /// Sends a datagram of two parts; `body_sum` is the [`sum`] of `body`, so that a loop over receivers computes it once.
     #[inline(always)]
     fn send_summed<const HEAD: usize>(
         &mut self,

@@ -1,4 +1,4 @@
-//! Aggregators and workers on DPDK devices: bursts of frames between memory and device, for virtual devices without system calls.
+//! Aggregators and workers on DPDK devices, which they poll for bursts of frames instead of using the kernel's network stack.
 //!
 //! | module | subject |
 //! | --- | --- |
@@ -6,7 +6,7 @@
 //! | `checksum` | checksum of IPv4 and UDP |
 //! | `neighbours` | ARP table |
 //! | [`eal`] | DPDK's environment, started once in a process |
-//! | [`packets`] | packets, and the memory that they are in |
+//! | [`packets`] | packets and their memory pool |
 //! | [`device`] | devices and their queues |
 //! | `interface` | IPv4 interface on the devices: frames to datagrams and back, and forwarding |
 //! | [`cores`] | cores of the machine |
@@ -90,7 +90,7 @@ impl DpdkConfig {
     }
 }
 
-/// Pauses of a polling thread while nothing arrives: it polls again at once, then yields its core, then sleeps, if it may sleep at all.
+/// Backoff of an idle polling thread: it spins and, unless `sleep` is 0, later yields its core, then sleeps.
 struct IdleBackoff {
     polls: u32,
     sleep: Duration,
@@ -124,7 +124,7 @@ impl IdleBackoff {
     }
 }
 
-/// Started devices of an interface, with the receive queues of each for the cores to come.
+/// Started devices of an interface, with the receive queues of each that no core has taken yet.
 struct OpenDevices {
     interface: Arc<Interface>,
     pool: Arc<PacketPool>,

@@ -1,10 +1,10 @@
-//! The ARP table: Ethernet address and device of each neighbour, asked for when it is needed.
+//! The ARP table: Ethernet address and device of each neighbour, resolved on demand.
 //!
-//! | after | an entry |
+//! | after | action |
 //! | --- | --- |
-//! | 10 ms | without an answer is asked for again, if it is still needed |
-//! | 30 s | is asked for again, while it stays in use |
-//! | 300 s | without an answer is removed |
+//! | 10 ms | an unanswered request is repeated, if the address is still needed |
+//! | 30 s | a resolved entry is refreshed by a request |
+//! | 300 s | an entry without an answer is removed |
 
 use std::collections::HashMap;
 use std::net::Ipv4Addr;
@@ -15,12 +15,12 @@ use std::time::{Duration, Instant};
 use super::frame::{Arp, Mac};
 use base::sync::lock;
 
-/// Most entries: more than an aggregator has workers, so few that forged requests cannot fill the memory. In a full table a
-/// new entry replaces one to which nothing was ever sent, so that invented senders do not lock out true ones.
+/// Most entries: more than an aggregator has workers, few enough that forged requests cannot exhaust memory. In a full table a new entry
+/// replaces one that was never sent to, so that forged senders cannot lock out real ones.
 const MAX_ENTRIES: usize = 4096;
 /// Time between two requests for an unknown address.
 const ASK_EVERY: Duration = Duration::from_millis(10);
-/// Age from which an entry is asked for again.
+/// Age from which an entry is refreshed.
 const STALE: Duration = Duration::from_secs(30);
 /// Age at which an entry is removed.
 const EXPIRED: Duration = Duration::from_secs(300);
@@ -39,7 +39,7 @@ struct ArpEntry {
     last_heard: Instant,
     /// Last request, if there was no reply since.
     asked: Option<Instant>,
-    /// Whether a frame was ever to be sent there.
+    /// Whether it was ever looked up, to send a frame.
     used: bool,
 }
 
@@ -116,7 +116,7 @@ impl Neighbours {
         let any_expired = table.len() < before;
         let mut stale = Vec::new();
         for (ip, entry) in table.iter_mut() {
-            // An address without an answer is asked for when it is needed.
+            // Unresolved addresses are requested on demand.
             if entry.neighbour.is_some() && age(entry) >= STALE && entry.ask_after(STALE, now) {
                 stale.push(*ip);
             }
@@ -129,7 +129,7 @@ impl Neighbours {
     }
 }
 
-/// Whether the table has space for another entry, if need be instead of the unused one that was silent longest.
+/// Makes room for an entry: a full table evicts the unused entry that was silent longest. `false` if all are in use.
 fn make_room(table: &mut HashMap<Ipv4Addr, ArpEntry>) -> bool {
     if table.len() < MAX_ENTRIES {
         return true;
@@ -153,7 +153,7 @@ impl ArpEntry {
         }
     }
 
-    /// Whether to send a request: the last one is `time` ago. Notes it as sent.
+    /// Whether a request is due, `time` after the last one; notes a due request as sent.
     fn ask_after(&mut self, time: Duration, now: Instant) -> bool {
         let due = self.asked.is_none_or(|asked| now >= asked + time);
         if due {

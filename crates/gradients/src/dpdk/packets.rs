@@ -1,4 +1,4 @@
-//! Packets of DPDK, and the memory that they are in.
+//! DPDK's packets (mbufs) and their memory pool.
 
 use std::ffi::CString;
 use std::mem::ManuallyDrop;

@@ -9,7 +9,7 @@ use crate::Transmit;
 use crate::packet::{ALL_SEGMENTS, Ack, HEADER_BYTES, PacketHeader, PacketKind, Status};
 use crate::segments::{Lookup, SegmentId, SegmentState};
 
-/// What a contribution of `kind` holds, in errors.
+/// Element type of contributions of `kind`, for errors.
 fn content(kind: PacketKind) -> &'static str {
     match kind {
         PacketKind::Fixed => "int32",
@@ -176,7 +176,7 @@ impl Job {
         Some(SegmentId::new(round, header.segment))
     }
 
-    /// Refuses a worker of an asynchronous job whose weights are newer than the job's sums: its next round would be the next one at most.
+    /// Refuses a worker of an asynchronous job that contributes beyond round `newest + 1`: its weights are newer than the job's sums.
     fn refuse_weights<T: Transmit>(
         &self,
         worker: u16,

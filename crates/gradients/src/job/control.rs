@@ -7,8 +7,8 @@ use crate::packet::{ALL_SEGMENTS, Ack, PacketHeader, PacketKind, Status};
 use crate::segments::{SegmentId, SegmentState};
 use crate::settings::role;
 
-/// Rounds from the newest one with a contribution to the first one after a reset. Contributions to the next round may be on their way, and
-/// controls of their senders name the round after that. With this distance a datagram from before the reset is recognised by its round.
+/// Distance from the newest round with a contribution to the first round after a reset. Contributions to the next round may be in flight,
+/// and controls of their senders name the round after that: at this distance the round number identifies datagrams from before the reset.
 pub(super) const RESET_DISTANCE: u64 = 3;
 
 impl Job {
@@ -122,7 +122,7 @@ impl Job {
         let Some(given_up) = header.round_near(self.newest.max(self.floor)) else {
             return;
         };
-        // A suspended job needs a reset, even by a member that has sent nothing since the last one.
+        // A suspended job accepts a reset even from a member that has sent nothing since the last reset.
         let resumes = self.halted.is_some() && given_up + 1 >= self.floor;
         if given_up >= self.floor || resumes {
             if let Some(parent) = &self.parent {
@@ -131,7 +131,7 @@ impl Job {
                     let refused = Ack::new(Status::Refused, PacketKind::Reset).with_text(text);
                     return self.send_ack(worker, SegmentId::new(self.floor, 0), &refused, out);
                 }
-                // Not answered here: the member asks again until the parent's answer has reset this job.
+                // Not answered here: the member retries until the parent's answer has reset this job.
                 if parent.path_valid {
                     parent.send(PacketKind::Reset, given_up, 0, &parent.ticket.key, out);
                 }

@@ -1,14 +1,14 @@
 //! Deadlines: a segment that waits too long fails the job.
 //!
-//! The aggregator that knows the missing worker has to fail first, as only it can name the worker. So each level waits longer than the one below
-//! it, in units of the deadline that workers pass to their aggregator:
+//! The aggregator that knows the missing worker has to fail first, as only it can name the worker. So each level waits longer than the
+//! level below, in units of the deadline that workers pass to their aggregator:
 //!
 //! | wait | time | set in |
 //! | --- | --- | --- |
 //! | an aggregator for its workers | 1 | [`Job::patience`] |
-//! | a parent for its racks | 9/8 | `Aggregators::join` |
+//! | a parent for its racks | 9/8 | `gradients_net::Aggregators::join` |
 //! | a rack for its parent, once its own workers are complete | 13/10 | [`Job::patience`] |
-//! | a worker for its aggregator | 4/3 | `client::gradients`, which passes 3/4 of the user's deadline |
+//! | a worker for its aggregator | 4/3 | `gradients_net::worker`, which passes 3/4 of the user's deadline |
 
 use std::time::{Duration, Instant};
 
@@ -42,15 +42,15 @@ impl Job {
         self.fail(failed, out);
     }
 
-    /// Time at which [`Job::expire`] may have something to do.
+    /// Earliest deadline or retry, for [`Job::expire`].
     pub fn next_deadline(&self) -> Option<Instant> {
         let due = self.first_due().map(|(due, _)| due);
         let retry = self.parent.as_ref().and_then(ParentAggregator::next_try);
         due.into_iter().chain(retry).min()
     }
 
-    /// The segment that fails the job, and when. In a synchronous job it is the first one without a sum, which all workers query; later
-    /// ones may only miss lost contributions.
+    /// The segment that fails the job, and its deadline. In a synchronous job this is the first segment without a sum, which all workers
+    /// query; later segments may only miss contributions that were lost.
     fn first_due(&self) -> Option<(Instant, &SegmentSlot)> {
         let waiting = self.slots.iter().map(|(_, slot)| slot);
         let waiting = waiting.filter(|slot| {
@@ -74,7 +74,7 @@ impl Job {
         }
     }
 
-    /// Bits of missing workers. Racks have none: workers would take them for numbers in their own rack.
+    /// Bits of missing workers; 0 for missing racks, whose bits workers would read as numbers within their own rack.
     pub(super) fn worker_bits(&self, missing: u64) -> u64 {
         match self.settings.racks {
             true => 0,
@@ -110,7 +110,7 @@ impl Job {
         self.counters.failed += 1;
         let round = self.next_round();
         if let Some(parent) = &mut self.parent {
-            // Arrival of the last datagram, instead of the present. If it is long ago, the first retry is only earlier.
+            // `last_heard` approximates now: if it is old, the first retry is only earlier.
             parent.report(self.last_heard, round, &reason, out);
         }
         self.halt(reason, out);

@@ -19,7 +19,7 @@ impl Job {
     }
 
     fn send_up<T: Transmit>(&self, kind: PacketKind, id: SegmentId, body: &[u8], out: &mut T) {
-        // Before path validation the parent would drop it. Complete segments are sent when the path is valid.
+        // Before path validation the parent would drop it. Segments that are complete by then are sent once the path is valid.
         if let Some(parent) = self.parent.as_ref().filter(|parent| parent.path_valid) {
             parent.send(kind, id.round, id.segment, body, out);
         }
@@ -31,7 +31,7 @@ impl Job {
         parent.map_or_else(String::new, |parent| parent.describe(round))
     }
 
-    /// Sends again all messages that the parent has not answered. The first call starts path validation.
+    /// Resends the message that the parent has not answered. The first call starts path validation.
     pub(crate) fn retry_parent<T: Transmit>(&mut self, now: Instant, out: &mut T) {
         if let Some(parent) = &mut self.parent {
             parent.retry(now, out);

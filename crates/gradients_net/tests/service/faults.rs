@@ -4,6 +4,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use base::wait::Wait;
+use bytes::Bytes;
 use gradients::{self, Control, JoinJob};
 use gradients_net::GradientWorker;
 use gradients_net::error::Error;
@@ -167,6 +168,13 @@ fn one_connection_is_for_one_worker() {
     };
     let late = || Error::Interrupted;
     let second = write(&second).unwrap();
+    for broken in [&b"{}"[..], b"[[[", b"\xff"] {
+        let error = joined
+            .session
+            .call(&Bytes::from_static(broken), until, until, &wait, late);
+        let error = error.err().unwrap().to_string();
+        assert!(error.contains("cannot be read"), "{error}");
+    }
     let error = joined.session.call(&second, until, until, &wait, late);
     let error = error.err().unwrap();
     assert!(

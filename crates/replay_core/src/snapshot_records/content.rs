@@ -7,7 +7,7 @@ use bytes::{Buf, Bytes, TryGetError};
 pub struct StreamRecord {
     pub window_before: u16,
     pub window_after: u16,
-    /// The writer's number of it.
+    /// Number of the stream in its writer.
     pub number: u32,
     pub writer: String,
 }
@@ -85,7 +85,7 @@ pub struct ItemRecord {
     pub times_sampled: u32,
     /// Steps the table had taken when it was inserted.
     pub born: u64,
-    /// Its mass, after the exponent, in units of 2^priorityUnitLog2, or what else its sampler keeps of its priority:
+    /// Its mass, after the exponent, in units of 2^priorityUnitLog2, or the sampler's own form of its priority:
     /// [`ItemSampler::saved_units`](crate::table::samplers::ItemSampler::saved_units).
     pub units: u64,
 }
@@ -125,7 +125,7 @@ impl ItemRecord {
 /// Numbers of a table beside its chunks and items: 64 bits each, in this order.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct TableState {
-    /// Chunks of the snapshot, the oldest, that were evicted while it was written.
+    /// Oldest chunks of the snapshot, evicted while it was written.
     pub evicted_chunks: u64,
     /// Inserted items, as the rate limiter counts them.
     pub limiter_inserted: u64,
@@ -230,7 +230,7 @@ impl ParametersRecord {
 /// An open writer, as of the moment of the snapshot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WriterRecord {
-    /// The client's number of it.
+    /// Its number, chosen by the client.
     pub number: u64,
     pub last_sequence: u64,
     /// Steps the table has taken from it.
@@ -295,7 +295,7 @@ impl WriterRecord {
     }
 }
 
-/// A number that the body has to begin with.
+/// Reads a number from the front of the body.
 fn get<T>(
     body: &mut Bytes,
     number: impl FnOnce(&mut Bytes) -> Result<T, TryGetError>,

@@ -1,4 +1,4 @@
-//! Many priorities at once: the changes are merged before they touch the levels above.
+//! Batched priority updates: changes are merged before they are added to the levels above.
 
 use crate::memory_hints::prefetch;
 
@@ -24,14 +24,13 @@ struct Change {
     difference: u64,
 }
 
-/// Words that are asked for ahead of their use. An atomic change waits until its word is there, and everything after
-/// it waits with it.
+/// Prefetch distance in words. An atomic change stalls the thread until its word is in the cache.
 const AHEAD: usize = 16;
 
 impl<const FANOUT: usize> SumTree<FANOUT> {
-    /// Sets many priorities; of a repeated item the last one counts. Returns how many updates found
-    /// their item. O(n depth), with at most one atomic add for each update and level: one for each word of a level that has
-    /// fewer words than there are changes, and one for each run of neighbouring changes on the others.
+    /// Sets many priorities; the last one of a repeated item counts. Returns the number of updates whose item was live.
+    /// O(n depth), with at most one atomic add per update and level: one per word of a level that has fewer words than there
+    /// are changes, and one per run of neighbouring changes on the others.
     pub fn set_batch(&self, updates: &[Update]) -> usize {
         let mut applied = 0;
         let mut mass = 0;
@@ -69,7 +68,7 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
         applied
     }
 
-    /// Adds changes of the level below to levels of which the first has no more words than there are changes.
+    /// Adds changes of the level below to `levels`, the first of which has no more words than there are changes.
     fn add_to_all(&self, levels: &[Box<[Node<FANOUT>]>], changes: &[Change]) {
         let Some(first) = levels.first() else {
             return;
@@ -98,14 +97,14 @@ fn difference(old: Leaf, new: Leaf) -> u64 {
     new.units().wrapping_sub(old.units())
 }
 
-/// Takes changes one level up, and makes one of neighbours that meet there.
+/// Moves changes one level up, and merges neighbours that fall on one word.
 fn merge_neighbours(changes: &mut Vec<Change>, child_bits: u32) {
     let mut merged: usize = 0;
     for i in 0..changes.len() {
         let Change { index, difference } = changes[i];
         let index = index >> child_bits;
         match changes[..merged].last_mut() {
-            // It is of this level already: it was written below.
+            // The last entry already has an index of this level.
             Some(last) if last.index == index => {
                 last.difference = last.difference.wrapping_add(difference);
             }
@@ -118,7 +117,7 @@ fn merge_neighbours(changes: &mut Vec<Change>, child_bits: u32) {
     changes.truncate(merged);
 }
 
-/// Works through `all`, and asks for the memory of the next ones before those at hand.
+/// Calls `work` on each entry, and `ask`, which prefetches, on entries ahead of it.
 #[inline(always)]
 fn for_each_ahead<T>(all: &[T], ask: impl Fn(&T), mut work: impl FnMut(&T)) {
     let mut next = all.chunks(AHEAD);

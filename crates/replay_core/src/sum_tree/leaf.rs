@@ -9,8 +9,8 @@
 /// A leaf's word: 39 bits of priority in units, then 25 bits of generation.
 ///
 /// The generation rises by one when an item takes the slot and by one when it leaves (modulo 2^25): odd is live,
-/// even is dead. A dead leaf has no units; a live one may have none, and is then never sampled. An id would name a
-/// newcomer only after its slot was reused 2^24 times.
+/// even is dead. A dead leaf has no units; a live one may have none, and is then never sampled. A stale id matches a
+/// new item only after 2^24 reuses of its slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Leaf(u64);
 
@@ -64,7 +64,7 @@ impl Leaf {
         units << GENERATION_BITS | 1
     }
 
-    /// The leaf after an item has come or gone.
+    /// The leaf after an item is inserted or removed.
     pub const fn next_generation(self, units: u64) -> Self {
         Leaf(self.0.wrapping_add(1) & GENERATION_MASK).with_units(units)
     }

@@ -118,8 +118,8 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
         Self::filled(capacity, unit_log2, Leaf::dead(generation))
     }
 
-    /// A tree whose leaves are all live, of generation 1 and without units: an index of slots that never change
-    /// hands.
+    /// A tree whose leaves are all live, of generation 1 and without units: an index of slots whose items are never
+    /// replaced.
     ///
     /// # Panics
     /// As [`SumTree::new`].
@@ -187,7 +187,7 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
             return Self::MAX_UNITS;
         }
         let at_least = u64::from(priority > 0.0);
-        // Half up, which needs no call as `round` does.
+        // Rounds half up inline; `round` would be a call.
         ((exact + 0.5) as i64 as u64).max(at_least)
     }
 
@@ -391,7 +391,7 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
     }
 }
 
-/// How the number of leaves with mass changes.
+/// Change of the number of leaves with mass.
 fn mass_change(old: Leaf, new: Leaf) -> i64 {
     i64::from(new.units() > 0) - i64::from(old.units() > 0)
 }

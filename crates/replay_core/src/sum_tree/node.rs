@@ -5,7 +5,7 @@ use crate::sync::{AtomicU64, Ordering};
 
 use super::leaf::Leaf;
 
-/// The children of one node. With 16 children, two cache lines that start at an even one.
+/// The children of one node: with 16 children, an aligned pair of cache lines.
 #[repr(align(128))]
 #[derive(Debug)]
 pub(super) struct Node<const FANOUT: usize> {

@@ -45,8 +45,8 @@ const RESTARTS: usize = if cfg!(feature = "loom") { 1 } else { 8 };
 /// Random targets of a batch, one in each of as many equal parts of the sum of priorities (Schaul et al., 2016, appendix
 /// B.2.1). They follow from a seed and the batch's number alone: no lock between threads.
 ///
-/// The generator is `StdRng` although faster ones would do: snapshots and the journals of serial runs keep the number of the
-/// next batch, and a resumed run has to repeat the samples of the last release.
+/// `StdRng` although a faster generator would do: snapshots and journals of serial runs store the number of the next batch,
+/// and a resumed run has to repeat the samples of the previous release.
 pub struct Strata(StdRng);
 
 impl Strata {
@@ -176,7 +176,7 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
             let read = |node| read(&leaves[node as usize], Level::Leaves);
             for_each(&mut descents, read, |i, descent, children| {
                 let leaf = descent.choose(children).map(|child| {
-                    // Again, as one atomic: it may have lost its units since the search.
+                    // Reloaded as one atomic: the leaf may have lost its units since the search.
                     let word = &leaves[descent.node as usize].words[child];
                     (child, Leaf::from_word(word.load(Ordering::Relaxed)))
                 });
@@ -194,7 +194,7 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
         missed
     }
 
-    /// Samples from one scan of the leaves: right whatever the sums above are. Returns the total that it saw.
+    /// Samples from one scan of the leaves, without relying on the sums above. Returns the total that it saw.
     #[cold]
     fn scan(&self, targets: &[f64], out: &mut Vec<SampledLeaf>) -> u64 {
         let mut total = 0u64;
@@ -268,7 +268,7 @@ fn for_each<R: ChildSums>(
     }
 }
 
-/// A position below `sum` for a fraction in [0, 1). Rounding, and a fraction outside, end at the nearest position.
+/// A position below `sum` for a fraction in [0, 1). Clamps rounding errors and fractions out of range.
 #[inline(always)]
 fn scale(fraction: f64, sum: u64) -> u64 {
     ((fraction * sum as f64) as u64).min(sum.saturating_sub(1))

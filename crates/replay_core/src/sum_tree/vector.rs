@@ -13,7 +13,7 @@ use std::mem::MaybeUninit;
 use super::leaf::GENERATION_BITS;
 use super::node::{ChildSums, Level, Node};
 
-/// Children of the nodes that can be read so.
+/// Fan-out of the nodes that [`read`] supports.
 pub const FANOUT: usize = 16;
 
 /// Whether [`read`] can be used on this processor.

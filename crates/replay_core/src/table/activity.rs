@@ -1,10 +1,10 @@
-//! Whether a writer is idle: its pushes, and the frames of its connection.
+//! Idle detection of writers, by their pushes and the frames of their connections.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Pushes of a writer, or frames of a connection, that wait.
+/// Last use and number of waiting pushes of a writer, or of waiting frames of a connection.
 #[derive(Debug)]
 pub struct Activity {
     start: Instant,
@@ -16,7 +16,7 @@ pub struct Activity {
 }
 
 impl Activity {
-    /// Nothing waits; used at the time `now`.
+    /// An activity used at `now`, without waiting pushes or frames.
     pub fn new(now: Instant) -> Arc<Self> {
         Arc::new(Activity {
             start: now,
@@ -26,10 +26,10 @@ impl Activity {
         })
     }
 
-    /// The connection has ended at the time `now`.
+    /// Records at `now` that the connection has ended.
     pub fn end(&self, now: Instant) {
         self.touch(now);
-        // Relaxed, as the load in `has_ended`: a writer that is looked at meanwhile expires a moment later.
+        // Relaxed, as the load in `has_ended`: after a concurrent check the writer expires a moment later.
         self.ended.store(true, Ordering::Relaxed);
     }
 
@@ -38,7 +38,7 @@ impl Activity {
         self.ended.load(Ordering::Relaxed)
     }
 
-    /// Used at the time `now`.
+    /// Records a use at `now`.
     pub fn touch(&self, now: Instant) {
         let elapsed = now.saturating_duration_since(self.start).as_millis();
         let elapsed = u64::try_from(elapsed).unwrap_or(u64::MAX);
@@ -46,10 +46,10 @@ impl Activity {
         self.used.store(elapsed, Ordering::Relaxed);
     }
 
-    /// A push or a frame waits, until the returned value is dropped.
+    /// Counts a push or a frame as waiting until the returned guard is dropped.
     pub fn wait(self: &Arc<Self>) -> Waiting {
-        // Relaxed: an attempt at a push has just set `used`, so that the writer is not idle either way. A frame that begins to
-        // wait at the instant when its writer expires is one that came too late.
+        // Relaxed: an attempt at a push has just set `used`, so that the writer is not idle either way. A frame that starts to
+        // wait just as its writer expires is too late.
         self.waiting.fetch_add(1, Ordering::Relaxed);
         Waiting(self.clone())
     }
@@ -62,7 +62,7 @@ impl Activity {
     }
 }
 
-/// A push or a frame that waits: its writer is not idle.
+/// Guard of a waiting push or frame, whose writer is not idle.
 pub struct Waiting(Arc<Activity>);
 
 impl Drop for Waiting {

@@ -1,4 +1,4 @@
-//! Samples of a batch between the table and its reader.
+//! Samples of a batch until its delivery.
 
 use std::sync::Arc;
 
@@ -8,11 +8,11 @@ use crate::replay::SampleCredit;
 use super::Table;
 use super::items::Claim;
 
-/// The samples of a batch on its way to its reader. Undelivered, they go back to the rate limiter and to their items.
+/// Samples of a batch until its delivery. Dropped before it, they return to the rate limiter and to their items.
 pub struct Credit {
     table: Arc<Table>,
     admitted: Admitted,
-    /// Empty without a limit on samples of an item: then a sample ends none.
+    /// Empty without a limit on an item's samples: no sample then ends an item.
     claims: Vec<Claim>,
 }
 

@@ -15,19 +15,19 @@ use super::residents::{Resident, Residents};
 /// Chunks taken out under the lock, to be dropped after it.
 pub type Evicted = Vec<Box<Resident>>;
 
-/// Chunks evicted under one hold of the insert lock: bounds the hold, and the list of them is allocated before.
+/// Most chunks evicted under one hold of the insert lock: bounds the hold, and the size of their preallocated list.
 pub const EVICTED_AT_ONCE: usize = 64;
 
 impl Table {
-    /// Evicts the oldest chunks until the push fits, as far as one hold of the lock goes. False: those in `evicted`
-    /// have to be dropped before another look. `Err` is the cause of the wait.
+    /// Evicts the oldest chunks until the push fits, at most [`EVICTED_AT_ONCE`] of them. `false`: the caller drops `evicted`
+    /// and tries again. `Err` is the cause of the wait.
     pub(super) fn make_room(
         &self,
         residents: &mut Residents,
         push: &Prepared,
         evicted: &mut Evicted,
     ) -> Outcome<bool> {
-        // Blobs that readers hold of evicted chunks, and chunks that another push has evicted and is about to drop.
+        // Evicted chunks whose blobs readers hold, or that another push is about to drop.
         let pinned = self.held.bytes().saturating_sub(residents.bytes);
         if pinned + push.bytes > self.capacity_bytes {
             return Err(Cause::PinnedBytes {
@@ -56,8 +56,8 @@ impl Table {
         Ok(self.held.bytes() + push.bytes <= self.capacity_bytes)
     }
 
-    /// Removes every chunk that is live now, and its items; the limiter and the largest priority start from nothing. Writers
-    /// continue, and windows do not reach back over this.
+    /// Removes all chunks that are live now, with their items, and resets the limiter and the largest priority. Writers
+    /// continue; no window reaches back beyond this.
     ///
     /// # Errors
     /// [`crate::Error::Internal`] for a table that has failed.
@@ -72,7 +72,7 @@ impl Table {
         Ok(())
     }
 
-    /// Forgets the counts of the live chunks, and returns the number of the first chunk that is not live yet.
+    /// Resets the limiter and the largest priority, and returns the number of the next chunk to arrive.
     fn begin_to_empty(&self) -> Result<u64> {
         let residents = self.lock_residents()?;
         self.limiter.reset();
@@ -81,8 +81,8 @@ impl Table {
         Ok(residents.end())
     }
 
-    /// Removes the oldest chunks before `end`, as far as one hold of the lock goes; `removed` is empty before and after. False:
-    /// there was none.
+    /// Removes at most [`EVICTED_AT_ONCE`] of the oldest chunks before `end`; `removed` is empty before and after. `false` if
+    /// there were none.
     fn remove_some(&self, end: u64, removed: &mut Evicted) -> Result<bool> {
         let mut residents = self.lock_residents()?;
         while removed.len() < EVICTED_AT_ONCE && residents.first < end {

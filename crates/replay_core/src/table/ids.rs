@@ -1,4 +1,4 @@
-//! Ids of items: within their table, and outside it, where an id names one item of one table of one memory.
+//! Ids of items: [`ItemId`] within their table, and 64 bits outside, which name one item of one table of one memory.
 //!
 //! # Invariant
 //!
@@ -42,9 +42,9 @@ impl ItemId {
 /// The part of its ids that a table shares with no other table: a number in the upper 16 bits of every id, and the
 /// generation that its slots begin with.
 ///
-/// An id has 64 bits and keeps its meaning wherever it is sent, so nothing but its bits can name the table. Tables of one
-/// process have numbers of one counter: 65,536 follow before one returns. The counter begins at a random number, and each
-/// table's generations at a random one of 2^24: ids of two tables in different processes agree only where both do.
+/// An id must identify its table wherever it is sent, by its 64 bits alone. Tables of one process take their numbers from
+/// one counter, which repeats after 65,536. The counter starts at a random number, and each table's generations at a random
+/// one of 2^24: ids of tables in different processes collide only if both coincide.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IdSpace {
     number: u16,
@@ -67,7 +67,7 @@ impl IdSpace {
         Ok(Self::of(first.wrapping_add(table) as u16, random as u32))
     }
 
-    /// The number of the table that an id names, whichever table that is.
+    /// The table number in an id.
     pub const fn number_of(bits: u64) -> u16 {
         (bits >> SPACE_SHIFT) as u16
     }

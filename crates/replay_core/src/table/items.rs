@@ -55,9 +55,9 @@ struct Words {
 /// The low half of `Words::samples` once the item has died: no claim succeeds any more.
 const CLOSED: u64 = u32::MAX as u64;
 
-/// One more batch in the upper half of `Items::batches`.
+/// Increment of the begun batches, the upper half of `Items::batches`.
 const BEGUN: u64 = 1 << 32;
-/// One more batch in its lower half, until the batch ends.
+/// Increment of the batches under way, its lower half.
 const UNDER_WAY: u64 = 1;
 
 /// A counted sample of an item.
@@ -72,8 +72,8 @@ pub struct Claim {
     pub times_sampled: u32,
 }
 
-/// The items of one table. Every method takes `&self`. All are lock-free but [`Items::insert`] and [`Items::kill`]: the
-/// queue of free slots lets a thread that has claimed its place there finish before the next one.
+/// The items of one table. Every method takes `&self`. All are lock-free but [`Items::insert`] and [`Items::kill`]: in the
+/// queue of free slots a thread may wait for one that is stalled there.
 pub struct Items {
     ids: IdSpace,
     /// Priorities, generations and liveness.
@@ -83,8 +83,8 @@ pub struct Items {
     live: AtomicU64,
     /// 0 is no limit.
     max_times_sampled: u32,
-    /// With a limit: samples that live items have left and that no batch has reserved. Negative for a moment when
-    /// items die whose samples were reserved.
+    /// With a limit: samples left of live items, without those reserved by a batch. Transiently negative when items with
+    /// reserved samples die.
     samples_left: AtomicI64,
     /// With a limit: batches begun (upper half, modulo 2^32) and batches under way (lower half), which may hold the
     /// mass of items that they sampled for the last time.
@@ -126,7 +126,7 @@ impl Items {
 
     /// Gives restored items the ids that they had before; once for a table.
     pub fn keep_ids(&self, ids: RestoredIds) {
-        // An error is a second restore, whose items have ids of this table then.
+        // An error is a second restore, whose items get new ids of this table.
         let _ = self.restored_ids.set(ids);
     }
 
@@ -181,11 +181,11 @@ impl Items {
         words
             .samples
             .store(u64::from(lifetime.wrapping_add(1)) << 32, Ordering::Relaxed);
-        // Before the item can be sampled or die: neither count goes below zero.
+        // Before the item can die, so that the count of live items never falls below zero.
         self.live.fetch_add(1, Ordering::Relaxed);
         // `activate` publishes the words (Release).
         let generation = self.tree.activate(slot, units);
-        // After it: a sample that is left has its mass in the tree. Pairs with the Acquire in `reserve_samples`.
+        // After activation: counted samples have mass in the tree. Pairs with the Acquire in `reserve_samples`.
         self.samples_left.fetch_add(
             i64::from(self.max_times_sampled),
             fault::weakened(Fault::EarlySamples, Ordering::Release),
@@ -198,7 +198,7 @@ impl Items {
         prefetch(&self.words[slot as usize]);
     }
 
-    /// Loads the metadata of a sampled slot. They may be a later item's until [`Self::confirm`] has said no.
+    /// Loads the metadata of a sampled slot. They are the sampled item's only if [`Self::confirm`] succeeds afterwards.
     pub fn metadata(&self, slot: u32) -> Metadata {
         let words = &self.words[slot as usize];
         let window = words.window.load(Ordering::Relaxed);
@@ -269,7 +269,7 @@ impl Items {
         }
     }
 
-    /// The batch has settled or undone its claims.
+    /// Ends a batch, whose claims are settled or undone.
     pub fn end_batch(&self) {
         if self.max_times_sampled > 0 {
             // Pairs with the Acquire in `without_mass`.
@@ -318,7 +318,7 @@ impl Items {
         let count = |word: u64| {
             (ours(word) && word & CLOSED < most)
                 .then(|| word + 1)
-                // Without a limit the count stays one below `CLOSED` rather than reach it.
+                // Without a limit the count saturates one below `CLOSED`.
                 .map(|next| if next & CLOSED == CLOSED { word } else { next })
         };
         let before = self.words[id.slot as usize]
@@ -379,7 +379,7 @@ impl Items {
         Some(ItemId { slot, generation })
     }
 
-    /// Samples of the item in a slot. They may be a later item's until [`Self::confirm`] has said no.
+    /// Samples of the item in a slot. They are that item's only if [`Self::confirm`] succeeds afterwards.
     pub fn times_sampled(&self, slot: u32) -> u32 {
         self.words[slot as usize].samples.load(Ordering::Relaxed) as u32
     }
@@ -389,8 +389,8 @@ impl Items {
         self.max_times_sampled > 0 && times_sampled >= self.max_times_sampled
     }
 
-    /// Counts samples of a restored item before it was saved. Only before it has mass or is known to the sampler: no sample
-    /// finds it yet.
+    /// Adds the samples that a restored item had when it was saved. Only while no sample can find it: without mass, and
+    /// unknown to the sampler.
     pub fn count_earlier_samples(&self, id: ItemId, samples: u32) {
         let samples = if self.max_times_sampled > 0 {
             self.samples_left

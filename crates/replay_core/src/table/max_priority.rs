@@ -16,15 +16,15 @@ pub struct MaxPriority {
     /// Bits of the largest priority since the table was made or emptied, before the exponent; 0 while none was above zero.
     /// Positive floats are ordered as their bits.
     ever: AtomicU64,
-    /// Steps that the table had taken when it was last emptied: items of these no longer count, while they still die. Held
-    /// while an update raises `ever`, so that no update which began before a reset raises it afterwards.
+    /// Steps that the table had taken when it was last emptied: earlier items no longer count, even before they are removed.
+    /// Locked while an update raises `ever`, so that an update from before a reset cannot raise it afterwards.
     emptied_at: Mutex<u64>,
     /// Items by priority, with `live_max_priority`.
     live: Option<Mutex<Heap<Highest>>>,
 }
 
 impl MaxPriority {
-    /// Of an empty table.
+    /// Largest priority of an empty table.
     pub fn new(config: &TableConfig) -> Self {
         let heap = || Mutex::new(Heap::new(config.capacity as u32));
         MaxPriority {
@@ -67,7 +67,7 @@ impl MaxPriority {
     /// Counts the priorities of items that were just inserted, of which `priority` is the largest. Only under the insert lock.
     pub fn raise(&self, priority: f64) {
         if self.is_larger(priority) {
-            // Relaxed, as all accesses: the value is all that is published. Updates raise it at the same time.
+            // Relaxed, as all accesses: only the value itself is published. Concurrent updates also raise it.
             self.ever.fetch_max(bits(priority), Ordering::Relaxed);
         }
     }
@@ -83,7 +83,7 @@ impl MaxPriority {
         }
     }
 
-    /// Sets the priorities of items that were live a moment ago. Priorities of items that are still live count for the largest.
+    /// Sets the priorities of items, of which some may have died. Only those of live items count.
     pub fn update(&self, items: &Items, ids: &[ItemId], priorities: &[f64]) {
         if priorities.iter().any(|&priority| self.is_larger(priority)) {
             let emptied_at = lock(&self.emptied_at);
@@ -101,8 +101,7 @@ impl MaxPriority {
         }
     }
 
-    /// Forgets the priorities of all items when the table, which has taken `steps` steps, begins to be emptied. Only under the
-    /// insert lock.
+    /// Forgets the priorities of all items when emptying the table begins, after `steps` steps. Only under the insert lock.
     pub fn reset(&self, steps: u64) {
         let mut emptied_at = lock(&self.emptied_at);
         *emptied_at = steps;
@@ -116,7 +115,7 @@ impl MaxPriority {
     }
 }
 
-/// Bits of the priority's magnitude, which order priorities: the bits of -0.0 would be the largest of all.
+/// Bits of the priority's magnitude, ordered as the priorities: -0.0 would rank above all positive numbers.
 fn bits(priority: f64) -> u64 {
     priority.abs().to_bits()
 }

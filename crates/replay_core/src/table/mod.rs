@@ -6,14 +6,14 @@
 //! | `samplers` | the choice of items: prioritized, uniform, by rank, fifo, lifo, heaps |
 //! | [`stored`] | chunks, and the bytes that count for them |
 //! | `writers`, `streams` | sequence numbers, fencing; the steps of each stream |
-//! | `activity` | whether a writer is idle |
+//! | `activity` | idle detection of writers |
 //! | `residents` | live chunks in the order of arrival |
 //! | `push`, `prepare`, `evict` | pushes: checked, and inserted under one short lock |
-//! | `sample`, `credit` | sampling: no lock, but for samplers by rank |
+//! | `sample`, `credit` | sampling, without a lock except in samplers by rank; undelivered samples |
 //! | `update` | priorities, corrupt items |
 //! | `max_priority` | the largest priority, for items without one |
 //! | `save`, `restore` | to and from the records of a snapshot |
-//! | `waiting`, `pending_call` | the order of calls that wait; the wait of one |
+//! | `waiting`, `pending_call` | queues of waiting calls; the state of one call |
 //! | `stats` | counters |
 //!
 //! # Invariant
@@ -84,7 +84,7 @@ pub enum Attempt<T> {
 }
 
 impl<T> Attempt<T> {
-    /// The same attempt, with another result.
+    /// Maps the result of a finished attempt.
     pub fn map<U>(self, result: impl FnOnce(T) -> U) -> Attempt<U> {
         match self {
             Attempt::Ready(done) => Attempt::Ready(result(done)),
@@ -93,9 +93,9 @@ impl<T> Attempt<T> {
     }
 }
 
-/// A named replay memory. Samples, updates and pins take no lock, except that samplers by rank lock their order, and an update
-/// the largest priority that it raises; pushes share one short lock. All are lock-free too, but for a sample that ends an item
-/// (`max_times_sampled`): the queue that it returns the slot to lets another thread finish first.
+/// A named replay memory. Samples, updates and pins are lock-free, except that samplers by rank lock their order, an update
+/// locks the largest priority that it raises, and a sample that ends an item (`max_times_sampled`) may wait for a stalled thread
+/// in the queue of free slots. Pushes share one short lock.
 pub struct Table {
     config: Arc<TableConfig>,
     layout: RowLayout,
@@ -119,7 +119,7 @@ pub struct Table {
     seed: u64,
     samples: AtomicU64,
     dropped: AtomicBool,
-    /// The memory's, for the lag of writers.
+    /// Parameters of the memory, for the version lag of writers.
     parameters: Arc<ParameterStore>,
 }
 
@@ -195,13 +195,13 @@ impl Table {
         self.open_writer_at(open, Instant::now())
     }
 
-    /// [`Table::open_writer`] at the time `now`, when other writers may be idle.
+    /// [`Table::open_writer`] at the time `now`, which decides whether other writers are idle.
     ///
     /// # Errors
-    /// Its errors.
+    /// Errors of [`Table::open_writer`].
     pub fn open_writer_at(&self, open: &OpenWriter, now: Instant) -> Result<WriterOpened> {
         self.check_open()?;
-        // One stream: the others may get no steps.
+        // Checked for one stream: the others may get no steps.
         self.config
             .check_window(1, open.window_before, open.window_after)?;
         self.writers.open(open, now)
@@ -260,10 +260,9 @@ impl Table {
         self.residents.is_poisoned()
     }
 
-    /// Runs a call that changes the table. A panic of it is counted, logged and returned as an error: a server answers the call,
-    /// and goes on.
+    /// Runs a call that changes the table. Its panic is counted, logged and returned as an error, so that a server survives it.
     fn catch_panic<T>(&self, change: impl FnOnce() -> Result<T>) -> Result<T> {
-        // Unwind safe: the insert lock guards what a panic may leave in part, and is poisoned by it.
+        // Unwind safe: a panic poisons the insert lock, which guards all state that it may leave inconsistent.
         catch_unwind(AssertUnwindSafe(change)).unwrap_or_else(|panic| {
             self.counters.panics.fetch_add(1, Ordering::Relaxed);
             let text = panic.downcast_ref::<String>().map(String::as_str);
@@ -311,7 +310,7 @@ impl Table {
         Ok(())
     }
 
-    /// [`Self::check_open`] for a call, which stays with the table of its first attempt.
+    /// [`Self::check_open`] for a call, which stays bound to the table of its first attempt.
     fn check_turn(&self, turn: &mut Turn) -> Result<()> {
         self.check_open()?;
         match turn.is_on(self.number()) {
@@ -320,7 +319,7 @@ impl Table {
         }
     }
 
-    /// The error of calls on a table that was dropped, also if there is another one of its name.
+    /// The error of calls on a dropped table, even if a new table has its name.
     pub fn was_dropped(name: &str) -> Error {
         Error::UnknownTable {
             table: name.to_owned(),

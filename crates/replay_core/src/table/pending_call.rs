@@ -1,5 +1,5 @@
-//! The wait of one call for its turn, without clock and I/O: when to attempt it, when to listen for changes, and how it ends. A call in
-//! process sleeps on its thread between two steps, a request of a server in its coroutine.
+//! State machine of one waiting call, without clock and I/O: when to attempt it, when to listen for changes, and how it ends. Between
+//! steps an in-process call sleeps on its thread, a server's request in its coroutine.
 
 use std::time::Instant;
 
@@ -12,23 +12,23 @@ use super::{Attempt, Turn};
 /// One call from its first attempt to its end.
 pub struct PendingCall<E = Error> {
     turn: Turn,
-    /// The end of its wait; `None` is never.
+    /// End of the wait; `None` waits forever.
     until: Option<Instant>,
-    /// Whether the caller is to make the call again then: its own deadline is later.
+    /// Whether the caller repeats the call at `until`, since its own deadline is later.
     renewable: bool,
-    /// The error at the end of its wait.
+    /// Makes the error at the end of the wait.
     ended: fn(WaitReason) -> E,
-    /// Whether there was an attempt.
+    /// Whether the call was attempted.
     tried: bool,
 }
 
-/// What a call does next.
+/// Result of [`PendingCall::step`].
 pub enum Step<T, L> {
-    /// It has ended.
+    /// The call has ended.
     Ready(T),
-    /// It sleeps until a change, or until [`PendingCall::again`], and steps again.
+    /// Blocked: the caller sleeps until a change, or until [`PendingCall::again`], and calls `step` again.
     Blocked {
-        /// What it waits for.
+        /// Reason of the wait.
         reason: WaitReason,
         /// Completes at a change that may unblock it.
         changed: L,
@@ -36,7 +36,7 @@ pub enum Step<T, L> {
 }
 
 impl<E> PendingCall<E> {
-    /// A call that waits until `until`, and then is `ended`; its caller makes it again if it is `renewable`.
+    /// A call that waits until `until`, then fails with `ended`; its caller repeats it if it is `renewable`.
     pub fn new(
         turn: Turn,
         until: Option<Instant>,
@@ -52,15 +52,15 @@ impl<E> PendingCall<E> {
         }
     }
 
-    /// Its place in the line.
+    /// Queue membership of the call.
     pub fn turn(&self) -> &Turn {
         &self.turn
     }
 
-    /// One attempt. Its argument says whether it is the last one before the deadline's error.
+    /// Makes one attempt. Its argument is `true` in the last one before the deadline's error.
     ///
     /// # Errors
-    /// The attempt's error, which ends the call; of a call that is still blocked at the end of its wait, the error for that.
+    /// The attempt's error, which ends the call; the error of `ended` if the call is still blocked at the end of its wait.
     pub fn attempt<T>(
         &mut self,
         clock: impl Fn() -> Instant,
@@ -74,8 +74,8 @@ impl<E> PendingCall<E> {
         }
     }
 
-    /// Attempts until the call has ended, or is blocked and something was listened for during the whole attempt. `listen` makes a
-    /// listener for the changes that may unblock the call in its present place.
+    /// Attempts the call until it has ended, or is blocked with a listener that covers the whole attempt. `listen` makes a listener for
+    /// the changes that may unblock the call at its current queue position.
     ///
     /// # Errors
     /// Errors of [`PendingCall::attempt`] and of `listen`.
@@ -87,11 +87,11 @@ impl<E> PendingCall<E> {
     ) -> Result<Step<T, L>, E> {
         loop {
             let places = self.turn.places();
-            // Before the attempt, so that no change after it is missed; a call that was not blocked has nothing to listen for.
+            // Before the attempt, so that no change after it is missed. The first attempt precedes the call's queue position.
             let changed = self.tried.then(|| listen(&self.turn)).transpose()?;
             match (self.attempt(&clock, &mut attempt)?, changed) {
                 (Attempt::Ready(done), _) => return Ok(Step::Ready(done)),
-                // In another place than before the attempt, another listener would have been needed.
+                // After a change of its queue position the call needs another listener.
                 (Attempt::Blocked(reason), Some(changed)) if places == self.turn.places() => {
                     return Ok(Step::Blocked { reason, changed });
                 }
@@ -100,8 +100,8 @@ impl<E> PendingCall<E> {
         }
     }
 
-    /// When a call that was blocked at `now` is tried again without a change. The first call of a line looks again soon: a slot may
-    /// become free a moment after the notice. One that is `woken` for certain, as those behind it are, sleeps until its end.
+    /// Time at which a call that was blocked at `now` is tried again without a change. The first call of a queue retries soon: a slot
+    /// may become free just after the wake-up. Calls behind it, and calls that are certain to be `woken`, sleep until their end.
     pub fn again(&self, now: Instant, woken: bool) -> Option<Instant> {
         match woken || self.turn.is_behind() {
             true => self.until,

@@ -1,5 +1,5 @@
-//! Preparation of a push, before anything is stored: its check against columns, streams and windows, and everything
-//! that placing it allocates.
+//! Preparation of a push before anything is stored: checks against columns, streams and windows, and all allocations for
+//! its placement.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -19,7 +19,7 @@ use super::stored::{Charge, NewChunk, StoredChunk};
 use super::streams::{ChunkSpan, FirstChunk};
 use super::writers::TableWriter;
 
-/// A push that fits the table. Everything that placing it takes is allocated here, before the insert lock.
+/// A push that fits the table, with all allocations for its placement, made before the insert lock is taken.
 pub struct Prepared {
     pub chunks: Vec<PreparedChunk>,
     pub items: Vec<PreparedItem>,
@@ -80,7 +80,7 @@ impl Table {
             let freed_bytes = if index == last { bytes } else { 0 };
             let stream = &writer.streams[head.stream as usize];
             PreparedChunk {
-                // Capacity for items of later pushes that begin in this chunk, too: no growth under the lock.
+                // Includes later pushes' items that begin in this chunk: the list does not grow under the lock.
                 new: NewChunk::new(stored, freed_bytes, head.rows as usize + extra),
                 stream: head.stream,
                 span: stream.arriving(head.first_step, head.rows),

@@ -27,10 +27,10 @@ use super::writers::TableWriter;
 use super::{Attempt, Table, Turn};
 
 impl Table {
-    /// Applies a push, once, and returns the steps that the table has taken from this writer so far; a push that
-    /// was applied before is answered and not applied again. Blocked by the rate limiter, by evicted chunks that
-    /// readers still hold, or by earlier pushes that wait; only one without items, which is not limited, passes these.
-    /// Before all that it is blocked while the parameters of its writer are older than `max_version_lag` allows.
+    /// Applies a push once and returns the steps that the table has taken from this writer so far; a repeated push is
+    /// acknowledged without being applied. Blocked by the rate limiter, by evicted chunks that readers still hold, or by earlier
+    /// waiting pushes (a push without items skips the queue). A writer whose parameters are older than `max_version_lag` allows
+    /// is blocked first.
     ///
     /// # Errors
     /// Nothing is stored, and the sequence number is not used up, with [`crate::Error::Expired`], [`crate::Error::Fenced`],
@@ -68,8 +68,8 @@ impl Table {
         Ok(attempt)
     }
 
-    /// Versions by which the parameters of a writer are behind; one that has got none has version 0 of all. `None` where
-    /// nothing limits the lag and it is not known.
+    /// Version lag of a writer's parameters; a writer without any counts as version 0. `None` if the lag is neither limited nor
+    /// known.
     fn version_lag(&self, writer: &TableWriter) -> Option<u64> {
         match &writer.parameters {
             Some((name, version)) => Some(self.parameters.version(name).saturating_sub(*version)),
@@ -88,7 +88,7 @@ impl Table {
         most == 0 || lag.is_none_or(|lag| lag <= u64::from(most))
     }
 
-    /// The reason of the wait of a writer whose parameters are too old.
+    /// Reason of the wait of a writer whose parameters are too old.
     fn outdated(&self, writer: &TableWriter) -> WaitReason {
         let (parameters, version, newest) = match &writer.parameters {
             Some((name, version)) => (name.clone(), *version, self.parameters.version(name)),
@@ -156,10 +156,10 @@ impl Table {
         Ok(Attempt::Ready(writer.steps))
     }
 
-    /// Asks the rate limiter about a push. It passes in any case while a sample waits for more samples than are left: only
-    /// a push can help. `Err` is the cause of the wait.
+    /// Asks the rate limiter to admit a push. While a sample waits for more samples than are left, every push is admitted: only
+    /// new items can unblock it. `Err` is the cause of the wait.
     fn admit_push(&self, items: usize) -> Outcome<Inserting<'_>> {
-        // Hints, both: a blocked call looks again soon.
+        // Both are hints: a blocked call retries soon.
         let wanted = self.samples_wanted.load(Ordering::Relaxed);
         let needed = self.items.samples_left() < i64::from(wanted);
         self.limiter

@@ -6,8 +6,8 @@ use crate::slab::Handle;
 
 use super::ids::ItemId;
 
-/// Items of one chunk, at most, beyond one for each row: those whose observation stack is cut at an episode's start.
-/// A longer stack makes the insert lock's holder allocate where such an episode begins with its chunk.
+/// Reserved capacity of a chunk for items beyond one per row: those whose observation stack is cut at an episode's start.
+/// With longer stacks the list may grow under the insert lock where an episode begins with its chunk.
 pub const EXTRA_ITEMS: usize = 12;
 
 /// A live chunk and the items that die with it.
@@ -33,8 +33,8 @@ pub struct Residents {
     pub after_moment: Option<AfterMoment>,
 }
 
-/// Items that were inserted after the moment of a snapshot without new steps: the number of steps at their insertion does
-/// not differ from the snapshot's.
+/// Items inserted without new steps after the moment of a snapshot: the step count at their insertion does not
+/// distinguish them from the snapshot's.
 pub struct AfterMoment {
     /// Steps the table had taken at the moment.
     pub taken: u64,

@@ -44,7 +44,7 @@ pub(crate) struct Staged {
     /// Ids of `items`, if the snapshot has them.
     ids: Vec<u64>,
     writers: Vec<WriterRecord>,
-    /// Steps that the table is too small for.
+    /// Steps dropped because the table is too small.
     left_out: u64,
     state: Option<TableState>,
 }
@@ -74,7 +74,7 @@ struct StagedChunk {
 }
 
 impl StagedChunk {
-    /// Bytes in the table's limit, as of a push of this chunk alone.
+    /// Bytes counted against the table's limit, as if this chunk were a push of its own.
     fn bytes(&self) -> u64 {
         self.packed.as_bytes().len() as u64 + TableConfig::CHUNK_BYTES
     }
@@ -131,7 +131,7 @@ impl Staged {
         &self.table.config.name
     }
 
-    /// Whether the table has ended.
+    /// Whether the table's last record was read.
     pub fn is_complete(&self) -> bool {
         self.state.is_some()
     }
@@ -319,7 +319,7 @@ impl Staged {
         Ok(())
     }
 
-    /// Checks that the item's rows are there, one after the other.
+    /// Checks that the item's rows are present and consecutive.
     fn check_window(&self, item: &ItemRecord) -> RecordResult {
         let refuse = |reason: &str| Err(format!("an item of chunk {} {reason}", item.chunk));
         let Some(chunk) = self.chunk(u64::from(item.chunk)) else {
@@ -332,7 +332,7 @@ impl Staged {
         if item.first_row >= chunk.packed.rows() {
             return refuse("with a first row beyond it");
         }
-        // Within the chunk, whose steps were checked not to overflow.
+        // No overflow: the row is within the chunk, whose steps were checked.
         let there = self.runs[chunk.run] - (chunk.first_step + u64::from(item.first_row));
         if u64::from(item.before) + 1 + u64::from(item.after) > there {
             return refuse("whose rows are not all there");

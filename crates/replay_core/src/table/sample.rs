@@ -80,7 +80,7 @@ struct Sampling<'a> {
     finished: bool,
 }
 
-/// Steps without an item after which a waiting sample asks whether its writers drop their windows.
+/// Steps without an item from which on a waiting sample reports that its writers may drop their windows.
 const STEPS_OF_ITEMS: u64 = 100;
 
 impl Table {
@@ -91,9 +91,9 @@ impl Table {
     /// pinned, so a sample of long windows over chunks of one step ends before it takes the memory of a larger one.
     pub const MAX_BATCH_PIECES: usize = 1 << 21;
 
-    /// Samples `request.count` items, with replacement. Blocked while fewer items than `min_size` are live, or fewer
-    /// samples than asked for are allowed by the rate limiter or by `max_times_sampled`, and by earlier samples that wait. With `last_try` (the
-    /// caller's deadline has come) and `request.allow_short` it samples as many as are allowed, at least one.
+    /// Samples `request.count` items, with replacement. Blocked while fewer items than `min_size` are live, or fewer samples than asked for
+    /// are allowed by the rate limiter or by `max_times_sampled`, and by earlier waiting samples. With `last_try` (the caller's deadline
+    /// has come) and `request.allow_short` it samples as many as are allowed, at least one.
     ///
     /// Random batches are stratified: the total of the sampler is cut into `count` equal ranges and one item is sampled from
     /// each (Schaul et al., 2016, appendix B.2.1). The other samplers take the first item of their order with probability 1, as
@@ -165,14 +165,14 @@ impl Table {
         self.limiter.check_sample(limiter_samples)
     }
 
-    /// Lets pushes through, whatever the limiter says, until there are so many samples.
+    /// Admits pushes regardless of the limiter until `count` samples are left.
     fn want_samples(&self, count: u32) {
         if self.samples_wanted.fetch_max(count, Ordering::Relaxed) < count {
             self.held.wake();
         }
     }
 
-    /// The wait of a sample that the limiter refused, also for steps that have made no item.
+    /// Reason of a sample's wait for the limiter, with the number of steps if none has made an item.
     fn limited(&self, cause: Cause) -> WaitReason {
         let steps = self.counters.inserted_steps.load(Ordering::Relaxed);
         let none =
@@ -289,8 +289,8 @@ impl Table {
         }
     }
 
-    /// Whether there are items and none has mass, for a sample that found nothing. Prioritized samples take no other lock: a
-    /// push counts an item before it has its mass, and an eviction after it has lost it.
+    /// Whether there are items and none has mass, for a sample that found nothing. Takes the insert lock, the only one of a prioritized
+    /// sample: a push counts an item before it has its mass, and an eviction after it has lost it.
     fn is_massless(&self) -> Result<bool> {
         let _no_births_or_evictions = self.lock_residents()?;
         // The mass first: batches that settle meanwhile may take the last items with them.
@@ -368,7 +368,7 @@ impl<'a> Sampling<'a> {
                     generation: leaf.generation,
                 },
                 units: leaf.units,
-                // A leaf that rose while it was sampled may have more than the total.
+                // A concurrently raised leaf may exceed the total.
                 probability: (leaf.units as f64 / total as f64).min(1.0),
                 metadata,
                 oldest: None,
@@ -416,7 +416,7 @@ impl<'a> Sampling<'a> {
         let before = metadata.rows.before.min(self.request.before);
         let after = metadata.rows.after.min(self.request.after);
         let pinned = self.pieces.len();
-        // The metadata and pins may be a later item's until `confirm` has said no.
+        // Metadata and pins are this item's only if `confirm` succeeds.
         let oldest = candidate.oldest;
         let claim = oldest
             .map(|oldest| self.pin(oldest, &metadata.rows, before, after))
@@ -577,7 +577,7 @@ impl Drop for Sampling<'_> {
         table.items.return_samples(self.reserved);
         table.limiter.give_back(self.admitted);
         table.items.end_batch();
-        // No notice of an attempt that found too little: it would wake its own caller, again and again.
+        // An attempt that found too little wakes nobody: it would wake its own caller again and again.
         if self.finished {
             table.held.wake();
         }

@@ -50,7 +50,7 @@ pub(crate) struct Moment {
 }
 
 struct NotedWriter {
-    /// Its streams are without the numbers of their records.
+    /// The record numbers of its streams are not filled in yet.
     record: WriterRecord,
     identity: Arc<WriterIdentity>,
 }
@@ -65,8 +65,8 @@ impl Drop for Moment {
 }
 
 impl Table {
-    /// Notes the steps and items of the table, `with_writers` also the progress of the writers, which then agrees with the steps. One moment of a
-    /// table at a time.
+    /// Records the steps and items of the table, `with_writers` also the progress of the writers, consistent with the steps. One moment of
+    /// a table at a time.
     pub(crate) fn moment(self: Arc<Self>, with_writers: bool) -> Result<Moment> {
         let (end, state, writers) = if with_writers {
             self.writers.between_pushes(|open| {
@@ -204,7 +204,7 @@ impl Table {
         write(&mut body, &mut ids)
     }
 
-    /// Whether an item was there at the moment, by the steps that the table had taken when it was inserted.
+    /// Whether an item existed at the moment, by the steps that the table had taken when it was inserted.
     fn is_before(&self, moment: &Moment, id: ItemId, born: u64) -> Result<bool> {
         let taken = moment.state.counters[INSERTED_STEPS];
         if born != taken {
@@ -253,8 +253,8 @@ impl Table {
 }
 
 impl Moment {
-    /// The state of the moment, but for the evictions since, which the snapshot leaves out, and for the largest priority,
-    /// which no item of the snapshot exceeds.
+    /// State of the moment, with later evictions, which the snapshot leaves out, and the current largest priority, which no item of the
+    /// snapshot exceeds.
     fn state_after(&self, evicted_chunks: usize) -> TableState {
         let now = self.table.state();
         let mut state = TableState {

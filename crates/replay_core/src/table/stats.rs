@@ -28,7 +28,7 @@ pub(super) struct TableCounters {
     pub panics: AtomicU64,
     /// Steps inserted between an item's insertion and its sampling. Not part of a snapshot.
     pub sample_age: Histogram,
-    /// Versions by which the parameters of a writer were behind at its push, where they are known. Not part of a snapshot.
+    /// Version lag of a writer's parameters at its pushes, where known. Not part of a snapshot.
     pub version_lag: Histogram,
 }
 
@@ -82,7 +82,7 @@ impl Table {
     /// items since the table was last emptied, without undelivered samples.
     pub fn stats(&self) -> Value {
         let (steps, live_bytes) = {
-            // Of a table that has failed, too.
+            // Ignores poisoning: a failed table has statistics, too.
             let residents = lock(&self.residents);
             (residents.steps, residents.bytes)
         };

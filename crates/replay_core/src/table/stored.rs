@@ -52,8 +52,8 @@ impl StoredChunk {
         })
     }
 
-    /// Names the chunk whose first row follows this one's last. Under the insert lock, before any item that spans
-    /// both goes live.
+    /// Links the chunk whose first row follows this one's last. Under the insert lock, before any item that spans both
+    /// goes live.
     pub fn set_next(&self, next: Handle) {
         // Release: pairs with the Acquire in `next`.
         self.next.store(next.to_bits(), Ordering::Release);
@@ -90,7 +90,7 @@ impl NewChunk {
         }
     }
 
-    /// Enters the slab; false when that has no free slot.
+    /// Inserts the chunk into the slab; false when no slot is free.
     pub fn enter(&mut self, slab: &Chunks) -> bool {
         if let (Some(stored), Some(resident)) = (self.stored.take(), &mut self.resident) {
             match slab.insert(stored) {
@@ -102,7 +102,7 @@ impl NewChunk {
         self.stored.is_none()
     }
 
-    /// Its name in the slab, between [`Self::enter`] and [`Self::take_resident`].
+    /// Its handle in the slab, between [`Self::enter`] and [`Self::take_resident`].
     pub fn handle(&self) -> Option<Handle> {
         let resident = self.resident.as_ref()?;
         self.stored.is_none().then_some(resident.handle)
@@ -126,7 +126,7 @@ pub struct Held {
 }
 
 impl Held {
-    /// No bytes held, of those reserved for the table.
+    /// No bytes held yet, with the table's reservation.
     pub fn new(reservation: Reservation) -> Arc<Self> {
         Arc::new(Held {
             bytes: AtomicU64::new(0),
@@ -136,7 +136,7 @@ impl Held {
         })
     }
 
-    /// Wakes the calls whose turn it is, after a change that a waiting push or sample may need.
+    /// Wakes the first waiting push and sample after a change that may unblock them.
     pub fn wake(&self) {
         WaitingLine::wake_first(&[&self.pushes, &self.samples]);
     }

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-/// Chunks at a stream's end that a window is looked for in first.
+/// Latest chunks of a stream, which are searched first for a window.
 const RECENT: usize = 8;
 
 #[cfg(test)]
@@ -129,7 +129,7 @@ impl Stream {
             return Ok(None);
         };
         if first < holder.first_step {
-            // The first known chunk begins later: evicted, or a gap that is forgotten. Else it is a known gap.
+            // Before the first known chunk: the step was evicted or is in a forgotten gap. Else it is in a known gap.
             return if begin == 0 {
                 Ok(None)
             } else {
@@ -159,7 +159,7 @@ impl Stream {
             LOOKS.set(LOOKS.get() + 1);
             span.end() <= step
         };
-        // Nearly always one of the last chunks: the others are not looked at.
+        // Nearly always one of the latest chunks, searched first.
         let recent = self.spans.len().saturating_sub(RECENT);
         match self.spans.get(recent) {
             Some(span) if before(span) => {

@@ -8,7 +8,7 @@ use base::words::shortened;
 
 use super::Table;
 
-/// Bytes of a reader's reason that are logged.
+/// Most bytes of a reader's reason that are logged.
 const MAX_REASON: usize = 200;
 
 impl Table {

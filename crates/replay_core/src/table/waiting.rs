@@ -1,10 +1,10 @@
-//! The order of calls that wait: a table has a line for its pushes and one for its samples, each writer a line for its pushes
-//! that wait for newer parameters, and only the first call of a line is tried. So a call is passed by no later one, however fast that is, and a change wakes two calls, not all.
+//! Queues of waiting calls: a table has one for its pushes and one for its samples, each writer one for its pushes that wait for newer
+//! parameters. Only the first call of a queue is tried, so that no later call overtakes it and a change wakes two calls, not all.
 //!
 //! # Invariant
 //!
-//! Waiting pushes and samples are served in order. A push without items skips the line. A push that waits for newer
-//! parameters (`max_version_lag`) is in its writer's own line.
+//! Waiting pushes and samples are served in order. A push without items skips the queue. A push that waits for newer parameters
+//! (`max_version_lag`) is in its writer's own queue.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
@@ -20,17 +20,17 @@ use base::sync::lock;
 use super::Attempt;
 use super::activity;
 
-/// Calls of one kind that wait for a table.
+/// Queue of waiting calls of one kind.
 #[derive(Default)]
 pub struct WaitingLine {
     waiting: Mutex<Waiting>,
-    /// Number of places, for calls that only ask whether there are any.
+    /// Length of the queue, readable without the lock.
     length: AtomicUsize,
 }
 
 #[derive(Default)]
 struct Waiting {
-    /// By their numbers, which rise.
+    /// In ascending order of their numbers.
     places: VecDeque<Arc<Place>>,
     /// Number of the next place.
     next: u64,
@@ -45,7 +45,7 @@ struct Place {
 }
 
 impl WaitingLine {
-    /// Wakes the first calls of these lines, after a change that may let them through.
+    /// Wakes the first call of each queue, after a change that may unblock it.
     pub fn wake_first(lines: &[&Self]) {
         // SeqCst: pairs with the fence in `Turn::enter`. Either the loads below see the new place, or the attempt that
         // follows its entry sees the change.
@@ -75,8 +75,7 @@ impl WaitingLine {
     }
 }
 
-/// The turn of one call. Its place in a line begins with the first blocked attempt, and ends with the call: dropping the turn
-/// lets the next one try.
+/// Queue membership of one call: from the first blocked attempt until the turn is dropped, which lets the next call try.
 #[derive(Default)]
 pub struct Turn {
     /// Number of the table in its ids; `None` before the first attempt.
@@ -90,43 +89,43 @@ pub struct Turn {
 }
 
 impl Turn {
-    /// A call on the table of this number alone; with `None` on the one of the first attempt. Another table of the same name,
-    /// made after that was dropped, refuses it.
+    /// A call bound to the table of this number, or with `None` to the table of its first attempt. A later table of the same name refuses
+    /// it.
     pub fn of_table(number: Option<u16>) -> Self {
         let mut turn = Turn::default();
         turn.table = number;
         turn
     }
 
-    /// Leaves the line. The call stays on its table.
+    /// Leaves the queue. The call stays bound to its table.
     pub fn give_up_place(&mut self) {
         *self = Turn::of_table(self.table);
     }
 
-    /// Whether the call is on a certain table already.
+    /// Whether the call is bound to a table.
     pub fn has_table(&self) -> bool {
         self.table.is_some()
     }
 
-    /// Whether the call is on the table of this number, as it is from its first attempt on.
+    /// Whether the call is bound to the table of this number; the first attempt binds it.
     pub(super) fn is_on(&mut self, number: u16) -> bool {
         *self.table.get_or_insert(number) == number
     }
 
-    /// Whether the call waits, and another one is to be tried before it.
+    /// Whether the call waits behind another one.
     pub fn is_behind(&self) -> bool {
         self.place
             .as_ref()
             .is_some_and(|(line, place)| !lock(&line.waiting).is_first(place))
     }
 
-    /// The reason of the call's wait while another one is to be tried before it.
+    /// Reason of the wait of a call behind others.
     pub fn behind(&self) -> Option<WaitReason> {
         let (line, place) = self.place.as_ref()?;
         lock(&line.waiting).ahead_of(place)
     }
 
-    /// A listener for the moment to try the call again. [`PendingCall`](super::PendingCall) says when to make it.
+    /// Listener for the next attempt. [`PendingCall`](super::PendingCall) decides when to make it.
     ///
     /// # Errors
     /// [`Error::Internal`] for a call that was not blocked.
@@ -137,13 +136,12 @@ impl Turn {
         }
     }
 
-    /// Number of places that the call has had. Another one than before an attempt means that the attempt gave it a new place,
-    /// with a listener of its own.
+    /// Number of queue positions that the call has had. If it changes during an attempt, the call needs a new listener.
     pub fn places(&self) -> u32 {
         self.places
     }
 
-    /// Whether an attempt was blocked.
+    /// Whether the call is in a queue.
     pub fn waits(&self) -> bool {
         self.place.is_some()
     }
@@ -153,8 +151,7 @@ impl Turn {
         self.since.map(|since| since.elapsed())
     }
 
-    /// Makes an attempt if it is this call's turn, or if the call `passes` the others, and takes a place in the line if it
-    /// has to wait.
+    /// Attempts the call if it is first in the queue or `passes` the others, and enqueues it if it is blocked.
     ///
     /// # Errors
     /// The error of `attempt`, which ends the call.
@@ -164,7 +161,7 @@ impl Turn {
         passes: bool,
         attempt: impl FnOnce() -> Result<Attempt<T>>,
     ) -> Result<Attempt<T>> {
-        // A hint: of calls that arrive at the same time, any may be first.
+        // A hint: calls that arrive concurrently may go in any order.
         if !passes && line.length.load(Ordering::Relaxed) > 0 {
             let place = self.enter(line);
             if let Some(waits) = lock(&line.waiting).ahead_of(place) {
@@ -182,7 +179,7 @@ impl Turn {
         Ok(attempt)
     }
 
-    /// The call's place in this line, the last one if it has none yet. It has no other.
+    /// Position of the call in this queue: joins it at the end if needed, and leaves any other.
     fn enter(&mut self, line: &Arc<WaitingLine>) -> &Arc<Place> {
         let here = |(of, _): &(Arc<WaitingLine>, _)| Arc::ptr_eq(of, line);
         if !self.place.as_ref().is_some_and(here) {
@@ -209,7 +206,7 @@ impl Turn {
 }
 
 impl Waiting {
-    /// The reason of a call's wait while others are ahead of it.
+    /// Reason of the wait of a call behind others.
     fn ahead_of(&self, place: &Arc<Place>) -> Option<WaitReason> {
         let ahead = self.position(place).filter(|&ahead| ahead > 0)?;
         Some(match &self.reason {
@@ -237,7 +234,7 @@ impl Waiting {
 }
 
 impl Turn {
-    /// Gives the place up, so that the next call of its line is tried.
+    /// Leaves the queue, and lets the next call try.
     fn leave(&mut self) {
         let Some((line, place)) = self.place.take() else {
             return;

@@ -54,7 +54,7 @@ pub struct TableWriter {
     activity: Arc<Activity>,
     /// Name and version of the parameters that it makes its steps with, as far as they are known.
     pub parameters: Option<(String, u64)>,
-    /// Its pushes that wait for newer parameters: not in the table's line, where other writers would wait behind them.
+    /// Queue of its pushes that wait for newer parameters, apart from the table's, where other writers would wait behind them.
     pub outdated: Arc<WaitingLine>,
 }
 
@@ -80,7 +80,7 @@ impl TableWriter {
         Ok(sequence <= self.last_sequence)
     }
 
-    /// Counts the wait of a push that was applied; `None` if it did not have to.
+    /// Counts the wait of a push that was applied; `None` if it did not wait.
     pub fn count_wait(&mut self, waited: Option<Duration>) {
         self.blocked += u64::from(waited.is_some());
         self.waited += waited.unwrap_or_default();
@@ -235,7 +235,7 @@ impl Writers {
         Ok(Arc::clone(&entry.writer))
     }
 
-    /// A writer makes its steps with these parameters from now on, never with older ones of the name; one that is gone is fine.
+    /// Records the parameters of a writer's next steps; older versions of the same name, and unknown writers, are ignored.
     pub fn has_parameters(&self, writer: u64, name: &str, version: u64) {
         let Ok(found) = self.get(writer) else {
             return;
@@ -259,15 +259,14 @@ impl Writers {
         writers.iter().map(|w| lock(w).outdated.clone()).collect()
     }
 
-    /// Keeps a writer from expiring also while frames of `connection` wait, which may be its pushes; one that is already gone
-    /// is fine.
+    /// Keeps a writer from expiring also while frames of `connection`, which may be its pushes, wait. An unknown writer is ignored.
     pub fn attach(&self, writer: u64, connection: &Arc<Activity>) {
         if let Some(entry) = lock(&self.entries).get_mut(&writer) {
             entry.connection = Some(connection.clone());
         }
     }
 
-    /// Forgets a writer; one that is already gone is fine.
+    /// Forgets a writer; an unknown one is ignored.
     ///
     /// # Errors
     /// [`Error::Fenced`] when a newer connection has taken over.
@@ -346,8 +345,7 @@ impl Writers {
         (entries.len(), streams)
     }
 
-    /// Of each writer its name, its steps, and the pushes and seconds that it had to wait; of [`Self::MOST_LISTED`] at most, those that
-    /// have waited longest.
+    /// Name, steps, blocked pushes and seconds of waiting, of the [`Self::MOST_LISTED`] writers that have waited longest.
     pub fn stats(&self) -> Vec<Value> {
         let writers: Vec<_> = lock(&self.entries)
             .values()
@@ -379,7 +377,7 @@ impl Writers {
     }
 }
 
-/// The writer of that number for another connection, which is attached later: until then it has none that has ended.
+/// The writer of that number, for a new connection that is attached later; until then none counts as ended.
 fn taken_over(
     entries: &mut HashMap<u64, KnownWriter>,
     writer: u64,

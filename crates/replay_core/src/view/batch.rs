@@ -70,7 +70,7 @@ impl Buffer {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether the buffer is empty.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -119,7 +119,7 @@ impl BufferPool {
 
     fn give_back(&self, mut storage: Storage) {
         if cfg!(debug_assertions) {
-            // A test then fails on a late read, and on a part that is never filled.
+            // Poison: tests fail on a late read, and on a part that is never filled.
             storage.as_mut_slice().fill(0xa5);
         }
         let mut free = lock(&self.free);
@@ -141,7 +141,7 @@ pub struct Array {
     pub shape: Vec<usize>,
     /// Bytes from one element to the next along each dimension.
     pub strides: Vec<usize>,
-    /// Where the first element is, in bytes from the start of the buffer.
+    /// Byte offset of the first element in the buffer.
     pub offset: usize,
     /// The buffer, which other arrays may share.
     pub buffer: Arc<Buffer>,

@@ -16,17 +16,17 @@ use base::sync::lock;
 /// Items that a thread fills at a time: few enough that no thread waits long for the last one, and enough to be worth
 /// waking another thread.
 const PART_ITEMS: usize = 32;
-/// Turns of a loop, tens of microseconds, in which the calling thread waits for the last parts of the others. It sleeps after
-/// them: to sleep at once and be woken made a sample of 512 in process 3 % slower.
+/// Spins (tens of microseconds) in which the calling thread waits for the last parts of the others before it sleeps. Sleeping
+/// at once made a sample of 512 in process 3 % slower.
 const LAST_PART_SPINS: usize = 4_000;
 
 /// Fills one item's part of each array, or returns the reason why its window cannot be used.
 pub(super) type Fill<'f, 'a> =
     &'f (dyn Fn(&mut Unpacker<'a>, &SampledWindow<'a>, &mut [&mut [u8]]) -> Decoded<()> + Sync);
 
-/// The calling thread and others that wait for its next batch. They are not started anew for each batch: the scheduler
-/// tends to put a new thread on its parent's core while another core is about to become idle, which made a remote sample
-/// of 512 take 6.2 ms instead of 4.1 on two cores.
+/// The calling thread and a pool of others. They are not started anew for each batch: the scheduler tends to put a new thread
+/// on its parent's core while another core is about to become idle, which made a remote sample of 512 take 6.2 ms instead of
+/// 4.1 on two cores.
 pub(super) struct Fillers {
     others: Option<ThreadPool>,
 }

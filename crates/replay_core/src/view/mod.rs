@@ -26,7 +26,7 @@ use batch::{ArraySpec, BufferPool};
 use decode::SampledWindow;
 use fill::{Fill, Fillers};
 
-/// How a [`Decoder`] works.
+/// Options of a [`Decoder`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DecodeOptions {
     /// Divisor of the importance weights.

@@ -26,7 +26,7 @@ struct KeyRow {
     /// Most bytes of a difference, by blob column: `None` for a column that changes too much from row to row. Empty
     /// before the first row of a chunk.
     difference_limits: Vec<Option<usize>>,
-    /// The row after it has shown which columns change too much.
+    /// The next row has shown which columns change too much.
     has_successor: bool,
 }
 

@@ -62,8 +62,8 @@ pub struct StepBatch<'a> {
     pub final_observations: Option<FinalObservations<'a>>,
     /// float32 `[streams, actions]`: Q-values of the observations, for priorities at birth.
     pub q: Option<Values<'a>>,
-    /// `[streams]`: priorities of the items anchored at this step, before the exponent, that a float32 can hold; they override
-    /// priorities from Q-values. Without either an item starts at the largest priority that the table has held.
+    /// `[streams]`: priorities of the items anchored at this step, before the exponent, within a float32's range; they
+    /// override priorities from Q-values. Without either an item takes the table's largest priority.
     pub priority: Option<&'a [f64]>,
 }
 
@@ -157,7 +157,7 @@ impl StepChecker {
             last,
         };
         self.check_finite(&checked)?;
-        // After the observations, whose NaN would be in the Q-values, too.
+        // Checked after the observations, whose NaN would also be in the Q-values.
         checked.q = step.q.map(|q| self.check_q("q", &q)).transpose()?;
         if let Some(last) = &mut checked.last {
             let q = step.final_observations.and_then(|last| last.q);

@@ -7,7 +7,7 @@ use tracing_subscriber::prelude::*;
 
 use crate::config::LogLevel;
 
-/// Starts logging, unless the process has a log already.
+/// Starts logging unless the process already has a logger.
 pub fn start(level: LogLevel) {
     let level = match level {
         LogLevel::Error => LevelFilter::ERROR,

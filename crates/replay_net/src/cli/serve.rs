@@ -116,7 +116,7 @@ pub fn run(flags: &ServeFlags, matches: &ArgMatches) -> Result<()> {
     })
 }
 
-/// Prints the only line of standard output, with the chosen ports: scripts wait for it.
+/// Prints the only line of standard output, with the addresses: scripts wait for it.
 fn announce(running: &RunningServer) {
     let addresses = running.addresses().iter();
     let mut addresses: Vec<String> = addresses.map(Address::to_string).collect();
@@ -126,7 +126,7 @@ fn announce(running: &RunningServer) {
             .http()
             .map(|address| format!("statistics {address}")),
     );
-    // An error is ignored: standard output may be closed.
+    // Ignores errors: standard output may be closed.
     let mut out = io::stdout().lock();
     let _ = writeln!(
         out,

@@ -14,7 +14,7 @@ use base::wait::Wait;
 use replay_core::replay::Replay;
 use replay_wire::auth::{self, Secret};
 
-/// Longest wait for the server.
+/// Limit for connecting, and for one call.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Address and credentials of a server.

@@ -20,7 +20,7 @@ pub struct SnapshotFlags {
 /// Saves the memory, and prints the newest snapshot.
 pub fn run(flags: &SnapshotFlags) -> Result<()> {
     let client = flags.server.connect()?;
-    // A large memory takes longer than a connection may.
+    // No deadline: saving a large memory takes longer than a connection attempt may.
     client.snapshot(&Wait::forever())?;
     let saved = &client.stats(&patience())?["snapshots"];
     let line = format!(
@@ -29,7 +29,7 @@ pub fn run(flags: &SnapshotFlags) -> Result<()> {
         readable_bytes(saved["bytes"].as_u64().unwrap_or(0)),
         saved["duration_s"].as_f64().unwrap_or(0.0),
     );
-    // An error is ignored: the reader (`| head`) may have ended.
+    // Ignores a broken pipe (`| head`).
     let _ = io::stdout().write_all(line.as_bytes());
     Ok(())
 }

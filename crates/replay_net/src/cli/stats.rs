@@ -37,15 +37,15 @@ pub fn run(flags: &StatsFlags) -> Result<()> {
         }
         let printed = io::stdout().write_all(text.as_bytes());
         let Some(seconds) = flags.watch.filter(|_| printed.is_ok()) else {
-            // An error is ignored: the reader (`| head`) may have ended.
+            // Ignores a broken pipe (`| head`).
             return Ok(());
         };
         std::thread::sleep(Duration::from_secs(seconds.into()));
     }
 }
 
-/// Statistics as text: single values first, then a section for each group of values. A group of groups (the tables, the
-/// parameters) becomes one section for each of them.
+/// Statistics as text: single values first, then a section for each group. A group of groups (tables, parameters) becomes a section for
+/// each member.
 fn tables(stats: &Value) -> String {
     let mut text = String::new();
     section(&mut text, "", stats);
@@ -84,7 +84,7 @@ fn is_histogram(value: &Value) -> bool {
     value.get("buckets").is_some()
 }
 
-/// A value with its unit: bytes in powers of 1024, numbers with separators; of a histogram its count and mean.
+/// A value with its unit: bytes in powers of 1024, numbers with separators, histograms as count and mean.
 fn readable(name: &str, value: &Value) -> String {
     if is_histogram(value) {
         let (count, sum) = (value["count"].as_u64().unwrap_or(0), value["sum"].as_f64());
@@ -105,7 +105,7 @@ fn readable(name: &str, value: &Value) -> String {
     }
 }
 
-/// A text from clients without control characters, which could write anything to the terminal.
+/// Removes control characters from a client's text, which could write anything to the terminal.
 pub(super) fn printable(text: &str) -> String {
     let mut printable = String::new();
     for c in text.chars() {

@@ -26,7 +26,7 @@ pub struct DropFlags {
     memory: MemoryFlags,
 }
 
-/// A table's name, unless it is the address of a server.
+/// Parses a table's name; refuses the address of a server.
 fn table_name(text: &str) -> std::result::Result<String, String> {
     match text.contains("://") {
         true => Err(format!(
@@ -39,7 +39,7 @@ fn table_name(text: &str) -> std::result::Result<String, String> {
 /// Prints a line for each table: name, steps, items, bytes.
 pub fn list(flags: &TablesFlags) -> Result<()> {
     let stats = flags.memory.connect()?.stats(&patience())?;
-    // An error is ignored: the reader (`| head`) may have ended.
+    // Ignores a broken pipe (`| head`).
     let _ = io::stdout().write_all(lines(&stats["tables"]).as_bytes());
     Ok(())
 }

@@ -1,5 +1,6 @@
 //! `innet-replay top`: the statistics of a server, live in the terminal.
 
+use std::collections::BTreeSet;
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
@@ -11,7 +12,7 @@ use super::server_flags::{MemoryFlags, patience};
 use super::stats::{printable, readable_bytes, with_separators};
 use crate::error::Result;
 
-/// Most writers of a table that are shown: the longest waits are first.
+/// Limit of writers shown for each table, the longest waits first.
 const WRITERS: usize = 8;
 
 /// Show a server live: tables, rate limiters, throughput, latencies, connections; until Ctrl-C.
@@ -24,7 +25,7 @@ pub struct TopFlags {
     every: u32,
 }
 
-/// Shows the statistics of the server: in a terminal each time over the last ones, otherwise one after the other.
+/// Shows the statistics repeatedly. In a terminal each replaces the last.
 pub fn run(flags: &TopFlags) -> Result<()> {
     let client = flags.memory.connect()?;
     let mut before: Option<Moment> = None;
@@ -33,7 +34,7 @@ pub fn run(flags: &TopFlags) -> Result<()> {
             time: Instant::now(),
             stats: client.stats(&patience())?,
         };
-        // Rates over a restart of the server would mean nothing.
+        // Counters restart with the server, so no rates across a restart.
         let same = |earlier: &&Moment| earlier.stats["incarnation"] == now.stats["incarnation"];
         let lines = Change {
             before: before.as_ref().filter(same).unwrap_or(&now),
@@ -41,7 +42,7 @@ pub fn run(flags: &TopFlags) -> Result<()> {
         }
         .lines();
         if print(&lines).is_err() {
-            // The reader (`| head`) may have ended.
+            // Broken pipe (`| head`).
             return Ok(());
         }
         before = Some(now);
@@ -54,7 +55,7 @@ fn print(lines: &[String]) -> io::Result<()> {
     if let (true, Some((Width(width), Height(height)))) =
         (io::stdout().is_terminal(), terminal_size())
     {
-        // From the upper left corner. Each line clears the rest of its row, and the end clears the rows below.
+        // Cursor to the upper left corner. Each line clears the rest of its row, and the end clears the rows below.
         text.push_str("\x1b[H");
         for line in lines.iter().take(usize::from(height).saturating_sub(1)) {
             text.extend(line.chars().take(width.into()));
@@ -94,7 +95,7 @@ impl Change<'_> {
         }
     }
 
-    /// Increase of the histogram at `path`; without one, all of it.
+    /// Increase of the histogram at `path`, or all of it without an increase.
     fn gained(&self, path: &str) -> Buckets {
         let buckets = |moment: &Moment| Buckets::of(moment.stats.pointer(path));
         let (before, mut now) = (buckets(self.before), buckets(self.now));
@@ -258,18 +259,19 @@ impl Change<'_> {
         );
     }
 
-    /// A table for each group of named members of an extension, with all their numbers and texts.
+    /// A table for each group of named members of an extension, with all numbers and texts.
     fn extensions(&self, lines: &mut Vec<String>) {
         for (extension, pointers) in members(&self.now.stats["extensions"]) {
             for pointer in pointers.as_array().into_iter().flatten() {
-                let group = format!("/{extension}{}", text(pointer));
-                let Some(named) = self.now.stats.pointer(&group) else {
-                    continue;
-                };
-                let head = members(named).next().map(|(_, member)| members(member));
-                let head: Vec<_> = head.into_iter().flatten().map(|(key, _)| key).collect();
+                let pointer = text(pointer);
+                let group = format!("/{extension}{pointer}");
+                let named = self.now.stats.pointer(&group).unwrap_or(&Value::Null);
+                let all = members(named).flat_map(|(_, member)| members(member));
+                let shown = all.filter(|(_, value)| !value.is_object() && !value.is_array());
+                let keys: BTreeSet<_> = shown.map(|(key, _)| key).collect();
                 let row = |(name, member): (&String, &Value)| {
                     let cell = |key: &&String| match &member[*key] {
+                        Value::Null => String::new(),
                         Value::String(text) => printable(text),
                         value => {
                             let rate = self.rate(&format!("{group}/{}/{key}", escaped(name)));
@@ -280,15 +282,15 @@ impl Change<'_> {
                             }
                         }
                     };
-                    let cells = head.iter().map(cell);
-                    [printable(name)].into_iter().chain(cells).collect()
+                    [printable(name)]
+                        .into_iter()
+                        .chain(keys.iter().map(cell))
+                        .collect()
                 };
                 let rows = members(named).map(row).collect();
-                let titles: Vec<_> = [extension]
-                    .iter()
-                    .chain(&head)
-                    .map(|key| key.to_uppercase())
-                    .collect();
+                let title = format!("{extension}:{}", pointer.replace('/', " "));
+                let titles = [&title].into_iter().chain(keys);
+                let titles: Vec<_> = titles.map(|key| printable(&key.to_uppercase())).collect();
                 let titles: Vec<_> = titles.iter().map(String::as_str).collect();
                 aligned(lines, &titles, rows);
             }
@@ -296,7 +298,7 @@ impl Change<'_> {
     }
 }
 
-/// The line about snapshots, of a server that saves any.
+/// Line about snapshots, if the server saves any.
 fn snapshots(stats: &Value) -> Option<String> {
     let (saved, failed) = (stats["saved"].as_u64()?, number(&stats["failed"]));
     let last = stats["age_s"].as_f64().map(|age| {
@@ -320,7 +322,7 @@ fn snapshots(stats: &Value) -> Option<String> {
 struct Buckets {
     count: u64,
     sum: f64,
-    /// Upper bound, `None` for the last range, and count.
+    /// Upper bound (`None` for the last bucket) and count of each bucket.
     ranges: Vec<(Option<f64>, u64)>,
 }
 
@@ -343,7 +345,7 @@ impl Buckets {
         self.sum / self.count.max(1) as f64
     }
 
-    /// The value below which a share of `q` is, interpolated in its range.
+    /// Quantile `q`, interpolated within its bucket.
     fn quantile(&self, q: f64) -> f64 {
         let (mut left, mut low) = (self.count as f64 * q, 0.0);
         for &(bound, count) in &self.ranges {
@@ -372,7 +374,7 @@ fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
 }
 
-/// A name as a part of a JSON pointer.
+/// Escapes a name for a JSON pointer.
 fn escaped(name: &str) -> String {
     name.replace('~', "~0").replace('/', "~1")
 }
@@ -395,7 +397,7 @@ fn readable_time(seconds: f64) -> String {
     }
 }
 
-/// Adds an empty line, the head and the rows, in columns: the first to the left, the others to the right. Nothing without rows.
+/// Adds an empty line, the head and the rows as columns, the first left-aligned, the others right-aligned. Adds nothing without rows.
 fn aligned(lines: &mut Vec<String>, head: &[&str], rows: Vec<Vec<String>>) {
     if rows.is_empty() {
         return;
@@ -458,6 +460,8 @@ mod tests {
                     "by_writer": [{"name": "actor 1", "steps": steps, "blocked_pushes": 1, "waited_s": 0.5}],
                 }},
                 "parameters": {},
+                "extensions": {"add\u{1b}er": ["/jobs"]},
+                "add\u{1b}er": {"jobs": {"run-1": {"round": steps, "state": "disk full", "parts": {}}, "run-2": {"workers": 3}}},
             })
         };
         let start = Instant::now();
@@ -486,12 +490,22 @@ mod tests {
         );
         assert_eq!(cells[8..], ["2.5", "4", "0", "1.5"], "{text}");
         assert!(!text.contains("snapshots"), "{text}");
+        let words = |begin| {
+            let line = lines.iter().find(|line| line.starts_with(begin)).unwrap();
+            line.split_whitespace().collect::<Vec<_>>().join(" ")
+        };
+        assert!(
+            words("ADD").ends_with("ER: JOBS ROUND STATE WORKERS"),
+            "{text}"
+        );
+        assert_eq!(words("run-1"), "run-1 6,000 (2,500/s) disk full");
+        assert_eq!(words("run-2"), "run-2 3");
         assert!(
             text.contains("waiting pushes: 2 (the rate limiter)"),
             "{text}"
         );
         let push = lines.iter().find(|line| line.starts_with("push")).unwrap();
-        // The hundred that are new lie between one and two milliseconds.
+        // The hundred new ones are between one and two milliseconds.
         assert!(push.contains("50") && push.contains("1.5 ms"), "{push}");
         assert!(
             text.contains("50 requests/s") && text.contains("actor 1"),

@@ -37,8 +37,8 @@ type Pipeline = RequestPipeline<Box<dyn ByteStream>>;
 /// Opens a stream to the server.
 pub type OpenStream = dyn Fn() -> io::Result<Box<dyn ByteStream>> + Send + Sync;
 
-/// Longest first attempt to connect. Each attempt without an answer doubles the time of the next, so that a slow server can answer,
-/// [`DOUBLINGS`] times.
+/// Limit of the first attempt to connect. Each attempt without an answer doubles the limit of the next, [`DOUBLINGS`] times, in favour of
+/// slow servers.
 const FIRST_ATTEMPT: Duration = Duration::from_secs(3);
 const DOUBLINGS: u32 = 3;
 
@@ -49,15 +49,15 @@ pub struct Dialer {
     /// The user's options.
     pub options: ConnectOptions,
     tls: Option<TlsConnector>,
-    /// Replaces the network's sockets.
+    /// Opens streams in place of network sockets.
     open: Option<Box<OpenStream>>,
-    /// `None` for the kernel's.
+    /// `None` for the kernel's network stack.
     stack: Option<Arc<dyn StackClient>>,
-    /// Incarnation of the server at the last connection, 0 before the first one.
+    /// Server incarnation at the last connection, 0 before the first one.
     incarnation: AtomicU64,
     /// Attempts without an answer since the last connection.
     unanswered: AtomicU32,
-    /// Tables that this client made, by name.
+    /// Tables that this client created, by name.
     tables: Mutex<BTreeMap<String, TableConfig>>,
     pub(super) outage: Outage,
     /// The process that connected: a forked child must not use its parent's connections.
@@ -149,7 +149,7 @@ impl Dialer {
         self.dial_until(until, Instant::now(), wait)
     }
 
-    /// [`Dialer::dial`] until `until`. The server has not answered since `silent_since`.
+    /// [`Dialer::dial`] until `until`. Errors report the time since `silent_since`, the first attempt without an answer.
     ///
     /// # Errors
     /// Errors of [`Dialer::dial`].
@@ -161,7 +161,7 @@ impl Dialer {
     ) -> Result<Connection> {
         self.check_process()?;
         let driver = self.driver()?;
-        // Relaxed, as all accesses: only the length of an attempt depends on it.
+        // Relaxed, as all accesses: only the limit of an attempt depends on it.
         let unanswered = self.unanswered.load(Ordering::Relaxed);
         let own = Instant::now() + FIRST_ATTEMPT * (1 << unanswered.min(DOUBLINGS));
         let until = until.map_or(own, |until| until.min(own));
@@ -188,16 +188,16 @@ impl Dialer {
                     }
                 };
                 let mut kept = None;
-                // Relaxed: a table that is made twice is made once.
+                // Relaxed: a race only sends the tables twice, and creating a table is idempotent.
                 let known = self.incarnation.load(Ordering::Relaxed);
                 if known != incarnation {
-                    // The server restarted, and may be empty.
+                    // A restarted server may be empty.
                     let tables: Vec<_> = self.tables().values().cloned().collect();
                     for table in tables {
                         let body = RequestBody::CreateTable(table);
                         match pipeline.call(u32::MAX, body).await {
                             Ok(reply) => expect_reply!(reply, ReplyBody::Done => ())?,
-                            // An actor's: the server gets the table from a learner.
+                            // Actors may not create tables: a learner's client does.
                             Err(error) if error.code() == ErrorCode::Forbidden => {}
                             Err(error) => return Err(error),
                         }
@@ -221,7 +221,7 @@ impl Dialer {
         })
     }
 
-    /// Tables that this client made and did not drop: a restarted server gets them again.
+    /// Tables that this client created and did not drop: it creates them again at a restarted server.
     pub(super) fn tables(&self) -> MutexGuard<'_, BTreeMap<String, TableConfig>> {
         lock(&self.tables)
     }
@@ -285,7 +285,7 @@ impl Dialer {
         }
     }
 
-    /// The error of a failed TLS handshake: a broken connection, or a server that is not the right one.
+    /// The error of a failed TLS handshake: a broken connection, or the wrong server.
     fn tls_failed(&self, error: io::Error) -> Error {
         let address = &self.address;
         Error::authentication(match tls_error(&error) {
@@ -299,7 +299,7 @@ impl Dialer {
         })
     }
 
-    /// Adds the usual causes of a failed handshake. A connection to a server that has answered breaks for other causes.
+    /// Adds the usual causes of a failed handshake, unless the server has answered before.
     fn explain(&self, error: Error) -> Error {
         let hint = match self.address {
             Address::Tcp { tls: false, .. } => {
@@ -320,7 +320,7 @@ impl Dialer {
                     ),
                 }
             }
-            // No handshake is this long: these lengths are the first bytes of another protocol.
+            // Handshake frames are short: these lengths are the first bytes of another protocol.
             Error::TooLarge(error) => Error::TooLarge(TooLarge {
                 advice: hint,
                 ..error
@@ -332,11 +332,11 @@ impl Dialer {
 
 /// An open connection.
 pub struct Connection {
-    /// The server's incarnation: another number after a restart.
+    /// The server's incarnation, which changes with a restart.
     pub incarnation: u64,
     process: u32,
     tls: bool,
-    /// `None` only in a forked child, which leaks it.
+    /// `None` only in a forked child, which leaks the connection.
     open: Option<(Pipeline, Driver)>,
 }
 
@@ -366,7 +366,7 @@ impl Connection {
         driver.drive(wait, until, late, &server, work(pipeline))
     }
 
-    /// The round trip to the server, as the handshake took it.
+    /// Round trip to the server, measured by the handshake.
     ///
     /// # Errors
     /// [`Error::Closed`] in a forked child.
@@ -388,7 +388,7 @@ impl Connection {
         self.parts()?.0.check_frame(bytes)
     }
 
-    /// Writes queued requests for at most one slice of a wait. Errors and unwritten requests are left to the next call.
+    /// Writes queued requests for at most one slice of a wait. The next call handles errors and unwritten requests.
     pub fn try_flush(&mut self) {
         let until = Instant::now() + Wait::CHECK_EVERY;
         let late = || Error::Interrupted;
@@ -415,10 +415,9 @@ impl Connection {
         })
     }
 
-    /// Writes TLS's end of the connection as far as that is possible at once. Without it the server cannot distinguish the
-    /// end from an attacker's.
+    /// Sends TLS's close_notify if possible at once. Without it the server cannot tell the end from a truncation attack.
     fn close_tls(&mut self) {
-        // Inside another runtime, or while the thread ends, nothing can be driven.
+        // A runtime cannot run inside another one, or while the thread ends.
         let free = tokio::runtime::Handle::try_current();
         if free.is_err_and(|error| error.is_missing_context()) {
             let now = Some(Instant::now());
@@ -446,7 +445,7 @@ impl Connection {
 impl Drop for Connection {
     fn drop(&mut self) {
         if self.process != std::process::id() {
-            // Parent and child share the epoll set: an orderly drop would remove the parent's sockets from it.
+            // Parent and child share the epoll set: a regular drop would remove the parent's sockets from it.
             std::mem::forget(self.open.take());
         } else if self.tls {
             self.close_tls();
@@ -459,7 +458,7 @@ pub fn no_answer(address: &Address) -> Error {
     Error::deadline(format!("{address} did not answer"))
 }
 
-/// Milliseconds to a deadline as in a request, rounded up.
+/// Milliseconds to a deadline, rounded up, for a request.
 pub fn deadline_ms(deadline: Option<Instant>) -> u32 {
     let Some(deadline) = deadline else {
         return u32::MAX;
@@ -479,8 +478,8 @@ enum Driver {
     Plugged(Arc<dyn StackClient>),
 }
 
-/// A runtime that ends without waiting: a log line inside of another one may run Python code, which collects a client, and no
-/// runtime may wait for its threads there. `None` at its end.
+/// A runtime whose drop does not block. A log call inside another runtime may run Python code that garbage-collects a client, and blocking
+/// is not allowed there. `None` once dropped.
 struct ClientRuntime(Option<Runtime>);
 
 impl Drop for ClientRuntime {
@@ -516,8 +515,8 @@ impl Driver {
                 let mut work = pin!(work);
                 let mut slices = wait.slices(until);
                 loop {
-                    // The interrupt check and the log may run any Python code, which must not find itself inside the
-                    // runtime: it may drop another connection, or make a call.
+                    // The interrupt check and the log may run any Python code, which may drop another connection or make a call. So they
+                    // run outside the runtime.
                     let wake = slices.next_wake(Instant::now())?;
                     let done = runtime.block_on(async {
                         tokio::select! {

@@ -1,5 +1,5 @@
-//! The first connection to a server, tried again until it is open. Errors that a restart, a limit of connections or a slow server
-//! explains are outages; answers are final.
+//! The first connection to a server, with retries. Errors that a restart, a limit of connections or a slow server can cause are retried;
+//! all others are final.
 
 use std::io::ErrorKind;
 use std::time::{Duration, Instant};
@@ -11,10 +11,10 @@ use super::pool::retry_for;
 use crate::error::{Error, Result};
 use base::wait::Wait;
 
-/// Opens a connection, with attempts until `until` and for as long as the options say.
+/// Opens a connection. Retries until `until`, and as long as the options allow.
 ///
 /// # Errors
-/// Errors of [`Client::connect`](super::Client::connect): that of the last attempt, or of one before that says more.
+/// Errors of [`Client::connect`](super::Client::connect), from the last attempt or an earlier, more informative one.
 pub fn first_connection(
     dialer: &Dialer,
     until: Option<Instant>,
@@ -26,7 +26,7 @@ pub fn first_connection(
         Duration::ZERO => options.grace,
         longest => longest,
     };
-    // The grace is for the server's answer, as in any call.
+    // The grace covers the server's answer, as in any call.
     let called = wait.deadline.and_then(|d| d.checked_add(options.grace));
     let ends = [begun.checked_add(longest), until, called];
     let end = ends.into_iter().flatten().min();
@@ -34,7 +34,7 @@ pub fn first_connection(
         deadline: [wait.deadline, until].into_iter().flatten().min(),
         ..*wait
     };
-    // Begin of the attempts that had no answer.
+    // Start of the current series of attempts without an answer.
     let mut silent_since = None;
     let longest = |error: &Error| outage(options, error);
     retry_for(longest, &mut Some(begun), dialer, &patient, || {
@@ -47,7 +47,7 @@ pub fn first_connection(
     })
 }
 
-/// Longest time, from the first attempt, for which attempts go on after an error; `None` for an error that is final.
+/// Time for retries after an error, from the first attempt; `None` for a final error.
 fn outage(options: &ConnectOptions, error: &Error) -> Option<Duration> {
     if is_absent(error) {
         return Some(options.await_server);
@@ -56,12 +56,12 @@ fn outage(options: &ConnectOptions, error: &Error) -> Option<Duration> {
     outage.then_some(options.connect_timeout.max(options.await_server))
 }
 
-/// Whether the system could not connect for the moment.
+/// Transient failure of a connect call.
 fn is_transient(error: &Error) -> bool {
     let transient = [
         ErrorKind::ConnectionReset,
         ErrorKind::ConnectionAborted,
-        // A Unix socket whose queue of connections is full.
+        // The listen queue of a Unix socket is full.
         ErrorKind::WouldBlock,
         // Every local port is in use.
         ErrorKind::AddrNotAvailable,

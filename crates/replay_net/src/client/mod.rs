@@ -4,21 +4,21 @@
 //! | --- | --- |
 //! | [`pipeline`] | requests and replies over any stream, and the handshake |
 //! | [`connection`] | sockets, TLS, the runtime inside blocking calls |
-//! | `establish` | the first connection, tried again until it is open |
+//! | `establish` | the first connection, with retries |
 //! | `pool` | idle connections, retries after broken ones |
-//! | `outage` | servers that do not answer, for the log; servers that were closed |
+//! | `outage` | outages of servers, for the log; final shutdowns |
 //! | [`push`] | a writer's pushes: pipelined, each applied once |
 //! | [`sample`] | sampling with several requests in flight |
-//! | [`updates`] | updates of priorities that are not waited for |
+//! | [`updates`] | asynchronous updates of priorities |
 //! | [`session`] | a session with an extension of a server |
 //! | [`shards`] | one memory over several servers |
-//! | [`namespace`] | the names of one run on a server that several share |
-//! | [`program`] | the number by which servers tell programs apart |
+//! | [`namespace`] | the names of one run on a shared server |
+//! | [`program`] | program numbers, by which servers distinguish programs |
 //! | [`tls`] | trusted certificates |
 //!
-//! Calls block, so they must not be made inside a tokio runtime. Every call is idempotent: when a connection breaks before
-//! the answer arrived, the client repeats the call on a new connection, until the caller's deadline or for
-//! [`ConnectOptions::reconnect_for`]. A restarted server first gets the tables again that this client made.
+//! Calls block, so they must not be made inside a tokio runtime. Every call is idempotent: when a connection breaks before the answer
+//! arrives, the client repeats the call on a new connection, until the caller's deadline or for [`ConnectOptions::reconnect_for`]. After a
+//! restart of the server, the client first creates its tables again.
 
 pub mod connection;
 mod establish;
@@ -68,32 +68,32 @@ use replay_wire::{
 pub struct ConnectOptions {
     /// The server's token. It is never sent: both ends prove that they know it.
     pub token: Option<Secret>,
-    /// For `innets://`: a PEM file with the server's certificate, or with its authority's.
+    /// For `innets://`: PEM file with the server's or its authority's certificate.
     pub tls_ca: Option<PathBuf>,
     /// Poll for answers without sleeping: lower latency, but a waiting call takes a whole core.
     pub spin: bool,
     /// For `innet+NAME://`: the configuration file of that stack, as [`ServerConfig::stack_config`](crate::config::ServerConfig).
     pub stack_config: Option<PathBuf>,
-    /// Longest time for the first connection and its handshake, which are tried again while the server is at a limit of connections,
-    /// ends connections or does not answer. Zero is one attempt of at most [`grace`](ConnectOptions::grace).
+    /// Limit for the first connection with its handshake, including retries while the server is at a limit of connections, closes
+    /// connections or does not answer. Zero means one attempt of at most [`grace`](ConnectOptions::grace).
     pub connect_timeout: Duration,
-    /// Longest wait for an answer after a call's deadline. At the deadline the server answers with the cause of the wait;
-    /// the grace covers the network, and ends a call to a server that does not answer.
+    /// Longest wait for an answer after a call's deadline. At the deadline the server replies with the reason of the wait; the grace covers
+    /// the network, and bounds calls to a server that does not answer.
     pub grace: Duration,
-    /// Longest time for which a call reconnects, from the break of its connection, also without a deadline.
+    /// Longest time for which a call reconnects after its connection broke, even without a deadline.
     pub reconnect_for: Duration,
-    /// Longest time for which the first connection is tried again while no server listens at the address. A server that then
-    /// listens has the rest of it, too, for its answer.
+    /// Longest time for which the first connection is retried while connections are refused: the server may still be starting. If this
+    /// exceeds `connect_timeout`, it also bounds other retries.
     pub await_server: Duration,
-    /// Namespace that the client is used through, see [`Namespaced`]: servers of one memory are compared and completed within it.
+    /// The client's namespace, see [`Namespaced`]. Servers of one memory compare and create only its tables.
     pub namespace: Option<Namespace>,
-    /// Number of this program, see [`program`]: a server warns of a table that several programs sample. 0 is no number.
+    /// Program number, see [`program`], 0 for none: a server warns if several programs sample one table.
     pub program: u64,
     /// Largest frame accepted from the server, in bytes.
     pub max_frame_bytes: u64,
-    /// Unacknowledged pushes of one writer, at least 1.
+    /// Limit of one writer's unacknowledged pushes, at least 1.
     pub push_window: usize,
-    /// Bytes of unacknowledged pushes, kept for sending them again; a single push may be larger.
+    /// Limit of the bytes of unacknowledged pushes, which are kept for resending; a single push may be larger.
     pub push_window_bytes: usize,
 }
 
@@ -123,13 +123,12 @@ pub struct Client {
     idle: ConnectionPool,
     /// Longest time for which a call reconnects.
     reconnect_for: Duration,
-    /// The server's incarnation and the version of the parameters received last, by name.
+    /// Server incarnation and version of the last received parameters, by name.
     parameters: Mutex<HashMap<String, (u64, u64)>>,
 }
 
-/// Connects to a server. A refused connection is tried again for [`ConnectOptions::await_server`], one that breaks, has no answer or
-/// meets a limit of connections for [`ConnectOptions::connect_timeout`]. A wrong certificate or proof, and an answer in another
-/// protocol, are final.
+/// Connects to a server. Retries a refused connection for [`ConnectOptions::await_server`], and one that breaks, gets no answer or meets a
+/// limit of connections for [`ConnectOptions::connect_timeout`]. A wrong certificate or proof, and another protocol, are final.
 ///
 /// # Errors
 /// [`Error::Connect`], [`replay_wire::Error::Authentication`], [`replay_wire::Error::Version`]; [`Error::Config`] when the options do
@@ -197,8 +196,8 @@ impl Client {
         &self.dialer
     }
 
-    /// Sends a request, again on a new connection after a broken one. Its argument is the incarnation of the connection's
-    /// server, which may have restarted since the last try.
+    /// Sends a request, and repeats it on a new connection after a broken one. `question` gets the incarnation of the connection's server,
+    /// which may have restarted since the last attempt.
     fn ask<C: Call>(
         &self,
         wait: &Wait<'_>,
@@ -213,7 +212,7 @@ impl Client {
             while reply.as_ref().is_err_and(is_renewal) {
                 reply = ask();
             }
-            // Any other error leaves a request in flight or a broken connection.
+            // After any other error a request may be in flight, or the connection broken.
             match &reply {
                 Ok(_) => self.idle.give(connection),
                 Err(error @ (Error::Remote { .. } | Error::RemoteDeadline { .. }))
@@ -229,18 +228,18 @@ impl Client {
         Ok((reply, incarnation))
     }
 
-    /// [`Self::ask`], for a request that is the same at every server.
+    /// [`Self::ask`] for a request that does not depend on the incarnation.
     fn call<C: Call + Clone>(&self, wait: &Wait<'_>, request: &C) -> Result<C::Reply> {
         Ok(self.ask(wait, |_| request.clone())?.0)
     }
 
-    /// Stores parameters as `version`, or as the next version if that is not newer.
+    /// Stores parameters as `version`, or as the next version if `version` is not newer than the newest.
     fn put_version(&self, name: &str, version: u64, bytes: Bytes, wait: &Wait<'_>) -> Result<u64> {
-        // The server recognises the number when the put is sent again, and does not put it over a newer one.
+        // The random number identifies a repeated put, which the server does not store over a newer version.
         self.put_numbered(name, random_number()?, version, bytes, wait)
     }
 
-    /// Stores another server's version, if it is newer than the newest here.
+    /// Copies a version from another server, if it is newer than this server's newest.
     fn copy_version(&self, name: &str, version: u64, bytes: Bytes, wait: &Wait<'_>) -> Result<u64> {
         self.put_numbered(name, 0, version, bytes, wait)
     }
@@ -263,7 +262,7 @@ impl Client {
         Ok(stored.version)
     }
 
-    /// A channel for updates that are not waited for.
+    /// A channel for asynchronous updates.
     fn updates_channel(&self) -> updates::Updates {
         updates::Updates::new(self.dialer.clone(), self.reconnect_for)
     }
@@ -294,11 +293,11 @@ impl Replay<Error> for Client {
         });
         let unknown = |error: &Error| error.code() == ErrorCode::UnknownTable;
         if dropped.as_ref().err().is_none_or(unknown) {
-            // After a refusal the table is still there, and a restarted server gets it again.
+            // After a refusal the table still exists, and a restarted server needs it.
             self.dialer.tables().remove(table);
         }
         match dropped {
-            // An earlier try dropped it, and its answer was lost.
+            // An earlier attempt dropped it, but the answer was lost.
             Err(error) if unknown(&error) && tries.get() > 1 => Ok(()),
             dropped => dropped.map(|((), _)| ()),
         }

@@ -1,5 +1,5 @@
-//! A namespace: the names of one run on a server that several share. At the server every name of a table, writer, parameter or
-//! member of an extension begins with the namespace and a slash; inside, calls, results and errors have the short names.
+//! A namespace: the names of one run on a shared server. At the server every name of a table, writer, parameter or member of an extension
+//! (`extensions` in the statistics) begins with the namespace and a slash. Calls, results and errors of the client use the short names.
 //!
 //! # Invariant
 //!
@@ -25,22 +25,22 @@ use replay_wire::ErrorCode;
 /// A valid namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Namespace {
-    /// With the slash.
+    /// The namespace and a slash.
     prefix: String,
-    /// The prefix after the quotation mark that begins a name in a message.
+    /// The prefix after an opening quotation mark, as names appear in messages.
     quoted: String,
 }
 
 impl Namespace {
-    /// Limit in characters, which leaves room for the names: a server takes 128 bytes, an extension perhaps 64.
+    /// Limit in characters. Leaves space for the names: a server accepts 128 bytes, an extension may accept fewer.
     pub const MAX_LENGTH: usize = 40;
 
-    /// The start of all names at the server.
+    /// Prefix of all names at the server.
     pub fn prefix(&self) -> &str {
         &self.prefix
     }
 
-    /// A name at the server. An empty one stays empty, which the server refuses.
+    /// Name at the server. An empty name stays empty, and the server refuses it.
     pub fn full(&self, name: &str) -> String {
         match name {
             "" => String::new(),
@@ -53,12 +53,12 @@ impl Namespace {
         name.strip_prefix(&self.prefix)
     }
 
-    /// A message of the server with short names.
+    /// A server's message with short names.
     fn message(&self, text: &str) -> String {
         text.replace(&self.quoted, "\"")
     }
 
-    /// The reason of a wait with short names.
+    /// A server's reason of a wait with short names.
     fn reason(&self, reason: &WaitReason) -> WaitReason {
         let short = |name: &String| self.short(name).unwrap_or(name).to_owned();
         match reason {
@@ -80,7 +80,7 @@ impl Namespace {
         }
     }
 
-    /// An error of the server with short names.
+    /// A server's error with short names.
     pub fn error(&self, error: Error) -> Error {
         let text = error.to_string();
         if !text.contains(&self.quoted) {
@@ -98,7 +98,7 @@ impl Namespace {
         }
     }
 
-    /// An error of the server, with short names if there is a namespace.
+    /// A server's error, with short names if there is a namespace.
     pub fn short_names(namespace: Option<&Self>, error: Error) -> Error {
         match namespace {
             Some(namespace) => namespace.error(error),
@@ -113,7 +113,7 @@ impl Namespace {
         }
     }
 
-    /// The members of an object whose names are inside, by their short names.
+    /// Members of an object within the namespace, by short name.
     fn members(&self, object: &Value) -> Value {
         let members = object.as_object().into_iter().flatten();
         let inside = members.filter_map(|(name, value)| {
@@ -123,7 +123,7 @@ impl Namespace {
         Value::Object(inside.collect())
     }
 
-    /// A value whose texts, names of writers among them, have short names.
+    /// A value whose texts have short names, including names of writers.
     fn texts(&self, value: &Value) -> Value {
         match value {
             Value::String(text) => self.message(self.short(text).unwrap_or(text)).into(),
@@ -137,7 +137,8 @@ impl Namespace {
         }
     }
 
-    /// A server's statistics with the tables, parameters and members of extensions inside. All other values are the server's.
+    /// A server's statistics, limited to tables, parameters and members of extensions in the namespace. All other values are the whole
+    /// server's.
     pub fn stats(&self, mut stats: Value) -> Value {
         let mut groups = vec!["/tables".to_owned(), "/parameters".to_owned()];
         for (extension, named) in stats["extensions"].as_object().into_iter().flatten() {
@@ -184,14 +185,14 @@ impl fmt::Display for Namespace {
     }
 }
 
-/// The part of a replay that is inside a namespace.
+/// A replay memory limited to a namespace.
 pub struct Namespaced {
     replay: Arc<dyn Replay<Error>>,
     namespace: Namespace,
 }
 
 impl Namespaced {
-    /// `replay`, or the part of it that is inside of `namespace`.
+    /// `replay`, limited to `namespace` if there is one.
     pub fn within(
         replay: Arc<dyn Replay<Error>>,
         namespace: Option<&Namespace>,
@@ -209,7 +210,7 @@ impl Namespaced {
         self.namespace.full(name)
     }
 
-    /// The result, whose error has short names. The error about an unknown table names the tables inside, unless the table was dropped.
+    /// Shortens names in the error of a result. Lists the namespace's tables if the table is unknown, unless it was dropped.
     fn own<T>(&self, result: Result<T>, table: &str, wait: &Wait<'_>) -> Result<T> {
         let error = match result {
             Err(error)

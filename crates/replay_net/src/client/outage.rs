@@ -1,4 +1,4 @@
-//! State of a server that does not answer, as its client knows it: since when, and whether it was closed for good.
+//! Outages of a server, as its client sees them: their start, and a final shutdown.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use base::sync::lock;
 use base::wait::Wait;
 use replay_wire::ErrorCode;
 
-/// Absence of a server, shared by all calls of a client, so that the log names it once.
+/// Outage of a server, shared by all calls of a client, so that it is logged once.
 #[derive(Default)]
 pub struct Outage(Mutex<OutageState>);
 
@@ -19,29 +19,29 @@ pub struct Outage(Mutex<OutageState>);
 struct OutageState {
     /// Time of the first failed attempt.
     since: Option<Instant>,
-    /// The log names this outage.
+    /// The outage was logged.
     logged: bool,
-    /// Connections that calls got so far, new or idle ones.
+    /// Connections that calls used so far, new and idle ones.
     connections: u64,
     closed: bool,
 }
 
 impl Outage {
-    /// Logs `error`, unless the log names this outage already. `longest` is the time for which the call tries again.
+    /// Logs `error` once per outage. `longest` is the time for which the call retries.
     pub fn begin(&self, error: &Error, longest: Duration) {
-        // The state's lock is released: logging may wait for Python's interpreter lock, whose holder may be in `begin`.
+        // Logs without the lock: logging may wait for Python's GIL, whose holder may wait for the lock.
         if lock(&self.0).begin(Instant::now()) {
             let seconds = longest.as_secs_f64();
             tracing::warn!("waiting up to {seconds}s for a server: {error}");
         }
     }
 
-    /// The server was closed for good.
+    /// Marks the server as closed for good.
     pub fn close(&self) {
         lock(&self.0).closed = true;
     }
 
-    /// A connection is open; `kept` is what a server that was started again has [`kept`].
+    /// Ends an outage: a connection is open. `kept` describes a restarted server's data: see [`kept`].
     pub fn end(&self, address: &Address, kept: Option<&str>) {
         let outage = lock(&self.0).end();
         if let Some(since) = outage {
@@ -53,12 +53,12 @@ impl Outage {
         }
     }
 
-    /// A call got an idle connection.
+    /// Counts the use of an idle connection.
     pub fn used(&self) {
         lock(&self.0).connections += 1;
     }
 
-    /// Connections that calls got so far, new or idle ones.
+    /// Connections that calls used so far, new and idle ones.
     pub fn connections(&self) -> u64 {
         lock(&self.0).connections
     }
@@ -77,15 +77,15 @@ impl Outage {
 }
 
 impl OutageState {
-    /// Notes a failed attempt; whether the log is to name the outage now. A server that has answered is named at once. One that
-    /// has not is probably about to start, beside its clients.
+    /// Records a failed attempt; returns whether to log the outage now. An outage of a server that has answered before is logged at once.
+    /// Otherwise the server is probably still starting.
     fn begin(&mut self, now: Instant) -> bool {
         let since = *self.since.get_or_insert(now);
         let due = self.connections > 0 || now - since >= Wait::REPORT_AFTER;
         due && !std::mem::replace(&mut self.logged, true)
     }
 
-    /// Notes a connection; the begin of the outage that it ends, if the log names it.
+    /// Records a connection; returns the start of the outage if it was logged.
     fn end(&mut self) -> Option<Instant> {
         self.connections += 1;
         self.closed = false;
@@ -94,7 +94,7 @@ impl OutageState {
     }
 }
 
-/// What a server that was started again has kept, by its statistics.
+/// Data that a restarted server has kept, from its statistics.
 pub fn kept(stats: &str) -> String {
     let stats: Value = serde_json::from_str(stats).unwrap_or_default();
     match stats["snapshots"]["restored"]["tables"].as_object() {

@@ -25,7 +25,7 @@ use replay_wire::{
     ReplyBody, Request, RequestBody, Welcome, decode_reply, encode_request,
 };
 
-/// The value of a reply that matches the pattern; for any other one the error of [`unexpected`].
+/// Extracts the value of the expected reply; any other reply gives the error of [`unexpected`].
 macro_rules! expect_reply {
     ($reply:expr, $pattern:pat => $value:expr) => {
         match $reply {
@@ -36,7 +36,7 @@ macro_rules! expect_reply {
 }
 pub(super) use expect_reply;
 
-/// The server's side of a wait: its reason, as far as the server has sent one.
+/// State of a wait for the server: the last reason that the server sent.
 pub struct ServerWait {
     /// Name of the server.
     peer: String,
@@ -45,7 +45,7 @@ pub struct ServerWait {
 }
 
 impl ServerWait {
-    /// Time for the server's reason to arrive, after which the log says that the server does not answer.
+    /// Time after which a server that has not sent a reason is logged as not answering.
     const ARRIVES_WITHIN: Duration = Duration::from_secs(3);
 
     /// A server called `peer`, without a reason.
@@ -70,7 +70,7 @@ impl ServerWait {
         }
     }
 
-    /// The error of a call that ended without an answer: its deadline's, with the server's reason if there is one.
+    /// The error of a call without an answer: a deadline's error gets the server's reason, if there is one.
     pub fn explain(&self, late: Error) -> Error {
         match (late, lock(&self.reason).clone()) {
             (Error::Deadline { .. }, Some(reason)) => Error::deadline(reason),
@@ -78,11 +78,11 @@ impl ServerWait {
         }
     }
 
-    /// Takes note of a message: a reason, or an answer, which ends all waits but that of a renewed request.
+    /// Records a reply: a reason, or an answer, which clears the reason unless the request is renewed.
     fn note(&self, reply: &Reply) {
         let mut reason = lock(&self.reason);
         match &reply.body {
-            // The reason of a request says more.
+            // A request's own reason is more specific.
             ReplyBody::Waiting(_) if reply.id == NO_REQUEST && reason.is_some() => {}
             ReplyBody::Waiting(because) => *reason = Some(because.clone()),
             ReplyBody::Error {
@@ -106,13 +106,13 @@ pub struct RequestPipeline<S> {
     /// Limits of replies after the handshake.
     limits: FrameLimits,
     max_frame_bytes: u64,
-    /// The shorter one of the handshake's two exchanges.
+    /// The shorter of the handshake's two round trips.
     round_trip: Duration,
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
-    /// A pipeline over `stream`. Errors name the server by `peer`; replies beyond `limits` are refused, and before the end of the
-    /// handshake those beyond [`FrameLimits::HANDSHAKE`].
+    /// A pipeline over `stream`. Errors name the server by `peer`. Refuses replies beyond `limits`, and beyond [`FrameLimits::HANDSHAKE`]
+    /// until the handshake is complete.
     pub fn new(stream: S, limits: FrameLimits, peer: String) -> Self {
         let (reader, writer) = split(stream);
         RequestPipeline {
@@ -128,12 +128,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
         }
     }
 
-    /// Compares protocol versions and proves at both ends that the other one knows the token: this end first. Over TLS,
-    /// `channel_binding` is the session's. Until then the server's frames are short. `program` is
-    /// [`ConnectOptions::program`](super::ConnectOptions). Returns the server's incarnation, a random number of its start.
+    /// Compares protocol versions, then proves knowledge of the token in both directions, the client first. Over TLS, `channel_binding` is
+    /// the session's. `program` is [`ConnectOptions::program`](super::ConnectOptions). Returns the server's incarnation, a random number
+    /// chosen at its start.
     ///
     /// # Errors
-    /// [`replay_wire::Error::Version`] with both versions; [`replay_wire::Error::Authentication`] when either end does not know the token.
+    /// [`replay_wire::Error::Version`] with both versions; [`replay_wire::Error::Authentication`] when either side does not know the token.
     pub async fn handshake(
         &mut self,
         token: Option<&str>,
@@ -208,12 +208,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
         Ok(challenge.incarnation)
     }
 
-    /// The round trip to the server, as the handshake took it.
+    /// Round trip to the server, measured by the handshake.
     pub fn round_trip(&self) -> Duration {
         self.round_trip
     }
 
-    /// The server's side of the waits for its replies.
+    /// Shared state of waits for replies.
     pub fn server(&self) -> Arc<ServerWait> {
         self.server.clone()
     }
@@ -284,7 +284,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
         if let Some(reply) = self.arrived.pop_front() {
             return Ok(Some(reply));
         }
-        // Lets the runtime poll the socket once.
+        // Lets the runtime poll the socket.
         tokio::task::yield_now().await;
         let mut frame = pin!(next_reply(&mut self.reader, &self.server));
         let frame = poll_fn(|context| match frame.as_mut().poll(context) {
@@ -297,9 +297,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
         }
     }
 
-    /// Sends the end of the connection; the server's end is not awaited.
+    /// Sends the end of the stream, without waiting for the server's.
     pub async fn close(&mut self) {
-        // A connection that broke has ended.
+        // Errors are ignored: a broken connection has ended.
         let _ = self.writer.shutdown().await;
     }
 
@@ -349,7 +349,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
                 Err(error) => error,
             },
         };
-        // A server sends the reason before it closes a connection.
+        // The server may have sent the reason before it closed the connection.
         match self.arrived().await {
             Ok(Some(reply)) => Ok(Some(reply)),
             Err(said) if !is_broken(&said) => Err(said),
@@ -374,7 +374,7 @@ async fn next_reply<R: AsyncRead + Unpin>(
         server.note(&reply);
         match reply.body {
             ReplyBody::Waiting(_) => {}
-            // The connection's own error, before the server closes it.
+            // An error about the whole connection, which the server then closes.
             body if reply.id == NO_REQUEST => {
                 let (id, body) = (reply.id, answer(body)?);
                 return Ok(Reply { id, body });
@@ -384,7 +384,7 @@ async fn next_reply<R: AsyncRead + Unpin>(
     }
 }
 
-/// The answer; an error reply becomes [`Error::Remote`], or the error of a wait that ended.
+/// Converts an error reply to [`Error::Remote`], or to the error of a wait that ended.
 pub fn answer(body: ReplyBody) -> Result<ReplyBody> {
     match body {
         ReplyBody::Error {
@@ -405,18 +405,18 @@ pub fn unexpected(body: &ReplyBody) -> Error {
     Error::protocol(format!("the server answered with {:?}", body.name()))
 }
 
-/// Whether a new connection may help: this one broke, or its server restarts.
+/// Broken connection, or a restarting server: a new connection may help.
 pub fn is_broken(error: &Error) -> bool {
     matches!(error, Error::Closed(_))
         || matches!(error.code(), ErrorCode::Disconnected | ErrorCode::Connect)
 }
 
-/// Whether nothing listens at the address: a server may be about to start.
+/// Connection refused. The server may still be starting.
 pub fn is_absent(error: &Error) -> bool {
     use std::io::ErrorKind;
     let absent = [
         ErrorKind::ConnectionRefused,
-        // The file of a Unix socket.
+        // The Unix socket's file is missing.
         ErrorKind::NotFound,
         ErrorKind::HostUnreachable,
         ErrorKind::NetworkUnreachable,
@@ -424,33 +424,32 @@ pub fn is_absent(error: &Error) -> bool {
     matches!(error, Error::Connect { source, .. } if absent.contains(&source.kind()))
 }
 
-/// Whether an attempt to connect ended without an answer.
+/// Connect timeout.
 pub fn is_timeout(error: &Error) -> bool {
     matches!(error, Error::Connect { source, .. } if source.kind() == std::io::ErrorKind::TimedOut)
 }
 
-/// Whether the server is at a limit of connections.
+/// The server is at a limit of connections.
 pub fn is_busy(error: &Error) -> bool {
     matches!(error, Error::Remote { code, .. } if *code == ErrorCode::Connect)
 }
 
-/// Whether the connection ended without a reason from the server.
+/// The connection ended without a reason from the server.
 pub fn is_cut_off(error: &Error) -> bool {
     matches!(error, Error::Disconnected { .. })
 }
 
-/// Whether these are the first bytes of an alert record of TLS, with which a server with TLS answers plain bytes: content type
-/// 21, a version 3.x, and a length of 2 (RFC 8446, sections 5.1 and 6).
+/// TLS alert record, with which a TLS server answers plain bytes: content type 21, version 3.x, length 2 (RFC 8446, sections 5.1 and 6).
 fn is_tls_alert(bytes: &[u8]) -> bool {
     matches!(bytes, [21, 3, _, 0, 2, ..])
 }
 
-/// Whether the server held the request for as long as it holds one, and the client is to send it again.
+/// The server's limit of a wait has passed: the client has to send the request again.
 pub fn is_renewal(error: &Error) -> bool {
     error.code() == ErrorCode::Renew
 }
 
-/// Whether the server was closed for good.
+/// The server was closed for good.
 pub fn is_closed(error: &Error) -> bool {
     matches!(error, Error::Remote { code, .. } if *code == ErrorCode::Closed)
 }

@@ -10,23 +10,23 @@ use base::random::random_number;
 use base::sync::lock;
 use base::wait::Wait;
 
-/// Bounds of the pauses between attempts.
+/// Shortest and longest pause between attempts.
 const PAUSES: [Duration; 2] = [Duration::from_millis(20), Duration::from_secs(1)];
 
-/// Time in which a server that can answer has answered: an attempt that ended sooner without an answer shows nothing.
+/// A shorter attempt that timed out says nothing about the server.
 const ENOUGH: Duration = Duration::from_secs(1);
 
-/// Calls `attempt` again after a broken connection: at once, then after random pauses that double up to a second, until the
-/// caller's deadline or [`ConnectOptions::reconnect_for`](super::ConnectOptions) after the break, whichever is first. After the
-/// first pause the log names the server. A server that was closed for good is not waited for.
+/// Retries `attempt` after a broken connection: at once, then after random pauses that double up to a second, until the caller's deadline,
+/// or for [`ConnectOptions::reconnect_for`](super::ConnectOptions) after the break. Logs the outage from the second failure on. Does not
+/// wait for a server that was closed for good.
 ///
 /// # Errors
-/// Error of the last attempt, or of one before that says more; error of an interrupt.
+/// Error of the last attempt, or of an earlier, more informative one; [`Error::Interrupted`].
 pub fn retry<T>(dialer: &Dialer, wait: &Wait<'_>, attempt: impl FnMut() -> Result<T>) -> Result<T> {
     retry_since(&mut None, dialer, wait, attempt)
 }
 
-/// [`retry`] for the calls of one channel: `broken_since` is the time of the break, which an earlier call may have met.
+/// [`retry`] for a channel. `broken_since` is the time of the break, perhaps from an earlier call.
 ///
 /// # Errors
 /// Errors of [`retry`].
@@ -40,12 +40,12 @@ pub fn retry_since<T>(
     retry_for(longest, broken_since, dialer, wait, attempt)
 }
 
-/// Waits for `longest` for a new connection, and not after other errors.
+/// Retries for `longest` after a broken connection, and not after other errors.
 pub fn while_broken(longest: Duration) -> impl Fn(&Error) -> Option<Duration> {
     move |error| is_broken(error).then_some(longest)
 }
 
-/// [`retry_since`] for as long as `longest` says of an error; `None` for errors after which another attempt cannot help.
+/// [`retry_since`] with a time limit by error; `None` for final errors.
 ///
 /// # Errors
 /// Errors of [`retry`].
@@ -71,8 +71,8 @@ pub fn retry_for<T>(
             dialer.outage.close();
         }
         let now = Instant::now();
-        // A new connection that held for longer than the pause ends one outage, and its break begins the next. One that breaks
-        // sooner, again and again, does not.
+        // A new connection that lasted longer than the pause ended the outage, and its break begins another. Connections that break sooner
+        // count as one outage.
         let held = dialer.outage.connections() != connections && now - begun > pause;
         let longest = longest(&error);
         if held || longest.is_none() {
@@ -105,7 +105,7 @@ pub fn retry_for<T>(
                 sleep(left, wait)?;
                 return Err(error);
             }
-            // The last attempts come sooner, so that they end near the deadline.
+            // Shortens pauses near the deadline, so that the last attempt is close to it.
             left => sleep(
                 jittered(pause)?.min(left.map_or(pause, |left| left * 3 / 4)),
                 wait,
@@ -116,14 +116,14 @@ pub fn retry_for<T>(
     }
 }
 
-/// Whether an error says more than that of the next attempt, which took so long: a server at its limits may also close connections
-/// without a reply, and the deadline may leave the last attempt no time.
+/// Whether the earlier error is more informative than the next attempt's. A server at its limits may also close connections without a
+/// reply, and the deadline may cut the last attempt short.
 fn says_more(before: &Error, next: &Error, took: Duration) -> bool {
     let cut_short = is_timeout(next) && took < ENOUGH;
     (is_busy(before) && is_cut_off(next)) || (cut_short && !is_timeout(before))
 }
 
-/// Between a half of `pause` and all of it, so that the attempts of many clients spread.
+/// Random pause between half of `pause` and all of it, which spreads the attempts of many clients.
 fn jittered(pause: Duration) -> Result<Duration> {
     Ok(pause / 2 + (pause / 2).mul_f64(random_number()? as f64 / u64::MAX as f64))
 }
@@ -140,12 +140,12 @@ fn sleep(time: Duration, wait: &Wait<'_>) -> Result<()> {
     }
 }
 
-/// Idle connections for the next blocking calls.
+/// Idle connections for later calls.
 #[derive(Default)]
 pub struct ConnectionPool(Mutex<Vec<Connection>>);
 
 impl ConnectionPool {
-    /// Idle connections that are kept; more are closed.
+    /// Limit of idle connections; further ones are closed.
     const MAX_IDLE: usize = 8;
 
     /// An idle connection, or a new one.

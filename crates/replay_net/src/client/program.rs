@@ -1,18 +1,18 @@
-//! Program numbers: a server warns of clients with different numbers that sample one table. Learners of one run share a number.
+//! Program numbers: a server warns if clients with different numbers sample one table. The learners of one run share a number.
 
 use std::sync::OnceLock;
 
 use base::random::random_number;
 
-/// Program number, never 0: a hash of `name`, or without a name a random number that this process shares with later forks.
+/// Program number, never 0: a hash of `name`, or else a random number that later forks inherit.
 pub fn number(name: Option<&str>) -> u64 {
     static RANDOM: OnceLock<u64> = OnceLock::new();
     let number = match name {
-        // FNV-1a: equal names on different hosts have equal numbers.
+        // FNV-1a: the same on all hosts.
         Some(name) => name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
         }),
-        // Without random numbers the server does not tell this program from others.
+        // Without random numbers the program has no number.
         None => *RANDOM.get_or_init(|| random_number().unwrap_or(0)),
     };
     number.max(1)

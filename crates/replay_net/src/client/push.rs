@@ -1,6 +1,5 @@
-//! A writer's pushes over a connection of its own. Several are in flight at a time, and each is kept until it is
-//! acknowledged. After a broken connection the unacknowledged ones are sent again under their sequence numbers, so each
-//! is applied exactly once.
+//! A writer's pushes over a dedicated connection. Several are in flight at a time, and each is kept until it is acknowledged. After a
+//! broken connection, unacknowledged pushes are resent with their sequence numbers, so each is applied exactly once.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -26,12 +25,12 @@ pub struct Pushes {
     epoch: u32,
     /// Sequence number of the last acknowledged push.
     applied: u64,
-    /// Steps that the server has taken from this writer, as of the last acknowledgement.
+    /// Steps accepted by the server, as of the last acknowledgement.
     steps: u64,
     /// Pushes after `applied`, in the order of their sequence numbers.
     pending: VecDeque<PendingPush>,
     pending_bytes: usize,
-    /// Reason of the rate limiter for refusing the first pending push, which is sent alone until it is accepted.
+    /// Rate limiter's reason for refusing the first pending push. While it is set, only the first push is sent.
     held_back: Option<Box<WaitReason>>,
     /// Error that ended the writer.
     failed: Option<(ErrorCode, String)>,
@@ -41,7 +40,7 @@ pub struct Pushes {
 struct PendingPush {
     body: PushBody,
     bytes: usize,
-    /// Its request on this connection.
+    /// Its request on the current connection.
     sent: Option<SentPush>,
 }
 
@@ -76,12 +75,12 @@ impl Pushes {
         Ok(channel)
     }
 
-    /// Connects and takes over the writer: the server then refuses pushes of its earlier connections.
+    /// Connects and takes over the writer: the server then refuses pushes over its earlier connections.
     fn connect(&mut self, wait: &Wait<'_>) -> Result<WriterOpened> {
         let mut connection = self.dialer.dial(wait)?;
         let body = RequestBody::OpenWriter(OpenOrResume {
             open: self.open.clone(),
-            // A writer that has sent nothing has nothing to repeat, so a server that has forgotten it may open it anew.
+            // A writer that has sent nothing has nothing to resume, so a server that has forgotten it may open it anew.
             resume: self.applied > 0 || !self.pending.is_empty(),
         });
         let reply = connection.call(&self.dialer, wait, body)?;
@@ -130,8 +129,8 @@ impl Pushes {
         Ok(())
     }
 
-    /// Sends pushes and receives acknowledgements until `done`, over new connections after broken ones. After an interrupt
-    /// none is left in the server's line: the caller may never call again. A later call sends them again.
+    /// Sends pushes and receives acknowledgements until `done`, and reconnects after a broken connection. An interrupt closes the
+    /// connection, which withdraws waiting pushes from the server's queue: the caller may never call again. A later call resends them.
     fn work(&mut self, wait: &Wait<'_>, done: impl Fn(&Self) -> bool) -> Result<()> {
         let dialer = self.dialer.clone();
         retry(&dialer, wait, || {
@@ -163,7 +162,7 @@ impl Pushes {
             if done(self) {
                 return Ok(());
             }
-            // The grace covers the server's answer at the deadline; it does not apply if the request has a later deadline.
+            // The grace covers the server's answer at the deadline. There is none if the request's deadline is later.
             let due = self.pending.front().and_then(|p| p.sent?.deadline);
             let grace = match due.is_some_and(|due| Some(due) <= wait.deadline) {
                 true => self.dialer.options.grace,
@@ -213,21 +212,21 @@ impl Pushes {
     fn settle(&mut self, reply: Reply) -> Result<()> {
         let carries = |pending: &PendingPush| pending.sent.is_some_and(|sent| sent.id == reply.id);
         let Some(at) = self.pending.iter().position(carries) else {
-            // It was in flight behind a refused push, and is to be sent again.
+            // Answer to a push that was in flight behind a refused one, and is resent.
             return Ok(());
         };
         match answer(reply.body) {
             Ok(ReplyBody::Pushed(Pushed { steps })) => {
                 self.held_back = None;
                 self.steps = steps;
-                // Pushes are applied in order, so the earlier ones are applied too.
+                // Pushes are applied in order, so all earlier ones are applied.
                 self.applied_up_to(self.applied + 1 + at as u64);
                 Ok(())
             }
             Ok(other) => Err(unexpected(&other)),
             Err(Error::RemoteDeadline { waited_for } | Error::Renew { waited_for }) => {
                 self.held_back = Some(waited_for);
-                // The server refuses the pushes behind it as out of order.
+                // The server refuses later pushes as out of order: resend them.
                 for pending in self.pending.iter_mut().skip(at) {
                     pending.sent = None;
                 }
@@ -285,7 +284,7 @@ impl Pushes {
         }
     }
 
-    /// Ends the writer: its stream of steps has a gap that cannot be filled.
+    /// Fails the writer for good: its steps have a gap that cannot be filled.
     fn fail(&mut self, code: ErrorCode, message: String) -> Error {
         self.connection = None;
         self.pending.clear();
@@ -350,7 +349,7 @@ impl PushChannel<Error> for Pushes {
         self.work(wait, |channel| channel.pending.is_empty())
     }
 
-    /// Over another connection: this one's pushes may wait.
+    /// Uses another connection, because this one's pushes may wait.
     fn end_steps(&mut self, wait: &Wait<'_>) -> Result<()> {
         self.check()?;
         let dialer = self.dialer.clone();
@@ -372,7 +371,7 @@ impl PushChannel<Error> for Pushes {
         if self.closed {
             return Ok(());
         }
-        // As after an interrupt.
+        // Closes the connection, to withdraw waiting pushes.
         self.flush(wait).inspect_err(|_| self.connection = None)?;
         let dialer = self.dialer.clone();
         let closed = retry(&dialer, wait, || {
@@ -381,7 +380,7 @@ impl PushChannel<Error> for Pushes {
             closed
         });
         match closed {
-            // An expired writer is closed.
+            // An expired writer counts as closed.
             Err(error) if error.code() != ErrorCode::Expired => return Err(error),
             _ => self.closed = true,
         }

@@ -13,16 +13,16 @@ use base::wait::Wait;
 use replay_core::replay::{SampleChannel, SampleRequest, Sampled};
 use replay_wire::{Reply, ReplyBody, RequestBody};
 
-/// One request for samples, repeated over its own connection.
+/// Repeats one sample request over a dedicated connection.
 pub struct Samples {
     dialer: Arc<Dialer>,
     request: SampleRequest,
-    /// Least requests in flight; 0 sends one in each call, and none between two calls.
+    /// Minimum of requests in flight; 0 sends one request per call, with no prefetch.
     in_flight: usize,
     connection: Option<Connection>,
     pending: Vec<PendingSample>,
     pipelining: Pipelining,
-    /// Time of the break, while there is no connection.
+    /// Time of the break while disconnected.
     broken_since: Option<Instant>,
 }
 
@@ -31,35 +31,35 @@ struct PendingSample {
     id: u64,
     /// Deadline in the request.
     deadline: Option<Instant>,
-    /// Whether an earlier call sent it. Its batch is used; its error is dropped.
+    /// Sent by an earlier call: its batch is used, its error is ignored.
     earlier: bool,
     sent: Instant,
-    /// Batches received on this connection before it was sent.
+    /// Number of batches received on this connection before it was sent.
     received_before: u64,
 }
 
-/// Requests in flight on one connection, beyond the least number: twice as many as the batches of one round trip at the rate
-/// of the last ones. So a request arrives at the server before it has answered the earlier ones, and the rate can grow to
-/// the rate of the server, of the link or of the reader, whichever is lowest. A reader that pauses has few.
+/// Number of requests in flight beyond the minimum: twice the batches received per round trip. Requests then reach the server before it is
+/// idle, and the rate can grow to the server's, the link's or the reader's, whichever is lowest. A reader that pauses has few requests in
+/// flight.
 #[derive(Default)]
 pub struct Pipelining {
-    /// The shortest so far.
+    /// Shortest round trip so far.
     pub round_trip: Duration,
-    /// Batches received.
+    /// Number of batches received.
     pub received: u64,
-    /// Requests in flight beyond the least number.
+    /// Number of requests in flight beyond the minimum.
     more: usize,
 }
 
 impl Pipelining {
-    /// Round trips below this one are a local network's.
+    /// Round trips below this limit are local: no more requests are needed.
     const LOCAL: Duration = Duration::from_micros(500);
-    /// Requests in flight at most: a server reads as many of one connection.
+    /// Limit of requests in flight: a server reads as many per connection.
     const MAX_REQUESTS: usize = 64;
-    /// Bytes of replies in flight at most. The least number of requests may have more.
+    /// Limit of reply bytes in flight, for requests beyond the minimum.
     const MAX_BYTES: usize = 64 << 20;
 
-    /// Takes note of a reply of `bytes`, which was requested at `sent`, when `received_before` batches had been received.
+    /// Records a reply of `bytes` to a request sent at `sent`, after `received_before` batches.
     pub fn note(&mut self, sent: Instant, received_before: u64, now: Instant, bytes: usize) {
         let taken = now.saturating_duration_since(sent);
         self.round_trip = self.round_trip.min(taken);
@@ -72,7 +72,7 @@ impl Pipelining {
         }
     }
 
-    /// Requests in flight during a call, `least` or more: one alone stays alone.
+    /// Number of requests in flight during a call, at least `least`. A minimum of 0 or 1 gives exactly one.
     pub fn wanted(&self, least: usize) -> usize {
         match least {
             0 | 1 => 1,
@@ -130,7 +130,7 @@ impl Samples {
         }
     }
 
-    /// Sends requests until as many are pending as wanted.
+    /// Sends requests up to the wanted number in flight.
     fn top_up(&mut self, deadline: Option<Instant>, wait: &Wait<'_>) -> Result<()> {
         let wanted = self.pipelining.wanted(self.in_flight.max(1));
         let connection = match &mut self.connection {
@@ -158,8 +158,8 @@ impl Samples {
         Ok(())
     }
 
-    /// Error of a failed call. Within `reconnect_for` of a broken connection a call with a deadline gets
-    /// [`Error::Deadline`], so that a reader with short deadlines waits for its server as long as one without.
+    /// Error of a failed call. Within `reconnect_for` of a break, a call with a deadline gets [`Error::Deadline`], so that readers with
+    /// short deadlines wait as long for a server as readers without one.
     fn failed(&self, error: Error, wait: &Wait<'_>) -> Error {
         let longest = self.dialer.options.reconnect_for;
         let over = || self.broken_since.is_none_or(|at| at.elapsed() >= longest);
@@ -172,7 +172,7 @@ impl Samples {
     /// The next reply, with its request.
     fn reply(&mut self, wait: &Wait<'_>) -> Result<(PendingSample, ReplyBody)> {
         let connection = (self.connection.as_mut()).ok_or(Error::Closed("the connection"))?;
-        // The grace covers the server's answer at the deadline; it does not apply if all requests have later deadlines.
+        // The grace covers the server's answer at the deadline. There is none if all requests have later deadlines.
         let due =
             |sample: &PendingSample| sample.deadline.is_some_and(|d| Some(d) <= wait.deadline);
         let grace = match self.pending.iter().any(due) {
@@ -204,7 +204,7 @@ impl SampleChannel<Error> for Samples {
         let mut broken_since = self.broken_since;
         let next = retry_since(&mut broken_since, &dialer, wait, || {
             let next = self.next_on_this_connection(wait, patience);
-            // Pending requests without prefetch end with their connection: later they would take items of a queue for no reader.
+            // Without prefetch, leftover requests end with their connection: later they would consume items of a queue without a reader.
             let left = self.in_flight == 0 && !self.pending.is_empty();
             if let Err(error) = &next
                 && (left || is_broken(error) || is_closed(error) || !is_harmless(error))
@@ -218,7 +218,7 @@ impl SampleChannel<Error> for Samples {
     }
 }
 
-/// Whether the connection still works, with its requests in flight, after an error that is not of a broken connection.
+/// Whether the connection stays usable after an error other than a broken connection.
 fn is_harmless(error: &Error) -> bool {
     matches!(
         error,
@@ -238,8 +238,8 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
     const LEAST: usize = 2;
 
-    /// Reads `batches` of `bytes` from a server that takes `served` for each, one after the other, at a distance of `round_trip`.
-    /// Returns the requests in flight at the end, and the time for the last half of the batches.
+    /// Simulates `batches` of `bytes` from a server that needs `served` for each, one at a time, at a distance of `round_trip`. Returns the
+    /// requests in flight at the end, and the time of the second half.
     fn read(
         batches: u32,
         bytes: usize,
@@ -253,7 +253,7 @@ mod tests {
         };
         let began = Instant::now();
         let (mut now, mut server, mut half) = (began, began, began);
-        // Send times, batches received before, and arrivals.
+        // Send times, batches received before, arrival times.
         let mut pending = VecDeque::new();
         for batch in 0..batches {
             while pending.len() < LEAST + pipelining.more {
@@ -282,7 +282,7 @@ mod tests {
                     taken.as_secs_f64() < 1.05 * best.as_secs_f64(),
                     "{round_trip} ms, {served:?}, {reading:?}: {taken:?} with {in_flight}"
                 );
-                // Not many more than needed: twice the batches of a round trip.
+                // At most twice the batches per round trip, and a few more.
                 let needed = (round_trip * MS).div_duration_f64(served.max(reading));
                 assert!(in_flight as f64 <= 2.0 * needed + 4.0, "{in_flight}");
             }

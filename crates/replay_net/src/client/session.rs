@@ -1,4 +1,4 @@
-//! A session with an extension of a server: a connection of its own, whose end is the session's.
+//! A session with a server's extension, over a dedicated connection with which it ends.
 
 use std::time::Instant;
 
@@ -6,13 +6,13 @@ use bytes::Bytes;
 
 use super::connection::{Connection, Dialer, deadline_ms};
 use super::establish::first_connection;
-use super::pipeline::{expect_reply, is_renewal};
+use super::pipeline::{is_renewal, unexpected};
 use crate::error::{Error, Result};
 use crate::stack::Address;
 use base::wait::Wait;
 use replay_wire::{Extension, ReplyBody};
 
-/// A session. Dropped, it ends.
+/// A session. Dropping ends it.
 pub struct ExtensionSession {
     connection: Connection,
     extension: &'static str,
@@ -40,7 +40,7 @@ impl ExtensionSession {
     /// Sends a message and waits for its answer until `until`; the server gives up at `due`.
     ///
     /// # Errors
-    /// `late` without an answer, and the server's.
+    /// `late` without an answer; the server's error.
     pub fn call(
         &mut self,
         message: &Bytes,
@@ -63,10 +63,13 @@ impl ExtensionSession {
         while reply.as_ref().is_err_and(is_renewal) {
             reply = ask();
         }
-        expect_reply!(reply?, ReplyBody::Extension(answer) => answer.message)
+        match reply? {
+            ReplyBody::Extension(answer) if answer.name == self.extension => Ok(answer.message),
+            other => Err(unexpected(&other)),
+        }
     }
 
-    /// Checks that the session goes on.
+    /// Checks that the session is still open.
     ///
     /// # Errors
     /// The reason of its end.
@@ -80,17 +83,17 @@ impl ExtensionSession {
         let end = self.connection.run(wait, None, late, |link| link.reply());
         match end {
             Ok(reply) => format!(
-                "it sent {} without a request; install the same release on both servers",
+                "it sent {} without a request; install the same release at both ends",
                 reply.body.name()
             ),
             Err(error) => error.to_string(),
         }
     }
 
-    /// Ends the session, and returns when the server knows it.
+    /// Ends the session, and waits until the server has closed the connection.
     ///
     /// # Errors
-    /// [`Error::Deadline`] at `until`, [`Error::Interrupted`]: the server will know it soon.
+    /// [`Error::Deadline`] at `until`, [`Error::Interrupted`]: the server still closes the connection.
     pub fn end(mut self, until: Instant, wait: &Wait<'_>) -> Result<()> {
         let server = &self.server;
         let late = || Error::deadline(format!("{server} did not end the connection"));

@@ -1,5 +1,5 @@
-//! The client's side of TLS. Only the certificates of a PEM file are trusted, an authority's or the server's own; public
-//! certificate authorities are not.
+//! The client's side of TLS. Trusts only the certificates of a PEM file, an authority's or the server's own, and no public certificate
+//! authorities.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -32,15 +32,14 @@ pub fn client_config(path: &Path) -> Result<Arc<ClientConfig>> {
     let config = ClientConfig::builder_with_provider(provider)
         .with_protocol_versions(&VERSIONS)
         .map_err(|e| refuse(e.to_string()))?
-        // As strict as the default, but for certificates that are trusted byte for byte.
+        // As strict as the default verifier, except for certificates trusted byte for byte.
         .dangerous()
         .with_custom_certificate_verifier(Arc::new(TrustedFile { trusted, authority }))
         .with_no_client_auth();
     Ok(Arc::new(config))
 }
 
-/// Verifier that accepts the certificates in the file, and certificates for the server's name signed by an authority in
-/// the file.
+/// Verifier that accepts the file's certificates, and certificates for the server's name signed by an authority in the file.
 ///
 /// The first case is for `openssl req -x509`, which marks a server's own certificate as an authority's; the standard
 /// verifier refuses such a certificate at the end of a chain. The server still has to prove that it holds the key. Name

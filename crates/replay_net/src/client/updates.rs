@@ -1,6 +1,6 @@
-//! Updates of priorities that are not waited for, over a connection of their own. Several are in flight at a time, and each is
-//! kept until it is answered. After a broken connection the unanswered ones are sent again, in order: an update that
-//! applies twice sets what it had set, and later ones follow it again.
+//! Asynchronous updates of priorities over a dedicated connection. Several are in flight at a time, and each is kept until it is answered.
+//! After a broken connection, unanswered updates are resent in order. Applying an update twice is harmless, because later updates are
+//! applied again after it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use replay_core::error::check_priorities;
 use replay_core::replay::{UpdateChannel, UpdateReceipt};
 use replay_wire::{Reply, ReplyBody, RequestBody, UpdatePriorities};
 
-/// Unanswered updates at most: a server reads as many requests of one connection.
+/// Limit of unanswered updates: a server reads as many requests of one connection.
 const WINDOW: usize = 64;
 
 /// The updates of one client.
@@ -34,11 +34,11 @@ pub struct Updates {
 struct PendingUpdate {
     body: RequestBody,
     bytes: usize,
-    /// Its request on this connection.
+    /// Its request on the current connection.
     sent: Option<u64>,
 }
 
-/// Checks an update before it is sent: the error is of the call that gave it, with the position in its list.
+/// Checks an update before it is sent, so that the call that passed it gets the error, with the position in its list.
 ///
 /// # Errors
 /// [`replay_core::Error::Schema`] for unequal numbers of ids and priorities; [`replay_core::Error::Priority`].
@@ -66,7 +66,7 @@ impl Updates {
         }
     }
 
-    /// Forgets unanswered updates: their ids count as stale.
+    /// Drops unanswered updates and counts their ids as stale.
     pub fn abandon(mut self) -> UpdateReceipt {
         let pending = std::mem::take(&mut self.pending);
         let ids = pending.into_iter().map(|update| match update.body {
@@ -84,7 +84,7 @@ impl Updates {
         self.pending.len()
     }
 
-    /// Sends updates and receives answers until `done`, over new connections after broken ones.
+    /// Sends updates and receives answers until `done`, and reconnects after a broken connection.
     fn work(&mut self, wait: &Wait<'_>, done: impl Fn(&Self) -> bool) -> Result<()> {
         let dialer = self.dialer.clone();
         let longest = while_broken(self.reconnect_for);
@@ -143,7 +143,7 @@ impl Updates {
         Ok(())
     }
 
-    /// Handles the answer to an update: the first one's, since a server answers updates in order.
+    /// Handles the answer to the first pending update: a server answers updates in order.
     fn settle(&mut self, reply: Reply) -> Result<()> {
         let error = match answer(reply.body) {
             Ok(ReplyBody::Updated(receipt)) => {
@@ -179,8 +179,8 @@ impl Updates {
 }
 
 impl UpdateChannel<Error> for Updates {
-    /// Waits only while `WINDOW` updates, or [`ConnectOptions::push_window_bytes`](super::ConnectOptions) of them, are
-    /// unanswered, and for a new connection after a broken one.
+    /// Blocks only while `WINDOW` updates, or [`ConnectOptions::push_window_bytes`](super::ConnectOptions) of them, are unanswered, and
+    /// during a reconnect.
     fn send(
         &mut self,
         table: &str,

@@ -46,7 +46,7 @@ impl FromStr for HttpAddress {
         };
         let rest = rest.strip_suffix('/').unwrap_or(rest);
         match format!("innet://{rest}").parse() {
-            // An address of the replay protocol has a default port, and this one has none.
+            // A port is required: the default port of an address belongs to the replay protocol.
             Ok(Address::Tcp { host, port, .. }) if rest.ends_with(&format!(":{port}")) => {
                 Ok(HttpAddress { host, port, tls })
             }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// A period: a whole number with `ms`, `s`, `min` or `h` behind it.
+/// A period: a whole number followed by `ms`, `s`, `min` or `h`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Period(pub Duration);

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Deserializer};
 
-/// A number of bytes: digits, with `KB`, `MB`, `GB` (powers of 1000) or `KiB`, `MiB`, `GiB` (of 1024) behind them or not.
+/// Parses a number of bytes: digits, optionally followed by `KB`, `MB`, `GB` (powers of 1000), `KiB`, `MiB` or `GiB` (powers of 1024).
 ///
 /// # Errors
 /// A sentence with examples.

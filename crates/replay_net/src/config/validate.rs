@@ -12,11 +12,11 @@ use crate::stack::plugged::alternatives;
 use crate::stack::{Address, StackName};
 use replay_core::schema::TableConfig;
 
-/// Most threads that serve connections.
+/// Limit of I/O threads.
 pub(super) const MAX_IO_THREADS: u64 = 256;
-/// Most connections, as many as Linux gives files to a process by default (`fs.nr_open`).
+/// Limit of connections: Linux's default for a process's open files (`fs.nr_open`).
 const MAX_CONNECTIONS: u64 = 1 << 20;
-/// Longest duration in milliseconds: 31 years, which any clock can add to its time.
+/// Limit of durations in milliseconds: 31 years, which any clock can add without overflow.
 const MAX_MS: u64 = 1_000_000_000_000;
 
 /// Checks that a number is in its range.

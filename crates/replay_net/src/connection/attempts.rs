@@ -1,33 +1,35 @@
-//! Attempts at the requests of one connection, with room for its replies, and its sessions with extensions.
+//! Attempts at one connection's requests, subject to its reply budget, and the connection's sessions with extensions.
 
 use std::cell::RefCell;
 use std::future::Future;
 use std::rc::Rc;
 
+use bytes::Bytes;
 use event_listener::EventListener;
 use futures_util::FutureExt;
 use tokio::sync::watch;
 
 use super::Phase;
 use crate::error::Result;
-use crate::extension::Session;
+use crate::extension::{MAX_MESSAGE, Session};
 use crate::reply_budget::{NoRoom, Reader};
 use crate::service::Service;
+use base::error::check_size;
 use replay_core::cause::WaitReason;
 use replay_core::table::{Attempt, Turn};
 use replay_wire::{Extension, ReplyBody, RequestBody};
 
-/// Requests of one connection, and its unread replies.
+/// One connection's requests and extension sessions.
 pub struct Attempts<'a> {
     service: &'a Service,
     reader: Rc<Reader>,
     phase: watch::Receiver<Phase>,
-    /// Sessions with extensions, by their names.
+    /// Extension sessions, by extension name.
     sessions: RefCell<Vec<(&'static str, Box<dyn Session>)>>,
 }
 
 impl<'a> Attempts<'a> {
-    /// A connection without sessions.
+    /// Attempts for a new connection.
     pub fn new(service: &'a Service, reader: Rc<Reader>, phase: watch::Receiver<Phase>) -> Self {
         Attempts {
             service,
@@ -37,24 +39,28 @@ impl<'a> Attempts<'a> {
         }
     }
 
-    /// [`Service::attempt`] for this connection, which is blocked also while clients do not read their replies.
+    /// [`Service::attempt`] for this connection. Also blocked while the reply budget is full.
     ///
     /// # Errors
-    /// Any. The error is the request's answer.
+    /// Any error, which is the answer to the request.
     pub fn attempt(
         &self,
         request: &RequestBody,
         last: bool,
         turn: &mut Turn,
     ) -> Result<Attempt<ReplyBody>> {
-        if let RequestBody::Extension(Extension { name, message }) = request {
+        if let RequestBody::CallExtension(Extension { name, message }) = request {
+            check_message(message, "send less")?;
             let attempt = self.with_session(name, |session| session.attempt(message))??;
+            if let Attempt::Ready(answer) = &attempt {
+                check_message(answer, "this is a fault of the service")?;
+            }
             let name = name.clone();
             return Ok(attempt.map(|message| ReplyBody::Extension(Extension { name, message })));
         }
         let attempt = match self.check_room(request) {
             Err(full) => {
-                // Calls behind it in its table's line do not wait for its client to read.
+                // Requests behind it in the table's queue must not wait for this client to read.
                 turn.give_up_place();
                 if matches!(full, NoRoom::Role(_)) {
                     self.reader.budget().press();
@@ -64,14 +70,13 @@ impl<'a> Attempts<'a> {
             Ok(()) => self.service.attempt(request, last, turn)?,
         };
         if turn.waits() {
-            // It takes no room yet.
+            // Blocked by the table: passes the free reply memory on to the next request.
             self.reader.budget().pass_on();
         }
         Ok(attempt)
     }
 
-    /// Completes after the next change that may unblock a request that was blocked. What this connection waits for is listened
-    /// for from now on.
+    /// Completes after the next change that may unblock a blocked request. Listens from this call on, not from the first poll.
     ///
     /// # Errors
     /// [`Error::Internal`](crate::error::Error::Internal) for a request that never blocks.
@@ -84,7 +89,7 @@ impl<'a> Attempts<'a> {
             return Ok(self.reader.room(|| self.check_room(request)).right_future());
         }
         let changed: EventListener = match request {
-            RequestBody::Extension(Extension { name, .. }) => {
+            RequestBody::CallExtension(Extension { name, .. }) => {
                 self.with_session(name, |session| session.changed())?
             }
             _ => turn.changed()?,
@@ -92,7 +97,7 @@ impl<'a> Attempts<'a> {
         Ok(changed.left_future())
     }
 
-    /// Whether a request that was blocked waits for nothing of a table, but for clients to read their replies.
+    /// Whether a blocked request waits for unread replies, not for its table.
     pub fn waits_for_readers(request: &RequestBody, turn: &Turn) -> bool {
         request.has_large_reply() && !turn.waits()
     }
@@ -102,7 +107,7 @@ impl<'a> Attempts<'a> {
         large.map_or(Ok(()), |large| self.reader.check(&large))
     }
 
-    /// Uses the session with an extension, which begins with its first request.
+    /// Calls `work` with the session of an extension, which the first request starts.
     fn with_session<T>(&self, name: &str, work: impl FnOnce(&mut dyn Session) -> T) -> Result<T> {
         let mut sessions = self.sessions.borrow_mut();
         let index = match sessions.iter().position(|(of, _)| *of == name) {
@@ -117,6 +122,16 @@ impl<'a> Attempts<'a> {
     }
 }
 
+fn check_message(message: &Bytes, advice: &'static str) -> Result<()> {
+    let bytes = message.len() as u64;
+    Ok(check_size(
+        "a message of an extension, in bytes,",
+        bytes,
+        MAX_MESSAGE,
+        advice,
+    )?)
+}
+
 impl From<NoRoom> for WaitReason {
     fn from(full: NoRoom) -> Self {
         match full {
@@ -128,7 +143,7 @@ impl From<NoRoom> for WaitReason {
 
 impl Drop for Attempts<'_> {
     fn drop(&mut self) {
-        // When the server ends, all connections end.
+        // Not at a shutdown, which ends all connections.
         if *self.phase.borrow() == Phase::Serving {
             let sessions = self.sessions.get_mut().iter_mut();
             sessions.for_each(|(_, session)| session.end());

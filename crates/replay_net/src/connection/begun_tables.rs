@@ -1,5 +1,4 @@
-//! The tables that a connection's writers and iterators began with: another one of the same name, made after that was dropped, is
-//! not theirs.
+//! Tables that a connection's writers and iterators began with. A table dropped and created again under its old name is a different table.
 //!
 //! # Invariant
 //!
@@ -9,12 +8,12 @@ use crate::service::Service;
 use replay_core::table::Turn;
 use replay_wire::{OpenOrResume, RequestBody};
 
-/// Name of each table, and its number. A connection has one or a few.
+/// Name and number of each table, usually one or a few.
 #[derive(Default)]
 pub struct BegunTables(Vec<(String, u16)>);
 
 impl BegunTables {
-    /// The turn of a request that is about to be tried.
+    /// Turn of a new request, bound to the table that its writer or iterator began with.
     pub fn turn(&mut self, service: &Service, request: &RequestBody) -> Turn {
         let name = match request {
             RequestBody::OpenWriter(OpenOrResume { open, .. }) => {

@@ -10,23 +10,21 @@ use replay_core::cause::WaitReason;
 use replay_core::memory::Memory;
 use replay_wire::{Header, OpenOrResume, RequestBody};
 
-/// Requests of one connection between their first byte and the last byte of their reply. At the limit the connection is
-/// not read, and TCP stops the client.
+/// Limit of requests between their first byte and the last byte of their reply. At the limit the connection is not read (TCP backpressure).
 const MAX_REQUESTS: usize = 64;
 
-/// Bytes of one connection's unanswered long frames. At the limit the connection is not read, and TCP stops the client;
-/// a longer frame is received alone.
+/// Limit of the bytes of unanswered long frames. At the limit the connection is not read (TCP backpressure). A longer frame is received
+/// alone.
 const MAX_FRAME_BYTES: u32 = 1 << 20;
 
-/// Longest frame that is received even when the byte limit is reached. It may be a sample request, and the pushes that
-/// occupy the memory may wait for it.
+/// Longest frame that is received even at the byte limit: the pushes that occupy the memory may wait for a sample request.
 const SMALL_FRAME: u64 = 16 << 10;
 
-/// Reason for not reading a connection with [`MAX_REQUESTS`].
+/// Reading is paused: the connection has [`MAX_REQUESTS`] unanswered requests.
 pub const ANSWERS: WaitReason = WaitReason::Answers(MAX_REQUESTS as u32);
 
-/// Frames of connections that write to several tables, or to one that is not there, count as a table of their own: before a frame
-/// is read, its table is not known. No table has this name.
+/// Budget for connections that write to several tables, or to a missing one: a frame's table is unknown before the frame is read. No table
+/// has this name.
 const SEVERAL_TABLES: &str = "";
 
 /// Permit of one request, from its first byte until its reply is written.
@@ -38,7 +36,7 @@ pub struct ReceiveQuota<'a> {
     budgets: &'a ReceiveBudgets,
     requests: Arc<Semaphore>,
     bytes: Arc<Semaphore>,
-    /// The table that the connection writes to, once it has opened a writer.
+    /// Table that the connection writes to, once it has opened a writer.
     writes: Option<TableWrites>,
 }
 
@@ -67,8 +65,7 @@ impl<'a> ReceiveQuota<'a> {
         acquire(&self.requests, 1).await
     }
 
-    /// Reserves memory for a frame and its decoded request, before either is allocated. Waits for free memory, unless the frame is
-    /// small.
+    /// Reserves memory for a frame and its decoded request before either is allocated. Waits for free memory unless the frame is small.
     pub async fn reserve(&self, header: Header) -> FrameReservation {
         let bytes = header.memory_bytes();
         let permits = u32::try_from(bytes).unwrap_or(u32::MAX);
@@ -88,11 +85,11 @@ impl<'a> ReceiveQuota<'a> {
         reservation
     }
 
-    /// Admits a received request, and returns the part of its `reservation` that it keeps until its answer.
+    /// Admits a received request. Returns the part of its `reservation` to hold until the answer.
     ///
     /// # Errors
-    /// [`replay_wire::Error::Protocol`] for a push without an open writer: it would wait in the budget that is kept free of waiting
-    /// requests.
+    /// [`replay_wire::Error::Protocol`] for a push without an open writer: it could wait within the budget that waiting requests must not
+    /// use.
     pub fn admit(
         &mut self,
         request: &RequestBody,
@@ -105,7 +102,7 @@ impl<'a> ReceiveQuota<'a> {
                     "a push came over a connection that has opened no writer: open the writer there first".to_owned(),
                 ));
             }
-            // A request for samples may wait, and keeps nothing of its frame.
+            // A sample may wait, so it returns its frame's memory now.
             RequestBody::Sample(_) => return Ok(FrameReservation::default()),
             _ => {}
         }

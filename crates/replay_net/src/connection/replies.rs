@@ -1,4 +1,4 @@
-//! Replies of a connection: encoded, counted while they wait, written in order.
+//! Replies of a connection: encoded, counted in the reply budget while unread, written in order.
 
 use std::io;
 use std::rc::Rc;
@@ -24,11 +24,11 @@ pub(super) struct QueuedReply {
     _share: ReplyShare,
 }
 
-/// Time without progress after which a client that reads a reply is dropped, if other clients of its role wait for room.
-/// A link that loses packets may be silent for a second.
+/// Time without progress after which a client that reads a reply is disconnected, if replies to other clients of its role are blocked.
+/// Packet loss may silence a link for a second.
 const STALLED: Duration = Duration::from_secs(2);
 
-/// Queue of replies to write, which count for their reader.
+/// Queue of replies to write, which count in the reply budget.
 #[derive(Clone)]
 pub(super) struct ReplySender {
     queue: mpsc::UnboundedSender<QueuedReply>,
@@ -36,13 +36,13 @@ pub(super) struct ReplySender {
 }
 
 impl ReplySender {
-    /// A queue, and its other end.
+    /// A queue's sender and receiver.
     pub(super) fn new(reader: Rc<Reader>) -> (Self, mpsc::UnboundedReceiver<QueuedReply>) {
         let (queue, outbox) = mpsc::unbounded_channel();
         (ReplySender { queue, reader }, outbox)
     }
 
-    /// `shared` is a buffer of the memory, if the frame has one.
+    /// `shared` is the memory's buffer in the frame, or empty.
     fn send(&self, frame: OutgoingFrame, permit: Option<RequestPermit>, shared: Bytes) {
         let share = self.reader.hold(frame.frame_bytes(), shared);
         // An error means that the connection has ended.
@@ -118,7 +118,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         permit: Option<RequestPermit>,
     ) {
         tracing::debug!(id, %error, "request failed");
-        // At the end of a wait the client asks again, or gives up as it announced.
+        // The end of a wait is no failure: the client repeats the request, or its deadline has passed.
         if error.waited_for().is_none() {
             self.context.service.counters.errors.add(1);
         }
@@ -140,7 +140,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
             let outgoing = &mut queued.frame;
             let written = self.write_in_time(outgoing, reader, write).await?;
             written.map_err(|error| match is_closed(&error) {
-                // As at the end of batches that a client has asked for ahead.
+                // Expected from clients that close before they have read prefetched batches.
                 true => Error::Closed("the client"),
                 false => broken(self.peer, error),
             })?;
@@ -185,7 +185,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         }
     }
 
-    /// Completes with the reason when the client is to be dropped, unless there is progress.
+    /// Completes with an error once the client is too slow. Called anew after each progress.
     async fn too_slow(&self, progress: &Progress, reader: &Reader) -> Error {
         let needed = async {
             self.stack.sleep_until(progress.stalled()).await;
@@ -205,7 +205,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
     }
 }
 
-/// How far a client has read a reply.
+/// A client's progress in reading a reply.
 struct Progress {
     begun: Instant,
     last: Instant,
@@ -215,8 +215,8 @@ struct Progress {
 }
 
 impl Progress {
-    /// From when on the client makes room for others: when it has read nothing for [`STALLED`], or is so far behind the
-    /// average that reads the reply in time.
+    /// Time after which the client counts as stalled: [`STALLED`] after its last progress, or after it fell behind the average rate that
+    /// meets the deadline, whichever is earlier.
     fn stalled(&self) -> Instant {
         let read = self.written as f64 / self.bytes.max(1) as f64;
         let average = self.begun + self.allowed.mul_f64(read.min(1.0));

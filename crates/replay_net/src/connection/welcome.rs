@@ -11,17 +11,17 @@ use replay_wire::handshake::Authenticated;
 use replay_wire::role::Role;
 use replay_wire::{Authenticate, NO_REQUEST, ReplyBody, RequestBody, Welcome, decode_request};
 
-/// A client that has proved its token.
+/// An authenticated client.
 pub struct Welcomed {
     /// The role of the token.
     pub role: Role,
-    /// Number of its program, 0 if it has none.
+    /// Program number, 0 if unknown.
     pub program: u64,
 }
 
 impl<S: Stack> ConnectionHandler<'_, S> {
-    /// The handshake, on the TLS session of `channel_binding`. Returns the client, `None` if it left. An error is also sent
-    /// to the client.
+    /// Runs the handshake, bound to the TLS session of `channel_binding`. Returns `None` if the client left. Errors are also sent to the
+    /// client.
     pub(super) async fn welcome<R, W>(
         &self,
         frames: &mut FrameReader<R>,
@@ -38,13 +38,13 @@ impl<S: Stack> ConnectionHandler<'_, S> {
             .await;
         if let Err(error) = &welcomed {
             self.count_bad_frame(error);
-            // The connection ends with the first error, whether or not this one reaches the client.
+            // The connection ends with this error, even if the client does not receive it.
             let _ = self.write_reply(write, id, error.into()).await;
         }
         welcomed
     }
 
-    /// `id` is set to the request's, so that an error can be answered.
+    /// Sets `id` to the current request's id, for an error reply.
     async fn shake_hands<R, W>(
         &self,
         frames: &mut FrameReader<R>,
@@ -72,7 +72,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         *id = NO_REQUEST;
         let frame = match frames.frame().await {
             Ok(Some(frame)) => frame,
-            // A client without a token ends here, too.
+            // A client without a token disconnects here.
             Ok(None) | Err(Error::Disconnected { .. }) if challenged.needs_token() => {
                 return Err(Error::authentication(
                     "the client left without a proof that it knows the token: it has none"

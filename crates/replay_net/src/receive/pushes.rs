@@ -1,4 +1,4 @@
-//! Receive memory for connections with an open writer, by table: pushes that wait for one table leave memory for another's.
+//! Receive memory for connections with an open writer, by table: waiting pushes to one table leave memory for other tables.
 //!
 //! # Invariant
 //!
@@ -11,13 +11,12 @@ use base::sync::lock;
 
 use tokio::sync::oneshot;
 
-/// Bytes for the frames of writers. The frames of a table hold at most half of the bytes that are left, divided by the number of
-/// tables with writers (a dynamic threshold, as of switches: Choudhury and Hahne, 1998); a frame of a table that holds none needs
-/// no more than its own size. So each further table that is held back takes a small part of the rest. Frames of one table are
-/// granted memory in order of arrival. Tables do not wait for each other.
+/// Budget for writers' frames. A table holds at most half of the free bytes, divided by the number of tables with writers (a dynamic
+/// threshold, as in switches: Choudhury and Hahne, 1998), so each further blocked table takes a small part of the rest. A table's first
+/// frame only has to fit. Frames of one table are granted in order of arrival, independently of other tables.
 pub struct PushBudget {
     limit: u64,
-    /// A panic leaves whole entries: nothing that may panic runs under the lock.
+    /// Poisoning is harmless: nothing that may panic runs under the lock.
     state: Mutex<State>,
 }
 
@@ -30,9 +29,9 @@ struct State {
 /// Frames of the writers of one table.
 #[derive(Default)]
 struct TableFrames {
-    /// Connections that write to it.
+    /// Number of connections that write to the table.
     connections: usize,
-    /// Bytes of its frames.
+    /// Bytes of its granted frames.
     held: u64,
     line: VecDeque<WaitingFrame>,
 }
@@ -67,7 +66,7 @@ impl PushBudget {
         })
     }
 
-    /// A connection writes to this table, until the returned value is dropped.
+    /// Registers a connection that writes to this table, until the returned value is dropped.
     pub fn writes(self: &Arc<Self>, table: &str) -> TableWrites {
         let table = Arc::from(table);
         let mut state = lock(&self.state);
@@ -84,7 +83,7 @@ impl PushBudget {
         self.limit - lock(&self.state).left
     }
 
-    /// Takes note of a change under the lock, and grants the frames that now fit.
+    /// Applies a change under the lock, and grants the frames that now fit.
     fn change(self: &Arc<Self>, change: impl FnOnce(&mut State)) {
         let mut granted = Vec::new();
         {
@@ -93,14 +92,14 @@ impl PushBudget {
             state.grant(self, &mut granted);
         }
         for (frame, permit) in granted {
-            // An error returns the permit of a connection that has ended, whose bytes go to the next frame.
+            // A send fails if the connection has ended. The returned permit is dropped, and its bytes go to the next frame.
             let _ = frame.send(permit);
         }
     }
 }
 
 impl State {
-    /// Takes bytes for a frame of this table, unless it has to wait.
+    /// Takes bytes for a frame of this table; `false` if the frame has to wait.
     fn take(&mut self, table: &str, bytes: u64) -> bool {
         let tables = self.tables.len() as u64;
         let Some(frames) = self.tables.get_mut(table) else {
@@ -117,7 +116,7 @@ impl State {
         true
     }
 
-    /// Takes bytes for the first frames of each line, as long as they fit.
+    /// Grants waiting frames in the order of each table's queue, as long as they fit.
     fn grant(
         &mut self,
         budget: &Arc<PushBudget>,
@@ -127,7 +126,7 @@ impl State {
         let mut waiting: Vec<(u64, Arc<str>)> = waiting
             .map(|(table, of)| (of.held, Arc::clone(table)))
             .collect();
-        // Tables that hold the least come first.
+        // Tables with the fewest held bytes first.
         waiting.sort_unstable();
         for (_, table) in waiting {
             while let Some(first) = self.first(&table) {
@@ -148,7 +147,7 @@ impl State {
         }
     }
 
-    /// The first frame of a table's line whose connection has not ended.
+    /// First waiting frame of a table whose connection is still open.
     fn first(&mut self, table: &str) -> Option<&WaitingFrame> {
         let line = &mut self.tables.get_mut(table)?.line;
         while line.front()?.granted.is_closed() {
@@ -171,8 +170,8 @@ impl TableWrites {
         &self.table
     }
 
-    /// Waits for `bytes`, or for all bytes if that is less: a frame that is as long as frames may be, with a long control message,
-    /// takes up to 16 MiB more with its decoded request.
+    /// Waits for `bytes`, capped at the limit: with its decoded request, a frame of maximum length takes up to 16 MiB more than the
+    /// limit.
     pub async fn reserve(&self, bytes: u64) -> PushPermit {
         let bytes = bytes.min(self.budget.limit);
         let granted = {
@@ -256,7 +255,7 @@ mod tests {
         }
         let free = budget.writes("free");
         assert!(free.try_reserve(1 << 20).is_some());
-        // A table alone had a third of it.
+        // The first table, alone, was granted a third of the memory.
         assert_eq!(held[0].1.len(), 85);
         held.clear();
         drop(free);

@@ -10,29 +10,29 @@ use tokio::sync::Mutex;
 
 use super::ReplyBudget;
 
-/// Part of its role's budget from which on one connection waits for itself: so there is room for several.
+/// Divisor of the role's budget: one connection holds at most this fraction, so that several have memory.
 const PARTS: u64 = 4;
 
-/// Unread bytes of a connection up to which its reports are made even if the budget is full: an operator sees what fills it.
+/// Unread bytes up to which a connection gets reports although the budget is full, so that an operator can see the cause.
 const REPORTS: u64 = 64 << 10;
 
-/// A large reply, by what it takes.
+/// A large reply, by its memory use.
 #[derive(Debug, Clone)]
 pub enum LargeReply {
-    /// Memory of its own.
+    /// Newly allocated memory.
     Copy,
-    /// A buffer of the memory.
+    /// A buffer that the replay memory holds anyway.
     Shared(Bytes),
     /// A few kilobytes: statistics, a list.
     Report,
 }
 
-/// Why a reply is not made yet.
+/// Reason for which a reply is blocked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NoRoom {
-    /// The connection has this many unread bytes.
+    /// Limit of the connection, with its unread bytes.
     Own(u64),
-    /// The connections of its role have this many.
+    /// Limit of the role, with its unread bytes.
     Role(u64),
 }
 
@@ -43,7 +43,7 @@ pub struct Reader {
     held: Cell<u64>,
     /// Notified when the client has read a reply.
     freed: Event,
-    /// The connection's request that waits for room; others wait for it. So connections take turns.
+    /// Held by the connection's request that waits for memory, so that its other requests queue and connections take turns.
     line: Mutex<()>,
 }
 
@@ -71,7 +71,7 @@ impl Reader {
         &self.budget
     }
 
-    /// Counts a reply of `bytes`, of which the `shared` buffer of the memory is a part; it may be empty.
+    /// Counts a reply of `bytes`, which include the `shared` buffer unless it is empty.
     pub fn hold(self: &Rc<Self>, bytes: u64, shared: Bytes) -> ReplyShare {
         let alone = bytes.saturating_sub(shared.len() as u64);
         self.held.set(self.held.get() + bytes);
@@ -83,10 +83,10 @@ impl Reader {
         }
     }
 
-    /// Whether `reply` may be made.
+    /// Checks that `reply` may be built now.
     ///
     /// # Errors
-    /// What it waits for. [`Self::room`] waits.
+    /// The limit that blocks it: wait with [`Self::room`].
     pub fn check(&self, reply: &LargeReply) -> Result<(), NoRoom> {
         let held = self.held.get();
         if held >= self.limit {
@@ -104,13 +104,13 @@ impl Reader {
         }
     }
 
-    /// Waits until `check` finds room. While its role has none, readers that are stalled are dropped.
+    /// Waits until `check` succeeds. While the role's budget is full, stalled readers are disconnected.
     pub async fn room(&self, check: impl Fn() -> Result<(), NoRoom>) {
         let _first = self.line.lock().await;
         let mut place = None;
         loop {
             let own = self.freed.listen();
-            // Before the check, so that no change after it is missed.
+            // Registered before the check, so that no later change is missed.
             place.get_or_insert_with(|| self.budget.freed());
             match check() {
                 Ok(()) => return,

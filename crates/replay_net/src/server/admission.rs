@@ -1,5 +1,5 @@
-//! Limits on connections: handshakes in progress, in all and for each address, and welcome connections. A stranger occupies
-//! only the first limit.
+//! Limits on connections: handshakes in progress, in total and per address, and authenticated connections. Unauthenticated clients occupy
+//! only the limit of handshakes.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -12,10 +12,10 @@ use crate::config::ServerConfig;
 use crate::error::{Error, Result};
 use base::sync::lock;
 
-/// Connections over a limit that get an error reply at the same time; further ones are closed without a reply.
+/// Limit of connections that are refused with an error reply at the same time; further ones are closed without a reply.
 const MAX_REFUSALS: usize = 16;
 
-/// The limits, and the connections that count.
+/// The limits, and the connections counted under them.
 pub struct Admission {
     handshakes: Arc<Semaphore>,
     connections: Arc<Semaphore>,
@@ -23,11 +23,11 @@ pub struct Admission {
     max_handshakes: u32,
     max_handshakes_per_address: u32,
     max_connections: u32,
-    /// Handshakes in progress of each address that has any.
+    /// Handshakes in progress, by address.
     addresses: Mutex<HashMap<IpAddr, u32>>,
 }
 
-/// The limit under which a connection counts, from its accept to its end.
+/// The limit under which a connection is counted until its end.
 pub struct Slot {
     admission: Arc<Admission>,
     held: RefCell<Held>,
@@ -38,7 +38,7 @@ enum Held {
         _permit: OwnedSemaphorePermit,
         _share: Option<AddressShare>,
     },
-    /// An error reply, and the setting that is its reason.
+    /// Refused with an error reply, because of the setting `limit`.
     Refusal {
         limit: &'static str,
         _permit: OwnedSemaphorePermit,
@@ -48,7 +48,7 @@ enum Held {
     },
 }
 
-/// One of an address's handshakes.
+/// Counts a handshake of an address until dropped.
 struct AddressShare {
     admission: Arc<Admission>,
     address: IpAddr,
@@ -68,8 +68,8 @@ impl Admission {
         })
     }
 
-    /// Slot for the handshake of an accepted connection, or for its refusal; `None` to close it without a reply. `peer` is
-    /// an IP address and port, or the name of a local process, which has no limit of its own.
+    /// Slot for an accepted connection's handshake or refusal; `None` to close the connection without a reply. `peer` is an IP address and
+    /// port, or the name of a local process, for which only the total limit applies.
     pub fn accept(self: &Arc<Self>, peer: &str) -> Option<Slot> {
         let slot = |held| {
             Some(Slot {
@@ -100,14 +100,14 @@ impl Admission {
         }
     }
 
-    /// Returns when no connection is open, welcome or not.
+    /// Waits until no connection is open, authenticated or not.
     pub async fn all_ended(&self) {
         // An error means that a semaphore is closed, which never happens.
         let _ = self.handshakes.acquire_many(self.max_handshakes).await;
         let _ = self.connections.acquire_many(self.max_connections).await;
     }
 
-    /// Open connections, welcome or not.
+    /// Number of open connections, authenticated or not.
     pub fn open(&self) -> usize {
         let limits = self.max_handshakes as usize + self.max_connections as usize;
         limits - self.handshakes.available_permits() - self.connections.available_permits()
@@ -140,7 +140,7 @@ impl Drop for AddressShare {
 }
 
 impl Slot {
-    /// The reason for a refusal.
+    /// Error for a refused connection.
     pub fn refusal(&self) -> Option<Error> {
         match *self.held.borrow() {
             Held::Refusal { limit, .. } => Some(Error::Busy(format!(
@@ -150,12 +150,12 @@ impl Slot {
         }
     }
 
-    /// Whether [`Slot::welcome`] has counted it.
+    /// Whether the connection is authenticated: see [`Slot::welcome`].
     pub fn is_welcome(&self) -> bool {
         matches!(*self.held.borrow(), Held::Connection { .. })
     }
 
-    /// Counts the connection as a welcome one from now on.
+    /// Counts the connection as authenticated from now on.
     ///
     /// # Errors
     /// [`Error::Busy`] at the limit.

@@ -34,16 +34,16 @@ use crate::error::Result;
 use crate::io_error;
 use crate::stack::kernel::{self, SERVER_USER_TIMEOUT, prepare_tcp};
 
-/// Open connections; a further one takes the place of the oldest, so that idle ones keep no supervisor out. Each may hold one
+/// Limit of open connections. A further one closes the oldest, so that idle connections cannot lock a supervisor out. Each may hold one
 /// answer: 4 MB for a thousand tables.
 const MAX_CONNECTIONS: usize = 16;
 
-/// Longest life of a connection, in deadlines of a handshake: a client that does not read its answer would keep it for good.
+/// Limit of a connection's life, as a multiple of the handshake deadline, for clients that do not read their answer.
 const MAX_LIFE: u32 = 6;
 
 const PAGE: &str = include_str!("http/page.html");
 
-/// The page loads nothing from anywhere but this server's statistics.
+/// The page may load only this server's statistics.
 const PAGE_POLICY: &str = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; \
                            connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
@@ -88,8 +88,7 @@ impl HttpListener {
 }
 
 impl Server {
-    /// Answers requests on this thread until the server has stopped: also while it finishes running requests of clients, so that
-    /// a supervisor sees it drain.
+    /// Serves HTTP on this thread until the server has stopped. Continues during the drain, which a supervisor can thus observe.
     pub(super) async fn serve_http(self: Arc<Self>, http: HttpListener) {
         let listener = match TcpListener::from_std(http.listener) {
             Ok(listener) => listener,
@@ -177,7 +176,7 @@ impl Server {
         }
         let path = request.uri().path();
         if path == "/healthz" {
-            // Without a token: the answer shows nothing else, and supervisors have none.
+            // Needs no token: supervisors have none, and the answer reveals only this state.
             return match *self.phase.borrow() {
                 Phase::Serving => plain(StatusCode::OK, "ok"),
                 Phase::Draining | Phase::Stopped => {

@@ -19,13 +19,13 @@ use crate::stack::kernel::{self, Kernel};
 use crate::stack::{Address, Stack, StackName};
 use replay_core::memory::Memory;
 
-/// Open descriptors of a process besides its connections.
+/// File descriptors of a process besides its connections.
 const OTHER_FILES: u64 = 128;
 
 /// Receives the bound addresses, or the error of binding them.
 type AddressSender = std::sync::mpsc::Sender<Result<Vec<Address>>>;
 
-/// A server on sockets. Dropped, it shuts down and waits for the end.
+/// A server on sockets. Dropping shuts it down and waits for its end.
 pub struct RunningServer {
     server: Arc<Server>,
     addresses: Vec<Address>,
@@ -111,7 +111,7 @@ impl RunningServer {
 impl Drop for RunningServer {
     fn drop(&mut self) {
         if self.addresses.is_empty() {
-            // The start failed: there are no connections to drain, but perhaps threads to end.
+            // The start failed: there are no connections to drain, but threads may run.
             self.server.stop();
         }
         self.shut_down();
@@ -121,7 +121,7 @@ impl Drop for RunningServer {
     }
 }
 
-/// What a plugged-in stack runs for a server: its listeners and connections.
+/// A server's task for a plugged-in stack: its listeners and connections.
 pub struct ServeTask {
     server: Arc<Server>,
     listen: Vec<Address>,
@@ -142,7 +142,7 @@ impl ServeTask {
     }
 }
 
-/// Stops the server when its thread panics: the thread that accepts connections, or a part of the open ones, is gone.
+/// Stops the server if its thread panics, which loses the listener or some of the open connections.
 struct StopAtPanic(Arc<Server>);
 
 impl Drop for StopAtPanic {
@@ -153,7 +153,7 @@ impl Drop for StopAtPanic {
     }
 }
 
-/// A thread with its own tokio runtime, which runs the future of `start` and ends with it. A panic stops the server.
+/// Starts a thread with its own tokio runtime, which runs the future of `start` to its end. A panic stops the server.
 fn io_thread<F: Future<Output = ()>>(
     server: &Arc<Server>,
     name: &str,
@@ -180,8 +180,8 @@ fn io_thread<F: Future<Output = ()>>(
 }
 
 impl Server {
-    /// Serves a memory on the stack of the configuration until the returned server is shut down or dropped: on kernel
-    /// sockets with its own threads, on a plugged-in stack with that one's thread.
+    /// Starts a server on the stack of the configuration: on kernel sockets with its own threads, or on the thread of a plugged-in stack.
+    /// It serves until the returned value is shut down or dropped.
     ///
     /// # Errors
     /// Errors of [`Server::new`] and [`Snapshots::open`], and [`Error::Io`] or [`Error::Config`] for an address that cannot be bound or a
@@ -191,7 +191,7 @@ impl Server {
             stack.check_built_in()?;
         }
         let mut server = Server::new(config, memory)?;
-        // Before anything is served: a port in use ends the start.
+        // Bound first, so that a port in use fails the start.
         let with_tls = server.tls.is_some();
         let http = config.http.as_ref();
         let http = http
@@ -329,23 +329,27 @@ impl Server {
     }
 }
 
-/// What the network of these addresses is trusted with; `None` where nothing is left to trust.
-fn trusted_with(config: &ServerConfig) -> Option<&'static str> {
+/// Risk that `trusted_network` accepts; `None` if there is none.
+fn trusted_with(config: &ServerConfig) -> Option<String> {
     let (token, tls) = (config.has_token(), config.tls_cert.is_some());
     match config.trusted_network {
-        true if !token => Some("everyone who can connect may read and write"),
+        true if !token => Some("everyone who can connect may read and write".to_owned()),
         true if !tls => Some(
-            "clients need a token, but without TLS other hosts can read and change what they send",
+            "clients need a token, but without TLS other hosts can read and change what they send"
+                .to_owned(),
         ),
         true => {
-            let mut extensions = extension::plugged_in().into_iter();
-            extensions.find_map(|extension| extension.trust(config))
+            let extensions = extension::plugged_in().into_iter();
+            let trusts: Vec<_> = extensions
+                .filter_map(|extension| extension.trust(config))
+                .collect();
+            (!trusts.is_empty()).then(|| trusts.join("; "))
         }
         false => None,
     }
 }
 
-/// Open descriptors of a server with so many connections.
+/// File descriptors of a server with `connections` connections.
 pub fn open_files(connections: u32) -> u64 {
     u64::from(connections) + OTHER_FILES
 }
@@ -403,7 +407,7 @@ mod tests {
             io_thread(&server, "io-2", false, || async move {
                 let (_sender, accepted) = mpsc::unbounded_channel();
                 serving.serve_accepted(Kernel, accepted).await;
-                // Released to the thread that joins this one.
+                // Release: pairs with the acquire load of the thread that joins this one.
                 end.store(true, Ordering::Release);
             })
             .unwrap(),

@@ -1,4 +1,4 @@
-//! Lines of the log that strangers can cause, clients before their welcome, at a bounded rate.
+//! Rate-limited log lines about unauthenticated clients.
 
 use std::fmt::Display;
 use std::sync::Mutex;
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use base::sync::lock;
 
-/// Shortest time between two lines of one kind: strangers must not fill the log.
+/// Shortest time between two lines of one kind, so that unauthenticated clients cannot fill the log.
 const INTERVAL: Duration = Duration::from_secs(1);
 
 /// Kind of a line. Each has a limit of its own, so that none hides the others.
@@ -16,17 +16,17 @@ pub enum StrangerEvent {
     FailedLogin,
     /// A limit of connections.
     Refused,
-    /// A frame that is none, or a handshake that took too long.
+    /// An invalid frame, or a handshake that took too long.
     Dropped,
-    /// A connection that ended.
+    /// A connection that ended during its handshake.
     Left,
-    /// A connection that the system did not hand over.
+    /// A failed accept.
     NotAccepted,
     /// A broken connection of statistics over HTTP.
     Http,
 }
 
-/// The last line of each kind, and the events since.
+/// Time of the last line of each kind, and the events since.
 #[derive(Default)]
 pub struct StrangerLog([Mutex<Since>; 6]);
 

@@ -1,5 +1,5 @@
-//! Which programs sample a table. Learners of different runs, each with actors of its own, would learn from each other's steps
-//! without an error: the log warns of the second program.
+//! Programs that sample each table. Learners of different runs would silently learn from each other's steps, so the log warns of the second
+//! program.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Mutex;
@@ -17,7 +17,7 @@ pub struct Samplers(Mutex<HashMap<String, TableSamplers>>);
 struct TableSamplers {
     /// Connections of each program, and the address of its first one.
     programs: BTreeMap<u64, (u32, String)>,
-    /// The log has named the table.
+    /// The warning was logged.
     warned: bool,
 }
 
@@ -80,7 +80,7 @@ impl Samplers {
     }
 }
 
-/// The tables that one connection has sampled. Dropped, it samples none.
+/// Tables that one connection has sampled. Dropping removes the connection from them.
 pub struct ConnectionSamples<'a> {
     samplers: &'a Samplers,
     program: u64,
@@ -89,12 +89,12 @@ pub struct ConnectionSamples<'a> {
 }
 
 impl ConnectionSamples<'_> {
-    /// Whether a sample of a table is to be noted: the connection's first one.
+    /// Whether this is the connection's first sample of the table.
     pub fn is_new(&self, table: &str) -> bool {
         self.program != 0 && !self.tables.iter().any(|known| known == table)
     }
 
-    /// Notes the first sample of a table that exists.
+    /// Records the first sample of an existing table.
     pub fn note(&mut self, table: &str) {
         self.samplers.add(table, self.program, self.peer);
         self.tables.push(table.to_owned());

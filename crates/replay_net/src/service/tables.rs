@@ -1,5 +1,4 @@
-//! Requests that make, empty and remove tables. Their time grows with the table's capacity, so connections run them on a
-//! thread of their own.
+//! Requests that create, empty and drop tables. Their time grows with the table's capacity, so connections run them on another thread.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -62,7 +61,7 @@ impl Tables {
         Ok(ReplyBody::Done)
     }
 
-    /// The answer to `CreateTable` for a table that exists, `None` for another one.
+    /// The answer to `CreateTable` if the table exists, else `None`.
     pub fn find(&self, config: &TableConfig) -> Option<Result<ReplyBody>> {
         let table = self.memory.table(&config.name).ok()?;
         Some(match table.config().difference(config) {
@@ -103,8 +102,8 @@ impl Tables {
     }
 }
 
-/// Returns the freed memory of a table to the system. glibc keeps up to 64 MiB for each thread, so that a server exceeded its
-/// `max_bytes` by a half once tables of some size were dropped.
+/// Returns freed memory to the system. glibc keeps up to 64 MiB per thread: without this call, a server exceeded `max_bytes` by half after
+/// dropping tables of some size.
 fn return_freed_memory() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     // SAFETY: malloc_trim takes the allocator's own locks, may be called from any thread, and moves no allocation.

@@ -1,4 +1,4 @@
-//! A snapshot in a file. It is written beside the file and renamed to it, so that the file there stays until the new one is whole.
+//! A snapshot file, written under a temporary name and renamed, so that the previous file stays until the new one is complete.
 
 use std::fs::{self, File};
 use std::io::{self, BufReader, BufWriter, Write};
@@ -19,18 +19,17 @@ use crate::io_error;
 /// Buffer of the file, for records smaller than it.
 const BUFFER_BYTES: usize = 1 << 20;
 
-/// Writes all tables to a file, replacing the file there as a whole once everything is on the disk. A symbolic link stays, and
-/// its target is the file.
+/// Writes all tables to a file. Replaces an existing file as a whole, once everything is on the disk. Follows a symbolic link and replaces
+/// its target.
 ///
 /// # Errors
-/// [`Error::Io`] when it cannot be written, another process saves to it now, or something other than a regular file is there;
-/// what was there stays.
+/// [`Error::Io`] if the file cannot be written, another process saves to it now, or it is not a regular file; an existing file stays.
 pub fn save(memory: &Memory, path: &Path) -> Result<()> {
     let target = replaceable(path).map_err(cannot_write(path))?;
     save_as(&target, None, |out| snapshot::save(memory, out)).map(|_| ())
 }
 
-/// [`save`] for a server: see [`snapshot::save_server`]. Returns the file's bytes. It ends with an error soon after `stop` was set.
+/// [`save`] for a server: see [`snapshot::save_server`]. Returns the file's size in bytes. Fails soon after `stop` is set.
 ///
 /// # Errors
 /// Errors of [`save`].
@@ -44,7 +43,7 @@ pub fn save_server(memory: &Memory, path: &Path, stop: &AtomicBool) -> Result<u6
 /// Its errors; [`Error::Io`] when the file cannot be read, [`Error::Snapshot`] for a damaged one.
 pub fn restore(memory: &Memory, path: &Path) -> Result<()> {
     let open = || {
-        // The opening of a pipe would wait for its writer.
+        // Opening a named pipe would block until it has a writer.
         if !fs::metadata(path)?.is_file() {
             return Err(io::Error::other("it is not a regular file"));
         }
@@ -62,7 +61,7 @@ fn save_as(
     stop: Option<&AtomicBool>,
     write: impl FnOnce(&mut BufWriter<Stoppable<'_>>) -> replay_core::Result<()>,
 ) -> Result<u64> {
-    // One at a time: two would write the same temporary file.
+    // One save at a time: two would write to one temporary file.
     static SAVING: Mutex<()> = Mutex::new(());
     let _saving = lock(&SAVING);
     let partial = partial_path(path);
@@ -85,12 +84,12 @@ fn save_as(
     done
 }
 
-/// The error of a failed write to the file.
+/// Error of a failed write to the file.
 fn cannot_write(path: &Path) -> impl FnOnce(io::Error) -> Error {
     io_error(format!("the snapshot {} cannot be written", path.display()))
 }
 
-/// The memory's error about a snapshot, with the file.
+/// Adds the path to the memory's error about a snapshot.
 fn named(path: &Path) -> impl FnOnce(replay_core::Error) -> Error {
     |error| match error {
         replay_core::Error::Snapshot(reason) => Error::Snapshot {
@@ -109,15 +108,15 @@ fn named(path: &Path) -> impl FnOnce(replay_core::Error) -> Error {
     }
 }
 
-/// The path whose file a new one replaces: `path`, or the target of a symbolic link.
+/// Path of the file to replace: `path`, or the target of a symbolic link.
 fn replaceable(path: &Path) -> io::Result<PathBuf> {
     let there = match fs::symlink_metadata(path) {
         Ok(there) => there.file_type(),
-        // A new name; the file's creation names a folder that is missing.
+        // A new file. If its folder is missing, the file's creation fails and names it.
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(path.to_owned()),
         Err(error) => return Err(error),
     };
-    // Of a link the target, which has to exist.
+    // A link's target has to exist.
     let target = match there.is_symlink() {
         true => path.canonicalize()?,
         false => path.to_owned(),
@@ -143,7 +142,7 @@ struct Stoppable<'a> {
 
 impl Write for Stoppable<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        // Relaxed: nothing is published with it.
+        // Relaxed: the flag publishes no other data.
         if self.stop.is_some_and(|stop| stop.load(Ordering::Relaxed)) {
             return Err(io::Error::other("it was stopped"));
         }
@@ -155,32 +154,31 @@ impl Write for Stoppable<'_> {
     }
 }
 
-/// Beside the file, so that it can be renamed to it.
+/// Temporary file in the target's folder, because a rename cannot cross file systems.
 fn partial_path(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".partial");
     name.into()
 }
 
-/// Opens and empties the temporary file, which no other process writes until it is closed. A symbolic link in its place is
-/// not followed: it might name any file of this user.
+/// Opens, locks and empties the temporary file. Does not follow a symbolic link, which could point to any file of this user.
 fn lock_partial(partial: &Path) -> io::Result<File> {
     let file = File::options()
         .write(true)
         .create(true)
         .truncate(false)
-        // A pipe without a reader is an error, and not waited for.
+        // O_NONBLOCK: opening a pipe without a reader fails instead of blocking.
         .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
         .open(partial)?;
     // SAFETY: the descriptor is open for the call, which touches no memory.
     let locked = unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) };
     let (mine, there) = (file.metadata()?, fs::symlink_metadata(partial)?);
-    // The file of another process, or one that it has just renamed.
+    // Another process has locked the file, or has renamed it since the open.
     if locked != 0 || (mine.dev(), mine.ino()) != (there.dev(), there.ino()) {
         let text = "another process saves to this file now";
         return Err(io::Error::new(io::ErrorKind::WouldBlock, text));
     }
-    // Bytes of an earlier writer. Nothing else is cut: a device has no length to set.
+    // Left by a killed writer. A device is never truncated: it has no length to set.
     if file.metadata()?.len() > 0 {
         file.set_len(0)?;
     }
@@ -189,7 +187,7 @@ fn lock_partial(partial: &Path) -> io::Result<File> {
 
 fn put_in_place(partial: &Path, path: &Path) -> io::Result<()> {
     fs::rename(partial, path)?;
-    // The new name has to be on the disk too.
+    // Syncs the folder, so that the rename survives a crash.
     let folder = path.parent().filter(|p| !p.as_os_str().is_empty());
     File::open(folder.unwrap_or(Path::new("."))).and_then(|folder| folder.sync_all())
 }

@@ -16,21 +16,20 @@ use super::{Address, ByteStream, Stack, StackName};
 use crate::error::{Error, Result};
 use crate::io_error;
 
-/// Length of the kernel's queue of connections before `accept`.
+/// Length of the listen queue.
 const BACKLOG: i32 = 1024;
 
-/// Silence after which a TCP socket asks its peer for a sign of life, and the interval of further questions. Where there
-/// is a user time-out, Linux ends the connection at the first unanswered question after it; elsewhere
-/// [`KEEPALIVE_RETRIES`] of them end it. Both are 60 s of silence for a server.
+/// Idle time before the first TCP keepalive probe. With a user timeout, Linux closes the connection at the first unanswered probe after it;
+/// other systems close it after [`KEEPALIVE_RETRIES`] probes. Both take 60 s for a server.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 const KEEPALIVE_RETRIES: u32 = 3;
 
-/// Time after which sent data without an acknowledgement ends a server's connection: nothing asks for signs of life then.
+/// TCP user timeout of a server: closes the connection if sent data stays unacknowledged. Keepalive probes are not sent meanwhile.
 pub const SERVER_USER_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// [`SERVER_USER_TIMEOUT`] of a client. Linux counts time in which the peer takes no data, too, and a server does not read
-/// pushes that wait; the writer then connects again.
+/// TCP user timeout of a client. Linux also counts the time of a zero receive window, and a server does not read waiting pushes. After the
+/// timeout the writer reconnects.
 pub const CLIENT_USER_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// The kernel's sockets.
@@ -137,7 +136,7 @@ impl Stack for Kernel {
     }
 }
 
-/// Sets the options of a connected TCP socket: no delay of small writes, and the end of a connection whose peer is gone.
+/// Sets the options of a connected TCP socket: no Nagle delay, keepalive and user timeout.
 ///
 /// # Errors
 /// Errors of the operating system.
@@ -152,15 +151,14 @@ pub fn prepare_tcp(socket: &SockRef<'_>, user_timeout: Duration) -> io::Result<(
     socket.set_tcp_user_timeout(Some(user_timeout))
 }
 
-/// Task that keeps its runtime from sleeping: the runtime polls its sockets in a loop. Answers are seen without a wake-up, and
-/// the thread takes a whole core.
+/// Busy-polls the runtime's sockets: a task that never sleeps. Avoids wake-ups, at the cost of a whole core.
 pub async fn spin() {
     loop {
         tokio::task::yield_now().await;
     }
 }
 
-/// Checks that an address can be listened on: binds a TCP address for a moment, and leaves a socket file alone.
+/// Checks that an address can be bound: binds a TCP address for a moment, and only connects to a socket file.
 ///
 /// # Errors
 /// [`Error::Io`] or [`Error::Config`] with the address.
@@ -195,14 +193,14 @@ pub(crate) fn bind_tcp(host: &str, port: u16) -> io::Result<StdTcpListener> {
     Ok(socket.into())
 }
 
-/// Binds a socket file that only this user may connect to.
+/// Binds a socket file that only this user can connect to.
 fn bind_unix(path: &Path) -> Result<(StdUnixListener, SocketFile)> {
     remove_stale(path)?;
     let bind = || -> io::Result<_> {
         let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
         socket.bind(&SockAddr::unix(path)?)?;
         let file = SocketFile::new(path, &fs::symlink_metadata(path)?);
-        // Before `listen`, when no connection is possible, so that the file is never open to other users.
+        // Before `listen`, so that no other user can connect in between.
         fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
         socket.listen(BACKLOG)?;
         socket.set_nonblocking(true)?;
@@ -212,10 +210,10 @@ fn bind_unix(path: &Path) -> Result<(StdUnixListener, SocketFile)> {
     bind().map_err(io_error(what))
 }
 
-/// Removes a socket file whose server has ended.
+/// Removes the socket file of a server that has ended.
 ///
 /// # Errors
-/// [`Error::Config`] for a file of another kind or of a running server, which is kept.
+/// [`Error::Config`] for a file of another kind, or of a running server; the file stays.
 fn remove_stale(path: &Path) -> Result<()> {
     let refuse = |reason: &str| {
         Err(Error::Config(format!(
@@ -264,7 +262,7 @@ impl SocketFile {
 }
 
 impl Drop for SocketFile {
-    /// Removes the file unless it was replaced. An error is ignored: the file is only a name.
+    /// Removes the file unless another server has replaced it. Errors are ignored: a stale file is harmless.
     fn drop(&mut self) {
         if let Ok(now) = fs::symlink_metadata(&self.path)
             && (now.dev(), now.ino()) == (self.device, self.inode)

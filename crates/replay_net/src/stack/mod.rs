@@ -37,12 +37,12 @@ pub trait Stack: Clone + 'static {
     fn listen(&self, address: &Address) -> Result<Self::Listener>;
     /// The bound address, with a chosen port for port 0.
     fn address(&self, listener: &Self::Listener) -> Address;
-    /// The next connection and its peer's name for logs. Cancel safe.
+    /// Accepts the next connection; also returns its peer's name for logs. Cancel safe.
     fn accept(
         &self,
         listener: &mut Self::Listener,
     ) -> impl Future<Output = io::Result<(Self::Incoming, String)>>;
-    /// Takes an accepted connection over on this thread.
+    /// Takes an accepted connection over to this thread.
     fn open(&self, incoming: Self::Incoming) -> io::Result<Self::Stream>;
     /// The time by this stack's clock.
     fn now(&self) -> Instant;
@@ -51,10 +51,10 @@ pub trait Stack: Clone + 'static {
     /// Runs `task` on this thread until it completes or the thread's executor ends.
     fn spawn(&self, task: impl Future<Output = ()> + 'static);
 
-    /// Runs `work` on a thread of its own, to its end even if the returned future is dropped.
+    /// Runs `work` on a dedicated thread, to its end even if the returned future is dropped.
     ///
     /// # Errors
-    /// [`Error::Io`] without another thread, [`Error::Internal`] after a panic of `work`.
+    /// [`Error::Io`] if the system cannot start a thread, [`Error::Internal`] after a panic of `work`.
     fn run_blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,

@@ -1,5 +1,5 @@
-//! Stacks of other crates, which a program plugs in by name before it reads addresses: `--stack NAME` of a server,
-//! `innet+NAME://` of a client.
+//! Network stacks of other crates. A program registers them by name before it parses addresses: `--stack NAME` for a server,
+//! `innet+NAME://` for a client.
 
 use std::fmt;
 use std::future::Future;
@@ -28,11 +28,11 @@ use base::wait::Wait;
 pub trait PluggedStack: Sync {
     /// Name of the stack in `--stack` and in addresses.
     fn name(&self) -> &'static str;
-    /// Name of the stack in sentences.
+    /// Display name.
     fn title(&self) -> &'static str;
-    /// What the help of `--stack` says of it.
+    /// Help text of the value in `--stack`.
     fn help(&self) -> &'static str;
-    /// Crate whose events belong to this program, for filters of logs.
+    /// Crate that logs at the configured level.
     fn log_target(&self) -> &'static str;
     /// # Errors
     /// [`Error::Config`] if this program was built without the stack.
@@ -42,17 +42,17 @@ pub trait PluggedStack: Sync {
     /// # Errors
     /// [`Error::Config`] with advice.
     fn check_server(&self, config: &ServerConfig) -> Result<()>;
-    /// Runs `task` on the stack's thread, which is started unless it runs already.
+    /// Runs `task` on the stack's thread; starts the thread if it is not running.
     ///
     /// # Errors
     /// [`Error::Config`] and [`Error::Io`] for a stack that cannot be started.
     fn serve(&self, config: &ServerConfig, task: ServeTask) -> Result<JoinTask>;
-    /// The way of a client to the server at `address`.
+    /// Creates a client for `address`.
     ///
     /// # Errors
-    /// [`Error::Config`] for options that do not fit the address, and for a stack that cannot be started.
+    /// [`Error::Config`] if the options do not fit the address, or if the stack cannot be started.
     fn client(&self, address: &Address, options: &ConnectOptions) -> Result<Arc<dyn StackClient>>;
-    /// Parts of a machine that the stack needs, with its configuration file or without, for `innet-replay doctor`.
+    /// Checks of the machine for `innet-replay doctor`, with the stack's configuration file if there is one.
     ///
     /// # Errors
     /// [`Error::Config`] for a file that cannot be read.
@@ -62,7 +62,7 @@ pub trait PluggedStack: Sync {
 /// A future that is run on a stack's thread.
 pub type StackFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// The way to one server over a stack with a thread of its own.
+/// Connects to one server over a stack with its own thread.
 pub trait StackClient: Send + Sync {
     /// Opens a stream to the server. Polled by [`run`](Self::run).
     fn connect(&self) -> StackFuture<'_, io::Result<Box<dyn ByteStream>>>;
@@ -82,7 +82,7 @@ pub trait StackClient: Send + Sync {
 
 static PLUGGED_IN: Mutex<Vec<&'static dyn PluggedStack>> = Mutex::new(Vec::new());
 
-/// Plugs a stack in, once for each name.
+/// Registers a stack. Later stacks of the same name are ignored.
 pub fn plug_in(stack: &'static dyn PluggedStack) {
     let mut stacks = lock(&PLUGGED_IN);
     if stacks.iter().all(|known| known.name() != stack.name()) {
@@ -90,12 +90,12 @@ pub fn plug_in(stack: &'static dyn PluggedStack) {
     }
 }
 
-/// The stacks beside the kernel's.
+/// All registered stacks.
 pub fn plugged_in() -> Vec<&'static dyn PluggedStack> {
     lock(&PLUGGED_IN).clone()
 }
 
-/// `text` of each plugged-in stack, as alternatives; `None` without any.
+/// `text` of each registered stack, joined by "or"; `None` without any.
 pub(crate) fn alternatives(text: impl Fn(&dyn PluggedStack) -> String) -> Option<String> {
     let texts: Vec<_> = plugged_in().into_iter().map(text).collect();
     (!texts.is_empty()).then(|| texts.join(" or "))

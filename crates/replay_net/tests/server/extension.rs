@@ -1,4 +1,4 @@
-//! A service of another crate beside the memory: all that it takes.
+//! Services of other crates beside the memory: the least one, and one with settings, statistics and waits.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 use crate::connecting::{BreakingRelay, Ending, patient};
 use crate::kernel::start;
 use crate::suite::{config, table};
-use crate::support::port;
+use crate::support::{port, until};
 
 /// Adds up numbers, each as one byte: zero is answered with the sum, once that is not zero.
 #[derive(Default)]
@@ -45,17 +45,11 @@ impl PluggedExtension for Plug {
     fn name(&self) -> &'static str {
         "adder"
     }
-    fn settings(&self) -> SettingsType {
-        SettingsType::of::<AdderConfig>()
+    fn settings(&self) -> Option<SettingsType> {
+        Some(SettingsType::of::<AdderConfig>())
     }
-    fn absent(&self) -> &'static str {
-        "this server adds nothing up: start it with --adder"
-    }
-    fn log_targets(&self) -> &'static [&'static str] {
-        &[]
-    }
-    fn check(&self, _: &ServerConfig) -> Result<()> {
-        Ok(())
+    fn absent(&self) -> String {
+        "this server adds nothing up: start it with --adder".to_owned()
     }
     fn start(&self, config: &ServerConfig) -> Result<Option<Arc<dyn Extension>>> {
         let started = config
@@ -115,6 +109,50 @@ impl Session for Member {
     }
 }
 
+/// The least service: it sends back what it gets.
+mod echo {
+    use super::*;
+
+    pub struct Plug;
+    struct Echo;
+
+    impl PluggedExtension for Plug {
+        fn name(&self) -> &'static str {
+            "echo"
+        }
+        fn start(&self, _: &ServerConfig) -> Result<Option<Arc<dyn Extension>>> {
+            Ok(Some(Arc::new(Echo)))
+        }
+    }
+
+    impl Extension for Echo {
+        fn name(&self) -> &'static str {
+            "echo"
+        }
+        fn session(self: Arc<Self>) -> Box<dyn Session> {
+            Box::new(Echo)
+        }
+        fn stats(&self) -> Value {
+            json!({})
+        }
+    }
+
+    impl Session for Echo {
+        fn attempt(&mut self, message: &Bytes) -> Result<Attempt<Bytes>> {
+            Ok(Attempt::Ready(message.clone()))
+        }
+    }
+}
+
+#[test]
+fn a_service_takes_thirty_lines() {
+    plug_in(&echo::Plug);
+    let server = serve("");
+    let client = connect(&server.addresses()[0], ConnectOptions::default()).unwrap();
+    let answer = ask(&mut open(&client, "echo"), b"anything", Duration::ZERO).unwrap();
+    assert_eq!(answer[..], b"anything"[..]);
+}
+
 fn serve(settings: &str) -> RunningServer {
     plug_in(&Plug);
     let text = format!("listen = [\"innet://127.0.0.1:0\"]\n{settings}");
@@ -133,9 +171,9 @@ fn ask(session: &mut ExtensionSession, number: &'static [u8], within: Duration) 
     session.call(&number.into(), due, until, &Wait::forever(), late)
 }
 
-fn open(client: &Client) -> ExtensionSession {
+fn open(client: &Client, service: &'static str) -> ExtensionSession {
     let until = Instant::now() + Duration::from_secs(60);
-    ExtensionSession::open(client.dialer(), "adder", until, &Wait::forever()).unwrap()
+    ExtensionSession::open(client.dialer(), service, until, &Wait::forever()).unwrap()
 }
 
 #[test]
@@ -143,17 +181,21 @@ fn another_crates_service_answers_beside_the_memory() {
     let server = serve("adder = true");
     let client = connect(&server.addresses()[0], ConnectOptions::default()).unwrap();
     let stats = || client.stats(&Wait::forever()).unwrap();
-    let (mut one, mut other) = (open(&client), open(&client));
+    let (mut one, mut other) = (open(&client, "adder"), open(&client, "adder"));
     let now = Duration::ZERO;
     let late = ask(&mut one, &[0], now).unwrap_err().to_string();
     assert!(late.contains("nothing has been added"), "{late}");
     let failed = ask(&mut one, b"12", now).unwrap_err().to_string();
     assert_eq!(failed, "adder: one byte, please");
+    let long = ask(&mut one, &[0; 1 + MAX_MESSAGE as usize], now)
+        .unwrap_err()
+        .to_string();
+    assert!(long.contains("16384"), "{long}");
     let blocked = || stats()["adder"]["blocked"].as_u64().unwrap();
     let before = blocked();
     std::thread::scope(|scope| {
         let waits = scope.spawn(|| ask(&mut one, &[0], Duration::from_secs(60)));
-        while blocked() == before {}
+        until("a blocked attempt", || blocked() > before);
         ask(&mut other, &[7], now).unwrap();
         assert_eq!(waits.join().unwrap().unwrap()[..], [7]);
     });
@@ -162,7 +204,7 @@ fn another_crates_service_answers_beside_the_memory() {
     other
         .end(Instant::now() + Duration::from_secs(60), &Wait::forever())
         .unwrap();
-    while stats()["adder"]["of"]["all"]["members"] != 1 {}
+    until("its end", || stats()["adder"]["of"]["all"]["members"] == 1);
     assert!(stats()["tables"].is_object());
 }
 
@@ -170,7 +212,7 @@ fn another_crates_service_answers_beside_the_memory() {
 fn a_server_without_a_service_says_how_to_get_it() {
     let server = serve("");
     let client = connect(&server.addresses()[0], ConnectOptions::default()).unwrap();
-    let error = ask(&mut open(&client), &[1], Duration::ZERO).unwrap_err();
+    let error = ask(&mut open(&client, "adder"), &[1], Duration::ZERO).unwrap_err();
     assert!(
         error.to_string().contains("start it with --adder"),
         "{error}"
@@ -191,7 +233,7 @@ fn a_session_whose_handshake_breaks_begins_all_the_same() {
         let options = patient(ConnectOptions::default());
         let client = connect(&relay.address("innet"), options).unwrap();
         assert_eq!(relay.connections(), 2);
-        let mut session = open(&client);
+        let mut session = open(&client, "adder");
         assert_eq!(relay.connections(), 4);
         ask(&mut session, &[1], Duration::ZERO).unwrap();
     }

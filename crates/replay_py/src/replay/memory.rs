@@ -18,7 +18,7 @@ use crate::server::{self, PyServer};
 use crate::table::Tables;
 use crate::{integer, keywords, log, wait};
 
-/// Share of the memory that the process may have, in tables and parameters, where `max_bytes` is not given.
+/// Default of `max_bytes` (tables and parameters), in percent of the memory that the process may use.
 const SHARE_PERCENT: u8 = 80;
 
 #[doc = stub_doc!("Memory")]
@@ -73,7 +73,7 @@ impl PyMemory {
     fn restore(slf: &Bound<'_, Self>, path: PathBuf) -> PyResult<()> {
         let memory = Self::memory(slf)?;
         let restored = wait::unlocked(slf.py(), || file::restore(&memory, &path));
-        // Restoring may have made tables.
+        // Restoring may have created tables.
         slf.as_super().get().decoders().clear();
         restored
     }

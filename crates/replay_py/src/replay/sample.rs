@@ -43,8 +43,8 @@ const DECODERS_PER_TABLE: usize = 8;
 /// Dtypes of ids. torch returns them as signed integers.
 const IDS: [Dtype; 2] = [Dtype::Uint64, Dtype::Int64];
 
-/// Threads that unpack a batch where none are asked for: one for each core that this process might use at its first sample. The
-/// standard library reads the files of the control group each time.
+/// Default number of threads that unpack a batch: one for each core available at the first sample. Cached, because the standard library
+/// reads the cgroup files each time.
 fn unpacking_threads() -> usize {
     static CORES: OnceLock<usize> = OnceLock::new();
     let most = usize::from(integer::MAX_THREADS);
@@ -61,7 +61,7 @@ impl PyReplay {
         self.decoders().remove(table);
     }
 
-    /// How to read samples of a table, by the view that they name or else by the table's.
+    /// Decoder for samples of a table, cached by view and options.
     fn reading(
         &self,
         py: Python<'_>,
@@ -93,9 +93,9 @@ impl PyReplay {
         Ok(reading)
     }
 
-    /// Description of ids that no batch of the table had; `None` for ids of it, as far as this replay has sampled.
+    /// Describes ids that are not of the table; `None` if they are, or if this replay has not sampled their table.
     fn foreign_ids(&self, table: &str, ids: &[u64]) -> Option<String> {
-        // An id is below only if the number of its table and its slot are 0.
+        // An id of a table is smaller only if its table number and slot are both 0.
         if ids.iter().all(|&id| id < TableConfig::MAX_CAPACITY) {
             return Some("look like positions in a buffer; use batch.ids".into());
         }
@@ -249,7 +249,7 @@ impl PyReplay {
                     |wait| sampler.replay.sample(&sampler.request, wait),
                 );
                 match sampled {
-                    // Another client has replaced the table: the next turn reads its definition again.
+                    // Another client has replaced the table: the next iteration reads its definition again.
                     Err(error) if error.code() == ErrorCode::TableDiffers => Ok(None),
                     sampled => sampled.map(Some),
                 }

@@ -8,10 +8,10 @@ use replay_core::view::ViewSpec;
 /// Longest view of a table, in bytes of JSON.
 const MAX_VIEW_BYTES: usize = 64 << 10;
 
-/// Bytes of a name or of a view that an error quotes, which may come before the handshake and is logged.
+/// Most bytes of a name or view in an error: the peer may be unauthenticated, and errors are logged.
 const QUOTED: usize = 64;
 
-/// Bytes of a parser's reason, which quotes the text, too.
+/// Most bytes of a parser's reason, which also quotes the text.
 const REASON: usize = 256;
 
 call!(TableConfig: Learner => ());
@@ -69,7 +69,7 @@ impl Field for Option<ViewSpec> {
         if text.is_empty() {
             return Ok(None);
         }
-        // Before it is copied: parsed, it takes a small multiple of its bytes.
+        // Checked before the copy: a parsed view takes a small multiple of its text.
         if text.len() > MAX_VIEW_BYTES {
             return Err(Error::Protocol(format!(
                 "the view of a table has {} bytes, and {MAX_VIEW_BYTES} are the most",

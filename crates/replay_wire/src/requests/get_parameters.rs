@@ -6,9 +6,9 @@ use replay_core::replay::WriterId;
 pub struct GetParameters {
     /// Their name.
     pub name: String,
-    /// The client's version; 0 is none.
+    /// The client's version; 0 for none.
     pub newer_than: u64,
-    /// The writer that makes its steps with them from now on.
+    /// The writer whose later steps use these parameters.
     pub writer: Option<WriterId>,
 }
 

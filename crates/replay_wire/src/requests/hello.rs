@@ -9,7 +9,7 @@ pub struct Hello {
     pub release: String,
     /// Random bytes of this connection.
     pub nonce: [u8; 32],
-    /// Number of the client's program, the same for all of its processes; 0 is no number.
+    /// Number of the client's program, shared by all of its processes; 0 if unknown.
     pub program: u64,
 }
 
@@ -20,7 +20,7 @@ pub struct Challenge {
     pub protocol: u32,
     /// [`RELEASE`](crate::RELEASE) of the server.
     pub release: String,
-    /// Random number of this start of the server.
+    /// Random number, new at each start of the server.
     pub incarnation: u64,
     /// Random bytes of this connection.
     pub nonce: [u8; 32],

@@ -5,7 +5,7 @@ use replay_core::replay::ListedParameters;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct List;
 
-// Definitions and versions, which `DescribeTable` and `Stats` also show.
+// Allowed for actors, as `DescribeTable` and `Stats` show the same definitions and versions.
 call!(List: Actor => Listing, large: true);
 
 same_fields! {

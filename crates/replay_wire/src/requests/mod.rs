@@ -1,13 +1,13 @@
-//! Requests and replies. Each request has a file of its own: its content, the lowest role that may make it, its reply, what the reply takes,
-//! and how both are read and written. The list at the end names all of them; what concerns each of them is derived from it.
+//! Requests and replies. Each request has a file: its content, the lowest role that may make it, its reply, and the encoding of both. The
+//! list at the end names all requests, and generates the code that distinguishes them.
 
 mod authenticate;
+mod call_extension;
 mod close_writer;
 mod create_table;
 mod describe_table;
 mod drop_table;
 mod empty_table;
-mod extension;
 mod get_parameters;
 mod hello;
 mod list;
@@ -39,7 +39,7 @@ use replay_core::schema::TableConfig;
 /// A request of a client.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Request {
-    /// Number of the request on its connection, from 1; the reply has the same.
+    /// Number of the request on its connection, from 1; the reply repeats it.
     pub id: u64,
     /// Longest wait at the server in milliseconds; 0 is one try without waiting.
     pub deadline_ms: u32,
@@ -60,7 +60,7 @@ pub trait Call: Into<RequestBody> {
     /// The lowest role that may make it.
     const ROLE: Role;
 
-    /// Whether its reply may be large, so that it counts in a server's memory until the client has read it.
+    /// Whether its reply may be large. A large reply counts as used memory of the server until the client has read it.
     const LARGE_REPLY: bool = false;
 
     /// Content of its reply, unless that is an error.
@@ -88,8 +88,7 @@ macro_rules! call {
 }
 pub(crate) use call;
 
-/// How the content of a request or of a reply is in the schema's union: as a struct, a text around which there is a struct, no value, or
-/// another value.
+/// Code for a variant of the schema's union: a `struct`, a `text` with a struct around it, `void`, or another `value`.
 macro_rules! content {
     (read struct $content:ty, $from:ident, $rest:ident) => { read($from, $rest)? };
     (read text $content:ident, $from:ident, $rest:ident) => { $content(Field::read($from)?) };
@@ -106,8 +105,8 @@ macro_rules! content {
     (payload $other:ident $value:ident) => { Payload::default() };
 }
 
-/// Makes [`RequestBody`] and [`ReplyBody`] of a list of requests: name and file, variant, content; then the same of its reply, unless that is
-/// `Done` or another request's. The words of [`content!`] say how they are in the schema.
+/// Generates [`RequestBody`] and [`ReplyBody`] from a list of requests: name and file, kind of [`content!`], variant and content; then
+/// kind, variant and content of its reply, unless that is `Done` or another request's.
 macro_rules! requests {
     ($(
         $name:ident: $kind:ident $request:ident($content:ident)
@@ -183,11 +182,11 @@ macro_rules! requests {
                 code: ErrorCode,
                 /// Message for the user; empty with a reason.
                 message: String,
-                /// With [`ErrorCode::Deadline`] and [`ErrorCode::Renew`]: what the request waited for.
+                /// Reason of the wait, with [`ErrorCode::Deadline`] and [`ErrorCode::Renew`].
                 waited_for: Option<Box<WaitReason>>,
             },
-            /// No answer yet, and the reason: the request waits or, with id [`NO_REQUEST`](crate::NO_REQUEST), the server does not read
-            /// the connection for now.
+            /// No answer yet: reason why the request waits or, with id [`NO_REQUEST`](crate::NO_REQUEST), why the server has paused reading
+            /// the connection (backpressure).
             Waiting(WaitReason),
             /// Success without a result.
             Done,
@@ -289,5 +288,5 @@ requests! {
     list: void List(List) => struct Listing(Listing),
     snapshot: void Snapshot(Snapshot),
     close_writer: struct CloseWriter(CloseWriter),
-    extension: struct Extension(Extension) => struct Extension(Extension),
+    call_extension: struct CallExtension(Extension) => struct Extension(Extension),
 }

@@ -5,9 +5,9 @@ use super::*;
 pub struct PutParameters {
     /// Their name.
     pub name: String,
-    /// Number of the put, the same when it is sent again; 0 is none.
+    /// Idempotency key: a resent put has the same number; 0 for none.
     pub id: u64,
-    /// The version to store; the next one for 0, or where that is not newer.
+    /// The version to store; if it is 0 or not newer than the stored one, the next version.
     pub version: u64,
     /// A safetensors file.
     pub bytes: Bytes,

@@ -11,7 +11,7 @@ pub struct ReportCorrupt {
     pub reason: String,
 }
 
-// A learner could also remove an item by a priority of 0, and without this request it would sample a damaged one again and again.
+// Allowed for learners, which could also disable an item with priority 0, and would otherwise sample a damaged item repeatedly.
 call!(ReportCorrupt: Learner => Option<String>);
 
 same_fields! { report_corrupt: ReportCorrupt { table, id, reason } }

@@ -11,7 +11,7 @@ same_fields! {
     shard_state: ShardState { number, total_priority, items, inserted, allowance }
 }
 
-/// Lists of a batch, each of a field of its items.
+/// Lists of a batch, one for each field of its items (struct of arrays).
 macro_rules! item_lists {
     ($($list:ident: $field:ident),+) => { paste! {
         fn read_items(from: wire::sampled::Reader<'_>) -> Result<Vec<SampledItem>> {

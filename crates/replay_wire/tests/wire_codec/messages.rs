@@ -182,7 +182,7 @@ fn request_body() -> impl Strategy<Value = RequestBody> {
                 epoch,
             })
         }),
-        extension().prop_map(RequestBody::Extension),
+        extension().prop_map(RequestBody::CallExtension),
     ]
 }
 

@@ -1,4 +1,4 @@
-//! Machines made up of files.
+//! Test machines made of files.
 
 use std::os::unix::fs::symlink;
 
@@ -99,7 +99,7 @@ fn a_machine_with_everything() {
     assert!(found("cores").contains("isolated: 2-3"));
 }
 
-/// What is missing after these changes: the one part, what was found, and what to do.
+/// A missing component: its name, what was found, how to install it.
 fn missing(changes: &[(&str, &'static str)]) -> (&'static str, String, String) {
     let findings = changed(changes);
     let missing: Vec<&Finding> = findings.iter().filter(|finding| !finding.ok).collect();
@@ -213,7 +213,7 @@ fn each_driver_that_hands_a_card_over_does() {
     let (found, to_do) = driver(&[no_vfio, igb, kernels]);
     assert_eq!(found, "igb_uio");
     assert!(to_do.contains("--bind=igb_uio"), "{to_do}");
-    // Loaded, and of no use without an IOMMU.
+    // The driver is loaded, but useless without an IOMMU.
     let (found, to_do) = driver(&[generic, kernels]);
     assert_eq!(found, "uio_pci_generic");
     assert!(to_do.contains("--bind=uio_pci_generic"), "{to_do}");
@@ -271,7 +271,7 @@ fn the_cores_of_a_mask_are_there_and_this_process_may_use_them() {
             "{found}"
         );
     }
-    // Not there at all; there, and not for this process; the second of two.
+    // A missing core; a core that this process may not use; the second core of a mask.
     for (mask, found, to_do) in [
         ("10", "core 4, and this machine has 0-3,8", "hexadecimal"),
         ("4", "core 2, and this process may use 0-1,3", "taskset"),
@@ -308,7 +308,7 @@ fn a_shared_fstack_is_the_one_that_this_program_was_built_with() {
         ok && found.ends_with("F-Stack 1.25, which is /opt/f/lib/libfstack.so"),
         "{found}"
     );
-    // A static one is in the program.
+    // A static library is part of the program.
     assert!(support(&[], None).0);
     let gone = &files[..1];
     for (files, library, reason) in [

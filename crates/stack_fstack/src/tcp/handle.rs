@@ -104,9 +104,9 @@ impl ReactorHandle {
     }
 }
 
-/// Work on the reactor that borrows from a thread which waits for it.
+/// Work on the reactor that borrows from the thread waiting for it.
 struct ScopedTask<'a> {
-    // Fields are dropped in this order: the end of `sender` shows the waiting thread that `work` is gone.
+    // Drop order of the fields matters: the end of `sender` tells the waiting thread that `work` is gone.
     work: Option<StackFuture<'a, ()>>,
     cancel: Arc<Cancel>,
     sender: mpsc::Sender<()>,
@@ -122,7 +122,7 @@ impl Future for ScopedTask<'_> {
         };
         match work.as_mut().poll(context) {
             Poll::Ready(()) => {
-                // Before the end is sent: the waiting thread returns with it.
+                // Dropped before the send, after which the waiting thread returns.
                 self.work = None;
                 let _ = self.sender.send(());
                 Poll::Ready(())
@@ -149,7 +149,7 @@ impl Cancel {
     }
 }
 
-/// The waiting thread's end of a [`ScopedTask`]. Dropped, it cancels the work and waits until it is gone.
+/// The waiting thread's side of a [`ScopedTask`]. Dropping cancels the work and waits until the work is dropped.
 struct WaitGuard<'a> {
     receiver: mpsc::Receiver<()>,
     cancel: &'a Cancel,
@@ -158,7 +158,7 @@ struct WaitGuard<'a> {
 }
 
 impl WaitGuard<'_> {
-    /// The end of the work, if it arrives within `duration`.
+    /// Waits for the end of the work; `None` after `duration`.
     fn wait(&self, duration: Duration) -> Option<Result<()>> {
         let done = match self.receiver.recv_timeout(duration) {
             Err(RecvTimeoutError::Timeout) => return None,

@@ -63,7 +63,7 @@ pub(super) fn initialise(config: &Config) -> Result<()> {
     Ok(())
 }
 
-/// Lets the ports pass whole segments; the error names the failed step.
+/// Lets the ports pass whole segments. The error names the failed step.
 ///
 /// # Safety
 /// Called between `ff_dpdk_init` and `ff_freebsd_init`.

@@ -24,7 +24,7 @@ use futures_util::stream::FuturesUnordered;
 
 use super::readiness::{Direction, Sockets, Token};
 
-/// Events read in one turn; further ones stay in the queue.
+/// Limit of events read in one turn; further ones stay in the queue.
 const EVENTS: usize = 64;
 
 const NO_EVENT: ff::kevent = ff::kevent {
@@ -37,20 +37,20 @@ const NO_EVENT: ff::kevent = ff::kevent {
     ext: [0; 4],
 };
 
-/// Turns between two readings of the clock, which take longer than the rest of an idle turn. A timer is late by so many
-/// turns: microseconds when polling, a millisecond when the loop sleeps.
+/// Turns between two clock readings, which are slower than the rest of an idle turn. Timers are late by up to this many turns: microseconds
+/// when polling, a millisecond when the loop sleeps.
 const CLOCK_EVERY: u32 = 16;
 
-/// Times that woken tasks are polled in one turn: a task that always wakes itself must not keep packets waiting.
+/// Limit of polling rounds in one turn: a task that always wakes itself must not delay packets.
 const ROUNDS: usize = 16;
 
-/// Time that the loop runs on after the last task, to send the bytes in the sockets' buffers.
+/// Time for the loop to send socket buffers after the last task.
 const LAST_SENDS: Duration = Duration::from_millis(20);
 
 /// A call to run on the reactor thread.
 pub type Submission = Box<dyn FnOnce(&Rc<Reactor>) + Send>;
 
-/// Flag that any task was woken.
+/// Set when any task is woken.
 struct Woken(AtomicBool);
 
 impl Wake for Woken {
@@ -85,7 +85,7 @@ pub struct Reactor {
     next_turn: RefCell<Vec<Waker>>,
     submissions: mpsc::Receiver<Submission>,
     stop: Arc<AtomicBool>,
-    /// End of the loop, once it was asked to stop.
+    /// Time at which the loop ends, once asked to stop.
     end: Cell<Option<Instant>>,
     panicked: Cell<bool>,
 }
@@ -183,7 +183,7 @@ impl Reactor {
             udata: token.as_pointer(),
             ..NO_EVENT
         };
-        // SAFETY: on the reactor thread; one change, and no memory for events, as the 0 says.
+        // SAFETY: on the reactor thread; one change, and a null event list with capacity 0.
         let changed = unsafe {
             ff::ff_kevent(
                 self.queue,
@@ -197,7 +197,7 @@ impl Reactor {
         check(changed).map(drop)
     }
 
-    /// Calls `operation` if the socket is ready, and registers the task for an event if not, or if it would block.
+    /// Calls `operation` if the socket is ready. If it is not ready or would block, registers the task for the next event.
     pub(super) fn poll_socket<T>(
         &self,
         token: Token,
@@ -220,7 +220,7 @@ impl Reactor {
         }
     }
 
-    /// Bytes that the socket may still write in this turn. With none left, the task is woken in the next turn.
+    /// Bytes that the socket may still write in this turn. At 0, wakes the task in the next turn.
     pub(super) fn write_quota(&self, token: Token, context: &Context<'_>) -> usize {
         let mut sockets = self.sockets.borrow_mut();
         let left = sockets.write_quota(token, self.turns.get());
@@ -388,7 +388,7 @@ pub(super) unsafe fn end_loop() {
     }
 }
 
-/// A task whose panic ends only itself, so that one connection cannot end the others.
+/// A task whose panic is caught, so that one connection cannot end the others.
 struct CatchPanic(Pin<Box<dyn Future<Output = ()>>>);
 
 impl Future for CatchPanic {
@@ -433,7 +433,7 @@ impl Future for Sleep {
         }
         let deadline = self.deadline;
         let known = self.timer;
-        // On other threads there are no timers, and the future never completes.
+        // Other threads have no timers: the future never completes there.
         self.timer = Reactor::with(|reactor| {
             let number = known.unwrap_or_else(|| {
                 let number = reactor.next_timer.get();
@@ -457,12 +457,12 @@ impl Drop for Sleep {
     }
 }
 
-/// Error of an operation on a socket on another thread.
+/// Error of a socket operation on another thread.
 pub(super) fn off_thread() -> io::Error {
     io::Error::other("an F-Stack socket works on its reactor thread alone")
 }
 
-/// Result of an F-Stack call: -1 stands for the error in `errno`.
+/// Result of an F-Stack call: -1 means an error in `errno`.
 pub(super) fn check(result: c_int) -> io::Result<c_int> {
     match result {
         -1 => Err(io::Error::last_os_error()),

@@ -46,19 +46,18 @@ pub enum Direction {
     Write,
 }
 
-/// State of one direction of a socket. Events are edge-triggered, so readiness is kept until a call would block or is known
-/// to.
+/// State of one direction of a socket. Events are edge-triggered, so readiness is kept until a call would block.
 #[derive(Default)]
 pub(super) struct DirectionState {
     ready: bool,
-    /// The other end has closed: no event follows.
+    /// The peer has closed: no further event follows.
     ended: bool,
-    /// Whether F-Stack reports events. For reading it always does. For writing it would with every acknowledgement, so
-    /// each event is requested.
+    /// Whether F-Stack reports events. Reading: always. Writing: each event is requested, because F-Stack would report every
+    /// acknowledgement.
     pub watched: bool,
     /// Reading: unread bytes of the last event.
     waiting: usize,
-    /// Writing: a turn, and the bytes written in it.
+    /// Writing: the last turn with a write, and the bytes written in it.
     written: (u32, usize),
     waker: Option<Waker>,
 }
@@ -130,20 +129,20 @@ impl Sockets {
         })
     }
 
-    /// Whether an operation may be tried.
+    /// Whether an operation may be tried now.
     pub fn is_ready(&mut self, token: Token, direction: Direction) -> bool {
         self.direction(token, direction)
             .is_some_and(|side| side.ready)
     }
 
-    /// Notes that an operation would block.
+    /// Records that an operation would block.
     pub fn blocks(&mut self, token: Token, direction: Direction) {
         if let Some(side) = self.direction(token, direction) {
             side.ready = false;
         }
     }
 
-    /// Notes an event, for reading with the number of available `bytes`. Returns the task that waits for it.
+    /// Records an event (for reading, with the number of available `bytes`). Returns the waiting task.
     pub fn event(
         &mut self,
         token: Token,
@@ -159,8 +158,8 @@ impl Sockets {
         side.waker.take()
     }
 
-    /// Notes a read of `count` bytes. If those were `all` bytes there are, or all of the last event, another read would only
-    /// block: the next event reports more.
+    /// Records a read of `count` bytes. After `all` available bytes, or all bytes of the last event, another read would only block: the
+    /// next event reports more.
     pub fn consumed(&mut self, token: Token, count: usize, all: bool) {
         if let Some(side) = self.direction(token, Direction::Read) {
             side.waiting = side.waiting.saturating_sub(count);
@@ -178,7 +177,7 @@ impl Sockets {
         }
     }
 
-    /// Notes a write of `count` bytes in this turn.
+    /// Records a write of `count` bytes in this turn.
     pub fn wrote(&mut self, token: Token, turn: u32, count: usize) {
         if let Some(side) = self.direction(token, Direction::Write) {
             let before = match side.written {
@@ -209,7 +208,7 @@ mod tests {
         sockets.event(token, Direction::Read, 64, false);
         sockets.consumed(token, 80, true);
         assert!(!ready(&mut sockets));
-        // The end has no bytes and is reported once, so it stays readable.
+        // The end carries no bytes and is reported once, so the socket stays readable.
         sockets.event(token, Direction::Read, 8, true);
         sockets.consumed(token, 8, false);
         assert!(ready(&mut sockets));

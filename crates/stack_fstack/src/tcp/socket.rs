@@ -21,20 +21,20 @@ use super::readiness::{Direction, Token};
 use super::start;
 use replay_net::stack::Address;
 
-/// Connections held ready before `accept`.
+/// Length of the listen queue.
 const BACKLOG: c_int = 1024;
 
-/// TCP keepalive in seconds and questions, as on the kernel's sockets: a vanished peer is noticed after a minute.
+/// TCP keepalive, as on the kernel's sockets: times in seconds and number of probes. Detects a vanished peer within a minute.
 const KEEPALIVE: [(c_int, c_int); 3] = [
     (libc::TCP_KEEPIDLE, 30),
     (libc::TCP_KEEPINTVL, 10),
     (libc::TCP_KEEPCNT, 3),
 ];
 
-/// Slices of one write.
+/// Limit of slices in one write.
 const MAX_SLICES: usize = 256;
 
-/// Bytes of one read or write: F-Stack takes lengths as a C int.
+/// Limit of bytes in one read or write: F-Stack's lengths are C ints.
 const MAX_BYTES: usize = 1 << 30;
 
 /// An open descriptor that the reactor watches. Dropping closes it: at once on the reactor thread, elsewhere by a
@@ -84,7 +84,7 @@ impl Drop for Descriptor {
             close(fd);
         };
         if Reactor::with(end).is_none() {
-            // Ignored after the end of the loop, which has closed all sockets.
+            // Fails after the end of the loop, which has closed all sockets.
             start::submit_to_reactor(Box::new(end));
         }
     }
@@ -117,12 +117,12 @@ fn unblock(fd: c_int) -> io::Result<()> {
     check(unsafe { ff::ff_ioctl(fd, libc::FIONBIO, &raw mut on) }).map(drop)
 }
 
-/// Number of bytes, or the error, of a read or a write.
+/// Converts the result of a read or a write.
 fn bytes(result: isize) -> io::Result<usize> {
     usize::try_from(result).map_err(|_| io::Error::last_os_error())
 }
 
-/// Calls `get` with memory for any address: F-Stack writes a whole one and ignores the length.
+/// Calls `get` with memory for any address: F-Stack writes a whole address and ignores the length.
 fn address_from(
     get: impl FnOnce(*mut ff::linux_sockaddr, *mut socklen_t) -> c_int,
 ) -> io::Result<(c_int, SocketAddr)> {
@@ -348,7 +348,7 @@ impl AsyncWrite for FstackStream {
             check(unsafe { ff::ff_shutdown(self.0.fd, libc::SHUT_WR) }).map(drop)
         });
         Poll::Ready(match shut {
-            // The other end has closed already.
+            // The peer has closed already.
             Err(error) if error.kind() == io::ErrorKind::NotConnected => Ok(()),
             shut => shut,
         })

@@ -252,7 +252,7 @@ mod tests {
         }
         drop(child.stdin.take());
         assert_eq!(libc::WEXITSTATUS(waiting.join().unwrap()), 7);
-        // It has been waited for already.
+        // The child was already waited for.
         assert!(child.wait().is_err());
     }
 }

@@ -2,9 +2,9 @@
 
 | files | subject |
 | --- | --- |
-| `ratio`, `point` | the sweep: which points, and one of them, a short run in processes of its own |
-| `sweep_file` | its file, which an interrupted sweep continues |
-| `cache`, `automatic` | sweeps that are kept for the user, and `innet-drl train --actors auto` |
+| `ratio`, `point` | the sweep, and one of its points, a short run in processes of its own |
+| `sweep_file` | its file, from which an interrupted sweep continues |
+| `cache`, `automatic` | cached sweeps of the user, and `innet-drl train --actors auto` |
 | `knee` | the knee of a curve, and the recommended point |
 | `model`, `what_if` | service times and queues, fitted to the points; the prediction for other machines |
 | `machine` | processor, hardware threads and GPUs |

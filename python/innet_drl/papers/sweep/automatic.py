@@ -1,4 +1,4 @@
-"""`innet-drl train --actors auto`: the recommendation of a sweep of this machine and these settings, or a rule."""
+"""`innet-drl train --actors auto`: the recommendation of a sweep of this machine and settings, or a rule of thumb."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from innet_drl.train.errors import ConfigurationError
 logger = logging.getLogger(__name__)
 
 POINT_SECONDS = 30.0
-"""Length of a point of a sweep with its start, roughly, for a message."""
+"""Approximate time of a sweep's point with its start, for a message."""
 
 
 def with_recommendation(config: Config, chosen: tuple[str, ...], preset_name: str) -> Config:
-    """Returns settings with the recommended actors, and environments; the log says why.
+    """Returns settings with the recommended actors and environments, and logs the reason.
 
     Args:
         config: The run's settings.
         chosen: Settings to choose: `actors`, and `environments` unless the user has given them.
-        preset_name: Preset of the settings, for the advice to measure.
+        preset_name: Preset of the settings, for the suggested command.
 
     Raises:
         ConfigurationError: A serial run has no actors to choose.
@@ -74,7 +74,7 @@ def with_recommendation(config: Config, chosen: tuple[str, ...], preset_name: st
 
 
 def rule(config: Config, machine: Machine) -> tuple[int, str]:
-    """Returns actors for a machine without a sweep, and the reason: threads that are not the learners', divided."""
+    """Returns the number of actors without a sweep, from the threads that learners do not use, and the reason."""
     each = max(config.actor_threads, config.environment_threads)
     if machine.gpus:
         left, reason = machine.threads - config.learners, "all hardware threads but one for each learner"
@@ -84,7 +84,7 @@ def rule(config: Config, machine: Machine) -> tuple[int, str]:
 
 
 def _command(config: Config, preset_name: str, *, environments: bool) -> str:
-    """The command that measures these settings, with `environments` for this number of them alone."""
+    """The command that measures these settings; with `environments`, only for their number of environments."""
     ours, theirs = config.as_dict(), preset(preset_name).as_dict()
     changed = [f"{name}={_text(ours[name])}" for name in cache.SPEED_SETTINGS if ours[name] != theirs[name]]
     settings = ["--settings", *changed] if changed else []

@@ -1,7 +1,7 @@
 """Finished sweeps in the user's cache directory, for `innet-drl train --actors auto`.
 
-They are in `$XDG_CACHE_HOME/innet-drl/sweeps`, by default in `~/.cache`: one file for each release, machine, and
-combination of the settings that the rates depend on (`SPEED_SETTINGS`).
+`$XDG_CACHE_HOME/innet-drl/sweeps`, by default in `~/.cache`, has a file for each release, machine and combination of
+`SPEED_SETTINGS`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SPEED_SETTINGS = (
     *("prefetch", "batch_size", "publish_period", "device", "learners", "learner_threads", "targets_ahead"),
     *("numerics", "layout"),
 )
-"""Settings that rates of a run depend on, but actors and environments."""
+"""Settings that affect the rates of a run, except actors and environments."""
 
 
 def cache_folder() -> Path:
@@ -52,9 +52,9 @@ def file_of(machine: Machine, config: Config) -> Path:
 
 
 def keep(sweep: Sweep) -> Path | None:
-    """Keeps a finished sweep, and returns its file; `None`, with a warning, if that cannot be written.
+    """Caches a finished sweep and returns its file; `None`, with a warning, if it cannot be written.
 
-    Points of earlier sweeps that this one does not have stay.
+    Other points of earlier sweeps are kept.
     """
     path = file_of(sweep.machine, sweep.config)
     earlier = read(path)
@@ -69,7 +69,7 @@ def keep(sweep: Sweep) -> Path | None:
 
 
 def read(path: Path) -> Sweep | None:
-    """Reads a kept sweep; `None` if there is none, or, with a warning, if it is damaged."""
+    """Reads a cached sweep; `None` if there is none or, with a warning, if it is damaged."""
     if not path.is_file():
         return None
     try:

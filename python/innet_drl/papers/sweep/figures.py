@@ -1,4 +1,4 @@
-"""The pictures of a sweep: speed-up over actors, utilization and power beside it, threads, environments."""
+"""The pictures of a sweep: speed-up, utilization and power over actors, threads and environments."""
 
 from __future__ import annotations
 

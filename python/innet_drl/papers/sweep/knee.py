@@ -11,19 +11,19 @@ from scipy.optimize import least_squares
 from innet_drl.papers.sweep.point import Point
 
 ELASTICITY = 0.5
-"""At the knee 10 % more actors or threads buy 5 % more frames."""
+"""Elasticity at the knee: 10 % more actors or threads give 5 % more frames."""
 SMALLEST_CURVE = 3
-"""Points of a curve that can be fitted; between two points the elasticity is their slope."""
+"""Least number of points for a fit; with two points the elasticity is their slope."""
 SHARPEST = 16.0
 """Largest sharpness of a knee: the curve is then within 5 % of its two straight parts."""
 NUMBERS = ("actors", "threads", "environments")
-"""Numbers of a point that a sweep changes."""
+"""Numbers that a sweep varies."""
 NEAR_BEST = 0.97
-"""Share of the highest rates within which fewer threads, actors and environments are recommended."""
+"""Share of the highest rates that is good enough to recommend fewer threads, actors and environments."""
 
 
 def knee(counts: Sequence[int], rates: Sequence[float]) -> float | None:
-    """Returns where 10 % more buys less than 5 %, or `None` where the counts end before it.
+    """Returns the count at which 10 % more gives 5 % more, or `None` if the counts end before it.
 
     The rates are fitted, with relative errors, by c (1 + (k / n)^p)^(-1 / p), which is proportional to n first and
     constant in the end. Its elasticity is 1/2 at n = k. With p = 1 it is Amdahl's law; a larger p is a sharper knee.
@@ -40,7 +40,7 @@ def knee(counts: Sequence[int], rates: Sequence[float]) -> float | None:
         most, at, sharpness = values
         return most - np.logaddexp(0.0, sharpness * (at - n)) / sharpness - measured
 
-    # Knees far outside of the counts cannot be told apart.
+    # Knees far outside of the counts are indistinguishable.
     bounds = ((-np.inf, n.min() - 1, 1.0), (np.inf, n.max() + 3, SHARPEST))
     fits = [
         least_squares(residuals, (measured.max(), at, sharpness), bounds=bounds)
@@ -52,7 +52,7 @@ def knee(counts: Sequence[int], rates: Sequence[float]) -> float | None:
 
 
 def curve_of(points: Sequence[Point], name: str) -> list[Point]:
-    """Returns the most points that differ in one of `NUMBERS` alone, in its order; of several curves the highest."""
+    """Returns the longest series of points that differ only in `name`, sorted by it; of equal length, the highest."""
     curves: dict[tuple[int, ...], list[Point]] = {}
     for point in points:
         others = tuple(getattr(point, other) for other in NUMBERS if other != name)
@@ -62,13 +62,13 @@ def curve_of(points: Sequence[Point], name: str) -> list[Point]:
 
 
 def quality(point: Point, points: Sequence[Point]) -> float:
-    """The smaller one of a point's frames and updates a second, each as a share of the highest."""
+    """The smaller of a point's relative rates: frames and updates a second, as shares of the highest."""
     frames, updates = max(p.frames_per_s for p in points), max(p.updates_per_s for p in points)
     return min(point.frames_per_s / frames if frames else 0.0, point.updates_per_s / updates if updates else 0.0)
 
 
 def recommended(points: Sequence[Point]) -> Point:
-    """Returns the point with the fewest threads, then actors and environments, of those close to the best."""
+    """Returns the near-best point with the fewest threads, then actors, then environments."""
     best = max(quality(point, points) for point in points)
     near = [point for point in points if quality(point, points) >= NEAR_BEST * best]
     return min(near, key=lambda point: (point.threads, point.actors, point.environments))

@@ -20,7 +20,7 @@ class Gpu:
 
     name: str
     multiprocessors: int
-    """Streaming multiprocessors (SM), as of the paper's ratio."""
+    """Streaming multiprocessors (SM), as in the paper's ratio."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Machine:
 
     processor: str
     threads: int
-    """Hardware threads that this process may use: fewer than the processor's under `taskset` or in a container."""
+    """Hardware threads available to this process: fewer than the processor's under `taskset` or in a container."""
     cores: int | None
     """Physical cores of the whole machine, if the system knows them."""
     memory_bytes: int
@@ -51,7 +51,7 @@ class Machine:
         return cls(**{**values, "gpus": tuple(Gpu(**gpu) for gpu in values["gpus"])})
 
     def difference(self, other: Machine) -> str:
-        """Returns the differences of another machine in speed, for a message; empty if there is none."""
+        """Returns the differences to another machine that affect speed, for a message; empty if there is none."""
         pairs = [
             ("processor", self.processor, other.processor),
             ("hardware threads", self.threads, other.threads),
@@ -73,12 +73,12 @@ def this_machine(device: str) -> Machine:
 
 
 def hardware_threads() -> list[int]:
-    """Returns the hardware threads of this process, core by core: the first of them are a machine with fewer cores."""
+    """Returns the hardware threads of this process core by core, so that the first n resemble a smaller machine."""
     return sorted(os.sched_getaffinity(0), key=lambda thread: (_siblings(thread), thread))
 
 
 def _siblings(thread: int) -> int:
-    """The lowest number of the core's threads; the thread itself where the kernel does not list them."""
+    """The lowest thread number of the core; the thread itself if the kernel lists no siblings."""
     try:
         listed = (CPUS / f"cpu{thread}/topology/thread_siblings_list").read_text()
     except OSError:

@@ -1,14 +1,14 @@
 """A model of a run: service times of environment, inference, transfer and update, and the queues between them.
 
 - An actor's agent step takes `fixed / environments + each` seconds, for environment, inference and transfer.
-- An update takes `update` seconds of its learner; a GPU computes in a part of it, which its speed divides.
-- **Processor.** Actors and learners share the hardware threads equally: where they need more processor seconds than
+- An update takes `update` seconds of its learner; the GPU's part of it is divided by the GPU's speed.
+- **Processor.** Actors and learners share the hardware threads equally: if they need more processor seconds than
   there are, all are slowed by the same factor (processor sharing).
-- **Replay memory.** Actors fill it and learners empty it at the replay ratio. It is a queue with room for the slack of
-  the ratio: of the rates p and q the throughput is p (1 - x^K) / (1 - x^(K + 1)) with x = p / q, a queue M/M/1/K.
+- **Replay memory.** Actors fill it and learners empty it at the replay ratio: an M/M/1/K queue, whose capacity K is the
+  slack of the ratio. With rates p and q its throughput is p (1 - x^K) / (1 - x^(K + 1)), x = p / q.
 
-The measured points give the service times; three factors and the share of an update that its threads divide are then
-fitted to the rates, by least squares of their logarithms with a weak preference for the direct measurement.
+The measured points give the service times. Three factors and the parallel share of an update are then fitted to the
+rates, by least squares of their logarithms with a weak prior at the direct measurement.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.stopwatch import MEMORY, WAITING
 
 SMALLEST_FIT = 3
-"""Points that the model can be fitted to."""
+"""Least number of points for a fit."""
 PRIOR = 0.3
-"""Standard deviation of the fitted factors' logarithms before the fit, in units of the residuals'."""
+"""Prior standard deviation of the fitted factors' logarithms, in units of the residuals."""
 NOISE = 0.05
 """Standard deviation of a measured rate's logarithm."""
 MOST_ACTORS_PER_THREAD = 8
-"""Largest number of actors for a hardware thread; more would only wait for it."""
+"""Largest number of actors for each hardware thread; more would only wait."""
 
 
 @dataclass(frozen=True)
@@ -42,24 +42,23 @@ class Services:
     """Service times in seconds on an idle machine."""
 
     environment: tuple[float, float]
-    """Of a vector step, and of each of its agent steps."""
+    """Time of a vector step, and time of each of its agent steps."""
     inference: tuple[float, float]
-    """Of a vector step, and of each of its agent steps."""
+    """Time of a vector step, and time of each of its agent steps."""
     transfer: float
-    """Of an agent step: packing, pushing, and pulling parameters."""
+    """Time of packing, pushing and pulling parameters for an agent step."""
     update: float
-    """Of an update with one thread of the learner's network, without the GPU's part."""
+    """Time of an update with one thread of the learner's network, without the GPU's part."""
     update_gpu: float
-    """Of the GPU in an update; 0 without one."""
+    """GPU time of an update; 0 without a GPU."""
     update_processor: float
     """Processor seconds of an update in the learner's process."""
     actor_speed: float = 1.0
-    """Agent steps in a processor second of an actor, as a multiple of its service times: above 1 where threads of an
-    actor step its environments."""
+    """Factor on an actor's speed by the service times: above 1 if several threads step its environments."""
     efficiency: float = 1.0
     """Share of the hardware threads' seconds that processes get when all threads are busy."""
     parallel: float = 0.0
-    """Share of an update that the threads of the learner's network divide (Amdahl)."""
+    """Parallel share of an update over the threads of the learner's network (Amdahl)."""
 
     def step(self, environments: int) -> float:
         """Processor seconds of an agent step in an actor with so many environments."""
@@ -85,7 +84,7 @@ class Prediction:
     frames_per_s: float
     updates_per_s: float
     bottleneck: str
-    """`actors`, `learner` or `processor`, which is all hardware threads, with its largest part."""
+    """`actors`, `learner` or `processor` (all hardware threads), with its largest part."""
     cpu: float
     """Share of the hardware threads that the run uses."""
 
@@ -108,7 +107,7 @@ class Model:
         """Predicts the rates of a setting."""
         services, config = self.services, self.config
         learners = max(setting.gpus, config.learners)
-        # Updates of all learners for one step.
+        # Updates by all learners for each step.
         updates_per_step = config.samples_per_insert / config.batch_size
         step = services.step(setting.environments)
         fill = setting.actors * services.actor_speed / step
@@ -138,7 +137,7 @@ class Model:
         )
 
     def fewest_actors(self, setting: Setting, near: float = 0.99) -> Setting:
-        """Returns the setting with the fewest actors whose rate is near the highest of all numbers of actors."""
+        """Returns the setting with the fewest actors whose rate is at least `near` of the highest."""
         numbers = range(1, MOST_ACTORS_PER_THREAD * setting.threads + 1)
         rates = {number: self.predict(dataclasses.replace(setting, actors=number)).frames_per_s for number in numbers}
         best = max(rates.values())
@@ -151,7 +150,7 @@ class Model:
         return services.update * divided + services.update_gpu / setting.gpu_speed
 
     def _room(self, actors: int, environments: int, learners: int) -> float:
-        """Updates of which actors and learners may be ahead of each other, one way or the other."""
+        """Capacity of the queue in updates: actors and learners may be ahead of each other by the slack."""
         slack = self.config.slack_of(actors * environments, learners)
         return max(2.0, 2 * slack / (self.config.batch_size * learners))
 
@@ -174,13 +173,13 @@ def throughput(fill: float, empty: float, room: float) -> float:
     if fill <= 0 or empty <= 0:
         return 0.0
     ratio = min(fill, empty) / max(fill, empty)
-    # The formula is symmetric in both rates; of equal rates it has a limit.
+    # The formula is symmetric in both rates; equal rates need its limit.
     blocked = room / (room + 1) if ratio > 1 - 1e-9 else (1 - ratio**room) / (1 - ratio ** (room + 1))
     return float(min(fill, empty) * blocked)
 
 
 def learner_threads(config: Config, actors: int, threads: int) -> int:
-    """Threads of a pass of the learner's network, as `innet_drl.train.learner` takes them."""
+    """Threads of a pass of the learner's network, by the rule of `innet_drl.train.learner`."""
     if config.learner_threads:
         return config.learner_threads
     left = (threads - actors * config.actor_threads) // config.learners
@@ -199,10 +198,10 @@ def usable(points: Sequence[Point]) -> list[Point]:
 
 
 def fit(points: Sequence[Point], config: Config, gpus: int) -> Model:
-    """Fits the model to the usable ones of measured points.
+    """Fits the model to the usable points.
 
     Args:
-        points: Points.
+        points: Measured points.
         config: Settings of their runs.
         gpus: GPUs of the learners; 0 for learners on the CPU.
 
@@ -260,8 +259,8 @@ def left_out_errors(points: Sequence[Point], config: Config, gpus: int) -> list[
 
 
 def _direct(points: Sequence[Point], gpus: int) -> Services:
-    """Service times as they were measured, before the fit."""
-    # Waiting for the memory includes the replay ratio: the smallest share of any point has the least of it.
+    """Directly measured service times, before the fit."""
+    # Waits for the memory include waits for the replay ratio: the smallest share of all points is closest to transfer.
     transfer = min(_share(point.actor_shares, "write", MEMORY, "parameters") for point in points)
     played = [_share(point.actor_shares, "environment", "inference") for point in points]
     of_environment = [
@@ -274,7 +273,7 @@ def _direct(points: Sequence[Point], gpus: int) -> Services:
     inference = _per_step(numbers, [b * (1 - share) for b, share in zip(busy, of_environment, strict=True)])
     updates = [(1 - _share(point.learner_shares, WAITING)) / point.updates_per_s for point in points]
     gpu = [(point.gpu or 0.0) / point.updates_per_s if gpus else 0.0 for point in points]
-    # Busy processors only lengthen an update.
+    # The minimum, because contention only lengthens updates.
     least = min(update - part for update, part in zip(updates, gpu, strict=True))
     return Services(
         environment=environment,

@@ -1,4 +1,4 @@
-"""One point of a sweep: a short warm training run with the real network and environments, in processes of its own."""
+"""One point of a sweep: a short training run after a warm-up, in processes of its own."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from innet_drl.train.metrics import Metrics
 REPORT_SECONDS = 0.5
 """Period of the lines of metrics; actors report as often."""
 LARGEST_MIN_SIZE = 10_000
-"""Transitions before the first update, at most: more of them would only take longer."""
+"""Upper bound on the transitions before the first update: more would only take longer."""
 LIMIT_SECONDS = 300.0
-"""Seconds in which a point has to make its first update."""
+"""Timeout of the first update."""
 NEAR_RATIO = 0.1
-"""Relative error of the replay ratio at which a run is warm: the side that was ahead waits."""
+"""Relative error of the replay ratio below which the warm-up ends: the faster side then waits for the other."""
 LONGEST_WARM_UP = 10.0
-"""Longest warm-up, as a multiple of `--warm-up`; the point then has the ratio that was reached."""
+"""Longest warm-up, as a multiple of `--warm-up`; the point then has another ratio."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Point:
 
 
 class _Measured(Exception):  # noqa: N818 - it ends the run of a point that was measured
-    """The point is measured."""
+    """Ends the run of a measured point."""
 
 
 class _Watch(train.Callback):
@@ -131,14 +131,14 @@ class _Watch(train.Callback):
             raise _Measured
 
     def _is_warm(self, now: float) -> bool:
-        """Whether the replay ratio was reached in the last `warm_up` seconds, or will not be soon."""
+        """Whether the last `warm_up` seconds had the replay ratio, or the longest warm-up is over."""
         assert self._first_update is not None
         warm_up = now - self._first_update
         if warm_up < self._warm_up:
             return False
         if warm_up > LONGEST_WARM_UP * self._warm_up:
             return True
-        # A rate needs several lines.
+        # A slope needs several lines.
         window = max(self._warm_up, 3 * self._config.report_seconds)
         self._lines = [line for line in self._lines if now - line.time_s <= window]
         return len(self._lines) > 2 and abs(self._ratio() / self._config.samples_per_insert - 1) < NEAR_RATIO
@@ -185,7 +185,7 @@ class _Watch(train.Callback):
         )
 
     def _rate(self, name: str) -> float:
-        """Slope of a counter by least squares: actors report at other times than the lines."""
+        """Slope of a counter by least squares, as actors report between the lines."""
         times, counts = ([float(getattr(line, of)) for line in self._lines] for of in ("time_s", name))
         return max(0.0, float(np.polyfit(times, counts, 1)[0]))
 
@@ -204,11 +204,11 @@ def _watts(joules: float | None, seconds: float) -> float | None:
 
 
 def busy_seconds(threads: Sequence[int]) -> float:
-    """Returns the seconds in which hardware threads were busy, with any program.
+    """Returns the busy seconds of hardware threads, over all programs.
 
-    If the system does not list one of them, as in some containers, they are of the whole machine.
+    If the system does not list all of them, as in some containers, the result is of the whole machine.
     """
-    # The list has no place for threads that are offline.
+    # Offline threads are missing in the list, so that its positions are not thread numbers.
     numbers = re.findall(r"(?m)^cpu(\d+) ", (Path(psutil.PROCFS_PATH) / "stat").read_text())
     listed = dict(zip(map(int, numbers), psutil.cpu_times(percpu=True), strict=False))
     counted = [listed[thread] for thread in threads] if listed.keys() >= set(threads) else [psutil.cpu_times()]
@@ -216,7 +216,7 @@ def busy_seconds(threads: Sequence[int]) -> float:
 
 
 def settings_of(config: Config, actors: int, environments: int, seconds: float) -> Config:
-    """Returns the settings of a point's run: it ends by its callback, without evaluations and files worth keeping."""
+    """Returns the settings of a point's run: without a limit, evaluations or files; its callback ends it."""
     return dataclasses.replace(
         config,
         actors=actors,
@@ -234,7 +234,7 @@ def settings_of(config: Config, actors: int, environments: int, seconds: float) 
 
 
 def run_point(pipe: Connection, config: Config, threads: Sequence[int], warm_up: float, seconds: float) -> None:
-    """The main function of a point's process, which its actors inherit the hardware threads from."""
+    """The main function of a point's process, whose CPU affinity its actors inherit."""
     os.sched_setaffinity(0, threads)
     prepare_to_play()
     watch = _Watch(config, threads, warm_up, seconds)

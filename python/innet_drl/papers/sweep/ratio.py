@@ -1,7 +1,7 @@
-"""`innet-drl analyze ratio`: measures points, one after the other, and reports what follows from them.
+"""`innet-drl analyze ratio`: measures points one after the other, and reports results.
 
-Actors are swept with all threads, threads with the best number of actors, and environments with both. The model then
-proposes the best other combination of the lists, which is measured, too.
+Actors are swept with all threads, threads with the best number of actors, and environments with this number and all
+threads. The model then proposes the best other combinations of the lists, which are measured, too.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Key = tuple[int, int, int]
 
 @dataclasses.dataclass(frozen=True)
 class Lists:
-    """What is swept."""
+    """The swept numbers."""
 
     actors: list[int]
     threads: list[int]
@@ -55,12 +55,12 @@ class Lists:
 
 
 def run(flags: RatioFlags) -> None:
-    """Measures the points that the file does not have, and prints, writes and draws the results.
+    """Measures the points that are missing in the file, and prints, writes and draws the results.
 
     Raises:
         ConfigurationError: An unusable flag, or a file of another machine.
         ProcessError: A run failed.
-        KeyboardInterrupt: Ctrl-C; the file has the points until then.
+        KeyboardInterrupt: Ctrl-C; the file has the points measured so far.
     """
     config = settings(flags)
     available = hardware_threads()
@@ -69,7 +69,7 @@ def run(flags: RatioFlags) -> None:
     print(tables.machine(sweep.machine))
     sweep.save(flags.json)
 
-    # A file may have points of other lists, too.
+    # The file may also have points of other lists.
     planned = len({point.key for point in sweep.points} - set(lists.grid)) + lists.most_points(grid=flags.grid)
 
     def measured(key: Key) -> Point:
@@ -183,7 +183,7 @@ def _axes(lists: Lists, config: Config, measured: Callable[[Key], Point]) -> Non
 
 
 def propose(lists: Lists, sweep: Sweep, measured: Callable[[Key], Point]) -> None:
-    """Measures combinations of the lists that the model, fitted to all points, expects to be the best."""
+    """Measures the combinations that the model, fitted to all points, predicts as best."""
     for _ in range(PROPOSALS):
         left = [key for key in lists.grid if sweep.point(key) is None]
         if not left or len(usable(sweep.points)) < SMALLEST_FIT:
@@ -194,7 +194,7 @@ def propose(lists: Lists, sweep: Sweep, measured: Callable[[Key], Point]) -> Non
 
 
 def results(sweep: Sweep) -> dict[str, Any]:
-    """Returns what follows from the points, for the file."""
+    """Returns the results of the points, for the file."""
     points, best = sweep.points, recommended(sweep.points)
     curves = {name: curve_of(points, name) for name in ("actors", "threads")}
     found = {
@@ -213,7 +213,7 @@ def results(sweep: Sweep) -> dict[str, Any]:
 
 
 def model_of(sweep: Sweep) -> dict[str, Any] | None:
-    """Returns the model's service times and its errors at points left out of the fit; `None` with too few points."""
+    """Returns the model's service times and leave-one-out errors; `None` with too few points."""
     errors = left_out_errors(sweep.points, sweep.config, sweep.gpus)
     if not errors:
         return None

@@ -1,4 +1,4 @@
-"""The JSON file of a sweep: machine, settings, points and what follows from them."""
+"""The JSON file of a sweep: machine, settings, points and results."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Sweep:
     missing: dict[str, str] = field(default_factory=dict)
     """Reason of each missing counter, by its name."""
     results: dict[str, Any] = field(default_factory=dict)
-    """What follows from the points: `knee`, `threads_per_sm`, `recommended`, `model`."""
+    """Results of the points: `knee`, `threads_per_sm`, `recommended`, `model`."""
     measured: str = ""
-    """Local time at which the newest point was measured; empty if no point was."""
+    """Local time of the newest point; empty without points."""
 
     @property
     def gpus(self) -> int:
@@ -43,12 +43,12 @@ class Sweep:
         return next((point for point in self.points if point.key == key), None)
 
     def add(self, point: Point) -> None:
-        """Adds a point that was measured now."""
+        """Adds a point measured now."""
         self.points.append(point)
         self.measured = f"{datetime.datetime.now():%Y-%m-%d %H:%M}"
 
     def save(self, path: Path) -> None:
-        """Writes the file, whole or not at all."""
+        """Writes the file atomically."""
         values = {
             "machine": self.machine.as_dict(),
             "preset": self.preset,
@@ -70,7 +70,7 @@ class Sweep:
         """Reads the file.
 
         Raises:
-            ConfigurationError: It is missing, or no file of a sweep.
+            ConfigurationError: The file is missing, or not a sweep.
         """
         try:
             values = json.loads(path.read_text())

@@ -64,7 +64,7 @@ def points(found: Sequence[Point]) -> str:
 
 
 def summary(sweep: Sweep) -> str:
-    """What follows from the points, and the counters that are missing."""
+    """The results of the points, and the missing counters."""
     found = sweep.results
     lines = [f"no {counter}, whose columns are empty: {reason}" for counter, reason in sweep.missing.items()]
     for what, at in found["knee"].items():

@@ -8,7 +8,7 @@
 | `spec` | shapes and dtypes, for networks and tables |
 | `vector` | stepping, autoreset modes, lives, frame stacks |
 
-Rewards are not clipped here, so that scores are true; the actor clips the rewards that it stores.
+Rewards are unclipped here, for scores; the actor clips the rewards that it stores.
 """
 
 from innet_drl.train.environments.atari import ATARI_FRAME_SKIP, atari_hint, make_colour, rom_name

@@ -36,7 +36,7 @@ def make_atari(config: Config, count: int, episode_frames: int, threads: int) ->
     """Makes `count` environments of an Atari game."""
     check_atari(config)
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
-    # `episodic_life` stays off: it would reset the game at each lost life. Life loss is read from `lives`.
+    # `episodic_life` would reset the game at each lost life, so that life loss is read from `lives` instead.
     vector = AtariVectorEnv(
         rom_name(config.environment_name),
         count,
@@ -99,7 +99,7 @@ def rom_name(environment: str) -> str:
 
 
 def atari_hint(name: str) -> str:
-    """The end of a message about an environment of another name for an Atari game, and otherwise nothing."""
+    """Last part of a message about another name of an Atari game; otherwise empty."""
     game = _snake_case(name.removeprefix("ALE/").partition("-v")[0])
     return f"; did you mean atari/{game}?" if game in roms.get_all_rom_ids() else ""
 

@@ -23,8 +23,8 @@ from innet_drl.train.errors import ConfigurationError, Message, UnavailableEnvir
 gymnasium.register_envs(ale_py)
 
 ASYNC_SETTINGS: dict[str, Any] = {"context": "spawn"}
-"""Processes of `--async-environments` are not forked from this one, whose threads and locks they would inherit, nor
-from the run's fork server, which blocks signals."""
+"""Processes of `--async-environments` are spawned: forks of this process would inherit locks in unknown states, and
+forks of the run's fork server would block signals."""
 
 
 def make(
@@ -77,7 +77,7 @@ def make(
 
 
 def _other_names() -> str:
-    """The end of a message about an id that Gymnasium does not know."""
+    """Last part of a message about an unknown Gymnasium id."""
     if multiprocessing.parent_process() is not None:
         return (
             "; actors import your program without the lines under `if __name__ == '__main__':`: register the id above "
@@ -90,12 +90,12 @@ def _other_names() -> str:
 
 
 def check(config: Config) -> None:
-    """Looks for the configured environment and its wrappers, and makes none that exists."""
+    """Checks that the configured environment and its wrappers exist, without making existing ones."""
     if config.is_atari:
         check_atari(config)
         return
     _wrappers(config)
-    # The error of an id that Gymnasium does not know is the one of making it.
+    # Making an unknown id raises its error.
     if _factory(config) is None and config.environment_name.rpartition(":")[2] not in gymnasium.registry:
         make(config, 1).close()
 
@@ -112,7 +112,7 @@ def _make_vector(config: Config, count: int, render: bool) -> VectorEnv[Any, Any
     if factory is not None:
         return _from_factory(config, factory, count, wrappers, is_async, render)
     assert isinstance(config.environment, str)
-    # Gymnasium's vector version of an Atari game has other observations and defaults than the game itself.
+    # Gymnasium's vector version of an Atari game differs from the game in observations and defaults.
     plain = wrappers or render or config.environment.startswith("ALE/")
     return gymnasium.make_vec(
         config.environment,
@@ -133,7 +133,7 @@ def _factory(config: Config) -> Callable[..., Any] | None:
         return None
     found = importing.load(f"{module}:{name}", "environment") if _has(module, name) else None
     if found is None and name not in gymnasium.registry:
-        # The error of the import path.
+        # Raises the error of the import path.
         importing.load(config.environment, "environment")
     return found
 
@@ -185,7 +185,7 @@ def _described(made: object) -> str:
 
 
 def _frames_per_step(vector: VectorEnv[Any, Any, Any]) -> int:
-    """Emulator frames of a step of an Atari game of Gymnasium; 1 elsewhere, and where it is random."""
+    """Emulator frames of a step of a Gymnasium Atari game; 1 for other environments, and if it is random."""
     spec = vector.spec
     skip = spec.kwargs.get("frameskip", 1) if spec is not None and spec.namespace == "ALE" else 1
     return skip if isinstance(skip, int) else 1

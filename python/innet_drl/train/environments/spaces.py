@@ -1,7 +1,7 @@
 """Observations of any Gymnasium space as arrays, and actions of discrete spaces as numbers from 0.
 
-An observation becomes one frame a step: an image `[channels, height, width]`, a float32 vector, or, for dictionaries,
-the bytes of all arrays one after the other, which is one column of the table.
+An observation becomes one frame: an image `[channels, height, width]`, a float32 vector, or, for dictionaries, the
+concatenated bytes of all arrays, as a single column of the table.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ MAX_ONE_HOT = 4096
 CONTINUOUS_PAGE = "docs/how-to/environments.md#continuous-actions"
 
 Encode = Callable[[Any], NDArray[Any]]
-"""A new array [N, ...] of N environments from the observations of their vector environment, which it may overwrite."""
+"""Converts a vector environment's observations to a new array [N, ...], as the environment may reuse its own."""
 
 
 @dataclass(frozen=True)
 class Encoder:
-    """How observations become frames."""
+    """Conversion of observations to frames."""
 
     shape: tuple[int, ...]
     """Shape of a frame."""
     parts: tuple[Part, ...]
-    """The arrays; the one of an empty name is the whole observation."""
+    """Arrays of an observation; a single one with an empty name is the whole observation."""
     encode: Encode
-    """A batch of observations to frames [N, *shape]."""
+    """Converts a batch of observations to frames [N, *shape]."""
 
 
 def encoder(space: spaces.Space[Any], environment: str) -> Encoder:
-    """Returns how observations of a space become frames."""
+    """Returns the encoder of a space."""
     if not isinstance(space, spaces.Dict | spaces.Tuple):
         part, encode = _array(space, "", environment)
         return Encoder(part.shape, (part,), encode)
@@ -52,7 +52,7 @@ def encoder(space: spaces.Space[Any], environment: str) -> Encoder:
     if not leaves:
         reason = "no part of its observations {space} is made of numbers: wrap it ({environment_wrappers})"
         raise unusable(environment, Message(reason, space=space))
-    # The float32 parts first: torch reads them where they are, which needs offsets of whole numbers.
+    # float32 parts are first, for alignment: torch reads them in place.
     leaves.sort(key=lambda leaf: leaf[0].dtype)
     parts = tuple(part for part, _ in leaves)
     if len({part.name for part in parts}) < len(parts):
@@ -75,7 +75,7 @@ def encoder(space: spaces.Space[Any], environment: str) -> Encoder:
 def _leaves(
     space: spaces.Space[Any], name: str, find: Callable[[Any], Any], environment: str
 ) -> list[tuple[Part, Encode]]:
-    """Arrays of a nested space, each with how to find and encode it in a batch."""
+    """Arrays of a nested space, each with functions that find and encode it in a batch."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
         items: Any = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
 
@@ -95,7 +95,7 @@ def _leaves(
 
 
 def _array(space: spaces.Space[Any], name: str, environment: str) -> tuple[Part, Encode]:
-    """One array of an observation, and how to encode it."""
+    """One array of an observation, and its encoder."""
     where = f" in {name!r}" if name else ""
     if isinstance(space, spaces.Box):
         part, encode = _box(space, name)
@@ -147,14 +147,14 @@ def _box(space: spaces.Box, name: str) -> tuple[Part, Encode]:
     dtype = np.uint8 if small else np.float32
     last = len(shape) > 2 and shape[-1] <= shape[-3]
     height, width, channels = shape[-3:] if last else (*shape[-2:], shape[-3] if len(shape) > 2 else 1)
-    # A fourth dimension, in front, is a stack of frames, which joins the channels.
+    # A leading fourth dimension is a stack of frames, which is merged with the channels.
     stack = shape[0] if len(shape) == 4 else 1
     image = (height, width) if len(shape) == 2 else (stack * channels, height, width)
 
     def encode(array: NDArray[Any]) -> NDArray[Any]:
         if last:
             array = np.moveaxis(array, -1, -3)
-        # Always the same memory layout: sums over another layout round differently.
+        # A fixed memory layout: the rounding of sums depends on it.
         return np.array(array, dtype, order="C").reshape(len(array), *image)
 
     return Part(name, image, "uint8" if small else "float32", scale), encode
@@ -184,11 +184,11 @@ class Actions:
 
     count: int
     act: Callable[[NDArray[np.int64]], Any]
-    """Numbers [N] to the actions of N environments."""
+    """Converts numbers [N] to actions of N environments."""
 
 
 def actions(space: spaces.Space[Any], environment: str) -> Actions:
-    """Returns how numbers from 0 become actions of a space."""
+    """Returns the conversion of numbers from 0 to actions of a space."""
     if isinstance(space, spaces.Discrete):
         start = int(space.start)
         return Actions(int(space.n), lambda numbers: numbers + start)

@@ -20,7 +20,7 @@ class Part:
     """`(height, width)` or `(channels, height, width)` of an image, `(n,)` of a vector."""
     dtype: Literal["uint8", "float32"]
     scale: float
-    """Largest value of a space declared as uint8, by which networks divide; 1 elsewhere."""
+    """Divisor in networks: the largest value of a uint8 space, otherwise 1."""
 
     @property
     def nbytes(self) -> int:
@@ -53,7 +53,7 @@ class EnvironmentSpec:
     stack: int
     """Frames in an observation; with 1 there is no stack dimension."""
     frame_shape: tuple[int, ...]
-    """Shape of one frame, or of a vector observation; bytes of a dictionary."""
+    """Shape of a frame or vector observation; for a dictionary its number of bytes."""
     frame_dtype: Literal["uint8", "float32"]
     """uint8 for images and dictionaries, float32 for vectors."""
     frames_per_step: int
@@ -69,7 +69,7 @@ class EnvironmentSpec:
 
     @property
     def action_dtype(self) -> Literal["uint8", "int32"]:
-        """The smallest integer type for these actions that torch and the memory support."""
+        """The smaller of two integer types that torch and the memory support and that holds all actions."""
         return "uint8" if self.actions <= 256 else "int32"
 
     @property

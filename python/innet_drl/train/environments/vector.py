@@ -30,11 +30,11 @@ class Step:
     truncated: NDArray[np.bool_]
     """[N], the game was truncated."""
     life_lost: NDArray[np.bool_]
-    """[N], a life was lost and the game continues."""
+    """[N], a life was lost, and the game continues."""
     taken: NDArray[np.int64]
     """[N], the actions that were taken: the given ones, or FIRE."""
     final_observation: NDArray[Any] | None = None
-    """[N, *observation_shape], the last observations of games that ended, zeros elsewhere; `None` if no game ended, and
+    """[N, *observation_shape], last observations of ended games, and zeros for the others; `None` if no game ended, and
     in the mode NEXT_STEP, where `observation` has them."""
 
 
@@ -47,8 +47,8 @@ class Environments:
     Args:
         vector: The Gymnasium vector environment.
         spec: Spec of one of its environments.
-        encode: Observations to frames; `None` if they are frames already, with the stack of the spec.
-        actions: Numbers to actions; `None` if they are the same.
+        encode: Converts observations to frames; `None` if they are frames already, with the stack of the spec.
+        actions: Converts numbers to actions; `None` if they are equal.
         name: The environment's name, for messages.
         fire: Number of the action that starts an Atari game again after a lost life; `None` if it has none.
     """
@@ -79,7 +79,7 @@ class Environments:
         self._fire = fire
         self._name = name
         self.owner = ""
-        """Whose environments they are, for messages: ` of actor 0`."""
+        """Owner of the environments, for messages: ` of actor 0`."""
         self._floats = list(_floats(spec))
         self._steps = 0
         self._lives = np.zeros(self.count, np.int32)
@@ -121,8 +121,8 @@ class Environments:
             raise self._not_finite(int(index), f"the reward {reward[index]}")
         lives = info.get("lives", self._lives)
         ended = terminated | truncated
-        # Lives also fall at the end of a game, which is not the loss of a life alone. They are of the next game where
-        # this step has reset it: at the end of a game in SAME_STEP, and after it in NEXT_STEP.
+        # A game's end also lowers `lives`, but is no mere loss of a life. After a reset in this step (in SAME_STEP at
+        # the end of a game, in NEXT_STEP one step later) `lives` belongs to the next game.
         life_lost = (lives < self._lives) & ~(ended if self.resets_at_once else terminated | self._ended)
         self._lives = np.array(lives)
         self._life_lost = life_lost & ~ended
@@ -145,7 +145,7 @@ class Environments:
         )
 
     def _observation(self, observation: Any, fresh: NDArray[np.bool_]) -> NDArray[Any]:
-        """Observations with their stacks; `fresh` environments have the first observation of a game."""
+        """Returns stacked observations; in `fresh` environments it is the first observation of a game."""
         if self._encode is None:
             # Always the same memory layout: sums over another layout round differently.
             whole = np.ascontiguousarray(observation, self.spec.frame_dtype)
@@ -155,13 +155,13 @@ class Environments:
         self._check_finite(frames, range(self.count))
         if self._stacks is None:
             return frames
-        # A new array: the actor holds an observation over the next step.
+        # A new array, because the actor keeps an observation during the next step.
         self._stacks = np.concatenate((self._stacks[:, 1:], frames[:, None]), 1)
         self._stacks[fresh, :-1] = 0
         return self._stacks
 
     def _final(self, info: dict[str, Any], ended: NDArray[np.bool_]) -> NDArray[Any]:
-        """Last observations of the games that ended, in the mode SAME_STEP."""
+        """Last observations of ended games in the mode SAME_STEP."""
         if "final_obs" not in info:
             raise unusable(
                 self._name,
@@ -209,7 +209,7 @@ class Environments:
         )
 
     def _explained(self, error: Exception, call: str) -> Exception:
-        """The error with the environment's name; another one if Gymnasium found observations of another shape."""
+        """Adds the environment's name to an error; replaces Gymnasium's error on observations of another shape."""
         if isinstance(error, UnavailableEnvironmentError):
             return error
         files = [frame.filename.replace("\\", "/") for frame in traceback.extract_tb(error.__traceback__)]
@@ -244,7 +244,7 @@ class Environments:
         return np.repeat(frames[:, None], self.spec.stack, 1) if self.stacks else frames
 
     def frames(self, observations: Any) -> NDArray[Any]:
-        """Returns observations [N, ...] as the environments return them as frames [N, *frame_shape], without stacks."""
+        """Converts the environments' observations [N, ...] to frames [N, *frame_shape], without stacks."""
         if self._encode is None:
             return np.ascontiguousarray(observations, self.spec.frame_dtype)
         return self._encode(observations)
@@ -264,7 +264,7 @@ class Environments:
 
 
 def _floats(spec: EnvironmentSpec) -> Iterator[tuple[str, slice]]:
-    """The float32 arrays of an observation: where they are, for messages, and their part of a flat frame."""
+    """The float32 arrays of an observation: their name for messages, and their slice of a flat frame."""
     if not spec.parts and spec.frame_dtype == "float32":
         yield "", slice(None)
     offset = 0
@@ -275,7 +275,7 @@ def _floats(spec: EnvironmentSpec) -> Iterator[tuple[str, slice]]:
 
 
 def _pick(found: Any, index: int) -> Any:
-    """One environment's observation of a batch, or of an array of observations."""
+    """One environment's observation, from a batch or an array of observations."""
     if isinstance(found, dict):
         return {key: _pick(value, index) for key, value in found.items() if not key.startswith("_")}
     if isinstance(found, tuple):

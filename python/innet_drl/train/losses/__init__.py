@@ -5,7 +5,7 @@
 | `base` | the contract |
 | `q_learning` | `double_q`, and the terms of `--munchausen` |
 | `distributional` | `categorical`, `quantile` |
-| `making` | the configured loss; functions of the user's own |
+| `making` | the configured loss; the user's functions |
 """
 
 from innet_drl.train.losses.base import PRIORITY_FLOOR, Loss, Outputs, TransitionLoss, of_actions

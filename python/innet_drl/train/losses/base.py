@@ -1,7 +1,7 @@
-"""The contract of losses: loss and priority of each transition of a batch, and the Q-values that actors play by.
+"""The contract of losses: loss and priority of each transition of a batch, and the Q-values of actors.
 
 The priority of a transition is |TD error| of its Q-value, r + discount * max Q(s') - Q(s, a), for every loss of this
-package: with equal parameters it equals the priority that the writer computes from an actor's Q-values at birth.
+package: with equal parameters it equals the initial priority that the writer computes from an actor's Q-values.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PRIORITY_FLOOR = 1e-6
 """Added to |TD error|, so that every transition can be sampled again (Schaul et al., 2016, section 3.3)."""
 
 Outputs = Callable[[Tensor], Tensor]
-"""A network: outputs [B, actions] or [B, actions, outputs] of observations [B, ...]."""
+"""A network from observations [B, ...] to outputs [B, actions] or [B, actions, outputs]."""
 
 
 class TransitionLoss(NamedTuple):
@@ -30,7 +30,7 @@ class TransitionLoss(NamedTuple):
     priority: Tensor
     """[B], |TD error|, without a gradient."""
     q: Tensor
-    """[B, actions], Q-values of the observations: those from which actors compute priorities at birth."""
+    """[B, actions], Q-values of the observations, from which actors compute initial priorities."""
 
 
 class Loss(abc.ABC):
@@ -41,8 +41,8 @@ class Loss(abc.ABC):
     """
 
     outputs: int | None = 1
-    """Numbers for each action that the network returns: with 1 it returns Q-values [B, actions], otherwise
-    [B, actions, outputs]. `None` accepts any number."""
+    """Number of network outputs for each action: 1 is Q-values [B, actions], others [B, actions, outputs]. `None`
+    accepts any number."""
     reads_policy = False
     """Whether `targets` reads `batch.observation` beside `batch.next_observation`."""
     has_targets = True
@@ -52,15 +52,15 @@ class Loss(abc.ABC):
         self.config = config
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        # Copies of a network share the loss whose `q` it calls.
+        # Copies of a network share its loss, whose `q` they call.
         return self
 
     def q(self, outputs: Tensor) -> Tensor:
-        """Q-values [B, actions] of a network's outputs. Actors play by them and store priorities at birth from them."""
+        """Q-values [B, actions] of a network's outputs, for the actors' actions and initial priorities."""
         return outputs
 
     def targets(self, batch: TorchBatch, online: Outputs, target: Outputs) -> dict[str, Tensor]:
-        """Computes the tensors that need no gradient; they join the batch, perhaps in a thread one update ahead.
+        """Computes the tensors that need no gradient, for the batch; may run in a thread one update ahead.
 
         Args:
             batch: Transitions; arrays of the memory, with observations as networks read them.

@@ -15,7 +15,7 @@ from innet_drl.train.losses.q_learning import Munchausen
 
 
 class DistributionalLoss(Loss):
-    """Base of both: the next action is chosen as in double Q-learning, by mean returns."""
+    """Base class: the next action is chosen as in double Q-learning, by mean returns."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -31,7 +31,8 @@ class DistributionalLoss(Loss):
         Args:
             reward: [B]
             discount: [B]
-            outputs: Of the next observation: [B, outputs] of the chosen action, or [B, actions, outputs] with a policy.
+            outputs: Outputs for the next observation: [B, outputs] of the chosen action, or [B, actions, outputs] with
+                a policy.
             policy: Probabilities [B, actions] of the next actions.
             bonus: Added to each action's returns, [B, actions].
         """
@@ -41,7 +42,7 @@ class DistributionalLoss(Loss):
         """Loss [B] of the outputs [B, outputs] of the actions taken."""
 
     def targets(self, batch: TorchBatch, online: Outputs, target: Outputs) -> dict[str, Tensor]:
-        """Computes `target`, the distribution of returns, and `td_target` [B], from which priorities follow."""
+        """Computes `target`, the distribution of returns, and `td_target` [B], for priorities."""
         outputs = target(batch.next_observation)
         q = self.q(outputs)
         if self._munchausen is None:
@@ -88,7 +89,7 @@ class Categorical(DistributionalLoss):
         probabilities = functional.softmax(outputs.float(), -1)
         returns = self._atoms(outputs.device).expand_as(probabilities)
         if policy is not None and bonus is not None:
-            # The mixture of the actions' distributions, each moved by its bonus.
+            # The mixture of the actions' distributions, each shifted by its bonus.
             probabilities = (probabilities * policy.unsqueeze(2)).flatten(1)
             returns = (returns + bonus.unsqueeze(2)).flatten(1)
         return self._projected(reward.unsqueeze(1) + discount.unsqueeze(1) * returns, probabilities)

@@ -1,4 +1,4 @@
-"""The configured loss: of this package, or a function or class of the user's own."""
+"""The configured loss: of this package, or a user's function or class."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _LOSSES: dict[str, type[Loss]] = {"double_q": QLearning, "categorical": Categori
 
 
 class FunctionLoss(Loss):
-    """A loss of the user's own: (online, target, batch) to (loss [B], priority [B], Q-values [B, actions]).
+    """A user's loss function: (online, target, batch) to (loss [B], priority [B], Q-values [B, actions]).
 
-    Actors play by the network's outputs where they are [B, actions], and otherwise by the means of the last dimension.
-    The first batch is checked.
+    Actors use network outputs [B, actions] as Q-values, and otherwise the means of their last dimension. The first
+    batch is checked.
     """
 
     outputs = None
@@ -47,7 +47,7 @@ class FunctionLoss(Loss):
             loss, priority, q = tried(self, self.function, online, target, batch, "the first batch")
             self._check(loss=loss, priority=priority, q=q)
             self._checked = True
-        # A loss of NaN would reach the weights before it shows in a priority.
+        # A NaN loss would reach the weights before a priority reveals it.
         priority = torch.where(loss.detach().isfinite(), priority.detach(), torch.nan)
         return TransitionLoss(loss, priority, q.detach())
 
@@ -66,7 +66,7 @@ class FunctionLoss(Loss):
 def tried(
     loss: Loss, compute: Callable[..., Any], online: Outputs, target: Outputs, batch: TorchBatch, which: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns `compute(online, target, batch)` of a loss of the user's own."""
+    """Returns `compute(online, target, batch)` of a user's loss, and explains its errors."""
     config = loss.config
     try:
         result = compute(online, target, batch)
@@ -89,7 +89,7 @@ def tried(
 
 
 def _unusable(config: Config, reason: str) -> ConfigurationError:
-    """The error of a loss of the user's own."""
+    """The error of a user's loss."""
     return ConfigurationError("{loss} {path}: {reason}", path=importing.path_of(config.loss), reason=reason)
 
 

@@ -23,8 +23,8 @@ def double_q_target(
 class Munchausen:
     """The terms of Munchausen reinforcement learning (Vieillard et al., 2020), with n-step returns.
 
-    The policy is softmax(Q_target / tau). alpha * [tau log pi(a|s)] joins the reward of the first step alone: the steps
-    between it and s' are not in a batch. The bootstrap is the soft value, the mean of Q - tau log pi under pi.
+    The policy is softmax(Q_target / tau). alpha * [tau log pi(a|s)] is added to the reward of the first step only: a
+    batch lacks the steps between it and s'. The bootstrap is the soft value, the mean of Q - tau log pi under pi.
     """
 
     def __init__(self, config: Config) -> None:
@@ -54,7 +54,7 @@ class QLearning(Loss):
         self.reads_policy = config.munchausen
 
     def targets(self, batch: TorchBatch, online: Outputs, target: Outputs) -> dict[str, Tensor]:
-        """Computes `target` [B], and with Munchausen terms also `td_target` [B], which has none."""
+        """Computes `target` [B], and if it has Munchausen terms also `td_target` [B] without them."""
         if self._munchausen is None:
             return {"target": double_q_target(batch.reward, batch.discount, batch.next_observation, online, target)}
         terms, q = self._munchausen, target(batch.next_observation).float()

@@ -1,10 +1,10 @@
-"""Networks: from observations to the inputs of the loss.
+"""Networks from observations to the inputs of the loss.
 
 | file | subject |
 | --- | --- |
 | `torsos` | features: `nature`, `impala`, `mlp`, `dict` |
-| `q_network` | the dueling head; a module of the user's own |
-| `making` | the configured network, and its parameters as they are published |
+| `q_network` | the dueling head; the user's modules |
+| `making` | the configured network, and its published parameters |
 """
 
 from innet_drl.train.networks.making import (

@@ -1,4 +1,4 @@
-"""The configured network of an environment, and its parameters as they are published."""
+"""The configured network of an environment, and its published parameters."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def make_network(config: Config, spec: EnvironmentSpec) -> Network:
 
 
 def reader(spec: EnvironmentSpec) -> Callable[[Tensor], Any] | None:
-    """Returns how networks read observations of the memory, `[B, *observation_shape]`; `None`: as they are."""
+    """Returns the conversion of observations `[B, *observation_shape]` for networks; `None` for no conversion."""
     if spec.parts:
         return lambda observation: _unpacked(spec, observation)
     shape = spec.arrays[0].stacked(spec.stack)
@@ -163,7 +163,7 @@ _UPDATES = "updates"
 
 
 def published(network: nn.Module, updates: int) -> dict[str, NDArray[Any]]:
-    """A network's tensors as the learner publishes them, with the number of updates that made them."""
+    """Returns a network's tensors for publication, with the learner's number of updates."""
     tensors = {name: value.cpu().contiguous().numpy() for name, value in network.state_dict().items()}
     return {**tensors, _UPDATES: np.array(updates, np.int64)}
 

@@ -18,17 +18,17 @@ from torch.nn.utils import parametrize
 from innet_drl.train.networks.torsos import Torso
 
 OUTPUT_GAIN = 0.1
-"""Gain of the output layers: a fresh network's Q-values are small."""
+"""Gain of the output layers, for small initial Q-values."""
 
 
 POWER_ITERATIONS = 20
-"""Power iterations after which spectral normalisation knows the norm of new weights."""
+"""Power iterations that estimate the spectral norm of new weights."""
 
 
 def _orthogonal(layer: nn.Module) -> None:
-    """Initialises a layer before a ReLU (Saxe et al., 2014). PyTorch's default leaves filters that are never active."""
+    """Initialises a layer before a ReLU (Saxe et al., 2014), as PyTorch's default leaves dead filters."""
     if isinstance(layer, nn.Conv2d | nn.Linear):
-        # Spectral normalisation keeps the weight elsewhere.
+        # Spectral normalisation renames the weight.
         for name, parameter in layer.named_parameters():
             if name == "bias":
                 nn.init.zeros_(parameter)
@@ -37,13 +37,13 @@ def _orthogonal(layer: nn.Module) -> None:
         if parametrize.is_parametrized(layer):
             with torch.no_grad():
                 for _ in range(POWER_ITERATIONS):
-                    # Each access in training mode is an iteration.
+                    # In training mode each access is a power iteration.
                     _ = layer.weight
 
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """Computes with one thread: last bits of a decomposition depend on them, and learners start with equal weights."""
+    """Computes with one thread: rounding in a decomposition depends on threads, and learners need equal weights."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -59,9 +59,9 @@ class Network(nn.Module):
     """
 
     read: Callable[[Tensor], Any] | None = None
-    """Observations of the memory to inputs of the network; `None` if they are its inputs already."""
+    """Converts observations of the memory to inputs of the network; `None` for no conversion."""
     q_of: Callable[[Tensor], Tensor] | None = None
-    """Outputs to Q-values [B, actions]; `None` if they are Q-values already."""
+    """Converts outputs to Q-values [B, actions]; `None` if they are Q-values already."""
 
     def q(self, observation: Tensor) -> Tensor:
         """Computes Q-values [B, actions] of observations of the memory."""
@@ -76,8 +76,8 @@ class QNetwork(Network):
         torso: Features of observations.
         hidden: Units of each stream.
         actions: Number of actions.
-        layer_norm: Normalise the hidden units of the head. Not its inputs, whose spread may be below the epsilon of
-            the normaliser for millions of steps.
+        layer_norm: Normalise the hidden units of the head, but not its inputs, whose spread may be below the
+            normaliser's epsilon for millions of steps.
         outputs: Numbers for each action: 1, or the atoms or quantiles of a distribution.
     """
 
@@ -86,7 +86,7 @@ class QNetwork(Network):
         self.torso = torso
         self.shape = (-1, actions, outputs)
         self.hidden_norm = nn.LayerNorm(2 * hidden) if layer_norm else nn.Identity()
-        # The hidden layers of both streams are one matrix, whose first half is the value stream's.
+        # One matrix has the hidden layers of both streams; its first half is the value stream's.
         self.streams = nn.Linear(torso.features, 2 * hidden)
         self.value = nn.Linear(hidden, outputs)
         self.advantage = nn.Linear(hidden, actions * outputs)
@@ -100,7 +100,7 @@ class QNetwork(Network):
         if self.read is not None:
             observation = self.read(observation)
         hidden = self._hidden(observation)
-        # bfloat16 has 8 bits of precision: Q-values of 8 to 16 would be multiples of 1/16, and the best action a tie.
+        # In bfloat16, with 8 bits of precision, Q-values of 8 to 16 are multiples of 1/16, and best actions tie.
         with torch.autocast(hidden.device.type, enabled=False):
             value_stream, advantage_stream = hidden.float().chunk(2, dim=1)
             advantage = self.advantage(advantage_stream)
@@ -115,10 +115,10 @@ class QNetwork(Network):
 
 
 class UserNetwork(Network):
-    """A module of the user's own, which gets float32 tensors.
+    """A user's module, which receives float32 tensors.
 
     Args:
-        module: Observations [B, ...], or a dictionary of them, to outputs [B, actions] or [B, actions, outputs].
+        module: Maps observations [B, ...], or a dictionary of them, to outputs [B, actions] or [B, actions, outputs].
     """
 
     def __init__(self, module: nn.Module) -> None:

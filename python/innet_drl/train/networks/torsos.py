@@ -13,14 +13,14 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 
 def floating(values: Tensor) -> Tensor:
-    """The values in a floating dtype: theirs, or float32."""
+    """Converts values to float32 unless their dtype is floating."""
     return values if values.is_floating_point() else values.float()
 
 
 def space_to_depth(images: Tensor, dtype: torch.dtype) -> Tensor:
-    """Turns blocks of 4x4 pixels into channels: a convolution of 8x8 with stride 4 is one of 2x2 over them.
+    """Converts blocks of 4x4 pixels to channels, so that a convolution of 8x8 with stride 4 becomes one of 2x2.
 
-    Matrix units want many input channels, and a stack of frames has four.
+    Matrix units need many input channels, and a stack of frames has only four.
 
     Args:
         images: Bytes [B, channels, height, width]; height and width are multiples of 4.
@@ -30,7 +30,7 @@ def space_to_depth(images: Tensor, dtype: torch.dtype) -> Tensor:
         [B, 16 * channels, height / 4, width / 4] in channels-last; channels in the order image, row, column.
     """
     batch, channels, height, width = images.shape
-    # The four bytes of a block's row move together.
+    # Moves the four bytes of a block's row together.
     words = images.contiguous().view(torch.int32).view(batch, channels, height // 4, 4, width // 4)
     blocks = words.permute(0, 2, 4, 1, 3).contiguous().view(torch.uint8)
     return blocks.view(batch, height // 4, width // 4, 16 * channels).to(dtype).permute(0, 3, 1, 2)
@@ -39,7 +39,7 @@ def space_to_depth(images: Tensor, dtype: torch.dtype) -> Tensor:
 class ConvolutionTorso(nn.Module):
     """Three convolutions (Mnih et al., 2015) over images [B, stack, height, width]; returns [B, features].
 
-    Images may come as `space_to_depth` returns them: the first convolution is then the same sums as one of 2x2.
+    Images may be results of `space_to_depth`: the first convolution is then equivalent to one of 2x2.
     """
 
     MIN_SIZE = 36
@@ -58,7 +58,7 @@ class ConvolutionTorso(nn.Module):
 
     def forward(self, frames: Tensor) -> Tensor:
         """Computes features of images of 0 to `scale`."""
-        # The weights of the first layer are scaled instead of the 28,224 pixels of each sample.
+        # Scales the weights of the first layer instead of the 28,224 pixels of each sample.
         weight, stride = self.first.weight / self.scale, 4
         filters, channels = weight.shape[:2]
         if frames.shape[1] == 16 * channels:
@@ -90,14 +90,14 @@ class VectorTorso(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """Two convolutions whose result is added to their input (Espeholt et al., 2018, figure 3)."""
+    """Two convolutions with a skip connection (Espeholt et al., 2018, figure 3)."""
 
     def __init__(self, channels: int, norm: Literal["none", "layer", "spectral"]) -> None:
         super().__init__()
         convolutions: list[nn.Module] = [nn.Conv2d(channels, channels, 3, padding=1) for _ in range(2)]
         if norm == "spectral":
             convolutions = [spectral_norm(convolution) for convolution in convolutions]
-        # One group of all channels: layer normalisation of an image of any size.
+        # A single group is layer normalisation for images of any size.
         norms = [nn.GroupNorm(1, channels) if norm == "layer" else nn.Identity() for _ in range(2)]
         self.layers = nn.Sequential(norms[0], nn.ReLU(), convolutions[0], norms[1], nn.ReLU(), convolutions[1])
 
@@ -111,7 +111,7 @@ class ImpalaTorso(nn.Module):
     """Three sections of a convolution, a pooling and two residual blocks, for images of any size.
 
     The network of Espeholt et al. (2018), figure 3, with a final pooling to 6x6, which makes the head independent of
-    the image's size, and spectral normalisation by choice (both as Clark et al., 2024, "Beyond the Rainbow").
+    the image's size, and optional spectral normalisation (both from Clark et al., 2024, "Beyond the Rainbow").
     """
 
     def __init__(
@@ -145,12 +145,12 @@ class ImpalaTorso(nn.Module):
 
 
 class DictTorso(nn.Module):
-    """A torso for each key of a dictionary, their features joined."""
+    """A torso for each key of a dictionary, with concatenated features."""
 
     def __init__(self, torsos: Mapping[str, Torso]) -> None:
         super().__init__()
         self.keys = tuple(torsos)
-        # A module's name may not have dots.
+        # Module names must not have dots.
         self.torsos = nn.ModuleList(torsos.values())
         self.features: int = sum(torso.features for torso in torsos.values())
 

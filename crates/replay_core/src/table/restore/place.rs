@@ -118,7 +118,7 @@ impl Staged {
         })
     }
 
-    /// Gives the chunks of a writer its identity, as those have that it pushes next.
+    /// Shares each writer's identity with its restored chunks, as with those that it pushes later.
     fn share_identities(&mut self) -> Vec<Arc<WriterIdentity>> {
         let streams = &mut self.streams;
         let identity = |record: &WriterRecord| {

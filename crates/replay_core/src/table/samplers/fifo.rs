@@ -39,7 +39,7 @@ impl ItemSampler for Fifo {
         self.0.append(id);
     }
 
-    // A live item keeps its position: none is put back.
+    // No `put_back`: a live item keeps its position.
     fn order(&self) -> Option<&dyn Order> {
         Some(self)
     }

@@ -1,4 +1,4 @@
-//! Items by rank, for the samplers that always choose the first: a binary heap that knows where each slot is in it.
+//! Binary heap of items that knows each slot's index, for the samplers that always choose the first item.
 
 use std::marker::PhantomData;
 use std::sync::Mutex;
@@ -12,16 +12,16 @@ use crate::table::items::Items;
 
 use super::{ItemSampler, Order, TableSampler, Taken};
 
-/// What comes first in a heap.
+/// Sort key of a heap.
 pub trait RankBy: Send + Sync + 'static {
-    /// Whether it depends on the priority.
+    /// Whether the key depends on the priority.
     const BY_PRIORITY: bool = true;
 
-    /// A number, the least first: by the bits of a priority that is not negative, which are ordered as the priorities, and by
-    /// how many changes came before.
+    /// The key, least first, from the bits of a priority that is not negative, which are ordered as the priorities, and the
+    /// number of earlier changes.
     fn first(priority: u64, change: u64) -> u64;
 
-    /// The priority of which [`Self::first`] was made; 0 where it does not count.
+    /// The priority in a key of [`Self::first`]; 0 if the key ignores it.
     fn priority(first: u64) -> u64;
 }
 
@@ -51,7 +51,7 @@ struct HeapEntry {
 /// By priority, then by insertion or update.
 type Rank = (u64, u64);
 
-/// Updates under one hold of a heap's lock, for which an insertion may wait with the insert lock.
+/// Updates under one hold of a heap's lock: bounds the wait of an insertion, which holds the insert lock.
 const UPDATED_AT_ONCE: usize = 64;
 
 /// Index of an item whose last sample is taken, but may still be given back.
@@ -78,7 +78,7 @@ impl<R: RankBy> Heap<R> {
         u64::from(capacity) * (size_of::<HeapEntry>() + size_of::<u32>()) as u64
     }
 
-    /// Adds an item; one that had its slot before goes.
+    /// Adds an item, replacing an earlier one in its slot.
     pub fn insert(&mut self, id: ItemId, priority: f64) {
         let rank = self.next_rank(priority);
         let entry = &mut self.entries[id.slot as usize];
@@ -170,7 +170,7 @@ impl<R: RankBy> Heap<R> {
         self.entries[slot as usize].rank
     }
 
-    /// Moves a slot to where its rank belongs, from wherever it is.
+    /// Moves a slot up or down to the position of its rank.
     fn put(&mut self, slot: u32) {
         let mut index = self.entries[slot as usize].index as usize;
         if index == NOWHERE as usize {
@@ -188,7 +188,7 @@ impl<R: RankBy> Heap<R> {
         self.sift_down(index, slot);
     }
 
-    /// Puts a slot at `index` or below, where its rank belongs.
+    /// Puts a slot at the position of its rank, at `index` or below.
     fn sift_down(&mut self, mut index: usize, slot: u32) {
         loop {
             let left = 2 * index + 1;
@@ -212,9 +212,9 @@ impl<R: RankBy> Heap<R> {
     }
 }
 
-/// Samples the first item of a heap, until it has reached `max_times_sampled`. Samples and insertions take its lock for one
-/// item at a time, updates for a few, a snapshot for one copy of all ranks; so long an insertion, which holds the insert lock,
-/// may wait.
+/// Samples the first item of a heap, until it has reached `max_times_sampled`. The lock is held for one item by samples and
+/// insertions, for a few by updates, and for one copy of all ranks by a snapshot; an insertion, which holds the insert lock,
+/// may wait that long.
 pub struct HeapSampler<R>(Mutex<Heap<R>>);
 
 impl<R: RankBy> ItemSampler for HeapSampler<R> {
@@ -245,14 +245,14 @@ impl<R: RankBy> ItemSampler for HeapSampler<R> {
     }
 
     fn ids<'a>(&'a self, items: &'a Items) -> Box<dyn Iterator<Item = ItemId> + 'a> {
-        // Sorted without the lock, for which samples and pushes may wait.
+        // Sorted after releasing the lock, for which samples and pushes may wait.
         let mut changes = lock(&self.0).changes();
         changes.sort_unstable_by_key(|&(change, _)| change);
         let ids = changes.into_iter().map(|(_, id)| id);
         Box::new(ids.filter(|&id| items.confirm(id)))
     }
 
-    /// The bits of its priority.
+    /// Bits of the item's priority.
     fn saved_units(&self, _: &Items, id: ItemId) -> Option<u64> {
         lock(&self.0).priority(id).map(f64::to_bits)
     }

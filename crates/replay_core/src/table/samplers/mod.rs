@@ -1,5 +1,5 @@
-//! The choice of items: [`ItemSampler`] is what a table asks of its sampler, and every sampler is a file of its own. A new one
-//! is a file here, a variant of [`Sampler`], and its line in [`Kind::of`].
+//! Samplers, one per file; [`ItemSampler`] is their interface to a table. To add one, add a file here, a variant of [`Sampler`],
+//! and its line in [`Kind::of`].
 //!
 //! | file | subject |
 //! | --- | --- |
@@ -48,7 +48,7 @@ pub enum Taken {
     Refused,
 }
 
-/// What a table asks of its sampler. Items of every sampler have mass in the sum tree; an item without mass is never sampled.
+/// Interface of a sampler to its table. Items of every sampler have mass in the sum tree; an item without mass is never sampled.
 ///
 /// The default methods are for a sampler without state that samples uniformly. Priorities have been checked: they are finite and
 /// not negative.
@@ -58,7 +58,7 @@ pub trait ItemSampler: Send + Sync {
     where
         Self: Sized;
 
-    /// Checks what it needs of a definition. The error says what is wrong and what would be right.
+    /// Checks the sampler's requirements on a definition. The error names the fault and the remedy.
     fn check(_: &TableConfig) -> std::result::Result<(), String>
     where
         Self: Sized,
@@ -74,7 +74,7 @@ pub trait ItemSampler: Send + Sync {
         0
     }
 
-    /// Makes of priorities what [`Self::units`] takes.
+    /// Converts priorities to the input of [`Self::units`].
     fn raise(&self, _priorities: &mut [f64]) {}
 
     /// The mass, in units, of an item whose priority was [raised](Self::raise).
@@ -91,15 +91,15 @@ pub trait ItemSampler: Send + Sync {
     /// lock.
     fn insert(&self, _id: ItemId, _priority: f64) {}
 
-    /// Sets the priorities of items that were live a moment ago, and returns how many are.
+    /// Sets the priorities of items, of which some may have died, and returns the number of applied updates.
     fn update(&self, _items: &Items, ids: &[ItemId], _priorities: Vec<f64>) -> usize {
         ids.len()
     }
 
-    /// Hears that an item has died or that its last sample was taken. Its slot may have a new item already.
+    /// Called when an item has died or its last sample was taken. Its slot may have a new item already.
     fn remove(&self, _id: ItemId) {}
 
-    /// Hears that the last sample of an item was taken back. The item may have died.
+    /// Called when the last sample of an item was taken back. The item may have died.
     fn put_back(&self, _items: &Items, _id: ItemId) {}
 
     /// The order whose first item it samples; `None` when it chooses at random.
@@ -108,7 +108,7 @@ pub trait ItemSampler: Send + Sync {
     }
 
     /// Chooses an item at random for each of the ascending `targets` in [0, 1), into `chosen` (cleared first), and returns the
-    /// total of which each has its units: its probability is their quotient. As [`SumTree::sample_batch`].
+    /// total: the probability of an item is its units over the total. As [`SumTree::sample_batch`].
     ///
     /// [`SumTree::sample_batch`]: crate::sum_tree::SumTree::sample_batch
     fn choose(&self, items: &Items, targets: &[f64], chosen: &mut Vec<SampledLeaf>) -> u64 {
@@ -131,14 +131,14 @@ pub trait ItemSampler: Send + Sync {
         (self.order().is_none()).then_some((units / EQUAL_MASS) as f64)
     }
 
-    /// The live items, in the order in which another table has to insert them to sample as this one does: as they were
-    /// inserted where that counts, else by slot, since samples find equal masses in equal order.
+    /// The live items, in the order in which another table has to insert them to sample as this one does: by insertion where
+    /// that matters, else by slot, since samples find equal masses in equal order.
     fn ids<'a>(&'a self, items: &'a Items) -> Box<dyn Iterator<Item = ItemId> + 'a> {
         let slots = 0..items.capacity() as u32;
         Box::new(slots.filter_map(|slot| items.live_in(slot)))
     }
 
-    /// The number by which a snapshot keeps an item's priority: here its mass. `None` when the item is gone.
+    /// Form of an item's priority in a snapshot: here its mass. `None` when the item is gone.
     fn saved_units(&self, items: &Items, id: ItemId) -> Option<u64> {
         items.tree.units(id.slot, id.generation)
     }
@@ -167,7 +167,7 @@ pub trait Order {
     /// Offers items from the first on to `take`, until it has sampled `count` times or has refused the last one.
     ///
     /// # Errors
-    /// The first one of `take`.
+    /// The first error of `take`.
     fn offer(
         &self,
         items: &Items,
@@ -207,7 +207,7 @@ impl Kind {
 
 /// The sampler of one table.
 pub enum TableSampler {
-    /// Apart, so that its pushes, samples and updates make no virtual call.
+    /// A variant of its own, so that its pushes, samples and updates make no virtual call.
     Prioritized(Prioritized),
     Other(Box<dyn ItemSampler>),
 }
@@ -229,7 +229,7 @@ impl TableSampler {
     }
 }
 
-/// The methods that are called now and then.
+/// Rarely called methods, through a virtual call.
 impl Deref for TableSampler {
     type Target = dyn ItemSampler;
 
@@ -241,7 +241,7 @@ impl Deref for TableSampler {
     }
 }
 
-/// The methods that every push, sample or update calls.
+/// Methods that every push, sample or update calls.
 macro_rules! direct {
     ($(fn $name:ident(&self $(, $argument:ident: $type:ty)*) $(-> $result:ty)?;)+) => {
         impl TableSampler {$(

@@ -1,15 +1,14 @@
 //! `rank_based`: at random, in proportion to 1 / rank^`priority_exponent` (Schaul et al., 2016, section 3.3, the rank-based
 //! variant).
 //!
-//! Every item that can be sampled has a rank, from 1 on: by priority, the highest first, and among equal priorities by the last
-//! insertion or update, the oldest first. A priority of 0 is a rank as any other. The paper ranks by a heap that is sorted now
-//! and then; here a batch is chosen by the ranks of one instant. With n items, the probability of rank r is
-//! u(r) / (u(1) + .. + u(n)), where u(r) is 1 / r^`priority_exponent` in units of 1 / [`FIRST`], rounded to at least one: that is what a
-//! batch tells, and what importance weights are made of. As in the paper, a batch of k items has one of each of k ranges of
-//! ranks with equal probability.
+//! Items that can be sampled are ranked from 1 on: by priority, the highest first, and among equal priorities by the last insertion or
+//! update, the oldest first. Items of priority 0 are ranked like any other. The paper ranks by a heap that is sorted occasionally; here
+//! a batch is chosen by the ranks of one instant. With n items, the probability of rank r is u(r) / (u(1) + .. + u(n)), where u(r) is
+//! 1 / r^`priority_exponent` in units of 1 / [`FIRST`], rounded to at least one. Batches report this probability, and importance
+//! weights use it. As in the paper, a batch of k items has one of each of k ranges of ranks with equal probability.
 //!
-//! The masses in the sum tree only tell which items can be sampled. Each of several servers ranks its own
-//! items; the probability is then u(r) over the sum of u of all servers.
+//! The masses in the sum tree only mark the items that can be sampled. Each of several servers ranks its own items; the probability is
+//! then u(r) over the sum of u of all servers.
 
 use std::sync::Mutex;
 
@@ -25,17 +24,17 @@ use super::{ItemSampler, TableSampler};
 /// Units of the first rank. All ranks together have fewer than 2^63, as all leaves of a sum tree have.
 const FIRST: u64 = SumTree::<16>::MAX_UNITS;
 
-/// Updates under one hold of the lock, for which an insertion may wait with the insert lock.
+/// Updates under one hold of the lock: bounds the wait of an insertion, which holds the insert lock.
 const UPDATED_AT_ONCE: usize = 64;
 
-/// Most slots of a block: few enough to be moved aside for another one, many enough that a batch walks over few blocks.
+/// Most slots of a block: few enough for fast insertion, many enough that a batch walks over few blocks.
 const BLOCK: usize = 1024;
 
 pub struct RankBased {
-    /// Locked by an insertion, an eviction and the end of an item for this one, by an update for a few, by a sample for a batch, by
-    /// a snapshot for one copy of all ranks.
+    /// Held for one item by insertions and removals, for a few by updates, for a batch by samples, and for one copy of all ranks by a
+    /// snapshot.
     ranks: Mutex<Ranks>,
-    /// The units of the ranks up to each one, the first at index 0.
+    /// Cumulative units of the ranks; the first rank at index 0.
     sums: Box<[u64]>,
 }
 
@@ -73,7 +72,7 @@ impl ItemSampler for RankBased {
 
     fn put_back(&self, items: &Items, id: ItemId) {
         let mut ranks = lock(&self.ranks);
-        // One that dies after this look is removed after the lock.
+        // An item that dies after this check is removed after the lock.
         if items.confirm(id) {
             ranks.put_back(id);
         }
@@ -119,14 +118,14 @@ impl ItemSampler for RankBased {
     }
 
     fn ids<'a>(&'a self, items: &'a Items) -> Box<dyn Iterator<Item = ItemId> + 'a> {
-        // Sorted without the lock, for which samples and pushes may wait.
+        // Sorted after releasing the lock, for which samples and pushes may wait.
         let mut changes = lock(&self.ranks).changes();
         changes.sort_unstable_by_key(|&(change, _)| change);
         let ids = changes.into_iter().map(|(_, id)| id);
         Box::new(ids.filter(|&id| items.confirm(id)))
     }
 
-    /// The bits of its priority.
+    /// Bits of the item's priority.
     fn saved_units(&self, _: &Items, id: ItemId) -> Option<u64> {
         let ranks = lock(&self.ranks);
         ranks.has(id).then(|| !ranks.rank(id.slot).0)
@@ -157,8 +156,8 @@ fn units(sums: &[u64], index: usize) -> u64 {
     sums[index] - index.checked_sub(1).map_or(0, |before| sums[before])
 }
 
-/// The order of the items that can be sampled: their slots in blocks, of which the neighbours of one that is small are not. All of
-/// it is allocated at the start, for as many items as there are slots.
+/// Order of the items that can be sampled: their slots in blocks, of which small neighbours are merged. All of it is allocated at the
+/// start, for as many items as there are slots.
 struct Ranks {
     /// By slot; a slot that never had an item is of generation 0, which no live item has.
     entries: Box<[Entry]>,
@@ -210,12 +209,12 @@ impl Ranks {
         u64::from(capacity) * size_of::<Entry>() as u64 + (blocks * each) as u64
     }
 
-    /// As every two neighbours are more than half a block.
+    /// Any two neighbours together fill more than half a block.
     fn most_blocks(capacity: u32, block: usize) -> usize {
         2 * (capacity as usize / (block / 2 + 1)) + 1
     }
 
-    /// Ranks an item; one that had its slot before goes.
+    /// Ranks an item, replacing an earlier one in its slot.
     fn insert(&mut self, id: ItemId, priority: f64) {
         self.leave(id.slot);
         let rank = self.next_rank(priority);
@@ -328,7 +327,7 @@ impl Ranks {
         self.blocks.partition_point(is_before)
     }
 
-    /// Where a rank is, or belongs, in a block.
+    /// Index of a rank in a block, or its insertion point.
     fn index_in(&self, block: usize, rank: (u64, u64)) -> usize {
         self.blocks[block].partition_point(|&slot| self.rank(slot) < rank)
     }

@@ -1,4 +1,4 @@
-//! Expiry of writers: the limit of a table's streams, and which writers make room for a new one.
+//! Expiry of writers: the limit of a table's streams, and the choice of writers that expire for a new one.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -19,7 +19,7 @@ impl KnownWriter {
         }
     }
 
-    /// Whether it has never pushed: no push of its may be repeated. A writer whose push is being applied has.
+    /// Whether it has never pushed, so that no push can be repeated. A push that is being applied counts.
     fn is_unused(&self) -> bool {
         self.writer
             .try_lock()
@@ -45,10 +45,10 @@ impl KnownWriter {
 impl Writers {
     /// Most streams of a writer.
     pub const MAX_STREAMS: u32 = 65_536;
-    /// Most streams of all writers of a table. A new writer may take half of those that are left, so a few wide ones do not keep
-    /// out the next one. To stay within that, it expires idle writers, the widest first, then those that have left within
-    /// [`Writers::GRACE`] and are wider than it and [`Writers::NARROW`]; without enough of them it is refused. A writer with a
-    /// push that waits is not idle, nor is one whose connection the server does not read meanwhile.
+    /// Most streams of all writers of a table. A new writer may take half of the free ones, so that a few wide writers do not
+    /// keep out the next one. For it, idle writers expire, the widest first, then writers disconnected within [`Writers::GRACE`]
+    /// that are wider than it and [`Writers::NARROW`]; if these are too few it is refused. A writer with a waiting push is not
+    /// idle, nor is one whose connection the server does not read meanwhile.
     pub const MOST_STREAMS: u32 = 2 * Self::MAX_STREAMS;
     /// Time without a push after which a writer may expire.
     pub const IDLE: Duration = Duration::from_secs(300);
@@ -56,11 +56,11 @@ impl Writers {
     pub const UNUSED: Duration = Duration::from_secs(10);
     /// [`Writers::IDLE`] of a writer that has pushed, from the end of its connection on: the default `reconnect_for` of a client.
     pub const GRACE: Duration = Duration::from_secs(60);
-    /// Most streams of a writer that surely keeps its [`Writers::GRACE`]. A wider one has it only until a narrower one needs its
-    /// streams, or a few that have left would keep out all others.
+    /// Most streams of a disconnected writer that certainly keeps its [`Writers::GRACE`]. A wider one loses it to a narrower one
+    /// that needs its streams; otherwise a few disconnected ones could keep out all others.
     pub const NARROW: u32 = 256;
 
-    /// Expires idle writers, then wide ones that have left, until a new one may have `streams`.
+    /// Expires idle writers, then wide disconnected ones, until a new one may have `streams`.
     pub(super) fn expire_for(
         &self,
         entries: &mut HashMap<u64, KnownWriter>,

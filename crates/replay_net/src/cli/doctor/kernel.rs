@@ -1,4 +1,4 @@
-//! Checks of the parts of a machine that a server on the kernel's sockets needs.
+//! Checks of the machine for a server on the kernel's sockets.
 
 use super::{CheckResult, Finding, MachineFiles, missing};
 use crate::config::ServerConfig;
@@ -8,7 +8,7 @@ use crate::server::open_files;
 use crate::stack::kernel;
 
 impl MachineFiles {
-    /// All parts for a server with this configuration.
+    /// Results of all checks for this configuration.
     pub fn kernel_findings(&self, config: &ServerConfig) -> Vec<Finding> {
         vec![
             Finding::new("open files", self.open_files(config)),
@@ -17,7 +17,7 @@ impl MachineFiles {
         ]
     }
 
-    /// The hard limit: a server raises its own soft limit up to it.
+    /// Checks the hard limit of open files: a server raises its own soft limit.
     fn open_files(&self, config: &ServerConfig) -> CheckResult {
         let needed = open_files(config.max_connections);
         let limits = self.text("proc/self/limits");
@@ -45,7 +45,7 @@ impl MachineFiles {
         )
     }
 
-    /// Limits of tables and replies, against the free memory of the machine and of the control group of this process.
+    /// Compares the limits of tables and replies with the free memory of the machine and of this process's control group.
     fn memory(&self, config: &ServerConfig) -> CheckResult {
         let wanted = config
             .memory_limits()
@@ -82,7 +82,7 @@ impl MachineFiles {
     }
 }
 
-/// Whether the addresses of the configuration are free: binds each for a moment. A server that runs there has them.
+/// Binds each address for a moment. Fails while a server runs there.
 fn addresses(config: &ServerConfig) -> CheckResult {
     let names: Vec<String> = config.listen.iter().map(ToString::to_string).collect();
     let listen = || -> Result<()> { config.listen.iter().try_for_each(kernel::try_bind) };

@@ -1,5 +1,5 @@
-//! `innet-replay doctor`: whether this machine can serve, over the kernel's sockets and over the plugged-in stacks, with advice for
-//! the missing parts.
+//! `innet-replay doctor`: checks whether this machine can serve over the kernel's sockets and over other stacks, with advice for missing
+//! components.
 
 mod kernel;
 
@@ -31,16 +31,16 @@ pub struct DoctorFlags {
     json: bool,
 }
 
-/// Result of the check of one part.
+/// Result of the check of one component.
 #[derive(Debug, PartialEq, Serialize)]
 pub struct Finding {
-    /// Name of the part.
+    /// Name of the component.
     pub part: &'static str,
-    /// Whether the part is there.
+    /// Whether the check passed.
     pub ok: bool,
     /// What was found.
     pub found: String,
-    /// Advice for a missing part, else empty.
+    /// Advice if the check failed, else empty.
     pub to_do: String,
 }
 
@@ -61,10 +61,10 @@ impl Finding {
     }
 }
 
-/// Description of a part that is there, or of one that is missing.
+/// Description of a component, or of a missing one.
 pub type CheckResult = std::result::Result<String, Missing>;
 
-/// A missing part.
+/// A missing component.
 pub struct Missing {
     found: String,
     to_do: String,
@@ -82,9 +82,9 @@ pub fn missing<T>(
     })
 }
 
-/// The files of a machine to check, so that tests can make one up.
+/// Files of the machine to check; tests provide their own.
 pub struct MachineFiles {
-    /// Their folder, `/` outside of tests.
+    /// Root folder, `/` outside of tests.
     pub root: PathBuf,
 }
 
@@ -96,7 +96,7 @@ impl MachineFiles {
         }
     }
 
-    /// Where a file is whose path begins below the root.
+    /// Path of a file below the root.
     pub fn at(&self, path: impl AsRef<Path>) -> PathBuf {
         self.root.join(path)
     }
@@ -138,7 +138,7 @@ pub fn run(flags: &DoctorFlags, matches: &ArgMatches) -> Result<u8> {
     } else {
         lines(&findings)
     };
-    // A closed standard output changes nothing about the machine.
+    // Ignores a closed standard output: the exit status still counts.
     let _ = io::stdout().lock().write_all(text.as_bytes());
     Ok(code(&findings))
 }

@@ -1,4 +1,4 @@
-//! Connecting to several servers: their addresses, and the checks that they are one memory.
+//! Connecting to several servers: parses their addresses, and checks that they form one memory.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -16,19 +16,19 @@ use base::wait::Wait;
 use replay_core::replay::Replay;
 use replay_core::schema::TableConfig;
 
-/// Longest time for which a call tries a broken connection again: at once, and not after a pause.
+/// Time limit for a call's reconnects: one immediate retry, none after a pause.
 const RECONNECT_FOR: Duration = Duration::from_millis(10);
 
-/// The addresses of a list `innet://a:7710,b:7710`; those after the first may leave out its scheme.
+/// Parses a list `innet://a:7710,b:7710`; addresses after the first may omit its scheme.
 ///
 /// # Errors
-/// [`Error::Config`] for an address that is none, or is named twice.
+/// [`Error::Config`] if an address is invalid or repeated.
 pub fn parse_addresses(text: &str) -> Result<Vec<Address>> {
     let scheme = text.split_once("://").map_or("", |(scheme, _)| scheme);
     let mut parts: Vec<String> = Vec::new();
     for part in text.split(',') {
         match parts.last_mut() {
-            // The path of a Unix socket may have commas.
+            // The path of a Unix socket may contain commas.
             Some(path) if path.starts_with("unix://") && !part.contains("://") => {
                 path.push(',');
                 path.push_str(part);
@@ -54,18 +54,18 @@ pub fn parse_addresses(text: &str) -> Result<Vec<Address>> {
 }
 
 impl ShardedClient {
-    /// Connects to servers that are one memory. A server that does not answer in time is left out until it does.
+    /// Connects to servers that form one memory. A server that does not answer in time is left out until it answers.
     ///
     /// # Errors
-    /// [`Error::Connect`] where none answers; [`Error::Config`] for servers of different releases, or of different tables;
-    /// [`replay_core::Error::TableDiffers`] for tables of different definitions; the errors of [`Client::connect`], with the address.
+    /// [`Error::Connect`] if no server answers; [`Error::Config`] if releases or tables differ; [`replay_core::Error::TableDiffers`] if the
+    /// definitions of a table differ; errors of [`Client::connect`], with the address.
     pub fn connect(
         addresses: &[Address],
         options: &ConnectOptions,
         wait: &Wait<'_>,
     ) -> Result<Self> {
         let begun = Instant::now();
-        // First those that answer soon, so that one that does not leaves the others their time.
+        // The first round is short, so that a server that does not answer leaves time for the others.
         let soon = ConnectOptions {
             await_server: Duration::ZERO,
             connect_timeout: options.connect_timeout / (addresses.len() as u32 + 1),
@@ -80,7 +80,7 @@ impl ShardedClient {
             if client.is_ok() {
                 continue;
             }
-            // An equal part of what is left, also for the last.
+            // Divides the remaining time equally among the missing servers.
             let left = options.await_server.saturating_sub(begun.elapsed()) / missing;
             missing -= 1;
             if !left.is_zero() {
@@ -107,7 +107,7 @@ impl ShardedClient {
                 )?))
             })?;
             if let Some(dialer) = Arc::get_mut(&mut client.dialer) {
-                // Later connections have the whole time.
+                // Later connections get the full timeouts.
                 dialer.options = options.clone();
             }
             client.reconnect_for = RECONNECT_FOR;
@@ -127,7 +127,7 @@ impl ShardedClient {
         Ok(client)
     }
 
-    /// Connects to one server; the inner error if it does not answer.
+    /// Connects to one server. The inner result is an error if the server does not answer.
     fn one(address: &Address, options: ConnectOptions, wait: &Wait<'_>) -> Result<Result<Client>> {
         match Client::connect(address, options, wait) {
             Err(error) if is_absent(&error) || is_busy(&error) || is_lost(&error) => Ok(Err(error)),
@@ -141,7 +141,7 @@ impl ShardedClient {
         }
     }
 
-    /// Checks that the servers are of one release and have the same tables. Then servers without tables get the others' tables.
+    /// Checks that the servers have the same release and the same tables. Creates the tables at servers without any.
     fn check_alike(&self, wait: &Wait<'_>) -> Result<()> {
         let group = &self.group;
         let releases = group.each(|client| {

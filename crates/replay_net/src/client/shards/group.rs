@@ -1,4 +1,4 @@
-//! The servers of one connection: which of them answer, and how one that was away is taken up again.
+//! The servers of one memory: which of them answer, and how a server that returns is brought up to date.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,33 +17,33 @@ use replay_wire::ErrorCode;
 use super::super::Client;
 use super::super::pipeline::{is_broken, is_closed};
 
-/// One server.
+/// One server of the memory.
 pub struct Shard {
-    /// Its client, whose calls try a broken connection again only once.
+    /// Client of the server, whose calls retry a broken connection only once.
     pub client: Arc<Client>,
-    /// It does not answer. Relaxed accesses: a call that reads an old value fails, or leaves the server out once more.
+    /// The server does not answer. Relaxed accesses: a call that reads a stale value fails, or leaves the server out once more.
     away: AtomicBool,
 }
 
-/// The servers.
+/// All servers of the memory.
 pub struct Group {
     /// In the order of the addresses.
     pub shards: Vec<Shard>,
-    /// Servers whose ids have a number. Two tables of different servers may have the same one; the other parts of an id then differ.
+    /// Servers by the table number in their ids. Tables of two servers may share a number; the rest of an id then differs.
     numbers: Mutex<HashMap<u16, Vec<usize>>>,
     /// Newest versions of the parameters, by name.
     pub versions: Mutex<BTreeMap<String, u64>>,
     /// Servers of the open writers, by the writer's number.
     pub writers: Mutex<HashMap<u64, usize>>,
-    /// The server that parameters are read from where no writer asks: any, of each client another.
+    /// Server from which parameters are read unless a writer asks: chosen at random for each client.
     pub own: usize,
     /// Longest time for which a sample waits while no server answers.
     pub reconnect_for: Duration,
 }
 
-/// Time between two attempts to reach a server that is away.
+/// Pause between two attempts to reach an absent server.
 const RETRY_AFTER: Duration = Duration::from_millis(500);
-/// Longest time of one such attempt.
+/// Time limit of one attempt.
 const RETRY_FOR: Duration = Duration::from_secs(5);
 
 impl Group {
@@ -63,7 +63,7 @@ impl Group {
         }
     }
 
-    /// The addresses, for messages.
+    /// All addresses, for messages.
     pub fn names(&self) -> String {
         let names = self.shards.iter().map(|shard| shard.name());
         names.collect::<Vec<_>>().join(", ")
@@ -85,7 +85,7 @@ impl Group {
         (0..self.shards.len()).filter(|&shard| !self.is_away(shard))
     }
 
-    /// The error where no server answers.
+    /// Error if no server answers.
     pub fn none_answers(&self) -> Error {
         Error::Disconnected {
             address: self.names(),
@@ -93,7 +93,7 @@ impl Group {
         }
     }
 
-    /// Leaves a server out until it answers again, which a thread of its own notices. The log names it once.
+    /// Leaves a server out until it answers again. Logs the absence once, and starts a thread that waits for the server.
     pub fn leave(self: &Arc<Self>, shard: usize, error: &Error) {
         if self.shards[shard].away.swap(true, Ordering::Relaxed) {
             return;
@@ -108,16 +108,16 @@ impl Group {
             .name("innet-shard".into())
             .spawn(move || await_return(&group, shard, since));
         if let Err(error) = started {
-            // The next call tries it again.
+            // The next call tries the server again.
             self.shards[shard].away.store(false, Ordering::Relaxed);
             tracing::error!("cannot start a thread that waits for a server: {error}");
         }
     }
 
-    /// Result of a call to one server: `None` if it does not answer, and is left out from now on.
+    /// Result of a call to one server; `None` if the server does not answer, which leaves it out from now on.
     ///
     /// # Errors
-    /// The server's own, with its address.
+    /// An error of the server, with its address.
     pub fn answered<T>(self: &Arc<Self>, shard: usize, result: Result<T>) -> Result<Option<T>> {
         match result {
             Ok(value) => Ok(Some(value)),
@@ -129,7 +129,7 @@ impl Group {
         }
     }
 
-    /// Asks one server after the other, those that are away left out.
+    /// Calls the present servers one after the other.
     ///
     /// # Errors
     /// The first error of a server that answers; [`Error::Disconnected`] if none does.
@@ -149,7 +149,7 @@ impl Group {
         }
     }
 
-    /// Asks the servers in turn, the one at `first` before the others, until one answers.
+    /// Calls the present servers in turn, beginning at `first`, until one answers.
     ///
     /// # Errors
     /// The error of a server that answers; [`Error::Disconnected`] if none does.
@@ -166,7 +166,7 @@ impl Group {
         Err(self.none_answers())
     }
 
-    /// Records which server the ids belong to, by the number of its table and the earlier numbers of restored items.
+    /// Records the server of ids, by the number of its table and by earlier numbers of restored items.
     pub fn note_numbers(&self, shard: usize, state: ShardState, items: &[SampledItem]) {
         let mut numbers = lock(&self.numbers);
         let restored = items.iter().map(|item| IdSpace::number_of(item.id));
@@ -190,7 +190,7 @@ impl Group {
             .unwrap_or_default()
     }
 
-    /// Makes the tables of the other servers at one that has been away, and gives it their newest parameters.
+    /// Creates missing tables at a server that has returned, and copies newer parameters to it.
     fn take_up(&self, shard: usize) -> Result<()> {
         let wait = Wait::until(Some(Instant::now() + RETRY_FOR));
         let client = &self.shards[shard].client;
@@ -216,18 +216,18 @@ impl Group {
 }
 
 impl Shard {
-    /// The address, for messages.
+    /// Address, for messages.
     pub fn name(&self) -> String {
         self.client.address().to_string()
     }
 
-    /// A server's error, with its address.
+    /// Adds the address to a server's error.
     pub fn named(&self, error: Error) -> Error {
         at(&self.name(), error)
     }
 }
 
-/// An error of the server at `name`, with that name.
+/// Adds `name` to an error of the server.
 pub fn at(name: &str, error: Error) -> Error {
     let here = |text: String| match text.contains(name) {
         true => text,
@@ -250,7 +250,7 @@ pub fn at(name: &str, error: Error) -> Error {
     }
 }
 
-/// A call to a server for the grace at most; `None` where the caller would wait longer.
+/// Calls a server for at most the grace; `None` if the grace ended the call before the caller's deadline.
 pub fn within_grace<T>(
     client: &Client,
     wait: &Wait<'_>,
@@ -264,7 +264,7 @@ pub fn within_grace<T>(
     }
 }
 
-/// The part of a server's listing that is inside the client's namespace, with the names at the server.
+/// Limits a server's listing to the client's namespace. Names stay as at the server.
 pub fn within_namespace(client: &Client, mut listing: Listing) -> Listing {
     if let Some(namespace) = &client.dialer.options.namespace {
         let inside = |name: &str| name.starts_with(namespace.prefix());
@@ -274,10 +274,10 @@ pub fn within_namespace(client: &Client, mut listing: Listing) -> Listing {
     listing
 }
 
-/// A question that a server answers at once: without an answer for the grace it is lost.
+/// Asks a question that a server answers at once. A server without an answer for the grace is lost.
 ///
 /// # Errors
-/// [`Error::Disconnected`] then; errors of the call.
+/// [`Error::Disconnected`] after the grace; errors of the call.
 pub fn ask_promptly<T>(
     client: &Client,
     wait: &Wait<'_>,
@@ -286,7 +286,7 @@ pub fn ask_promptly<T>(
     within_grace(client, wait, ask)?.ok_or_else(|| silent(client))
 }
 
-/// The error of a server without an answer for the grace.
+/// Error of a server without an answer for the grace.
 pub fn silent(client: &Client) -> Error {
     let grace = client.dialer.options.grace.as_secs_f64();
     Error::Disconnected {
@@ -295,10 +295,11 @@ pub fn silent(client: &Client) -> Error {
     }
 }
 
-/// Makes the tables that `there` has and `here` has not. An actor's token does not allow it: a learner's client does it.
+/// Creates the tables of `there` that are missing in `here`. Skips tables that an actor's token may not create: a learner's client creates
+/// them.
 ///
 /// # Errors
-/// [`replay_core::Error::TableDiffers`] for a table that is made otherwise; errors of the calls.
+/// [`replay_core::Error::TableDiffers`] if a definition differs; errors of the calls.
 pub fn complete(
     client: &Client,
     here: &[TableConfig],
@@ -327,7 +328,7 @@ pub fn same(here: &TableConfig, there: &TableConfig) -> Result<()> {
     }
 }
 
-/// The result, where a request that the client's role does not allow is no error.
+/// Ignores the error of a request that the client's role does not allow.
 fn allowed(result: Result<()>) -> Result<()> {
     match result {
         Err(error) if error.code() == ErrorCode::Forbidden => Ok(()),
@@ -335,7 +336,7 @@ fn allowed(result: Result<()>) -> Result<()> {
     }
 }
 
-/// Tries to reach a server until it answers, or until its connection is closed.
+/// Tries to reach a server until it answers, or until the client is dropped.
 fn await_return(group: &Weak<Group>, shard: usize, since: Instant) {
     let mut refused = false;
     loop {
@@ -345,7 +346,7 @@ fn await_return(group: &Weak<Group>, shard: usize, since: Instant) {
         match group.take_up(shard) {
             Ok(()) => {
                 group.shards[shard].away.store(false, Ordering::Relaxed);
-                // Parameters that were put meanwhile, before the puts saw it again. The next put makes up for a failure.
+                // Copies parameters that were put in between. If this fails, the next put makes up for it.
                 let _ = group.take_up(shard);
                 let seconds = since.elapsed().as_secs();
                 tracing::warn!("{name} answers again after {seconds} s, and is sampled again");
@@ -362,7 +363,7 @@ fn await_return(group: &Weak<Group>, shard: usize, since: Instant) {
     }
 }
 
-/// Whether the server does not answer.
+/// The server does not answer, or was closed.
 pub fn is_lost(error: &Error) -> bool {
     is_broken(error) || is_closed(error)
 }

@@ -1,4 +1,4 @@
-//! The requests to one server, and its last answer.
+//! Requests to one server, and its last answer.
 
 use std::time::{Duration, Instant};
 
@@ -15,12 +15,12 @@ use replay_wire::{ReplyBody, RequestBody};
 #[derive(Default)]
 pub struct Lane {
     connection: Option<Connection>,
-    /// The connection has answered, and no request on it has been without an answer for too long.
+    /// The connection has answered, and no request on it has timed out since.
     answers: bool,
     pending: Vec<Pending>,
-    /// Round trip of the connection, as of its begin.
+    /// Round trip, measured when the connection was opened.
     pub round_trip: Duration,
-    /// The last answer; `None` where the server is to be asked again.
+    /// The last answer; `None` if the server's state has to be asked again.
     pub seen: Option<Seen>,
 }
 
@@ -29,9 +29,9 @@ pub struct Pending {
     id: u64,
     /// Number of the batch.
     pub batch: u64,
-    /// Items that it asks for.
+    /// Number of requested items.
     pub count: u32,
-    /// Samples that it asks of the rate limiter.
+    /// Number of samples charged to the server's rate limiter.
     pub limiter_samples: u32,
     /// Deadline in the request.
     due: Instant,
@@ -48,32 +48,31 @@ impl Lane {
         self.pending.is_empty()
     }
 
-    /// Whether the server has answered on this connection, and was not silent since.
+    /// Whether the connection has answered, and not timed out since.
     pub fn has_answered(&self) -> bool {
         self.answers
     }
 
-    /// The requests in flight, whose answers do not come any more.
+    /// Requests in flight, whose answers are lost.
     pub fn into_pending(self) -> Vec<Pending> {
         self.pending
     }
 
-    /// Samples that the rate limiter would admit after the requests in flight.
+    /// Samples that the rate limiter will still admit after the requests in flight.
     pub fn allowance(&self) -> f64 {
         let in_flight = self.pending.iter().map(|p| f64::from(p.limiter_samples));
         let allowed = self.seen.map_or(0.0, |seen| seen.state.allowance);
         allowed - in_flight.sum::<f64>()
     }
 
-    /// Writes what the socket accepts at once.
+    /// Writes queued requests, as far as the socket accepts them.
     pub fn try_flush(&mut self) {
         if let Some(connection) = &mut self.connection {
             connection.try_flush();
         }
     }
 
-    /// Sends a part of a batch, which the server may hold until `due`. Connects first where there is no connection, and returns the
-    /// round trip of a new one.
+    /// Requests a part of a batch, which the server may delay until `due`. Connects if necessary, and then returns the round trip.
     ///
     /// # Errors
     /// Errors of connecting, [`Error::Disconnected`].
@@ -107,7 +106,7 @@ impl Lane {
         Ok(round_trip)
     }
 
-    /// Waits for the next reply: its request, with the server's answer or its error.
+    /// Waits for the next reply. Returns its request, and the server's answer or error.
     ///
     /// # Errors
     /// [`Error::Deadline`] at the caller's deadline, [`Error::Interrupted`]; [`Error::Disconnected`] for a connection that broke, or
@@ -122,9 +121,8 @@ impl Lane {
         let connection = (self.connection.as_mut()).ok_or(Error::Closed("the connection"))?;
         let due = self.pending.iter().map(|pending| pending.due).min();
         let due = due.unwrap_or(now);
-        // The server answers at the deadline of the request, and the grace covers the network. It begins now at the earliest: a
-        // caller that paused has read nothing meanwhile. A caller with an earlier deadline than a request that was sent ahead of its
-        // call does not wait for the answer.
+        // The grace covers the network after the request's deadline. It begins now at the earliest, because a caller that paused has not
+        // read meanwhile. A caller whose own deadline is before that of a prefetched request does not wait for the answer.
         let silent = due.max(now) + grace;
         let until = match wait.deadline {
             Some(deadline) if deadline.max(now) < due => deadline,

@@ -1,15 +1,15 @@
-//! Several servers' definitions and statistics, merged as if one memory held everything.
+//! Merges definitions and statistics of several servers, as if one memory held everything.
 
 use replay_core::replay::Listing;
 use replay_core::schema::TableConfig;
 use serde_json::{Map, Value, json};
 
-/// One server's part of a table: of what the table holds, and of a slack that is given, one part of `servers`, rounded up. A derived
-/// slack stays the server's own: it covers chunks and batches on their way there.
+/// One server's part of a table: its capacity, `min_size` and an explicit slack, divided by `servers` and rounded up. A derived slack is
+/// not divided: it covers each server's chunks and batches in flight.
 pub fn part(whole: &TableConfig, servers: u64) -> TableConfig {
     let slack = match whole.slack {
         0.0 => 0.0,
-        // At least as much as one table needs: one insert and one sample.
+        // Minimum of a table: one insert and one sample.
         slack => (slack / servers as f64)
             .max(whole.samples_per_insert)
             .max(1.0)
@@ -24,7 +24,7 @@ pub fn part(whole: &TableConfig, servers: u64) -> TableConfig {
     }
 }
 
-/// The table that `servers` of these parts are.
+/// The whole table, from one of `servers` equal parts.
 pub fn whole(part: &TableConfig, servers: u64) -> TableConfig {
     TableConfig {
         slack: part.slack * servers as f64,
@@ -35,16 +35,16 @@ pub fn whole(part: &TableConfig, servers: u64) -> TableConfig {
     }
 }
 
-/// Items that `servers` of these parts need together before the first sample.
+/// Items that all servers together need before the first sample.
 pub fn min_size(part: &TableConfig, servers: u64) -> u64 {
     match part.min_size {
-        // Of a table that waits for none but the first.
+        // The table waits only for its first item.
         1 => 1,
         items => items.saturating_mul(servers),
     }
 }
 
-/// Tables of the first server, and the newest versions of parameters.
+/// Tables of all servers, and the newest versions of parameters.
 pub fn listing(listings: impl Iterator<Item = Listing>, servers: u64) -> Listing {
     let mut merged = Listing::default();
     for listing in listings {
@@ -74,7 +74,7 @@ pub fn listing(listings: impl Iterator<Item = Listing>, servers: u64) -> Listing
     merged
 }
 
-/// Statistics whose largest value counts, or that all servers share; all other numbers are added up.
+/// Statistics of which the maximum counts, or that are equal on all servers. All other numbers are added up.
 const LARGEST: [&str; 7] = [
     "age_s",
     "duration_s",
@@ -85,8 +85,7 @@ const LARGEST: [&str; 7] = [
     "version",
 ];
 
-/// Statistics of the servers that answer: numbers are added up. `shards` has each server's own by its address, `null` for one that is
-/// away.
+/// Adds up the statistics of the servers that answer. `shards` holds each server's own statistics by address, `null` for an absent server.
 pub fn stats(incarnation: String, servers: Vec<(String, Option<Value>)>) -> Value {
     let mut merged = json!({});
     let mut shards = Map::new();
@@ -96,7 +95,7 @@ pub fn stats(incarnation: String, servers: Vec<(String, Option<Value>)>) -> Valu
         }
         shards.insert(name, stats.unwrap_or(Value::Null));
     }
-    // Every server has a copy of the parameters: their bytes count once.
+    // Parameters are copied to every server: their bytes count once.
     let parameters: Vec<_> = shards.values().map(|stats| &stats["parameters"]).collect();
     let mut newest = Map::new();
     for (name, entry) in parameters
@@ -118,14 +117,19 @@ pub fn stats(incarnation: String, servers: Vec<(String, Option<Value>)>) -> Valu
     merged
 }
 
+/// Arrays without order and duplicates.
+const SETS: [&str; 2] = ["sampled_by", "extensions"];
+
 fn add(name: &str, sum: &mut Value, more: &Value) {
     match (&mut *sum, more) {
         (Value::Object(sum), Value::Object(more)) => {
-            for (name, value) in more {
-                match sum.get_mut(name) {
-                    Some(known) => add(name, known, value),
+            for (key, value) in more {
+                // The members of this one are alike.
+                let of = if name == "extensions" { name } else { key };
+                match sum.get_mut(key) {
+                    Some(known) => add(of, known, value),
                     None => {
-                        sum.insert(name.clone(), value.clone());
+                        sum.insert(key.clone(), value.clone());
                     }
                 }
             }
@@ -138,8 +142,8 @@ fn add(name: &str, sum: &mut Value, more: &Value) {
                 }
             }
         }
-        // A program may sample at several servers.
-        (Value::Array(sum), Value::Array(more)) if name == "sampled_by" => {
+        // A program may sample at several servers, which have the same extensions.
+        (Value::Array(sum), Value::Array(more)) if SETS.contains(&name) => {
             for program in more {
                 if !sum.contains(program) {
                     sum.push(program.clone());
@@ -212,7 +216,7 @@ mod tests {
             json!({"tables": {"t": {
                 "items": items, "max_priority": largest, "samples_per_insert": 4.0, "by_writer": [{"name": items}],
                 "sampled_by": ["learner", items], "samples_wait_for": wait, "sample_age": {"buckets": [[2.0, items], [null, 1]]},
-            }}, "parameters": {"p": {"version": items, "bytes": 8}}})
+            }}, "parameters": {"p": {"version": items, "bytes": 8}}, "extensions": {"adder": ["/jobs"]}})
         };
         let one = server(2, json!(3.5), Value::Null);
         let two = server(5, Value::Null, json!("more"));
@@ -228,6 +232,7 @@ mod tests {
         });
         assert_eq!(all["tables"]["t"], table);
         assert_eq!(all["parameters"], json!({"p": {"version": 5, "bytes": 8}}));
+        assert_eq!(all["extensions"], json!({"adder": ["/jobs"]}));
         assert_eq!(
             (&all["shards"]["c"], &all["incarnation"]),
             (&Value::Null, &json!("x"))

@@ -2,25 +2,25 @@
 //!
 //! | module | subject |
 //! | --- | --- |
-//! | `connect` | their addresses; checks that they are one memory |
-//! | `group` | which servers answer; how one that was away is taken up again |
-//! | `samples` | batches from all servers, and when one begins (`samples/admission`) |
+//! | `connect` | parses addresses; checks that the servers form one memory |
+//! | `group` | which servers answer; return of absent servers |
+//! | `samples` | batches from all servers, and their start (`samples/admission`) |
 //! | `lane` | requests to one server, and its last answer |
-//! | `partial` | one batch under way |
-//! | `updates` | updates of priorities, each for the server of its id |
-//! | `shares` | how items and samples of the rate limiters are divided |
+//! | `partial` | one batch in progress |
+//! | `updates` | updates of priorities, routed by id |
+//! | `shares` | division of items and of rate limiter samples |
 //! | `writers` | the server of each open writer |
-//! | `merge` | all servers' definitions and statistics, merged |
+//! | `merge` | merged definitions and statistics |
 //!
-//! - **Sampling.** A batch has items of each server in proportion to its sum of priorities, as of the server's last answer. An
-//!   item's probability is its server's expected part of the batch times its probability there.
-//! - **Replay ratio.** Each server's rate limiter compares its own inserts with the samples that it counts. The samples of a batch
-//!   are divided over the limiters by what these admit, and not by the items of the batch: so no limiter holds up a batch or a
-//!   writer while another could go on, and over all servers the samples keep to `samples_per_insert` within the sum of the slacks. A
-//!   batch begins once it is admitted as a whole: an abandoned one has counted nothing. Only while a limiter holds its writers back
-//!   do the limiters count what they admit before the rest is: with few writers, no limiter may ever admit the whole.
-//! - **Writers** keep to one server.
-//! - **A server that is away** is left out by each client that misses it, and taken up again when it answers.
+//! - **Sampling.** Each server contributes items in proportion to its sum of priorities, as of its last answer. An item's probability is
+//!   its server's expected share of the batch times the probability at the server.
+//! - **Replay ratio.** Each rate limiter compares its server's inserts with the samples charged to it. A batch's samples are divided by
+//!   what the limiters admit, not by the batch's items. So no limiter blocks a batch or a writer while another could continue, and the
+//!   servers together keep to `samples_per_insert` within the sum of the slacks. A batch begins only when the limiters admit all of it, so
+//!   an abandoned batch has charged nothing. The exception is a limiter that blocks writers: the limiters then charge what they admit, and
+//!   the rest later. With few writers, they might never admit a whole batch.
+//! - **Writers** stay on one server.
+//! - **An absent server** is left out by each client that notices, and used again when it answers.
 //!
 //! # Invariant
 //!
@@ -59,32 +59,32 @@ use samples::ShardedSamples;
 use updates::ShardedUpdates;
 use writers::ShardedPushes;
 
-/// Idle channels of one kind that are kept.
+/// Limit of idle channels of each kind.
 const MAX_IDLE: usize = 4;
 
 /// One memory over several servers.
 pub struct ShardedClient {
     group: Arc<Group>,
-    /// Channels for single samples.
+    /// Channels for single batches.
     idle: Mutex<Vec<ShardedSamples>>,
-    /// Channels for updates that are waited for.
+    /// Channels for synchronous updates.
     idle_updates: Mutex<Vec<ShardedUpdates>>,
-    /// Incarnations of the servers, as of the last statistics.
+    /// Incarnations of the servers, from the last statistics.
     incarnations: Mutex<BTreeMap<usize, String>>,
 }
 
 impl ShardedClient {
-    /// The addresses, for messages.
+    /// All addresses, for messages.
     pub fn names(&self) -> String {
         self.group.names()
     }
 
-    /// The client of the first server, whose extensions the program uses.
+    /// Client of the first server, whose extensions the program uses.
     pub fn first(&self) -> &Arc<Client> {
         &self.group.shards[0].client
     }
 
-    /// Sends a request to every server, also where a call would go on without those that are away.
+    /// Sends a request to every server; an absent server is an error.
     fn all(&self, what: &str, ask: impl Fn(&Client) -> Result<()>) -> Result<()> {
         let done = self.group.each(ask)?;
         match (0..self.group.shards.len()).find(|shard| !done.iter().any(|(of, ())| of == shard)) {
@@ -98,7 +98,7 @@ impl ShardedClient {
         }
     }
 
-    /// A channel for a single sample: the one with a batch of this request that no call has got, before any other.
+    /// A channel for a single batch, preferably one with an unfinished batch of this request.
     fn idle_samples(&self, request: &SampleRequest) -> ShardedSamples {
         let mut idle = lock(&self.idle);
         let begun = idle.iter().position(|channel| channel.has_begun(request));
@@ -109,12 +109,12 @@ impl ShardedClient {
         channel.unwrap_or_else(|| ShardedSamples::new(self.group.clone(), request.clone(), 1))
     }
 
-    /// The server of a new writer: the one that it asks for, or the one with the fewest writers of the table.
+    /// Server of a new writer: the requested one, or the server with the fewest writers of the table.
     fn shard_of_writer(&self, open: &OpenWriter, wait: &Wait<'_>) -> Result<usize> {
         let count = self.group.shards.len();
         if let Some(number) = open.server {
             let wanted = number as usize % count;
-            // The next one while that is away.
+            // If the requested server is absent, its successor.
             let order = (0..count).map(|step| (wanted + step) % count);
             let mut present = order.filter(|&shard| !self.group.is_away(shard));
             return present.next().ok_or_else(|| self.group.none_answers());
@@ -126,7 +126,7 @@ impl ShardedClient {
             let writers = &stats["tables"][&open.table]["writers"];
             writers.as_u64().unwrap_or(0)
         };
-        // Of those with as few, any: writers of one moment do not all take the first.
+        // Breaks ties by the writer's number, so that simultaneous writers spread.
         let after = |shard: usize| (shard as u64).wrapping_sub(open.writer) % count as u64;
         let fewest = stats
             .iter()
@@ -167,7 +167,7 @@ impl Replay<Error> for ShardedClient {
     fn drop_table(&self, table: &str, wait: &Wait<'_>) -> Result<()> {
         let what = format!("table {table:?} is dropped");
         self.all(&what, |client| match client.drop_table(table, wait) {
-            // An earlier call dropped it here, and not at another server.
+            // An earlier call dropped the table here, but not on every server.
             Err(error) if error.code() == ErrorCode::UnknownTable => {
                 let others = self.group.each(|other| {
                     Ok(other
@@ -223,7 +223,7 @@ impl Replay<Error> for ShardedClient {
         Ok(Box::new(channel))
     }
 
-    /// Ids of servers that are away are stale.
+    /// Ids of absent servers count as stale.
     fn update_priorities(
         &self,
         table: &str,
@@ -234,7 +234,7 @@ impl Replay<Error> for ShardedClient {
         let idle = lock(&self.idle_updates).pop();
         let mut channel = idle.unwrap_or_else(|| ShardedUpdates::new(self.group.clone()));
         let updated = channel.once(table, ids, priorities, wait);
-        // After an error it has counts that are of no call.
+        // After an error its counts belong to no call.
         if updated.is_ok() {
             keep(&self.idle_updates, channel);
         }
@@ -263,13 +263,13 @@ impl Replay<Error> for ShardedClient {
         Ok(None)
     }
 
-    /// Puts them on all servers, as one version.
+    /// Stores parameters on all servers under one version.
     fn put_parameters(&self, name: &str, bytes: Bytes, wait: &Wait<'_>) -> Result<u64> {
         let known = lock(&self.group.versions).get(name).copied().unwrap_or(0);
         let put = self
             .group
             .each(|client| client.put_version(name, known + 1, bytes.clone(), wait))?;
-        // Servers differ after puts of several clients at a time; the next put makes them agree again.
+        // Concurrent puts of several clients may leave servers with different versions until the next put.
         let version = put.iter().map(|&(_, version)| version).max().unwrap_or(0);
         let mut versions = lock(&self.group.versions);
         let newest = versions.entry(name.to_owned()).or_default();
@@ -285,7 +285,7 @@ impl Replay<Error> for ShardedClient {
         wait: &Wait<'_>,
     ) -> Result<Option<Parameters>> {
         self.group.check_process()?;
-        // A writer's server must learn what the writer has got, or it holds its steps back by `max_version_lag`.
+        // The writer's server has to learn the version that the writer got, or `max_version_lag` blocks the writer.
         let own = writer.and_then(|writer| self.group.server_of(writer));
         self.group.any(own.unwrap_or(self.group.own), |client| {
             client.get_parameters(name, newer_than, writer, wait)

@@ -1,4 +1,4 @@
-//! A batch under way: the parts that have arrived, and what is still to be asked of the servers.
+//! A batch in progress: the received parts, and the parts still to be requested.
 
 use std::time::Instant;
 
@@ -18,23 +18,23 @@ pub struct Seen {
     pub min_probability: Option<f64>,
 }
 
-/// A batch under way.
+/// A batch in progress.
 pub struct PartialBatch {
-    /// 1, 2, 3, ... on one channel.
+    /// Counts from 1 on each channel.
     pub number: u64,
-    /// Time of its first requests, and the batches that had been received then.
+    /// Time of the first requests, and the number of batches received before.
     pub asked: (Instant, u64),
-    /// Its first requests have been sent.
+    /// The first requests were sent.
     pub begun: bool,
-    /// Expected part of the batch that each server has, of 1. The probability of an item is this times the one at its server, so the
-    /// weights are right for the way in which the batch was sampled, whatever has changed since the servers' last answers.
+    /// Expected share of each server, as a fraction of the batch. It multiplies the items' probabilities at the server, so the weights
+    /// match how the batch was sampled, even if the servers have changed since their last answers.
     shares: Vec<f64>,
-    /// Smallest probabilities at the servers, as of the division.
+    /// Smallest probability at each server when the batch was divided.
     least: Vec<Option<f64>>,
     with_priority: u64,
-    /// Items still to be asked of each server.
+    /// Items still to be requested from each server.
     owed: Vec<u32>,
-    /// Samples still to be asked of the rate limiters.
+    /// Rate limiter samples still to be charged.
     owed_samples: u32,
     arrived: Vec<(usize, Sampled)>,
 }
@@ -45,8 +45,8 @@ fn totals(seen: &[Option<Seen>]) -> Vec<f64> {
 }
 
 impl PartialBatch {
-    /// A batch of `count` items, divided in proportion to the sums of priorities. `at`, from 0 to 1, is random for each batch; `received`
-    /// batches came before.
+    /// Divides a batch of `count` items in proportion to the sums of priorities. `at` is a new random number from 0 to 1. `received` is the
+    /// number of batches received before.
     pub fn new(number: u64, count: u32, seen: &[Option<Seen>], at: f64, received: u64) -> Self {
         let totals = totals(seen);
         let sum: f64 = totals.iter().sum();
@@ -66,19 +66,19 @@ impl PartialBatch {
         }
     }
 
-    /// A part of `count` items and `samples` of the rate limiter did not come.
+    /// Returns `count` items and `samples` of the rate limiter that a server did not deliver.
     pub fn owe(&mut self, shard: usize, count: u32, samples: u32) {
         self.owed[shard] += count;
         self.owed_samples += samples;
     }
 
-    /// Samples still to be asked of the rate limiters.
+    /// Rate limiter samples still to be charged.
     pub fn owed_samples(&self) -> u32 {
         self.owed_samples
     }
 
-    /// What is to be asked now: items of each server, and samples of the rate limiters. Items of servers that are away, or have
-    /// none any more, are divided among the others.
+    /// Takes the outstanding items of each server, and the outstanding rate limiter samples. Items of servers that are absent or empty are
+    /// divided among the others.
     pub fn take_owed(&mut self, seen: &[Option<Seen>], at: f64) -> (Vec<u32>, u32) {
         let totals = totals(seen);
         let sum: f64 = totals.iter().sum();
@@ -108,31 +108,31 @@ impl PartialBatch {
         )
     }
 
-    /// Adds a part.
+    /// Adds a received part.
     pub fn add(&mut self, shard: usize, sampled: Sampled) {
         if !sampled.items.is_empty() {
             self.arrived.push((shard, sampled));
         }
     }
 
-    /// Bytes that have arrived.
+    /// Bytes received.
     pub fn bytes(&self) -> usize {
         let of =
             |part: &Sampled| part.rows.len() + part.blobs.iter().map(Bytes::len).sum::<usize>();
         self.arrived.iter().map(|(_, part)| of(part)).sum()
     }
 
-    /// Items that have arrived.
+    /// Items received.
     pub fn items(&self) -> usize {
         self.arrived.iter().map(|(_, part)| part.items.len()).sum()
     }
 
-    /// Whether nothing is left to be asked; requests may still be in flight.
+    /// Whether everything was requested; requests may still be in flight.
     pub fn is_complete(&self) -> bool {
         self.begun && self.owed_samples == 0 && self.owed.iter().all(|&owed| owed == 0)
     }
 
-    /// The batch, in the order of the servers. Rows are copied, blobs are not.
+    /// The complete batch, ordered by server. Copies rows, but not blobs.
     pub fn into_sampled(mut self) -> Sampled {
         self.arrived.sort_by_key(|(shard, _)| *shard);
         let least = self.shares.iter().zip(&self.least);
@@ -150,7 +150,7 @@ impl PartialBatch {
                 item
             }));
         }
-        // An item may have been updated since the servers' last answers.
+        // An item's priority may have changed since the servers' last answers.
         let min_probability = min_probability.map(|least| {
             items
                 .iter()

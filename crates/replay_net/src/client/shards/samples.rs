@@ -1,5 +1,5 @@
-//! Batches from several servers: each server samples a part, all at the same time, and the parts become one batch whose blobs stay
-//! in the frames that they came in.
+//! Batches from several servers. Each server samples a part, all at the same time. The parts become one batch, whose blobs stay in the
+//! received frames.
 
 mod admission;
 
@@ -20,29 +20,29 @@ use replay_core::replay::{BatchPart, Replay, SampleChannel, SampleRequest, Sampl
 use replay_core::schema::TableConfig;
 use replay_wire::ErrorCode;
 
-/// Longest time for which a server holds a part. Then the rest of the batch is divided anew, by the servers' state at that time.
+/// Longest time for which a server delays a part. After that the rest of the batch is divided again, by the servers' new state.
 const HELD_FOR: Duration = Duration::from_millis(250);
-/// Pause before the servers are asked again whether there is anything to sample.
+/// Pause before servers without items to sample are asked again.
 const ASK_AGAIN_AFTER: Duration = Duration::from_millis(5);
-/// Number of the batch of requests that only ask for a table's state.
+/// Batch number of requests that only ask for a table's state.
 const NO_BATCH: u64 = 0;
 
-/// Batches of one request from several servers.
+/// Batches of one sample request, from several servers.
 pub struct ShardedSamples {
     group: Arc<Group>,
     request: SampleRequest,
     in_flight: usize,
-    /// The servers' definition of the table, once one has answered.
+    /// Definition of the table at the servers, once one has answered.
     table: Option<Arc<TableConfig>>,
     lanes: Vec<Lane>,
-    /// Batches under way, the oldest first.
+    /// Batches in progress, the oldest first.
     batches: VecDeque<PartialBatch>,
     last_batch: u64,
-    /// By the slowest server's round trip.
+    /// Follows the slowest server's round trip.
     pipelining: Pipelining,
-    /// Begin of a time in which no server answers.
+    /// Start of a time in which no server answers.
     dark_since: Option<Instant>,
-    /// The servers' message that the table of an iterator was dropped. Another one of its name is not the iterator's.
+    /// The servers' error, once the iterator's table was dropped. A later table of that name is a different one.
     dropped: Option<String>,
 }
 
@@ -64,8 +64,8 @@ impl ShardedSamples {
         }
     }
 
-    /// One batch, by the servers' sums of priorities of this moment. A call that met its deadline has left a batch that servers
-    /// have counted: the next call of its request gets it.
+    /// One batch, by the servers' present sums of priorities. If an earlier call for this request met its deadline, returns its batch,
+    /// which servers have charged already.
     ///
     /// # Errors
     /// Errors of [`Replay::sample`].
@@ -73,13 +73,13 @@ impl ShardedSamples {
         let continues = self.has_begun(request);
         if !continues {
             self.request = request.clone();
-            // Another client may have made the table anew.
+            // Another client may have created the table anew.
             self.table = None;
             self.batches.clear();
         }
         for lane in &mut self.lanes {
             if !continues && !lane.is_idle() {
-                // Late replies to an earlier call.
+                // Discards late replies to an earlier request.
                 *lane = Lane::default();
             }
             lane.seen = None;
@@ -87,7 +87,7 @@ impl ShardedSamples {
         self.next(wait)
     }
 
-    /// Whether servers have been asked for parts of a batch of this request, which no call has got yet.
+    /// Whether an unfinished batch of this request was requested from servers.
     pub fn has_begun(&self, request: &SampleRequest) -> bool {
         self.request == *request && self.batches.front().is_some_and(|batch| batch.begun)
     }
@@ -126,13 +126,13 @@ impl ShardedSamples {
                 }
                 wait.check()?;
                 reason.report(wait, Instant::now(), Wait::REPORT_AFTER);
-                // The batch is divided anew, by the state of now.
+                // Divides the rest of the batch again, by the present state.
                 self.ask_states(wait)?;
             }
         }
     }
 
-    /// Leaves out servers that do not answer, and asks the others whose state is not known.
+    /// Leaves out absent servers, and asks the others for unknown states.
     fn look_around(&mut self, wait: &Wait<'_>) -> Result<()> {
         for shard in 0..self.lanes.len() {
             if self.group.is_away(shard) {
@@ -164,7 +164,7 @@ impl ShardedSamples {
         Ok(())
     }
 
-    /// Asks a server for its table's state alone.
+    /// Asks one server only for its table's state.
     fn ask_state(&mut self, shard: usize, wait: &Wait<'_>) -> Result<()> {
         let now = Instant::now();
         self.send(shard, NO_BATCH, (0, 0), now, wait)?;
@@ -174,11 +174,11 @@ impl ShardedSamples {
         Ok(())
     }
 
-    /// The result of a call to one server. If the server does not answer, or has lost its table, it is left out.
+    /// Handles the result of a call to one server. Leaves the server out if it does not answer, or has lost its table.
     fn settle(&mut self, shard: usize, result: Result<()>, wait: &Wait<'_>) -> Result<()> {
         let Err(error) = result else { return Ok(()) };
         if is_lost(&error) {
-            // A connection that broke may be of a server that has been started again: the next one shows it.
+            // A broken connection may mean a restart: the next connection shows it.
             if !self.lanes[shard].has_answered() {
                 self.group.leave(shard, &error);
             }
@@ -194,7 +194,7 @@ impl ShardedSamples {
                 let client = &self.group.shards[shard].client;
                 client.table_config(&self.request.table, &wait).is_ok()
             };
-            // If it was made again there, it is another table.
+            // A table created again there would be a different one.
             let mut others = self.group.present().filter(|&other| other != shard);
             let has_lost_it = !known(shard) && others.any(known);
             drop(others);
@@ -207,10 +207,10 @@ impl ShardedSamples {
         Err(self.group.shards[shard].named(error))
     }
 
-    /// Divides what a server that is away was to sample among the others; items that have arrived stay in their batch.
+    /// Returns an absent server's requested parts, to be divided among the others. Received items stay in their batch.
     fn drop_lane(&mut self, shard: usize) {
         let lane = std::mem::take(&mut self.lanes[shard]);
-        // The servers that are left may be nearer: batches in a long queue would not show it.
+        // The remaining servers may be nearer, which batches in a long queue would not show.
         let slowest = self.lanes.iter().map(|lane| lane.round_trip).max();
         let round_trip = &mut self.pipelining.round_trip;
         *round_trip = slowest.unwrap_or_default().min(*round_trip);
@@ -236,7 +236,7 @@ impl ShardedSamples {
         Ok(self.table.insert(table).clone())
     }
 
-    /// Sends the parts that batches under way still need, and begins others until `in_flight` are under way.
+    /// Requests the missing parts of batches in progress, and begins others up to `in_flight`.
     fn top_up(&mut self, wait: &Wait<'_>) -> Result<Option<WaitReason>> {
         let mut blocked = None;
         for index in 0..self.pipelining.wanted(self.in_flight) {
@@ -257,7 +257,7 @@ impl ShardedSamples {
                 self.batches.push_back(batch);
             }
             self.send_parts(index, wait)?;
-            // The batches that follow would only take from its samples.
+            // Later batches would only take its rate limiter samples.
             let owed = self.batches[index].owed_samples();
             if owed > 0 && self.most_of_one().is_finite() {
                 blocked = Some(self.limited(f64::from(owed), wait)?);
@@ -270,7 +270,7 @@ impl ShardedSamples {
         Ok(blocked)
     }
 
-    /// Sends what a batch owes its servers: items of each, and samples of any rate limiter.
+    /// Requests a batch's outstanding items and rate limiter samples.
     fn send_parts(&mut self, index: usize, wait: &Wait<'_>) -> Result<()> {
         if self.batches[index].is_complete() {
             return Ok(());
@@ -289,7 +289,7 @@ impl ShardedSamples {
             let allowances = present.iter().map(|&at| self.lanes[at].allowance());
             let allowances: Vec<f64> = allowances.map(|allowed| allowed.min(most)).collect();
             let charges = limiter_samples(samples, &allowances);
-            // What no limiter admits yet is asked for later: none would admit a part before the writers that wait for it.
+            // The rest is charged later: a limiter admits it only after inserts, whose writers may wait for this batch.
             let charged: u32 = charges.iter().sum();
             self.batches[index].owe(0, 0, samples - charged);
             charges
@@ -299,17 +299,17 @@ impl ShardedSamples {
         let now = Instant::now();
         let held = now + HELD_FOR;
         let due = match wait.deadline {
-            // Only the oldest batch is waited for.
+            // Only the oldest batch has the call's deadline.
             Some(deadline) if index == 0 => deadline.clamp(now, held),
             _ => held,
         };
         let mut settled = Ok(());
         for (shard, charge) in present.into_iter().zip(charges) {
-            // A first part without items asks for the server's state, for the batches that follow.
+            // The first request goes to every server, even without items: later batches need all states.
             if begins || counts[shard] > 0 || charge > 0 {
                 let part = (counts[shard], charge);
                 if settled.is_err() {
-                    // A call after an interrupted one sends it.
+                    // The next call after an interrupt requests it.
                     self.batches[index].owe(shard, part.0, part.1);
                     continue;
                 }
@@ -333,7 +333,7 @@ impl ShardedSamples {
     ) -> Result<()> {
         let request = SampleRequest {
             count,
-            // A call takes fewer items at its own deadline, which is no server's.
+            // A short batch is allowed at the call's deadline, not at a server's.
             allow_short: self.request.allow_short
                 && wait.deadline.is_some_and(|end| Instant::now() >= end),
             part: Some(BatchPart { limiter_samples }),
@@ -346,7 +346,7 @@ impl ShardedSamples {
         Ok(())
     }
 
-    /// Waits for one reply to the parts of a batch; the reason if its server could not sample the part.
+    /// Waits for one reply of a batch. Returns the reason if the server could not sample its part.
     fn receive_for(&mut self, batch: u64, wait: &Wait<'_>) -> Result<Option<WaitReason>> {
         let Some(shard) = self.lanes.iter().position(|lane| lane.awaits(batch)) else {
             return Ok(None);
@@ -358,7 +358,7 @@ impl ShardedSamples {
         }
     }
 
-    /// Waits for the next reply of a server. The reason if it could not sample: its part is owed again.
+    /// Waits for a server's next reply. Returns the reason if the server could not sample its part, which is then requested again.
     fn receive(&mut self, shard: usize, wait: &Wait<'_>) -> Result<Option<WaitReason>> {
         let member = &self.group.shards[shard];
         let (pending, sampled) = self.lanes[shard].receive(&member.client, wait)?;
@@ -369,7 +369,7 @@ impl ShardedSamples {
                     self.group.note_numbers(shard, state, &sampled.items);
                 }
                 if let Some(batch) = batch {
-                    // With `max_times_sampled` a server may have fewer samples left than its share.
+                    // With `max_times_sampled`, a server may have fewer samples left than requested.
                     batch.owe(shard, pending.count - sampled.items.len() as u32, 0);
                     batch.add(shard, sampled);
                 }
@@ -388,7 +388,7 @@ impl ShardedSamples {
         Ok(Some(WaitReason::AtServer(member.name(), reason)))
     }
 
-    /// Waits a moment before the servers are asked again.
+    /// Pauses before the servers are asked again.
     fn pause(&mut self, wait: &Wait<'_>, reason: WaitReason) -> Result<()> {
         let now = Instant::now();
         if wait.deadline.is_some_and(|end| now >= end) {
@@ -404,7 +404,7 @@ impl ShardedSamples {
         Ok(())
     }
 
-    /// The batch at the deadline of a call that takes fewer items: what has arrived, or else as many as the servers give at once.
+    /// Short batch at the call's deadline: the received items, or else as many as the servers return at once.
     fn short(&mut self, reason: WaitReason, wait: &Wait<'_>) -> Result<Sampled> {
         self.receive_rest(wait)?;
         if self.batches.front().is_none_or(|batch| batch.items() == 0) {
@@ -435,7 +435,7 @@ impl ShardedSamples {
         }
     }
 
-    /// Waits for all replies to the parts of the oldest batch.
+    /// Waits for all replies of the oldest batch.
     fn receive_rest(&mut self, wait: &Wait<'_>) -> Result<()> {
         while let Some(batch) = self.batches.front()
             && let number = batch.number
@@ -446,7 +446,7 @@ impl ShardedSamples {
         Ok(())
     }
 
-    /// The oldest batch, after requests for those that follow: the servers sample while the caller decodes.
+    /// Returns the oldest batch, after requesting the next ones, so that servers sample while the caller decodes.
     fn deliver(&mut self, wait: &Wait<'_>) -> Result<Sampled> {
         let batch = self.batches.pop_front();
         if let Some(batch) = &batch {
@@ -455,7 +455,7 @@ impl ShardedSamples {
                 .note(sent, before, Instant::now(), batch.bytes());
         }
         if self.in_flight > 1 {
-            // An error is met again by the next call.
+            // The next call meets the same error.
             let _ = self.top_up(&Wait {
                 deadline: None,
                 ..*wait
@@ -476,7 +476,7 @@ impl SampleChannel<Error> for ShardedSamples {
             });
         }
         if self.in_flight == 0 && self.batches.is_empty() {
-            // The servers' sums of priorities of this moment, and not of the last batch.
+            // Asks for the present sums of priorities, not for those after the last batch.
             self.lanes.iter_mut().for_each(|lane| lane.seen = None);
         }
         let next = self.next_batch(wait);
@@ -489,7 +489,7 @@ impl SampleChannel<Error> for ShardedSamples {
         if let Err(error) = &next
             && !matches!(error, Error::Deadline { .. } | Error::Interrupted)
         {
-            // Replies to the requests in flight are of no use without their batches: new connections do without them.
+            // Replies in flight are useless without their batches: reconnects.
             self.batches.clear();
             for lane in &mut self.lanes {
                 *lane = Lane::default();

@@ -1,8 +1,7 @@
-//! How a batch is divided over the servers: its items in proportion to their sums of priorities, its samples for the rate limiters
-//! as these have any to give.
+//! Division of a batch over the servers: items in proportion to the sums of priorities, samples by what the rate limiters admit.
 
-/// Whole numbers that add up to `count`, each the floor or the ceiling of its part in proportion to `weights`. `at`, from 0 to 1 and
-/// drawn anew for each batch, makes every expectation exactly the part (systematic sampling). All are 0 where no weight is above 0.
+/// Divides `count` in proportion to `weights`; each part is rounded up or down. With a new random `at` from 0 to 1 for each batch, the
+/// expected parts are exact (systematic sampling). All parts are 0 if no weight is above 0.
 pub fn divide(count: u32, weights: &[f64], at: f64) -> Vec<u32> {
     let total: f64 = weights.iter().sum();
     if total <= 0.0 {
@@ -12,7 +11,7 @@ pub fn divide(count: u32, weights: &[f64], at: f64) -> Vec<u32> {
     let (mut sum, mut given) = (0.0, 0);
     let part = |(index, &weight): (usize, &f64)| {
         sum += weight;
-        // The last one takes the rest, whatever the sums round to.
+        // The last part takes the rest, despite rounding errors of the sums.
         let up_to = match last == Some(index) {
             true => count,
             false => ((f64::from(count) * (sum / total) + at).floor() as u32).clamp(given, count),
@@ -24,8 +23,7 @@ pub fn divide(count: u32, weights: &[f64], at: f64) -> Vec<u32> {
     weights.iter().enumerate().map(part).collect()
 }
 
-/// How many of `count` samples each limiter is to admit, in proportion to what it would admit now (`allowances`): all of that where it
-/// is not enough.
+/// Divides `count` samples over the limiters, in proportion to what they admit now (`allowances`). If that is not enough, takes all of it.
 pub fn limiter_samples(count: u32, allowances: &[f64]) -> Vec<u32> {
     let most = f64::from(count);
     let now: Vec<f64> = allowances
@@ -40,7 +38,7 @@ pub fn limiter_samples(count: u32, allowances: &[f64]) -> Vec<u32> {
         .iter()
         .map(|allowed| (most * allowed / total).floor() as u32)
         .collect();
-    // What rounding down has left goes to those with any to spare.
+    // Distributes the remainder to limiters with samples to spare.
     let mut left = count - parts.iter().sum::<u32>();
     for (part, &allowed) in parts.iter_mut().zip(&now) {
         let more = left.min(allowed as u32 - *part);

@@ -1,4 +1,4 @@
-//! Updates of priorities: each goes to the server of its id.
+//! Updates of priorities, routed to the servers by id.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use replay_core::replay::{BatchPart, Replay, SampleRequest, UpdateChannel, Updat
 use replay_core::table::ids::IdSpace;
 
 impl Group {
-    /// Asks all servers for the number in the ids of their table.
+    /// Asks all servers for their table's number, which their ids contain.
     fn ask_numbers(self: &Arc<Self>, table: &str, wait: &Wait<'_>) -> Result<()> {
         let request = SampleRequest {
             table: table.to_owned(),
@@ -32,7 +32,7 @@ impl Group {
         Ok(())
     }
 
-    /// The servers that may have an id.
+    /// Positions of the ids that each server may hold.
     fn route(
         self: &Arc<Self>,
         table: &str,
@@ -54,7 +54,7 @@ impl Group {
                         shards = self.of_number(number);
                     }
                     if shards.is_empty() {
-                        // Perhaps of an item that a server has restored, and that this client has not sampled.
+                        // Perhaps a restored item that this client has not sampled yet: goes to all servers.
                         shards = self.present().collect();
                     }
                     routes.push((number, shards));
@@ -69,7 +69,7 @@ impl Group {
     }
 }
 
-/// A call of a server's channel. A server holds no update back: without any answer for the grace it is lost.
+/// Calls a server's channel. A server never delays an update: one without any answer for the grace is lost.
 fn answering<T>(
     channel: &mut Updates,
     shard: &Shard,
@@ -92,7 +92,7 @@ pub struct ShardedUpdates {
     group: Arc<Group>,
     channels: Vec<Option<Updates>>,
     answered: UpdateReceipt,
-    /// Ids that more than one server got, each counted for every server but one: stale at least there.
+    /// Number of extra copies of ids that went to several servers; each copy will be stale on some server.
     surplus: u32,
 }
 
@@ -107,7 +107,7 @@ impl ShardedUpdates {
         }
     }
 
-    /// Updates priorities, and waits for the answers. Ids of servers that are away are stale.
+    /// Updates priorities and waits for the answers. Ids of absent servers count as stale.
     ///
     /// # Errors
     /// Errors of [`Replay::update_priorities`].
@@ -136,7 +136,7 @@ impl ShardedUpdates {
         updated
     }
 
-    /// Forgets the updates that a server has not answered: their ids count as stale.
+    /// Drops the updates that a server has not answered: their ids count as stale.
     fn abandon(&mut self, shard: usize) -> UpdateReceipt {
         let channel = self.channels[shard].take();
         channel.map_or_else(UpdateReceipt::default, Updates::abandon)
@@ -157,7 +157,7 @@ impl ShardedUpdates {
         }
     }
 
-    /// Counts the answers of a server. If it does not answer it is left out, and its unanswered updates are stale.
+    /// Adds a server's counts. Leaves a server out that does not answer; its unanswered updates count as stale.
     fn settle(&mut self, shard: usize, receipt: Result<UpdateReceipt>, ids: u32) -> Result<()> {
         let receipt = match receipt {
             Err(error) if is_lost(&error) => {
@@ -186,13 +186,13 @@ impl UpdateChannel<Error> for ShardedUpdates {
         wait: &Wait<'_>,
     ) -> Result<UpdateReceipt> {
         self.group.check_process()?;
-        // Before any server gets one: an update is applied as a whole or not at all.
+        // Checked before any server gets a part: an update applies as a whole or not at all.
         check(table, ids, priorities)?;
         let routes = self.group.route(table, ids, wait)?;
         let copies: usize = routes.iter().map(Vec::len).sum();
         match copies.checked_sub(ids.len()) {
             Some(surplus) => self.surplus += surplus as u32,
-            // Ids of no server.
+            // Ids without a server.
             None => self.answered.stale += (ids.len() - copies) as u32,
         }
         for (shard, indexes) in routes.into_iter().enumerate() {

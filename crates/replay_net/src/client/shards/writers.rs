@@ -9,13 +9,13 @@ use base::wait::Wait;
 use replay_core::replay::{PushBody, PushChannel, WriterId};
 
 impl Group {
-    /// The server of a writer of this client, while it is open.
+    /// Server of an open writer of this client.
     pub fn server_of(&self, writer: &WriterId) -> Option<usize> {
         lock(&self.writers).get(&writer.writer).copied()
     }
 }
 
-/// The pushes of one writer, whose server the group knows while this exists.
+/// Pushes of one writer. The group knows the writer's server until this is dropped.
 pub struct ShardedPushes {
     group: Arc<Group>,
     writer: u64,
@@ -23,7 +23,7 @@ pub struct ShardedPushes {
 }
 
 impl ShardedPushes {
-    /// A writer that has been opened at a server.
+    /// Registers a writer that was opened at a server.
     pub fn new(
         group: Arc<Group>,
         shard: usize,

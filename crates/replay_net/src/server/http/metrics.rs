@@ -1,5 +1,5 @@
-//! Statistics in the text format of OpenMetrics, which Prometheus reads. Every number, flag and histogram of the statistics is a
-//! metric: its name is the prefix of its group and the name of the statistic.
+//! Statistics in the OpenMetrics text format, which Prometheus reads. Every number, flag and histogram is a metric, named by the prefix of
+//! its group and its own name.
 
 use std::collections::BTreeMap;
 use std::fmt::{Error, Result};
@@ -190,7 +190,7 @@ const SNAPSHOTS: &[Metric] = &[
     (Gauge, "bytes", "Bytes of the last snapshot"),
 ];
 
-/// Statistics of a server as text.
+/// Encodes a server's statistics.
 ///
 /// # Errors
 /// [`Error`], which a `String` never causes.
@@ -214,7 +214,7 @@ struct Scrape(Value, Vec<(&'static str, &'static [MetricGroup])>);
 
 type Labels = Vec<(&'static str, String)>;
 
-/// Labels and statistics of a member of a group.
+/// Labels and statistics of one member of a group.
 type Member = (Labels, Value);
 
 impl Collector for Scrape {
@@ -278,7 +278,7 @@ fn named(label: &'static str, members: &Value) -> impl Iterator<Item = Member> {
     members.map(move |(name, member)| (vec![(label, name.clone())], member.clone()))
 }
 
-/// The writers of all tables. A name that several writers of a table have is one member with their sums.
+/// The writers of all tables. Writers of a table with equal names are added up.
 fn writers(tables: &Value) -> Vec<Member> {
     let mut sums = BTreeMap::<(String, String), BTreeMap<&str, f64>>::new();
     for (table, stats) in tables.as_object().into_iter().flatten() {
@@ -328,7 +328,7 @@ fn encode_group(
     Ok(())
 }
 
-/// Encodes a number, a flag, a reason (whether there is one) or a histogram; nothing for a missing value.
+/// Encodes a number, a flag, a reason (1 if present) or a histogram; nothing for a missing value.
 fn encode_value(encoder: &mut MetricEncoder, metric_type: MetricType, value: &Value) -> Result {
     if let Histogram = metric_type {
         let number = |value: &Value| value.as_f64().unwrap_or(f64::INFINITY);
@@ -339,7 +339,7 @@ fn encode_value(encoder: &mut MetricEncoder, metric_type: MetricType, value: &Va
         let (sum, count) = (number(&value["sum"]), value["count"].as_u64().unwrap_or(0));
         return encoder.encode_histogram::<NoLabelSet>(sum, count, &buckets, None);
     }
-    // Integers keep their digits.
+    // Not converted to floats, which would lose digits.
     let integer = match value {
         Value::Bool(flag) => Some(u64::from(*flag)),
         Value::String(reason) => Some(u64::from(!reason.is_empty())),

@@ -145,7 +145,7 @@ fn each_role_may_make_its_requests_and_no_others() {
 fn extensions_are_for_learners() {
     World::run(51, with_roles(config(table())), |world| async move {
         let join = || {
-            RequestBody::Extension(Extension {
+            RequestBody::CallExtension(Extension {
                 name: "adder".into(),
                 message: "1".into(),
             })

@@ -1,4 +1,4 @@
-//! When a batch begins: what the servers together have, and what their rate limiters admit.
+//! Admission of batches, by the items and the rate limiters of all servers together.
 
 use super::ShardedSamples;
 use crate::client::shards::merge::min_size;
@@ -7,17 +7,17 @@ use base::wait::Wait;
 use replay_core::cause::WaitReason;
 
 impl ShardedSamples {
-    /// The reason of a wait for all servers together.
+    /// Adds the names of all servers to the reason of a wait.
     fn on_servers(&self, reason: String) -> WaitReason {
         format!("{reason}, on the servers {}", self.group.names()).into()
     }
 
-    /// The reason of a wait for any server.
+    /// Reason of a wait while no server answers.
     pub(super) fn none_answers(&self) -> WaitReason {
         self.group.none_answers().to_string().into()
     }
 
-    /// Whether the servers together have enough items, or else the reason to wait.
+    /// Checks that the servers together have enough items; returns the reason to wait if not.
     pub(super) fn stocked(&mut self, wait: &Wait<'_>) -> Result<Option<WaitReason>> {
         let seen: Vec<_> = self.lanes.iter().filter_map(|lane| lane.seen).collect();
         if seen.is_empty() {
@@ -26,7 +26,7 @@ impl ShardedSamples {
         let table = self.table(wait)?;
         let items: u64 = seen.iter().map(|seen| seen.state.items).sum();
         let min_size = min_size(&table, seen.len() as u64);
-        // A server's limiter holds its writers back before its part of min_size can make up for servers without writers.
+        // Does not wait if a limiter blocks writers: one server cannot make up for the min_size parts of servers without writers then.
         if items < min_size && !self.holds_writers() {
             return Ok(Some(self.on_servers(format!(
                 "table {:?} has {items} items of the {min_size} that min_size asks for",
@@ -44,7 +44,7 @@ impl ShardedSamples {
         Ok(None)
     }
 
-    /// Most samples that one rate limiter is asked for: as many as it certainly admits before it holds its writers back.
+    /// Limit of the samples charged to one rate limiter: what it certainly admits before it blocks its writers.
     pub(super) fn most_of_one(&self) -> f64 {
         match &self.table {
             Some(table) if table.samples_per_insert > 0.0 => {
@@ -54,13 +54,13 @@ impl ShardedSamples {
         }
     }
 
-    /// Whether a rate limiter may hold its writers back until it is asked for samples.
+    /// Whether a rate limiter may block its writers until samples are charged.
     fn holds_writers(&self) -> bool {
         let most = self.most_of_one();
         most.is_finite() && self.lanes.iter().any(|lane| lane.allowance() >= most)
     }
 
-    /// Whether the servers together have what a batch needs, or else the reason to wait.
+    /// Checks that the servers together can deliver a batch; returns the reason to wait if not.
     pub(super) fn ready(&mut self, wait: &Wait<'_>) -> Result<Option<WaitReason>> {
         if let Some(reason) = self.stocked(wait)? {
             return Ok(Some(reason));
@@ -68,21 +68,21 @@ impl ShardedSamples {
         if let Some(reason) = self.used_up() {
             return Ok(Some(reason));
         }
-        // A batch begins once it is admitted as a whole: a part that one limiter has counted does not wait for the others.
+        // A batch begins only when admitted as a whole, so that no charged part waits for other limiters.
         let missing = f64::from(self.request.count) - self.admitted();
         if missing <= 0.0 {
             return Ok(None);
         }
-        // Except where writers wait for these samples: their limiter counts what it admits, they go on, and the rest follows. A short
-        // batch is what is admitted at the deadline.
+        // Exception: writers are blocked. Their limiter charges what it admits, the writers continue, and the rest follows. A short batch
+        // is what is admitted at the deadline.
         if !self.request.allow_short && self.holds_writers() {
             return Ok(None);
         }
         self.limited(missing, wait).map(Some)
     }
 
-    /// The reason to wait where items that are sampled a number of times have fewer samples left than a batch. A rate limiter that
-    /// holds its writers back has to be asked, and a short batch takes what there is.
+    /// Reason to wait if `max_times_sampled` leaves fewer samples than a batch. Not checked with a rate limiter, which has to be asked when
+    /// it blocks writers, nor for short batches.
     fn used_up(&self) -> Option<WaitReason> {
         let table = self.table.as_ref()?;
         let times = u64::from(table.max_times_sampled);
@@ -100,7 +100,7 @@ impl ShardedSamples {
         })
     }
 
-    /// The reason to wait for `missing` samples of the rate limiters.
+    /// Reason to wait for `missing` samples of the rate limiters.
     pub(super) fn limited(&mut self, missing: f64, wait: &Wait<'_>) -> Result<WaitReason> {
         let table = self.table(wait)?;
         Ok(self.on_servers(format!(

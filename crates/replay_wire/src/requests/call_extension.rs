@@ -1,6 +1,6 @@
 use super::*;
 
-/// A message to an extension of the server, or its answer: both are the extension's own.
+/// A message to an extension of the server, or its answer, in the extension's format.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Extension {
     /// Name of the extension.
