@@ -122,28 +122,8 @@ def test_tables_of_settings_are_those_of_the_help(name: str) -> None:
     assert filled(name, page) == page, "run: python docs/_settings.py"
 
 
-LINES = {
-    "README.md": 150,
-    "crates/replay_core/examples/fill_sample_update.rs": 30,
-    "examples/apex_single_file.py": 200,
-    "examples/client_server.py": 80,
-    "examples/dqn_cartpole.py": 120,
-    "examples/replay.py": 40,
-}
-
-
-@pytest.mark.parametrize("name", LINES)
-def test_a_page_and_an_example_are_short(name: str) -> None:
-    assert len((DOCUMENTS.parent / name).read_text().splitlines()) <= LINES[name]
-
-
-def test_the_architecture_is_read_in_ten_minutes() -> None:
-    assert len((DOCUMENTS.parent / "ARCHITECTURE.md").read_text().split()) <= 2_000
-
-
 def test_the_readmes_program_runs() -> None:
     (program,) = re.findall(r"(?ms)^```python\n(.*?)^```$", (DOCUMENTS.parent / "README.md").read_text())
-    assert len(program.splitlines()) <= 25
     names: dict[str, Any] = {}
     exec(program, names)
     assert names["batch"].observation.shape == (64, 4)
