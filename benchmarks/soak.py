@@ -18,11 +18,10 @@ FOLDER = ROOT / "build" / "soak"
 RUST = ("cargo", "nextest", "run", "--locked", "--workspace", "--no-fail-fast")
 # Tests of documents, packages and papers have neither waits nor races.
 FOLDERS = ("replay", "server", "distributed", "launch", "train")
-# Tests take three times as long on a busy machine.
-PATIENCE = ("-o", "timeout=360")
-PYTHON = (sys.executable, "-m", "pytest", "-q", *PATIENCE, *(f"tests/{name}" for name in FOLDERS))
-ENVIRONMENT = {**os.environ, "INNET_REPEATS": "10"}
-"""Repeats each exit of an interpreter during a call ten times (`tests/replay/test_interpreter_end.py`)."""
+PYTHON = (sys.executable, "-m", "pytest", "-q", *(f"tests/{name}" for name in FOLDERS))
+ENVIRONMENT = {**os.environ, "INNET_REPEATS": "10", "INNET_PATIENCE": "3"}
+"""Repeats each exit of an interpreter during a call ten times (`tests/replay/test_interpreter_end.py`), and triples the
+time that each test may take (`tests/conftest.py`)."""
 COUNTED = re.compile(r"(\d+) (passed|failed|skipped|errors?|timed out|flaky)\b")
 
 

@@ -31,6 +31,18 @@ os.environ.pop("INNET_TOKEN", None)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Multiplies the time that each test may take by `INNET_PATIENCE`, for machines that are busy."""
+    patience = float(os.environ.get("INNET_PATIENCE", 1))
+    if patience == 1:
+        return
+    for item in items:
+        own = item.get_closest_marker("timeout")
+        seconds = own.args[0] if own else float(config.getini("timeout"))
+        item.add_marker(pytest.mark.timeout(patience * seconds), append=False)
+
+
 MakeReplay: TypeAlias = Callable[..., innet.Replay]
 
 
