@@ -1,4 +1,4 @@
-//! Random bytes from the operating system: a forked process does not repeat them, as it would those of [`rand::random`].
+//! Random bytes from the operating system. Unlike [`rand::random`], they never repeat in a forked process.
 
 use std::io;
 

@@ -86,7 +86,7 @@ pub fn join_job(
     })
 }
 
-/// UDP address of the aggregator. An unspecified IP address in `at` stands for the server's own address.
+/// UDP address of the aggregator. An unspecified IP address in `at` (all zeros) is replaced by the server's address.
 fn reach(server: &Address, at: SocketAddr) -> Result<SocketAddr> {
     if !at.ip().is_unspecified() {
         return Ok(at);

@@ -44,7 +44,7 @@ CONNECTION_LOST = (innet.errors.ConnectError, innet.errors.DisconnectedError, in
 
 @dataclass(frozen=True)
 class Joining:
-    """An actor's own settings; all others are those of the run."""
+    """Settings of one actor. The run's configuration has all others."""
 
     replay: str
     """Address of the server."""

@@ -1,6 +1,6 @@
 """Scores for publication: standard evaluation protocols, and intervals over games or runs.
 
-The statistics are those of rliable (Agarwal et al., 2021): interquartile mean and 95 % percentile bootstrap. SciPy
+Statistics as in rliable (Agarwal et al., 2021): interquartile mean and 95 % percentile bootstrap. SciPy
 computes both, because rliable 1.2 needs arch before 8.0, which has no wheel for Python 3.14 and fails to import with
 pandas 3.
 """

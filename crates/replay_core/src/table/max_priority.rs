@@ -83,7 +83,7 @@ impl MaxPriority {
         }
     }
 
-    /// Sets the priorities of items, of which some may have died. Only those of live items count.
+    /// Sets the priorities of live items. Ids of evicted items are ignored.
     pub fn update(&self, items: &Items, ids: &[ItemId], priorities: &[f64]) {
         if priorities.iter().any(|&priority| self.is_larger(priority)) {
             let emptied_at = lock(&self.emptied_at);

@@ -577,7 +577,7 @@ impl Drop for Sampling<'_> {
         table.items.return_samples(self.reserved);
         table.limiter.give_back(self.admitted);
         table.items.end_batch();
-        // An attempt that found too little wakes nobody: it would wake its own caller again and again.
+        // A failed attempt must not notify: it would wake its own caller forever.
         if self.finished {
             table.held.wake();
         }

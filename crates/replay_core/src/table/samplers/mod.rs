@@ -91,7 +91,7 @@ pub trait ItemSampler: Send + Sync {
     /// lock.
     fn insert(&self, _id: ItemId, _priority: f64) {}
 
-    /// Sets the priorities of items, of which some may have died, and returns the number of applied updates.
+    /// Sets the priorities of items and returns the number of applied updates. Some items may have been evicted.
     fn update(&self, _items: &Items, ids: &[ItemId], _priorities: Vec<f64>) -> usize {
         ids.len()
     }
