@@ -21,6 +21,7 @@ from benchmarks.fairness import fairness
 from benchmarks.growth import growth
 from benchmarks.hostile import hostile
 from benchmarks.killed import killed
+from benchmarks.rows import rows
 from benchmarks.scrape import scrape
 from benchmarks.shards import shards
 from benchmarks.snapshots import snapshots
@@ -46,6 +47,7 @@ def main() -> None:
         "hostile": hostile,
         "killed": killed,
         "profiler": profiler,
+        "rows": rows,
         "scrape": scrape,
         "shards": shards,
         "snapshots": snapshots,

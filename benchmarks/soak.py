@@ -18,7 +18,9 @@ FOLDER = ROOT / "build" / "soak"
 RUST = ("cargo", "nextest", "run", "--locked", "--workspace", "--no-fail-fast")
 # Tests of documents, packages and papers have neither waits nor races.
 FOLDERS = ("replay", "server", "distributed", "launch", "train")
-PYTHON = (sys.executable, "-m", "pytest", "-q", *(f"tests/{name}" for name in FOLDERS))
+# On busy cores a node of Ray takes minutes to start, and a test with three of them a quarter of an hour.
+RAY = "tests/launch/test_ray.py"
+PYTHON = (sys.executable, "-m", "pytest", "-q", *(f"tests/{name}" for name in FOLDERS), f"--ignore={RAY}")
 ENVIRONMENT = {**os.environ, "INNET_REPEATS": "10", "INNET_PATIENCE": "3"}
 """Repeats each exit of an interpreter during a call ten times (`tests/replay/test_interpreter_end.py`), and triples the
 time that each test may take (`tests/conftest.py`)."""

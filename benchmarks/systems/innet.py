@@ -166,7 +166,8 @@ class Windows:
                 writer.append(**{**row, "frame": frames, "q": None, "priority": None})
 
     def sample(self) -> NDArray[Any]:
-        return self._replay.sample("breakout", self._batch, self._view, threads=2).observation
+        observation: NDArray[Any] = self._replay.sample("breakout", self._batch, self._view, threads=2).observation
+        return observation
 
 
 def _scaled(frame: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:

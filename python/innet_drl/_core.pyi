@@ -1,6 +1,6 @@
 """The compiled core of innet_drl: tables, views, the replay memory in this process or on a server."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from types import TracebackType
 from typing import Any, Literal, Self, TypeAlias, final, overload, type_check_only
@@ -101,7 +101,8 @@ class Table:
     Args:
         name: 1 to 128 bytes.
         columns: Name to `Column`, to `(dtype, shape)`, or to a dtype alone. The order is the order of the
-            row. `NStep` and `Sequences` read the columns `action` and `reward` beside the observation.
+            row. `NStep` and `Sequences` read the columns `action` and `reward` beside the observation. A column with
+            a slash in its name is a part of a structure: `observation/camera`.
         capacity: Steps held before the oldest are evicted; at most 2^24.
         capacity_bytes: Stored bytes, with 512 for each chunk, beyond which the oldest steps are evicted. 0 is enough
             for `capacity` uncompressed steps, each in a chunk of its own.
@@ -168,7 +169,10 @@ class Table:
     ) -> Self:
         """A table for the steps of a Gymnasium environment.
 
-        The columns are `observation` and `action`, with dtypes and shapes of the spaces, and `reward` (float32).
+        The columns are `observation` and `action`, with dtypes and shapes of the spaces, and `reward` (float32). A
+        `Dict` or `Tuple` space has a column for each of its parts: `observation/camera`, `observation/arm/joints`,
+        `action/0`. A text is a column of bytes (UTF-8, filled up with zeros): four for each character of a `Text`
+        space, 256 for a space without `max_length`; `values.view("S256")[:, 0]` are the texts as bytes.
 
         Args:
             name: As in `Table`.
@@ -181,7 +185,8 @@ class Table:
             **settings: As in `Table`.
 
         Raises:
-            ConfigError: A composite space (`Dict`, `Tuple`), which has no single dtype and shape.
+            ConfigError: A space whose values have no fixed size (`Sequence`, `Graph`, `OneOf`), or a part whose name
+                is a number or has a slash.
             TableError: As in `Table`.
         """
     def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]: ...
@@ -239,10 +244,11 @@ class NStep:
     gamma^m where it was truncated, which bootstraps.
 
     Args:
-        stack: Observations in a stack, oldest first; with 1 the stack's dimension is left out.
+        stack: Observations in a stack, oldest first; with 1 the stack's dimension is left out. For an observation of
+            several parts it may be given by part, `{"camera": 4}`; the other parts have no stack.
         n: Steps of the return.
         gamma: Discount of one step, 0 to 1.
-        observation: The column that holds the observation.
+        observation: The column that holds the observation, or the name before the slash of its parts' columns.
         padding: Before an episode's first observation: `"zero"`, or `"repeat"` of the first.
 
     Raises:
@@ -251,7 +257,7 @@ class NStep:
 
     def __new__(
         cls,
-        stack: int = 1,
+        stack: int | Mapping[str, int] = 1,
         n: int = 1,
         gamma: float = 0.99,
         observation: str = "observation",
@@ -259,7 +265,7 @@ class NStep:
     ) -> Self: ...
     def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]: ...
     @property
-    def stack(self) -> int:
+    def stack(self) -> int | dict[str, int]:
         """Observations in a stack."""
     @property
     def n(self) -> int:
@@ -287,8 +293,9 @@ class Sequences:
         length: Steps to learn from.
         burn_in: Steps before these, which only warm up the recurrent state.
         period: Steps from one item to the next; `None` is `length`.
-        stack: Observations in a stack, oldest first; with 1 the stack's dimension is left out.
-        observation: The column that holds the observation.
+        stack: Observations in a stack, oldest first; with 1 the stack's dimension is left out. For an observation of
+            several parts it may be given by part, `{"camera": 4}`; the other parts have no stack.
+        observation: The column that holds the observation, or the name before the slash of its parts' columns.
         padding: Before an episode's first observation: `"zero"`, or `"repeat"` of the first.
         gamma: Discount of one step, 0 to 1.
         state: Columns of the stored recurrent state, delivered for the first step only.
@@ -302,7 +309,7 @@ class Sequences:
         length: int,
         burn_in: int = 0,
         period: int | None = None,
-        stack: int = 1,
+        stack: int | Mapping[str, int] = 1,
         observation: str = "observation",
         padding: Literal["zero", "repeat"] = "zero",
         gamma: float = 0.99,
@@ -319,7 +326,7 @@ class Sequences:
     def period(self) -> int:
         """Steps from one item to the next."""
     @property
-    def stack(self) -> int:
+    def stack(self) -> int | dict[str, int]:
         """Observations in a stack."""
     @property
     def observation(self) -> str:
@@ -356,15 +363,20 @@ class Window:
 
 @final
 class Batch:
-    """The arrays of one sample, as attributes.
+    """The arrays of one sample, as attributes and as a mapping.
 
-    `len(batch)` is the number of items B, the first dimension of every array. The arrays are read-only views of
-    shared buffers: copy an array to change it. They stay valid while referenced, even after the batch and the
-    replay are gone. `NStep` delivers
+    `len(batch)` is the number of items B, the first dimension of every array. `batch["reward"]` is `batch.reward`,
+    `**batch` passes all arrays, `batch[:32]` is a batch of the first items on the same memory, and a batch can be
+    pickled. Columns with a slash in their names are structures: `observation/camera` is
+    `batch.observation["camera"]`, and parts that are numbered from 0 are a tuple.
+
+    The arrays stay valid while referenced, even after the batch and the replay are gone. An array that shares memory
+    with another one, as the stacks of an observation and of its next one do, is read-only: copy it to change it.
+    `NStep` delivers
 
     | array | dtype | shape | meaning |
     | --- | --- | --- | --- |
-    | `observation` | the column's | `(B, stack, *shape)`, or `(B, *shape)` without stack | at the anchor |
+    | `observation` | the column's | `(B, stack, *shape)`, or `(B, *shape)` with a stack of 1 | at the anchor |
     | `reward` | float32 | `(B,)` | n-step return |
     | `discount` | float32 | `(B,)` | factor of the bootstrapped value; 0 where terminated |
     | `next_observation` | the column's | as `observation` | to bootstrap from; arbitrary where `discount` is 0 |
@@ -382,10 +394,10 @@ class Batch:
     """
 
     @property
-    def observation(self) -> _Array:
+    def observation(self) -> Any:
         """The observation, or its stack, at the anchor."""
     @property
-    def action(self) -> _Array:
+    def action(self) -> Any:
         """The action at the anchor."""
     @property
     def reward(self) -> NDArray[np.float32]:
@@ -394,7 +406,7 @@ class Batch:
     def discount(self) -> NDArray[np.float32]:
         """Factor of the bootstrapped value; 0 where terminated."""
     @property
-    def next_observation(self) -> _Array:
+    def next_observation(self) -> Any:
         """The observation, or its stack, to bootstrap from."""
     @property
     def weights(self) -> NDArray[np.float32]:
@@ -408,10 +420,20 @@ class Batch:
     @property
     def ages(self) -> NDArray[np.uint32]:
         """Steps inserted into the table after each item."""
-    def __getattr__(self, name: str) -> _Array: ...
+    def __getattr__(self, name: str) -> Any: ...
+    @overload
+    def __getitem__(self, key: str, /) -> Any: ...
+    @overload
+    def __getitem__(self, key: slice, /) -> Batch: ...
+    def __contains__(self, name: object, /) -> bool: ...
+    def __iter__(self) -> Iterator[str]: ...
     def __len__(self) -> int: ...
-    def as_dict(self) -> dict[str, _Array]:
-        """The arrays by name, in a new dictionary."""
+    def keys(self) -> list[str]:
+        """Names of the arrays and structures, so that `**batch` passes them."""
+    def as_dict(self) -> dict[str, Any]:
+        """The arrays and structures by name, in a new dictionary."""
+    def _writable(self) -> dict[str, _Array]: ...
+    def _nested(self, values: dict[str, Any]) -> dict[str, Any]: ...
     def _buffers(
         self,
     ) -> list[
@@ -474,10 +496,11 @@ class Parameters:
 class Writer(_ContextManager):
     """Writes the steps of `num_envs` environments, with one `append` for each step.
 
-    Steps are packed into chunks of `chunk_steps` and sent. Use the writer as a context manager, or call `close`:
-    unsent steps are lost with their writer. The end of a `with` block waits without limit until the table has accepted
-    all steps, but only 5 seconds after an exception; `close(timeout)` sets a limit. A step is stored completely or,
-    after an error, not at all, so it may be appended again. Calls of several threads run one at a time, and waiting
+    Steps are packed into chunks of up to `chunk_steps` and sent when one is full, or when a call of the same replay
+    waits for steps of the table. Use the writer as a context manager, or call `close`: unsent steps are lost with their
+    writer. The end of a `with` block waits without limit until the table has accepted all steps, but only 5 seconds
+    after an exception; `close(timeout)` sets a limit. A step is stored completely or, after an error, not at all, so it
+    may be appended again. Calls of several threads run one at a time, and waiting
     for another thread counts towards the timeout. Counters may be read at any time.
     """
 
@@ -492,7 +515,7 @@ class Writer(_ContextManager):
         priority: ArrayLike | None = None,
         final_q: ArrayLike | None = None,
         timeout: float | None = 60.0,
-        **columns: ArrayLike,
+        **columns: Any,
     ) -> None:
         """Appends one row of every environment.
 
@@ -515,8 +538,9 @@ class Writer(_ContextManager):
                 or emptied; see `live_max_priority` of `Table`.
             final_q: float32 `(num_envs, actions)`: Q-values of `final_<observation>`; needed with `q` at a truncation.
             timeout: Seconds to wait until the table accepts the rows; `None` waits without limit, 0 not at all.
-            **columns: Every column of the table, with its exact dtype and shape; and, for SAME_STEP environments,
-                `final_<observation>`: the last observations of ended episodes.
+            **columns: Every column of the table, with its exact dtype and shape: an array, or a dictionary or tuple of
+                arrays where the table has parts; and, for SAME_STEP environments, `final_<observation>`: the last
+                observations of ended episodes. A column of bytes also takes texts.
 
         Raises:
             SchemaError: A missing or unknown column, another dtype or shape than the table's, or NaN or infinity in
@@ -525,6 +549,39 @@ class Writer(_ContextManager):
             DeadlineError: No space within `timeout`; the message names the cause.
             FencedError: A newer connection of the same writer took over.
             ClosedError: The writer was closed.
+        """
+    def extend(
+        self,
+        *,
+        terminated: ArrayLike,
+        truncated: ArrayLike,
+        first: ArrayLike | None = None,
+        final: ArrayLike | None = None,
+        q: ArrayLike | None = None,
+        priority: ArrayLike | None = None,
+        final_q: ArrayLike | None = None,
+        timeout: float | None = 60.0,
+        **columns: Any,
+    ) -> None:
+        """Appends a block of T consecutive steps: rows, items and ids are those of T calls of `append`.
+
+        Every array has the leading dimensions `(T, num_envs)`. An episode of a file is a block of one environment:
+        `observation[:, None]`.
+
+        Args:
+            terminated: bool `(T, num_envs)`, which sets T; 0 does nothing.
+            truncated: As in `append`, as are all others.
+            first: As in `append`.
+            final: As in `append`.
+            q: As in `append`.
+            priority: As in `append`.
+            final_q: As in `append`.
+            timeout: Seconds to wait until the table accepts the steps before the block; a block is then appended as a
+                whole, and sent within the remaining time or by the next call.
+            **columns: As in `append`.
+
+        Raises:
+            ReplayError: As in `append`; after an error no step of the block is stored.
         """
     def flush(self, timeout: float | None = 60.0) -> None:
         """Sends all packed steps and waits until they are in the table; incomplete windows stay open.
@@ -538,6 +595,8 @@ class Writer(_ContextManager):
         A blocked `append` or `flush` of another thread raises `ClosedError`. After an error the writer stays open:
         call `close` again to resend unacknowledged steps.
         """
+    @property
+    def _parts(self) -> dict[str, Any]: ...
     @property
     def num_envs(self) -> int:
         """Environments of each `append`."""
@@ -865,8 +924,8 @@ class Replay(_ContextManager):
             server: Number of the writer's server, from 0, modulo the number of servers; the next server while that one
                 is away. `None` selects the server with the fewest writers.
             chunk_steps: Steps of an environment that are packed and sent together, 1 to 65536:
-                `num_envs * (chunk_steps + 1)` is at most the table's capacity. With 1, a step reaches the table with
-                the next `append`, for loops that write and sample in turn.
+                `num_envs * (chunk_steps + 1)` is at most the table's capacity. Fewer are sent when a call of this
+                replay waits for steps of the table.
             timeout: Seconds to wait for the server.
 
         Raises:
@@ -1287,3 +1346,6 @@ def connect(
 
 def run_server_cli(arguments: Sequence[str]) -> int:
     """Runs the command line of `innet-replay` and returns its exit status."""
+
+def _restored_batch(len: int, names: list[str], buffers: list[Any]) -> Batch:
+    """The batch that was pickled."""

@@ -8,8 +8,8 @@ memory on a separate stream, while the device computes.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping
-from typing import Any, Never, Self
+from collections.abc import Callable, Iterator, KeysView, Mapping
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,7 +49,7 @@ def tensor_on(array: NDArray[Any], device: torch.device) -> torch.Tensor:
 
 
 class TorchBatch:
-    """A `Batch` of tensors, as attributes.
+    """A `Batch` of tensors: attributes, a mapping, and slices of items as there. Unpickled, it is on the CPU.
 
     `ids` stays a NumPy array on the CPU, where `Replay.update_priorities` takes it.
     """
@@ -61,16 +61,33 @@ class TorchBatch:
         self._arrays = arrays
 
     def __getattr__(self, name: str) -> Any:
-        """The array of this name."""
+        """The tensor of this name, or a dictionary or tuple of them."""
         # `copy` and `pickle` look attributes up before the dictionary exists.
         arrays = self.__dict__.get("_arrays", {})
         if name not in arrays:
             raise AttributeError(f"this batch has no array {name!r}; it has {', '.join(arrays)}")
         return arrays[name]
 
-    def __getitem__(self, name: str) -> Never:
-        """Raises a `TypeError`: the arrays are attributes."""
-        raise TypeError(f"a batch has its arrays as attributes: batch.{name}; batch.as_dict() is a dictionary of them")
+    def __getitem__(self, key: str | slice) -> Any:
+        """The tensor of a name, or a batch of some of the items."""
+        if isinstance(key, slice):
+            items = range(self._items)[key]
+            if items.step < 1:
+                raise TypeError("the step of a slice of a batch is 1 or more")
+            return TorchBatch(len(items), _mapped(self._arrays, lambda array: array[key]))
+        if key not in self._arrays:
+            raise KeyError(f"this batch has no array {key!r}; it has {', '.join(self._arrays)}")
+        return self._arrays[key]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._arrays
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def keys(self) -> KeysView[str]:
+        """Names of the arrays, so that `**batch` passes them."""
+        return self._arrays.keys()
 
     def as_dict(self) -> dict[str, Any]:
         """The tensors by name, in a new dictionary."""
@@ -80,8 +97,25 @@ class TorchBatch:
         """Number of items in the batch."""
         return self._items
 
+    def __getstate__(self) -> tuple[int, dict[str, Any]]:
+        # torch pickles no tensors of uint16 to uint64, such as `ages`.
+        return self._items, _mapped(dict(self._arrays), lambda array: torch.as_tensor(array).cpu().numpy())
+
+    def __setstate__(self, state: tuple[int, dict[str, Any]]) -> None:
+        self._items, arrays = state
+        self._arrays = {**_mapped(arrays, torch.from_numpy), "ids": arrays["ids"]}
+
     def __repr__(self) -> str:
         return f"<TorchBatch of {self._items} items: {', '.join(self._arrays)}>"
+
+
+def _mapped(structure: Any, function: Callable[[Any], Any]) -> Any:
+    """A structure of the results of a function for each array."""
+    if isinstance(structure, dict):
+        return {name: _mapped(part, function) for name, part in structure.items()}
+    if isinstance(structure, tuple):
+        return tuple(_mapped(part, function) for part in structure)
+    return function(structure)
 
 
 class TorchBatches:
@@ -126,10 +160,14 @@ class TorchBatches:
 
 def to_device(batch: _core.Batch, device: torch.device) -> TorchBatch:
     """A batch on a device, each of its buffers copied once. The call waits for the copies."""
-    arrays: dict[str, Any] = {"ids": batch.ids}
-    for flat, layout in batch._buffers():
-        arrays |= _tensors(tensor_on(flat, device), layout)
-    return TorchBatch(len(batch), {name: arrays[name] for name in batch.as_dict()})
+    arrays: dict[str, Any] = {}
+    if device.type == "cpu":
+        arrays = {name: torch.from_numpy(array) for name, array in batch._writable().items()}
+    else:
+        for flat, layout in batch._buffers():
+            arrays |= _tensors(tensor_on(flat, device), layout)
+    arrays["ids"] = batch.ids
+    return TorchBatch(len(batch), batch._nested(arrays))
 
 
 def _tensors(flat: torch.Tensor, layout: list[tuple[Any, ...]]) -> dict[str, torch.Tensor]:
@@ -163,7 +201,7 @@ class _Upload:
             on_device.record_stream(reader)
             arrays |= _tensors(on_device, layout)
         reader.wait_stream(self._stream)
-        return TorchBatch(len(batch), {name: arrays[name] for name in batch.as_dict()})
+        return TorchBatch(len(batch), batch._nested(arrays))
 
     def _copy(self, flat: torch.Tensor) -> torch.Tensor:
         size = 1 << (flat.numel() - 1).bit_length()

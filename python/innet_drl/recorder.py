@@ -7,7 +7,7 @@ writes it as `Writer.append` needs it, so that truncated episodes bootstrap.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -27,14 +27,16 @@ _Results = tuple[Any, Any, Any, Any, dict[str, Any]]
 class Recorder:
     """Wraps an environment and appends its steps to a writer; other attributes are the environment's.
 
-    The table has the columns of `Table.from_spaces`, and possibly more. Use the recorder as a context manager, which
+    The table has the columns of `Table.from_spaces`, and possibly more. Observations and actions may be dictionaries or
+    tuples of arrays, also nested, as the environment's spaces are. Use the recorder as a context manager, which
     ends as a `Writer` does, or call `close`, which sends the remaining steps. Gymnasium itself is not imported.
 
     Args:
         env: A Gymnasium environment, or a vector environment that resets by itself (NEXT_STEP or SAME_STEP).
         writer: Writer for as many environments: 1, or `env.num_envs`.
-        q_function: Maps observations `(num_envs, *shape)` to Q-values `(num_envs, actions)`. It is called for the last
-            observations of truncated episodes that are not acted on, if `step` is given Q-values.
+        q_function: Maps observations `(num_envs, *shape)`, or a structure of them, to Q-values `(num_envs, actions)`.
+            It is called for the last observations of truncated episodes that are not acted on, if `step` is given
+            Q-values.
 
     Raises:
         ConfigError: No writer, a vector environment that does not reset by itself, or a writer for another number of
@@ -63,7 +65,9 @@ class Recorder:
             )
         self._next_step = mode == "NEXT_STEP"
         self._action_dtype = (env.single_action_space if self._vector else env.action_space).dtype
-        self._observation: NDArray[Any] | None = None
+        parts = writer._parts
+        self._observation_parts, self._action_parts = parts.get("observation"), parts.get("action")
+        self._observation: Any = None
         self._first = np.ones(self._streams, bool)
         self._final = np.zeros(self._streams, bool)
         # Row and results of a step that is not appended yet.
@@ -147,7 +151,7 @@ class Recorder:
     def _take(self, action: Any, q: Any, priority: Any, columns: dict[str, Any]) -> None:
         """Steps the environment, and makes the row of the step."""
         # A copy: the environment may clip the action in place.
-        taken = self._rows(np.array(action, self._action_dtype))
+        taken = _mapped(self._action_parts, action, lambda part: self._rows(np.array(part, self._action_dtype)))
         results = self._returned("observation, reward, terminated, truncated, info", self._env.step(action))
         following, reward, terminated, truncated, info = results
         observation, self._observation = self._observation, None
@@ -210,16 +214,15 @@ class Recorder:
     def _last_observations(
         self, following: Any, info: dict[str, Any], ended: NDArray[np.bool_], truncated: NDArray[np.bool_], q: Any
     ) -> dict[str, Any]:
-        last = self._rows(following)
+        last = self._kept(following)
         if self._vector:
-            last = last.copy()
             if "final_obs" not in info:
                 raise ConfigError(
                     "an episode ended in the mode SAME_STEP without info['final_obs']: return the last observations "
                     "there, or use the mode NEXT_STEP"
                 )
             for index in np.flatnonzero(ended):
-                last[index] = info["final_obs"][index]
+                _replace(last, int(index), info["final_obs"][index])
         row: dict[str, Any] = {"final_observation": last, "final": ended}
         if q is not None:
             final_q = np.zeros_like(np.asarray(q), np.float32)
@@ -233,14 +236,17 @@ class Recorder:
             row["final_q"] = final_q
         return row
 
-    def _rows(self, observation: Any) -> NDArray[Any]:
-        """Observations or actions with a leading dimension of environments."""
-        array = np.asarray(observation)
+    def _rows(self, values: Any) -> NDArray[Any]:
+        """One part of observations or actions with a leading dimension of environments."""
+        array = np.asarray(values)
+        if array.dtype.kind == "U":
+            # An array of text has room for the longest of its texts alone.
+            array = array.astype(object)
         return array if self._vector else array[None]
 
-    def _kept(self, observation: Any) -> NDArray[Any]:
-        """A copy of observations, because the environment may reuse the array."""
-        return self._rows(observation).copy()
+    def _kept(self, observation: Any) -> Any:
+        """A copy of observations, because the environment may reuse the arrays."""
+        return _mapped(self._observation_parts, observation, lambda part: self._rows(part).copy())
 
     def flush(self, timeout: float | None = 60.0) -> None:
         """Sends the steps so far, and waits until they are in the table, as `Writer.flush`."""
@@ -271,3 +277,26 @@ class Recorder:
 
     def __repr__(self) -> str:
         return f"<Recorder of {self._env!r}, {self._writer!r}>"
+
+
+def _mapped(parts: Any, value: Any, function: Callable[[Any], NDArray[Any]]) -> Any:
+    """A structure of the results of a function for each array. `append` refuses a value of another structure."""
+    if parts is None:
+        return function(value)
+    if isinstance(parts, dict) and isinstance(value, Mapping):
+        return {name: _mapped(parts.get(name), part, function) for name, part in value.items()}
+    if isinstance(parts, tuple) and isinstance(value, (tuple, list)) and len(value) == len(parts):
+        return tuple(_mapped(*both, function) for both in zip(parts, value, strict=True))
+    return value
+
+
+def _replace(structure: Any, index: int, value: Any) -> None:
+    """Replaces the observation of one environment in a structure of arrays."""
+    if isinstance(structure, dict):
+        for name, part in structure.items():
+            _replace(part, index, value[name])
+    elif isinstance(structure, tuple):
+        for part, of_part in zip(structure, value, strict=True):
+            _replace(part, index, of_part)
+    else:
+        structure[index] = value

@@ -148,6 +148,7 @@ def calls(make_replay: Callable[..., innet.Replay]) -> Iterator[dict[str, Call]]
             "Memory": Call(innet.Memory, {}),
             "Memory.serve": Call(served, {}),
             "Writer.append": Call(writer.append, row),
+            "Writer.extend": Call(writer.extend, {name: [value] for name, value in row.items()}),
             "Writer.flush": Call(writer.flush, {}),
             "Writer.close": Call(closed, {}),
             "Recorder.flush": Call(recorded("flush"), {}),

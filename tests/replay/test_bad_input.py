@@ -227,17 +227,6 @@ def test_ids_of_another_table_are_named_once(make_replay: MakeReplay, log: Lines
     ]
 
 
-def test_a_batch_names_the_attribute_in_place_of_an_item(make_replay: MakeReplay) -> None:
-    replay = make_replay([table()])
-    fill(replay, 20)
-    for device in (None, "cpu"):
-        batch: Any = replay.sample("t", 8, VIEW, timeout=10, device=device)
-        with pytest.raises(TypeError, match=r"attributes: batch\.reward; batch\.as_dict\(\) is a dictionary"):
-            batch["reward"]
-        with pytest.raises(TypeError):
-            iter(batch).__next__()
-
-
 @pytest.mark.parametrize("name", ["terminated", "first", "final_q", "priority", "timeout", "weights", "ids"])
 def test_a_column_with_the_name_of_an_argument_is_refused(make_replay: MakeReplay, name: str) -> None:
     with pytest.raises(errors.TableError, match=rf'column "{name}" has the name of an argument.*rename it'):

@@ -383,7 +383,7 @@ class Doubled(gymnasium.RewardWrapper):
 def reward(run: Path) -> float:
     """The reward of a step, from what the run's actors reported: a sample would wait for the replay ratio."""
     last = newest(run)
-    return last["return_mean"] / last["length_mean"]
+    return float(last["return_mean"] / last["length_mean"])
 
 
 @pytest.mark.timeout(300)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from training import small
 
 from innet_drl import train
-from innet_drl.batches import TorchBatch
+from innet_drl.batches import TorchBatch, to_device
 from innet_drl.launch import local
 from innet_drl.train import environments
 from innet_drl.train.actor import Actor
@@ -75,10 +75,7 @@ def played(config: Any, steps: int) -> tuple[Environments, TorchBatch, NDArray[n
         assert getattr(writer, "dropped_windows", 0) == 0
         batch = memory.replay.sample("t", 1_000, make_view(config, envs.spec))
         at_birth = batch.probabilities * memory.replay.stats()["tables"]["t"]["total_priority"]
-        tensors = TorchBatch(
-            len(batch), {name: torch.tensor(a) for name, a in batch.as_dict().items() if name != "ids"}
-        )
-        return envs, tensors, at_birth, learner
+        return envs, to_device(batch, torch.device("cpu")), at_birth, learner
 
 
 @pytest.mark.parametrize("images", [False, True])

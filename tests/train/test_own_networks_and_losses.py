@@ -81,9 +81,8 @@ def test_a_dictionary_takes_no_other_network() -> None:
     spec = environments.make(small(environment=brought.Sampler, environment_args={"observation": "dictionary"}), 1).spec
     with pytest.raises(ConfigurationError, match="take dict"):
         make_network(small(network="mlp"), spec)
-    assert make_network(small(network="brought:LinearDict"), spec)(
-        torch.zeros((2, *spec.frame_shape), dtype=torch.uint8)
-    ).shape == (2, 3)
+    zeros = spec.make(lambda part: torch.zeros((2, *part.shape), dtype=getattr(torch, part.dtype)))
+    assert make_network(small(network="brought:LinearDict"), spec)(zeros).shape == (2, 3)
 
 
 def test_a_network_for_vectors_is_told_of_a_dictionary() -> None:
@@ -208,7 +207,12 @@ def test_a_loss_is_tried_on_a_batch_like_those_of_the_memory(tmp_path: Path) -> 
     seen: list[dict[str, Any]] = []
 
     def watched(online: Any, target: Any, batch: TorchBatch) -> Any:
-        seen.append({name: (array.dtype, array.shape) for name, array in batch.as_dict().items()})
+        seen.append(
+            {
+                name: environments.each(lambda array: (array.dtype, array.shape), of)
+                for name, of in batch.as_dict().items()
+            }
+        )
         assert torch.isfinite(online(batch.observation)).all()
         return brought.squared(online, target, batch)
 

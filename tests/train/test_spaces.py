@@ -19,7 +19,7 @@ from innet_drl.launch import local
 from innet_drl.train import environments
 from innet_drl.train.agent import Agent
 from innet_drl.train.errors import UnavailableEnvironmentError
-from innet_drl.train.networks import make_network
+from innet_drl.train.networks import make_network, q_values
 
 PAGE = ROOT / "docs" / "how-to" / "environments.md"
 
@@ -67,7 +67,7 @@ def test_a_network_gets_observations_of_the_documented_shape(row: str, stack: in
     network.get_submodule("torso").register_forward_pre_hook(lambda _, inputs: given.append(inputs[0]))
     observation = envs.reset(5)
     envs.step(np.zeros(2, np.int64))
-    assert network(torch.from_numpy(observation)).shape == (2, 3)
+    assert network(environments.each(torch.from_numpy, observation)).shape == (2, 3)
     arrays = given[0] if isinstance(given[0], dict) else {"": given[0]}
     expected = shapes if isinstance(shapes, dict) else {"": shapes}
     space = envs.spec.observation_space
@@ -89,12 +89,7 @@ def test_an_environment_of_this_observation_trains(row: str, tmp_path: Path) -> 
 
 def newest(envs: environments.Environments, observation: Any) -> dict[str, Any]:
     """The arrays of a dictionary's observation, by name."""
-    found, offset = {}, 0
-    for part in envs.spec.parts:
-        raw = np.ascontiguousarray(observation[:, offset : offset + part.nbytes])
-        found[part.name] = raw.view(part.dtype).reshape(len(observation), *part.shape)
-        offset += part.nbytes
-    return found
+    return {part.name: array for part, array in zip(envs.spec.parts, observation, strict=True)}
 
 
 def test_values_are_those_of_the_environment() -> None:
@@ -127,7 +122,7 @@ def test_a_dictionary_is_read_as_it_was_written() -> None:
     read = make_network(config, envs.spec).read
     assert read is not None
     for name, part in newest(envs, observation).items():
-        np.testing.assert_array_equal(read(torch.from_numpy(observation))[name].numpy(), part)
+        np.testing.assert_array_equal(read(environments.each(torch.from_numpy, observation))[name].numpy(), part)
 
 
 @pytest.mark.parametrize("row", brought.ACTIONS)
@@ -158,7 +153,7 @@ def test_environments_of_gymnasium(name: str, shape: tuple[int, ...] | None) -> 
     network = make_network(config, envs.spec)
     observation = envs.reset(0)
     for _ in range(30):
-        q = network.q(torch.from_numpy(observation)).detach().numpy()
+        q = q_values(network, observation)
         observation = envs.step(q.argmax(1)).observation
 
 

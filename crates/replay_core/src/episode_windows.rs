@@ -262,7 +262,7 @@ mod tests {
     fn n_step(stack: u16, n: u16) -> ViewSpec {
         ViewSpec::NStep(NStep {
             observation: "frame".into(),
-            stack,
+            stack: stack.into(),
             n,
             gamma: 0.5,
             padding: Padding::Zero,
@@ -272,7 +272,7 @@ mod tests {
     fn sequence(length: u16, burn_in: u16, period: u16) -> ViewSpec {
         ViewSpec::Sequences(Sequences {
             observation: "frame".into(),
-            stack: 1,
+            stack: 1.into(),
             length,
             burn_in,
             period,

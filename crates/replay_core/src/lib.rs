@@ -31,7 +31,7 @@
 //! | [`row_layout`] | positions of the parts of a packed row |
 //! | [`chunk`] | packed rows of one stream, checked |
 //! | | **from windows to arrays** |
-//! | [`view_spec`] | definitions of the views `NStep`, `Sequences` and `Window` |
+//! | [`view_spec`], `observation` | definitions of the views `NStep`, `Sequences` and `Window`; the parts of an observation |
 //! | [`view`] | arrays of sampled windows |
 //! | [`importance`] | importance weights |
 //! | | **processor** |
@@ -50,6 +50,7 @@ pub mod limiter;
 pub mod local;
 pub mod memory;
 pub mod memory_hints;
+mod observation;
 pub mod parameters;
 pub mod power;
 pub mod priority_index;

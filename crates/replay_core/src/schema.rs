@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 pub use crate::codec::Codec;
 use crate::error::{Error, Result};
+use crate::observation;
 use crate::table::samplers::TableSampler;
 use crate::view_spec::ViewSpec;
 use base::words::{Number, truth, tuple};
@@ -145,6 +146,11 @@ impl Column {
 
     /// Bytes of a blob's length in a row.
     pub const BLOB_LENGTH_BYTES: usize = 4;
+
+    /// First part of the name: `observation` of `observation/camera`. A batch has a structure of this name.
+    pub fn root(&self) -> &str {
+        self.name.split('/').next().unwrap_or_default()
+    }
 
     /// Bytes of one value, unpacked. Saturates; [`TableConfig::validate`] bounds it.
     pub fn bytes(&self) -> usize {
@@ -375,7 +381,13 @@ impl TableConfig {
                     "column {i} needs a name of 1 to 128 bytes and at most 8 dimensions"
                 ));
             }
-            if Self::RESERVED_COLUMNS.contains(&column.name.as_str()) {
+            if column.name.split('/').any(str::is_empty) {
+                return refuse(format!(
+                    "column {:?} is a part of a structure, and a part has a name between slashes",
+                    column.name
+                ));
+            }
+            if Self::RESERVED_COLUMNS.contains(&column.root()) {
                 return refuse(format!(
                     "column {:?} has the name of an argument of append or of an array of a batch: rename it",
                     column.name
@@ -383,6 +395,15 @@ impl TableConfig {
             }
             if self.columns[..i].iter().any(|c| c.name == column.name) {
                 return refuse(format!("column {:?} appears twice", column.name));
+            }
+            let is_within = |part: &&Column| {
+                part.name != column.name && observation::has_column(&column.name, &part.name)
+            };
+            if let Some(part) = self.columns.iter().find(is_within) {
+                return refuse(format!(
+                    "column {:?} has the part {:?}, and a column with parts is no array: rename one",
+                    column.name, part.name
+                ));
             }
             if column.bytes() == 0 {
                 return refuse(format!("column {:?} has an empty shape", column.name));

@@ -7,6 +7,7 @@ use serde::de::{Error as _, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::error::{Error, Result};
+use crate::observation::{self, Part, Stack};
 use crate::schema::{Column, TableConfig};
 use base::words::{Number, tuple};
 
@@ -41,7 +42,7 @@ impl Padding {
 ///
 /// | array | dtype | shape | |
 /// | --- | --- | --- | --- |
-/// | `observation` | column's | `[B, stack, *shape]` | `[B, *shape]` where `stack` is 1 |
+/// | `observation` | column's | `[B, stack, *shape]` | `[B, *shape]` where `stack` is 1; or `observation/part` for each part |
 /// | `next_observation` | column's | the same | the stack after the last of the k <= n steps |
 /// | `reward` | float32 | `[B]` | sum over i < k of gamma^i r_{t+i+1} |
 /// | `discount` | float32 | `[B]` | gamma^k, 0 where the episode (or life) terminated |
@@ -51,10 +52,10 @@ impl Padding {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct NStep {
-    /// The column of observations.
+    /// The column of observations, or what the names of its parts' columns begin with: `observation` of `observation/camera`.
     pub observation: String,
-    /// Observations in a stack, the newest last; 1 to 1024.
-    pub stack: u16,
+    /// Observations in a stack.
+    pub stack: Stack,
     /// Steps of the return; 1 to 1024.
     pub n: u16,
     /// Discount of one step, 0 to 1.
@@ -70,7 +71,7 @@ pub struct NStep {
 ///
 /// | array | dtype | shape | |
 /// | --- | --- | --- | --- |
-/// | `observation` | column's | `[B, T + 1, stack, *shape]` | `[B, T + 1, *shape]` where `stack` is 1 |
+/// | `observation` | column's | `[B, T + 1, stack, *shape]` | `[B, T + 1, *shape]` where `stack` is 1; or `observation/part` for each part |
 /// | `reward` | float32 | `[B, T]` | r_{t+1} |
 /// | `discount` | float32 | `[B, T]` | gamma, 0 where the step terminates and in padding |
 /// | `mask` | bool | `[B, T]` | the step exists |
@@ -80,10 +81,10 @@ pub struct NStep {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Sequences {
-    /// The column of observations.
+    /// The column of observations, or what the names of its parts' columns begin with: `observation` of `observation/camera`.
     pub observation: String,
-    /// Observations in a stack, the newest last; 1 to 1024.
-    pub stack: u16,
+    /// Observations in a stack.
+    pub stack: Stack,
     /// Steps in the loss; 1 to 16384.
     pub length: u16,
     /// Steps before them that only warm up the recurrent state; 0 to 16384.
@@ -147,7 +148,7 @@ impl Default for NStep {
     fn default() -> Self {
         NStep {
             observation: "observation".into(),
-            stack: 1,
+            stack: Stack::All(1),
             n: 1,
             gamma: 0.99,
             padding: Padding::Zero,
@@ -207,7 +208,6 @@ impl fmt::Display for ViewSpec {
     }
 }
 
-const LARGEST_STACK: u16 = 1024;
 const LARGEST_N: u16 = 1024;
 const LARGEST_LENGTH: u16 = 16_384;
 
@@ -215,8 +215,8 @@ impl ViewSpec {
     /// Rows that the view needs before the anchor.
     pub fn before(&self) -> u16 {
         match self {
-            ViewSpec::NStep(view) => view.stack.saturating_sub(1),
-            ViewSpec::Sequences(view) => view.stack.saturating_sub(1),
+            ViewSpec::NStep(view) => view.stack.before(),
+            ViewSpec::Sequences(view) => view.stack.before(),
             ViewSpec::Window(view) => view.before,
         }
     }
@@ -230,12 +230,27 @@ impl ViewSpec {
         }
     }
 
-    /// The column of observations, where the view has one.
+    /// Name of the observation, where the view has one.
     pub fn observation(&self) -> Option<&str> {
         match self {
             ViewSpec::NStep(view) => Some(&view.observation),
             ViewSpec::Sequences(view) => Some(&view.observation),
             ViewSpec::Window(_) => None,
+        }
+    }
+
+    /// Whether the column is the view's observation, or a part of it.
+    pub fn is_observation(&self, column: &str) -> bool {
+        let observation = self.observation();
+        observation.is_some_and(|name| observation::has_column(name, column))
+    }
+
+    /// The parts of the observation.
+    fn parts(&self, config: &TableConfig) -> Result<Vec<Part>> {
+        match self {
+            ViewSpec::NStep(view) => observation::parts(config, &view.observation, &view.stack),
+            ViewSpec::Sequences(view) => observation::parts(config, &view.observation, &view.stack),
+            ViewSpec::Window(_) => Ok(Vec::new()),
         }
     }
 
@@ -246,12 +261,12 @@ impl ViewSpec {
     pub fn check_numbers(&self) -> Result<()> {
         match self {
             ViewSpec::NStep(view) => {
-                within("stack", view.stack, 1, LARGEST_STACK)?;
+                view.stack.check()?;
                 within("n", view.n, 1, LARGEST_N)?;
                 check_gamma(view.gamma)
             }
             ViewSpec::Sequences(view) => {
-                within("stack", view.stack, 1, LARGEST_STACK)?;
+                view.stack.check()?;
                 within("length", view.length, 1, LARGEST_LENGTH)?;
                 within("burn_in", view.burn_in, 0, LARGEST_LENGTH)?;
                 within("period", view.period, 1, u16::MAX)?;
@@ -272,8 +287,8 @@ impl ViewSpec {
     pub fn validate(&self, config: &TableConfig) -> Result<()> {
         self.check_numbers()?;
         let mut made = vec!["weights", "probabilities", "ids", "ages"];
+        self.parts(config)?;
         if let Some(observation) = self.observation() {
-            find_column(config, observation)?;
             find_scalar(config, REWARD)?;
             // Another column of this name would hide the view's array.
             if observation != "observation" {
@@ -289,7 +304,7 @@ impl ViewSpec {
                             "column {name:?} appears twice in the stored state"
                         )));
                     }
-                    if *name == view.observation || name == REWARD {
+                    if self.is_observation(name) || name == REWARD {
                         return Err(Error::Config(format!(
                             "column {name:?} cannot be a stored state: the view returns it at every step"
                         )));
@@ -303,7 +318,7 @@ impl ViewSpec {
             }
         }
         let mut columns = config.columns.iter();
-        match columns.find(|column| made.contains(&column.name.as_str())) {
+        match columns.find(|column| made.contains(&column.root())) {
             None => Ok(()),
             Some(Column { name, .. }) => {
                 let reason = format!(
@@ -315,7 +330,7 @@ impl ViewSpec {
     }
 }
 
-fn within(name: &str, value: u16, least: u16, most: u16) -> Result<()> {
+pub(crate) fn within(name: &str, value: u16, least: u16, most: u16) -> Result<()> {
     if (least..=most).contains(&value) {
         return Ok(());
     }

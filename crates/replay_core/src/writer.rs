@@ -1,10 +1,12 @@
 //! The writer: makes pushes of packed chunks and complete items from the steps of many streams. `step` checks the steps,
-//! `pack` packs them, and [`crate::episode_windows`] finds the complete items.
+//! `rows` reads them, `pack` packs them, and [`crate::episode_windows`] finds the complete items.
 
 mod finite;
 mod pack;
+mod rows;
 mod step;
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -17,7 +19,8 @@ use crate::view_spec::ViewSpec;
 use base::random::random_number;
 use base::wait::Wait;
 use pack::{OpenChunk, Packer};
-use step::{CheckedStep, StepChecker};
+use rows::CheckedStep;
+use step::StepChecker;
 
 pub use step::{FinalObservations, StepBatch, Values};
 
@@ -82,8 +85,8 @@ pub struct Writer<E = Error> {
     windows: Vec<EpisodeWindows>,
     chunks: Vec<OpenChunk>,
     items: Vec<NewItem>,
-    /// The push that failed last; it is retried before any other.
-    unsent: Option<PushBody>,
+    /// Pushes that have failed or wait for an earlier one, the oldest first.
+    unsent: VecDeque<PushBody>,
     counters: WriterCounters,
     id: WriterId,
     name: String,
@@ -168,7 +171,7 @@ impl<E: From<Error>> Writer<E> {
                 .collect(),
             chunks: (0..streams).map(|_| OpenChunk::default()).collect(),
             items: Vec::new(),
-            unsent: None,
+            unsent: VecDeque::new(),
             counters: WriterCounters::default(),
             id,
             name,
@@ -185,14 +188,58 @@ impl<E: From<Error>> Writer<E> {
     /// [`Error::Closed`] after [`Writer::close`]; and the push's errors. In each case the step is not appended, and no
     /// earlier one is lost.
     pub fn append(&mut self, step: &StepBatch<'_>, wait: &Wait<'_>) -> Result<(), E> {
+        self.append_rows(step, None, wait)
+    }
+
+    /// Appends a block of consecutive steps, as [`Writer::append`] of each of them would. Full open chunks of earlier steps are pushed
+    /// first, which may block; those of the block by the next call, or by [`Writer::send`].
+    ///
+    /// # Errors
+    /// Errors of [`Writer::append`]. In each case no step of the block is appended.
+    pub fn extend(
+        &mut self,
+        block: &StepBatch<'_>,
+        steps: usize,
+        wait: &Wait<'_>,
+    ) -> Result<(), E> {
+        self.append_rows(block, Some(steps), wait)
+    }
+
+    fn append_rows(
+        &mut self,
+        rows: &StepBatch<'_>,
+        steps: Option<usize>,
+        wait: &Wait<'_>,
+    ) -> Result<(), E> {
         self.check_open()?;
         let checker = Arc::clone(&self.checker);
-        let step = checker.check(step, &self.windows)?;
-        if self.is_full() {
-            self.push(wait)?;
+        let checked = checker.check(rows, steps, &self.windows)?;
+        self.push_full(wait)?;
+        for step in 0..steps.unwrap_or(1) {
+            if step > 0 && self.is_full() {
+                self.seal();
+            }
+            self.take(&checked, step);
         }
-        self.take(&step);
         Ok(())
+    }
+
+    /// Pushes full open chunks, without waiting until they are applied.
+    ///
+    /// # Errors
+    /// The push's errors. No step is lost, and the next call retries.
+    pub fn send(&mut self, wait: &Wait<'_>) -> Result<(), E> {
+        self.check_open()?;
+        self.push_full(wait)
+    }
+
+    /// Pushes all open chunks, without waiting until they are applied.
+    ///
+    /// # Errors
+    /// The push's errors. No step is lost, and the next call retries.
+    pub fn send_open(&mut self, wait: &Wait<'_>) -> Result<(), E> {
+        self.check_open()?;
+        self.push(wait)
     }
 
     /// Pushes all steps and returns when they are applied. Open windows stay open.
@@ -249,11 +296,9 @@ impl<E: From<Error>> Writer<E> {
     }
 
     fn is_full(&self) -> bool {
-        self.unsent.is_some()
-            || self
-                .chunks
-                .iter()
-                .any(|chunk| chunk.steps >= self.chunk_steps)
+        self.chunks
+            .iter()
+            .any(|chunk| chunk.steps >= self.chunk_steps)
             || self.chunks.iter().map(OpenChunk::bytes).sum::<usize>() >= FULL_BYTES
     }
 
@@ -278,23 +323,33 @@ impl<E: From<Error>> Writer<E> {
         );
     }
 
-    /// Pushes the open chunks, after retrying a push that failed.
+    /// Pushes the open chunks, after the pushes before them.
     fn push(&mut self, wait: &Wait<'_>) -> Result<(), E> {
-        self.warn_of_dropped_windows();
-        loop {
-            if self.unsent.is_none() {
-                self.unsent = self.seal();
-            }
-            let Some(body) = &self.unsent else {
-                return Ok(());
-            };
-            self.channel.push(body.clone(), wait)?;
-            self.unsent = None;
-        }
+        self.seal();
+        self.push_sealed(wait)
     }
 
-    /// Makes a push of the open chunks and the items that they complete; `None` without steps.
-    fn seal(&mut self) -> Option<PushBody> {
+    /// [`Writer::push`], if a chunk is full; otherwise only the pushes before.
+    fn push_full(&mut self, wait: &Wait<'_>) -> Result<(), E> {
+        if self.is_full() {
+            self.seal();
+        }
+        self.push_sealed(wait)
+    }
+
+    fn push_sealed(&mut self, wait: &Wait<'_>) -> Result<(), E> {
+        if !self.unsent.is_empty() {
+            self.warn_of_dropped_windows();
+        }
+        while let Some(body) = self.unsent.front() {
+            self.channel.push(body.clone(), wait)?;
+            self.unsent.pop_front();
+        }
+        Ok(())
+    }
+
+    /// Makes a push of the open chunks and the items that they complete.
+    fn seal(&mut self) {
         let mut payload = Vec::with_capacity(self.chunks.iter().map(OpenChunk::bytes).sum());
         let mut heads = Vec::with_capacity(self.chunks.len());
         for (stream, chunk) in self.chunks.iter_mut().enumerate() {
@@ -310,27 +365,32 @@ impl<E: From<Error>> Writer<E> {
             });
             chunk.move_into(&mut payload);
         }
-        (!heads.is_empty()).then(|| PushBody {
-            chunks: heads,
-            items: std::mem::take(&mut self.items),
-            payload: Bytes::from(payload),
-        })
+        if !heads.is_empty() {
+            self.unsent.push_back(PushBody {
+                chunks: heads,
+                items: std::mem::take(&mut self.items),
+                payload: Bytes::from(payload),
+            });
+        }
     }
 
-    fn take(&mut self, step: &CheckedStep<'_>) {
+    /// Takes the rows of one step of a block, which are one for each stream.
+    fn take(&mut self, rows: &CheckedStep<'_>, step: usize) {
         let items_before = self.items.len();
+        let first = step * self.windows.len();
         for (stream, (windows, chunk)) in self.windows.iter_mut().zip(&mut self.chunks).enumerate()
         {
-            let row_flags = step.flags(stream, windows);
+            let row = first + stream;
+            let row_flags = rows.flags(row, windows);
             self.packer
-                .pack(chunk, row_flags, |column| step.value(column, stream));
-            windows.append(row_flags, step.estimate(stream), &mut self.items);
+                .pack(chunk, row_flags, |column| rows.value(column, row));
+            windows.append(row_flags, rows.estimate(row), &mut self.items);
             if row_flags & flags::FINAL != 0 {
                 self.counters.final_rows += 1;
             } else {
                 self.counters.steps += 1;
             }
-            if let Some(last) = step.last_observation(stream) {
+            if let Some(last) = rows.last_observation(row) {
                 self.packer
                     .pack(chunk, flags::FINAL, |column| last.value(column));
                 windows.append(flags::FINAL, last.estimate, &mut self.items);

@@ -4,20 +4,23 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
-use pyo3::exceptions::{PyAttributeError, PyTypeError};
+use pyo3::exceptions::{PyAttributeError, PyKeyError, PyTypeError};
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList, PyTuple};
+use pyo3::types::{PyBytes, PyDict, PyList, PySlice, PyTuple};
 
+use replay_core::schema::Dtype;
 use replay_core::view::{self, Array, Buffer};
 
 use crate::class::attributes;
 use crate::interpreter::Call;
+use crate::structure::Structure;
 use crate::{array, dtype};
 
 #[doc = stub_doc!("Batch")]
 #[pyclass(name = "Batch", module = "innet_drl", frozen)]
 pub struct PyBatch {
     len: usize,
+    /// By name; arrays with slashes in their names are in dictionaries and tuples.
     arrays: Py<PyDict>,
     layout: Vec<Array>,
 }
@@ -25,38 +28,87 @@ pub struct PyBatch {
 impl PyBatch {
     /// The arrays of a batch, without copies.
     pub fn new(py: Python<'_>, batch: view::Batch) -> PyResult<Self> {
+        Self::over(py, batch.len, batch.arrays)
+    }
+
+    fn over(py: Python<'_>, len: usize, layout: Vec<Array>) -> PyResult<Self> {
         let arrays = PyDict::new(py);
-        let mut owners: HashMap<*const Buffer, Bound<'_, PyAny>> = HashMap::new();
-        for array in &batch.arrays {
-            let owner = match owners.get(&Arc::as_ptr(&array.buffer)) {
-                Some(owner) => owner.clone(),
-                None => {
-                    let owner = Bound::new(py, array::Owner::new(array.buffer.clone()))?.into_any();
-                    owners.insert(Arc::as_ptr(&array.buffer), owner.clone());
-                    owner
-                }
-            };
-            // SAFETY: the core aligns the elements of an array and keeps them inside its buffer. The buffer does not move, and
-            // Rust does not access it while a reference to it exists; `owner` holds one.
-            let value = unsafe {
-                array::over(
-                    &owner,
-                    array.buffer.as_mut_ptr().add(array.offset),
-                    array.dtype,
-                    &array.shape,
-                    Some(&array.strides),
-                    // Arrays share rows: writing one would change another.
-                    false,
-                )
-            }?;
-            arrays.set_item(&array.name, value)?;
+        let mut owners = Owners::default();
+        for array in &layout {
+            // A write into memory that arrays share would change more than was written.
+            arrays.set_item(&array.name, owners.array(py, array, !array.shared)?)?;
         }
         Ok(PyBatch {
-            len: batch.len,
-            arrays: arrays.unbind(),
-            layout: batch.arrays,
+            len,
+            arrays: nested(&layout, &arrays)?.unbind(),
+            layout,
         })
     }
+
+    fn get<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Option<Bound<'py, PyAny>>> {
+        self.arrays.bind(py).get_item(name)
+    }
+
+    fn unknown(&self, name: impl std::fmt::Display) -> String {
+        let names: Vec<_> = self
+            .layout
+            .iter()
+            .map(|array| array.name.as_str())
+            .collect();
+        format!(
+            "this batch has no array {name}; it has {}",
+            names.join(", ")
+        )
+    }
+}
+
+/// Python owners of buffers.
+#[derive(Default)]
+struct Owners<'py>(HashMap<*const Buffer, Bound<'py, PyAny>>);
+
+impl<'py> Owners<'py> {
+    fn of(&mut self, py: Python<'py>, buffer: &Arc<Buffer>) -> PyResult<Bound<'py, PyAny>> {
+        Ok(match self.0.entry(Arc::as_ptr(buffer)) {
+            Entry::Occupied(entry) => entry.get().clone(),
+            Entry::Vacant(entry) => {
+                let owner = Bound::new(py, array::Owner::new(buffer.clone()))?.into_any();
+                entry.insert(owner).clone()
+            }
+        })
+    }
+
+    fn array(
+        &mut self,
+        py: Python<'py>,
+        array: &Array,
+        writable: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let owner = self.of(py, &array.buffer)?;
+        // SAFETY: the core aligns the elements of an array and keeps them inside its buffer. The buffer does not move, and
+        // Rust does not access it while a reference to it exists; `owner` holds one.
+        unsafe {
+            array::over(
+                &owner,
+                array.buffer.as_mut_ptr().add(array.offset),
+                array.dtype,
+                &array.shape,
+                Some(&array.strides),
+                writable,
+            )
+        }
+    }
+}
+
+/// Values by name of their array, in the structure of a batch.
+fn nested<'py>(layout: &[Array], values: &Bound<'py, PyDict>) -> PyResult<Bound<'py, PyDict>> {
+    if layout.iter().all(|array| !array.name.contains('/')) {
+        return Ok(values.clone());
+    }
+    let structure = Structure::of(layout.iter().map(|array| array.name.as_str()));
+    structure.to_dict(values.py(), "", &|name| {
+        let value = values.get_item(name)?;
+        value.ok_or_else(|| PyKeyError::new_err(name.to_owned()))
+    })
 }
 
 // The arrays of `NStep`, listed for `help`; `__getattr__` finds all others.
@@ -75,23 +127,54 @@ attributes! { PyBatch as "Batch", |batch, py|
 #[pymethods]
 impl PyBatch {
     fn __getattr__<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyAny>> {
-        self.arrays.bind(py).get_item(name)?.ok_or_else(|| {
-            PyAttributeError::new_err(format!(
-                "this batch has no array {name:?}; it has {}",
-                self.names()
-            ))
-        })
+        let found = self.get(py, name)?;
+        found.ok_or_else(|| PyAttributeError::new_err(self.unknown(format!("{name:?}"))))
     }
 
-    fn __getitem__(&self, key: &Bound<'_, PyAny>) -> PyResult<()> {
-        let name = key.extract().unwrap_or("observation");
-        Err(PyTypeError::new_err(format!(
-            "a batch has its arrays as attributes: batch.{name}; batch.as_dict() is a dictionary of them"
-        )))
+    /// An array by name, or a batch of some of the items by a slice.
+    fn __getitem__<'py>(&self, key: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        let py = key.py();
+        let _call = Call::begin(py);
+        if let Ok(slice) = key.cast::<PySlice>() {
+            let indices = slice.indices(self.len as isize)?;
+            let Ok(step) = usize::try_from(indices.step) else {
+                return Err(PyTypeError::new_err(
+                    "the step of a slice of a batch is 1 or more",
+                ));
+            };
+            let (first, len) = (indices.start as usize, indices.slicelength);
+            let items = self
+                .layout
+                .iter()
+                .map(|array| array.items(first, len, step));
+            let part = PyBatch::over(py, len, items.collect())?;
+            return Ok(Bound::new(py, part)?.into_any());
+        }
+        let Ok(name) = key.extract::<String>() else {
+            return Err(PyTypeError::new_err(format!(
+                "a batch takes the name of an array, as batch[\"observation\"], or a slice of its items, as batch[:32], got {}",
+                key.get_type().name()?
+            )));
+        };
+        let found = self.get(py, &name)?;
+        found.ok_or_else(|| PyKeyError::new_err(self.unknown(format!("{name:?}"))))
+    }
+
+    fn __contains__(&self, py: Python<'_>, name: &Bound<'_, PyAny>) -> PyResult<bool> {
+        self.arrays.bind(py).contains(name)
+    }
+
+    fn __iter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        Ok(self.arrays.bind(py).keys().try_iter()?.into_any())
     }
 
     fn __len__(&self) -> usize {
         self.len
+    }
+
+    #[doc = stub_doc!("Batch.keys")]
+    fn keys<'py>(&self, py: Python<'py>) -> Bound<'py, PyList> {
+        self.arrays.bind(py).keys()
     }
 
     #[doc = stub_doc!("Batch.as_dict")]
@@ -113,7 +196,52 @@ impl PyBatch {
     }
 
     fn __repr__(&self) -> String {
-        format!("<Batch of {} items: {}>", self.len, self.names())
+        let names: Vec<_> = self
+            .layout
+            .iter()
+            .map(|array| array.name.as_str())
+            .collect();
+        format!("<Batch of {} items: {}>", self.len, names.join(", "))
+    }
+
+    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyAny>)> {
+        let py = slf.py();
+        let batch = slf.get();
+        let mut pieces = Vec::new();
+        for (buffer, arrays) in batch.by_buffer() {
+            // A slice of a batch needs a part of its buffers.
+            let first = arrays.iter().map(|array| array.offset).min().unwrap_or(0);
+            let end = arrays.iter().map(|array| array.end()).max().unwrap_or(0);
+            let bytes = PyBytes::new(py, &buffer.as_slice()[first..end.max(first)]);
+            let arrays: Vec<_> = arrays
+                .into_iter()
+                .map(|array| {
+                    let (shape, strides) = (array.shape.clone(), array.strides.clone());
+                    let place = (shape, strides, array.offset - first);
+                    (&array.name, array.dtype.name(), place, array.shared)
+                })
+                .collect();
+            pieces.push((bytes, arrays.into_pyobject(py)?));
+        }
+        let names: Vec<_> = batch.layout.iter().map(|array| &array.name).collect();
+        let restore = py.import("innet_drl._core")?.getattr("_restored_batch")?;
+        let arguments = (batch.len, names, pieces).into_pyobject(py)?;
+        Ok((restore, arguments.into_any()))
+    }
+
+    /// All arrays by name, writable, for tensors that share their memory.
+    fn _writable<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let arrays = PyDict::new(py);
+        let mut owners = Owners::default();
+        for array in &self.layout {
+            arrays.set_item(&array.name, owners.array(py, array, true)?)?;
+        }
+        Ok(arrays)
+    }
+
+    /// Values by name of their array, in the structure of this batch.
+    fn _nested<'py>(&self, values: &Bound<'py, PyDict>) -> PyResult<Bound<'py, PyDict>> {
+        nested(&self.layout, values)
     }
 
     /// The layout, for copies to a device: each buffer as one flat uint8 array, and the arrays on it as
@@ -121,50 +249,89 @@ impl PyBatch {
     fn _buffers<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let _call = Call::begin(py);
         let buffers = PyList::empty(py);
-        let mut seen: HashMap<*const Buffer, Bound<'py, PyList>> = HashMap::new();
-        for array in &self.layout {
-            let key = Arc::as_ptr(&array.buffer);
-            let arrays = match seen.entry(key) {
-                Entry::Occupied(entry) => entry.into_mut(),
-                Entry::Vacant(entry) => {
-                    let owner = Bound::new(py, array::Owner::new(array.buffer.clone()))?;
-                    // SAFETY: as in `new`; these are the buffer's bytes.
-                    let flat = unsafe {
-                        array::over(
-                            owner.as_any(),
-                            array.buffer.as_mut_ptr(),
-                            replay_core::schema::Dtype::Uint8,
-                            &[array.buffer.len()],
-                            None,
-                            true,
-                        )
-                    }?;
-                    let arrays = PyList::empty(py);
-                    buffers.append((flat, &arrays))?;
-                    entry.insert(arrays)
-                }
-            };
-            let size = array.dtype.bytes();
-            let strides = array.strides.iter().map(|stride| stride / size);
-            arrays.append((
-                &array.name,
-                dtype::to_numpy(py, array.dtype),
-                PyTuple::new(py, &array.shape)?,
-                PyTuple::new(py, strides)?,
-                array.offset,
-            ))?;
+        let mut owners = Owners::default();
+        for (buffer, arrays) in self.by_buffer() {
+            let owner = owners.of(py, buffer)?;
+            // SAFETY: as in `Owners::array`; these are the buffer's bytes.
+            let flat = unsafe {
+                array::over(
+                    &owner,
+                    buffer.as_mut_ptr(),
+                    Dtype::Uint8,
+                    &[buffer.len()],
+                    None,
+                    true,
+                )
+            }?;
+            let laid_out = PyList::empty(py);
+            for array in arrays {
+                let size = array.dtype.bytes();
+                let strides = array.strides.iter().map(|stride| stride / size);
+                laid_out.append((
+                    &array.name,
+                    dtype::to_numpy(py, array.dtype),
+                    PyTuple::new(py, &array.shape)?,
+                    PyTuple::new(py, strides)?,
+                    array.offset,
+                ))?;
+            }
+            buffers.append((flat, laid_out))?;
         }
         Ok(buffers)
     }
 }
 
+/// An array of a pickled batch: name; dtype; shape, strides and offset in bytes; whether its memory is shared.
+type Pickled = (String, String, (Vec<usize>, Vec<usize>, usize), bool);
+
+/// The batch that was pickled, from its length, the names of its arrays, and each buffer with the arrays in it.
+#[pyfunction(name = "_restored_batch")]
+pub fn restored_batch(
+    py: Python<'_>,
+    len: usize,
+    names: Vec<String>,
+    buffers: Vec<(Bound<'_, PyBytes>, Vec<Pickled>)>,
+) -> PyResult<PyBatch> {
+    let _call = Call::begin(py);
+    let damaged = || PyTypeError::new_err("the pickled batch is damaged");
+    let mut arrays = HashMap::new();
+    for (bytes, pickled) in buffers {
+        let bytes = bytes.as_bytes();
+        let mut buffer = Buffer::zeros(bytes.len());
+        buffer.as_mut_slice().copy_from_slice(bytes);
+        let buffer = Arc::new(buffer);
+        for (name, dtype, (shape, strides, offset), shared) in pickled {
+            let array = Array {
+                name,
+                dtype: dtype::from_name(&dtype).ok_or_else(damaged)?,
+                shape,
+                strides,
+                offset,
+                buffer: buffer.clone(),
+                shared,
+            };
+            if !array.is_within_buffer() || array.shape[0] != len {
+                return Err(damaged());
+            }
+            arrays.insert(array.name.clone(), array);
+        }
+    }
+    let arrays = names.iter().map(|name| arrays.remove(name));
+    let arrays = arrays.collect::<Option<_>>().ok_or_else(damaged)?;
+    PyBatch::over(py, len, arrays)
+}
+
 impl PyBatch {
-    fn names(&self) -> String {
-        let names: Vec<_> = self
-            .layout
-            .iter()
-            .map(|array| array.name.as_str())
-            .collect();
-        names.join(", ")
+    /// The buffers, and the arrays in each.
+    fn by_buffer(&self) -> Vec<(&Arc<Buffer>, Vec<&Array>)> {
+        let mut buffers: Vec<(&Arc<Buffer>, Vec<&Array>)> = Vec::new();
+        for array in &self.layout {
+            let same = |(buffer, _): &&mut (&Arc<Buffer>, _)| Arc::ptr_eq(buffer, &array.buffer);
+            match buffers.iter_mut().find(same) {
+                Some((_, arrays)) => arrays.push(array),
+                None => buffers.push((&array.buffer, vec![array])),
+            }
+        }
+        buffers
     }
 }

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
@@ -22,12 +22,15 @@ use crate::class::context_manager;
 use crate::decoded_sample::{DecodedSample, DecodedSampler};
 use crate::exclusive::Exclusive;
 use crate::interpreter::Call;
+use crate::open_writers::{Awaiting, OpenWriters};
 use crate::process_local::{Closing, ProcessLocal};
-use crate::writer::OpenWriters;
 use crate::{error, interpreter, wait};
 
 /// Requests in flight to a server: one in the network while one is decoded.
 const IN_FLIGHT: usize = 2;
+
+/// Time after which a reader looks again whether the background thread waits for steps.
+const LOOK_EVERY: Duration = Duration::from_millis(2);
 
 /// Name of the iterator in errors.
 const WHAT: &str = "iterator of batches";
@@ -156,13 +159,21 @@ impl PyBatches {
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<PyBatch>> {
         let _call = Call::begin(py);
         let beta = self.beta.now(py)?;
+        let (writers, table) = (&self.writers, &self.table);
         let next = |source: &Arc<Source>, wait: &Wait<'_>| match &**source {
             Source::Direct(direct) => {
                 let mut direct = direct.take(wait)?;
                 let Direct { sampler, channel } = &mut *direct;
-                sampler.next(wait, || beta, |wait| channel.next(wait))
+                let short = sampler.request.allow_short;
+                sampler.next(
+                    wait,
+                    || beta,
+                    |wait| writers.awaiting(table, short, wait, |wait| channel.next(wait)),
+                )
             }
-            Source::Ahead(ahead) => ahead.take(wait)?.next(beta, wait),
+            Source::Ahead(ahead) => ahead
+                .take(wait)?
+                .next(beta, wait, || writers.send_open(table, wait)),
         };
         let source = self.source.get(py)?;
         let deadline = wait::deadline(py, self.timeout)?;
@@ -203,6 +214,8 @@ struct DecoderState {
     beta: AtomicU64,
     /// Reason why the last attempt to sample returned no batch.
     waited_for: Mutex<WaitReason>,
+    /// The background thread waits for writers. Relaxed: the reader looks again soon.
+    blocked: AtomicBool,
 }
 
 impl Ahead {
@@ -217,6 +230,7 @@ impl Ahead {
             stop: AtomicBool::new(false),
             beta: AtomicU64::new(beta.to_bits()),
             waited_for: Mutex::new("the first sample is under way".into()),
+            blocked: AtomicBool::new(false),
         });
         let for_thread = shared.clone();
         let thread = std::thread::Builder::new()
@@ -230,16 +244,33 @@ impl Ahead {
         })
     }
 
-    fn next(&mut self, beta: f64, wait: &Wait<'_>) -> Result<DecodedSample> {
+    /// The next batch. `send_open` sends the open chunks of this program's writers if the background thread waits for steps.
+    fn next(
+        &mut self,
+        beta: f64,
+        wait: &Wait<'_>,
+        send_open: impl Fn() -> Result<Awaiting>,
+    ) -> Result<DecodedSample> {
         // Relaxed, as the load in `decode_ahead`: no other data is published with it, and one batch later is early enough.
         self.shared.beta.store(beta.to_bits(), Ordering::Relaxed);
         let Some(batches) = &self.batches else {
             return Err(Error::Closed("this iterator of batches"));
         };
+        if let Ok(result) = batches.try_recv() {
+            return result;
+        }
         let mut slices = wait.slices(wait.deadline);
+        let mut awaiting = None;
         loop {
+            if awaiting.is_none() && self.shared.blocked.load(Ordering::Relaxed) {
+                awaiting = Some(send_open()?);
+            }
             let now = Instant::now();
             let slice = slices.next_wake(now)?.saturating_duration_since(now);
+            let slice = match awaiting {
+                None => slice.min(LOOK_EVERY),
+                Some(_) => slice,
+            };
             match batches.recv_timeout(slice) {
                 Ok(result) => return result,
                 // An earlier call has returned the error that ended the thread.
@@ -267,20 +298,31 @@ fn decode_ahead(
 ) {
     // Relaxed, as the store in `Drop`, which joins the thread: no other data is published with the flag.
     let stopped = || shared.stop.load(Ordering::Relaxed);
+    let mut tried = false;
     while !stopped() {
-        // A short deadline keeps `waited_for` current for the reader's error. The reader's call has its own deadline.
+        // A short deadline keeps `waited_for` current for the reader's error. The reader's call has its own deadline. A memory in this
+        // process is first tried without a wait, so that the reader knows at once of a wait for writers.
+        let longest = match sampler.program {
+            None if !tried => Duration::ZERO,
+            _ => 2 * Wait::CHECK_EVERY,
+        };
         let wait = Wait {
             interrupted: &stopped,
-            ..Wait::until(Some(Instant::now() + 2 * Wait::CHECK_EVERY))
+            ..Wait::until(Some(Instant::now() + longest))
         };
         let beta = || f64::from_bits(shared.beta.load(Ordering::Relaxed));
         let result = sampler.next(&wait, beta, |wait| channel.next(wait));
         match result {
             Err(Error::Deadline { waited_for } | Error::RemoteDeadline { waited_for }) => {
+                let blocked = waited_for.is_for_writers();
                 *lock(&shared.waited_for) = *waited_for;
+                shared.blocked.store(blocked, Ordering::Relaxed);
+                tried = true;
             }
             Err(Error::Interrupted) => return,
             result => {
+                shared.blocked.store(false, Ordering::Relaxed);
+                tried = false;
                 let failed = result.is_err();
                 if batches.send(result).is_err() || failed {
                     return;

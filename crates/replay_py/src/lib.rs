@@ -5,13 +5,14 @@
 //! | `table`, `view` | `Column`, `Table`; `NStep`, `Sequences`, `Window` |
 //! | `replay` | `Replay`: the interface of a memory; `Memory`, in this process; `UpdateReceipt` |
 //! | `connect`, `server` | `connect`, which makes a client; `Server` |
-//! | `writer` | `Writer` |
+//! | `writer`, `open_writers` | `Writer`; those of a replay, whose steps a call may wait for |
 //! | `decoded_sample`, `batch`, `batches` | one sampled batch: its request, `Batch`; `Batches`, decoded ahead |
 //! | `parameters` | `Parameters`: safetensors files to and from dictionaries of arrays |
 //! | `sum_tree` | `SumTree` and its samples, `SampledIndexes` |
 //! | `gradients`, `gradient_updates` | `GradientWorker`; `GradientUpdates`, of asynchronous jobs |
 //! | `station` | `Station`, a worker's DPDK device |
 //! | `array`, `dtype` | NumPy arrays, in and out without copies; dtypes |
+//! | `structure`, `text` | nested dictionaries and tuples of arrays; text as bytes |
 //! | `integer`, `keywords` | integer arguments, whose errors name them; misspelt keyword arguments |
 //! | `wait`, `exclusive` | waits with deadlines and Ctrl-C; values that one thread uses at a time |
 //! | `interpreter` | calls with and without the interpreter lock, until the interpreter ends |
@@ -51,13 +52,16 @@ mod integer;
 mod interpreter;
 mod keywords;
 mod log;
+mod open_writers;
 mod parameters;
 mod process_local;
 mod replay;
 mod server;
 mod station;
+mod structure;
 mod sum_tree;
 mod table;
+mod text;
 mod torch;
 mod view;
 mod wait;
@@ -98,6 +102,11 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<replay::PyUpdateReceipt>()?;
     module.add_class::<view::PyWindow>()?;
     module.add_class::<writer::PyWriter>()?;
+    // Not in `__all__`: for pickles.
+    module.setattr(
+        "_restored_batch",
+        wrap_pyfunction!(batch::restored_batch, module)?,
+    )?;
     module.add_function(wrap_pyfunction!(connect::connect, module)?)?;
     module.add_function(wrap_pyfunction!(run_server_cli, module)?)?;
     Ok(())

@@ -1,9 +1,9 @@
 //! `Column` and `Table`: the definition of a table, as plain values.
 
-use numpy::PyArrayDescr;
+use numpy::{PyArrayDescr, PyArrayDescrMethods};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyMapping, PyTuple, PyType};
+use pyo3::types::{PyDict, PyMapping, PySequence, PyTuple, PyType};
 
 use replay_core::schema::{Codec, Column, TableConfig};
 use replay_core::view::{ACTION, REWARD};
@@ -217,11 +217,8 @@ impl PyTable {
     ) -> PyResult<Bound<'py, PyAny>> {
         let _call = Call::begin(class.py());
         let all = PyDict::new(class.py());
-        all.set_item(
-            "observation",
-            space_column("observation_space", observation_space)?,
-        )?;
-        all.set_item(ACTION, space_column("action_space", action_space)?)?;
+        space_columns("observation", observation_space, &all)?;
+        space_columns(ACTION, action_space, &all)?;
         all.set_item(REWARD, "float32")?;
         if let Some(columns) = columns {
             all.update(columns)?;
@@ -283,30 +280,73 @@ fn to_column(name: String, definition: &Bound<'_, PyAny>) -> PyResult<Column> {
     })
 }
 
-/// Dtype and shape of a Gymnasium space, as a column.
+/// Bytes of a text without a limit of its own.
+const TEXT_BYTES: usize = 256;
+
+/// Adds a column of the space's dtype and shape, or one for each part of a space of several parts.
 ///
 /// # Errors
-/// `ConfigError` for a space of several parts.
-fn space_column<'py>(
-    argument: &str,
+/// `ConfigError` for a space whose values have no fixed size.
+fn space_columns<'py>(
+    name: &str,
     space: &Bound<'py, PyAny>,
-) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyAny>)> {
-    let part = |name| {
-        space
-            .getattr_opt(name)
-            .map(|part| part.filter(|p| !p.is_none()))
+    columns: &Bound<'py, PyDict>,
+) -> PyResult<()> {
+    let py = space.py();
+    let attribute = |name| {
+        let found = space.getattr_opt(name);
+        found.map(|found| found.filter(|found| !found.is_none()))
     };
-    match (part("dtype")?, part("shape")?) {
-        (Some(dtype), Some(shape)) => Ok((dtype, shape)),
-        _ => Err(error::config(
-            space.py(),
-            format!(
-                "{argument} is of type {}, which has no dtype and shape: flatten it (gymnasium.wrappers.FlattenObservation, then \
-                 DtypeObservation for float32), or make a Table with a column for each of its parts",
-                space.get_type().name()?
-            ),
-        )),
+    let refuse = |reason: String| Err(error::config(py, format!("the space of {name:?} {reason}")));
+    if let Some(parts) = attribute("spaces")? {
+        if let Ok(parts) = parts.cast::<PyMapping>() {
+            for part in parts.items()?.iter() {
+                let (part, space): (Bound<'_, PyAny>, Bound<'_, PyAny>) = part.extract()?;
+                match part.extract::<String>() {
+                    Ok(part)
+                        if !part.contains('/')
+                            && part.parse::<u64>().is_err()
+                            && !part.is_empty() =>
+                    {
+                        space_columns(&format!("{name}/{part}"), &space, columns)?;
+                    }
+                    _ => {
+                        return refuse(format!(
+                            "has a part {}: a part's name is a text without slashes, and no number; rename it",
+                            part.repr()?
+                        ));
+                    }
+                }
+            }
+            return Ok(());
+        }
+        // A Tuple is a sequence of its parts; a OneOf is not.
+        if space.cast::<PySequence>().is_ok() {
+            for (part, space) in parts.try_iter()?.enumerate() {
+                space_columns(&format!("{name}/{part}"), &space?, columns)?;
+            }
+            return Ok(());
+        }
     }
+    let is_text = |dtype: &Bound<'py, PyAny>| {
+        let dtype = PyArrayDescr::new(py, dtype.clone());
+        dtype.is_ok_and(|dtype| dtype.kind() == b'U')
+    };
+    match (attribute("dtype")?, attribute("shape")?) {
+        (Some(dtype), _) if is_text(&dtype) => {
+            let limit = attribute("max_length")?.map(|limit| limit.extract::<usize>());
+            // A character has up to four bytes.
+            let bytes = limit.transpose()?.map_or(TEXT_BYTES, |limit| 4 * limit);
+            return columns.set_item(name, ("uint8", (bytes,)));
+        }
+        (Some(dtype), Some(shape)) => return columns.set_item(name, (dtype, shape)),
+        _ => {}
+    }
+    refuse(format!(
+        "is of type {}, whose values have no fixed dtype and shape: flatten it (gymnasium.wrappers.FlattenObservation), or make a Table \
+         with a column for each of its parts",
+        space.get_type().name()?
+    ))
 }
 
 /// Tables to make: one, or several.

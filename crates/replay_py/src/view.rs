@@ -1,10 +1,12 @@
 //! `NStep`, `Sequences` and `Window`: views, which define the arrays that a client makes of windows, as plain values.
 
+use std::collections::BTreeMap;
+
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyTuple};
+use pyo3::types::{PyDict, PyMapping, PyTuple};
 
-use replay_core::view::{NStep, Padding, Sequences, ViewSpec, Window};
+use replay_core::view::{NStep, Padding, Sequences, Stack, ViewSpec, Window};
 
 use crate::class::{attributes, value_class};
 use crate::interpreter::Call;
@@ -26,12 +28,12 @@ pub struct PyNStep(NStep);
 impl PyNStep {
     #[new]
     #[pyo3(
-        signature = (stack = 1, n = 1, gamma = 0.99, observation = "observation", padding = "zero", **unknown),
+        signature = (stack = StackArgument(Stack::All(1)), n = 1, gamma = 0.99, observation = "observation", padding = "zero", **unknown),
         text_signature = "(stack=1, n=1, gamma=0.99, observation='observation', padding='zero')"
     )]
     fn new(
         py: Python<'_>,
-        #[pyo3(from_py_with = integer::stack)] stack: u16,
+        stack: StackArgument,
         #[pyo3(from_py_with = integer::n)] n: u16,
         gamma: f64,
         observation: &str,
@@ -41,7 +43,7 @@ impl PyNStep {
         keywords::refuse(unknown, || Ok(py.get_type::<PyNStep>().into_any()))?;
         let view = NStep {
             observation: observation.to_owned(),
-            stack,
+            stack: stack.0,
             n,
             gamma,
             padding: error::choice(py, "padding", padding, PADDINGS)?,
@@ -52,7 +54,7 @@ impl PyNStep {
 }
 
 attributes! { PyNStep as "NStep", |view, py|
-    stack: u16 = view.0.stack;
+    stack: PyResult<Bound<'py, PyAny>> = stack_to_python(py, &view.0.stack);
     n: u16 = view.0.n;
     gamma: f64 = view.0.gamma;
     observation: &str = &view.0.observation;
@@ -71,7 +73,7 @@ impl PySequences {
     #[new]
     #[pyo3(
         signature = (
-            length, burn_in = 0, period = None, stack = 1, observation = "observation", padding = "zero",
+            length, burn_in = 0, period = None, stack = StackArgument(Stack::All(1)), observation = "observation", padding = "zero",
             gamma = 0.99, state = Columns(Vec::new()), **unknown
         ),
         text_signature = "(length, burn_in=0, period=None, stack=1, observation='observation', \
@@ -82,7 +84,7 @@ impl PySequences {
         #[pyo3(from_py_with = integer::length)] length: u16,
         #[pyo3(from_py_with = integer::burn_in)] burn_in: u16,
         #[pyo3(from_py_with = integer::period)] period: Option<u16>,
-        #[pyo3(from_py_with = integer::stack)] stack: u16,
+        stack: StackArgument,
         observation: &str,
         padding: &str,
         gamma: f64,
@@ -92,7 +94,7 @@ impl PySequences {
         keywords::refuse(unknown, || Ok(py.get_type::<PySequences>().into_any()))?;
         let view = Sequences {
             observation: observation.to_owned(),
-            stack,
+            stack: stack.0,
             length,
             burn_in,
             period: period.unwrap_or(length),
@@ -103,6 +105,33 @@ impl PySequences {
         check(py, ViewSpec::Sequences(view.clone()))?;
         Ok(PySequences(view))
     }
+}
+
+/// A number of observations, or numbers by part.
+struct StackArgument(Stack);
+
+impl<'py> FromPyObject<'_, 'py> for StackArgument {
+    type Error = PyErr;
+
+    fn extract(value: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let _call = Call::begin(value.py());
+        let Ok(parts) = value.cast::<PyMapping>() else {
+            return integer::stack(&value).map(|stack| StackArgument(Stack::All(stack)));
+        };
+        let mut stacks = BTreeMap::new();
+        for item in parts.items()?.iter() {
+            let (part, stack): (String, Bound<'_, PyAny>) = item.extract()?;
+            stacks.insert(part, integer::stack(&stack)?);
+        }
+        Ok(StackArgument(Stack::Parts(stacks)))
+    }
+}
+
+fn stack_to_python<'py>(py: Python<'py>, stack: &Stack) -> PyResult<Bound<'py, PyAny>> {
+    Ok(match stack {
+        Stack::All(stack) => stack.into_pyobject(py)?.into_any(),
+        Stack::Parts(parts) => parts.into_pyobject(py)?.into_any(),
+    })
 }
 
 /// Names of columns.
@@ -126,7 +155,7 @@ attributes! { PySequences as "Sequences", |view, py|
     length: u16 = view.0.length;
     burn_in: u16 = view.0.burn_in;
     period: u16 = view.0.period;
-    stack: u16 = view.0.stack;
+    stack: PyResult<Bound<'py, PyAny>> = stack_to_python(py, &view.0.stack);
     observation: &str = &view.0.observation;
     padding: &'static str = view.0.padding.name();
     gamma: f64 = view.0.gamma;

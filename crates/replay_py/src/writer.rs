@@ -1,27 +1,27 @@
 //! `Writer`: one `append` per step, one row per stream.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use base::sync::lock;
-use base::wait::Wait;
 use replay_core::replay::WriterId;
 use replay_core::schema::{Dtype, TableConfig};
 use replay_core::view::ViewSpec;
 use replay_core::writer::{FinalObservations, StepBatch, Values, Writer, WriterCounters};
-use replay_net::error::{Error, Result};
-use replay_wire::ErrorCode;
+use replay_net::error::Error;
 
 use crate::array::{self, Expected, Input};
 use crate::class::{attributes, context_manager};
 use crate::exclusive::Exclusive;
 use crate::interpreter::Call;
+use crate::open_writers::{OpenWriters, WriterState};
 use crate::process_local::{Closing, ProcessLocal};
-use crate::{error, interpreter, wait};
+use crate::structure::Structure;
+use crate::{error, interpreter, text, wait};
 
 /// Longest flush at the end of a `with` block that raised an exception.
 const FLUSH_AFTER_FAILURE: Duration = Duration::from_secs(5);
@@ -34,66 +34,9 @@ pub struct PyWriter {
     id: WriterId,
     name: String,
     num_envs: usize,
+    structure: Structure,
     /// Argument name of the final observation: `final_` and the view's observation.
     final_observation: Option<String>,
-}
-
-/// The writer, and its counters after the last call, readable while the next one blocks.
-struct WriterState {
-    writer: Exclusive<Writer<Error>>,
-    counters: Arc<Mutex<WriterCounters>>,
-    /// The last call ended at its deadline or by a signal. Relaxed: the flag publishes nothing else.
-    late: AtomicBool,
-}
-
-impl WriterState {
-    fn call(
-        &self,
-        wait: &Wait<'_>,
-        work: impl FnOnce(&mut Writer<Error>) -> Result<()>,
-    ) -> Result<()> {
-        let mut writer = self.writer.take(wait)?;
-        let done = work(&mut writer);
-        *lock(&self.counters) = writer.counters();
-        let code = done.as_ref().err().map(Error::code);
-        let late = matches!(code, Some(ErrorCode::Deadline | ErrorCode::Interrupted));
-        self.late.store(late, Ordering::Relaxed);
-        done
-    }
-}
-
-/// Writers that a replay has opened, by the name of their table.
-#[derive(Default)]
-pub struct OpenWriters(Mutex<Vec<(String, Weak<Mutex<WriterCounters>>)>>);
-
-impl OpenWriters {
-    fn add(&self, table: &str, counters: &Arc<Mutex<WriterCounters>>) {
-        let mut writers = lock(&self.0);
-        writers.retain(|(_, counters)| counters.strong_count() > 0);
-        writers.push((table.to_owned(), Arc::downgrade(counters)));
-    }
-
-    /// Advice for a wait for steps of a table: unsent steps of these writers, and windows that they dropped.
-    pub fn advice(&self, table: &str) -> Option<String> {
-        let writers = lock(&self.0);
-        let of_table = writers.iter().filter(|(of, _)| of == table);
-        let open = of_table.filter_map(|(_, counters)| counters.upgrade());
-        let counters: Vec<_> = open.map(|counters| *lock(&counters)).collect();
-        let unsent: u64 = counters.iter().map(|writer| writer.unsent_rows).sum();
-        let dropped: u64 = counters.iter().map(WriterCounters::dropped).sum();
-        let mut advice = String::new();
-        if unsent > 0 {
-            advice +=
-                &format!(" (an open writer holds {unsent} unsent steps: flush, or chunk_steps=1)");
-        }
-        if dropped > 0 {
-            advice += &format!(
-                " ({dropped} windows were dropped: a row with first=True follows no end of an episode, or a truncated row \
-                 no final one)"
-            );
-        }
-        (!advice.is_empty()).then_some(advice)
-    }
 }
 
 impl PyWriter {
@@ -112,17 +55,19 @@ impl PyWriter {
         open: &OpenWriters,
     ) -> PyResult<Self> {
         let id = writer.id().clone();
-        let shared = WriterState {
+        let shared = Arc::new(WriterState {
             writer: Exclusive::new("writer", writer),
-            counters: Arc::default(),
+            counters: Mutex::default(),
+            awaited: open.awaited(&config.name),
             late: AtomicBool::new(false),
-        };
-        open.add(&config.name, &shared.counters);
+        });
+        open.add(&config.name, &shared);
         Ok(PyWriter {
-            writer: ProcessLocal::within(py, replay, "writer", Arc::new(shared), |writer| {
+            writer: ProcessLocal::within(py, replay, "writer", shared, |writer| {
                 drop(writer);
                 Ok(())
             })?,
+            structure: Structure::of(config.columns.iter().map(|column| column.name.as_str())),
             config,
             id,
             name,
@@ -136,17 +81,22 @@ impl PyWriter {
         &self.id
     }
 
-    /// Reads one argument of `append`; `row` is the shape of one row.
+    /// Shape of an argument of `append`, or of a block of steps; `row` is the shape of one row.
+    fn shape(&self, steps: Option<usize>, row: &[u32]) -> Vec<usize> {
+        let rows = steps.into_iter().chain([self.num_envs]);
+        rows.chain(row.iter().map(|&n| n as usize)).collect()
+    }
+
+    /// Reads one argument.
     fn read<'py>(
         &self,
+        steps: Option<usize>,
         name: &str,
         value: &Bound<'py, PyAny>,
         dtype: Dtype,
         row: &[u32],
     ) -> PyResult<Input<'py>> {
-        let shape: Vec<usize> = std::iter::once(self.num_envs)
-            .chain(row.iter().map(|&n| n as usize))
-            .collect();
+        let shape = self.shape(steps, row);
         let expected = Expected {
             dtype,
             shape: &shape,
@@ -157,38 +107,54 @@ impl PyWriter {
         })
     }
 
-    fn refuse(&self, py: Python<'_>, name: &str, expected: &str, got: &Input<'_>) -> PyErr {
+    fn refuse(
+        &self,
+        py: Python<'_>,
+        steps: Option<usize>,
+        name: &str,
+        expected: &str,
+        got: &Input<'_>,
+    ) -> PyErr {
+        let (shape, words) = match steps {
+            Some(_) => (self.shape(steps, &[]), "steps, environments"),
+            None => (self.shape(steps, &[]), "environments"),
+        };
         error::schema(
             py,
             &self.config.name,
             format!(
-                "{name:?} has to be {expected}[{}] (environments), got {}{:?}",
-                self.num_envs,
+                "{name:?} has to be {expected}{shape:?} ({words}), got {}{:?}",
                 got.dtype.name(),
                 got.shape
             ),
         )
     }
 
-    fn flags(&self, name: &str, value: &Bound<'_, PyAny>) -> PyResult<Vec<bool>> {
-        let input = self.read(name, value, Dtype::Bool, &[])?;
-        if input.dtype != Dtype::Bool || input.shape != [self.num_envs] {
-            return Err(self.refuse(value.py(), name, "bool", &input));
+    fn flags(
+        &self,
+        steps: Option<usize>,
+        name: &str,
+        value: &Bound<'_, PyAny>,
+    ) -> PyResult<Vec<bool>> {
+        let input = self.read(steps, name, value, Dtype::Bool, &[])?;
+        if input.dtype != Dtype::Bool || input.shape != self.shape(steps, &[]) {
+            return Err(self.refuse(value.py(), steps, name, "bool", &input));
         }
         // Converted, because a byte of a NumPy bool may be greater than 1.
         Ok(input.bytes().iter().map(|&byte| byte != 0).collect())
     }
 
-    fn priorities(&self, value: &Bound<'_, PyAny>) -> PyResult<Vec<f64>> {
-        let input = self.read("priority", value, Dtype::Float64, &[])?;
-        if !array::PRIORITIES.contains(&input.dtype) || input.shape != [self.num_envs] {
-            return Err(self.refuse(value.py(), "priority", "numbers", &input));
+    fn priorities(&self, steps: Option<usize>, value: &Bound<'_, PyAny>) -> PyResult<Vec<f64>> {
+        let input = self.read(steps, "priority", value, Dtype::Float64, &[])?;
+        if !array::PRIORITIES.contains(&input.dtype) || input.shape != self.shape(steps, &[]) {
+            return Err(self.refuse(value.py(), steps, "priority", "numbers", &input));
         }
         Ok(array::Numbers(input).to_f64())
     }
 
     fn column<'py>(
         &self,
+        steps: Option<usize>,
         name: &str,
         column: &str,
         value: &Bound<'py, PyAny>,
@@ -199,10 +165,104 @@ impl PyWriter {
             .iter()
             .find(|known| known.name == column);
         match found {
-            Some(column) => self.read(name, value, column.dtype, &column.shape),
+            Some(column) => {
+                let refuse = |reason| {
+                    error::schema(value.py(), &self.config.name, format!("{name:?}: {reason}"))
+                };
+                let text = text::to_bytes(column, value, refuse)?;
+                let value = text.as_ref().unwrap_or(value);
+                self.read(steps, name, value, column.dtype, &column.shape)
+            }
             // The core's error lists the columns.
-            None => self.read(name, value, Dtype::Float32, &[]),
+            None => self.read(steps, name, value, Dtype::Float32, &[]),
         }
+    }
+
+    /// Reads the argument `name`, with the column or the parts of `column`.
+    fn columns<'py>(
+        &self,
+        steps: Option<usize>,
+        name: &str,
+        column: &str,
+        value: &Bound<'py, PyAny>,
+        inputs: &mut Vec<(String, Input<'py>)>,
+    ) -> PyResult<()> {
+        let refuse = |reason| error::schema(value.py(), &self.config.name, reason);
+        let array = Structure::default();
+        let structure = self.structure.get(column).unwrap_or(&array);
+        structure.read(name, value, &refuse, &mut |path, value| {
+            let column = format!("{column}{}", &path[name.len()..]);
+            let input = self.column(steps, path, &column, value)?;
+            inputs.push((column, input));
+            Ok(())
+        })
+    }
+
+    /// Appends one step, or a block of `steps`.
+    fn append_rows(
+        &self,
+        py: Python<'_>,
+        rows: &Rows<'_, '_>,
+        steps: Option<usize>,
+        timeout: Option<f64>,
+    ) -> PyResult<()> {
+        let flags = |name, value| self.flags(steps, name, value);
+        let terminated = flags("terminated", rows.terminated)?;
+        let truncated = flags("truncated", rows.truncated)?;
+        let first = rows.first.map(|value| flags("first", value)).transpose()?;
+        let finals = rows.r#final.map(|value| flags("final", value));
+        let finals = finals.transpose()?;
+        let priority = rows.priority.map(|value| self.priorities(steps, value));
+        let priority = priority.transpose()?;
+        let read_q = |name, value| self.read(steps, name, value, Dtype::Float32, &[]);
+        let q = rows.q.map(|value| read_q("q", value)).transpose()?;
+        let final_q = rows.final_q.map(|value| read_q("final_q", value));
+        let final_q = final_q.transpose()?;
+        let (mut inputs, mut last) = (Vec::new(), Vec::new());
+        for (name, value) in rows.columns.into_iter().flatten() {
+            let name: String = name.extract()?;
+            if self.is_final_observation(&name) {
+                self.columns(steps, &name, &name["final_".len()..], &value, &mut last)?;
+            } else {
+                self.columns(steps, &name, &name, &value, &mut inputs)?;
+            }
+        }
+        if final_q.is_some() && last.is_empty() {
+            return Err(error::schema(
+                py,
+                &self.config.name,
+                "final_q belongs to final observations, and there are none",
+            ));
+        }
+        let (columns, last) = (by_column(&inputs), by_column(&last));
+        let same_step = (!last.is_empty()).then(|| FinalObservations {
+            columns: &last,
+            ended: finals.as_deref(),
+            q: final_q.as_ref().map(values),
+        });
+        let step = StepBatch {
+            columns: &columns,
+            terminated: Some(&terminated),
+            truncated: Some(&truncated),
+            first: first.as_deref(),
+            final_rows: finals.as_deref().filter(|_| same_step.is_none()),
+            final_observations: same_step,
+            q: q.as_ref().map(values),
+            priority: priority.as_deref(),
+        };
+        self.writer.call(py, timeout, |writer, wait| {
+            writer.call(wait, |writer| match steps {
+                None => writer.append(&step, wait),
+                Some(steps) => {
+                    writer.extend(&step, steps, wait)?;
+                    match writer.send(wait) {
+                        Err(Error::Interrupted) => Err(Error::Interrupted),
+                        // The block is appended, and the next call sends it first.
+                        _ => Ok(()),
+                    }
+                }
+            })
+        })
     }
 
     fn counters(&self, py: Python<'_>) -> PyResult<WriterCounters> {
@@ -220,13 +280,31 @@ impl PyWriter {
 
     /// Whether `name` is the argument of the final observation, and not a column of the table.
     fn is_final_observation(&self, name: &str) -> bool {
-        self.final_observation.as_deref() == Some(name)
-            && self.config.columns.iter().all(|column| column.name != name)
+        self.final_observation.as_deref() == Some(name) && self.structure.get(name).is_none()
     }
+}
+
+/// Arguments of `append` and `extend`.
+struct Rows<'a, 'py> {
+    terminated: &'a Bound<'py, PyAny>,
+    truncated: &'a Bound<'py, PyAny>,
+    first: Option<&'a Bound<'py, PyAny>>,
+    r#final: Option<&'a Bound<'py, PyAny>>,
+    q: Option<&'a Bound<'py, PyAny>>,
+    priority: Option<&'a Bound<'py, PyAny>>,
+    final_q: Option<&'a Bound<'py, PyAny>>,
+    columns: Option<&'a Bound<'py, PyDict>>,
 }
 
 fn values<'a>(input: &'a Input<'_>) -> Values<'a> {
     Values::new(input.dtype, &input.shape, input.bytes())
+}
+
+fn by_column<'a>(inputs: &'a [(String, Input<'_>)]) -> Vec<(&'a str, Values<'a>)> {
+    let inputs = inputs.iter();
+    inputs
+        .map(|(column, input)| (column.as_str(), values(input)))
+        .collect()
 }
 
 attributes! { PyWriter as "Writer", |writer, py|
@@ -277,59 +355,71 @@ impl PyWriter {
         columns: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<()> {
         let _call = Call::begin(py);
-        let terminated = self.flags("terminated", terminated)?;
-        let truncated = self.flags("truncated", truncated)?;
-        let first = first.map(|value| self.flags("first", value)).transpose()?;
-        let finals = r#final
-            .map(|value| self.flags("final", value))
-            .transpose()?;
-        let priority = priority.map(|value| self.priorities(value)).transpose()?;
-        let read_q = |name, value| self.read(name, value, Dtype::Float32, &[]);
-        let q = q.map(|value| read_q("q", value)).transpose()?;
-        let final_q = final_q.map(|value| read_q("final_q", value)).transpose()?;
-        let mut inputs: Vec<(String, Input<'_>)> = Vec::new();
-        let mut final_observation = None;
-        for (name, value) in columns.into_iter().flatten() {
-            let name: String = name.extract()?;
-            if self.is_final_observation(&name) {
-                let column = &name["final_".len()..];
-                final_observation = Some(self.column(&name, column, &value)?);
-            } else {
-                let input = self.column(&name, &name, &value)?;
-                inputs.push((name, input));
-            }
-        }
-        if final_q.is_some() && final_observation.is_none() {
-            return Err(error::schema(
-                py,
-                &self.config.name,
-                "final_q belongs to final observations, and there are none",
-            ));
-        }
-        let columns: Vec<(&str, Values<'_>)> = inputs
-            .iter()
-            .map(|(name, input)| (name.as_str(), values(input)))
-            .collect();
-        let same_step = final_observation
-            .as_ref()
-            .map(|observation| FinalObservations {
-                observation: values(observation),
-                ended: finals.as_deref(),
-                q: final_q.as_ref().map(values),
-            });
-        let step = StepBatch {
-            columns: &columns,
-            terminated: Some(&terminated),
-            truncated: Some(&truncated),
-            first: first.as_deref(),
-            final_rows: finals.as_deref().filter(|_| same_step.is_none()),
-            final_observations: same_step,
-            q: q.as_ref().map(values),
-            priority: priority.as_deref(),
+        let rows = Rows {
+            terminated,
+            truncated,
+            first,
+            r#final,
+            q,
+            priority,
+            final_q,
+            columns,
         };
-        self.writer.call(py, timeout, |writer, wait| {
-            writer.call(wait, |writer| writer.append(&step, wait))
-        })
+        self.append_rows(py, &rows, None, timeout)
+    }
+
+    #[doc = stub_doc!("Writer.extend")]
+    #[pyo3(
+        signature = (
+            *, terminated, truncated, first = None, r#final = None, q = None, priority = None, final_q =
+            None, timeout = wait::TIMEOUT, **columns
+        ),
+        text_signature = "($self, *, terminated, truncated, first=None, final=None, q=None, priority=None, \
+                          final_q=None, timeout=60.0, **columns)"
+    )]
+    fn extend(
+        &self,
+        py: Python<'_>,
+        terminated: &Bound<'_, PyAny>,
+        truncated: &Bound<'_, PyAny>,
+        first: Option<&Bound<'_, PyAny>>,
+        r#final: Option<&Bound<'_, PyAny>>,
+        q: Option<&Bound<'_, PyAny>>,
+        priority: Option<&Bound<'_, PyAny>>,
+        final_q: Option<&Bound<'_, PyAny>>,
+        timeout: Option<f64>,
+        columns: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<()> {
+        let _call = Call::begin(py);
+        let rows = Rows {
+            terminated,
+            truncated,
+            first,
+            r#final,
+            q,
+            priority,
+            final_q,
+            columns,
+        };
+        // Only the steps: `flags` checks the rest.
+        let block = array::read(terminated, None, |reason| {
+            error::schema(py, &self.config.name, format!("\"terminated\": {reason}"))
+        })?;
+        let steps = match block.shape.as_slice() {
+            [steps, _, ..] => *steps,
+            _ => return Err(self.refuse(py, Some(0), "terminated", "bool", &block)),
+        };
+        match steps {
+            0 => Ok(()),
+            steps => self.append_rows(py, &rows, Some(steps), timeout),
+        }
+    }
+
+    /// For the recorder: the parts of each column as dictionaries, and `None` for one array.
+    #[getter]
+    fn _parts<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        self.structure
+            .to_dict(py, "", &|_| Ok(py.None().into_bound(py)))
     }
 
     #[doc = stub_doc!("Writer.flush")]

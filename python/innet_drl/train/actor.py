@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from innet_drl.train.config import Config
-from innet_drl.train.environments import Environments, Step
+from innet_drl.train.environments import Arrays, Environments, Step, each
 from innet_drl.train.exploration import annealed, choose, epsilon_ladder
 from innet_drl.train.memory import ReplayMemory, RowWriter
 from innet_drl.train.metrics import ActorReport, Game, score_of
@@ -87,8 +87,7 @@ class Actor:
 
     def step(self) -> None:
         """Takes one action in each environment and writes the completed row."""
-        with torch.inference_mode():
-            q: NDArray[np.float32] = self.network.q(torch.from_numpy(self._observation)).numpy()
+        q = self._q(self._observation)
         # An actor extrapolates the steps of all actors from its own: exact enough for exploration.
         all_steps = self._first_step + self._steps * self._config.playing_actors
         epsilon = annealed(self._epsilon, all_steps, self._config.epsilon_anneal_steps)
@@ -155,15 +154,20 @@ class Actor:
         finally:
             self._environments.close()
 
-    def _frame(self, observation: NDArray[Any]) -> NDArray[Any]:
-        newest = observation[:, -1] if self._environments.spec.stack > 1 else observation
-        return np.ascontiguousarray(newest)
+    def _q(self, observation: Arrays) -> NDArray[np.float32]:
+        with torch.inference_mode():
+            q: NDArray[np.float32] = self.network.q(each(torch.from_numpy, observation)).numpy()
+        return q
 
-    def _last_observations(self, step: Step) -> dict[str, NDArray[Any]]:
+    def _frame(self, observation: Arrays) -> Arrays:
+        stacked = self._environments.spec.stack > 1
+        frame: Arrays = each(lambda array: np.ascontiguousarray(array[:, -1] if stacked else array), observation)
+        return frame
+
+    def _last_observations(self, step: Step) -> dict[str, Any]:
         """The columns with last observations of games that ended in this step (SAME_STEP)."""
         assert step.final_observation is not None
-        with torch.inference_mode():
-            q: NDArray[np.float32] = self.network.q(torch.from_numpy(step.final_observation)).numpy()
+        q = self._q(step.final_observation)
         self.stopwatch.lap("inference")
         return {
             "final": step.terminated | step.truncated,

@@ -13,7 +13,7 @@ from gymnasium import spaces
 from innet_drl.train import environments
 from innet_drl.train.checkpoints import load_network
 from innet_drl.train.config import Config
-from innet_drl.train.environments import Environments
+from innet_drl.train.environments import Environments, each
 from innet_drl.train.errors import TrainingError, shortened
 from innet_drl.train.exploration import choose
 from innet_drl.train.networks import Network, make_network, q_values
@@ -77,7 +77,9 @@ class Agent:
                 f"an observation of {self._space} is {stack or 'one'} of them, or a batch, and this is one of {leading}"
             )
         frames = self._environment.frames(_flattened(self._space, observation))
-        q = q_values(self.network, frames.reshape(-1, *spec.observation_shape))
+        observations = spec.arrays if spec.parts else spec.arrays[0]
+        shaped = each(lambda array, part: array.reshape(-1, *part.observed(spec.stack)), frames, observations)
+        q = q_values(self.network, shaped)
         numbers = choose(q, np.full(len(q), epsilon), random or np.random.default_rng())
         actions = self._environment.numbered(numbers)
         if is_batch:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from innet_drl.batches import TorchBatch
+from innet_drl.train.environments import each
 
 if TYPE_CHECKING:
     from innet_drl.train.learner import Learner, Update
@@ -60,9 +61,9 @@ class Diagnostics:
         self._learner = learner
         batches = -(-STATES // learner.config.batch_size)
         self._batches = min(batches, PERIOD)
-        self._seen: deque[tuple[Tensor, Tensor, Tensor, Update]] = deque(maxlen=self._batches)
+        self._seen: deque[tuple[Any, Tensor, Tensor, Update]] = deque(maxlen=self._batches)
         """Observations, probabilities and weights of batches for the next diagnosis, and their updates."""
-        self._before: tuple[Tensor, Tensor] | None = None
+        self._before: tuple[Any, Tensor] | None = None
 
     def add(self, batch: TorchBatch, update: Update) -> Diagnosis | None:
         """Adds an update and its batch; returns a diagnosis if one is due."""
@@ -70,7 +71,8 @@ class Diagnostics:
         if until >= self._batches:
             return None
         # Cloned, because the batch's memory is reused.
-        self._seen.append((batch.observation.clone(), batch.probabilities.clone(), batch.weights.clone(), update))
+        observation = each(torch.clone, batch.observation)
+        self._seen.append((observation, batch.probabilities.clone(), batch.weights.clone(), update))
         if until != 0:
             return None
         modes = [(network, network.training) for network in (self._learner.network, self._learner.average)]
@@ -89,7 +91,7 @@ class Diagnostics:
         learner = self._learner
         observations, probability, batches, updates = zip(*self._seen, strict=True)
         self._seen.clear()
-        states = torch.cat(observations)[:STATES].clone()
+        states = each(lambda *parts: torch.cat(parts)[:STATES].clone(), *observations)
         probabilities = torch.cat(probability)[:STATES].double()
         weights = [batch.double() for batch in batches]
         priorities = np.concatenate([update.priorities() for update in updates])
@@ -164,14 +166,15 @@ def adam_epsilon_share(optimizer: torch.optim.Optimizer) -> float:
     return below / total if total else 0.0
 
 
-def _equal_frames(states: Tensor, probabilities: Tensor) -> float:
+def _equal_frames(states: Tensor | tuple[Tensor, ...], probabilities: Tensor) -> float:
     """Estimates the share of stored stacks with equal frames from sampled stacks [B, stack, ...].
 
     Args:
-        states: Sampled stacks.
+        states: Sampled stacks, of each part of an observation.
         probabilities: Probability of each sample; samples are weighted by the inverse.
     """
-    equal = (states == states[:, :1]).flatten(1).all(1)
+    parts = states if isinstance(states, tuple) else (states,)
+    equal = torch.stack([(part == part[:, :1]).flatten(1).all(1) for part in parts]).all(0)
     return float((equal / probabilities).sum() / probabilities.reciprocal().sum())
 
 

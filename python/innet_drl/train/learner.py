@@ -137,7 +137,7 @@ class Learner:
         with torch.no_grad(), self._autocast():
             return self.loss.targets(self._prepared(batch, read), chooser or self.network, self.target)
 
-    def q(self, network: Network, observation: Tensor) -> Tensor:
+    def q(self, network: Network, observation: Any) -> Tensor:
         """Returns a network's Q-values [B, actions] of observations of the memory, without gradients."""
         with torch.no_grad(), self._autocast():
             return network.q(self._prepare(observation))
@@ -260,14 +260,14 @@ class Learner:
         prepared = {name: self._prepare(tensors[name]) for name in names}
         return TorchBatch(len(batch), {**tensors, **prepared, **(targets or {})})
 
-    def _prepare(self, observation: Tensor) -> Tensor:
+    def _prepare(self, observation: Any) -> Any:
         if self.numerics.space_to_depth:
             return space_to_depth(observation, self.numerics.dtype)
         if self.spec.is_image:
             # Converted first, as transposing floats is faster than transposing bytes.
             images = observation.to(self.numerics.dtype)
             return images.reshape(self._image_shape).contiguous(memory_format=self.numerics.layout)
-        # The network decodes the bytes of a dictionary.
+        # Torsos convert the parts of a dictionary.
         return observation if self.spec.parts else observation.float()
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:

@@ -15,7 +15,6 @@ import abc
 import contextlib
 import importlib.metadata
 import logging
-import math
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -404,8 +403,11 @@ def server_token_of_actors() -> str:
 
 
 def make_table(config: Config, spec: EnvironmentSpec, name: str) -> innet.Table:
-    """The table of a run: one frame or one vector a step; the view stacks frames."""
-    columns = {"frame": (spec.frame_dtype, spec.frame_shape), "action": spec.action_dtype, "reward": "float32"}
+    """The table of a run: one frame or one vector a step, of each part of a dictionary; the view stacks frames."""
+    columns = {
+        "frame" if part.name == "" else f"frame/{index}": (part.dtype, part.shape)
+        for index, part in enumerate(spec.arrays)
+    } | {"action": spec.action_dtype, "reward": "float32"}
     return innet.Table(
         name,
         columns,
@@ -441,7 +443,7 @@ def _capacity_bytes(config: Config, spec: EnvironmentSpec) -> int:
     if not any(part.is_image for part in spec.arrays):
         return 0
     # Room for more than `min_size` uncompressed frames, so that learning can start.
-    raw = IMAGE_OVERHEAD_BYTES + math.prod(spec.frame_shape) * np.dtype(spec.frame_dtype).itemsize
+    raw = IMAGE_OVERHEAD_BYTES + sum(part.nbytes for part in spec.arrays)
     return max(config.capacity * min(IMAGE_BYTES, raw), min(2 * config.min_size, config.capacity) * raw)
 
 

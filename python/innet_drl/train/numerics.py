@@ -13,7 +13,7 @@ import torch
 from innet_drl.batches import TorchBatch
 from innet_drl.train.config import NETWORKS, Config
 from innet_drl.train.display import Progress, silent
-from innet_drl.train.environments import EnvironmentSpec
+from innet_drl.train.environments import EnvironmentSpec, each
 from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.learner import Learner, Numerics
 from innet_drl.train.networks import has_blocks
@@ -87,17 +87,19 @@ def _seconds_of_update(
 def random_batch(spec: EnvironmentSpec, size: int, device: torch.device, observations: Any = None) -> TorchBatch:
     """Makes a batch of noise, or of observations [2 * size, *observation_shape], the second half as next ones."""
     if observations is None:
-        observations = torch.randint(0, 256, (2 * size, *spec.observation_shape))
-    observation, next_observation = torch.as_tensor(observations).to(device, getattr(torch, spec.frame_dtype)).chunk(2)
+        observations = spec.make(
+            lambda part: torch.randint(0, 256, (2 * size, *part.observed(spec.stack))).to(getattr(torch, part.dtype))
+        )
+    tensors = each(lambda array: torch.as_tensor(array).to(device), observations)
     random = torch.rand(size, device=device)
     return TorchBatch(
         size,
         {
-            "observation": observation,
+            "observation": each(lambda tensor: tensor[:size], tensors),
             "reward": torch.randn(size, device=device),
             "discount": torch.where(random < 0.9, 0.99, 0.0),
             "action": torch.randint(0, spec.actions, (size,), device=device).to(getattr(torch, spec.action_dtype)),
-            "next_observation": next_observation,
+            "next_observation": each(lambda tensor: tensor[size:], tensors),
             "weights": 1.0 - random,
             "probabilities": torch.full((size,), 1.0 / size, dtype=torch.float64, device=device),
             "ids": np.arange(size, dtype=np.uint64),

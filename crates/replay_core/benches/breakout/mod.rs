@@ -43,7 +43,7 @@ pub fn table_of(codec: Codec, capacity: u64) -> TableConfig {
 pub fn view() -> ViewSpec {
     ViewSpec::NStep(NStep {
         observation: "frame".into(),
-        stack: 4,
+        stack: 4.into(),
         n: 3,
         gamma: 0.99,
         padding: Padding::Zero,

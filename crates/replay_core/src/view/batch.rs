@@ -145,6 +145,8 @@ pub struct Array {
     pub offset: usize,
     /// The buffer, which other arrays may share.
     pub buffer: Arc<Buffer>,
+    /// Whether elements share bytes with each other or with another array's, as those of stacks may.
+    pub shared: bool,
 }
 
 impl Array {
@@ -158,6 +160,49 @@ impl Array {
         view.shape.splice(1..2, counts.iter().copied());
         view.strides.splice(1..2, counts.iter().map(|_| slot));
         view
+    }
+
+    /// `count` items from `first` on, `step` apart, in the same buffer.
+    pub fn items(&self, first: usize, count: usize, step: usize) -> Self {
+        let mut items = self.clone();
+        // Without items the offset stays in the buffer.
+        items.offset += first * self.strides[0] * usize::from(count > 0);
+        items.shape[0] = count;
+        items.strides[0] *= step;
+        items
+    }
+
+    /// Offset in the buffer of the end of the last element.
+    pub fn end(&self) -> usize {
+        if self.shape.contains(&0) {
+            return self.offset;
+        }
+        let dimensions = self.shape.iter().zip(&self.strides);
+        let last: usize = dimensions.map(|(&n, &stride)| (n - 1) * stride).sum();
+        self.offset + last + self.dtype.bytes()
+    }
+
+    /// Whether every element is aligned and within the buffer: for arrays from outside.
+    pub fn is_within_buffer(&self) -> bool {
+        let size = self.dtype.bytes();
+        let aligned = self
+            .strides
+            .iter()
+            .chain([&self.offset])
+            .all(|bytes| bytes % size == 0);
+        let mut end = Some(self.offset);
+        for (&n, &stride) in self.shape.iter().zip(&self.strides) {
+            let last = n.saturating_sub(1).checked_mul(stride);
+            end = end.zip(last).and_then(|(end, last)| end.checked_add(last));
+        }
+        let end = end.and_then(|end| end.checked_add(size));
+        let empty = self.shape.contains(&0);
+        self.shape.len() == self.strides.len()
+            && !self.shape.is_empty()
+            && aligned
+            && end.is_some_and(|end| {
+                end <= self.buffer.len() || empty && self.offset <= self.buffer.len()
+            })
     }
 
     /// The elements in row-major order, as a copy.
@@ -252,6 +297,7 @@ impl ArraySpec {
             strides,
             offset: 0,
             buffer,
+            shared: false,
         }
     }
 }

@@ -15,6 +15,7 @@ use std::sync::Arc;
 pub use batch::{Array, Batch, Buffer, Rejected};
 
 pub use crate::importance::Normalization;
+pub use crate::observation::Stack;
 pub use crate::view_spec::{ACTION, NStep, Padding, REWARD, Sequences, ViewSpec, Window};
 
 use crate::error::Result;
@@ -95,10 +96,11 @@ impl Decoder {
         let layout = &self.layout;
         match &self.view {
             View::NStep(view) => {
-                let shift = view.shift(&windows);
-                let specs = view.array_specs(layout, shift);
-                let fill: Fill = &|unpacker, window, out| view.fill(unpacker, shift, window, out);
-                let arrays = |items, buffers| view.arrays(shift, &specs, items, buffers);
+                let any_short = view.any_short(&windows);
+                let specs = view.array_specs(layout, any_short);
+                let fill: Fill =
+                    &|unpacker, window, out| view.fill(unpacker, any_short, window, out);
+                let arrays = |items, buffers| view.arrays(any_short, &specs, items, buffers);
                 self.assemble(sampled, beta, &windows, &specs, fill, arrays)
             }
             View::Sequences(view) => {

@@ -1,6 +1,6 @@
 //! Arrays of the `Sequences` view.
 //!
-//! The observations of an item are `stack - 1 + T + 1` slots of one buffer. The stack of step t is the `stack` slots from
+//! The observations of an item are `stack - 1 + T + 1` slots of one buffer, for each part of the observation. The stack of step t is the `stack` slots from
 //! slot t on, so the stacks of a window overlap.
 
 use std::sync::Arc;
@@ -9,13 +9,15 @@ use super::batch::{Array, ArraySpec, Buffer, whole_arrays};
 use super::decode::{Decoded, SampledWindow, Unpacker};
 use super::{REWARD, Sequences};
 use crate::error::Result;
+use crate::observation::{self, Part};
 use crate::row_layout::RowLayout;
 use crate::schema::{Dtype, TableConfig, flags};
-use crate::view_spec::{find_column, find_scalar};
+use crate::view_spec::find_scalar;
 
 pub(super) struct SequenceView {
     spec: Sequences,
-    observation: usize,
+    /// The observation's parts.
+    parts: Vec<Part>,
     reward: usize,
     /// Columns returned at the first step.
     state: Vec<usize>,
@@ -32,22 +34,18 @@ const FLAGS: [(&str, u8); 3] = [
 
 impl SequenceView {
     pub(super) fn new(spec: Sequences, config: &TableConfig) -> Result<Self> {
-        let observation = find_column(config, &spec.observation)?;
+        let parts = observation::parts(config, &spec.observation, &spec.stack)?;
         let reward = find_scalar(config, REWARD)?;
         let (state, others) = (0..config.columns.len())
-            .filter(|&column| column != observation && column != reward)
+            .filter(|&column| column != reward && parts.iter().all(|part| part.column != column))
             .partition(|&column| spec.state.contains(&config.columns[column].name));
         Ok(SequenceView {
             spec,
-            observation,
+            parts,
             reward,
             state,
             others,
         })
-    }
-
-    fn stack(&self) -> usize {
-        usize::from(self.spec.stack)
     }
 
     /// Steps of a full window.
@@ -58,12 +56,13 @@ impl SequenceView {
     /// The arrays of a batch: observations, reward, discount, mask, flags, state columns, other columns.
     pub(super) fn array_specs(&self, layout: &RowLayout) -> Vec<ArraySpec> {
         let steps = self.steps();
-        let mut specs = vec![
-            ArraySpec::of_column(layout, self.observation, Some(self.stack() + steps)),
-            ArraySpec::new(REWARD, Dtype::Float32, vec![steps]),
-            ArraySpec::new("discount", Dtype::Float32, vec![steps]),
-            ArraySpec::new("mask", Dtype::Bool, vec![steps]),
-        ];
+        let parts = self.parts.iter();
+        let mut specs: Vec<_> = parts
+            .map(|part| ArraySpec::of_column(layout, part.column, Some(part.stack + steps)))
+            .collect();
+        specs.push(ArraySpec::new(REWARD, Dtype::Float32, vec![steps]));
+        specs.push(ArraySpec::new("discount", Dtype::Float32, vec![steps]));
+        specs.push(ArraySpec::new("mask", Dtype::Bool, vec![steps]));
         specs.extend(FLAGS.map(|(name, _)| ArraySpec::new(name, Dtype::Bool, vec![steps])));
         specs.extend(
             self.state
@@ -85,8 +84,8 @@ impl SequenceView {
         out: &mut [&mut [u8]],
     ) -> Decoded<()> {
         let (steps, terminates) = window.steps(self.steps())?;
+        let (observed, rest) = out.split_at_mut(self.parts.len());
         let [
-            slots,
             reward,
             discount,
             mask,
@@ -94,19 +93,20 @@ impl SequenceView {
             truncated,
             first,
             columns @ ..,
-        ] = out
+        ] = rest
         else {
             return Err("the batch has too few arrays".into());
         };
 
-        let newest = self.stack() as isize - 1;
         let observations = steps.len() + usize::from(!terminates);
-        let offset = |slot: usize| {
-            let offset = slot as isize - newest;
-            (offset < observations as isize).then_some(offset)
-        };
-        let padding = self.spec.padding;
-        unpacker.unpack_slots(window, self.observation, padding, slots, offset)?;
+        for (part, slots) in self.parts.iter().zip(observed) {
+            let newest = part.stack as isize - 1;
+            let offset = |slot: usize| {
+                let offset = slot as isize - newest;
+                (offset < observations as isize).then_some(offset)
+            };
+            unpacker.unpack_slots(window, part.column, self.spec.padding, slots, offset)?;
+        }
 
         reward.fill(0);
         discount.fill(0);
@@ -151,11 +151,12 @@ impl SequenceView {
         buffers: Vec<Arc<Buffer>>,
     ) -> Vec<Array> {
         let mut arrays = whole_arrays(specs, items, buffers);
-        if let Some(window) = arrays.first_mut() {
+        for (part, window) in self.parts.iter().zip(&mut arrays) {
             // A stack of one observation has no dimension of its own.
-            let counts = [self.steps() + 1, self.stack()];
-            let counts = &counts[..2 - usize::from(self.stack() == 1)];
-            *window = window.overlapping("observation", 0, counts);
+            let counts = [self.steps() + 1, part.stack];
+            let counts = &counts[..2 - usize::from(part.stack == 1)];
+            *window = window.overlapping(&part.array, 0, counts);
+            window.shared = part.stack > 1;
         }
         arrays
     }

@@ -1,20 +1,21 @@
-//! One step of every stream, as the caller gives it, checked against the table before any of it is appended.
+//! Steps of every stream, as the caller gives them, checked against the table before any of them is appended.
 
 use std::fmt::Write;
 use std::sync::Arc;
 
 use super::finite::first_not_finite;
-use crate::episode_windows::{EpisodeWindows, Estimate};
+use super::rows::{CheckedStep, LastObservations, Place, QValues, Rows, Strided, is_set, read_f32};
+use crate::episode_windows::EpisodeWindows;
 use crate::error::{Error, Result, refuse_priority};
-use crate::schema::{Column, Dtype, TableConfig, flags};
+use crate::schema::{Column, Dtype, TableConfig};
 use crate::view_spec::{ACTION, REWARD, ViewSpec, find_scalar};
 
-/// Values of every stream: a contiguous array whose first dimension is the streams.
+/// Values of every stream: a contiguous array whose first dimension is the streams, after the steps in a block.
 #[derive(Debug, Clone, Copy)]
 pub struct Values<'a> {
     /// Element type.
     pub dtype: Dtype,
-    /// `[streams, ...]`.
+    /// `[streams, ...]`, or `[steps, streams, ...]`.
     pub shape: &'a [usize],
     /// The elements, little endian, in row-major order.
     pub bytes: &'a [u8],
@@ -35,15 +36,16 @@ impl<'a> Values<'a> {
 /// SAME_STEP autoreset).
 #[derive(Debug, Clone, Copy)]
 pub struct FinalObservations<'a> {
-    /// The view's observation column, `[streams, *shape]`; only the streams in `ended` are read.
-    pub observation: Values<'a>,
+    /// The columns of the view's observation, by name, each `[streams, *shape]`; only the streams in `ended` are read.
+    pub columns: &'a [(&'a str, Values<'a>)],
     /// `[streams]`: the episode ends with this step; by default where it is terminated or truncated.
     pub ended: Option<&'a [bool]>,
     /// float32 `[streams, actions]`: Q-values of these observations; needed at a truncation where the step has Q-values.
     pub q: Option<Values<'a>>,
 }
 
-/// One step of every stream: observation_t, action_t, reward_{t+1}, and whether the episode ends with it.
+/// One step of every stream: observation_t, action_t, reward_{t+1}, and whether the episode ends with it. In a block of several steps
+/// every array has another dimension before the streams: `[steps, streams, ...]`.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct StepBatch<'a> {
     /// Every column of the table, by name, each `[streams, *shape]`.
@@ -78,12 +80,14 @@ impl<'a> StepBatch<'a> {
 }
 
 pub(super) struct StepChecker {
-    config: Arc<TableConfig>,
+    pub(super) config: Arc<TableConfig>,
     streams: usize,
-    /// The view's observation column: the only one that a final row keeps.
-    observation: Option<usize>,
-    action: Option<usize>,
-    reward: Option<usize>,
+    /// Columns of the view's observation, none for a view without one.
+    observation: Vec<usize>,
+    /// Whether a final row keeps a column: those of the observation, or all for a view without one.
+    pub(super) kept: Vec<bool>,
+    pub(super) action: Option<usize>,
+    pub(super) reward: Option<usize>,
     /// Columns in which NaN and infinities are refused.
     finite: Vec<usize>,
 }
@@ -94,17 +98,25 @@ impl StepChecker {
         let views = [Some(view), config.view.as_ref()];
         let learned = |name: &str| {
             let mut views = views.iter().flatten();
-            name == REWARD || views.any(|view| view.observation() == Some(name))
+            name == REWARD || views.any(|view| view.is_observation(name))
         };
         let finite = (0..config.columns.len()).filter(|&column| {
             let column = &config.columns[column];
             column.finite && column.dtype.is_float() && learned(&column.name)
         });
-        let observation = view.observation();
-        let observation = observation.and_then(|name| config.column_index(name));
+        let columns = config.columns.iter();
+        let observed: Vec<_> = columns
+            .map(|column| view.is_observation(&column.name))
+            .collect();
         StepChecker {
             streams,
-            observation,
+            observation: (0..observed.len())
+                .filter(|&column| observed[column])
+                .collect(),
+            kept: match observed.contains(&true) {
+                true => observed,
+                false => vec![true; observed.len()],
+            },
             action: find_scalar(&config, ACTION).ok().filter(integer),
             reward: find_scalar(&config, REWARD).ok(),
             finite: finite.collect(),
@@ -112,15 +124,20 @@ impl StepChecker {
         }
     }
 
-    /// Checks a step against the table and the open windows.
+    /// Checks a step, or a block of `steps`, against the table and the open windows.
     ///
     /// # Errors
     /// [`Error::Schema`] or [`Error::Priority`].
     pub(super) fn check<'a>(
         &'a self,
         step: &StepBatch<'a>,
+        steps: Option<usize>,
         windows: &[EpisodeWindows],
     ) -> Result<CheckedStep<'a>> {
+        let rows = Rows {
+            steps,
+            streams: self.streams,
+        };
         for (name, _) in step.columns {
             if self.config.column_index(name).is_none() {
                 let names = self.config.column_names();
@@ -130,7 +147,7 @@ impl StepChecker {
             }
         }
         let columns = (0..self.config.columns.len())
-            .map(|column| self.check_column(column, step.columns))
+            .map(|column| self.check_column(rows, column, step.columns))
             .collect::<Result<Vec<_>>>()?;
         for (name, bits) in [
             ("terminated", step.terminated),
@@ -138,19 +155,20 @@ impl StepChecker {
             ("first", step.first),
             ("final_rows", step.final_rows),
         ] {
-            self.check_length(name, bits.map(<[bool]>::len))?;
+            self.check_length(rows, name, bits.map(<[bool]>::len))?;
         }
-        self.check_length("priority", step.priority.map(<[f64]>::len))?;
+        self.check_length(rows, "priority", step.priority.map(<[f64]>::len))?;
         let priorities = step.priority.unwrap_or_default();
         let bad = |priority: &f64| !(0.0..=f64::from(f32::MAX)).contains(priority);
         let position = priorities.iter().position(bad);
         refuse_priority(position, priorities.len(), |at| priorities[at])?;
         let last = step
             .final_observations
-            .map(|last| self.check_last_observations(&last))
+            .map(|last| self.check_last_observations(rows, &last))
             .transpose()?;
         let mut checked = CheckedStep {
             checker: self,
+            rows,
             columns,
             step: *step,
             q: None,
@@ -158,43 +176,54 @@ impl StepChecker {
         };
         self.check_finite(&checked)?;
         // Checked after the observations, whose NaN would also be in the Q-values.
-        checked.q = step.q.map(|q| self.check_q("q", &q)).transpose()?;
+        checked.q = step.q.map(|q| self.check_q(rows, "q", &q)).transpose()?;
         if let Some(last) = &mut checked.last {
             let q = step.final_observations.and_then(|last| last.q);
-            last.q = q.map(|q| self.check_q("final q", &q)).transpose()?;
+            last.q = q.map(|q| self.check_q(rows, "final q", &q)).transpose()?;
         }
-        for (stream, windows) in windows.iter().enumerate() {
-            self.check_stream(&checked, stream, windows)?;
+        for row in 0..rows.count() {
+            let awaits_final = match windows.get(row) {
+                Some(windows) => windows.awaits_final(),
+                None => checked.awaits_final_after(row - self.streams),
+            };
+            self.check_row(&checked, row, awaits_final)?;
         }
         Ok(checked)
     }
 
-    fn check_column<'a>(&self, column: usize, given: &[(&str, Values<'a>)]) -> Result<Strided<'a>> {
+    fn check_column<'a>(
+        &self,
+        rows: Rows,
+        column: usize,
+        given: &[(&str, Values<'a>)],
+    ) -> Result<Strided<'a>> {
         let name = &self.config.columns[column].name;
         match given.iter().find(|(given, _)| given == name) {
-            Some((_, values)) => self.check_values(name, column, values),
+            Some((_, values)) => self.check_values(rows, name, column, values),
             None => Err(self.refuse(format!("column {name:?} is missing"))),
         }
     }
 
     fn check_values<'a>(
         &self,
+        rows: Rows,
         name: &str,
         column: usize,
         values: &Values<'a>,
     ) -> Result<Strided<'a>> {
         let column = &self.config.columns[column];
-        let shape = std::iter::once(self.streams).chain(column.shape.iter().map(|&n| n as usize));
-        self.check_array(name, column.dtype, shape.collect(), values)?;
+        let shape: Vec<_> = column.shape.iter().map(|&n| n as usize).collect();
+        self.check_array(rows, name, column.dtype, &shape, values)?;
         Ok(Strided {
             bytes: values.bytes,
             each: column.bytes(),
         })
     }
 
-    fn check_q<'a>(&self, name: &str, values: &Values<'a>) -> Result<QValues<'a>> {
-        let actions = values.shape.get(1).copied().unwrap_or_default().max(1);
-        self.check_array(name, Dtype::Float32, vec![self.streams, actions], values)?;
+    fn check_q<'a>(&self, rows: Rows, name: &str, values: &Values<'a>) -> Result<QValues<'a>> {
+        let actions = values.shape.get(rows.shape(&[]).len());
+        let actions = actions.copied().unwrap_or_default().max(1);
+        self.check_array(rows, name, Dtype::Float32, &[actions], values)?;
         let q = QValues(Strided {
             bytes: values.bytes,
             each: 4 * actions,
@@ -206,17 +235,20 @@ impl StepChecker {
         }
     }
 
+    /// Checks an array whose rows have this shape.
     fn check_array(
         &self,
+        rows: Rows,
         name: &str,
         dtype: Dtype,
-        shape: Vec<usize>,
+        shape: &[usize],
         values: &Values<'_>,
     ) -> Result<()> {
+        let shape = rows.shape(shape);
         if (dtype, &shape[..]) != (values.dtype, values.shape) {
             let advice = match shape.as_slice() {
                 same if same == values.shape => {
-                    let wrapper = match name.ends_with("observation") {
+                    let wrapper = match name.contains("observation") {
                         true => ", or wrap the environment in gymnasium.wrappers.DtypeObservation",
                         false => "",
                     };
@@ -231,8 +263,9 @@ impl StepChecker {
                 _ => String::new(),
             };
             return Err(self.refuse(format!(
-                "{name:?} has to be {}{shape:?} (environments first), got {}{:?}{advice}",
+                "{name:?} has to be {}{shape:?} ({} first), got {}{:?}{advice}",
                 dtype.name(),
+                rows.words(),
                 values.dtype.name(),
                 values.shape
             )));
@@ -247,11 +280,12 @@ impl StepChecker {
         Ok(())
     }
 
-    fn check_length(&self, name: &str, length: Option<usize>) -> Result<()> {
+    fn check_length(&self, rows: Rows, name: &str, length: Option<usize>) -> Result<()> {
         match length {
-            Some(length) if length != self.streams => Err(self.refuse(format!(
-                "{name:?} has to have shape [{}] (streams), got [{length}]",
-                self.streams
+            Some(length) if length != rows.count() => Err(self.refuse(format!(
+                "{name:?} has to have shape {:?} ({}), got {length} values",
+                rows.shape(&[]),
+                rows.words()
             ))),
             _ => Ok(()),
         }
@@ -259,15 +293,24 @@ impl StepChecker {
 
     fn check_last_observations<'a>(
         &self,
+        rows: Rows,
         last: &FinalObservations<'a>,
     ) -> Result<LastObservations<'a>> {
-        let column = self.observation.ok_or_else(|| {
-            self.refuse("final observations need a view that names the observation column".into())
-        })?;
-        self.check_length("ended", last.ended.map(<[bool]>::len))?;
+        if self.observation.is_empty() {
+            let reason = "final observations need a view that names the observation column";
+            return Err(self.refuse(reason.into()));
+        }
+        self.check_length(rows, "ended", last.ended.map(<[bool]>::len))?;
+        let columns = self.observation.iter().map(|&column| {
+            let observed = &self.config.columns[column].name;
+            let name = format!("final_{observed}");
+            match last.columns.iter().find(|(given, _)| given == observed) {
+                Some((_, values)) => Ok((column, self.check_values(rows, &name, column, values)?)),
+                None => Err(self.refuse(format!("{name:?} is missing"))),
+            }
+        });
         Ok(LastObservations {
-            column,
-            values: self.check_values("final observation", column, &last.observation)?,
+            columns: columns.collect::<Result<_>>()?,
             ended: last.ended,
             q: None,
         })
@@ -280,15 +323,16 @@ impl StepChecker {
             let found = |values: &Strided<'_>| first_not_finite(dtype, values.bytes).is_some();
             if found(&step.columns[column]) {
                 // Not all rows are read.
-                for stream in 0..self.streams {
-                    self.check_value("", column, stream, step.value(column, stream))?;
+                for row in 0..step.rows.count() {
+                    self.check_value("", column, step.rows.place(row), step.value(column, row))?;
                 }
             }
-            let last = step.last.as_ref().filter(|last| last.column == column);
-            if last.is_some_and(|last| found(&last.values)) {
-                for stream in 0..self.streams {
-                    let last = step.last_observation(stream).map(|last| last.value);
-                    self.check_value("final_", column, stream, last)?;
+            let last = step.last.as_ref().and_then(|last| last.values(column));
+            if last.is_some_and(|last| found(&last)) {
+                for row in 0..step.rows.count() {
+                    let last = step.last_observation(row);
+                    let last = last.and_then(|last| last.value(column));
+                    self.check_value("final_", column, step.rows.place(row), last)?;
                 }
             }
         }
@@ -299,7 +343,7 @@ impl StepChecker {
         &self,
         prefix: &str,
         column: usize,
-        stream: usize,
+        of: Place,
         value: Option<&[u8]>,
     ) -> Result<()> {
         let Column {
@@ -314,7 +358,7 @@ impl StepChecker {
             place.insert(0, element % length as usize);
             element /= length as usize;
         }
-        let mut reason = format!("\"{prefix}{name}\" of stream {stream} is {number}");
+        let mut reason = format!("\"{prefix}{name}\" of {of} is {number}");
         if !place.is_empty() {
             let _ = write!(reason, " at {place:?}");
         }
@@ -323,31 +367,27 @@ impl StepChecker {
         Err(self.refuse(reason))
     }
 
-    fn check_stream(
-        &self,
-        step: &CheckedStep<'_>,
-        stream: usize,
-        windows: &EpisodeWindows,
-    ) -> Result<()> {
-        if step.is_final(stream) {
-            if !windows.awaits_final() {
+    fn check_row(&self, step: &CheckedStep<'_>, row: usize, awaits_final: bool) -> Result<()> {
+        let place = step.rows.place(row);
+        if step.is_final(row) {
+            if !awaits_final {
                 return Err(self.refuse(format!(
-                    "stream {stream} has a final row, but the row before it neither terminated nor truncated its episode"
+                    "{place} has a final row, but the row before it neither terminated nor truncated its episode"
                 )));
             }
             return Ok(());
         }
-        if step.last_observation(stream).is_some() && !step.ends(stream) {
+        if step.last_observation(row).is_some() && !step.ends(row) {
             return Err(self.refuse(format!(
-                "stream {stream} has a final observation, but its step neither terminates nor truncates the episode"
+                "{place} has a final observation, but its step neither terminates nor truncates the episode"
             )));
         }
         let Some(q) = step.q else { return Ok(()) };
-        let cut = is_set(step.step.truncated, stream) && !is_set(step.step.terminated, stream);
-        let last = step.last_observation(stream).filter(|_| cut);
+        let cut = is_set(step.step.truncated, row) && !is_set(step.step.terminated, row);
+        let last = step.last_observation(row).filter(|_| cut);
         if last.is_some_and(|last| last.estimate.greedy.is_none()) {
             return Err(self.refuse(format!(
-                "stream {stream} is truncated, and its final observation has no Q-values: give final_q beside q"
+                "{place} is truncated, and its final observation has no Q-values: give final_q beside q"
             )));
         }
         let action = self.action.ok_or_else(|| {
@@ -355,17 +395,17 @@ impl StepChecker {
                 "priorities from Q-values need a column {ACTION:?} of one integer a step; give priorities instead"
             ))
         })?;
-        let action = step.number(action, stream);
+        let action = step.number(action, row);
         if !(action >= 0.0 && action < q.actions() as f64) {
             return Err(self.refuse(format!(
-                "action {action} of stream {stream} has no Q-value: q has {} actions",
+                "action {action} of {place} has no Q-value: q has {} actions",
                 q.actions()
             )));
         }
-        let reward = step.reward(stream);
+        let reward = step.reward(row);
         if !reward.is_finite() {
             return Err(self.refuse(format!(
-                "the reward of stream {stream} is {reward}, and a priority from Q-values needs a finite one: give priorities \
+                "the reward of {place} is {reward}, and a priority from Q-values needs a finite one: give priorities \
                  instead"
             )));
         }
@@ -374,159 +414,5 @@ impl StepChecker {
 
     fn refuse(&self, reason: String) -> Error {
         Error::schema(&self.config.name, reason)
-    }
-}
-
-/// Values of every stream, `each` bytes apart.
-#[derive(Clone, Copy)]
-struct Strided<'a> {
-    bytes: &'a [u8],
-    each: usize,
-}
-
-impl<'a> Strided<'a> {
-    fn of(&self, stream: usize) -> &'a [u8] {
-        &self.bytes[stream * self.each..(stream + 1) * self.each]
-    }
-}
-
-/// Q-values, float32 `[streams, actions]`.
-#[derive(Clone, Copy)]
-struct QValues<'a>(Strided<'a>);
-
-impl QValues<'_> {
-    fn actions(&self) -> usize {
-        self.0.each / 4
-    }
-
-    fn of(&self, stream: usize, action: usize) -> f32 {
-        read_f32(&self.0.of(stream)[4 * action..4 * (action + 1)])
-    }
-
-    fn greedy(&self, stream: usize) -> f32 {
-        let values = self.0.of(stream).chunks_exact(4).map(read_f32);
-        values.fold(f32::NEG_INFINITY, f32::max)
-    }
-}
-
-fn read_f32(bytes: &[u8]) -> f32 {
-    f32::from_le_bytes(bytes.try_into().expect("four bytes"))
-}
-
-fn is_set(bits: Option<&[bool]>, stream: usize) -> bool {
-    bits.is_some_and(|bits| bits[stream])
-}
-
-/// The last observations of episodes that end with a step, checked.
-struct LastObservations<'a> {
-    column: usize,
-    values: Strided<'a>,
-    ended: Option<&'a [bool]>,
-    q: Option<QValues<'a>>,
-}
-
-/// The final row that follows a step of one stream.
-pub(super) struct LastObservation<'a> {
-    column: usize,
-    value: &'a [u8],
-    pub(super) estimate: Estimate,
-}
-
-impl<'a> LastObservation<'a> {
-    /// The row's value of a column; `None` is zeros.
-    pub(super) fn value(&self, column: usize) -> Option<&'a [u8]> {
-        (column == self.column).then_some(self.value)
-    }
-}
-
-pub(super) struct CheckedStep<'a> {
-    checker: &'a StepChecker,
-    columns: Vec<Strided<'a>>,
-    step: StepBatch<'a>,
-    q: Option<QValues<'a>>,
-    last: Option<LastObservations<'a>>,
-}
-
-impl<'a> CheckedStep<'a> {
-    fn is_final(&self, stream: usize) -> bool {
-        is_set(self.step.final_rows, stream)
-    }
-
-    fn ends(&self, stream: usize) -> bool {
-        is_set(self.step.terminated, stream) || is_set(self.step.truncated, stream)
-    }
-
-    /// The flags of a stream's row.
-    pub(super) fn flags(&self, stream: usize, windows: &EpisodeWindows) -> u8 {
-        if self.is_final(stream) {
-            return flags::FINAL;
-        }
-        let mut row = 0;
-        if windows.starts_stack(self.step.first.map(|first| first[stream])) {
-            row |= flags::FIRST;
-        }
-        if is_set(self.step.terminated, stream) {
-            row |= flags::TERMINATED;
-        }
-        if is_set(self.step.truncated, stream) {
-            row |= flags::TRUNCATED;
-        }
-        row
-    }
-
-    /// The value of a column in a stream's row; `None` is zeros.
-    pub(super) fn value(&self, column: usize, stream: usize) -> Option<&'a [u8]> {
-        let kept = match self.checker.observation {
-            Some(observation) => column == observation || !self.is_final(stream),
-            None => true,
-        };
-        kept.then(|| self.columns[column].of(stream))
-    }
-
-    fn number(&self, column: usize, stream: usize) -> f64 {
-        let dtype = self.checker.config.columns[column].dtype;
-        dtype.read(self.columns[column].of(stream))
-    }
-
-    fn reward(&self, stream: usize) -> f64 {
-        let column = self.checker.reward;
-        column.map_or(0.0, |column| self.number(column, stream))
-    }
-
-    /// The actor's reward and Q-values for a stream's row.
-    pub(super) fn estimate(&self, stream: usize) -> Estimate {
-        let greedy = self.q.map(|q| q.greedy(stream));
-        if self.is_final(stream) {
-            return Estimate {
-                greedy,
-                ..Estimate::default()
-            };
-        }
-        let taken = self.q.zip(self.checker.action).map(|(q, column)| {
-            let action = self.number(column, stream);
-            q.of(stream, action as usize)
-        });
-        Estimate {
-            reward: self.reward(stream),
-            taken,
-            greedy,
-            priority: self.step.priority.map(|priority| priority[stream] as f32),
-        }
-    }
-
-    /// The final row to append after a stream's row.
-    pub(super) fn last_observation(&self, stream: usize) -> Option<LastObservation<'a>> {
-        let last = self.last.as_ref()?;
-        let ended = last
-            .ended
-            .map_or_else(|| self.ends(stream), |ended| ended[stream]);
-        (ended && !self.is_final(stream)).then(|| LastObservation {
-            column: last.column,
-            value: last.values.of(stream),
-            estimate: Estimate {
-                greedy: last.q.map(|q| q.greedy(stream)),
-                ..Estimate::default()
-            },
-        })
     }
 }

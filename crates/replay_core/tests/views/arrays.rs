@@ -123,10 +123,10 @@ proptest! {
         narrower in any::<bool>(),
         padding in padding(),
     ) {
-        let spec = NStep { observation: "frame".into(), stack, n, gamma: 0.9, padding };
+        let spec = NStep { observation: "frame".into(), stack: stack.into(), n, gamma: 0.9, padding };
         // Items may be written with a wider window than they are read with.
         let written = if narrower {
-            NStep { stack: stack + 1, n: n + 2, ..spec.clone() }
+            NStep { stack: (stack + 1).into(), n: n + 2, ..spec.clone() }
         } else {
             spec.clone()
         };
@@ -177,7 +177,7 @@ proptest! {
     ) {
         let spec = Sequences {
             observation: "frame".into(),
-            stack, length, burn_in, period,
+            stack: stack.into(), length, burn_in, period,
             gamma: 0.9,
             padding,
             state: vec!["state".into()],
@@ -237,7 +237,7 @@ proptest! {
         (before, after) in (0..=3u16, 0..=3u16),
     ) {
         let written = ViewSpec::NStep(NStep {
-            observation: "frame".into(), stack: 4, n: 3, gamma: 0.9, padding: Padding::Zero,
+            observation: "frame".into(), stack: 4.into(), n: 3, gamma: 0.9, padding: Padding::Zero,
         });
         let view = ViewSpec::Window(Window { before, after });
         let autoreset = Autoreset::SameStep;
@@ -280,7 +280,7 @@ proptest! {
 fn observation_and_next_observation_share_a_buffer() {
     let view = ViewSpec::NStep(NStep {
         observation: "frame".into(),
-        stack: 4,
+        stack: 4.into(),
         n: 3,
         gamma: 0.9,
         padding: Padding::Zero,

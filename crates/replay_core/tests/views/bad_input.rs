@@ -14,7 +14,7 @@ use crate::{append, append_changed, open};
 pub fn n_step(stack: u16, n: u16) -> ViewSpec {
     ViewSpec::NStep(NStep {
         observation: "frame".into(),
-        stack,
+        stack: stack.into(),
         n,
         gamma: 0.9,
         padding: Padding::Zero,
@@ -24,7 +24,7 @@ pub fn n_step(stack: u16, n: u16) -> ViewSpec {
 pub fn sequence(length: u16, burn_in: u16) -> ViewSpec {
     ViewSpec::Sequences(Sequences {
         observation: "frame".into(),
-        stack: 2,
+        stack: 2.into(),
         length,
         burn_in,
         period: 1,
@@ -125,7 +125,7 @@ fn flags_of_another_number_of_streams_are_refused() {
     assert_refused(
         |step| step.terminated = Some(&[false, true]),
         is_schema,
-        &["\"terminated\"", "[1]", "[2]"],
+        &["\"terminated\"", "[1]", "2 values"],
     );
 }
 

@@ -17,7 +17,7 @@ use crate::{append, oracle};
 fn view(stack: u16, n: u16) -> ViewSpec {
     ViewSpec::NStep(NStep {
         observation: "frame".into(),
-        stack,
+        stack: stack.into(),
         n,
         gamma: 0.9,
         padding: Padding::Zero,

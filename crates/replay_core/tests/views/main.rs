@@ -102,6 +102,10 @@ pub fn append_changed(
         ("state", Values::new(Dtype::Float32, &state_shape, &states)),
         ("id", Values::new(Dtype::Uint64, &scalar_shape, &ids)),
     ];
+    let last = [(
+        "frame",
+        Values::new(Dtype::Uint8, &frame_shape, &final_frames),
+    )];
     let mut step = StepBatch {
         columns: &columns,
         terminated: Some(&terminated),
@@ -109,7 +113,7 @@ pub fn append_changed(
         first: Some(&first),
         final_rows: (!same_step).then_some(&is_final),
         final_observations: same_step.then_some(FinalObservations {
-            observation: Values::new(Dtype::Uint8, &frame_shape, &final_frames),
+            columns: &last,
             ended: Some(&ended),
             q: Some(Values::new(Dtype::Float32, &q_shape, &final_q)),
         }),

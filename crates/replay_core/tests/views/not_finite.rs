@@ -73,6 +73,8 @@ impl World {
         let q = step.q.map(|q| bytes(q.as_flattened()));
         let final_q = step.final_q.map(|q| bytes(q.as_flattened()));
         let shape = [2, 2, 2];
+        let last = last.as_ref();
+        let last = last.map(|last| [("observation", Values::new(Dtype::Float32, &shape, last))]);
         let columns = [
             (
                 "observation",
@@ -87,7 +89,7 @@ impl World {
             truncated: Some(&step.truncated),
             final_rows: step.final_rows.as_ref().map(|rows| &rows[..]),
             final_observations: last.as_ref().map(|last| FinalObservations {
-                observation: Values::new(Dtype::Float32, &shape, last),
+                columns: last,
                 ended: None,
                 q: final_q.as_deref().map(of_q),
             }),

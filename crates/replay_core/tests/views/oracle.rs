@@ -44,13 +44,13 @@ pub fn n_step(view: &NStep, episode: &Episode, anchor: usize) -> Option<NStepIte
             return None;
         }
     }
-    let observation = stack(episode, anchor, view.stack, view.padding);
+    let observation = stack(episode, anchor, view.stack.before() + 1, view.padding);
     let next_observation = if terminated {
         let mut frames = observation.clone();
         frames.extend(vec![0; usize::from(view.n) * FRAME_BYTES]);
         frames.split_off(usize::from(view.n) * FRAME_BYTES)
     } else {
-        stack(episode, last + 1, view.stack, view.padding)
+        stack(episode, last + 1, view.stack.before() + 1, view.padding)
     };
     let discount = if terminated {
         0.0

@@ -228,7 +228,8 @@ impl PyReplay {
         let deadline = wait::deadline(py, timeout)?;
         importance::check_beta(beta).map_err(|error| error::to_python(py, error))?;
         let closing = Some(self.backend.closing());
-        let advice = || self.writers.advice(table);
+        let writers = &self.writers;
+        let advice = || writers.advice(table);
         let sampled = loop {
             let sampler = self.sampler(
                 py,
@@ -246,7 +247,11 @@ impl PyReplay {
                 let sampled = sampler.next(
                     wait,
                     || beta,
-                    |wait| sampler.replay.sample(&sampler.request, wait),
+                    |wait| {
+                        writers.awaiting(table, allow_short, wait, |wait| {
+                            sampler.replay.sample(&sampler.request, wait)
+                        })
+                    },
                 );
                 match sampled {
                     // Another client has replaced the table: the next iteration reads its definition again.

@@ -5,7 +5,7 @@
 | `making` | vector environments of an id, an import path or a function |
 | `atari` | `atari/<game>` |
 | `spaces` | observations of any space as arrays, actions as numbers |
-| `spec` | shapes and dtypes, for networks and tables |
+| `spec` | shapes and dtypes, for networks and tables; observations of several parts |
 | `vector` | stepping, autoreset modes, lives, frame stacks |
 
 Rewards are unclipped here, for scores; the actor clips the rewards that it stores.
@@ -13,17 +13,19 @@ Rewards are unclipped here, for scores; the actor clips the rewards that it stor
 
 from innet_drl.train.environments.atari import ATARI_FRAME_SKIP, atari_hint, make_colour, rom_name
 from innet_drl.train.environments.making import check, make
-from innet_drl.train.environments.spec import EnvironmentSpec, Part
+from innet_drl.train.environments.spec import Arrays, EnvironmentSpec, Part, each
 from innet_drl.train.environments.vector import Environments, Step
 
 __all__ = [
     "ATARI_FRAME_SKIP",
+    "Arrays",
     "EnvironmentSpec",
     "Environments",
     "Part",
     "Step",
     "atari_hint",
     "check",
+    "each",
     "make",
     "make_colour",
     "rom_name",

@@ -67,7 +67,7 @@ def make(
     spec = EnvironmentSpec(
         numbered.count,
         config.stack,
-        encoded.shape,
+        first.shape if whole else (),
         first.dtype if whole else "uint8",
         _frames_per_step(vector),
         first.scale if whole else 255.0,

@@ -1,7 +1,7 @@
 """Observations of any Gymnasium space as arrays, and actions of discrete spaces as numbers from 0.
 
-An observation becomes one frame: an image `[channels, height, width]`, a float32 vector, or, for dictionaries, the
-concatenated bytes of all arrays, as a single column of the table.
+An observation becomes one frame: an image `[channels, height, width]` or a float32 vector; for dictionaries and tuples,
+a tuple of the frames of all their parts, each with a column of the table.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from innet_drl.train.environments.spec import Part
+from innet_drl.train.environments.spec import Arrays, Part
 from innet_drl.train.errors import Message, UnavailableEnvironmentError
 
 logger = logging.getLogger(__name__)
@@ -27,16 +27,14 @@ MAX_ONE_HOT = 4096
 """Largest length of a one-hot vector."""
 CONTINUOUS_PAGE = "docs/how-to/environments.md#continuous-actions"
 
-Encode = Callable[[Any], NDArray[Any]]
-"""Converts a vector environment's observations to a new array [N, ...], as the environment may reuse its own."""
+Encode = Callable[[Any], Arrays]
+"""Converts a vector environment's observations to new arrays [N, ...], as the environment may reuse its own."""
 
 
 @dataclass(frozen=True)
 class Encoder:
     """Conversion of observations to frames."""
 
-    shape: tuple[int, ...]
-    """Shape of a frame."""
     parts: tuple[Part, ...]
     """Arrays of an observation; a single one with an empty name is the whole observation."""
     encode: Encode
@@ -47,34 +45,20 @@ def encoder(space: spaces.Space[Any], environment: str) -> Encoder:
     """Returns the encoder of a space."""
     if not isinstance(space, spaces.Dict | spaces.Tuple):
         part, encode = _array(space, "", environment)
-        return Encoder(part.shape, (part,), encode)
+        return Encoder((part,), encode)
     leaves = _leaves(space, "", lambda batch: batch, environment)
     if not leaves:
         reason = "no part of its observations {space} is made of numbers: wrap it ({environment_wrappers})"
         raise unusable(environment, Message(reason, space=space))
-    # float32 parts are first, for alignment: torch reads them in place.
-    leaves.sort(key=lambda leaf: leaf[0].dtype)
     parts = tuple(part for part, _ in leaves)
     if len({part.name for part in parts}) < len(parts):
         raise unusable(environment, f"two parts of {space} have one name")
-    nbytes = sum(part.nbytes for part in parts)
-
-    def pack(batch: Any) -> NDArray[np.uint8]:
-        arrays = [encode(batch) for _, encode in leaves]
-        count = len(arrays[0])
-        packed = np.zeros((count, nbytes + -nbytes % 4), np.uint8)
-        offset = 0
-        for part, array in zip(parts, arrays, strict=True):
-            packed[:, offset : offset + part.nbytes] = array.reshape(count, -1).view(np.uint8)
-            offset += part.nbytes
-        return packed
-
-    return Encoder((nbytes + -nbytes % 4,), parts, pack)
+    return Encoder(parts, lambda batch: tuple(encode(batch) for _, encode in leaves))
 
 
 def _leaves(
     space: spaces.Space[Any], name: str, find: Callable[[Any], Any], environment: str
-) -> list[tuple[Part, Encode]]:
+) -> list[tuple[Part, Callable[[Any], NDArray[Any]]]]:
     """Arrays of a nested space, each with functions that find and encode it in a batch."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
         items: Any = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
@@ -94,7 +78,7 @@ def _leaves(
     return [(part, lambda batch: encode(find(batch)))]
 
 
-def _array(space: spaces.Space[Any], name: str, environment: str) -> tuple[Part, Encode]:
+def _array(space: spaces.Space[Any], name: str, environment: str) -> tuple[Part, Callable[[Any], NDArray[Any]]]:
     """One array of an observation, and its encoder."""
     where = f" in {name!r}" if name else ""
     if isinstance(space, spaces.Box):
@@ -138,7 +122,7 @@ def _flat(array: NDArray[Any]) -> NDArray[Any]:
     return np.array(array, np.float32, order="C").reshape(len(array), -1)
 
 
-def _box(space: spaces.Box, name: str) -> tuple[Part, Encode]:
+def _box(space: spaces.Box, name: str) -> tuple[Part, Callable[[NDArray[Any]], NDArray[Any]]]:
     small = space.dtype == np.uint8 or space.dtype == np.bool_
     scale = max(1.0, float(np.max(space.high))) if space.dtype == np.uint8 else 1.0
     shape = space.shape
@@ -160,7 +144,9 @@ def _box(space: spaces.Box, name: str) -> tuple[Part, Encode]:
     return Part(name, image, "uint8" if small else "float32", scale), encode
 
 
-def _one_hot(name: str, sizes: list[int], starts: list[int], environment: str) -> tuple[Part, Encode]:
+def _one_hot(
+    name: str, sizes: list[int], starts: list[int], environment: str
+) -> tuple[Part, Callable[[NDArray[Any]], NDArray[np.float32]]]:
     length = sum(sizes)
     if length > MAX_ONE_HOT:
         reason = Message(

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import gymnasium
 import numpy as np
+
+Arrays = Any
+"""Observations: one array [N, ...], or a tuple with the array of each of `EnvironmentSpec.parts`."""
+
+
+def each(function: Callable[..., Any], *observations: Any) -> Any:
+    """Applies a function to arrays or tensors of observations, or to those of each of their parts."""
+    if isinstance(observations[0], tuple):
+        return tuple(function(*parts) for parts in zip(*observations, strict=True))
+    return function(*observations)
 
 
 @dataclass(frozen=True)
@@ -26,6 +37,10 @@ class Part:
     def nbytes(self) -> int:
         """Bytes of one array."""
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+    def observed(self, stack: int) -> tuple[int, ...]:
+        """Shape in an observation: `(stack, *shape)`, or `shape` without a stack."""
+        return self.shape if stack == 1 else (stack, *self.shape)
 
     @property
     def is_image(self) -> bool:
@@ -53,15 +68,15 @@ class EnvironmentSpec:
     stack: int
     """Frames in an observation; with 1 there is no stack dimension."""
     frame_shape: tuple[int, ...]
-    """Shape of a frame or vector observation; for a dictionary its number of bytes."""
+    """Shape of a frame or vector observation; empty for a dictionary."""
     frame_dtype: Literal["uint8", "float32"]
-    """uint8 for images and dictionaries, float32 for vectors."""
+    """uint8 for images, float32 for vectors; of no use for dictionaries."""
     frames_per_step: int
     """Emulator frames of one agent step; 1 outside Atari."""
     scale: float = field(default=0.0)
     """See `Part.scale`; by default 255 for uint8."""
     parts: tuple[Part, ...] = ()
-    """Arrays of a dictionary, in the order of their bytes in a frame; empty if the observation is one array."""
+    """Arrays of a dictionary or tuple; empty if the observation is one array."""
 
     def __post_init__(self) -> None:
         if not self.scale:
@@ -74,8 +89,8 @@ class EnvironmentSpec:
 
     @property
     def observation_shape(self) -> tuple[int, ...]:
-        """Shape of one observation, including the stack."""
-        return self.frame_shape if self.stack == 1 else (self.stack, *self.frame_shape)
+        """Shape of one observation that is an array, including the stack."""
+        return self.arrays[0].observed(self.stack)
 
     @property
     def is_image(self) -> bool:
@@ -86,6 +101,11 @@ class EnvironmentSpec:
     def arrays(self) -> tuple[Part, ...]:
         """The arrays of an observation: the parts of a dictionary, or the observation itself."""
         return self.parts or (Part("", self.frame_shape, self.frame_dtype, self.scale),)
+
+    def make(self, array: Callable[[Part], Any]) -> Any:
+        """Makes an observation, or a batch of them, of what `array` returns for each of its arrays."""
+        made = tuple(array(part) for part in self.arrays)
+        return made if self.parts else made[0]
 
     @property
     def observation_space(self) -> gymnasium.Space[object]:

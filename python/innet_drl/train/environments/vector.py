@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
 from numpy.typing import NDArray
 
 from innet_drl.train.environments.spaces import Actions, Encode, unusable
-from innet_drl.train.environments.spec import EnvironmentSpec
+from innet_drl.train.environments.spec import Arrays, EnvironmentSpec, each
 from innet_drl.train.errors import UnavailableEnvironmentError
 
 
@@ -21,8 +21,8 @@ from innet_drl.train.errors import UnavailableEnvironmentError
 class Step:
     """Results of one step of N environments."""
 
-    observation: NDArray[Any]
-    """[N, *observation_shape]"""
+    observation: Arrays
+    """[N, *observation_shape], of each part of a dictionary"""
     reward: NDArray[np.float32]
     """[N], unclipped; 0 if the step was a reset."""
     terminated: NDArray[np.bool_]
@@ -33,8 +33,8 @@ class Step:
     """[N], a life was lost, and the game continues."""
     taken: NDArray[np.int64]
     """[N], the actions that were taken: the given ones, or FIRE."""
-    final_observation: NDArray[Any] | None = None
-    """[N, *observation_shape], last observations of ended games, and zeros for the others; `None` if no game ended, and
+    final_observation: Arrays | None = None
+    """As `observation`, last observations of ended games, and zeros for the others; `None` if no game ended, and
     in the mode NEXT_STEP, where `observation` has them."""
 
 
@@ -80,16 +80,21 @@ class Environments:
         self._name = name
         self.owner = ""
         """Owner of the environments, for messages: ` of actor 0`."""
-        self._floats = list(_floats(spec))
         self._steps = 0
         self._lives = np.zeros(self.count, np.int32)
         self._ended = np.zeros(self.count, np.bool_)
         self._life_lost = np.zeros(self.count, np.bool_)
-        self._stacks: NDArray[Any] | None = None
+        self._stacks: Arrays | None = None
         if encode is not None and spec.stack > 1:
-            self._stacks = np.zeros((self.count, *spec.observation_shape), spec.frame_dtype)
+            self._stacks = self._zeros()
 
-    def reset(self, seed: int) -> NDArray[Any]:
+    def _zeros(self) -> Arrays:
+        """Observations of zeros."""
+        spec = self.spec
+        zeros: Arrays = spec.make(lambda part: np.zeros((self.count, *part.observed(spec.stack)), part.dtype))
+        return zeros
+
+    def reset(self, seed: int) -> Arrays:
         """Restarts all games; environment i gets the seed `seed + i`, if it has a seed of its own."""
         try:
             observation, info = self.vector.reset(seed=seed)
@@ -144,7 +149,7 @@ class Environments:
             final,
         )
 
-    def _observation(self, observation: Any, fresh: NDArray[np.bool_]) -> NDArray[Any]:
+    def _observation(self, observation: Any, fresh: NDArray[np.bool_]) -> Arrays:
         """Returns stacked observations; in `fresh` environments it is the first observation of a game."""
         if self._encode is None:
             # Always the same memory layout: sums over another layout round differently.
@@ -155,12 +160,17 @@ class Environments:
         self._check_finite(frames, range(self.count))
         if self._stacks is None:
             return frames
-        # A new array, because the actor keeps an observation during the next step.
-        self._stacks = np.concatenate((self._stacks[:, 1:], frames[:, None]), 1)
-        self._stacks[fresh, :-1] = 0
+
+        def stacked(stack: NDArray[Any], newest: NDArray[Any]) -> NDArray[Any]:
+            # A new array, because the actor keeps an observation during the next step.
+            stack = np.concatenate((stack[:, 1:], newest[:, None]), 1)
+            stack[fresh, :-1] = 0
+            return stack
+
+        self._stacks = each(stacked, self._stacks, frames)
         return self._stacks
 
-    def _final(self, info: dict[str, Any], ended: NDArray[np.bool_]) -> NDArray[Any]:
+    def _final(self, info: dict[str, Any], ended: NDArray[np.bool_]) -> Arrays:
         """Last observations of ended games in the mode SAME_STEP."""
         if "final_obs" not in info:
             raise unusable(
@@ -169,7 +179,7 @@ class Environments:
                 "use the mode NEXT_STEP",
             )
         found, which = info["final_obs"], np.flatnonzero(ended)
-        final = np.zeros((self.count, *self.spec.observation_shape), self.spec.frame_dtype)
+        final: Any = self._zeros()
         if self._encode is None:
             for index in which:
                 final[index] = found[index]
@@ -180,20 +190,24 @@ class Environments:
         empty: Any = create_empty_array(space, len(which))
         frames = self._encode(concatenate(space, rows, empty))
         self._check_finite(frames, which)
-        if self._stacks is None:
-            final[which] = frames
-        else:
-            final[which] = np.concatenate((self._stacks[which, 1:], frames[:, None]), 1)
+
+        def replace(final: NDArray[Any], newest: NDArray[Any], stack: NDArray[Any] | None = None) -> None:
+            last = newest if stack is None else np.concatenate((stack[which, 1:], newest[:, None]), 1)
+            final[which] = last
+
+        each(replace, final, frames, *([] if self._stacks is None else [self._stacks]))
         return final
 
-    def _check_finite(self, frames: NDArray[Any], numbers: Sequence[int] | NDArray[np.int64]) -> None:
+    def _check_finite(self, frames: Arrays, numbers: Sequence[int] | NDArray[np.int64]) -> None:
         """Refuses NaN and infinities in frames of the environments of these numbers."""
-        for where, part in self._floats:
-            values = frames.reshape(len(frames), -1)[:, part].view(np.float32)
-            finite = np.isfinite(values)
+        for part, values in zip(self.spec.arrays, frames if self.spec.parts else (frames,), strict=True):
+            if part.dtype != "float32":
+                continue
+            finite = np.isfinite(values).reshape(len(values), -1)
             if not finite.all():
                 row = int(np.flatnonzero(~finite.all(1))[0])
                 found = "NaN" if np.isnan(values[row]).any() else "an infinite value"
+                where = f" in {part.name!r}" if part.name else ""
                 raise self._not_finite(int(numbers[row]), f"an observation with {found}{where}")
 
     def _not_finite(self, index: int, returned: str) -> UnavailableEnvironmentError:
@@ -236,14 +250,16 @@ class Environments:
         error.add_note(f"the {call} of the environment {self._name} raised this")
         return error
 
-    def sample(self, count: int, seed: int) -> NDArray[Any]:
+    def sample(self, count: int, seed: int) -> Arrays:
         """Returns random observations [count, *observation_shape] of the environment's space."""
         space = batch_space(self.vector.single_observation_space, count)
         space.seed(seed)
         frames = self.frames(space.sample())
-        return np.repeat(frames[:, None], self.spec.stack, 1) if self.stacks else frames
+        if self.stacks:
+            frames = each(lambda array: np.repeat(array[:, None], self.spec.stack, 1), frames)
+        return frames
 
-    def frames(self, observations: Any) -> NDArray[Any]:
+    def frames(self, observations: Any) -> Arrays:
         """Converts the environments' observations [N, ...] to frames [N, *frame_shape], without stacks."""
         if self._encode is None:
             return np.ascontiguousarray(observations, self.spec.frame_dtype)
@@ -261,17 +277,6 @@ class Environments:
     def close(self) -> None:
         """Frees the environments."""
         self.vector.close()
-
-
-def _floats(spec: EnvironmentSpec) -> Iterator[tuple[str, slice]]:
-    """The float32 arrays of an observation: their name for messages, and their slice of a flat frame."""
-    if not spec.parts and spec.frame_dtype == "float32":
-        yield "", slice(None)
-    offset = 0
-    for part in spec.parts:
-        if part.dtype == "float32":
-            yield f" in {part.name!r}", slice(offset, offset + part.nbytes)
-        offset += part.nbytes
 
 
 def _pick(found: Any, index: int) -> Any:

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from innet_drl.train import importing
 from innet_drl.train.config import Config
-from innet_drl.train.environments import EnvironmentSpec, Part
+from innet_drl.train.environments import Arrays, EnvironmentSpec, Part, each
 from innet_drl.train.errors import ConfigurationError, Message
 from innet_drl.train.losses import Loss, make_loss
 from innet_drl.train.networks.q_network import Network, QNetwork, UserNetwork
@@ -36,26 +36,20 @@ def make_network(config: Config, spec: EnvironmentSpec) -> Network:
     return network
 
 
-def reader(spec: EnvironmentSpec) -> Callable[[Tensor], Any] | None:
-    """Returns the conversion of observations `[B, *observation_shape]` for networks; `None` for no conversion."""
+def reader(spec: EnvironmentSpec) -> Callable[[Any], Any] | None:
+    """Returns the conversion of observations `[B, *observation_shape]` for networks; `None` for no conversion.
+
+    The parts of an observation become a dictionary.
+    """
     if spec.parts:
-        return lambda observation: _unpacked(spec, observation)
+        return lambda observation: {
+            part.name: values.reshape(len(values), *part.stacked(spec.stack))
+            for part, values in zip(spec.parts, observation, strict=True)
+        }
     shape = spec.arrays[0].stacked(spec.stack)
     if shape == spec.observation_shape:
         return None
     return lambda observation: observation.reshape(len(observation), *shape)
-
-
-def _unpacked(spec: EnvironmentSpec, observation: Tensor) -> dict[str, Tensor]:
-    """The arrays of a dictionary, from bytes [B, n] or [B, stack, n]."""
-    found: dict[str, Tensor] = {}
-    offset = 0
-    for part in spec.parts:
-        raw = observation[..., offset : offset + part.nbytes].contiguous()
-        values = raw.view(getattr(torch, part.dtype))
-        found[part.name] = values.reshape(len(observation), *part.stacked(spec.stack))
-        offset += part.nbytes
-    return found
 
 
 def _torso(config: Config, spec: EnvironmentSpec) -> Torso:
@@ -129,7 +123,7 @@ def _unusable(config: Config, reason: str | Message) -> ConfigurationError:
 def _check(network: Network, loss: Loss, config: Config, spec: EnvironmentSpec) -> None:
     """Compares the shape of a user's network's outputs with the shape that the loss reads."""
     batch = 2
-    zeros = torch.zeros((batch, *spec.observation_shape), dtype=getattr(torch, spec.frame_dtype))
+    zeros = spec.make(lambda part: torch.zeros((batch, *part.observed(spec.stack)), dtype=getattr(torch, part.dtype)))
     network.eval()
     try:
         with torch.no_grad():
@@ -149,12 +143,13 @@ def _check(network: Network, loss: Loss, config: Config, spec: EnvironmentSpec) 
         raise _unusable(config, reason)
 
 
-def q_values(network: nn.Module, observation: NDArray[Any]) -> NDArray[np.float32]:
+def q_values(network: nn.Module, observation: Arrays) -> NDArray[np.float32]:
     """Q-values of observations, computed on the network's device."""
     device = next(network.parameters()).device
     compute = network.q if isinstance(network, Network) else network
+    tensors = each(lambda array: torch.from_numpy(array).to(device), observation)
     with torch.inference_mode():
-        q: NDArray[np.float32] = compute(torch.from_numpy(observation).to(device)).float().cpu().numpy()
+        q: NDArray[np.float32] = compute(tensors).float().cpu().numpy()
     return q
 
 

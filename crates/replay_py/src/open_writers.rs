@@ -1,0 +1,162 @@
+//! The open writers of a replay: calls that wait for steps of a table get those that its writers hold.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
+
+use base::sync::lock;
+use base::wait::Wait;
+use replay_core::cause::WaitReason;
+use replay_core::writer::{Writer, WriterCounters};
+use replay_net::error::{Error, Result};
+use replay_wire::ErrorCode;
+
+use crate::exclusive::Exclusive;
+
+/// Longest time in which a call that waits for steps sends those of a writer.
+const SEND_WITHIN: Duration = Duration::from_millis(200);
+
+/// The writer, and its counters after the last call, readable while the next one blocks.
+pub struct WriterState {
+    pub writer: Exclusive<Writer<Error>>,
+    pub counters: Mutex<WriterCounters>,
+    /// Calls that wait for steps of the table. Relaxed: a step later is early enough.
+    pub awaited: Arc<AtomicUsize>,
+    /// The last call ended at its deadline or by a signal. Relaxed: the flag publishes nothing else.
+    pub late: AtomicBool,
+}
+
+impl WriterState {
+    /// Runs `work` on the writer.
+    pub fn call(
+        &self,
+        wait: &Wait<'_>,
+        work: impl FnOnce(&mut Writer<Error>) -> Result<()>,
+    ) -> Result<()> {
+        let mut writer = self.writer.take(wait)?;
+        let done = match self.awaited.load(Ordering::Relaxed) {
+            0 => work(&mut writer),
+            _ => writer.send_open(wait).and_then(|()| work(&mut writer)),
+        };
+        *lock(&self.counters) = writer.counters();
+        let code = done.as_ref().err().map(Error::code);
+        let late = matches!(code, Some(ErrorCode::Deadline | ErrorCode::Interrupted));
+        self.late.store(late, Ordering::Relaxed);
+        done
+    }
+
+    /// Sends the steps of open chunks for a call that waits for them. Errors are left to the writer's own next call.
+    fn send_open(&self, wait: &Wait<'_>) -> Result<()> {
+        let soon = Instant::now() + SEND_WITHIN;
+        let wait = Wait {
+            deadline: Some(wait.deadline.map_or(soon, |deadline| deadline.min(soon))),
+            notice: None,
+            ..*wait
+        };
+        let sent = self.writer.take(&wait).and_then(|mut writer| {
+            let sent = writer.flush(&wait);
+            *lock(&self.counters) = writer.counters();
+            sent
+        });
+        match sent {
+            Err(Error::Interrupted) => sent,
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Writers that a replay has opened, by the name of their table, and how many of its calls wait for their steps.
+#[derive(Default)]
+pub struct OpenWriters {
+    writers: Mutex<Vec<(String, Weak<WriterState>)>>,
+    awaited: Mutex<HashMap<String, Arc<AtomicUsize>>>,
+}
+
+/// A call that waits for steps of a table, until dropped. Its writers send each step at once.
+pub struct Awaiting(Arc<AtomicUsize>);
+
+impl Drop for Awaiting {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl OpenWriters {
+    /// Adds a writer of the table.
+    pub fn add(&self, table: &str, writer: &Arc<WriterState>) {
+        let mut writers = lock(&self.writers);
+        writers.retain(|(_, writer)| writer.strong_count() > 0);
+        writers.push((table.to_owned(), Arc::downgrade(writer)));
+    }
+
+    fn of_table(&self, table: &str) -> Vec<Arc<WriterState>> {
+        let writers = lock(&self.writers);
+        let of_table = writers.iter().filter(|(of, _)| of == table);
+        of_table
+            .filter_map(|(_, writer)| writer.upgrade())
+            .collect()
+    }
+
+    /// Number of calls that wait for steps of the table.
+    pub fn awaited(&self, table: &str) -> Arc<AtomicUsize> {
+        lock(&self.awaited)
+            .entry(table.to_owned())
+            .or_default()
+            .clone()
+    }
+
+    /// Advice for a wait for steps of a table: windows that these writers dropped.
+    pub fn advice(&self, table: &str) -> Option<String> {
+        let writers = self.of_table(table);
+        let counters = writers.iter().map(|writer| *lock(&writer.counters));
+        let dropped: u64 = counters.map(|counters| counters.dropped()).sum();
+        (dropped > 0).then(|| {
+            format!(
+                " ({dropped} windows were dropped: a row with first=True follows no end of an episode, or a truncated row no final \
+                 one)"
+            )
+        })
+    }
+
+    /// Sends the steps in open chunks of a table for a call that waits for them.
+    ///
+    /// # Errors
+    /// [`Error::Interrupted`].
+    pub fn send_open(&self, table: &str, wait: &Wait<'_>) -> Result<Awaiting> {
+        let awaited = self.awaited(table);
+        awaited.fetch_add(1, Ordering::Relaxed);
+        let awaiting = Awaiting(awaited);
+        for writer in self.of_table(table) {
+            writer.send_open(wait)?;
+        }
+        Ok(awaiting)
+    }
+
+    /// Calls `attempt`. If it waits for steps of the table, these writers send theirs at once; otherwise their chunks fill. A call that
+    /// allows a short batch has no use for a wait: they send their steps first.
+    ///
+    /// # Errors
+    /// Errors of `attempt`, and [`Error::Interrupted`].
+    pub fn awaiting<T>(
+        &self,
+        table: &str,
+        allow_short: bool,
+        wait: &Wait<'_>,
+        mut attempt: impl FnMut(&Wait<'_>) -> Result<T>,
+    ) -> Result<T> {
+        if !(allow_short || self.of_table(table).is_empty()) {
+            let at_once = Wait {
+                deadline: Some(Instant::now()),
+                ..*wait
+            };
+            match attempt(&at_once) {
+                Err(error) if error.waited_for().is_some_and(WaitReason::is_for_writers) => {}
+                Err(error) if error.code() == ErrorCode::Deadline => return attempt(wait),
+                done => return done,
+            }
+        }
+        let _awaiting = self.send_open(table, wait)?;
+        attempt(wait)
+    }
+}
