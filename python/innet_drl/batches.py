@@ -32,8 +32,8 @@ def torch_device(device: str | torch.device) -> torch.device:
     """
     try:
         found = torch.device(device)
-        devices = torch.cuda.device_count()
-        if found.type == "cuda" and (found.index or 0) >= devices:
+        # Counting devices takes longer than a batch.
+        if found.type == "cuda" and (found.index or 0) >= (devices := torch.cuda.device_count()):
             raise RuntimeError(f"torch finds {devices or 'no'} CUDA device{'s' * (devices > 1)} on this machine")
     except (RuntimeError, TypeError) as error:
         reason = str(error).splitlines()[0]
@@ -160,13 +160,16 @@ class TorchBatches:
 
 def to_device(batch: _core.Batch, device: torch.device) -> TorchBatch:
     """A batch on a device, each of its buffers copied once. The call waits for the copies."""
-    arrays: dict[str, Any] = {}
+    arrays: dict[str, Any]
     if device.type == "cpu":
-        arrays = {name: torch.from_numpy(array) for name, array in batch._writable().items()}
+        arrays = batch._writable()
+        for name, array in arrays.items():
+            if name != "ids":
+                arrays[name] = torch.from_numpy(array)
     else:
+        arrays = {"ids": batch.ids}
         for flat, layout in batch._buffers():
             arrays |= _tensors(tensor_on(flat, device), layout)
-    arrays["ids"] = batch.ids
     return TorchBatch(len(batch), batch._nested(arrays))
 
 

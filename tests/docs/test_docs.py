@@ -225,7 +225,7 @@ def test_names_of_the_page_on_migration_exist(code: str) -> None:
             resolve(node)
         if isinstance(node, ast.Call):
             function = resolve(node.func)
-            if function is innet.Writer.append:  # its keyword arguments are columns
+            if function in (innet.Writer.append, innet.Writer.extend):  # their keyword arguments are columns
                 continue
             # Both pass other keyword arguments on.
             passed_on = {train.preset: Config, innet.Table.from_spaces: innet.Table}.get(function)

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use pyo3::exceptions::{PyAttributeError, PyKeyError, PyTypeError};
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyDict, PyList, PySlice, PyTuple};
 
 use replay_core::schema::Dtype;
@@ -20,33 +21,32 @@ use crate::{array, dtype};
 #[pyclass(name = "Batch", module = "innet_drl", frozen)]
 pub struct PyBatch {
     len: usize,
-    /// By name; arrays with slashes in their names are in dictionaries and tuples.
-    arrays: Py<PyDict>,
     layout: Vec<Array>,
+    /// NumPy arrays by name, made when first asked for; those with slashes in their names are in dictionaries and tuples.
+    arrays: PyOnceLock<Py<PyDict>>,
 }
 
 impl PyBatch {
     /// The arrays of a batch, without copies.
-    pub fn new(py: Python<'_>, batch: view::Batch) -> PyResult<Self> {
-        Self::over(py, batch.len, batch.arrays)
+    pub fn new(batch: view::Batch) -> Self {
+        Self::over(batch.len, batch.arrays)
     }
 
-    fn over(py: Python<'_>, len: usize, layout: Vec<Array>) -> PyResult<Self> {
-        let arrays = PyDict::new(py);
-        let mut owners = Owners::default();
-        for array in &layout {
-            // A write into memory that arrays share would change more than was written.
-            arrays.set_item(&array.name, owners.array(py, array, !array.shared)?)?;
-        }
-        Ok(PyBatch {
+    fn over(len: usize, layout: Vec<Array>) -> Self {
+        PyBatch {
             len,
-            arrays: nested(&layout, &arrays)?.unbind(),
             layout,
-        })
+            arrays: PyOnceLock::new(),
+        }
     }
 
-    fn get<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Option<Bound<'py, PyAny>>> {
-        self.arrays.bind(py).get_item(name)
+    fn arrays<'py>(&self, py: Python<'py>) -> PyResult<&Bound<'py, PyDict>> {
+        let arrays = self.arrays.get_or_try_init(py, || {
+            // A write into memory that arrays share would change more than was written.
+            let arrays = numpy_arrays(py, &self.layout, |array| !array.shared)?;
+            nested(&self.layout, &arrays).map(Bound::unbind)
+        });
+        Ok(arrays?.bind(py))
     }
 
     fn unknown(&self, name: impl std::fmt::Display) -> String {
@@ -99,6 +99,20 @@ impl<'py> Owners<'py> {
     }
 }
 
+/// NumPy arrays by name, without copies.
+fn numpy_arrays<'py>(
+    py: Python<'py>,
+    layout: &[Array],
+    writable: impl Fn(&Array) -> bool,
+) -> PyResult<Bound<'py, PyDict>> {
+    let arrays = PyDict::new(py);
+    let mut owners = Owners::default();
+    for array in layout {
+        arrays.set_item(&array.name, owners.array(py, array, writable(array))?)?;
+    }
+    Ok(arrays)
+}
+
 /// Values by name of their array, in the structure of a batch.
 fn nested<'py>(layout: &[Array], values: &Bound<'py, PyDict>) -> PyResult<Bound<'py, PyDict>> {
     if layout.iter().all(|array| !array.name.contains('/')) {
@@ -127,7 +141,7 @@ attributes! { PyBatch as "Batch", |batch, py|
 #[pymethods]
 impl PyBatch {
     fn __getattr__<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyAny>> {
-        let found = self.get(py, name)?;
+        let found = self.arrays(py)?.get_item(name)?;
         found.ok_or_else(|| PyAttributeError::new_err(self.unknown(format!("{name:?}"))))
     }
 
@@ -147,7 +161,7 @@ impl PyBatch {
                 .layout
                 .iter()
                 .map(|array| array.items(first, len, step));
-            let part = PyBatch::over(py, len, items.collect())?;
+            let part = PyBatch::over(len, items.collect());
             return Ok(Bound::new(py, part)?.into_any());
         }
         let Ok(name) = key.extract::<String>() else {
@@ -156,16 +170,16 @@ impl PyBatch {
                 key.get_type().name()?
             )));
         };
-        let found = self.get(py, &name)?;
+        let found = self.arrays(py)?.get_item(&name)?;
         found.ok_or_else(|| PyKeyError::new_err(self.unknown(format!("{name:?}"))))
     }
 
     fn __contains__(&self, py: Python<'_>, name: &Bound<'_, PyAny>) -> PyResult<bool> {
-        self.arrays.bind(py).contains(name)
+        self.arrays(py)?.contains(name)
     }
 
     fn __iter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        Ok(self.arrays.bind(py).keys().try_iter()?.into_any())
+        Ok(self.arrays(py)?.keys().try_iter()?.into_any())
     }
 
     fn __len__(&self) -> usize {
@@ -173,13 +187,13 @@ impl PyBatch {
     }
 
     #[doc = stub_doc!("Batch.keys")]
-    fn keys<'py>(&self, py: Python<'py>) -> Bound<'py, PyList> {
-        self.arrays.bind(py).keys()
+    fn keys<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        Ok(self.arrays(py)?.keys())
     }
 
     #[doc = stub_doc!("Batch.as_dict")]
     fn as_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        self.arrays.bind(py).copy()
+        self.arrays(py)?.copy()
     }
 
     fn __dir__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyList>> {
@@ -189,7 +203,7 @@ impl PyBatch {
             .getattr("object")?
             .call_method1("__dir__", (slf,))?
             .cast_into::<PyList>()?;
-        for name in slf.get().arrays.bind(py).keys().iter() {
+        for name in slf.get().arrays(py)?.keys().iter() {
             names.append(name)?;
         }
         Ok(names)
@@ -231,12 +245,7 @@ impl PyBatch {
 
     /// All arrays by name, writable, for tensors that share their memory.
     fn _writable<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let arrays = PyDict::new(py);
-        let mut owners = Owners::default();
-        for array in &self.layout {
-            arrays.set_item(&array.name, owners.array(py, array, true)?)?;
-        }
-        Ok(arrays)
+        numpy_arrays(py, &self.layout, |_| true)
     }
 
     /// Values by name of their array, in the structure of this batch.
@@ -318,7 +327,7 @@ pub fn restored_batch(
     }
     let arrays = names.iter().map(|name| arrays.remove(name));
     let arrays = arrays.collect::<Option<_>>().ok_or_else(damaged)?;
-    PyBatch::over(py, len, arrays)
+    Ok(PyBatch::over(len, arrays))
 }
 
 impl PyBatch {

@@ -184,7 +184,7 @@ impl PyBatches {
             let source = source;
             next(&source, wait)
         })?;
-        PyBatch::new(py, sampled.delivered()).map(Some)
+        Ok(Some(PyBatch::new(sampled.delivered())))
     }
 
     #[doc = stub_doc!("Batches.close")]

@@ -2,6 +2,7 @@
 
 use pyo3::call::PyCallArgs;
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
 
 /// The `torch.device` of an argument `device`.
 ///
@@ -20,7 +21,9 @@ pub fn call<'py>(
     name: &str,
     arguments: impl PyCallArgs<'py>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    py.import("innet_drl.batches")?
-        .getattr(name)?
-        .call1(arguments)
+    // An import takes as long as a tensor.
+    static MODULE: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
+    let module =
+        MODULE.get_or_try_init(py, || py.import("innet_drl.batches").map(Bound::unbind))?;
+    module.bind(py).getattr(name)?.call1(arguments)
 }

@@ -263,7 +263,7 @@ impl PyReplay {
                 break sampled;
             }
         };
-        let batch = Bound::new(py, PyBatch::new(py, sampled.delivered())?)?.into_any();
+        let batch = Bound::new(py, PyBatch::new(sampled.delivered()))?.into_any();
         match device {
             None => Ok(batch),
             Some(device) => torch::call(py, "to_device", (batch, device)),
