@@ -160,9 +160,8 @@ class TorchBatches:
 
 def to_device(batch: _core.Batch, device: torch.device) -> TorchBatch:
     """A batch on a device, each of its buffers copied once. The call waits for the copies."""
-    arrays: dict[str, Any]
     if device.type == "cpu":
-        arrays = batch._writable()
+        arrays: dict[str, Any] = batch._writable()
         for name, array in arrays.items():
             if name != "ids":
                 arrays[name] = torch.from_numpy(array)

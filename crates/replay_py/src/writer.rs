@@ -187,10 +187,14 @@ impl PyWriter {
         value: &Bound<'py, PyAny>,
         inputs: &mut Vec<(String, Input<'py>)>,
     ) -> PyResult<()> {
+        let parts = self.structure.get(column);
+        let Some(parts) = parts.filter(|structure| !structure.is_array()) else {
+            let input = self.column(steps, name, column, value)?;
+            inputs.push((column.to_owned(), input));
+            return Ok(());
+        };
         let refuse = |reason| error::schema(value.py(), &self.config.name, reason);
-        let array = Structure::default();
-        let structure = self.structure.get(column).unwrap_or(&array);
-        structure.read(name, value, &refuse, &mut |path, value| {
+        parts.read(name, value, &refuse, &mut |path, value| {
             let column = format!("{column}{}", &path[name.len()..]);
             let input = self.column(steps, path, &column, value)?;
             inputs.push((column, input));

@@ -26,6 +26,24 @@ impl Rows {
         rows.chain(row.iter().copied()).collect()
     }
 
+    /// Whether an array has this shape, if its rows have the shape `row`. Unlike [`Rows::shape`], it allocates nothing.
+    pub(super) fn fit(self, shape: &[usize], row: &[u32]) -> bool {
+        let leading = match (self.steps, shape) {
+            (None, [streams, rest @ ..]) => (*streams == self.streams).then_some(rest),
+            (Some(steps), [first, streams, rest @ ..]) => {
+                ((*first, *streams) == (steps, self.streams)).then_some(rest)
+            }
+            _ => None,
+        };
+        leading.is_some_and(|rest| {
+            rest.len() == row.len()
+                && rest
+                    .iter()
+                    .zip(row)
+                    .all(|(&n, &of_row)| n == of_row as usize)
+        })
+    }
+
     pub(super) fn words(self) -> &'static str {
         match self.steps {
             Some(_) => "steps and environments",
