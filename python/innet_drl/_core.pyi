@@ -181,7 +181,7 @@ class Table:
                 changes it.
             action_space: Space of one action: `env.action_space`, or `single_action_space`.
             capacity: As in `Table`.
-            columns: Additional columns, or replacements of these three.
+            columns: Additional columns, or replacements of these by their names.
             **settings: As in `Table`.
 
         Raises:
@@ -298,7 +298,8 @@ class Sequences:
         observation: The column that holds the observation, or the name before the slash of its parts' columns.
         padding: Before an episode's first observation: `"zero"`, or `"repeat"` of the first.
         gamma: Discount of one step, 0 to 1.
-        state: Columns of the stored recurrent state, delivered for the first step only.
+        state: Columns of the stored recurrent state, or names before the slash of their parts, delivered for the first
+            step only.
 
     Raises:
         ConfigError: A number out of range; the message has the range.
@@ -365,10 +366,10 @@ class Window:
 class Batch:
     """The arrays of one sample, as attributes and as a mapping.
 
-    `len(batch)` is the number of items B, the first dimension of every array. `batch["reward"]` is `batch.reward`,
-    `**batch` passes all arrays, `batch[:32]` is a batch of the first items on the same memory, and a batch can be
-    pickled. Columns with a slash in their names are structures: `observation/camera` is
-    `batch.observation["camera"]`, and parts that are numbered from 0 are a tuple.
+    `len(batch)` is the number of items B, the first dimension of every array. `batch["reward"]` is `batch.reward`, also
+    where a column has the name of a method, `**batch` passes all arrays, `batch[:32]` is a batch of the first items on
+    the same memory, and a batch can be pickled. Columns with a slash in their names are structures:
+    `observation/camera` is `batch.observation["camera"]`, and parts that are numbered from 0 are a tuple.
 
     The arrays stay valid while referenced, even after the batch and the replay are gone. An array that shares memory
     with another one, as the stacks of an observation and of its next one do, is read-only: copy it to change it.
@@ -430,6 +431,12 @@ class Batch:
     def __len__(self) -> int: ...
     def keys(self) -> list[str]:
         """Names of the arrays and structures, so that `**batch` passes them."""
+    def values(self) -> list[Any]:
+        """The arrays and structures."""
+    def items(self) -> list[tuple[str, Any]]:
+        """Names and arrays or structures."""
+    def get(self, name: str, default: Any = None) -> Any:
+        """The array or structure of a name, or the default."""
     def as_dict(self) -> dict[str, Any]:
         """The arrays and structures by name, in a new dictionary."""
     def _writable(self) -> dict[str, _Array]: ...
@@ -576,8 +583,8 @@ class Writer(_ContextManager):
             q: As in `append`.
             priority: As in `append`.
             final_q: As in `append`.
-            timeout: Seconds to wait until the table accepts the steps before the block; a block is then appended as a
-                whole, and sent within the remaining time or by the next call.
+            timeout: Seconds to wait until the table accepts the steps before the block. The block is then appended as a
+                whole; what the table does not accept at once is sent by the next call.
             **columns: As in `append`.
 
         Raises:

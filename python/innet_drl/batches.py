@@ -8,7 +8,7 @@ memory on a separate stream, while the device computes.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, KeysView, Mapping
+from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, ValuesView
 from typing import Any, Self
 
 import numpy as np
@@ -88,6 +88,18 @@ class TorchBatch:
     def keys(self) -> KeysView[str]:
         """Names of the arrays, so that `**batch` passes them."""
         return self._arrays.keys()
+
+    def values(self) -> ValuesView[Any]:
+        """The tensors and structures of them."""
+        return self._arrays.values()
+
+    def items(self) -> ItemsView[str, Any]:
+        """Names and tensors, or structures of them."""
+        return self._arrays.items()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The tensor of a name, or the default."""
+        return self._arrays.get(name, default)
 
     def as_dict(self) -> dict[str, Any]:
         """The tensors by name, in a new dictionary."""

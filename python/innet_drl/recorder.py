@@ -222,7 +222,7 @@ class Recorder:
                     "there, or use the mode NEXT_STEP"
                 )
             for index in np.flatnonzero(ended):
-                _replace(last, int(index), info["final_obs"][index])
+                _replace(last, int(index), _of_one(self._observation_parts, info["final_obs"], int(index)))
         row: dict[str, Any] = {"final_observation": last, "final": ended}
         if q is not None:
             final_q = np.zeros_like(np.asarray(q), np.float32)
@@ -288,6 +288,15 @@ def _mapped(parts: Any, value: Any, function: Callable[[Any], NDArray[Any]]) -> 
     if isinstance(parts, tuple) and isinstance(value, (tuple, list)) and len(value) == len(parts):
         return tuple(_mapped(*both, function) for both in zip(parts, value, strict=True))
     return value
+
+
+def _of_one(parts: Any, values: Any, index: int) -> Any:
+    """The observation of one environment: of an array of observations, as Gymnasium's, or of a structure of arrays."""
+    if isinstance(parts, dict) and isinstance(values, Mapping):
+        return {name: _of_one(part, values[name], index) for name, part in parts.items()}
+    if isinstance(parts, tuple) and isinstance(values, tuple):
+        return tuple(_of_one(*both, index) for both in zip(parts, values, strict=True))
+    return values[index]
 
 
 def _replace(structure: Any, index: int, value: Any) -> None:

@@ -152,12 +152,8 @@ def test_a_refused_block_leaves_nothing(replay: innet.Replay) -> None:
                 rows["reward"][:19],
                 r'"reward" has to be float32\[20, 2\] \(steps and environments first\), got .*19, 2',
             ),
-            (
-                "terminated",
-                rows["terminated"][0],
-                r'"terminated" has to be bool\[0, 2\] \(steps, environments\), got bool\[2\]',
-            ),
-            ("terminated", False, r'"terminated" has to be bool'),
+            ("terminated", rows["terminated"][0], r'"terminated" of a block has to be bool\[T, 2\].*, got bool\[2\]'),
+            ("terminated", False, r'"terminated" of a block has to be bool'),
             ("truncated", rows["truncated"][:, :1], r'"truncated" has to be bool\[20, 2\]'),
             ("q", q[:, :, :0], r'"q" has to be float32\[20, 2, 1\]'),
             ("priority", np.full((20, 2), -1.0), "priority"),
@@ -168,6 +164,8 @@ def test_a_refused_block_leaves_nothing(replay: innet.Replay) -> None:
                 writer.extend(**{**rows, name: value})
         assert (writer.steps, writer.items) == (0, 0)
         writer.extend(**part(rows, slice(0, 0)))
+        with pytest.raises(errors.SchemaError, match=r"\[0, 2\]"):
+            writer.extend(**{**part(rows, slice(0, 0)), "reward": np.zeros((0, 3), np.float32)})
         writer.extend(**rows)
         assert writer.steps == 40
         kept = {name: part(rows[name], slice(0, 2)) for name in ("observation", "action", "reward", "note")}
@@ -278,6 +276,47 @@ def test_threads_send_their_steps_to_a_call_that_waits(replay: innet.Replay) -> 
     finally:
         ended.set()
         actor.join()
+
+
+@pytest.mark.parametrize("as_block", [False, True])
+@pytest.mark.parametrize("prefetch", [None, 0, 2])
+def test_the_last_step_that_is_waited_for_arrives(replay: innet.Replay, prefetch: int | None, as_block: bool) -> None:
+    """The call waits first, and no step follows the one that it needs."""
+    make(replay, "t", min_size=10, sampler="uniform", max_times_sampled=0)
+    view = innet.NStep()
+    batches = None if prefetch is None else replay.batches("t", 4, view, prefetch=prefetch, timeout=20)
+    found: list[innet.Batch] = []
+
+    def sample() -> None:
+        found.append(replay.sample("t", 4, view, timeout=20) if batches is None else next(batches))
+
+    sampler = threading.Thread(target=sample)
+    sampler.start()
+    with replay.writer("t", 1, view) as writer:
+        time.sleep(0.3)
+        rows = [one(t) for t in range(11)]
+        if as_block:
+            writer.extend(**block_of(rows))
+        else:
+            for row in rows:
+                writer.append(**row)
+        sampler.join(15)
+        assert [len(batch) for batch in found] == [4]
+    if batches is not None:
+        batches.close()
+
+
+def block_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Rows of `one` as a block."""
+    seen = {part: np.stack([row["observation"][part] for row in rows]) for part in rows[0]["observation"]}
+    return {
+        "observation": seen,
+        "action": np.zeros((len(rows), 1), np.int64),
+        "reward": np.array([[row["reward"]] for row in rows], np.float32),
+        "note": np.zeros((len(rows), 1, 4), np.uint8),
+        "terminated": np.zeros((len(rows), 1), bool),
+        "truncated": np.zeros((len(rows), 1), bool),
+    }
 
 
 def test_no_unsent_step_of_a_closed_writer_is_looked_for(replay: innet.Replay) -> None:

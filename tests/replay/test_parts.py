@@ -172,6 +172,10 @@ def test_a_batch_is_a_mapping_that_can_be_sliced_and_pickled() -> None:
         assert set(batch.keys()) == set(batch) == set(batch.as_dict())
         assert "reward" in batch
         assert "joints" not in batch
+        assert [name for name, _ in batch.items()] == list(batch)
+        assert batch.values()[0] is batch["observation"]
+        assert batch.get("reward") is batch.reward
+        assert (batch.get("joints"), batch.get("joints", 7)) == (None, 7)
         assert (lambda observation, reward, **others: reward)(**batch) is batch["reward"]
         with pytest.raises(KeyError, match='no array "joints"; it has observation/camera, '):
             batch["joints"]
@@ -222,7 +226,9 @@ def test_tensors_have_the_same_structure() -> None:
                 assert len(part) == 4
                 assert torch.equal(part.observation["arm"]["joints"], batch.observation["arm"]["joints"][4:8])
                 assert torch.equal(part["action"]["move"], batch.action["move"][4:8])
-            assert set({**batch}) == set(batch) == set(batch.as_dict())
+            assert set({**batch}) == set(batch) == set(batch.as_dict()) == set(dict(batch.items()))
+            assert (batch.get("reward") is batch.reward, batch.get("joints", 7)) == (True, 7)
+            assert len(batch.values()) == len(batch.keys())
             with pytest.raises(KeyError, match="no array 'joints'"):
                 batch["joints"]
             with pytest.raises(TypeError, match="the step of a slice"):
@@ -267,6 +273,10 @@ def test_bad_structures_are_refused() -> None:
         whole = rows()
         del whole["observation"]
         writer.append(**whole, **separate, first=[True])
+        with pytest.raises(errors.SchemaError, match='column "observation/camera" is given twice'):
+            writer.append(**rows(), **{"observation/camera": good["camera"]})
+        with pytest.raises(errors.SchemaError, match='the table has no column "more"; it has observation/camera'):
+            writer.append(**rows(more={"a": 1}))
         with pytest.raises(errors.SchemaError, match='column "observation/pair/1" is missing'):
             writer.append(**whole, **{name: separate[name] for name in list(separate)[:-1]})
 
@@ -277,24 +287,28 @@ def test_bad_structures_are_refused() -> None:
         (spaces.Sequence(spaces.Discrete(2)), "the space of 'observation' is of type Sequence"),
         (spaces.Dict(a=spaces.OneOf([spaces.Discrete(2), spaces.Discrete(3)])), "'observation/a' is of type OneOf"),
         (spaces.Dict({"0": spaces.Discrete(2)}), "has a part '0': a part's name is a text without slashes, and no num"),
+        (spaces.Dict(a=spaces.Dict({})), "the space of 'observation/a' has no parts"),
         (spaces.Dict({"a/b": spaces.Discrete(2)}), "has a part 'a/b'"),
         (spaces.Dict({3: spaces.Discrete(2)}), "has a part 3"),  # type: ignore[dict-item]
     ],
 )
 def test_spaces_without_a_fixed_size_are_refused(space: spaces.Space[Any], message: str) -> None:
     with pytest.raises(
-        errors.ConfigError, match=message.replace("'o", '"o').replace("n'", 'n"').replace("a' is", 'a" is')
+        errors.ConfigError,
+        match=message.replace("'observation/a'", '"observation/a"').replace("'observation'", '"observation"'),
     ):
         innet.Table.from_spaces("t", space, spaces.Discrete(2), 10)
 
 
 def test_views_and_columns_that_do_not_fit_are_refused() -> None:
     columns: dict[str, Any] = {"observation/a": "float32", "observation/b": "float32", "reward": "float32"}
-    for stack, message in [
+    stacks: list[tuple[Any, str]] = [
         ({"c": 4}, 'stack names the part "c", and the observation "observation" of table "t" has the parts a, b'),
         ({"a": 0}, "stack is 1 to 1024, got 0"),
         ({"a": 2**40}, "stack is an integer from 1 to 1024"),
-    ]:
+        ({0: 4}, 'stack names the part "0"'),
+    ]
+    for stack, message in stacks:
         with pytest.raises(errors.ReplayError, match=message):
             innet.Table("t", columns, 10, view=innet.NStep(stack=stack))
     with pytest.raises(TypeError, match="stack is an integer, got a str"):
@@ -309,6 +323,10 @@ def test_views_and_columns_that_do_not_fit_are_refused() -> None:
     ]:
         with pytest.raises(errors.ReplayError, match=message):
             innet.Table("t", bad, 10, view=innet.NStep() if "reward" in bad else None)
+    with pytest.raises(
+        errors.ConfigError, match='a view\'s observation is a column, or all parts of one: "observation", not'
+    ):
+        innet.NStep(observation="observation/a")
     view = innet.NStep(stack={"b": 2, "a": 3})
     assert view.stack == {"a": 3, "b": 2}
     assert pickle.loads(pickle.dumps(view)) == view == eval(repr(view), vars(innet))
@@ -365,3 +383,74 @@ def test_texts_are_bytes(mode: str) -> None:
                 errors.SchemaError, match=r'"observation/mission": a text has 33 bytes and the column 32'
             ):
                 writer.append(observation=long, **row)
+
+
+def test_texts_are_in_blocks() -> None:
+    columns: dict[str, Any] = {"observation": ("uint8", 8), "reward": "float32"}
+    texts = [["a", "ü"], ["", "longer"], ["abc", "d"]]
+    with innet.Memory(innet.Table("t", columns, 1000, view=innet.Window(0, 0))) as memory:
+        flags = np.zeros((3, 2), bool)
+        with memory.writer("t", 2) as writer:
+            for value in (texts, np.array(texts), np.array(texts, object)):
+                writer.extend(observation=value, reward=np.zeros((3, 2), np.float32), terminated=flags, truncated=flags)
+        found = memory.sample("t", 500).observation[:, 0].view("S8")[:, 0]
+        assert {text.decode() for text in found} == {text for row in texts for text in row}
+
+
+def test_a_state_may_have_parts() -> None:
+    columns: dict[str, Any] = {
+        "observation": "float32",
+        "reward": "float32",
+        "memory/h": ("float32", 3),
+        "memory/c": "float32",
+    }
+    view = innet.Sequences(4, state=["memory"])
+    with innet.Memory(innet.Table("t", columns, 100, view=view)) as memory:
+        with memory.writer("t", 1) as writer:
+            for t in range(20):
+                state = {"h": np.full((1, 3), t, np.float32), "c": float(t)}
+                writer.append(observation=float(t), reward=0.0, memory=state, terminated=False, truncated=False)
+        batch = memory.sample("t", 16)
+        assert (batch.memory["h"].shape, batch.memory["c"].shape) == ((16, 3), (16,))
+        np.testing.assert_array_equal(batch.memory["c"], batch.observation[:, 0])
+
+
+class Batched(gymnasium.vector.VectorEnv[Any, Any, Any]):
+    """Two environments in SAME_STEP mode, whose last observations are a dictionary of arrays."""
+
+    metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012 - as Gymnasium declares it
+    num_envs = 2
+    single_observation_space = spaces.Dict(
+        a=spaces.Box(0, 100, (2,), np.float32), b=spaces.Tuple((spaces.Discrete(9),))
+    )
+    single_action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self.t = 0
+        return self._see(0), {}
+
+    def _see(self, t: int) -> Any:
+        return {"a": np.full((2, 2), t, np.float32), "b": (np.full(2, t),)}
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        self.t += 1
+        over = self.t == 5
+        info = {"final_obs": self._see(5)} if over else {}
+        self.t %= 5
+        return self._see(self.t), np.ones(2), np.zeros(2, bool), np.full(2, over), info
+
+
+def test_last_observations_may_be_a_structure_of_arrays() -> None:
+    env = Batched()
+    table = innet.Table.from_spaces(
+        "t", env.single_observation_space, env.single_action_space, 1000, view=innet.NStep()
+    )
+    with innet.Memory(table) as memory:
+        with innet.Recorder(env, memory.writer("t", 2)) as recorder:
+            recorder.reset()
+            for _ in range(20):
+                recorder.step(np.zeros(2, np.int64))
+        batch = memory.sample("t", 64)
+        np.testing.assert_array_equal(batch.next_observation["a"][:, 0], batch.observation["a"][:, 0] + 1)
+        np.testing.assert_array_equal(batch.next_observation["b"][0], batch.observation["b"][0] + 1)
+        assert 5 in batch.next_observation["b"][0]

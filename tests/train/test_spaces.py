@@ -175,12 +175,14 @@ def test_what_is_no_array_is_left_out_or_refused(caplog: pytest.LogCaptureFixtur
         def __init__(self, alone: bool) -> None:
             super().__init__()
             text = spaces.Text(5)
-            self.observation_space = text if alone else spaces.Dict(mission=text, image=brought.IMAGE)
+            mission: spaces.Space[str] = spaces.Space(dtype=str)
+            self.observation_space = text if alone else spaces.Dict(mission=mission, text=text, image=brought.IMAGE)
 
     assert [part.name for part in environments.make(of(Told, environment_args={"alone": False}), 1).spec.parts] == [
         "image"
     ]
-    assert "the observation's part 'mission' is Text" in caplog.text
+    assert "the observation's part 'mission' is " in caplog.text
+    assert "the observation's part 'text' is Text" in caplog.text
     with pytest.raises(UnavailableEnvironmentError, match=r"observations Text.* wrap it"):
         environments.make(of(Told, environment_args={"alone": True}), 1)
 

@@ -259,6 +259,12 @@ impl ViewSpec {
     /// # Errors
     /// [`Error::Config`] for a number out of its range.
     pub fn check_numbers(&self) -> Result<()> {
+        if let Some(part) = self.observation().filter(|name| name.contains('/')) {
+            let (whole, _) = part.split_once('/').unwrap_or_default();
+            return Err(Error::Config(format!(
+                "a view's observation is a column, or all parts of one: {whole:?}, not the part {part:?}"
+            )));
+        }
         match self {
             ViewSpec::NStep(view) => {
                 view.stack.check()?;
@@ -309,7 +315,10 @@ impl ViewSpec {
                             "column {name:?} cannot be a stored state: the view returns it at every step"
                         )));
                     }
-                    find_column(config, name)?;
+                    let mut columns = config.columns.iter();
+                    if !columns.any(|column| observation::has_column(name, &column.name)) {
+                        find_column(config, name)?;
+                    }
                 }
                 made.extend(["discount", "mask", "terminated", "truncated", "first"]);
             }

@@ -85,7 +85,7 @@ impl<'py> Owners<'py> {
     ) -> PyResult<Bound<'py, PyAny>> {
         let owner = self.of(py, &array.buffer)?;
         // SAFETY: the core aligns the elements of an array and keeps them inside its buffer. The buffer does not move, and
-        // Rust does not access it while a reference to it exists; `owner` holds one.
+        // while a reference to it exists, which `owner` holds, Rust reads it by address alone (`__reduce__`).
         unsafe {
             array::over(
                 &owner,
@@ -191,6 +191,27 @@ impl PyBatch {
         Ok(self.arrays(py)?.keys())
     }
 
+    #[doc = stub_doc!("Batch.values")]
+    fn values<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        Ok(self.arrays(py)?.values())
+    }
+
+    #[doc = stub_doc!("Batch.items")]
+    fn items<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        Ok(self.arrays(py)?.items())
+    }
+
+    #[doc = stub_doc!("Batch.get")]
+    #[pyo3(signature = (name, default = None), text_signature = "($self, name, default=None)")]
+    fn get<'py>(
+        &self,
+        py: Python<'py>,
+        name: &str,
+        default: Option<Bound<'py, PyAny>>,
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
+        Ok(self.arrays(py)?.get_item(name)?.or(default))
+    }
+
     #[doc = stub_doc!("Batch.as_dict")]
     fn as_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         self.arrays(py)?.copy()
@@ -226,7 +247,16 @@ impl PyBatch {
             // A slice of a batch needs a part of its buffers.
             let first = arrays.iter().map(|array| array.offset).min().unwrap_or(0);
             let end = arrays.iter().map(|array| array.end()).max().unwrap_or(0);
-            let bytes = PyBytes::new(py, &buffer.as_slice()[first..end.max(first)]);
+            let size = end.max(first) - first;
+            let bytes = PyBytes::new_with(py, size, |bytes| {
+                // SAFETY: the core keeps arrays within their buffer, so that its bytes from `first` to `end` exist, and `bytes` has as
+                // many, of an object of its own. They are copied by address, because arrays of Python may change them meanwhile.
+                unsafe {
+                    let from = buffer.as_mut_ptr().add(first);
+                    std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), size);
+                }
+                Ok(())
+            })?;
             let arrays: Vec<_> = arrays
                 .into_iter()
                 .map(|array| {

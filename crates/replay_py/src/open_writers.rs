@@ -35,10 +35,11 @@ impl WriterState {
         work: impl FnOnce(&mut Writer<Error>) -> Result<()>,
     ) -> Result<()> {
         let mut writer = self.writer.take(wait)?;
-        let done = match self.awaited.load(Ordering::Relaxed) {
-            0 => work(&mut writer),
-            _ => writer.send_open(wait).and_then(|()| work(&mut writer)),
-        };
+        let done = work(&mut writer);
+        if done.is_ok() && self.awaited.load(Ordering::Relaxed) > 0 {
+            // Without a wait: what the table does not accept now is sent by the next call.
+            let _ = writer.send_open(&Wait::until(Some(Instant::now())));
+        }
         *lock(&self.counters) = writer.counters();
         let code = done.as_ref().err().map(Error::code);
         let late = matches!(code, Some(ErrorCode::Deadline | ErrorCode::Interrupted));

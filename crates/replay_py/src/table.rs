@@ -299,6 +299,9 @@ fn space_columns<'py>(
     };
     let refuse = |reason: String| Err(error::config(py, format!("the space of {name:?} {reason}")));
     if let Some(parts) = attribute("spaces")? {
+        if parts.len().is_ok_and(|parts| parts == 0) {
+            return refuse("has no parts".into());
+        }
         if let Ok(parts) = parts.cast::<PyMapping>() {
             for part in parts.items()?.iter() {
                 let (part, space): (Bound<'_, PyAny>, Bound<'_, PyAny>) = part.extract()?;
@@ -336,7 +339,8 @@ fn space_columns<'py>(
         (Some(dtype), _) if is_text(&dtype) => {
             let limit = attribute("max_length")?.map(|limit| limit.extract::<usize>());
             // A character has up to four bytes.
-            let bytes = limit.transpose()?.map_or(TEXT_BYTES, |limit| 4 * limit);
+            let limit = limit.transpose()?;
+            let bytes = limit.map_or(TEXT_BYTES, |limit| limit.saturating_mul(4));
             return columns.set_item(name, ("uint8", (bytes,)));
         }
         (Some(dtype), Some(shape)) => return columns.set_item(name, (dtype, shape)),

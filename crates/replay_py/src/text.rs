@@ -1,13 +1,13 @@
 //! Text as a column of bytes: UTF-8, filled up with zeros. Missions of MiniGrid are text.
 
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyList, PyString, PyTuple};
+use pyo3::types::PyBytes;
 
 use numpy::{PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
 
 use replay_core::schema::{Column, Dtype};
 
-/// The texts of each environment as an array uint8 `[environments, bytes]`; `None` for any other value or column. `refuse` makes the
+/// Texts, of each environment or of a block of steps, as an array uint8 with a last dimension of the column's bytes; `None` for any other value or column. `refuse` makes the
 /// exception for a text that is too long.
 pub fn to_bytes<'py>(
     column: &Column,
@@ -17,7 +17,23 @@ pub fn to_bytes<'py>(
     let (Dtype::Uint8, &[width]) = (column.dtype, &column.shape[..]) else {
         return Ok(None);
     };
-    let Some(texts) = texts(value)? else {
+    let py = value.py();
+    let numpy = py.import("numpy")?;
+    // An array of numbers is no text, and is not looked into.
+    let is_array = value.cast::<PyUntypedArray>();
+    if is_array.is_ok_and(|array| !matches!(array.dtype().kind(), b'U' | b'O')) {
+        return Ok(None);
+    }
+    let Ok(array) = numpy.call_method1("atleast_1d", (value,)) else {
+        // Whoever reads the value says what is wrong with it.
+        return Ok(None);
+    };
+    let texts = array.call_method0("ravel")?.call_method0("tolist")?;
+    let Some(texts) = texts
+        .extract::<Vec<String>>()
+        .ok()
+        .filter(|texts| !texts.is_empty())
+    else {
         return Ok(None);
     };
     let width = width as usize;
@@ -33,26 +49,8 @@ pub fn to_bytes<'py>(
         };
         place.copy_from_slice(text.as_bytes());
     }
-    let py = value.py();
-    let flat = py
-        .import("numpy")?
-        .call_method1("frombuffer", (PyBytes::new(py, &bytes), "uint8"))?;
-    flat.call_method1("reshape", (texts.len(), width)).map(Some)
-}
-
-fn texts(value: &Bound<'_, PyAny>) -> PyResult<Option<Vec<String>>> {
-    if let Ok(text) = value.cast::<PyString>() {
-        return Ok(Some(vec![text.extract()?]));
-    }
-    let list = match value.cast::<PyUntypedArray>() {
-        // Arrays of `str`, or of objects.
-        Ok(array) if matches!(array.dtype().kind(), b'U' | b'O') => value.call_method0("tolist")?,
-        Ok(_) => return Ok(None),
-        Err(_) => value.clone(),
-    };
-    let is_list = list.is_instance_of::<PyList>() || list.is_instance_of::<PyTuple>();
-    Ok(list
-        .extract::<Vec<String>>()
-        .ok()
-        .filter(|texts| is_list && !texts.is_empty()))
+    let mut shape: Vec<usize> = array.getattr("shape")?.extract()?;
+    shape.push(width);
+    let flat = numpy.call_method1("frombuffer", (PyBytes::new(py, &bytes), "uint8"))?;
+    flat.call_method1("reshape", (shape,)).map(Some)
 }

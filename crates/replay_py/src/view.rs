@@ -120,8 +120,9 @@ impl<'py> FromPyObject<'_, 'py> for StackArgument {
         };
         let mut stacks = BTreeMap::new();
         for item in parts.items()?.iter() {
-            let (part, stack): (String, Bound<'_, PyAny>) = item.extract()?;
-            stacks.insert(part, integer::stack(&stack)?);
+            // Parts of a tuple have numbers.
+            let (part, stack): (Bound<'_, PyAny>, Bound<'_, PyAny>) = item.extract()?;
+            stacks.insert(part.str()?.to_string(), integer::stack(&stack)?);
         }
         Ok(StackArgument(Stack::Parts(stacks)))
     }

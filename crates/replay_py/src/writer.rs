@@ -2,12 +2,13 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use base::sync::lock;
+use base::wait::Wait;
 use replay_core::replay::WriterId;
 use replay_core::schema::{Dtype, TableConfig};
 use replay_core::view::ViewSpec;
@@ -173,8 +174,11 @@ impl PyWriter {
                 let value = text.as_ref().unwrap_or(value);
                 self.read(steps, name, value, column.dtype, &column.shape)
             }
-            // The core's error lists the columns.
-            None => self.read(steps, name, value, Dtype::Float32, &[]),
+            None => {
+                let names = self.config.column_names();
+                let reason = format!("the table has no column {column:?}; it has {names}");
+                Err(error::schema(value.py(), &self.config.name, reason))
+            }
         }
     }
 
@@ -188,15 +192,26 @@ impl PyWriter {
         inputs: &mut Vec<(String, Input<'py>)>,
     ) -> PyResult<()> {
         let parts = self.structure.get(column);
+        let refuse = |reason| error::schema(value.py(), &self.config.name, reason);
+        let twice = |inputs: &[(String, _)], column: &str| {
+            let mut known = inputs.iter();
+            let known = column.contains('/') && known.any(|(known, _)| known == column);
+            known.then(|| refuse(format!("column {column:?} is given twice")))
+        };
         let Some(parts) = parts.filter(|structure| !structure.is_array()) else {
             let input = self.column(steps, name, column, value)?;
+            if let Some(error) = twice(inputs, column) {
+                return Err(error);
+            }
             inputs.push((column.to_owned(), input));
             return Ok(());
         };
-        let refuse = |reason| error::schema(value.py(), &self.config.name, reason);
         parts.read(name, value, &refuse, &mut |path, value| {
             let column = format!("{column}{}", &path[name.len()..]);
             let input = self.column(steps, path, &column, value)?;
+            if let Some(error) = twice(inputs, &column) {
+                return Err(error);
+            }
             inputs.push((column, input));
             Ok(())
         })
@@ -259,11 +274,9 @@ impl PyWriter {
                 None => writer.append(&step, wait),
                 Some(steps) => {
                     writer.extend(&step, steps, wait)?;
-                    match writer.send(wait) {
-                        Err(Error::Interrupted) => Err(Error::Interrupted),
-                        // The block is appended, and the next call sends it first.
-                        _ => Ok(()),
-                    }
+                    // Without a wait, which could fail after the block is appended: the next call sends the rest.
+                    let _ = writer.send(&Wait::until(Some(Instant::now())));
+                    Ok(())
                 }
             })
         })
@@ -411,12 +424,17 @@ impl PyWriter {
         })?;
         let steps = match block.shape.as_slice() {
             [steps, _, ..] => *steps,
-            _ => return Err(self.refuse(py, Some(0), "terminated", "bool", &block)),
+            _ => {
+                let (shape, envs) = (&block.shape, self.num_envs);
+                let reason = format!(
+                    "\"terminated\" of a block has to be bool[T, {envs}] (steps, environments), got {}{shape:?}: give one step with \
+                     `append`, and steps of one environment as values[:, None]",
+                    block.dtype.name()
+                );
+                return Err(error::schema(py, &self.config.name, reason));
+            }
         };
-        match steps {
-            0 => Ok(()),
-            steps => self.append_rows(py, &rows, Some(steps), timeout),
-        }
+        self.append_rows(py, &rows, Some(steps), timeout)
     }
 
     /// For the recorder: the parts of each column as dictionaries, and `None` for one array.

@@ -168,7 +168,9 @@ impl Array {
         // Without items the offset stays in the buffer.
         items.offset += first * self.strides[0] * usize::from(count > 0);
         items.shape[0] = count;
-        items.strides[0] *= step;
+        if count > 1 {
+            items.strides[0] *= step;
+        }
         items
     }
 

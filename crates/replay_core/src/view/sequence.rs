@@ -38,7 +38,11 @@ impl SequenceView {
         let reward = find_scalar(config, REWARD)?;
         let (state, others) = (0..config.columns.len())
             .filter(|&column| column != reward && parts.iter().all(|part| part.column != column))
-            .partition(|&column| spec.state.contains(&config.columns[column].name));
+            .partition(|&column| {
+                let name = &config.columns[column].name;
+                let mut state = spec.state.iter();
+                state.any(|state| observation::has_column(state, name))
+            });
         Ok(SequenceView {
             spec,
             parts,

@@ -71,7 +71,8 @@ def _leaves(
             for key, inner in items
             for leaf in _leaves(inner, f"{name}.{key}" if name else str(key), of_key(key), environment)
         ]
-    if isinstance(space, spaces.Text):
+    # MiniGrid's missions are of a space of their own.
+    if isinstance(space, spaces.Text) or (space.dtype is not None and space.dtype.kind == "U"):
         logger.warning("%s: the observation's part %r is %s, and is left out", environment, name, space)
         return []
     part, encode = _array(space, name, environment)

@@ -282,7 +282,7 @@ class Environments:
 def _pick(found: Any, index: int) -> Any:
     """One environment's observation, from a batch or an array of observations."""
     if isinstance(found, dict):
-        return {key: _pick(value, index) for key, value in found.items() if not key.startswith("_")}
+        return {key: _pick(value, index) for key, value in found.items() if not (key[:1] == "_" and key[1:] in found)}
     if isinstance(found, tuple):
         return tuple(_pick(value, index) for value in found)
     return found[index]
