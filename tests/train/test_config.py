@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import threading
+import typing
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import innet_drl as innet
 from innet_drl.cli import main
 from innet_drl.train.config import Config
 from innet_drl.train.errors import ConfigurationError, RunFolderError
-from innet_drl.train.flags import parse_train
+from innet_drl.train.flags import ELSEWHERE, PresetName, parse_train
 from innet_drl.train.presets import PRESETS
 from innet_drl.train.run_folder import RunFolder
 
@@ -284,3 +285,15 @@ def test_a_missing_extra_is_named(tmp_path: Path, missing: str, extra: str, comm
         rf"error: {missing}(\.\w+)? is not installed: pip install 'innet-drl\[{extra}\]'\n", ended.stderr
     )
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("flag", "ours"), ELSEWHERE.items())
+def test_flags_of_other_programs_are_told_ours(flag: str, ours: str) -> None:
+    assert ours.removeprefix("--").replace("-", "_") in {field.name for field in dataclasses.fields(Config)}
+    for given in ([flag, "1"], [f"{flag}=1"], [flag.replace("-", "_").replace("__", "--", 1), "1"]):
+        with pytest.raises(ConfigurationError, match=f"there is no flag {flag}: it is {ours} here"):
+            parse_train(given)
+
+
+def test_the_flag_of_presets_takes_each_of_them() -> None:
+    assert set(typing.get_args(PresetName)) == set(PRESETS)

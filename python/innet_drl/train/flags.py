@@ -23,8 +23,22 @@ from innet_drl.train.presets import PRESETS, preset
 from innet_drl.train.run_folder import RunFolder
 from innet_drl.train.setting_values import read_value
 
-PresetName = Literal["breakout", "breakout-paper", "cartpole", "vector"]
+PresetName = Literal["atari", "breakout", "breakout-paper", "cartpole", "vector"]
 Flags = TypeVar("Flags")
+
+ELSEWHERE = {
+    "--buffer-size": "--capacity",
+    "--env": "--environment",
+    "--env-id": "--environment",
+    "--learning-starts": "--min-size",
+    "--lr": "--learning-rate",
+    "--n-envs": "--environments",
+    "--num-envs": "--environments",
+    "--target-network-frequency": "--target-period",
+    "--timesteps": "--steps",
+    "--total-timesteps": "--steps",
+}
+"""Flags of other programs that train agents, and ours."""
 
 
 @dataclass(frozen=True)
@@ -252,7 +266,15 @@ def parse_learner(arguments: Sequence[str]) -> LearnerFlags:
 
 
 def _settings_flags(arguments: Sequence[str]) -> argparse.Namespace:
-    """The flags that decide which settings the others change."""
+    """The flags that decide which settings the others change.
+
+    Raises:
+        ConfigurationError: A flag of another program; the message names ours.
+    """
+    for argument in arguments:
+        flag = argument.partition("=")[0].replace("_", "-")
+        if flag in ELSEWHERE:
+            raise ConfigurationError(f"there is no flag {flag}: it is {ELSEWHERE[flag]} here")
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for name in ("preset", "environment", "actors", "environments"):
         first.add_argument(f"--{name}")
