@@ -570,7 +570,7 @@ class Writer(_ContextManager):
         timeout: float | None = 60.0,
         **columns: Any,
     ) -> None:
-        """Appends a block of T consecutive steps: rows, items and ids are those of T calls of `append`.
+        """Appends a block of T consecutive steps, with the same rows, items and ids as T calls of `append`.
 
         Every array has the leading dimensions `(T, num_envs)`. An episode of a file is a block of one environment:
         `observation[:, None]`.

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from serving import served_memories
+from serving import served_memories, until
 
 import innet_drl as innet
 from innet_drl import errors
@@ -179,7 +179,7 @@ def test_a_refused_block_leaves_nothing(replay: innet.Replay) -> None:
 
 
 def test_a_block_waits_for_its_predecessor(replay: innet.Replay) -> None:
-    """A table that is full of steps that nobody samples holds back the next block, which is then not appended."""
+    """The rate limiter blocks the first block's steps until a sample; a second block is refused meanwhile."""
     make(replay, "t", min_size=10, samples_per_insert=1.0, slack=60.0, sampler="uniform", max_times_sampled=0)
     # A client sends up to 32 pushes ahead of their answers.
     rows = steps(0, 200, 1, "SAME_STEP")
@@ -293,7 +293,7 @@ def test_the_last_step_that_is_waited_for_arrives(replay: innet.Replay, prefetch
     sampler = threading.Thread(target=sample)
     sampler.start()
     with replay.writer("t", 1, view) as writer:
-        time.sleep(0.3)
+        until(lambda: replay.stats()["tables"]["t"]["waiting_samples"] >= 1)
         rows = [one(t) for t in range(11)]
         if as_block:
             writer.extend(**block_of(rows))

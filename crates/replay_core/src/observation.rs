@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::error::{Error, Result};
 use crate::schema::TableConfig;
-use crate::view_spec::find_column;
+use crate::view_spec::{find_column, within};
 
 /// Observations in a stack, the newest last; each number is 1 to 1024.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -46,7 +46,7 @@ impl Stack {
     /// # Errors
     /// [`Error::Config`] for a number out of range.
     pub(crate) fn check(&self) -> Result<()> {
-        let check = |stack: u16| super::view_spec::within("stack", stack, 1, Self::LARGEST);
+        let check = |stack: u16| within("stack", stack, 1, Self::LARGEST);
         match self {
             Stack::All(stack) => check(*stack),
             Stack::Parts(parts) => parts.values().copied().try_for_each(check),

@@ -191,8 +191,8 @@ impl<E: From<Error>> Writer<E> {
         self.append_rows(step, None, wait)
     }
 
-    /// Appends a block of consecutive steps, as [`Writer::append`] of each of them would. Full open chunks of earlier steps are pushed
-    /// first, which may block; those of the block by the next call, or by [`Writer::send`].
+    /// Appends a block of consecutive steps; its rows, items and pushes are those of a [`Writer::append`] for each step. Full chunks of
+    /// earlier steps are pushed first, which may block. Full chunks of the block are pushed by the next call, or by [`Writer::send`].
     ///
     /// # Errors
     /// Errors of [`Writer::append`]. In each case no step of the block is appended.
@@ -231,15 +231,6 @@ impl<E: From<Error>> Writer<E> {
     pub fn send(&mut self, wait: &Wait<'_>) -> Result<(), E> {
         self.check_open()?;
         self.push_full(wait)
-    }
-
-    /// Pushes all open chunks, without waiting until they are applied.
-    ///
-    /// # Errors
-    /// The push's errors. No step is lost, and the next call retries.
-    pub fn send_open(&mut self, wait: &Wait<'_>) -> Result<(), E> {
-        self.check_open()?;
-        self.push(wait)
     }
 
     /// Pushes all steps and returns when they are applied. Open windows stay open.
@@ -374,7 +365,7 @@ impl<E: From<Error>> Writer<E> {
         }
     }
 
-    /// Takes the rows of one step of a block, which are one for each stream.
+    /// Packs one step of a block: a row of each stream.
     fn take(&mut self, rows: &CheckedStep<'_>, step: usize) {
         let items_before = self.items.len();
         let first = step * self.windows.len();

@@ -5,7 +5,7 @@
 //! | `table`, `view` | `Column`, `Table`; `NStep`, `Sequences`, `Window` |
 //! | `replay` | `Replay`: the interface of a memory; `Memory`, in this process; `UpdateReceipt` |
 //! | `connect`, `server` | `connect`, which makes a client; `Server` |
-//! | `writer`, `open_writers` | `Writer`; those of a replay, whose steps a call may wait for |
+//! | `writer`, `open_writers` | `Writer`; registry of a replay's writers, which send open chunks to a sample that waits |
 //! | `decoded_sample`, `batch`, `batches` | one sampled batch: its request, `Batch`; `Batches`, decoded ahead |
 //! | `parameters` | `Parameters`: safetensors files to and from dictionaries of arrays |
 //! | `sum_tree` | `SumTree` and its samples, `SampledIndexes` |

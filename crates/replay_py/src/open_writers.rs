@@ -1,4 +1,4 @@
-//! The open writers of a replay: calls that wait for steps of a table get those that its writers hold.
+//! Registry of a replay's writers. A sample that waits for steps has them send their open chunks.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -14,14 +14,15 @@ use replay_wire::ErrorCode;
 
 use crate::exclusive::Exclusive;
 
-/// Longest time in which a call that waits for steps sends those of a writer.
+/// Limit for sending the open chunks of one writer on behalf of a sample that waits.
 const SEND_WITHIN: Duration = Duration::from_millis(200);
 
 /// The writer, and its counters after the last call, readable while the next one blocks.
 pub struct WriterState {
     pub writer: Exclusive<Writer<Error>>,
     pub counters: Mutex<WriterCounters>,
-    /// Calls that wait for steps of the table. Relaxed: a step later is early enough.
+    /// Samples that wait for steps of the table. Relaxed, because the writer's lock orders it: a sample is counted before
+    /// [`OpenWriters::send_open`] takes the lock, and [`WriterState::call`] reads the number under it. So either of them sends a step.
     pub awaited: Arc<AtomicUsize>,
     /// The last call ended at its deadline or by a signal. Relaxed: the flag publishes nothing else.
     pub late: AtomicBool,
@@ -37,8 +38,9 @@ impl WriterState {
         let mut writer = self.writer.take(wait)?;
         let done = work(&mut writer);
         if done.is_ok() && self.awaited.load(Ordering::Relaxed) > 0 {
-            // Without a wait: what the table does not accept now is sent by the next call.
-            let _ = writer.send_open(&Wait::until(Some(Instant::now())));
+            // The steps are appended, so an error, or a signal, is left to the next call. Only a flush drives the connection until the
+            // push has arrived.
+            let _ = writer.flush(&Wait::until(Some(Instant::now() + SEND_WITHIN)));
         }
         *lock(&self.counters) = writer.counters();
         let code = done.as_ref().err().map(Error::code);
@@ -47,7 +49,7 @@ impl WriterState {
         done
     }
 
-    /// Sends the steps of open chunks for a call that waits for them. Errors are left to the writer's own next call.
+    /// Sends the open chunks for a sample that waits for them. The writer's next call raises errors other than an interrupt.
     fn send_open(&self, wait: &Wait<'_>) -> Result<()> {
         let soon = Instant::now() + SEND_WITHIN;
         let wait = Wait {
@@ -67,14 +69,14 @@ impl WriterState {
     }
 }
 
-/// Writers that a replay has opened, by the name of their table, and how many of its calls wait for their steps.
+/// Writers that a replay has opened, and the numbers of its samples that wait for their steps, by table.
 #[derive(Default)]
 pub struct OpenWriters {
     writers: Mutex<Vec<(String, Weak<WriterState>)>>,
     awaited: Mutex<HashMap<String, Arc<AtomicUsize>>>,
 }
 
-/// A call that waits for steps of a table, until dropped. Its writers send each step at once.
+/// A sample that waits for steps of a table, until dropped. The table's writers then send each step at once.
 pub struct Awaiting(Arc<AtomicUsize>);
 
 impl Drop for Awaiting {
@@ -99,7 +101,7 @@ impl OpenWriters {
             .collect()
     }
 
-    /// Number of calls that wait for steps of the table.
+    /// Number of samples that wait for steps of the table.
     pub fn awaited(&self, table: &str) -> Arc<AtomicUsize> {
         lock(&self.awaited)
             .entry(table.to_owned())
@@ -120,7 +122,7 @@ impl OpenWriters {
         })
     }
 
-    /// Sends the steps in open chunks of a table for a call that waits for them.
+    /// Sends the open chunks of a table's writers for a sample that waits for them.
     ///
     /// # Errors
     /// [`Error::Interrupted`].
@@ -134,8 +136,8 @@ impl OpenWriters {
         Ok(awaiting)
     }
 
-    /// Calls `attempt`. If it waits for steps of the table, these writers send theirs at once; otherwise their chunks fill. A call that
-    /// allows a short batch has no use for a wait: they send their steps first.
+    /// Calls `attempt`, which samples the table. If it would wait for steps, the writers first send their open chunks; otherwise chunks
+    /// fill. Before a sample that may be short (`allow_short`) they always send.
     ///
     /// # Errors
     /// Errors of `attempt`, and [`Error::Interrupted`].

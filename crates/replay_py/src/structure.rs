@@ -58,19 +58,16 @@ impl Structure {
         if self.is_array() {
             return read(path, value);
         }
+        let is_tuple = self.is_tuple();
         let names = || {
             let names: Vec<_> = self.0.iter().map(|(part, _)| part.as_str()).collect();
             names.join(", ")
         };
         let size = match value.len() {
-            Ok(size) if self.is_tuple() && is_sequence(value) => size,
-            Ok(size) if !self.is_tuple() && value.cast::<PyMapping>().is_ok() => size,
+            Ok(size) if is_tuple && is_sequence(value) => size,
+            Ok(size) if !is_tuple && value.cast::<PyMapping>().is_ok() => size,
             _ => {
-                let kind = if self.is_tuple() {
-                    "tuple"
-                } else {
-                    "dictionary"
-                };
+                let kind = if is_tuple { "tuple" } else { "dictionary" };
                 let got = value.get_type().name()?;
                 return Err(refuse(format!(
                     "{path:?} is a {kind} with the parts {}, got one {got}",
@@ -79,7 +76,7 @@ impl Structure {
             }
         };
         for (index, (part, structure)) in self.0.iter().enumerate() {
-            let found = match self.is_tuple() {
+            let found = match is_tuple {
                 true => value.get_item(index),
                 false => value.get_item(part),
             };
@@ -92,7 +89,7 @@ impl Structure {
             structure.read(&format!("{path}/{part}"), &found, refuse, read)?;
         }
         if size > self.0.len() {
-            let got = match self.is_tuple() {
+            let got = match is_tuple {
                 true => format!("got {size}"),
                 false => format!("got {}", value.call_method0("keys")?.str()?),
             };

@@ -1,14 +1,14 @@
 //! Text as a column of bytes: UTF-8, filled up with zeros. Missions of MiniGrid are text.
 
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
+use pyo3::types::{PyBytes, PyList, PyString, PyTuple};
 
 use numpy::{PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
 
 use replay_core::schema::{Column, Dtype};
 
-/// Texts, of each environment or of a block of steps, as an array uint8 with a last dimension of the column's bytes; `None` for any other value or column. `refuse` makes the
-/// exception for a text that is too long.
+/// Texts of one step or of a block as an array uint8, whose last dimension has the column's bytes; `None` for any other value or column.
+/// `refuse` makes the exception for a text that is too long.
 pub fn to_bytes<'py>(
     column: &Column,
     value: &Bound<'py, PyAny>,
@@ -17,23 +17,29 @@ pub fn to_bytes<'py>(
     let (Dtype::Uint8, &[width]) = (column.dtype, &column.shape[..]) else {
         return Ok(None);
     };
-    let py = value.py();
-    let numpy = py.import("numpy")?;
-    // An array of numbers is no text, and is not looked into.
-    let is_array = value.cast::<PyUntypedArray>();
-    if is_array.is_ok_and(|array| !matches!(array.dtype().kind(), b'U' | b'O')) {
+    let may_be_text = match value.cast::<PyUntypedArray>() {
+        Ok(array) => holds_text(array),
+        Err(_) => {
+            value.is_instance_of::<PyString>()
+                || value.is_instance_of::<PyList>()
+                || value.is_instance_of::<PyTuple>()
+        }
+    };
+    if !may_be_text {
         return Ok(None);
     }
+    let py = value.py();
+    let numpy = py.import("numpy")?;
+    // A ragged list is no array; the caller's own conversion raises the error.
     let Ok(array) = numpy.call_method1("atleast_1d", (value,)) else {
-        // Whoever reads the value says what is wrong with it.
         return Ok(None);
     };
+    let array = array.cast_into::<PyUntypedArray>()?;
+    if !holds_text(&array) {
+        return Ok(None);
+    }
     let texts = array.call_method0("ravel")?.call_method0("tolist")?;
-    let Some(texts) = texts
-        .extract::<Vec<String>>()
-        .ok()
-        .filter(|texts| !texts.is_empty())
-    else {
+    let Ok(texts) = texts.extract::<Vec<String>>() else {
         return Ok(None);
     };
     let width = width as usize;
@@ -49,8 +55,13 @@ pub fn to_bytes<'py>(
         };
         place.copy_from_slice(text.as_bytes());
     }
-    let mut shape: Vec<usize> = array.getattr("shape")?.extract()?;
+    let mut shape = array.shape().to_vec();
     shape.push(width);
     let flat = numpy.call_method1("frombuffer", (PyBytes::new(py, &bytes), "uint8"))?;
     flat.call_method1("reshape", (shape,)).map(Some)
+}
+
+/// Whether an array has text or objects, which may be text.
+fn holds_text(array: &Bound<'_, PyUntypedArray>) -> bool {
+    matches!(array.dtype().kind(), b'U' | b'O')
 }

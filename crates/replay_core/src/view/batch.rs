@@ -145,7 +145,7 @@ pub struct Array {
     pub offset: usize,
     /// The buffer, which other arrays may share.
     pub buffer: Arc<Buffer>,
-    /// Whether elements share bytes with each other or with another array's, as those of stacks may.
+    /// Whether other elements, of this array or of another one, may be the same bytes: true for observation stacks.
     pub shared: bool,
 }
 

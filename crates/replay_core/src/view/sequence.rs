@@ -1,7 +1,7 @@
 //! Arrays of the `Sequences` view.
 //!
-//! The observations of an item are `stack - 1 + T + 1` slots of one buffer, for each part of the observation. The stack of step t is the `stack` slots from
-//! slot t on, so the stacks of a window overlap.
+//! Each part of the observation has a buffer, with `stack - 1 + T + 1` slots for an item. The stack of step t is the `stack`
+//! slots from slot t on, so the stacks of a window overlap.
 
 use std::sync::Arc;
 

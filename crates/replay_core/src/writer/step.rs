@@ -84,7 +84,7 @@ pub(super) struct StepChecker {
     streams: usize,
     /// Columns of the view's observation, none for a view without one.
     observation: Vec<usize>,
-    /// Whether a final row keeps a column: those of the observation, or all for a view without one.
+    /// By column, whether a final row keeps its value: the columns of the observation, or all if the view has no observation.
     pub(super) kept: Vec<bool>,
     pub(super) action: Option<usize>,
     pub(super) reward: Option<usize>,

@@ -15,7 +15,7 @@ Arrays = Any
 
 
 def each(function: Callable[..., Any], *observations: Any) -> Any:
-    """Applies a function to arrays or tensors of observations, or to those of each of their parts."""
+    """Applies a function to one array or tensor of each observation; to observations of several parts, part by part."""
     if isinstance(observations[0], tuple):
         return tuple(function(*parts) for parts in zip(*observations, strict=True))
     return function(*observations)
