@@ -48,7 +48,7 @@ $(BIN)/uv:
 
 # Everything but the package itself. The stamp names the choice of torch, so that another choice installs again.
 $(VENV)/.installed: $(BIN)/uv Makefile pyproject.toml constraints.txt $(VENV)/.torch-$(TORCH)
-	$(UV) --compile-bytecode --constraint constraints.txt $(TORCH_FLAGS) --requirements pyproject.toml --extra train --extra bench --extra redis --extra ray --extra wandb --extra nvml --extra dev
+	$(UV) --compile-bytecode --constraint constraints.txt $(TORCH_FLAGS) --requirements pyproject.toml --extra train --extra data --extra bench --extra redis --extra ray --extra wandb --extra nvml --extra dev
 	@touch $@
 
 $(VENV)/.torch-$(TORCH): $(BIN)/uv
@@ -63,9 +63,9 @@ format: setup ## format Rust and Python
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-wheel: $(VENV)/.packaging ## the manylinux wheel, in dist
+wheel: $(VENV)/.packaging ## the manylinux wheel, in dist; TARGET=aarch64-unknown-linux-gnu (rustup target add) for that processor
 	rm -f dist/*.whl
-	PATH=$(abspath $(BIN)):$$PATH maturin build --quiet $(EXTENSION) --out dist
+	PATH=$(abspath $(BIN)):$$PATH maturin build --quiet $(EXTENSION) $(if $(TARGET),--target $(TARGET)) --out dist
 	$(BIN)/auditwheel show dist/*.whl
 
 # What a wheel needs, without the other dependencies.

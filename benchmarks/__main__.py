@@ -16,6 +16,7 @@ from benchmarks.away import away
 from benchmarks.catalogue import BENCHMARKS, Benchmark
 from benchmarks.connections import connections
 from benchmarks.contest import measure, missing
+from benchmarks.data import data
 from benchmarks.delay import delay
 from benchmarks.fairness import fairness
 from benchmarks.growth import growth
@@ -41,6 +42,7 @@ def main() -> None:
         "all": everything,
         "away": away,
         "connections": connections,
+        "data": data,
         "delay": delay,
         "fairness": fairness,
         "growth": growth,

@@ -16,9 +16,11 @@ __all__ = [
     "Batch",
     "Batches",
     "Column",
+    "Episodes",
     "GradientUpdates",
     "GradientWorker",
     "Memory",
+    "Mix",
     "NStep",
     "Parameters",
     "Replay",
@@ -26,6 +28,7 @@ __all__ = [
     "Sequences",
     "Server",
     "Station",
+    "StoredTable",
     "SumTree",
     "Table",
     "UpdateReceipt",
@@ -475,6 +478,39 @@ class Batches(_ContextManager):
         """
 
 @final
+class Episodes:
+    """An iterator over all episodes of a table, from `Replay.episodes`."""
+
+    def __iter__(self) -> Self: ...
+    def __next__(self) -> Batch: ...
+
+@final
+class Mix:
+    """Several tables, and the share of each in a batch: in place of a table's name in `sample`, `batches` and so on.
+
+    For example half demonstrations and half of one's own steps, as in RLPD (Ball et al., 2023) and, with other shares,
+    DQfD (Hester et al., 2018). The tables have the same columns. A batch has the items of the first table first, a
+    number for each table that is its share, rounded. The probability of an item is the share of its table, as rounded,
+    times its probability there, so the importance weights are exact. Batches have the array `tables` too: uint8 `(B,)`,
+    the position of each item's table in the mix.
+
+    A batch waits until each table has its items. A `sample` on a server that ends at its timeout has counted the items
+    of the tables before the one that it waited for; iterators keep them for the next batch.
+
+    Args:
+        shares: Table names to shares: above 0, with a sum of 1.
+
+    Raises:
+        ConfigError: A share out of range, or a sum other than 1.
+    """
+
+    def __new__(cls, shares: Mapping[str, float]) -> Self: ...
+    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]: ...
+    @property
+    def shares(self) -> dict[str, float]:
+        """Table names to shares."""
+
+@final
 class UpdateReceipt:
     """Result of an update of priorities."""
 
@@ -874,6 +910,18 @@ class Server(_ContextManager):
         instead (`reconnect_for` of `connect`).
         """
 
+@final
+class StoredTable:
+    """A table of a replay, from `replay["name"]`; `len` is its number of items."""
+
+    def __len__(self) -> int: ...
+    @property
+    def name(self) -> str:
+        """The table's name."""
+    @property
+    def definition(self) -> Table:
+        """The table's definition."""
+
 @disjoint_base
 class Replay(_ContextManager):
     """A replay memory: a `Memory` in this process, or a connection to a server (`connect`).
@@ -884,6 +932,8 @@ class Replay(_ContextManager):
     in a forked child (`ForkError`): start processes with the method "spawn" or "forkserver", and connect there.
     """
 
+    def __getitem__(self, name: str, /) -> StoredTable: ...
+    def __contains__(self, name: str, /) -> bool: ...
     def create_table(self, table: Table, timeout: float | None = 60.0) -> None:
         """Creates a table, unless it exists with the same definition.
 
@@ -942,7 +992,7 @@ class Replay(_ContextManager):
     @overload
     def sample(
         self,
-        table: str,
+        table: str | Mix,
         batch_size: int,
         view: NStep | Sequences | Window | None = None,
         *,
@@ -959,7 +1009,7 @@ class Replay(_ContextManager):
         is left, others are sampled within the timeout.
 
         Args:
-            table: The table's name.
+            table: The table's name, or a mix of tables.
             batch_size: Items to sample. The random samplers choose with replacement; see `Table` for the others.
             view: View that makes arrays of the items, not wider than the view they were written with; `None` is the
                 table's.
@@ -981,7 +1031,7 @@ class Replay(_ContextManager):
     @overload
     def sample(
         self,
-        table: str,
+        table: str | Mix,
         batch_size: int,
         view: NStep | Sequences | Window | None = None,
         *,
@@ -995,7 +1045,7 @@ class Replay(_ContextManager):
     @overload
     def batches(
         self,
-        table: str,
+        table: str | Mix,
         batch_size: int,
         view: NStep | Sequences | Window | None = None,
         *,
@@ -1010,7 +1060,7 @@ class Replay(_ContextManager):
         """Samples batches repeatedly, decoding ahead of the reader.
 
         Args:
-            table: The table's name.
+            table: The table's name, or a mix of tables.
             batch_size: Items of a batch.
             view: As in `sample`.
             beta: As in `sample`; a function is called before every batch, and applies to batches not decoded yet.
@@ -1029,7 +1079,7 @@ class Replay(_ContextManager):
     @overload
     def batches(
         self,
-        table: str,
+        table: str | Mix,
         batch_size: int,
         view: NStep | Sequences | Window | None = None,
         *,
@@ -1043,7 +1093,7 @@ class Replay(_ContextManager):
     ) -> TorchBatches: ...
     def update_priorities(
         self,
-        table: str,
+        table: str | Mix,
         ids: ArrayLike,
         priorities: ArrayLike,
         timeout: float | None = 60.0,
@@ -1056,7 +1106,7 @@ class Replay(_ContextManager):
         earlier priorities.
 
         Args:
-            table: The table's name.
+            table: The table's name, or the mix that was sampled.
             ids: uint64 `(B,)`, from a batch. Ids of items that are gone, and ids of other tables and memories, are
                 counted and ignored. The log warns once of positions in a buffer, and of ids of another table that this
                 replay has sampled.
@@ -1070,6 +1120,27 @@ class Replay(_ContextManager):
 
         Raises:
             PriorityError: A NaN, infinite or negative priority, with its position from 0; nothing was changed.
+        """
+    def episodes(self, table: str, timeout: float | None = 60.0) -> Episodes:
+        """Reads all episodes of a table, whatever its sampler, while it is in use.
+
+        An episode is a `Batch` whose first dimension is its steps in their order: the columns, and the bool arrays
+        `terminated`, `truncated`, `first` and `final` (a final row: only its observation is set). Episodes come in the
+        order in which they end, then those that have not ended. They are the steps that the table has when the first
+        one is read, without those evicted meanwhile: an episode may lack its beginning. The reader keeps one episode
+        unpacked, and those that were played at the same time packed. An episode of more than 256 MB comes in parts,
+        whose `first` begins with false but for the first one.
+
+        `writer.extend(**{name: array[:, None] for name, array in episode.items()})` writes an episode to another
+        table; see `innet_drl.datasets` for files.
+
+        Args:
+            table: The table's name.
+            timeout: Seconds that each `next` may wait for the server.
+
+        Raises:
+            UnknownTableError: There is no table of this name; by `next`, that it was dropped.
+            CorruptError: By `next`, for steps that do not decode.
         """
     def put_parameters(
         self,
@@ -1089,6 +1160,11 @@ class Replay(_ContextManager):
 
         Raises:
             ParametersError: An array of a dtype that cannot be stored, or too many bytes.
+        """
+    def drop_parameters(self, name: str, timeout: float | None = 60.0) -> None:
+        """Removes parameters, if there are any of this name, and frees their memory.
+
+        The next `put_parameters` continues their version numbers, so that readers notice it.
         """
     def get_parameters(
         self,

@@ -24,6 +24,7 @@ _MODULES = {
         "tyro",
         "yaml",
     ),
+    "data": ("h5py", "minari", "PIL", "pyarrow"),
     "redis": ("lz4", "redis"),
     "wandb": ("wandb",),
     "bench": ("matplotlib",),

@@ -1,4 +1,4 @@
-"""The command `innet-replay`: the Rust command line, reached through the wheel."""
+"""The command `innet-replay`: the Rust command line, reached through the wheel, and the commands for data sets."""
 
 import signal
 import sys
@@ -8,6 +8,10 @@ from innet_drl import _core
 
 def main() -> None:
     """Runs `innet-replay` with the arguments of this process and exits with its status."""
+    if sys.argv[1:2] in (["export"], ["import"]):
+        from innet_drl.datasets import command
+
+        sys.exit(command.main(sys.argv[1:]))
     # Rust handles signals. Python's handler would raise KeyboardInterrupt after the call.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.exit(_core.run_server_cli(["innet-replay", *sys.argv[1:]]))

@@ -17,7 +17,8 @@ PACKAGE = Path(innet.__file__).parent
 
 ALLOWED = {
     "client": {"client"},
-    "train": {"client", "train"},
+    "datasets": {"client", "datasets"},
+    "train": {"client", "datasets", "train"},
     "launch": {"client", "train", "launch"},
     "analysis": {"client", "train", "analysis"},
     "papers": {"client", "train", "launch", "analysis", "papers"},
@@ -28,8 +29,8 @@ ALLOWED = {
 UPWARDS = {("train/__init__.py", "innet_drl.launch.local")}
 """`innet_drl.train.run`, the interface of training, starts processes when it is called."""
 
-CLIENT = {"__init__", "_core", "batches", "errors", "extras", "gradients", "recorder", "server_cli"}
-"""Files of the client. `cli` and `__main__` start commands of the other packages."""
+CLIENT = {"__init__", "_core", "batches", "errors", "extras", "gradients", "recorder"}
+"""Files of the client. `cli`, `server_cli` and `__main__` start commands of the other packages."""
 
 THIRD_PARTY = {
     "_core": {"numpy", "torch", "typing_extensions"},
@@ -72,7 +73,7 @@ def files(package: str) -> list[Path]:
 def test_every_file_has_a_package() -> None:
     folders = {path.parent.relative_to(PACKAGE).parts[0] for path in PACKAGE.rglob("*.py") if path.parent != PACKAGE}
     assert folders == ALLOWED.keys() - {"client"}
-    assert {path.stem for path in PACKAGE.glob("*.py")} == (CLIENT - {"_core"}) | {"cli", "__main__"}
+    assert {path.stem for path in PACKAGE.glob("*.py")} == (CLIENT - {"_core"}) | {"cli", "server_cli", "__main__"}
 
 
 @pytest.mark.parametrize("package", sorted(ALLOWED))
@@ -109,7 +110,7 @@ def test_the_client_imports_numpy_alone() -> None:
 
 
 def test_the_command_line_imports_packages_when_a_command_runs() -> None:
-    for name in ("cli", "__main__"):
+    for name in ("cli", "server_cli", "__main__"):
         at_once = {package_of(module) for module, immediate in imports(PACKAGE / f"{name}.py") if immediate}
         assert at_once <= {None, "client"}
 

@@ -166,6 +166,8 @@ def calls(make_replay: Callable[..., innet.Replay]) -> Iterator[dict[str, Call]]
             "Replay.update_priorities": Call(replay.update_priorities, {"table": "t", "ids": [], "priorities": []}),
             "Replay.put_parameters": Call(replay.put_parameters, {"name": "p", "tensors": {}}),
             "Replay.get_parameters": Call(replay.get_parameters, {"name": "p"}),
+            "Replay.drop_parameters": Call(replay.drop_parameters, {"name": "p"}),
+            "Replay.episodes": Call(lambda **arguments: list(replay.episodes(**arguments)), {"table": "t"}),
             "Replay.stats": Call(replay.stats, {}),
             "Replay.join_gradients": Call(joined, {"worker": 0, "workers": 1}),
             "Replay.follow_gradients": Call(followed, {"worker": 0, "workers": 1, "values": 4, "threshold": 1}),

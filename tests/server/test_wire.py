@@ -265,6 +265,28 @@ def test_priorities_are_updated_and_old_keys_are_stale(client: WireClient) -> No
     assert update(ids, [1.0] * len(ids)) == (0, len(ids))
 
 
+def test_stored_steps_are_read_in_parts(client: WireClient) -> None:
+    fill(client)
+    position = {"number": 0, "next": 0, "end": 0}
+    read, writers = b"", set()
+    for number in range(1, 5):
+        # One byte: an answer has one chunk.
+        message = SCHEMA.ReadSteps.new_message(table="steps", bytes=1, **{"from": position})
+        reply, payload = client.call(readSteps=message)
+        (head,) = reply.stepsRead.chunks
+        assert (head.stream, head.rows, head.firstStep, head.bytes) == (0, 5, 5 * (number - 1), len(payload))
+        writers |= set(reply.stepsRead.writers)
+        read += payload
+        # It is null at the end.
+        assert reply.stepsRead._has("next") == (number < 4)
+        position = {name: getattr(reply.stepsRead.next, name) for name in position}
+    assert read == b"".join(chunk(first, 5) for first in range(0, STEPS, 5))
+    assert len(writers) == 1
+    empty = SCHEMA.ReadSteps.new_message(table="steps", bytes=1, **{"from": {"number": 9, "next": 0, "end": 4}})
+    with pytest.raises(ServerError, match="it was dropped"):
+        client.call(readSteps=empty)
+
+
 def test_a_push_is_applied_once(client: WireClient, server: str) -> None:
     client.call(createTable=table())
     open_writer(client)
@@ -343,6 +365,8 @@ def test_parameters_are_whole_versions(client: WireClient) -> None:
     assert (reply.parameters.version, payload) == (0, b"")
     with pytest.raises(ServerError) as refused:
         client.call(b"no safetensors file", putParameters={"name": "policy"})
+    client.call(dropParameters="policy")
+    assert client.call(getParameters={"name": "policy"})[0].parameters.version == 0
     assert refused.value.code == "parameters"
 
 

@@ -16,6 +16,7 @@ import pytest
 
 import innet_drl as innet
 from innet_drl.cli import main
+from innet_drl.train import short_help
 from innet_drl.train.config import Config
 from innet_drl.train.errors import ConfigurationError, RunFolderError
 from innet_drl.train.flags import ELSEWHERE, PresetName, parse_train
@@ -89,14 +90,29 @@ def test_settings_are_compared_with_those_of_a_file(tmp_path: Path) -> None:
     assert other.changed(saved, names) == ("environment", "seed")
 
 
-def test_every_field_is_documented_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        parse_train(["--help"])
+@pytest.mark.parametrize("help_flag", ["--help", "--help-all"])
+def test_every_field_is_in_the_help(capsys: pytest.CaptureFixture[str], help_flag: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse_train(["--preset", "cartpole", help_flag])
+    assert ended.value.code == 0
     printed = capsys.readouterr().out
     for field in dataclasses.fields(Config):
         assert f"--{field.name.replace('_', '-')}" in printed
-    for flag in ("--preset", "--out", "--resume"):
+    for flag in ("--preset", "--out", "--resume", "--config", "--launcher", "--track"):
         assert flag in printed
+
+
+def test_the_short_help_begins_with_ten_flags_and_the_preset_s_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse_train(["--preset", "cartpole", "-h"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) < 60
+    assert max(map(len, lines)) <= 120
+    explained = [line for line in lines if line.startswith("  --")]
+    assert len(explained) == 10
+    assert "(CartPole-v1)" in explained[1]
+    assert list(short_help.groups()) == list(short_help.GROUPS)
+    assert sum(map(len, short_help.groups().values())) == len(dataclasses.fields(Config))
 
 
 def test_flags_change_the_preset() -> None:

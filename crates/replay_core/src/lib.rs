@@ -34,6 +34,8 @@
 //! | [`view_spec`], `observation` | definitions of the views `NStep`, `Sequences` and `Window`; the parts of an observation |
 //! | [`view`] | arrays of sampled windows |
 //! | [`importance`] | importance weights |
+//! | [`mix`] | one batch from several tables |
+//! | [`episodes`] | all episodes of a table |
 //! | | **processor** |
 //! | [`power`] | powers of many numbers, vectorised |
 //! | [`memory_hints`] | prefetching, huge pages |
@@ -44,12 +46,14 @@ pub mod chunk;
 pub mod codec;
 pub mod difference;
 pub mod episode_windows;
+pub mod episodes;
 pub mod error;
 pub mod importance;
 pub mod limiter;
 pub mod local;
 pub mod memory;
 pub mod memory_hints;
+pub mod mix;
 mod observation;
 pub mod parameters;
 pub mod power;

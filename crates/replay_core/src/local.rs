@@ -9,8 +9,8 @@ use event_listener::Listener;
 use crate::error::{Error, Result};
 use crate::memory::Memory;
 use crate::replay::{
-    Listing, OpenWriter, Parameters, Push, PushBody, PushChannel, Replay, SampleChannel,
-    SampleRequest, Sampled, UpdateReceipt, WriterId,
+    Listing, OpenWriter, Parameters, Push, PushBody, PushChannel, ReadSteps, Replay, SampleChannel,
+    SampleRequest, Sampled, StepsRead, UpdateReceipt, WriterId,
 };
 use crate::schema::TableConfig;
 use crate::table::{Attempt, PendingCall, Step, Table, Turn};
@@ -99,6 +99,10 @@ impl<E: From<Error>> Replay<E> for Memory {
         Ok(self.table(table)?.update_priorities(ids, priorities)?)
     }
 
+    fn read_steps(&self, request: &ReadSteps, _wait: &Wait<'_>) -> Result<StepsRead, E> {
+        Ok(self.table(&request.table)?.read_steps(request)?)
+    }
+
     fn report_corrupt(
         &self,
         table: &str,
@@ -111,6 +115,11 @@ impl<E: From<Error>> Replay<E> for Memory {
 
     fn put_parameters(&self, name: &str, bytes: Bytes, _wait: &Wait<'_>) -> Result<u64, E> {
         Ok(self.parameters().put(name, 0, bytes)?)
+    }
+
+    fn drop_parameters(&self, name: &str, _wait: &Wait<'_>) -> Result<(), E> {
+        self.parameters().remove(name);
+        Ok(())
     }
 
     fn get_parameters(

@@ -3,7 +3,7 @@
 //! broken connection is stored once.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 
 use bytes::Bytes;
 use safetensors::SafeTensors;
@@ -16,11 +16,14 @@ use crate::snapshot_records::content::ParametersRecord;
 use base::error::TooLarge;
 use base::error::check_size;
 use base::histogram::Histogram;
+use base::sync::lock;
 
 /// The newest version of each name.
 pub struct ParameterStore {
     budget: Arc<Budget>,
     newest: RwLock<BTreeMap<String, Stored>>,
+    /// The last versions of dropped names, at most [`Self::MAX_NAMES`]. Locked before `newest`.
+    dropped: Mutex<BTreeMap<String, u64>>,
 }
 
 /// The newest version of one name.
@@ -77,6 +80,7 @@ impl ParameterStore {
         ParameterStore {
             budget,
             newest: RwLock::new(BTreeMap::new()),
+            dropped: Mutex::default(),
         }
     }
 
@@ -104,6 +108,7 @@ impl ParameterStore {
             return Ok(version);
         }
         let file = self.count(name, bytes)?;
+        let mut dropped = lock(&self.dropped);
         let mut newest = self.newest.write().unwrap_or_else(PoisonError::into_inner);
         let stored = newest.get(name);
         // Checked again: the first attempt may have been stored meanwhile.
@@ -111,7 +116,9 @@ impl ParameterStore {
             return Ok(version);
         }
         let known = stored.is_some();
-        let next = stored.map_or(1, |stored| stored.parameters.version.saturating_add(1));
+        let last = stored.map(|stored| stored.parameters.version);
+        let last = last.or_else(|| dropped.get(name).copied()).unwrap_or(0);
+        let next = last.saturating_add(1);
         if id == 0 && (1..next).contains(&version) {
             return Ok(next - 1);
         }
@@ -137,13 +144,29 @@ impl ParameterStore {
             None => {
                 let puts = [(id, version)].into();
                 newest.insert(name.to_owned(), Stored::new(parameters, puts));
+                dropped.remove(name);
                 None
             }
         };
         drop(newest);
+        drop(dropped);
         // Frees the old file, unless it has readers, without the lock.
         drop(replaced);
         Ok(version)
+    }
+
+    /// Removes the parameters of this name, if there are any. Their file is freed once its last reader drops it. The next put continues
+    /// the version numbers, so that readers notice it.
+    pub fn remove(&self, name: &str) {
+        let mut dropped = lock(&self.dropped);
+        let mut newest = self.newest.write().unwrap_or_else(PoisonError::into_inner);
+        let Some(stored) = newest.remove(name) else {
+            return;
+        };
+        if dropped.len() >= Self::MAX_NAMES {
+            dropped.pop_first();
+        }
+        dropped.insert(name.to_owned(), stored.parameters.version);
     }
 
     fn refusal(name: &str, reason: String) -> Error {

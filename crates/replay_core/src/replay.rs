@@ -212,6 +212,54 @@ pub trait SampleCredit: Send + Sync {
     fn delivered(self: Box<Self>);
 }
 
+/// A request for the stored steps of a table, in the order of their arrival.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReadSteps {
+    /// The table.
+    pub table: String,
+    /// Where the last answer ended; the default begins with the oldest steps.
+    pub from: ReadPosition,
+    /// Bytes of chunks in the answer, unless the first one is larger.
+    pub bytes: u32,
+}
+
+/// A place in the steps of a table.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ReadPosition {
+    /// Index of the server among several. Not sent over the wire.
+    pub server: u32,
+    /// The table's number, see [`IdSpace`](crate::table::ids::IdSpace): a new table of the same name has another.
+    pub number: u16,
+    /// Number of the next chunk, in the order of arrival.
+    pub next: u64,
+    /// Number of the chunk before which the reading ends: it leaves out steps that arrive after its first request. 0 in that request.
+    pub end: u64,
+}
+
+/// One stored chunk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoredSteps {
+    /// Number of its writer, which no other writer of this process has.
+    pub writer: u64,
+    /// The writer's stream.
+    pub stream: u32,
+    /// Steps in the chunk.
+    pub rows: u32,
+    /// The stream's number of the first row.
+    pub first_step: u64,
+    /// Rows and blobs, as they were pushed.
+    pub packed: Bytes,
+}
+
+/// Stored steps of a table.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct StepsRead {
+    /// Chunks in the order of arrival, without those evicted since the last request.
+    pub chunks: Vec<StoredSteps>,
+    /// Where to go on; `None` at the end.
+    pub next: Option<ReadPosition>,
+}
+
 /// Result of an update.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct UpdateReceipt {
@@ -324,6 +372,8 @@ pub trait Replay<E = Error>: Send + Sync {
         priorities: &[f64],
         wait: &Wait<'_>,
     ) -> Result<UpdateReceipt, E>;
+    /// Reads a part of the stored steps of a table.
+    fn read_steps(&self, request: &ReadSteps, wait: &Wait<'_>) -> Result<StepsRead, E>;
     /// Channel for asynchronous updates; `None` where each update applies within its call.
     fn updates(&self) -> Result<Option<Box<dyn UpdateChannel<E>>>, E> {
         Ok(None)
@@ -338,6 +388,8 @@ pub trait Replay<E = Error>: Send + Sync {
     ) -> Result<Option<String>, E>;
     /// Stores parameters (one safetensors file) and returns their version.
     fn put_parameters(&self, name: &str, bytes: Bytes, wait: &Wait<'_>) -> Result<u64, E>;
+    /// Removes parameters, if there are any of this name; the next put continues their versions.
+    fn drop_parameters(&self, name: &str, wait: &Wait<'_>) -> Result<(), E>;
     /// The newest version, or `None` when it is not newer than `newer_than` (0: any). `writer` uses this version from now on, see
     /// [`TableConfig::max_version_lag`].
     fn get_parameters(

@@ -22,7 +22,9 @@ use replay_core::replay::{OpenWriter, Parameters, SampleRequest, Sampled};
 use replay_core::schema::TableConfig;
 use replay_core::table::{Activity, Attempt, Table, Turn};
 use replay_wire::role::Role;
-use replay_wire::{DescribeTable, OpenOrResume, Pushed, RELEASE, ReplyBody, RequestBody};
+use replay_wire::{
+    DescribeTable, DropParameters, OpenOrResume, Pushed, RELEASE, ReplyBody, RequestBody,
+};
 
 pub use latencies::Latencies;
 pub use samplers::{ConnectionSamples, Samplers};
@@ -190,7 +192,7 @@ impl Service {
                 let newest = self.memory.parameters().newest(&get.name, get.newer_than);
                 newest.map(LargeReply::Shared)
             }
-            RequestBody::Sample(_) => Some(LargeReply::Copy),
+            RequestBody::Sample(_) | RequestBody::ReadSteps(_) => Some(LargeReply::Copy),
             _ => request.has_large_reply().then_some(LargeReply::Report),
         }
     }
@@ -234,6 +236,9 @@ impl Service {
                 let table = self.memory.table(&update.table)?;
                 ReplyBody::Updated(table.update_priorities(&update.ids, &update.priorities)?)
             }
+            RequestBody::ReadSteps(read) => {
+                ReplyBody::StepsRead(self.memory.table(&read.table)?.read_steps(read)?)
+            }
             RequestBody::ReportCorrupt(report) => {
                 let table = self.memory.table(&report.table)?;
                 ReplyBody::Corrupt(table.report_corrupt(report.id, &report.reason))
@@ -249,6 +254,10 @@ impl Service {
                     )?,
                     bytes: bytes::Bytes::new(),
                 }))
+            }
+            RequestBody::DropParameters(DropParameters(name)) => {
+                self.memory.parameters().remove(name);
+                ReplyBody::Done
             }
             RequestBody::GetParameters(get) => {
                 let writer = get.writer.as_ref();

@@ -32,6 +32,11 @@ impl PyBatch {
         Self::over(batch.len, batch.arrays)
     }
 
+    /// Arrays with an element for each of the same steps, at least one.
+    pub fn of_steps(arrays: Vec<Array>) -> Self {
+        Self::over(arrays[0].shape[0], arrays)
+    }
+
     fn over(len: usize, layout: Vec<Array>) -> Self {
         PyBatch {
             len,

@@ -42,7 +42,7 @@ pub struct PyBatches {
     beta: Beta,
     timeout: Option<f64>,
     description: String,
-    table: String,
+    tables: Vec<String>,
     writers: Arc<OpenWriters>,
 }
 
@@ -97,8 +97,11 @@ enum Source {
 
 struct Direct {
     sampler: DecodedSampler,
-    channel: Box<dyn SampleChannel<Error>>,
+    channels: Channels,
 }
+
+/// A channel for each part of the sampler.
+type Channels = Vec<Box<dyn SampleChannel<Error>>>;
 
 impl PyBatches {
     pub fn new(
@@ -113,24 +116,24 @@ impl PyBatches {
     ) -> PyResult<Self> {
         wait::deadline(py, timeout)?;
         let first_beta = beta.now(py)?;
-        let table = sampler.request.table.clone();
+        let parts = sampler.parts.iter();
+        let tables = parts.map(|part| part.request.table.clone()).collect();
         let start = || -> Result<Source> {
-            let direct = |sampler, channel| {
-                Ok(Source::Direct(Exclusive::new(
-                    WHAT,
-                    Direct { sampler, channel },
-                )))
-            };
-            let in_flight = match sampler.request.allow_short {
+            let allow_short = sampler.parts[0].request.allow_short;
+            let in_flight = match allow_short {
                 // Requests in flight would have the deadline of an earlier call.
                 true => 0,
                 false => IN_FLIGHT.min(prefetch),
             };
-            let channel = sampler.replay.sampler(sampler.request.clone(), in_flight)?;
-            if prefetch == 0 || sampler.request.allow_short {
-                return direct(sampler, channel);
+            let parts = sampler.parts.iter();
+            let channels = parts
+                .map(|part| sampler.replay.sampler(part.request.clone(), in_flight))
+                .collect::<Result<Channels>>()?;
+            if prefetch == 0 || allow_short {
+                let direct = Direct { sampler, channels };
+                return Ok(Source::Direct(Exclusive::new(WHAT, direct)));
             }
-            let ahead = Ahead::start(sampler, channel, prefetch, first_beta)?;
+            let ahead = Ahead::start(sampler, channels, prefetch, first_beta)?;
             Ok(Source::Ahead(Exclusive::new(WHAT, ahead)))
         };
         let source = wait::unlocked(py, start)?;
@@ -142,7 +145,7 @@ impl PyBatches {
             beta,
             timeout,
             description,
-            table,
+            tables,
             writers,
         })
     }
@@ -159,25 +162,28 @@ impl PyBatches {
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<PyBatch>> {
         let _call = Call::begin(py);
         let beta = self.beta.now(py)?;
-        let (writers, table) = (&self.writers, &self.table);
+        let (writers, tables) = (&self.writers, &self.tables);
         let next = |source: &Arc<Source>, wait: &Wait<'_>| match &**source {
             Source::Direct(direct) => {
                 let mut direct = direct.take(wait)?;
-                let Direct { sampler, channel } = &mut *direct;
-                let short = sampler.request.allow_short;
+                let Direct { sampler, channels } = &mut *direct;
                 sampler.next(
                     wait,
                     || beta,
-                    |wait| writers.awaiting(table, short, wait, |wait| channel.next(wait)),
+                    |part, request, wait| {
+                        let (table, short) = (&request.table, request.allow_short);
+                        writers.awaiting(table, short, wait, |wait| channels[part].next(wait))
+                    },
                 )
             }
-            Source::Ahead(ahead) => ahead
-                .take(wait)?
-                .next(beta, wait, || writers.send_open(table, wait)),
+            Source::Ahead(ahead) => ahead.take(wait)?.next(beta, wait, || {
+                let sent = tables.iter().map(|table| writers.send_open(table, wait));
+                sent.collect()
+            }),
         };
         let source = self.source.get(py)?;
         let deadline = wait::deadline(py, self.timeout)?;
-        let advice = || self.writers.advice(&self.table);
+        let advice = || tables.iter().find_map(|table| writers.advice(table));
         let closing = Some(self.source.closing());
         let sampled = wait::blocking_advised(py, deadline, closing, &advice, move |wait| {
             // Dropped here, without the interpreter lock: it may be the last reference, whose drop joins a thread.
@@ -220,8 +226,8 @@ struct DecoderState {
 
 impl Ahead {
     fn start(
-        sampler: DecodedSampler,
-        channel: Box<dyn SampleChannel<Error>>,
+        mut sampler: DecodedSampler,
+        channels: Channels,
         prefetch: usize,
         beta: f64,
     ) -> Result<Self> {
@@ -235,7 +241,7 @@ impl Ahead {
         let for_thread = shared.clone();
         let thread = std::thread::Builder::new()
             .name("innet-batches".into())
-            .spawn(move || decode_ahead(&sampler, channel, &for_thread, &sender))
+            .spawn(move || decode_ahead(&mut sampler, channels, &for_thread, &sender))
             .map_err(OsError::of("starting the thread that decodes batches"))?;
         Ok(Ahead {
             batches: Some(receiver),
@@ -249,7 +255,7 @@ impl Ahead {
         &mut self,
         beta: f64,
         wait: &Wait<'_>,
-        send_open: impl Fn() -> Result<Awaiting>,
+        send_open: impl Fn() -> Result<Vec<Awaiting>>,
     ) -> Result<DecodedSample> {
         // Relaxed, as the load in `decode_ahead`: no other data is published with it, and one batch later is early enough.
         self.shared.beta.store(beta.to_bits(), Ordering::Relaxed);
@@ -291,8 +297,8 @@ impl Ahead {
 
 /// Samples and decodes until the reader stops it or an error occurs other than a deadline.
 fn decode_ahead(
-    sampler: &DecodedSampler,
-    mut channel: Box<dyn SampleChannel<Error>>,
+    sampler: &mut DecodedSampler,
+    mut channels: Channels,
     shared: &DecoderState,
     batches: &SyncSender<Result<DecodedSample>>,
 ) {
@@ -311,7 +317,7 @@ fn decode_ahead(
             ..Wait::until(Some(Instant::now() + longest))
         };
         let beta = || f64::from_bits(shared.beta.load(Ordering::Relaxed));
-        let result = sampler.next(&wait, beta, |wait| channel.next(wait));
+        let result = sampler.next(&wait, beta, |part, _, wait| channels[part].next(wait));
         match result {
             Err(Error::Deadline { waited_for } | Error::RemoteDeadline { waited_for }) => {
                 let blocked = waited_for.is_for_writers();

@@ -6,10 +6,12 @@ use std::time::{Duration, Instant};
 
 use base::sync::lock;
 use base::wait::Wait;
+use base::words::tuple;
+use replay_core::mix;
 use replay_core::replay::{Replay, SampleCredit, SampleRequest, Sampled};
-use replay_core::schema::TableConfig;
+use replay_core::schema::{Column, TableConfig};
 use replay_core::table::ids::IdSpace;
-use replay_core::view::{Batch, DecodeOptions, Decoder, ViewSpec};
+use replay_core::view::{Batch, DecodeOptions, Decoder, Rejected, ViewSpec};
 use replay_net::error::{Error, Result};
 use replay_wire::ErrorCode;
 
@@ -17,6 +19,9 @@ use replay_net::client::program;
 
 /// Timeout of requests about a batch that has arrived: for the table's definition, or to remove an item that cannot be decoded.
 const ASK_WITHIN: Duration = Duration::from_secs(5);
+
+/// Name of the array with each item's table, in a batch from several.
+const TABLES: &str = "tables";
 
 /// How to read samples of a table: its definition, and a decoder for it.
 pub struct Reading {
@@ -69,6 +74,59 @@ impl Reading {
         lock(&self.tables).contains(&number)
     }
 
+    /// Checks that no column has the name of the array that a mixed batch adds.
+    ///
+    /// # Errors
+    /// [`replay_core::Error::Schema`].
+    pub fn check_mixed(&self) -> Result<()> {
+        if self
+            .config
+            .columns
+            .iter()
+            .any(|column| column.root() == TABLES)
+        {
+            let reason =
+                format!("column {TABLES:?} has the name of an array of mixed batches; rename it");
+            return Err(replay_core::Error::schema(&self.config.name, reason).into());
+        }
+        Ok(())
+    }
+
+    /// Checks that samples of the other table, read with the same view, have the same arrays.
+    ///
+    /// # Errors
+    /// [`replay_core::Error::Schema`] for a column that differs, [`replay_core::Error::Config`] for the tables' own views if they differ.
+    pub fn check_same_arrays(&self, other: &Reading) -> Result<()> {
+        let (ours, theirs) = (&self.config, &other.config);
+        if self.view != other.view {
+            return Err(Error::Config(format!(
+                "tables {:?} and {:?} of a mix have the views {} and {}: name one view in the call",
+                ours.name, theirs.name, self.view, other.view
+            )));
+        }
+        let describe = |column: &Column| {
+            let (dtype, codec) = (column.dtype.name(), column.codec.name());
+            format!(
+                "{} ({dtype}, {}, {codec})",
+                column.name,
+                tuple(&column.shape)
+            )
+        };
+        let columns =
+            |config: &TableConfig| -> Vec<String> { config.columns.iter().map(describe).collect() };
+        let (our_columns, their_columns) = (columns(ours), columns(theirs));
+        if our_columns == their_columns {
+            return Ok(());
+        }
+        let reason = format!(
+            "it has {}, and table {:?} of the same mix has {}: the tables of a mix have the same columns, in the same order",
+            their_columns.join(", "),
+            ours.name,
+            our_columns.join(", ")
+        );
+        Err(replay_core::Error::schema(&theirs.name, reason).into())
+    }
+
     /// Checks, at the first sample with a new table number, that the table's definition is still the decoder's. `definition` requests it.
     /// The next sample with the same number shows that the reply was about that table.
     fn check(
@@ -111,13 +169,31 @@ impl Reading {
     }
 }
 
-/// A request for samples, and how to read them.
+/// Requests for samples, and how to read them.
 pub struct DecodedSampler {
     pub replay: Arc<dyn Replay<Error>>,
     /// Number of this program at the server; `None` for a memory in this process.
     pub program: Option<u64>,
-    pub reading: Arc<Reading>,
+    /// One part, or one for each table of a mix.
+    pub parts: Vec<Part>,
+}
+
+/// One table's part of the batches.
+pub struct Part {
     pub request: SampleRequest,
+    pub reading: Arc<Reading>,
+    /// The sample for the next batch, while other parts are missing.
+    arrived: Option<Sampled>,
+}
+
+impl Part {
+    pub fn new(request: SampleRequest, reading: Arc<Reading>) -> Self {
+        Part {
+            request,
+            reading,
+            arrived: None,
+        }
+    }
 }
 
 /// A batch for the reader. If it is dropped before `delivered`, the rate limiter of a memory in this process does not count its
@@ -138,17 +214,17 @@ impl DecodedSample {
 }
 
 impl DecodedSampler {
-    /// Calls `sample` until at least one item of its batch can be decoded. `beta` returns the exponent of the weights and is called once
-    /// the batch has arrived.
+    /// Calls `sample`, for each part, until at least one item of the batch can be decoded. `beta` returns the exponent of the weights and
+    /// is called once the batch has arrived. Parts that arrived before an error are kept for the next call.
     ///
     /// # Errors
     /// [`Error::Deadline`] at the deadline without a decoded item; [`Error::Interrupted`]; [`Error::TableDiffers`] for a table that was
     /// recreated with other columns, or another view if that is used; errors of `sample` and [`Decoder::decode`].
     pub fn next(
-        &self,
+        &mut self,
         wait: &Wait<'_>,
         beta: impl Fn() -> f64,
-        sample: impl FnMut(&Wait<'_>) -> Result<Sampled>,
+        sample: impl FnMut(usize, &SampleRequest, &Wait<'_>) -> Result<Sampled>,
     ) -> Result<DecodedSample> {
         let sampled = self.decoded(wait, beta, sample);
         let code = sampled.as_ref().err().map(Error::code);
@@ -159,28 +235,41 @@ impl DecodedSampler {
             | ErrorCode::TableDiffers,
         ) = code
         {
-            self.reading.outdated.store(true, Ordering::Relaxed);
+            for part in &self.parts {
+                part.reading.outdated.store(true, Ordering::Relaxed);
+            }
         }
         sampled
     }
 
     fn decoded(
-        &self,
+        &mut self,
         wait: &Wait<'_>,
         beta: impl Fn() -> f64,
-        mut sample: impl FnMut(&Wait<'_>) -> Result<Sampled>,
+        mut sample: impl FnMut(usize, &SampleRequest, &Wait<'_>) -> Result<Sampled>,
     ) -> Result<DecodedSample> {
         loop {
-            let sampled = sample(wait)?;
+            for (index, part) in self.parts.iter_mut().enumerate() {
+                if part.arrived.is_some() {
+                    continue;
+                }
+                let sampled = sample(index, &part.request, wait)?;
+                let asking = Wait {
+                    deadline: Some(Instant::now() + ASK_WITHIN),
+                    ..*wait
+                };
+                let definition = || self.replay.table_config(&part.request.table, &asking);
+                part.reading.check(&sampled, definition)?;
+                part.arrived = Some(sampled);
+            }
+            let arrived = self.parts.iter_mut().filter_map(|part| part.arrived.take());
+            let arrived = arrived.collect();
             let asking = Wait {
                 deadline: Some(Instant::now() + ASK_WITHIN),
                 ..*wait
             };
-            let table = &self.request.table;
-            self.reading
-                .check(&sampled, || self.replay.table_config(table, &asking))?;
             self.name_others(&asking);
-            let sampled = self.decode(sampled, beta())?;
+            let sampled = self.decode(arrived, beta())?;
             let rejected = sampled.batch.rejected.len();
             if sampled.batch.len > 0 || rejected == 0 {
                 return Ok(sampled);
@@ -189,42 +278,50 @@ impl DecodedSampler {
             if wait.deadline.is_some_and(|d| Instant::now() >= d) {
                 return Err(Error::deadline(format!(
                     "none of {rejected} items sampled from table {:?} could be decoded; waiting for others",
-                    self.request.table
+                    self.parts[0].request.table
                 )));
             }
         }
     }
 
-    /// Warns, at the first sample, if another program samples the table, too.
+    /// Warns, at the first sample, if another program samples a table, too.
     fn name_others(&self, wait: &Wait<'_>) {
         let Some(own) = self.program.map(program::listed) else {
             return;
         };
-        if self.reading.others_named.swap(true, Ordering::Relaxed) {
-            return;
-        }
-        // Ignored: the sample itself has succeeded.
-        let Ok(stats) = self.replay.stats(wait) else {
-            return;
-        };
-        let table = &self.request.table;
-        let programs = stats["tables"][table]["sampled_by"].as_array();
-        if programs.is_some_and(|programs| programs.iter().any(|program| *program != own)) {
-            tracing::warn!(
-                "another program samples table {table:?}, too, and each learns from the other's steps: give each run a namespace \
-                 (connect(namespace=...), --namespace), or the processes of one run one INNET_PROGRAM"
-            );
+        for part in &self.parts {
+            if part.reading.others_named.swap(true, Ordering::Relaxed) {
+                continue;
+            }
+            // Ignored: the sample itself has succeeded.
+            let Ok(stats) = self.replay.stats(wait) else {
+                continue;
+            };
+            let table = &part.request.table;
+            let programs = stats["tables"][table]["sampled_by"].as_array();
+            if programs.is_some_and(|programs| programs.iter().any(|program| *program != own)) {
+                tracing::warn!(
+                    "another program samples table {table:?}, too, and each learns from the other's steps: give each run a namespace \
+                     (connect(namespace=...), --namespace), or the processes of one run one INNET_PROGRAM"
+                );
+            }
         }
     }
 
-    /// Makes arrays of a sample. Items that cannot be decoded are left out, removed from the memory, and logged with the name of
-    /// their writer.
-    fn decode(&self, mut sampled: Sampled, beta: f64) -> Result<DecodedSample> {
+    /// Makes arrays of the samples of all parts. Items that cannot be decoded are left out, removed from the memory, and logged with the
+    /// name of their writer.
+    fn decode(&self, parts: Vec<Sampled>, beta: f64) -> Result<DecodedSample> {
+        let lengths: Vec<usize> = parts.iter().map(|part| part.items.len()).collect();
+        let mut sampled = mix::combine(parts);
         let credit = sampled.credit.take();
-        let batch = self.reading.decoder.decode(&sampled, beta)?;
-        for rejected in &batch.rejected {
+        let mut batch = self.parts[0].reading.decoder.decode(&sampled, beta)?;
+        let (of_items, of_rejected) = tables_of(&lengths, &sampled, &batch.rejected);
+        if self.parts.len() > 1 {
+            batch.add_bytes(TABLES, &of_items);
+        }
+        for (rejected, table) in batch.rejected.iter().zip(of_rejected) {
             let wait = Wait::until(Some(Instant::now() + ASK_WITHIN));
-            let table = &self.request.table;
+            let table = &self.parts[usize::from(table)].request.table;
             match self
                 .replay
                 .report_corrupt(table, rejected.id, &rejected.reason, &wait)
@@ -245,4 +342,19 @@ impl DecodedSampler {
         }
         Ok(DecodedSample { batch, credit })
     }
+}
+
+/// The part of each decoded item, and of each rejected one, of a batch whose parts have these lengths.
+fn tables_of(lengths: &[usize], sampled: &Sampled, rejected: &[Rejected]) -> (Vec<u8>, Vec<u8>) {
+    let parts = (0..=u8::MAX)
+        .zip(lengths)
+        .flat_map(|(part, &length)| std::iter::repeat_n(part, length));
+    let mut rejected = rejected.iter().map(|rejected| rejected.id).peekable();
+    let (of_rejected, of_items): (Vec<_>, Vec<_>) = parts
+        .zip(&sampled.items)
+        // An item that was sampled twice is rejected twice.
+        .map(|(part, item)| (part, rejected.next_if_eq(&item.id).is_some()))
+        .partition(|(_, rejected)| *rejected);
+    let part = |of: Vec<(u8, bool)>| of.into_iter().map(|(part, _)| part).collect();
+    (part(of_items), part(of_rejected))
 }

@@ -3,7 +3,8 @@
 //! | module | subject |
 //! | --- | --- |
 //! | `table`, `view` | `Column`, `Table`; `NStep`, `Sequences`, `Window` |
-//! | `replay` | `Replay`: the interface of a memory; `Memory`, in this process; `UpdateReceipt` |
+//! | `mix` | `Mix`: one batch from several tables |
+//! | `replay` | `Replay`: the interface of a memory; `Memory`, in this process; `Episodes`; `UpdateReceipt` |
 //! | `connect`, `server` | `connect`, which makes a client; `Server` |
 //! | `writer`, `open_writers` | `Writer`; registry of a replay's writers, which send open chunks to a sample that waits |
 //! | `decoded_sample`, `batch`, `batches` | one sampled batch: its request, `Batch`; `Batches`, decoded ahead |
@@ -52,6 +53,7 @@ mod integer;
 mod interpreter;
 mod keywords;
 mod log;
+mod mix;
 mod open_writers;
 mod parameters;
 mod process_local;
@@ -90,6 +92,8 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<sum_tree::PySampledIndexes>()?;
     module.add_class::<gradient_updates::PyGradientUpdates>()?;
     module.add_class::<gradients::PyGradientWorker>()?;
+    module.add_class::<mix::PyMix>()?;
+    module.add_class::<replay::PyEpisodes>()?;
     module.add_class::<view::PyNStep>()?;
     module.add_class::<parameters::PyParameters>()?;
     module.add_class::<replay::PyMemory>()?;
@@ -97,6 +101,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<view::PySequences>()?;
     module.add_class::<server::PyServer>()?;
     module.add_class::<station::PyStation>()?;
+    module.add_class::<replay::PyStoredTable>()?;
     module.add_class::<sum_tree::PySumTree>()?;
     module.add_class::<table::PyTable>()?;
     module.add_class::<replay::PyUpdateReceipt>()?;

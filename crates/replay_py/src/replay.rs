@@ -4,12 +4,16 @@
 //! | module | subject |
 //! | --- | --- |
 //! | `sample` | writers, samples, updates of priorities |
+//! | `episodes` | all episodes of a table |
+//! | `stored_table` | a table by its name, for its length |
 //! | `gradients` | gradient jobs of a server |
 //! | `memory` | `Memory`: its snapshots, and a server in front of it |
 
+mod episodes;
 mod gradients;
 mod memory;
 mod sample;
+mod stored_table;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -36,8 +40,10 @@ use crate::process_local::ProcessLocal;
 use crate::table::{PyTable, Tables};
 use crate::writer::PyWriter;
 use crate::{integer, torch, wait};
+pub use episodes::PyEpisodes;
 pub use memory::PyMemory;
 pub use sample::PyUpdateReceipt;
+pub use stored_table::PyStoredTable;
 
 #[doc = stub_doc!("Replay")]
 #[pyclass(name = "Replay", module = "innet_drl", frozen, subclass)]
@@ -92,6 +98,28 @@ impl Backend {
         channel
             .map(|channel| channel.send(table, ids, priorities, wait))
             .transpose()
+    }
+
+    /// Updates a table's priorities, without waiting for the answer unless `applied`.
+    fn update(
+        &self,
+        table: &str,
+        ids: &[u64],
+        priorities: &[f64],
+        applied: bool,
+        wait: &Wait<'_>,
+    ) -> Result<UpdateReceipt> {
+        if !applied && let Some(receipt) = self.send_update(table, ids, priorities, wait)? {
+            return Ok(receipt);
+        }
+        let earlier = self.flush_updates(wait)?;
+        let receipt = self
+            .replay
+            .update_priorities(table, ids, priorities, wait)?;
+        Ok(UpdateReceipt {
+            applied: earlier.applied + receipt.applied,
+            stale: earlier.stale + receipt.stale,
+        })
     }
 
     /// Waits for outstanding updates, and returns the counts since the last call.
@@ -263,6 +291,17 @@ impl PyReplay {
         let views = parameters::views(&tensors);
         self.call(py, timeout, |replay, wait| {
             replay.put_parameters(name, parameters::write(name, &views)?, wait)
+        })
+    }
+
+    #[doc = stub_doc!("Replay.drop_parameters")]
+    #[pyo3(
+        signature = (name, timeout = wait::TIMEOUT),
+        text_signature = "($self, name, timeout=60.0)"
+    )]
+    fn drop_parameters(&self, py: Python<'_>, name: &str, timeout: Option<f64>) -> PyResult<()> {
+        self.call(py, timeout, |replay, wait| {
+            replay.drop_parameters(name, wait)
         })
     }
 

@@ -85,6 +85,8 @@ struct Request {
     # Lists tables and parameters.
     snapshot @19 :Void;
     # Saves the server's memory in the folder of its configuration; the answer follows when the file is complete.
+    readSteps @20 :ReadSteps;
+    dropParameters @21 :Text;
   }
 }
 
@@ -95,7 +97,7 @@ struct Reply {
     challenge @2 :Challenge;
     welcome @3 :Welcome;
     done @4 :Void;
-    # createTable, emptyTable, dropTable, closeWriter, snapshot
+    # createTable, emptyTable, dropTable, dropParameters, closeWriter, snapshot
     table @5 :TableConfig;
     # describeTable
     writer @6 :WriterOpened;
@@ -117,6 +119,7 @@ struct Reply {
     # id 0, about every second while the server does not read the connection, because the answers to its earlier requests
     # or memory for its next frame are missing. A client may ignore it, or report it to its user; it shows the server a
     # client that is gone.
+    stepsRead @16 :StepsRead;
   }
 }
 
@@ -466,6 +469,33 @@ struct ShardState {
   # items inserted, as the rate limiter counts them
   allowance @4 :Float64;
   # samples that the rate limiter would admit after this part; infinite without a ratio
+}
+
+struct ReadSteps {
+  # A part of the stored steps of a table, in the order of their arrival.
+  table @0 :Text;
+  bytes @1 :UInt32;
+  # of chunks in the answer, unless the first one is larger
+  from @2 :ReadPosition;
+}
+
+struct ReadPosition {
+  # All zeros in the first request of a reading; else as in the last answer.
+  number @0 :UInt16;
+  # the upper 16 bits of the ids of the table's items: another number is another table of the same name
+  next @1 :UInt64;
+  # number of the next chunk, in the order of arrival
+  end @2 :UInt64;
+  # of the chunk before which the reading ends: steps that arrive after its first request are not a part of it
+}
+
+struct StepsRead {
+  # The payload is the chunks' payloads, one after the other. Chunks that were evicted since the last answer are left out.
+  chunks @0 :List(Chunk);
+  writers @1 :List(UInt64);
+  # of each chunk, the number of its writer, for as long as the server runs
+  next @2 :ReadPosition;
+  # null at the end
 }
 
 struct UpdatePriorities {

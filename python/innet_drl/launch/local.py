@@ -127,6 +127,11 @@ def _check(config: Config, folder: RunFolder, display: Display, *, resume: bool)
     if config.replay_ca is not None and not config.replay_ca.is_file():
         raise ConfigurationError("{replay_ca} {path}: there is no such file", path=config.replay_ca)
     environments.check(config)
+    if config.evaluated is not config:
+        try:
+            environments.check(config.evaluated)
+        except ConfigurationError as error:
+            raise ConfigurationError("{evaluation_environment}: {error}", error=error) from error
     if not config.serial:
         _check_pickles(config)
     if config.replay != "embedded":

@@ -53,6 +53,7 @@ def train(trainer: Trainer, launchers: Callable[[], Launcher] | None) -> None:
         contextlib.ExitStack() as running,
     ):
         trainer.restore_memory(memory)
+        trainer.preload(memory)
         trainer.stopwatch.lap("start")
         trainer.publish(memory)
         if launcher is None:

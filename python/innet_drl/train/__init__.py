@@ -43,6 +43,7 @@ A run changes neither signal handlers nor loggers, and restores torch's number o
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from collections.abc import Sequence
 from os import PathLike
@@ -108,6 +109,7 @@ def run(
     *,
     callbacks: Sequence[Callback] = (),
     folder: str | PathLike[str] | None = None,
+    preload: str | Path | None = None,
     resume: bool = False,
     launcher: Importable = "local",
 ) -> Result:
@@ -120,6 +122,7 @@ def run(
         config: The run's settings.
         callbacks: Called during training; they may end it.
         folder: The run's folder; `runs/<environment>-<date>-<time>` by default.
+        preload: Data set of demonstrations that the run starts from, in place of the setting `preload`.
         resume: Continue the run of the folder from its newest checkpoint, with these settings.
         launcher: Place where actors and evaluations are processes: `"local"` is this machine, `"ray"` the Ray cluster
             of RAY_ADDRESS, or a local one (`docs/how-to/ray.md`); or your own subclass of
@@ -140,6 +143,8 @@ def run(
             f"config: it must be a train.Config, and is {config!r}: train.run(train.preset('cartpole')), or "
             "train.run(train.Config(environment='CartPole-v1'))"
         )
+    if preload is not None:
+        config = dataclasses.replace(config, preload=preload)
     if resume and folder is None:
         raise ConfigurationError("resume=True continues the run of a folder: name it, folder=...")
     out = RunFolder.default_path(config.environment_name) if folder is None else Path(folder)

@@ -127,7 +127,7 @@ class Actor:
             final=self._final,
             final_q=last.get("final_q"),
         )
-        self._count(step.reward, step.terminated | step.truncated)
+        self._count(step)
         self._observation = step.observation
         self.stopwatch.lap("other")
 
@@ -175,13 +175,15 @@ class Actor:
             "final_q": q,
         }
 
-    def _count(self, reward: NDArray[np.float32], ended: NDArray[np.bool_]) -> None:
-        self._scores += reward
+    def _count(self, step: Step) -> None:
+        ended = step.terminated | step.truncated
+        self._scores += step.reward
         self._lengths += ~self._final
         self._steps += int(np.count_nonzero(~self._final))
         for environment in np.flatnonzero(ended):
             number = self._index * self._environments.count + int(environment)
-            self._games.append(Game(number, score_of(self._scores[environment]), int(self._lengths[environment])))
+            score, info = score_of(self._scores[environment]), step.infos.get(int(environment), {})
+            self._games.append(Game(number, score, int(self._lengths[environment]), info))
             self._scores[environment] = 0.0
             self._lengths[environment] = 0
         if self._environments.resets_at_once:

@@ -16,13 +16,19 @@ import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from innet_drl.train.config import Config
 from innet_drl.train.cost import Cost
 from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.evaluation import Evaluation
-from innet_drl.train.metrics import Metrics
+from innet_drl.train.metrics import Game, Meter, Metrics
 from innet_drl.train.setting_values import did_you_mean
+
+if TYPE_CHECKING:
+    # This module must not import torch: it is imported to check arguments.
+    from innet_drl.train.learner import Learner
+    from innet_drl.train.networks import Network
 
 
 class StopTraining(Exception):  # noqa: N818 - it is no error, as StopIteration
@@ -50,17 +56,58 @@ class Result:
     """Processor seconds and joules of the run, and both per million frames."""
 
 
+class Training:
+    """The run of a callback, `self.training` in its methods: network, counters, and metrics of one's own."""
+
+    def __init__(self, learner: Learner, meter: Meter) -> None:
+        self._learner = learner
+        self._meter = meter
+
+    @property
+    def network(self) -> Network:
+        """The newest network, a torch module on the learner's device. Read it; changes would be learned from."""
+        return self._learner.network
+
+    @property
+    def average(self) -> Network:
+        """The trained agent: the running average of the network's weights, which evaluations play with."""
+        return self._learner.average
+
+    @property
+    def learner_updates(self) -> int:
+        """Steps of the optimizer."""
+        return self._learner.updates
+
+    @property
+    def agent_steps(self) -> int:
+        """Steps of all actors, as far as they are reported."""
+        return self._meter.agent_steps
+
+    def log(self, name: str, value: float) -> None:
+        """Adds a value to the next line of metrics: `own` in metrics.jsonl, the tag `own/<name>` in TensorBoard.
+
+        Of several values of a name the last one counts; NaN and infinities are left out.
+        """
+        self._meter.log(name, value)
+
+
 class Callback:
     """Base class of callbacks: override the methods that you need.
 
     They are called in the thread of `run`, between updates: the learner waits for them.
     """
 
+    training: Training
+    """The run; set before `on_start`."""
+
     def on_start(self, config: Config, folder: Path) -> None:
         """Training begins; the run's folder exists."""
 
     def on_metrics(self, metrics: Metrics) -> None:
         """A line of metrics was written."""
+
+    def on_games(self, games: list[Game]) -> None:
+        """Games of actors have ended; each has the environment's `info` of its last step."""
 
     def on_evaluation(self, evaluation: Evaluation, agent_steps: int) -> None:
         """An evaluation of the agent after `agent_steps` has ended; includes the evaluation after training."""

@@ -124,6 +124,14 @@ class Config(_Named):
     """Seconds that a run waits for a server (`--replay`) that is away or does not answer, before it ends with a
     checkpoint."""
 
+    preload: str | Path | None = None
+    """Data set of demonstrations that the run starts from, as `innet_drl.datasets` names it: `FILE.parquet`, `FILE.npz`
+    or `minari:NAME`. Its observation is `observation`, or `frame` as in the export of a run."""
+    preload_share: Share = 0.25
+    """Share of the demonstrations in each batch; they are in a table of their own, which evicts none, and the replay
+    ratio does not count them. 0 puts them into the run's own table, as fast as the replay ratio admits them, where new
+    steps evict them."""
+
     # Actors.
 
     actors: Count = 1
@@ -279,6 +287,12 @@ class Config(_Named):
 
     # Evaluation.
 
+    evaluation_environment: Importable = ""
+    """Environment of evaluations and videos, as `environment`, with the same spaces; empty for the one that is trained
+    on."""
+    evaluation_environment_args: KeywordArguments = dataclasses.field(default_factory=dict)
+    """Keyword arguments of evaluations' environment, in place of `environment_args`; alone they are for the same
+    environment."""
     evaluation_games: Count = 30
     """Games of one evaluation."""
     evaluation_epsilon: Share = 0.0
@@ -346,6 +360,10 @@ class Config(_Named):
         yield "namespace", fits, "up to 40 ASCII letters, digits, '.', '_' and '-'"
         shared = "empty without a server ({replay} innet://host:port), which other runs could share"
         yield "namespace", not self.namespace or scheme in SERVER_SCHEMES, shared
+        ours = self.preload is None or self.replay == "embedded" or scheme in SERVER_SCHEMES
+        yield "preload", ours, "omitted with the memory of another package"
+        both = not (self.preload and self.preload_share) or 0 < self.demonstrations < self.batch_size
+        yield "preload_share", both, f"0, or a share of a batch ({self.batch_size}) that leaves items of each table"
         for name in ("replay", "gradients"):
             yield name, not _is_nearly_embedded(getattr(self, name)), EMBEDDED
         both = (self.learning_rate_final is None) == (self.learning_rate_anneal_updates == 0)
@@ -368,6 +386,24 @@ class Config(_Named):
     def environment_name(self) -> str:
         """The environment's name or import path."""
         return path_of(self.environment)
+
+    @property
+    def demonstrations(self) -> int:
+        """Items of a batch that are of the demonstrations' own table, as `Mix` rounds their share."""
+        return math.ceil(self.batch_size * self.preload_share - 0.5 - 1e-6) if self.preload else 0
+
+    @property
+    def evaluated(self) -> Config:
+        """The settings with the environment of evaluations."""
+        if not (self.evaluation_environment or self.evaluation_environment_args):
+            return self
+        return dataclasses.replace(
+            self,
+            environment=self.evaluation_environment or self.environment,
+            environment_args=self.evaluation_environment_args,
+            evaluation_environment="",
+            evaluation_environment_args={},
+        )
 
     @property
     def playing_actors(self) -> int:
@@ -414,6 +450,7 @@ class Config(_Named):
                 ", ".join(lost),
             )
         own = (self.environment, *self.environment_wrappers, self.network, self.loss)
+        own += (self.evaluation_environment,) if self.evaluation_environment else ()
         if hidden := [path_of(value) for value in own if not can_be_imported(value)]:
             logger.warning(
                 "config.yaml has %s, which other programs cannot import, and `train.load` fails there: define it at "

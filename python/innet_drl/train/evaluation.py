@@ -116,6 +116,7 @@ def evaluate(
     Each environment plays the same number of games, so that short games do not count more than long ones.
     Atari games start with up to `config.no_ops` no-ops. Games end at `config.evaluation_frames`.
     """
+    config = config.evaluated
     games = config.evaluation_games
     count = min(games, PARALLEL_GAMES)
     envs = environments.make(config, count, episode_frames=config.evaluation_frames, threads=threads or cores())

@@ -168,7 +168,9 @@ def evaluate_runs(
     if len(set(seeds)) < len(seeds) or not seeds or min(seeds) < 0:
         raise ConfigurationError(f"--seeds {' '.join(map(str, seeds))}: give each seed once, at least 0")
     agents = [load(run, best=best) for run in runs]
-    configs = [_conditions(run, agent.config, protocol, changes) for run, agent in zip(runs, agents, strict=True)]
+    configs = [
+        _conditions(run, agent.config.evaluated, protocol, changes) for run, agent in zip(runs, agents, strict=True)
+    ]
     for run, config in zip(runs, configs, strict=True):
         _check_equal(runs[0], configs[0], run, config)
     played = []

@@ -118,7 +118,7 @@ class EvaluationSchedule:
     def evaluate_sticky(self) -> Evaluation | None:
         """Evaluates the newest agent again with sticky actions; `None` outside Atari, or if the run has them anyway."""
         config = self._config
-        if not config.is_atari or config.sticky_actions:
+        if not config.evaluated.is_atari or config.sticky_actions:
             return None
         evaluation = self._play(dataclasses.replace(config, sticky_actions=STICKY_ACTIONS))
         if evaluation is not None:

@@ -22,6 +22,7 @@ from innet_drl.train.importing import Importable, path_of
 from innet_drl.train.presets import PRESETS, preset
 from innet_drl.train.run_folder import RunFolder
 from innet_drl.train.setting_values import read_value
+from innet_drl.train.short_help import short_help
 
 PresetName = Literal["atari", "breakout", "breakout-paper", "cartpole", "vector"]
 Flags = TypeVar("Flags")
@@ -225,6 +226,7 @@ def parse_train(arguments: Sequence[str]) -> TrainFlags:
     A file of settings (`--config`) changes the preset or the run's settings before the flags do.
     """
     known = _settings_flags(arguments)
+    arguments = _helped("train", known, arguments)
     if known.resume is not None and known.preset is not None:
         raise ConfigurationError("--resume uses the run's settings: omit --preset")
     name, config, automatic = _settings(known, known.resume)
@@ -248,6 +250,7 @@ def parse_train(arguments: Sequence[str]) -> TrainFlags:
 def parse_learner(arguments: Sequence[str]) -> LearnerFlags:
     """Parses the flags of `innet-drl learner`, which change the preset, or the settings of the run in the folder."""
     known = _settings_flags(arguments)
+    arguments = _helped("learner", known, arguments)
     out = known.out or known.resume
     has_run = out is not None and (out / "config.yaml").is_file()
     name, config, automatic = _settings(known, out if has_run else None)
@@ -263,6 +266,16 @@ def parse_learner(arguments: Sequence[str]) -> LearnerFlags:
         default=LearnerFlags(config=config, out=tyro.MISSING, preset=name),
         registry=_REGISTRY,
     )
+
+
+def _helped(command: str, known: argparse.Namespace, arguments: Sequence[str]) -> Sequence[str]:
+    """Prints the short help if it is asked for; the long one is `tyro`'s."""
+    if {"-h", "--help"} & set(arguments):
+        is_atari = (known.environment or "atari/").startswith("atari/")
+        name = known.preset if known.preset in PRESETS else "breakout" if is_atari else "vector"
+        print(short_help(command, name), end="")
+        raise SystemExit(0)
+    return ["--help" if argument == "--help-all" else argument for argument in arguments]
 
 
 def _settings_flags(arguments: Sequence[str]) -> argparse.Namespace:

@@ -105,6 +105,15 @@ class MemorySettings:
     """Token or password of the memory; empty for none."""
     namespace: str = ""
     """Namespace of the names at a server; empty for none."""
+    preload: str | None = None
+    """Data set of demonstrations."""
+    preload_share: float = 0.0
+    """Share of a batch that is of the demonstrations' own table; 0 if they are in the run's table."""
+
+    @property
+    def demonstrations(self) -> str | None:
+        """Name of the demonstrations' own table."""
+        return f"{self.table.name}-demonstrations" if self.preload and self.preload_share else None
 
 
 class RowWriter(Protocol):
@@ -156,6 +165,10 @@ class ReplayMemory(abc.ABC):
         self._replay = replay
         self._settings = settings
         self._name = settings.table.name
+        self._sampled: str | innet.Mix = self._name
+        if settings.demonstrations is not None:
+            share = settings.preload_share
+            self._sampled = innet.Mix({self._name: 1 - share, settings.demonstrations: share})
         self._view = view or settings.view
         self.incarnation: str | None = None
         """Id of the server's memory at the last `stats`, which changes with a restart of the server."""
@@ -208,7 +221,7 @@ class ReplayMemory(abc.ABC):
         """Samples batches until closed; each waits up to `timeout` seconds, then raises a `DeadlineError`."""
         settings = self._settings
         return self.replay.batches(
-            self._name,
+            self._sampled,
             settings.batch_size,
             self._view,
             beta=settings.importance_exponent,
@@ -219,7 +232,7 @@ class ReplayMemory(abc.ABC):
 
     def update_priorities(self, keys: NDArray[np.uint64], priorities: NDArray[np.float64]) -> None:
         """Sets the priorities of sampled transitions, without waiting for a server's answer."""
-        self.replay.update_priorities(self._name, keys, priorities, timeout=self._settings.patience, wait=False)
+        self.replay.update_priorities(self._sampled, keys, priorities, timeout=self._settings.patience, wait=False)
 
     def stats(self, timeout: float | None = None) -> dict[str, Any]:
         """Returns the table's counters; `timeout` defaults to the patience of the settings."""
@@ -379,6 +392,8 @@ def memory_settings(
         changed=() if earlier is None else config.changed(earlier, TABLE_SETTINGS),
         token=memory_token(config) if token is None else token,
         namespace=config.namespace,
+        preload=None if config.preload is None else os.fspath(config.preload),
+        preload_share=config.preload_share,
     )
 
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 RETURN_WINDOW = 100
 """Number of last games that `return_mean` averages."""
+Info = bool | int | float | str
+"""Values of an environment's `info` that reports have."""
 COSTS = ("processor_s", "processor_s_per_million_frames", "joules", "joules_per_million_frames", "resident_bytes")
 ACTOR_WINDOW = 20
 """Number of last games of an actor that `actor_scores` averages."""
@@ -138,6 +140,8 @@ class Metrics:
     """(sum w)^2 / (B sum w^2) of the weights of a batch, mean over batches: 1 if all are equal."""
     priority_percentiles: Annotated[dict[str, float], "priority_percentiles"] = field(default_factory=dict)
     """Percentiles of the new priorities, before the exponent."""
+    own: Annotated[dict[str, float], "own"] = field(default_factory=dict)
+    """Values that callbacks have logged since the last line (`Training.log`)."""
 
 
 def score_of(rewards: float) -> float:
@@ -156,6 +160,9 @@ class Game:
     """Sum of its rewards, unclipped."""
     steps: int
     """Its length in agent steps."""
+    info: dict[str, Info] = field(default_factory=dict)
+    """The environment's `info` of its last step, as far as it is numbers, flags and short texts, 512 bytes as JSON.
+    Names of nested ones are joined by slashes: `episode/r`."""
 
 
 @dataclass(frozen=True)
@@ -210,6 +217,7 @@ class Meter:
         self._parameter_updates: dict[int, int] = {}
         self._epsilon: dict[int, float] = {}
         self._sums = _Sums()
+        self._own: dict[str, float] = {}
         self._sampled = self._inserted = 0
         self._waited: dict[str, float] | None = {}
         self.waits_s: dict[str, float] = {}
@@ -267,6 +275,12 @@ class Meter:
         sums.learning_rate = update.learning_rate
         added = (update.loss, update.q_mean, update.gradient_norm, mean_age, mean_probability)
         sums.of_updates = [total + value for total, value in zip(sums.of_updates, added, strict=True)]
+
+    def log(self, name: str, value: float) -> None:
+        """Adds a callback's value to the next line, unless it is NaN or infinite."""
+        finite = _finite(float(value))
+        if finite is not None:
+            self._own[str(name)] = finite
 
     def add_diagnosis(self, diagnosis: Diagnosis) -> None:
         """Adds a diagnosis of the learner to the next line."""
@@ -354,7 +368,9 @@ class Meter:
             if probability is None or "items" not in table
             else table["items"] * probability,
             **({} if diagnosis is None else vars(diagnosis)),
+            own=self._own,
         )
+        self._own = {}
         self._last_time, self.reported_steps, self._last_updates = now, self.agent_steps, updates
         return metrics
 

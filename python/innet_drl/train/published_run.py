@@ -33,7 +33,8 @@ DOCUMENT = "/run"
 REPORTS = "/reports"
 REPORT_BYTES = 2048
 REPORT_GAMES = 40
-"""Largest number of games in a row, bounded by `REPORT_BYTES`."""
+GAMES_BYTES = 1200
+"""Largest number of games in a row, and of their bytes, bounded by `REPORT_BYTES`."""
 REPORT_LAPS = 240
 """Largest number of laps in a row."""
 LAP = np.dtype([("name", "u1"), ("duration", "<u4")])
@@ -190,13 +191,27 @@ class ReportWriter:
 
 def _parts(report: ActorReport) -> Iterator[ActorReport]:
     """Splits a report into parts that fit a row; the first one has steps and seconds."""
-    games, laps = report.games, report.laps
-    yield dataclasses.replace(report, games=games[:REPORT_GAMES], laps=None)
+    laps = report.laps
+    first, *others = _groups(report.games)
+    yield dataclasses.replace(report, games=first, laps=None)
     rest = dataclasses.replace(report, steps=0, seconds={}, games=[], laps=None, predictions=prediction.NONE)
-    for first in range(REPORT_GAMES, len(games), REPORT_GAMES):
-        yield dataclasses.replace(rest, games=games[first : first + REPORT_GAMES])
+    for games in others:
+        yield dataclasses.replace(rest, games=games)
     if laps is not None:
         yield from (dataclasses.replace(rest, laps=part) for part in laps.parts(REPORT_LAPS, LONGEST_LAP))
+
+
+def _groups(games: list[Game]) -> list[list[Game]]:
+    """The games in groups that fit a row; the first one may be empty."""
+    groups: list[list[Game]] = [[]]
+    size = 0
+    for game in games:
+        size += len(json.dumps(list(vars(game).values())))
+        if groups[-1] and (len(groups[-1]) == REPORT_GAMES or size > GAMES_BYTES):
+            groups.append([])
+            size = len(json.dumps(list(vars(game).values())))
+        groups[-1].append(game)
+    return groups
 
 
 def _encoded(report: ActorReport) -> bytes:
@@ -215,7 +230,10 @@ def _encoded(report: ActorReport) -> bytes:
 def _decoded(row: bytes) -> ActorReport | None:
     try:
         values = json.loads(row)
-        games = [Game(int(environment), float(score), int(steps)) for environment, score, steps in values.pop("games")]
+        games = [
+            Game(int(environment), float(score), int(steps), dict(info))
+            for environment, score, steps, info in values.pop("games")
+        ]
         laps = values.pop("laps")
         if laps is not None:
             names = laps.pop("names")

@@ -96,7 +96,8 @@ class Reporter:
         learner, cost = self._learner, self._cost.read(self._meter.env_frames)
         metrics = self._meter.line(learner.updates, learner.publications, self.table, self._seconds_left, cost)
         self.times.add_waits(self._meter.waits_s)
-        self.times.add_samples(self._process, self.table, self._config.batch_size)
+        own = self._config.batch_size - self._config.demonstrations
+        self.times.add_samples(self._process, self.table, own)
         self.times.write()
         self._write(metrics)
         self._stopwatch.lap("report")
@@ -112,6 +113,8 @@ class Reporter:
     def add_report(self, report: ActorReport) -> None:
         """Adds the report of an actor to the next line, its times and its trace."""
         self._meter.add_report(report)
+        if report.games:
+            self._session.call("on_games", report.games)
         # Reports of a serial run have no times.
         if report.seconds or report.laps:
             self.times.add(f"actor {report.actor}", report.seconds, report.laps)

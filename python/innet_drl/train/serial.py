@@ -22,12 +22,19 @@ def train(trainer: Trainer) -> None:
     with (
         contextlib.closing(environments.make(config, config.environments, threads=config.environment_threads)) as envs,
         EmbeddedMemory.unserved(trainer.memory_settings()) as memory,
-        memory.batches(str(trainer.learner.device), timeout=0.0) as batches,
+        contextlib.ExitStack() as running,
     ):
         inserted = drawn = 0
-        if trainer.restore_memory(memory):
+        # The replay ratio counts the run's own transitions.
+        own = config.batch_size - config.demonstrations
+        if restored := trainer.restore_memory(memory):
             table = memory.stats()
             inserted, drawn = table["inserted_items"], table["sampled_items"]
+        trainer.preload(memory)
+        if not restored:
+            # Demonstrations without a table of their own.
+            inserted = memory.stats()["inserted_items"]
+        batches = running.enter_context(memory.batches(str(trainer.learner.device), timeout=0.0))
         writer, network, steps = memory.writer(actor=0), make_network(config, trainer.spec), trainer.meter.agent_steps
         actor = Actor(config, 0, envs, network, writer, first_step=steps, stopwatch=stopwatch)
         timed = TimedBatches(batches, stopwatch, "sample")
@@ -46,11 +53,11 @@ def train(trainer: Trainer) -> None:
                 report = actor.report(times=False)
                 inserted += report.steps
                 trainer.reporter.add_report(report)
-                while drawn + config.batch_size <= config.samples_per_insert * (inserted - config.min_size):
+                while drawn + own <= config.samples_per_insert * (inserted - config.min_size):
                     stopwatch.lap("other")
                     batch = next(timed)
                     stopwatch.lap("free")
-                    drawn += config.batch_size
+                    drawn += own
                     update = trainer.learn(batch)
                     stopwatch.lap("other")
                     memory.update_priorities(batch.ids, trainer.priorities(update))

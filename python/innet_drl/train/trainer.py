@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from innet_drl.batches import TorchBatch
 from innet_drl.train import environments, video
-from innet_drl.train.callbacks import Callback, Result
+from innet_drl.train.callbacks import Callback, Result, Training
 from innet_drl.train.checkpoints import Checkpoint
 from innet_drl.train.config import LOSSES, Config
 from innet_drl.train.cost import CostMeter
@@ -42,6 +42,7 @@ from innet_drl.train.machine import description, versions
 from innet_drl.train.memory import MemorySettings, ReplayMemory, memory_class, memory_settings
 from innet_drl.train.metrics import Meter
 from innet_drl.train.numerics import choose_numerics, random_batch
+from innet_drl.train.preload import preload
 from innet_drl.train.reporting import Reporter
 from innet_drl.train.run_folder import RunFolder
 from innet_drl.train.session import Session
@@ -84,6 +85,7 @@ class Trainer:
         probe = environments.make(config, 1)
         self.spec = probe.spec
         probe.close()
+        self._check_evaluated()
         torch.manual_seed(config.seed)
         self.learner = Learner(config, self.spec)
         torch.set_num_threads(config.learner_threads or self.learner.threads_left)
@@ -99,8 +101,32 @@ class Trainer:
         if resumed is not None:
             self._load(resumed)
         self.reporter = Reporter(self.session, self.learner, self._cost)
+        for callback in callbacks:
+            callback.training = Training(self.learner, self.meter)
         self.evaluations = EvaluationSchedule(self.session, self.learner)
         self._next_checkpoint = time.monotonic() + 60 * config.checkpoint_minutes
+
+    def _check_evaluated(self) -> None:
+        """Checks that the environment of evaluations has the spaces of the one that is trained on."""
+        evaluated = self.config.evaluated
+        if evaluated is self.config:
+            return
+        with contextlib.closing(environments.make(evaluated, 1)) as probe:
+            spec = probe.spec
+        for what, ours, theirs in (
+            ("actions", self.spec.actions, spec.actions),
+            ("observations", self.spec.arrays, spec.arrays),
+        ):
+            if ours != theirs:
+                raise ConfigurationError(
+                    "{evaluation_environment} {evaluated} has other {what} ({theirs}) than {environment} {name} "
+                    "({ours}): an agent plays environments of one space",
+                    evaluated=evaluated.environment_name,
+                    name=self.config.environment_name,
+                    what=what,
+                    theirs=theirs,
+                    ours=ours,
+                )
 
     def _load(self, resumed: Checkpoint) -> None:
         counts = resumed.state["learner"]
@@ -209,6 +235,12 @@ class Trainer:
             self.folder.restore_memory(memory)
         logger.info("the replay memory continues with its %s steps", f"{memory.stats()['steps']:,}")
         return True
+
+    def preload(self, memory: ReplayMemory) -> None:
+        """Imports the run's demonstrations, unless an earlier session has."""
+        if self.config.preload is not None:
+            self.session.say("reading the demonstrations")
+            preload(memory.replay, self.memory_settings())
 
     @property
     def finished(self) -> bool:

@@ -43,6 +43,7 @@ def record(
     For Atari it is the game with the median score of `GAMES`; other environments may be unable to repeat a game. The
     video ends after `seconds` at the speed of a human player.
     """
+    config = config.evaluated
     if path.suffix != ".mp4":
         raise ConfigurationError(f"--to {path}: videos are mp4 files, name it {path.with_suffix('.mp4').name}")
     if not 0 < seconds < float("inf"):

@@ -12,6 +12,7 @@
 //! | `sample`, `credit` | sampling, without a lock except in samplers by rank; undelivered samples |
 //! | `update` | priorities, corrupt items |
 //! | `max_priority` | the largest priority, for items without one |
+//! | `read` | all steps, in their order of arrival |
 //! | `save`, `restore` | to and from the records of a snapshot |
 //! | `waiting`, `pending_call` | queues of waiting calls; the state of one call |
 //! | `stats` | counters |
@@ -32,6 +33,7 @@ mod max_priority;
 mod pending_call;
 mod prepare;
 mod push;
+mod read;
 mod residents;
 mod sample;
 pub(crate) mod samplers;

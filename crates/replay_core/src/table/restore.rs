@@ -165,11 +165,7 @@ impl Staged {
             return Err(format!("a writer's name of {} bytes", stream.writer.len()));
         }
         self.streams.push(StagedStream {
-            writer: Arc::new(WriterIdentity {
-                name: stream.writer,
-                window_before: stream.window_before,
-                window_after: stream.window_after,
-            }),
+            writer: WriterIdentity::new(stream.writer, stream.window_before, stream.window_after),
             number: stream.number,
             next_step: 0,
             last_chunk: None,

@@ -21,9 +21,6 @@ use super::stats::{EVICTED_ITEMS, EVICTED_STEPS, INSERTED_ITEMS, INSERTED_STEPS}
 use super::stored::StoredChunk;
 use super::writers::WriterIdentity;
 
-/// Chunks named under one hold of the insert lock.
-const NAMED_AT_ONCE: usize = 64;
-
 const ITEMS_AT_ONCE: usize = 4096;
 
 /// Records written so far.
@@ -132,21 +129,13 @@ impl Table {
         saved: &mut Saved,
         out: &mut RecordWriter<W>,
     ) -> Result<()> {
-        let mut named = Vec::with_capacity(NAMED_AT_ONCE);
         let mut next = 0;
         loop {
-            {
-                let mut residents = self.lock_residents()?;
-                next = residents.first.max(next);
-                while next < end && named.len() < NAMED_AT_ONCE {
-                    named.extend(residents.get_mut(next).map(|chunk| (next, chunk.handle)));
-                    next += 1;
-                }
-            }
+            let named = self.name_chunks(&mut next, end)?;
             if named.is_empty() {
                 return Ok(());
             }
-            for (arrival, handle) in named.drain(..) {
+            for (arrival, handle) in named {
                 // None: it was evicted since.
                 let Some(chunk) = self.chunks.pin(handle) else {
                     continue;

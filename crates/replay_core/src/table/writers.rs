@@ -9,6 +9,7 @@
 mod expiry;
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -34,6 +35,22 @@ pub struct WriterIdentity {
     pub window_before: u16,
     /// Rows after the anchor of its items, at most.
     pub window_after: u16,
+    /// A number that no other writer of this process has.
+    pub serial: u64,
+}
+
+impl WriterIdentity {
+    /// A writer of its own.
+    pub fn new(name: String, window_before: u16, window_after: u16) -> Arc<Self> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Arc::new(WriterIdentity {
+            name,
+            window_before,
+            window_after,
+            // Relaxed: the number publishes nothing.
+            serial: NEXT.fetch_add(1, Ordering::Relaxed),
+        })
+    }
 }
 
 /// One writer's side of the table. Its lock is taken by its own pushes, so it is held over their checks and
@@ -180,11 +197,7 @@ impl Writers {
         self.expire_for(&mut entries, open.streams, now)?;
         let activity = Activity::new(now);
         let writer = TableWriter {
-            identity: Arc::new(WriterIdentity {
-                name: open.name.clone(),
-                window_before: open.window_before,
-                window_after: open.window_after,
-            }),
+            identity: WriterIdentity::new(open.name.clone(), open.window_before, open.window_after),
             streams: (0..open.streams).map(|_| Stream::default()).collect(),
             steps: 0,
             blocked: 0,

@@ -245,6 +245,14 @@ pub struct Batch {
 }
 
 impl Batch {
+    /// Adds an array of one byte for each item.
+    pub fn add_bytes(&mut self, name: &str, bytes: &[u8]) {
+        let mut buffer = Buffer::zeros(bytes.len());
+        buffer.as_mut_slice().copy_from_slice(bytes);
+        let spec = ArraySpec::new(name, Dtype::Uint8, vec![]);
+        self.arrays.push(spec.array(bytes.len(), Arc::new(buffer)));
+    }
+
     /// The array of a name.
     pub fn get(&self, name: &str) -> Option<&Array> {
         self.arrays.iter().find(|array| array.name == name)

@@ -1,11 +1,13 @@
 //! Arrays of sampled windows: [`ViewSpec`] defines them, [`Decoder`] makes them. `decode` unpacks rows and blobs, `fill`
-//! shares the items out to threads, `nstep`, `sequence` and `raw` lay them out, `batch` has the arrays and their buffers.
+//! shares the items out to threads, `nstep`, `sequence` and `raw` lay them out, `batch` has the arrays and their buffers. `rows` makes
+//! arrays of consecutive steps.
 
 mod batch;
 mod decode;
 mod fill;
 mod nstep;
 mod raw;
+mod rows;
 mod sequence;
 mod storage;
 mod streamed;
@@ -13,6 +15,7 @@ mod streamed;
 use std::sync::Arc;
 
 pub use batch::{Array, Batch, Buffer, Rejected};
+pub use rows::StepsDecoder;
 
 pub use crate::importance::Normalization;
 pub use crate::observation::Stack;

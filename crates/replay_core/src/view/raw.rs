@@ -6,13 +6,20 @@ use super::decode::{Decoded, SampledWindow, Unpacker};
 use crate::row_layout::RowLayout;
 use crate::schema::{Dtype, flags};
 
-/// The bool arrays after `mask`, and the flags in them.
-const FLAGS: [(&str, u8); 4] = [
+/// The bool arrays of flags, and the flag in each.
+pub(super) const FLAGS: [(&str, u8); 4] = [
     ("terminated", flags::TERMINATED),
     ("truncated", flags::TRUNCATED),
     ("first", flags::FIRST),
     ("final", flags::FINAL),
 ];
+
+/// Bool arrays of the flags, with `shape` for each item.
+pub(super) fn flag_specs(shape: &[usize]) -> impl Iterator<Item = ArraySpec> {
+    FLAGS
+        .iter()
+        .map(|(name, _)| ArraySpec::new(name, Dtype::Bool, shape.to_vec()))
+}
 
 impl Window {
     fn rows(&self) -> usize {
@@ -22,7 +29,7 @@ impl Window {
     /// The arrays of a batch: mask, flags, then the columns.
     pub(super) fn array_specs(&self, layout: &RowLayout) -> Vec<ArraySpec> {
         let mut specs = vec![ArraySpec::new("mask", Dtype::Bool, vec![self.rows()])];
-        specs.extend(FLAGS.map(|(name, _)| ArraySpec::new(name, Dtype::Bool, vec![self.rows()])));
+        specs.extend(flag_specs(&[self.rows()]));
         specs.extend(
             (0..layout.columns.len())
                 .map(|column| ArraySpec::of_column(layout, column, Some(self.rows()))),

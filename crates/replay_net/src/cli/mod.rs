@@ -19,7 +19,12 @@ use crate::extension;
 
 /// Prioritized replay and parameters as a service in the network.
 #[derive(Parser)]
-#[command(name = "innet-replay", version, propagate_version = true)]
+#[command(
+    name = "innet-replay",
+    version,
+    propagate_version = true,
+    after_help = "The Python package adds the commands export and import: the content of a table to a data set, and back."
+)]
 struct CommandLine {
     #[command(subcommand)]
     command: Command,

@@ -52,15 +52,15 @@ pub use namespace::{Namespace, Namespaced};
 use pipeline::{is_broken, is_renewal, unexpected};
 use pool::{ConnectionPool, retry_for, while_broken};
 use replay_core::replay::{
-    Listing, OpenWriter, Parameters, PushChannel, Replay, SampleChannel, SampleRequest, Sampled,
-    UpdateChannel, UpdateReceipt, WriterId,
+    Listing, OpenWriter, Parameters, PushChannel, ReadSteps, Replay, SampleChannel, SampleRequest,
+    Sampled, StepsRead, UpdateChannel, UpdateReceipt, WriterId,
 };
 use replay_core::schema::TableConfig;
 use replay_wire::ErrorCode;
 use replay_wire::auth::Secret;
 use replay_wire::{
-    Call, DescribeTable, DropTable, EmptyTable, GetParameters, List, PutParameters, ReplyBody,
-    ReportCorrupt, Snapshot, Stats, UpdatePriorities,
+    Call, DescribeTable, DropParameters, DropTable, EmptyTable, GetParameters, List, PutParameters,
+    ReplyBody, ReportCorrupt, Snapshot, Stats, UpdatePriorities,
 };
 
 /// Options of a connection: credentials, timeouts and limits.
@@ -347,6 +347,10 @@ impl Replay<Error> for Client {
         Ok(Some(Box::new(self.updates_channel())))
     }
 
+    fn read_steps(&self, request: &ReadSteps, wait: &Wait<'_>) -> Result<StepsRead> {
+        self.call(wait, request)
+    }
+
     fn report_corrupt(
         &self,
         table: &str,
@@ -364,6 +368,10 @@ impl Replay<Error> for Client {
 
     fn put_parameters(&self, name: &str, bytes: Bytes, wait: &Wait<'_>) -> Result<u64> {
         self.put_version(name, 0, bytes, wait)
+    }
+
+    fn drop_parameters(&self, name: &str, wait: &Wait<'_>) -> Result<()> {
+        self.call(wait, &DropParameters(name.into()))
     }
 
     fn get_parameters(

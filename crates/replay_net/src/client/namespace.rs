@@ -16,8 +16,8 @@ use crate::error::{Error, Result};
 use base::wait::Wait;
 use replay_core::cause::{OutdatedWriter, TableWait, WaitReason};
 use replay_core::replay::{
-    Listing, OpenWriter, Parameters, PushBody, PushChannel, Replay, SampleChannel, SampleRequest,
-    Sampled, UpdateChannel, UpdateReceipt, WriterId,
+    Listing, OpenWriter, Parameters, PushBody, PushChannel, ReadSteps, Replay, SampleChannel,
+    SampleRequest, Sampled, StepsRead, UpdateChannel, UpdateReceipt, WriterId,
 };
 use replay_core::schema::TableConfig;
 use replay_wire::ErrorCode;
@@ -330,6 +330,14 @@ impl Replay<Error> for Namespaced {
         Ok(channel.map(|channel| Box::new(self.channel(channel)) as Box<dyn UpdateChannel<Error>>))
     }
 
+    fn read_steps(&self, request: &ReadSteps, wait: &Wait<'_>) -> Result<StepsRead> {
+        let full = ReadSteps {
+            table: self.full(&request.table),
+            ..request.clone()
+        };
+        self.own(self.replay.read_steps(&full, wait), &request.table, wait)
+    }
+
     fn report_corrupt(
         &self,
         table: &str,
@@ -347,6 +355,11 @@ impl Replay<Error> for Namespaced {
     fn put_parameters(&self, name: &str, bytes: Bytes, wait: &Wait<'_>) -> Result<u64> {
         let put = self.replay.put_parameters(&self.full(name), bytes, wait);
         put.map_err(|error| self.namespace.error(error))
+    }
+
+    fn drop_parameters(&self, name: &str, wait: &Wait<'_>) -> Result<()> {
+        let dropped = self.replay.drop_parameters(&self.full(name), wait);
+        dropped.map_err(|error| self.namespace.error(error))
     }
 
     fn get_parameters(

@@ -9,7 +9,9 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use base::sync::lock;
+use replay_core::error::check_priorities;
 use replay_core::importance;
+use replay_core::mix;
 use replay_core::replay::{SampleRequest, UpdateReceipt};
 use replay_core::schema::{Dtype, TableConfig};
 use replay_core::sum_tree::check_samples;
@@ -21,8 +23,9 @@ use replay_wire::ErrorCode;
 use super::PyReplay;
 use crate::batch::PyBatch;
 use crate::batches::{Beta, PyBatches};
-use crate::decoded_sample::{DecodedSampler, Reading};
+use crate::decoded_sample::{DecodedSampler, Part, Reading};
 use crate::interpreter::Call;
+use crate::mix::TablesArgument;
 use crate::view::ViewArgument;
 use crate::writer::PyWriter;
 use crate::{array, class, error, integer, keywords, torch, wait};
@@ -45,7 +48,7 @@ const IDS: [Dtype; 2] = [Dtype::Uint64, Dtype::Int64];
 
 /// Default number of threads that unpack a batch: one for each core available at the first sample. Cached, because the standard library
 /// reads the cgroup files each time.
-fn unpacking_threads() -> usize {
+pub(super) fn unpacking_threads() -> usize {
     static CORES: OnceLock<usize> = OnceLock::new();
     let most = usize::from(integer::MAX_THREADS);
     *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, |n| n.get().min(most)))
@@ -111,10 +114,60 @@ impl PyReplay {
         Some(format!("are of table {name:?}"))
     }
 
+    /// Ids and priorities by the table that they go to: of a mix, the tables whose samples had ids with such a number, or all.
+    fn routed(
+        &self,
+        tables: &TablesArgument,
+        ids: Vec<u64>,
+        priorities: Vec<f64>,
+    ) -> Vec<(String, Vec<u64>, Vec<f64>)> {
+        let mut routed: Vec<_> = tables
+            .names()
+            .map(|name| (name.to_owned(), Vec::new(), Vec::new()))
+            .collect();
+        if routed.len() == 1 || ids.len() != priorities.len() {
+            // Any table refuses unequal numbers of them.
+            routed.truncate(1);
+            (routed[0].1, routed[0].2) = (ids, priorities);
+            return routed;
+        }
+        let decoders = self.decoders();
+        let of_number = |number: u16| {
+            let known = |name| {
+                let mut kept = decoders.get(name).into_iter().flatten();
+                kept.any(|(_, reading)| reading.has_table(number))
+            };
+            let known: Vec<_> = tables.names().map(known).collect();
+            match known.contains(&true) {
+                true => known,
+                false => vec![true; known.len()],
+            }
+        };
+        let wanted = ids.len();
+        let mut by_number: HashMap<u16, Vec<bool>> = HashMap::new();
+        for (id, priority) in ids.into_iter().zip(priorities) {
+            let number = IdSpace::number_of(id);
+            let chosen = by_number.entry(number).or_insert_with(|| of_number(number));
+            for ((_, ids, priorities), chosen) in routed.iter_mut().zip(chosen) {
+                if *chosen {
+                    ids.push(id);
+                    priorities.push(priority);
+                }
+            }
+        }
+        if wanted > 0 {
+            routed.retain(|(_, ids, _)| !ids.is_empty());
+        } else {
+            // One call, which waits for earlier ones.
+            routed.truncate(1);
+        }
+        routed
+    }
+
     fn sampler(
         &self,
         py: Python<'_>,
-        table: &str,
+        tables: &TablesArgument,
         batch_size: u32,
         view: Option<ViewArgument>,
         normalize: &str,
@@ -133,18 +186,31 @@ impl PyReplay {
             threads: threads.unwrap_or_else(unpacking_threads),
         };
         let view = view.map(|view| view.0);
-        let reading = self.reading(py, table, DecoderKey { view, options }, deadline)?;
-        let request = SampleRequest {
-            allow_short,
-            min_probability: normalization == Normalization::Memory,
-            ..SampleRequest::new(table, batch_size, &reading.view)
-        };
+        let counts = mix::divide(&tables.shares(), batch_size)
+            .map_err(|error| error::to_python(py, error))?;
+        let mut parts: Vec<Part> = Vec::new();
+        for (table, count) in tables.names().zip(counts) {
+            let view = view.clone();
+            let reading = self.reading(py, table, DecoderKey { view, options }, deadline)?;
+            if let Some(first) = parts.first() {
+                reading
+                    .check_mixed()
+                    .map_err(|error| error::to_python(py, error))?;
+                let same = first.reading.check_same_arrays(&reading);
+                same.map_err(|error| error::to_python(py, error))?;
+            }
+            let request = SampleRequest {
+                allow_short,
+                min_probability: normalization == Normalization::Memory,
+                ..SampleRequest::new(table, count, &reading.view)
+            };
+            parts.push(Part::new(request, reading));
+        }
         let backend = self.backend.get(py)?;
         Ok(DecodedSampler {
             program: backend.client.map(|client| client.program()),
             replay: backend.replay,
-            reading,
-            request,
+            parts,
         })
     }
 }
@@ -211,7 +277,7 @@ impl PyReplay {
     fn sample<'py>(
         &self,
         py: Python<'py>,
-        table: &str,
+        table: TablesArgument,
         #[pyo3(from_py_with = integer::batch_size)] batch_size: u32,
         view: Option<ViewArgument>,
         beta: f64,
@@ -229,11 +295,11 @@ impl PyReplay {
         importance::check_beta(beta).map_err(|error| error::to_python(py, error))?;
         let closing = Some(self.backend.closing());
         let writers = &self.writers;
-        let advice = || writers.advice(table);
+        let advice = || table.names().find_map(|table| writers.advice(table));
         let sampled = loop {
             let sampler = self.sampler(
                 py,
-                table,
+                &table,
                 batch_size,
                 view.clone(),
                 normalize,
@@ -243,13 +309,14 @@ impl PyReplay {
             )?;
             let sampled = wait::blocking_advised(py, deadline, closing, &advice, move |wait| {
                 // Dropped here, without the interpreter lock: it may have the last reference to the memory.
-                let sampler = sampler;
+                let mut sampler = sampler;
+                let replay = sampler.replay.clone();
                 let sampled = sampler.next(
                     wait,
                     || beta,
-                    |wait| {
-                        writers.awaiting(table, allow_short, wait, |wait| {
-                            sampler.replay.sample(&sampler.request, wait)
+                    |_, request, wait| {
+                        writers.awaiting(&request.table, allow_short, wait, |wait| {
+                            replay.sample(request, wait)
                         })
                     },
                 );
@@ -282,7 +349,7 @@ impl PyReplay {
     fn batches<'py>(
         &self,
         py: Python<'py>,
-        table: &str,
+        table: TablesArgument,
         #[pyo3(from_py_with = integer::batch_size)] batch_size: u32,
         view: Option<ViewArgument>,
         beta: Beta,
@@ -300,7 +367,7 @@ impl PyReplay {
         let deadline = wait::deadline(py, timeout)?;
         let sampler = self.sampler(
             py,
-            table,
+            &table,
             batch_size,
             view,
             normalize,
@@ -308,7 +375,8 @@ impl PyReplay {
             threads,
             deadline,
         )?;
-        let description = format!("{batch_size} items of table {table:?} {}", self.location);
+        let tables = table.describe();
+        let description = format!("{batch_size} items of {tables} {}", self.location);
         let closing = self.backend.closing().clone();
         let writers = self.writers.clone();
         let batches = PyBatches::new(
@@ -336,7 +404,7 @@ impl PyReplay {
     fn update_priorities(
         &self,
         py: Python<'_>,
-        table: &str,
+        table: TablesArgument,
         ids: &Bound<'_, PyAny>,
         priorities: &Bound<'_, PyAny>,
         timeout: Option<f64>,
@@ -346,23 +414,29 @@ impl PyReplay {
         let ids = array::numbers(ids, "ids", &IDS)?;
         let priorities = array::numbers(priorities, "priorities", &array::PRIORITIES)?;
         let (ids, priorities) = (ids.to_bits(), priorities.to_f64());
-        let receipt = self.backend.call(py, timeout, |backend, waiting| {
-            if !wait
-                && let Some(receipt) = backend.send_update(table, &ids, &priorities, waiting)?
-            {
-                return Ok(receipt);
+        let wanted = ids.len();
+        // Of a mix one table would be changed before the other refuses.
+        check_priorities(&priorities).map_err(|error| error::to_python(py, error))?;
+        let routed = self.routed(&table, ids, priorities);
+        let sent: usize = routed.iter().map(|(_, ids, _)| ids.len()).sum();
+        let mut receipt = self.backend.call(py, timeout, |backend, waiting| {
+            let mut total = UpdateReceipt::default();
+            for (table, ids, priorities) in &routed {
+                let receipt = backend.update(table, ids, priorities, wait, waiting)?;
+                total.applied += receipt.applied;
+                total.stale += receipt.stale;
             }
-            let earlier = backend.flush_updates(waiting)?;
-            let receipt = (backend.replay).update_priorities(table, &ids, &priorities, waiting)?;
-            Ok(UpdateReceipt {
-                applied: earlier.applied + receipt.applied,
-                stale: earlier.stale + receipt.stale,
-            })
+            Ok(total)
         })?;
+        if wait {
+            // An id that went to several tables is stale in all but one.
+            receipt.stale = receipt.stale.saturating_sub((sent - wanted) as u32);
+        }
         if receipt.applied == 0
             && receipt.stale > 0
             && !self.foreign_ids_named.load(Ordering::Relaxed)
-            && let Some(problem) = self.foreign_ids(table, &ids)
+            && let [(table, ids, _)] = &routed[..]
+            && let Some(problem) = self.foreign_ids(table, ids)
             && !self.foreign_ids_named.swap(true, Ordering::Relaxed)
         {
             tracing::warn!(

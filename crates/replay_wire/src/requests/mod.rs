@@ -6,6 +6,7 @@ mod call_extension;
 mod close_writer;
 mod create_table;
 mod describe_table;
+mod drop_parameters;
 mod drop_table;
 mod empty_table;
 mod get_parameters;
@@ -14,6 +15,7 @@ mod list;
 mod open_writer;
 mod push;
 mod put_parameters;
+mod read_steps;
 mod report_corrupt;
 mod sample;
 mod snapshot;
@@ -32,7 +34,8 @@ use crate::innet_capnp as wire;
 use crate::role::Role;
 use replay_core::cause::WaitReason;
 use replay_core::replay::{
-    Listing, Parameters, Push, SampleRequest, Sampled, UpdateReceipt, WriterOpened,
+    Listing, Parameters, Push, ReadSteps, SampleRequest, Sampled, StepsRead, UpdateReceipt,
+    WriterOpened,
 };
 use replay_core::schema::TableConfig;
 
@@ -281,8 +284,10 @@ requests! {
     push: struct Push(Push) => struct Pushed(Pushed),
     sample: struct Sample(SampleRequest) => struct Sampled(Sampled),
     update_priorities: struct UpdatePriorities(UpdatePriorities) => struct Updated(UpdateReceipt),
+    read_steps: struct ReadSteps(ReadSteps) => struct StepsRead(StepsRead),
     report_corrupt: struct ReportCorrupt(ReportCorrupt) => value Corrupt(Option<String>),
     put_parameters: struct PutParameters(PutParameters),
+    drop_parameters: text DropParameters(DropParameters),
     get_parameters: struct GetParameters(GetParameters) => struct Parameters(Option<Parameters>),
     stats: void Stats(Stats) => value Stats(String),
     list: void List(List) => struct Listing(Listing),

@@ -154,6 +154,10 @@ fn request_body() -> impl Strategy<Value = RequestBody> {
                 priorities,
             })
         }),
+        name().prop_map(|name| RequestBody::DropParameters(DropParameters(name))),
+        (name(), any::<u32>(), read_position()).prop_map(|(table, bytes, from)| {
+            RequestBody::ReadSteps(ReadSteps { table, from, bytes })
+        }),
         (name(), any::<u64>(), name()).prop_map(|(table, id, reason)| RequestBody::ReportCorrupt(
             ReportCorrupt { table, id, reason }
         )),
@@ -201,6 +205,21 @@ prop_compose! {
     }
 }
 
+prop_compose! {
+    fn read_position()((number, next, end) in any::<(u16, u64, u64)>()) -> ReadPosition {
+        ReadPosition { server: 0, number, next, end }
+    }
+}
+
+prop_compose! {
+    fn stored_steps()(
+        (writer, stream, rows, first_step) in any::<(u64, u32, u32, u64)>(),
+        packed in bytes(),
+    ) -> StoredSteps {
+        StoredSteps { writer, stream, rows, first_step, packed }
+    }
+}
+
 /// What a test compares of a reply: everything but the credit, with the blobs in one piece.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Answer {
@@ -226,6 +245,7 @@ pub enum Answer {
     Stats(String),
     Listing(Listing),
     Extension(Extension),
+    StepsRead(StepsRead),
 }
 
 fn cause() -> impl Strategy<Value = Cause> {
@@ -386,6 +406,8 @@ pub fn answer() -> impl Strategy<Value = Answer> {
                 })
             }),
         extension().prop_map(Answer::Extension),
+        (vec(stored_steps(), 0..4), option::of(read_position()))
+            .prop_map(|(chunks, next)| Answer::StepsRead(StepsRead { chunks, next })),
     ]
 }
 
@@ -425,6 +447,7 @@ pub fn body(answer: Answer) -> ReplyBody {
         Answer::Stats(json) => ReplyBody::Stats(json),
         Answer::Listing(listing) => ReplyBody::Listing(listing),
         Answer::Extension(answer) => ReplyBody::Extension(answer),
+        Answer::StepsRead(read) => ReplyBody::StepsRead(read),
     }
 }
 
@@ -462,6 +485,7 @@ pub fn seen(reply: Reply) -> Answer {
         ReplyBody::Stats(json) => Answer::Stats(json),
         ReplyBody::Listing(listing) => Answer::Listing(listing),
         ReplyBody::Extension(answer) => Answer::Extension(answer),
+        ReplyBody::StepsRead(read) => Answer::StepsRead(read),
     }
 }
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import math
 import traceback
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,9 @@ from numpy.typing import NDArray
 from innet_drl.train.environments.spaces import Actions, Encode, unusable
 from innet_drl.train.environments.spec import Arrays, EnvironmentSpec, each
 from innet_drl.train.errors import UnavailableEnvironmentError
+
+INFO_BYTES = 512
+"""Largest size as JSON of the info of a game that a report has."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,8 @@ class Step:
     final_observation: Arrays | None = None
     """As `observation`, last observations of ended games, and zeros for the others; `None` if no game ended, and
     in the mode NEXT_STEP, where `observation` has them."""
+    infos: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """The `info` of environments whose game ended, by their number; see `Game.info`."""
 
 
 class Environments:
@@ -147,6 +154,7 @@ class Environments:
             life_lost,
             actions,
             final,
+            {int(index): last_info(info, int(index)) for index in np.flatnonzero(ended)},
         )
 
     def _observation(self, observation: Any, fresh: NDArray[np.bool_]) -> Arrays:
@@ -277,6 +285,33 @@ class Environments:
     def close(self) -> None:
         """Frees the environments."""
         self.vector.close()
+
+
+def last_info(info: Mapping[str, Any], index: int) -> dict[str, Any]:
+    """Numbers, flags and short texts of the info of one environment, whose game has ended."""
+    found: dict[str, Any] = {}
+    _collect(info.get("final_info", info), index, "", found)
+    size = 0
+    for name, value in list(found.items()):
+        size += len(json.dumps({name: value}))
+        if size > INFO_BYTES:
+            del found[name]
+    return found
+
+
+def _collect(info: Mapping[str, Any], index: int, path: str, found: dict[str, Any]) -> None:
+    for name, values in info.items():
+        there = info.get(f"_{name}")
+        if name.startswith("_") or name == "final_obs" or (there is not None and not there[index]):
+            continue
+        if isinstance(values, Mapping):
+            _collect(values, index, f"{path}{name}/", found)
+        elif isinstance(values, np.ndarray | list | tuple) and len(values) > index:
+            value = values[index]
+            value = value.item() if isinstance(value, np.generic) or getattr(value, "shape", None) == () else value
+            # JSON has no NaN.
+            if isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value)):
+                found[f"{path}{name}"] = value
 
 
 def _pick(found: Any, index: int) -> Any:

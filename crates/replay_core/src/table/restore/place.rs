@@ -122,11 +122,8 @@ impl Staged {
     fn share_identities(&mut self) -> Vec<Arc<WriterIdentity>> {
         let streams = &mut self.streams;
         let identity = |record: &WriterRecord| {
-            let identity = Arc::new(WriterIdentity {
-                name: record.name.clone(),
-                window_before: record.window_before,
-                window_after: record.window_after,
-            });
+            let (before, after) = (record.window_before, record.window_after);
+            let identity = WriterIdentity::new(record.name.clone(), before, after);
             for stream in &record.streams {
                 if let Some(staged) = streams.get_mut(stream.record as usize) {
                     staged.writer = identity.clone();

@@ -49,8 +49,8 @@ use base::wait::Wait;
 pub use connect::parse_addresses;
 use group::{Group, ask_promptly};
 use replay_core::replay::{
-    Listing, OpenWriter, Parameters, PushChannel, Replay, SampleChannel, SampleRequest, Sampled,
-    UpdateChannel, UpdateReceipt, WriterId,
+    Listing, OpenWriter, Parameters, PushChannel, ReadPosition, ReadSteps, Replay, SampleChannel,
+    SampleRequest, Sampled, StepsRead, UpdateChannel, UpdateReceipt, WriterId,
 };
 use replay_core::schema::TableConfig;
 use replay_core::table::ids::IdSpace;
@@ -246,6 +246,23 @@ impl Replay<Error> for ShardedClient {
         Ok(Some(Box::new(ShardedUpdates::new(self.group.clone()))))
     }
 
+    /// Reads one server after the other. An absent server is an error, because its steps would be missing.
+    fn read_steps(&self, request: &ReadSteps, wait: &Wait<'_>) -> Result<StepsRead> {
+        self.group.check_process()?;
+        let server = request.from.server;
+        let shards = &self.group.shards;
+        let mut read = shards[server as usize].client.read_steps(request, wait)?;
+        let on_next = ReadPosition {
+            server: server + 1,
+            ..ReadPosition::default()
+        };
+        read.next = match read.next {
+            Some(next) => Some(ReadPosition { server, ..next }),
+            None => Some(on_next).filter(|next| (next.server as usize) < shards.len()),
+        };
+        Ok(read)
+    }
+
     fn report_corrupt(
         &self,
         table: &str,
@@ -275,6 +292,11 @@ impl Replay<Error> for ShardedClient {
         let newest = versions.entry(name.to_owned()).or_default();
         *newest = version.max(*newest);
         Ok(version)
+    }
+
+    fn drop_parameters(&self, name: &str, wait: &Wait<'_>) -> Result<()> {
+        let what = format!("parameters {name:?} are dropped");
+        self.all(&what, |client| client.drop_parameters(name, wait))
     }
 
     fn get_parameters(

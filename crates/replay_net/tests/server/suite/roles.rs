@@ -1,12 +1,13 @@
 //! The requests that each role's token allows.
 
+use replay_core::replay::{ReadPosition, ReadSteps};
 use replay_core::schema::TableConfig;
 use replay_net::config::ServerConfig;
 use replay_wire::ErrorCode;
 use replay_wire::auth::Secret;
 use replay_wire::{
-    DescribeTable, DropTable, EmptyTable, Extension, GetParameters, List, PutParameters,
-    ReportCorrupt, RequestBody, Stats, UpdatePriorities,
+    DescribeTable, DropParameters, DropTable, EmptyTable, Extension, GetParameters, List,
+    PutParameters, ReportCorrupt, RequestBody, Stats, UpdatePriorities,
 };
 
 use super::*;
@@ -90,6 +91,11 @@ fn each_role_may_make_its_requests_and_no_others() {
                     name: "policy".into(),
                     bytes: parameters(8),
                 }),
+                RequestBody::ReadSteps(ReadSteps {
+                    table: TABLE.into(),
+                    from: ReadPosition::default(),
+                    bytes: 1,
+                }),
                 RequestBody::ReportCorrupt(ReportCorrupt {
                     table: TABLE.into(),
                     id,
@@ -101,6 +107,7 @@ fn each_role_may_make_its_requests_and_no_others() {
             [
                 RequestBody::EmptyTable(EmptyTable(TABLE.into())),
                 RequestBody::DropTable(DropTable("second".into())),
+                RequestBody::DropParameters(DropParameters("policy".into())),
             ]
         };
         let mut operator = as_role(&world, OPERATOR).await;

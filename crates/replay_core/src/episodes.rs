@@ -1,0 +1,220 @@
+//! Episodes of a table, in the order in which they end: read with [`Replay::read_steps`] while the table is in use.
+//!
+//! Chunks of all streams arrive in turns, so the episodes that were played side by side are collected side by side, packed. Only one is
+//! unpacked at a time.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+
+use base::wait::Wait;
+
+use crate::chunk::PackedRows;
+use crate::error::{Error, Result};
+use crate::replay::{ReadPosition, ReadSteps, Replay, Sampled, SampledItem, StoredSteps};
+use crate::row_layout::FLAGS_OFFSET;
+use crate::schema::{Column, TableConfig, flags};
+use crate::view::{Array, StepsDecoder};
+
+/// Bytes of chunks in one answer.
+const READ_BYTES: u32 = 4 << 20;
+/// Unpacked bytes of an episode after which the rest is a part of its own, so that a stream whose episodes never end does not have to fit
+/// in memory. The longest episodes of Atari (108,000 frames, of which every fourth is stored) take 190 MB.
+const PART_BYTES: usize = 256 << 20;
+
+/// Packed bytes of all unfinished episodes after which the largest one is given out as far as it is there: the last episode of a stream
+/// without final rows is known to have ended only at the end of the table.
+const OPEN_BYTES: usize = 1 << 30;
+
+/// Server, writer and stream.
+type StreamName = (u32, u64, u32);
+
+/// Steps of an episode, packed. Copies, so that evicted chunks and frames of replies are freed.
+#[derive(Default)]
+struct Steps {
+    rows: Vec<u8>,
+    blobs: Vec<u8>,
+    /// Rows without those that only unpack others.
+    count: usize,
+}
+
+/// The newest episode of a stream, and the number of the step that continues it.
+struct OpenEpisode {
+    steps: Steps,
+    next_step: u64,
+}
+
+/// Reads the episodes of a table.
+pub struct EpisodeReader {
+    request: ReadSteps,
+    decoder: StepsDecoder,
+    most_steps: usize,
+    ended: bool,
+    open: BTreeMap<StreamName, OpenEpisode>,
+    /// Packed bytes of `open`.
+    open_bytes: usize,
+    ready: VecDeque<Steps>,
+}
+
+impl EpisodeReader {
+    /// A reader of the table of this definition, which unpacks with `threads` threads.
+    ///
+    /// # Errors
+    /// [`Error::Io`] when no thread can be started.
+    pub fn new(config: &TableConfig, threads: usize) -> Result<Self> {
+        let step_bytes: usize = config.columns.iter().map(Column::bytes).sum();
+        Ok(EpisodeReader {
+            request: ReadSteps {
+                table: config.name.clone(),
+                from: ReadPosition::default(),
+                bytes: READ_BYTES,
+            },
+            decoder: StepsDecoder::new(config, threads)?,
+            most_steps: (PART_BYTES / step_bytes.max(1)).max(1),
+            ended: false,
+            open: BTreeMap::new(),
+            open_bytes: 0,
+            ready: VecDeque::new(),
+        })
+    }
+
+    /// The next episode, each array with one element for each step: `terminated`, `truncated`, `first` and `final` (bool), and the columns.
+    /// `None` at the end of the steps that the table had at the first call.
+    ///
+    /// Of an episode whose beginning was evicted, or whose end has not arrived, it is the rest, unless that is a final row alone. An
+    /// episode of more than 256 MB comes in parts.
+    ///
+    /// # Errors
+    /// Errors of [`Replay::read_steps`], and [`Error::Corrupt`] for steps that do not decode.
+    pub fn next<E: From<Error>>(
+        &mut self,
+        replay: &dyn Replay<E>,
+        wait: &Wait<'_>,
+    ) -> Result<Option<Vec<Array>>, E> {
+        loop {
+            if let Some(steps) = self.ready.pop_front() {
+                return Ok(Some(self.decoder.decode(&steps.into_sampled())?));
+            }
+            if self.ended {
+                return Ok(None);
+            }
+            let read = replay.read_steps(&self.request, wait)?;
+            let server = self.request.from.server;
+            for chunk in read.chunks {
+                self.add(server, chunk)?;
+            }
+            match read.next {
+                Some(next) => self.request.from = next,
+                None => {
+                    self.ended = true;
+                    for mut episode in std::mem::take(&mut self.open).into_values() {
+                        episode.end(&mut self.ready);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Adds the rows of a chunk to the episode of its stream. An episode ends before a first row and a gap, and after a final row.
+    fn add(&mut self, server: u32, chunk: StoredSteps) -> Result<()> {
+        let packed = PackedRows::check(self.decoder.layout(), chunk.rows, chunk.packed)?;
+        let has = |row: u32, flag: u8| packed.row_slice(row..row + 1)[FLAGS_OFFSET] & flag != 0;
+        let name = (server, chunk.writer, chunk.stream);
+        let mut open = self.open.remove(&name).unwrap_or(OpenEpisode {
+            steps: Steps::default(),
+            next_step: chunk.first_step,
+        });
+        self.open_bytes -= open.steps.bytes();
+        if open.next_step != chunk.first_step {
+            // Steps between them were evicted.
+            open.end(&mut self.ready);
+        }
+        open.next_step = chunk.first_step + u64::from(chunk.rows);
+        let mut from = 0;
+        for row in 0..chunk.rows {
+            let steps = open.steps.count + (row - from) as usize;
+            if has(row, flags::FINAL) {
+                // The row before it may be gone: then it is of no use.
+                if steps > 0 {
+                    open.steps.add(&packed, from..row + 1);
+                    open.end(&mut self.ready);
+                }
+                from = row + 1;
+            } else if has(row, flags::FIRST) || steps >= self.most_steps {
+                open.steps.add(&packed, from..row);
+                open.end(&mut self.ready);
+                from = row;
+            }
+        }
+        open.steps.add(&packed, from..chunk.rows);
+        if open.steps.count > 0 {
+            self.open_bytes += open.steps.bytes();
+            self.open.insert(name, open);
+        }
+        while self.open_bytes > OPEN_BYTES {
+            let largest = self
+                .open
+                .values_mut()
+                .max_by_key(|episode| episode.steps.bytes());
+            let Some(largest) = largest else { break };
+            self.open_bytes -= largest.steps.bytes();
+            largest.end(&mut self.ready);
+        }
+        Ok(())
+    }
+}
+
+impl OpenEpisode {
+    fn end(&mut self, ready: &mut VecDeque<Steps>) {
+        if self.steps.count > 0 {
+            ready.push_back(std::mem::take(&mut self.steps));
+        }
+    }
+}
+
+impl Steps {
+    /// Packed bytes.
+    fn bytes(&self) -> usize {
+        self.rows.len() + self.blobs.len()
+    }
+
+    /// Adds rows of a chunk, before them the key row of a first row that needs it.
+    fn add(&mut self, packed: &PackedRows, rows: Range<u32>) {
+        if rows.is_empty() {
+            return;
+        }
+        if let Some(key) = packed.key_row(rows.start) {
+            let begin = self.rows.len();
+            self.copy(packed, key..key + 1);
+            self.rows[begin + FLAGS_OFFSET] |= flags::REFERENCE;
+        }
+        self.count += rows.len();
+        self.copy(packed, rows);
+    }
+
+    fn copy(&mut self, packed: &PackedRows, rows: Range<u32>) {
+        self.rows.extend_from_slice(packed.row_slice(rows.clone()));
+        let blobs = packed.blob_range(rows);
+        self.blobs.extend_from_slice(&packed.as_bytes()[blobs]);
+    }
+
+    /// The steps as a sample of items of one row.
+    fn into_sampled(self) -> Sampled {
+        let item = SampledItem {
+            id: 0,
+            probability: 1.0,
+            age: 0,
+            times_sampled: 0,
+            before: 0,
+            after: 0,
+        };
+        Sampled {
+            items: vec![item; self.count],
+            live_items: self.count as u64,
+            min_probability: None,
+            shard: None,
+            rows: self.rows.into(),
+            blobs: vec![self.blobs.into()],
+            credit: None,
+        }
+    }
+}

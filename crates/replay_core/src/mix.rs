@@ -1,0 +1,177 @@
+//! One batch from several tables, each with a fixed share of its items.
+//!
+//! The probability of an item is the share of its table times its probability there, so importance weights correct for both, and Q-learning
+//! from demonstrations (DQfD: Hester et al., 2018; RLPD: Ball et al., 2023) keeps its weights exact.
+
+use bytes::Bytes;
+
+use crate::error::{Error, Result};
+use crate::replay::{SampleCredit, Sampled};
+use base::words::Number;
+
+/// Most tables of a mix.
+pub const MAX_TABLES: usize = 256;
+
+/// Checks the shares of tables in a batch.
+///
+/// # Errors
+/// [`Error::Config`] unless there are 1 to 256, positive, with a sum of 1.
+pub fn check_shares(shares: &[f64]) -> Result<()> {
+    if shares.is_empty() || shares.len() > MAX_TABLES {
+        return Err(Error::Config(format!(
+            "a mix has 1 to {MAX_TABLES} tables, got {}",
+            shares.len()
+        )));
+    }
+    if let Some(share) = shares.iter().find(|&&share| !(share > 0.0 && share <= 1.0)) {
+        return Err(Error::Config(format!(
+            "the share of a table in a mix is above 0 and at most 1, got {}",
+            Number(*share)
+        )));
+    }
+    let sum: f64 = shares.iter().sum();
+    if (sum - 1.0).abs() > 1e-6 {
+        return Err(Error::Config(format!(
+            "the shares of a mix add up to 1, got {}",
+            Number(sum)
+        )));
+    }
+    Ok(())
+}
+
+/// Items of each table in a batch of `items`: the shares, rounded so that they add up (largest remainder).
+///
+/// # Errors
+/// [`Error::Config`] when a table would have none.
+pub fn divide(shares: &[f64], items: u32) -> Result<Vec<u32>> {
+    let exact: Vec<f64> = shares
+        .iter()
+        .map(|share| share * f64::from(items))
+        .collect();
+    // A share of a third, as a float, may be just below what it stands for.
+    let mut counts: Vec<u32> = exact.iter().map(|exact| (exact + 1e-6) as u32).collect();
+    let mut by_remainder: Vec<usize> = (0..shares.len()).collect();
+    let remainder = |table: usize| exact[table] - f64::from(counts[table]);
+    by_remainder.sort_by(|&a, &b| remainder(b).total_cmp(&remainder(a)));
+    let missing = items.saturating_sub(counts.iter().sum());
+    for &table in by_remainder.iter().take(missing as usize) {
+        counts[table] += 1;
+    }
+    match counts.iter().position(|&count| count == 0) {
+        None => Ok(counts),
+        Some(table) => Err(Error::Config(format!(
+            "a batch of {items} items has none of a table with the share {}: sample more items, or give it a larger share",
+            Number(shares[table])
+        ))),
+    }
+}
+
+/// One batch of the samples of several tables with the same columns, first the items of the first table.
+pub fn combine(mut parts: Vec<Sampled>) -> Sampled {
+    if parts.len() == 1 {
+        return parts.remove(0);
+    }
+    let total: usize = parts.iter().map(|part| part.items.len()).sum();
+    let mut mixed = Sampled {
+        items: Vec::with_capacity(total),
+        live_items: parts.iter().map(|part| part.live_items).sum(),
+        min_probability: None,
+        shard: None,
+        rows: Bytes::new(),
+        blobs: Vec::new(),
+        credit: None,
+    };
+    let mut rows = Vec::with_capacity(parts.iter().map(|part| part.rows.len()).sum());
+    let mut credits = Vec::new();
+    let mut smallest: Option<f64> = Some(f64::INFINITY);
+    for part in parts.into_iter().filter(|part| !part.items.is_empty()) {
+        // Of a short batch the share may be another one than was asked for.
+        let share = part.items.len() as f64 / total as f64;
+        let here = part.min_probability.map(|least| share * least);
+        smallest = smallest.zip(here).map(|(a, b)| a.min(b));
+        mixed.items.extend(part.items.into_iter().map(|mut item| {
+            item.probability *= share;
+            item
+        }));
+        rows.extend_from_slice(&part.rows);
+        mixed.blobs.extend(part.blobs);
+        credits.extend(part.credit);
+    }
+    mixed.min_probability = smallest.filter(|least| least.is_finite());
+    mixed.rows = rows.into();
+    mixed.credit =
+        (!credits.is_empty()).then(|| Box::new(Credits(credits)) as Box<dyn SampleCredit>);
+    mixed
+}
+
+/// The credits of all parts.
+struct Credits(Vec<Box<dyn SampleCredit>>);
+
+impl SampleCredit for Credits {
+    fn delivered(self: Box<Self>) {
+        for credit in self.0 {
+            credit.delivered();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::replay::SampledItem;
+
+    #[test]
+    fn shares_are_rounded_to_items_that_add_up() {
+        assert_eq!(divide(&[0.5, 0.5], 256).unwrap(), [128, 128]);
+        assert_eq!(divide(&[0.9, 0.1], 256).unwrap(), [230, 26]);
+        let third = 1.0 / 3.0;
+        assert_eq!(divide(&[third, third, third], 9).unwrap(), [3, 3, 3]);
+        assert_eq!(
+            divide(&[third, third, third], 8)
+                .unwrap()
+                .iter()
+                .sum::<u32>(),
+            8
+        );
+        let none = divide(&[0.99, 0.01], 8).unwrap_err().to_string();
+        assert!(none.contains("a batch of 8 items has none"), "{none}");
+    }
+
+    #[test]
+    fn shares_that_do_not_add_up_are_refused() {
+        let refused = |shares: &[f64]| check_shares(shares).unwrap_err().to_string();
+        assert!(check_shares(&[0.25, 0.75]).is_ok());
+        assert!(refused(&[]).contains("1 to 256 tables"));
+        assert!(refused(&[0.5, 0.4]).contains("add up to 1, got 0.9"));
+        assert!(refused(&[1.5, -0.5]).contains("got 1.5"));
+        assert!(refused(&[f64::NAN]).contains("got nan"));
+    }
+
+    #[test]
+    fn probabilities_are_multiplied_by_the_shares() {
+        let part = |probabilities: &[f64], least| Sampled {
+            items: probabilities
+                .iter()
+                .map(|&probability| SampledItem {
+                    id: 1,
+                    probability,
+                    age: 0,
+                    times_sampled: 1,
+                    before: 0,
+                    after: 0,
+                })
+                .collect(),
+            live_items: 10,
+            min_probability: Some(least),
+            shard: None,
+            rows: vec![7; probabilities.len()].into(),
+            blobs: Vec::new(),
+            credit: None,
+        };
+        let mixed = combine(vec![part(&[0.5, 0.25, 0.25], 0.25), part(&[0.2], 0.1)]);
+        let probabilities: Vec<f64> = mixed.items.iter().map(|item| item.probability).collect();
+        assert_eq!(probabilities, [0.375, 0.1875, 0.1875, 0.05]);
+        assert_eq!((mixed.live_items, mixed.min_probability), (20, Some(0.025)));
+        assert_eq!(mixed.rows.len(), 4);
+    }
+}

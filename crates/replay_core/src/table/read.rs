@@ -1,0 +1,74 @@
+//! Reads the stored steps of a table in their order of arrival, while it is in use: a few chunks at a time, each pinned while it is read.
+
+use crate::error::Result;
+use crate::replay::{ReadPosition, ReadSteps, StepsRead, StoredSteps};
+use crate::slab::Handle;
+
+use super::Table;
+
+/// Chunks named under one hold of the insert lock.
+const NAMED_AT_ONCE: usize = 64;
+/// Bytes of a chunk's head in a message, with room.
+const HEAD_BYTES: usize = 64;
+
+impl Table {
+    /// The next chunks of a reading, which ends with the steps that the table has at its first request.
+    ///
+    /// # Errors
+    /// [`Error::UnknownTable`](crate::Error::UnknownTable) when the table was dropped, even if a new table has its name.
+    pub fn read_steps(&self, request: &ReadSteps) -> Result<StepsRead> {
+        self.check_open()?;
+        let begins = request.from.end == 0;
+        if !begins && request.from.number != self.number() {
+            return Err(Self::was_dropped(&self.config.name));
+        }
+        let mut at = ReadPosition {
+            number: self.number(),
+            ..request.from
+        };
+        if begins {
+            at.end = self.lock_residents()?.end();
+        }
+        let mut read = StepsRead::default();
+        let mut bytes = 0;
+        loop {
+            let named = self.name_chunks(&mut at.next, at.end)?;
+            if named.is_empty() {
+                return Ok(read);
+            }
+            for (arrival, handle) in named {
+                // None: it was evicted since.
+                let Some(chunk) = self.chunks.pin(handle) else {
+                    continue;
+                };
+                let packed = chunk.packed.as_bytes();
+                // Its head is a part of the answer, too.
+                bytes += packed.len() + HEAD_BYTES;
+                if bytes > request.bytes as usize && !read.chunks.is_empty() {
+                    at.next = arrival;
+                    read.next = Some(at);
+                    return Ok(read);
+                }
+                read.chunks.push(StoredSteps {
+                    writer: chunk.writer.serial,
+                    stream: chunk.stream,
+                    rows: chunk.packed.rows(),
+                    first_step: chunk.first_step,
+                    packed: packed.clone(),
+                });
+            }
+        }
+    }
+
+    /// Numbers and handles of a few chunks, from the number `next` up to `end`, exclusive. `next` becomes the number after them.
+    pub(super) fn name_chunks(&self, next: &mut u64, end: u64) -> Result<Vec<(u64, Handle)>> {
+        let mut named = Vec::with_capacity(NAMED_AT_ONCE);
+        let mut residents = self.lock_residents()?;
+        *next = residents.first.max(*next);
+        while *next < end && named.len() < NAMED_AT_ONCE {
+            named.extend(residents.get_mut(*next).map(|chunk| (*next, chunk.handle)));
+            *next += 1;
+        }
+        Ok(named)
+    }
+}

@@ -1,0 +1,93 @@
+//! `Mix`: tables and their shares of a batch, and the argument of calls that take a table or a mix.
+
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyMapping};
+
+use replay_core::mix;
+
+use crate::class::{attributes, value_class};
+use crate::error;
+use crate::interpreter::Call;
+
+#[doc = stub_doc!("Mix")]
+#[pyclass(name = "Mix", module = "innet_drl", frozen, eq)]
+#[derive(PartialEq)]
+pub struct PyMix(Vec<(String, f64)>);
+
+#[pymethods]
+impl PyMix {
+    #[new]
+    fn new(py: Python<'_>, shares: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let _call = Call::begin(py);
+        let Ok(shares) = shares.cast::<PyMapping>() else {
+            return Err(PyTypeError::new_err(format!(
+                "a mix has a share for each table, as Mix({{\"online\": 0.5, \"demonstrations\": 0.5}}), got {shares}"
+            )));
+        };
+        let mut tables = Vec::new();
+        for item in shares.items()?.iter() {
+            tables.push(item.extract::<(String, f64)>()?);
+        }
+        let shares: Vec<f64> = tables.iter().map(|(_, share)| *share).collect();
+        mix::check_shares(&shares).map_err(|error| error::to_python(py, error))?;
+        Ok(PyMix(tables))
+    }
+}
+
+attributes! { PyMix as "Mix", |mix, py|
+    shares: PyResult<Bound<'py, PyDict>> = shares(py, &mix.0);
+}
+
+value_class!(PyMix: "shares");
+
+fn shares<'py>(py: Python<'py>, tables: &[(String, f64)]) -> PyResult<Bound<'py, PyDict>> {
+    let shares = PyDict::new(py);
+    for (table, share) in tables {
+        shares.set_item(table, share)?;
+    }
+    Ok(shares)
+}
+
+/// Tables and their shares of a batch: one, or those of a mix.
+#[derive(Clone)]
+pub struct TablesArgument(Vec<(String, f64)>);
+
+impl TablesArgument {
+    /// Names of the tables.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().map(|(name, _)| name.as_str())
+    }
+
+    /// Shares of the tables.
+    pub fn shares(&self) -> Vec<f64> {
+        self.0.iter().map(|(_, share)| *share).collect()
+    }
+
+    /// The tables in errors and descriptions.
+    pub fn describe(&self) -> String {
+        let names: Vec<_> = self.names().map(|name| format!("{name:?}")).collect();
+        match &names[..] {
+            [one] => format!("table {one}"),
+            several => format!("tables {}", several.join(", ")),
+        }
+    }
+}
+
+impl<'py> FromPyObject<'_, 'py> for TablesArgument {
+    type Error = PyErr;
+
+    fn extract(value: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let _call = Call::begin(value.py());
+        if let Ok(mix) = value.cast::<PyMix>() {
+            return Ok(TablesArgument(mix.get().0.clone()));
+        }
+        match value.extract() {
+            Ok(name) => Ok(TablesArgument(vec![(name, 1.0)])),
+            Err(_) => Err(PyTypeError::new_err(format!(
+                "table is the name of a table or a Mix, got a {}",
+                value.get_type().name()?
+            ))),
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! `StoredTable`: a table of a replay, from `replay["name"]`.
+
+use pyo3::prelude::*;
+
+use super::PyReplay;
+use crate::interpreter::Call;
+use crate::table::PyTable;
+use crate::wait;
+
+#[doc = stub_doc!("StoredTable")]
+#[pyclass(name = "StoredTable", module = "innet_drl", frozen)]
+pub struct PyStoredTable {
+    replay: Py<PyReplay>,
+    name: String,
+}
+
+#[pymethods]
+impl PyReplay {
+    fn __getitem__(slf: &Bound<'_, Self>, name: String) -> PyResult<PyStoredTable> {
+        let table = slf.get().table(slf.py(), &name, wait::TIMEOUT)?;
+        Ok(PyStoredTable {
+            replay: slf.clone().unbind(),
+            name: table.config.name,
+        })
+    }
+
+    fn __contains__(&self, py: Python<'_>, name: &str) -> PyResult<bool> {
+        Ok(self.tables(py, wait::TIMEOUT)?.contains_key(name))
+    }
+}
+
+#[pymethods]
+impl PyStoredTable {
+    fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
+        let _call = Call::begin(py);
+        let stats =
+            (self.replay.get()).call(py, wait::TIMEOUT, |replay, wait| replay.stats(wait))?;
+        let items = stats["tables"][&self.name]["items"].as_u64();
+        match items {
+            Some(items) => Ok(items as usize),
+            // It was dropped: the error of an unknown table.
+            None => self.definition(py).map(|_| 0),
+        }
+    }
+
+    #[doc = stub_doc!("StoredTable.name")]
+    #[getter]
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    #[doc = stub_doc!("StoredTable.definition")]
+    #[getter]
+    fn definition(&self, py: Python<'_>) -> PyResult<PyTable> {
+        self.replay.get().table(py, &self.name, wait::TIMEOUT)
+    }
+
+    fn __repr__(&self) -> String {
+        let location = &self.replay.get().location;
+        format!("<StoredTable {:?} {location}>", self.name)
+    }
+}

@@ -1,0 +1,7 @@
+use super::*;
+
+/// Removes parameters, by name. The next put continues their version numbers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DropParameters(pub String);
+
+call!(DropParameters: Operator => ());

@@ -1,0 +1,329 @@
+"""Episodes in files: a table as a data set, and a data set as the content of a table.
+
+    from innet_drl import datasets
+
+    datasets.export_table(replay, "apex", "apex.parquet")
+    datasets.import_table(replay, "demonstrations", "apex.parquet")
+    for episode in datasets.read("apex.parquet"):
+        behaviour_cloning(episode["observation"], episode["action"])
+
+| name of a data set | format | |
+| --- | --- | --- |
+| `*.parquet` | Parquet | a row for each step; compressed; needs `pyarrow` |
+| `*.npz` | NumPy | an array for each column, over all steps |
+| `minari:NAME` | Minari | a data set of this machine, by its id; needs `minari` |
+
+Rows are as a table stores them: its columns, `terminated`, `truncated`, `final` (a row with only the last observation
+of an episode) and `episode` (a number). Reading and writing hold a few episodes in memory, never the data set. The
+columns of an observation of several parts are `observation/camera` and so on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+import innet_drl as innet
+from innet_drl import errors
+from innet_drl.datasets import rows
+from innet_drl.extras import naming_extras
+
+__all__ = ["Counts", "check", "export_table", "import_table", "read", "write"]
+
+View: TypeAlias = innet.NStep | innet.Sequences | innet.Window
+
+logger = logging.getLogger(__name__)
+
+_PIECE = 1024
+"""Steps of one `Writer.extend` of an import."""
+_SCRATCH = 1 << 16
+_SCRATCH_BYTES = 256 << 20
+"""Steps and bytes that the trial of an import keeps."""
+
+
+@dataclasses.dataclass
+class Counts:
+    """What was read, written or stored."""
+
+    episodes: int = 0
+    steps: int = 0
+    """Rows without final rows."""
+    rows: int = 0
+    """Steps and final rows, which take a part of a table's capacity."""
+    longest: int = dataclasses.field(default=0, repr=False, compare=False)
+    """Rows of the longest episode."""
+    _open: int = dataclasses.field(default=0, repr=False, compare=False)
+
+    def capacity(self, servers: int = 1) -> int:
+        """Capacity of a table that holds all rows, with its episodes on several servers."""
+        return servers * (-(-self.rows // servers) + (self.longest if servers > 1 else 0))
+
+    def add(self, block: Mapping[str, NDArray[Any]]) -> None:
+        """Counts the rows of a block."""
+        begins = np.flatnonzero(block["first"])
+        cuts = np.diff([-self._open, *begins, len(block["first"])])
+        self.longest = max(self.longest, int(cuts.max()))
+        self._open = int(cuts[-1])
+        self.episodes += len(begins)
+        self.steps += int(np.count_nonzero(~block["final"]))
+        self.rows += len(block["final"])
+
+
+def read(source: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
+    """The episodes of a data set, one after the other.
+
+    An episode is a dictionary of arrays with an element for each of its steps: its columns, and bool `terminated`,
+    `truncated` and `final`. Parts of an observation are in a dictionary or tuple.
+
+    Raises:
+        ConfigError: A name without a known format, or a file that does not exist.
+        CorruptError: A damaged file, or one of another format.
+        MissingExtraError: The package of the format is not installed.
+    """
+    for episode in rows.regroup(_blocks(source)):
+        yield rows.nested({name: array for name, array in episode.items() if name not in ("first", "episode")})
+
+
+def write(target: str | os.PathLike[str], episodes: Iterable[Mapping[str, Any]], **options: Any) -> Counts:
+    """Writes episodes to a new data set; an existing file is replaced once all are written.
+
+    Args:
+        target: Name of the data set.
+        episodes: Dictionaries as from `read`, or batches of `Replay.episodes`. All have the same columns.
+        **options: Of `minari.create_dataset_from_buffers`, for Minari: `env` or `observation_space` and `action_space`,
+            `author` and so on. By default the spaces are boxes of the columns' dtypes and shapes.
+
+    Raises:
+        ConfigError: No episode, a name without a known format, or a Minari data set that exists.
+        SchemaError: An episode of other columns than the first.
+        StorageError: The file cannot be written.
+    """
+    name = os.fspath(target)
+    counts = Counts()
+
+    def blocks() -> Iterator[rows.Block]:
+        for number, episode in enumerate(episodes):
+            block = rows.of_episode(name, number, episode)
+            counts.add({**block, "first": np.arange(len(block["final"])) == 0})
+            yield block
+
+    checked = rows.of_same_columns(name, blocks())
+    if options and not name.startswith("minari:"):
+        raise errors.ConfigError(f"{name}: a data set of Minari alone has the options {', '.join(options)}")
+    with naming_extras(), rows.storage_errors(name):
+        if name.endswith(".parquet"):
+            from innet_drl.datasets import parquet
+
+            parquet.write(name, checked)
+        elif name.endswith(".npz"):
+            from innet_drl.datasets import npz
+
+            npz.write(name, checked)
+        elif name.startswith("minari:"):
+            from innet_drl.datasets import minari
+
+            minari.write(name.removeprefix("minari:"), checked, **options)
+        else:
+            raise _unknown(name)
+    return counts
+
+
+def export_table(
+    replay: innet.Replay, table: str, target: str | os.PathLike[str], *, timeout: float | None = 60.0, **options: Any
+) -> Counts:
+    """Writes all steps of a table to a data set, while the table is in use, without priorities.
+
+    Args:
+        replay: The memory.
+        table: Name of the table.
+        target: Name of the data set.
+        timeout: Seconds that each part may wait for a server.
+        **options: As in `write`.
+
+    Raises:
+        ReplayError: As in `Replay.episodes` and `write`.
+    """
+    columns = replay.table(table, timeout).columns
+    if "episode" in columns:
+        raise errors.SchemaError(
+            f"table {table!r} has a column 'episode', which is the number of an episode in a data set"
+        )
+    episodes: Any = replay.episodes(table, timeout)
+    return write(target, episodes, **options)
+
+
+def import_table(
+    replay: innet.Replay,
+    table: str,
+    source: str | os.PathLike[str],
+    *,
+    columns: Mapping[str, str] | None = None,
+    view: View | None = None,
+    priority: float | None = None,
+    timeout: float | None = 60.0,
+    checked: Counts | None = None,
+) -> Counts:
+    """Appends the episodes of a data set to a table.
+
+    The data set is read twice, the first time by `check`: a damaged file, or one with other columns, leaves the table
+    as it was. An import that a lost server, a signal or a timeout ends stores the steps before it, and the log says how
+    many. Values become the column's dtype where they fit (float64 to float32 is rounded). Columns that the table does
+    not have are left out.
+
+    Args:
+        replay: The memory.
+        table: Name of an existing table.
+        source: Name of the data set.
+        columns: Columns of the table to columns of the data set, where the names differ: `{"frame": "observation"}`.
+        view: View of the items; `None` is the table's.
+        priority: Priority of all items, before the exponent; `None` is the largest of the table.
+        timeout: Seconds to wait until the table accepts the next steps.
+        checked: Result of `check`, which is then not repeated.
+
+    Raises:
+        SchemaError: The data set has more steps than the table's capacity.
+        ReplayError: Also as in `check` and `Writer.extend`.
+    """
+    name = os.fspath(source)
+    definition = replay.table(table, timeout)
+    if checked is None:
+        checked = check(definition, name, columns=columns, view=view, priority=priority)
+    servers = number_of_servers(replay, timeout)
+    if checked.capacity(servers) > definition.capacity:
+        raise errors.SchemaError(
+            f"{name} has {checked.rows} steps, and table {table!r} holds {definition.capacity}: the first ones would "
+            f"be evicted at once; give the table a capacity of {checked.capacity(servers)}"
+        )
+    stored = Counts()
+    try:
+        dropped = _append(replay, definition, name, columns or {}, view, priority, timeout, stored, servers)
+    except errors.ClosedError:
+        raise
+    except (errors.ReplayError, KeyboardInterrupt):
+        logger.warning(
+            "the import of %s ended early: %d of its %d steps are in table %r", name, stored.steps, checked.steps, table
+        )
+        raise
+    if dropped:
+        logger.warning("%d windows of %s reach beyond an episode that does not end, and make no items", dropped, name)
+    return stored
+
+
+def check(
+    table: innet.Table,
+    source: str | os.PathLike[str],
+    *,
+    columns: Mapping[str, str] | None = None,
+    view: View | None = None,
+    priority: float | None = None,
+) -> Counts:
+    """Reads a data set as `import_table` does, into a scratch table that is then dropped.
+
+    Args:
+        table: Definition of the table.
+        source: As in `import_table`, as are all others.
+        columns: As there.
+        view: As there.
+        priority: As there.
+
+    Raises:
+        SchemaError: The data set lacks a column, or has another shape or values that do not fit.
+        ReplayError: Also as in `read` and `Writer.extend`.
+    """
+    counts = Counts()
+    with innet.Memory(_scratch(table)) as scratch:
+        _append(scratch, table, os.fspath(source), columns or {}, view, priority, None, counts)
+    return counts
+
+
+def _append(
+    replay: innet.Replay,
+    definition: innet.Table,
+    source: str,
+    columns: Mapping[str, str],
+    view: View | None,
+    priority: float | None,
+    timeout: float | None,
+    counts: Counts,
+    servers: int = 1,
+) -> int:
+    """Appends the data set, counts what was appended, and returns the number of dropped windows.
+
+    Of several servers each gets whole episodes, the one with the fewest rows the next.
+    """
+    with contextlib.ExitStack() as stack:
+        writers = [
+            stack.enter_context(replay.writer(definition.name, 1, view, name="import", server=server, timeout=timeout))
+            for server in range(servers)
+        ]
+        written = [0] * servers
+        now = 0
+        for block in _blocks(source):
+            fitting = rows.fit(source, block, definition, columns)
+            for piece in rows.pieces(fitting, _PIECE, by_episode=servers > 1):
+                size = len(piece["first"])
+                if piece["first"][0]:
+                    now = written.index(min(written))
+                if priority is not None:
+                    piece["priority"] = np.full(size, priority)
+                steps = rows.nested({name: array[:, None] for name, array in piece.items()})
+                try:
+                    writers[now].extend(**steps, timeout=timeout)
+                except errors.SchemaError as error:
+                    raise errors.SchemaError(f"{source}: {error}") from None
+                written[now] += size
+                counts.add(piece)
+        for writer in writers:
+            writer.flush(timeout)
+        return sum(writer.dropped_windows for writer in writers)
+
+
+def number_of_servers(replay: innet.Replay, timeout: float | None = 60.0) -> int:
+    """Servers of a memory."""
+    return max(1, len(replay.stats(timeout).get("shards") or ()))
+
+
+def _scratch(definition: innet.Table) -> innet.Table:
+    """A table of the same columns that keeps a few steps, and never waits for samples."""
+    _, settings = definition.__getnewargs_ex__()
+    kept = {name: settings[name] for name in ("name", "columns", "view")}
+    step_bytes = sum(column.dtype.itemsize * int(np.prod(column.shape)) for column in definition.columns.values())
+    # Room for a few chunks of large steps.
+    capacity_bytes = max(_SCRATCH_BYTES, 200 * step_bytes)
+    return innet.Table(
+        **kept, capacity=min(definition.capacity, _SCRATCH), capacity_bytes=capacity_bytes, sampler="uniform"
+    )
+
+
+def _blocks(source: str | os.PathLike[str]) -> Iterator[rows.Block]:
+    """Parts of a data set in order, each with its flags and `first`."""
+    name = os.fspath(source)
+    with naming_extras(), rows.read_errors(name):
+        if name.startswith("minari:"):
+            from innet_drl.datasets import minari
+
+            blocks = minari.read(name.removeprefix("minari:"))
+        elif not name.endswith((".parquet", ".npz")):
+            raise _unknown(name)
+        elif not os.path.isfile(name):
+            raise errors.ConfigError(f"there is no file {name}")
+        elif name.endswith(".parquet"):
+            from innet_drl.datasets import parquet
+
+            blocks = parquet.read(name)
+        else:
+            from innet_drl.datasets import npz
+
+            blocks = npz.read(name)
+        yield from rows.with_first(name, blocks)
+
+
+def _unknown(name: str) -> errors.ConfigError:
+    return errors.ConfigError(f"a data set is named *.parquet, *.npz or minari:NAME, got {name!r}")

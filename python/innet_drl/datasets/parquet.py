@@ -1,0 +1,140 @@
+"""Parquet: a row for each step, read and written one row group at a time.
+
+A column of numbers is a column of them. An array of bytes (uint8, int8) is a fixed-size binary, which Parquet copies
+where it would encode each element of a list as four bytes; other arrays are fixed-size lists. The file's metadata have
+dtypes and shapes under `innet_drl`. Other files may have lists, binaries and tensors of any of Arrow's kinds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from innet_drl.datasets import rows
+
+_KEY = b"innet_drl"
+_GROUP_ROWS = 65_536
+_GROUP_BYTES = 32 << 20
+"""Unpacked bytes of a row group, and of what is held in memory."""
+_READ_ROWS = 4096
+
+
+def write(path: str, blocks: Iterable[rows.Block]) -> None:
+    """Writes the rows, and replaces the file once they are complete."""
+    part = f"{path}.part"
+    writer: pq.ParquetWriter | None = None
+    held: list[rows.Block] = []
+
+    def flush(writer: pq.ParquetWriter) -> None:
+        names = list(held[0])
+        arrays = [_to_arrow(np.concatenate([block[name] for block in held])) for name in names]
+        writer.write_table(pa.Table.from_arrays(arrays, schema=writer.schema))
+        held.clear()
+
+    try:
+        for block in blocks:
+            if writer is None:
+                writer = pq.ParquetWriter(
+                    part,
+                    _schema(block),
+                    compression="zstd",
+                    compression_level=1,
+                    use_dictionary=[name for name, array in block.items() if array.ndim == 1],
+                    write_page_checksum=True,
+                )
+            row_bytes = sum(array.nbytes for array in block.values()) // len(block["final"])
+            most = max(1, min(_GROUP_ROWS, _GROUP_BYTES // max(1, row_bytes)))
+            for piece in rows.pieces(block, most):
+                held.append(piece)
+                if sum(len(one["final"]) for one in held) >= most:
+                    flush(writer)
+        assert writer is not None, "there is at least one block"
+        if held:
+            flush(writer)
+        writer.close()
+        os.replace(part, path)
+    except BaseException:
+        if writer is not None:
+            # On a full disk it fails, too.
+            with contextlib.suppress(Exception):
+                writer.close()
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(part)
+        raise
+
+
+def read(path: str) -> Iterator[rows.Block]:
+    """The rows of a file, some thousand at a time."""
+    with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        known: dict[str, Any] = json.loads((file.schema_arrow.metadata or {}).get(_KEY, b"{}"))
+        groups = map(file.metadata.row_group, range(file.num_row_groups))
+        # Of other files the size before compression, which dictionaries may have made smaller.
+        encoded = sum(group.total_byte_size for group in groups) // max(1, file.metadata.num_rows)
+        decoded = sum(np.dtype(one["dtype"]).itemsize * math.prod(one["shape"]) for one in known.values())
+        most = max(1, min(_READ_ROWS, _GROUP_BYTES // max(1, encoded, decoded)))
+        for batch in file.iter_batches(batch_size=most):
+            yield {
+                name: _to_numpy(name, column, known.get(name))
+                for name, column in zip(batch.schema.names, batch.columns, strict=True)
+            }
+
+
+def _schema(block: rows.Block) -> pa.Schema:
+    fields = [pa.field(name, _to_arrow(array[:1]).type, nullable=False) for name, array in block.items()]
+    known = {name: {"dtype": array.dtype.name, "shape": array.shape[1:]} for name, array in block.items()}
+    return pa.schema(fields, metadata={_KEY: json.dumps(known).encode()})
+
+
+def _to_arrow(array: NDArray[Any]) -> pa.Array:
+    array = np.ascontiguousarray(array)
+    if array.ndim == 1:
+        return pa.array(array)
+    size = array[0].size
+    if array.dtype in (np.uint8, np.int8):
+        return pa.Array.from_buffers(pa.binary(size), len(array), [None, pa.py_buffer(array)])
+    return pa.FixedSizeListArray.from_arrays(pa.array(array.reshape(-1)), size)
+
+
+def _to_numpy(name: str, column: pa.Array, known: dict[str, Any] | None) -> NDArray[Any]:
+    if column.null_count:
+        raise ValueError(f"column {name!r} has nulls")
+    count = len(column)
+    if isinstance(column.type, pa.BaseExtensionType):
+        column = column.storage
+    kind = column.type
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return np.asarray(column.to_pylist())
+    if pa.types.is_fixed_size_binary(kind):
+        size = kind.byte_width
+        begin = column.offset * size
+        values = np.frombuffer(column.buffers()[1], np.uint8)[begin : begin + count * size]
+    elif pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        values = np.frombuffer(b"".join(column.to_pylist()), np.uint8)
+    else:
+        while _is_list(column.type):
+            lengths = pc.min_max(pc.list_value_length(column)).as_py()
+            if lengths["min"] != lengths["max"]:
+                raise ValueError(f"the lists of column {name!r} have {lengths['min']} to {lengths['max']} elements")
+            column = column.flatten()
+        values = column.to_numpy(zero_copy_only=False)
+    if known is not None:
+        shaped: NDArray[Any] = values.view(known["dtype"]).reshape(count, *known["shape"])
+        return shaped
+    scalars: bool = len(values) == count and kind == column.type
+    numbers: NDArray[Any] = values if scalars else values.reshape(count, -1)
+    return numbers
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    kinds = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    return any(of_kind(kind) for of_kind in kinds)

@@ -1,0 +1,267 @@
+"""Rows of a data set between files and tables: their flags and episodes, and whether they fit a table's columns."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import innet_drl as innet
+from innet_drl import errors
+
+Block = dict[str, NDArray[Any]]
+"""Consecutive rows by column: each array has an element for each row."""
+
+FLAGS = ("terminated", "truncated", "final")
+_DAMAGES = (OSError, ValueError, TypeError, KeyError, IndexError, EOFError, NotImplementedError, RuntimeError)
+"""Errors of pyarrow, NumPy and h5py for damaged files, with those of `zipfile`."""
+
+
+def flat(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """Arrays by the path to them: `observation/camera`."""
+    arrays: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, tuple):
+            value = {str(index): part for index, part in enumerate(value)}
+        if isinstance(value, Mapping):
+            arrays |= flat(value, f"{path}{name}/")
+        else:
+            arrays[f"{path}{name}"] = value
+    return arrays
+
+
+def nested(arrays: Mapping[str, Any], *, tuples: bool = True) -> dict[str, Any]:
+    """Dictionaries, and `tuples` where the parts are numbered, of arrays with slashes in their names."""
+    tree: dict[str, Any] = {}
+    for name, array in arrays.items():
+        *parents, last = name.split("/")
+        place = tree
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        place[last] = array
+
+    def with_tuples(value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        parts = {name: with_tuples(part) for name, part in value.items()}
+        numbered = tuples and list(parts) == [str(index) for index in range(len(parts))]
+        return tuple(parts.values()) if numbered else parts
+
+    return {name: with_tuples(value) for name, value in tree.items()}
+
+
+def of_episode(target: str, number: int, episode: Mapping[str, Any]) -> Block:
+    """The rows of an episode, with all flags and its number.
+
+    Raises:
+        SchemaError: No flags, or arrays of unequal lengths.
+    """
+    # Batches are mappings without being registered as such.
+    block = {
+        name: np.asarray(array)
+        for name, array in flat(dict(episode.items())).items()
+        if name not in ("first", "episode")
+    }
+    for flag in ("terminated", "truncated"):
+        if flag not in block:
+            raise errors.SchemaError(f"{target}: episode {number} has no {flag!r}; it has {', '.join(block)}")
+    if other := [name for name, array in block.items() if array.dtype.kind not in "biuf"]:
+        raise errors.SchemaError(
+            f"{target}: column {other[0]!r} is {block[other[0]].dtype}; a column has numbers or bool"
+        )
+    count = len(block["terminated"])
+    block.setdefault("final", np.zeros(count, bool))
+    lengths = {name: len(array) for name, array in block.items()}
+    if len(set(lengths.values())) > 1 or count == 0:
+        raise errors.SchemaError(
+            f"{target}: the arrays of an episode have one element for each of its rows, at least one; episode {number} "
+            f"has {lengths}"
+        )
+    return {**block, "episode": np.full(count, number, np.int64)}
+
+
+def of_same_columns(target: str, blocks: Iterable[Block]) -> Iterator[Block]:
+    """The blocks, if all have the columns of the first one.
+
+    Raises:
+        ConfigError: There is no block.
+        SchemaError: A block of other columns.
+    """
+    first: dict[str, str] | None = None
+    for block in blocks:
+        columns = {name: f"{array.dtype} {array.shape[1:]}" for name, array in block.items()}
+        if first is None:
+            first = columns
+        elif columns != first:
+            raise errors.SchemaError(f"{target}: {_difference(columns, first)} in the first episode")
+        yield {name: block[name] for name in first}
+    if first is None:
+        raise errors.ConfigError(f"{target}: there is no episode to write")
+
+
+def _difference(columns: Mapping[str, str], first: Mapping[str, str]) -> str:
+    for name, column in columns.items():
+        if first.get(name) != column:
+            return f"column {name!r} is {column}, and {first.get(name, 'missing')}"
+    missing = next(name for name in first if name not in columns)
+    return f"column {missing!r} is missing, and {first[missing]}"
+
+
+def with_first(source: str, blocks: Iterable[Block]) -> Iterator[Block]:
+    """The blocks with `final` and `first`: where `episode` changes, or as in the file, or after each end.
+
+    Raises:
+        SchemaError: A block without `terminated` or `truncated`, or a final row that follows no end.
+    """
+    last: Block | None = None
+    for block in blocks:
+        missing = [flag for flag in FLAGS[:2] if flag not in block]
+        if missing:
+            raise errors.SchemaError(f"{source} has no column {missing[0]!r}; it has {', '.join(block)}")
+        count = len(block["terminated"])
+        if count == 0:
+            continue
+        block = dict(block)
+        for flag in FLAGS:
+            block[flag] = np.asarray(block.get(flag, np.zeros(count, bool)), bool)
+        ended = block["terminated"] | block["truncated"]
+        if "episode" in block:
+            first = block["episode"] != _before(block, last, "episode")
+            first[0] |= last is None
+        elif "first" in block:
+            first = np.asarray(block["first"], bool)
+        else:
+            # A final row belongs to the episode that it ends.
+            ended_before = _before({"ended": ended}, last, "ended", True)
+            final_before = _before(block, last, "final", False)
+            first = (ended_before & ~block["final"]) | final_before
+        block["first"], block["ended"] = first, ended
+        after_no_end = block["final"] & (first | ~_before(block, last, "ended", False))
+        if after_no_end.any():
+            raise errors.SchemaError(f"{source}: a final row follows no terminated or truncated one")
+        last = {name: block[name][-1:] for name in ("ended", "final", "episode") if name in block}
+        del block["ended"]
+        yield block
+
+
+def _before(block: Block, last: Block | None, name: str, at_start: Any = None) -> NDArray[Any]:
+    """The value of the row before each row."""
+    values = block[name]
+    start = values[:1] if at_start is None else np.asarray([at_start], values.dtype)
+    return np.concatenate([start if last is None else last[name], values[:-1]])
+
+
+def regroup(blocks: Iterable[Block]) -> Iterator[Block]:
+    """One block for each episode."""
+    held: list[Block] = []
+
+    def episode() -> Block:
+        return {name: np.concatenate([block[name] for block in held]) for name in held[0]}
+
+    for block in blocks:
+        cuts = [*np.flatnonzero(block["first"]), len(block["first"])]
+        if cuts[0] > 0:
+            held.append(_rows(block, 0, cuts[0]))
+        for begin, end in itertools.pairwise(cuts):
+            if held:
+                yield episode()
+            held = [_rows(block, begin, end)]
+    if held:
+        yield episode()
+
+
+def pieces(block: Block, size: int, *, by_episode: bool = False) -> Iterator[Block]:
+    """The block in parts of at most `size` rows, and `by_episode` each of one episode."""
+    count = len(next(iter(block.values())))
+    cuts = sorted({0, *np.flatnonzero(block["first"]).tolist(), count}) if by_episode else [0, count]
+    for first, end in itertools.pairwise(cuts):
+        for begin in range(first, end, size):
+            yield _rows(block, begin, min(begin + size, end))
+
+
+def _rows(block: Block, begin: int, end: int) -> Block:
+    return {name: array[begin:end] for name, array in block.items()}
+
+
+def fit(source: str, block: Block, table: innet.Table, names: Mapping[str, str]) -> Block:
+    """The columns of the table, with its dtypes and shapes, and the flags.
+
+    `names` has columns of the table to columns of the data set, where they differ.
+
+    Raises:
+        SchemaError: A column is missing, has another shape, or values that its dtype does not hold.
+    """
+    fitting = {name: block[name] for name in (*FLAGS, "first")}
+    count = len(fitting["first"])
+    for name, column in table.columns.items():
+        theirs = names.get(name, name)
+        if theirs not in block:
+            raise errors.SchemaError(
+                f"{source} has no column {theirs!r} for table {table.name!r}; it has {', '.join(block)}"
+            )
+        array = block[theirs]
+        if array.dtype.kind in "OU":
+            # Texts, which a writer makes bytes of.
+            fitting[name] = array
+            continue
+        if array.shape[1:] != column.shape and array[0].size != int(np.prod(column.shape)):
+            raise errors.SchemaError(
+                f"{source}: column {theirs!r} has the shape {array.shape[1:]}, and {column.shape} in table "
+                f"{table.name!r}"
+            )
+        integers = array.dtype.kind in "iu" and column.dtype.kind in "iu"
+        if not (integers or np.can_cast(array.dtype, column.dtype, "same_kind")):
+            raise errors.SchemaError(
+                f"{source}: column {theirs!r} is {array.dtype}, and {column.dtype} in table {table.name!r}: "
+                "convert the file, or give the table this dtype"
+            )
+        cast = array.reshape(count, *column.shape).astype(column.dtype, copy=False)
+        if integers and not np.array_equal(cast.ravel(), array.ravel()):
+            raise errors.SchemaError(
+                f"{source}: column {theirs!r} has values that {column.dtype} of table {table.name!r} does not hold"
+            )
+        fitting[name] = cast
+    return fitting
+
+
+@contextlib.contextmanager
+def read_errors(source: str) -> Iterator[None]:
+    """Turns errors of a damaged file into one that names it.
+
+    Raises:
+        CorruptError: Instead of them.
+        StorageError: Instead of a missing permission.
+    """
+    try:
+        yield
+    except errors.ReplayError:
+        raise
+    except PermissionError as error:
+        raise errors.StorageError(f"{source} cannot be read: {error.strerror}") from error
+    except (*_DAMAGES, zipfile.BadZipFile, zlib.error, struct.error) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise errors.CorruptError(
+            f"{source} cannot be read: {reason}; it is damaged, cut off, or of another format"
+        ) from error
+
+
+@contextlib.contextmanager
+def storage_errors(target: str) -> Iterator[None]:
+    """Turns errors of the operating system into one that names the file.
+
+    Raises:
+        StorageError: Instead of them.
+    """
+    try:
+        yield
+    except errors.ReplayError:
+        raise
+    except OSError as error:
+        raise errors.StorageError(f"{target} cannot be written: {error.strerror or error}") from error
