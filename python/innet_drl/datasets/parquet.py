@@ -24,7 +24,7 @@ from innet_drl.datasets import rows
 
 _KEY = b"innet_drl"
 _GROUP_ROWS = 65_536
-_GROUP_BYTES = 32 << 20
+_GROUP_BYTES = 16 << 20
 """Unpacked bytes of a row group, and of what is held in memory."""
 _READ_ROWS = 4096
 
@@ -82,11 +82,11 @@ def read(path: str) -> Iterator[rows.Block]:
         encoded = sum(group.total_byte_size for group in groups) // max(1, file.metadata.num_rows)
         decoded = sum(np.dtype(one["dtype"]).itemsize * math.prod(one["shape"]) for one in known.values())
         most = max(1, min(_READ_ROWS, _GROUP_BYTES // max(1, encoded, decoded)))
-        for batch in file.iter_batches(batch_size=most):
-            yield {
-                name: _to_numpy(name, column, known.get(name))
-                for name, column in zip(batch.schema.names, batch.columns, strict=True)
-            }
+        # One group at a time: a reader of several holds on to those that it has read.
+        for group in range(file.num_row_groups):
+            for batch in file.iter_batches(batch_size=most, row_groups=[group]):
+                columns = zip(batch.schema.names, batch.columns, strict=True)
+                yield {name: _to_numpy(name, column, known.get(name)) for name, column in columns}
 
 
 def _schema(block: rows.Block) -> pa.Schema:
