@@ -71,6 +71,9 @@ class Link:
                     ready.close()
 
 
+MIX = innet.Mix({"t": 0.5, "empty": 0.5})
+
+
 def appends(replay: innet.Replay, name: str, *, flush: bool) -> Callable[[], object]:
     writer = replay.writer(name, 1, VIEW, chunk_steps=1)
     KEPT.append(writer)
@@ -82,6 +85,13 @@ def appends(replay: innet.Replay, name: str, *, flush: bool) -> Callable[[], obj
             writer.flush()
 
     return append
+
+
+def extends(replay: innet.Replay) -> Callable[[], object]:
+    writer = replay.writer("t", 1, VIEW, chunk_steps=7)
+    KEPT.append(writer)
+    block: dict[str, Any] = {name: np.stack([values] * 20) for name, values in step(0).items()}
+    return lambda: writer.extend(**block)
 
 
 def beta() -> float:
@@ -172,7 +182,10 @@ CALLS: dict[str, Callable[[innet.Replay, str | None], Callable[[], object]]] = {
     "flush": lambda replay, _: appends(replay, "t", flush=True),
     "append to a full table": lambda replay, _: appends(replay, "full", flush=False),
     "flush to a full table": lambda replay, _: appends(replay, "full", flush=True),
+    "extend": lambda replay, _: extends(replay),
+    "episodes": lambda replay, _: lambda: list(replay.episodes("t")),
     "sample": lambda replay, _: lambda: replay.sample("t", 4, VIEW),
+    "sample of a mix with an empty table": lambda replay, _: lambda: replay.sample(MIX, 4, VIEW),
     "sample of an empty table": lambda replay, _: lambda: replay.sample("empty", 4, VIEW),
     "next": lambda replay, _: batches(replay, "t"),
     "next with a schedule": lambda replay, _: batches(replay, "t", prefetch=0, beta=beta),
