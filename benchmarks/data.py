@@ -165,7 +165,7 @@ def _way(way: str, kind: str, path: Path) -> float:
 
 
 def _peak() -> int:
-    """Largest resident memory of this process, in bytes. `ru_maxrss` begins with that of the process which started it."""
+    """Largest resident memory of this process, in bytes; `ru_maxrss` begins with that of its parent."""
     (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
     return 1024 * int(line.split()[1])
 
