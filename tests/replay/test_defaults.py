@@ -53,8 +53,8 @@ def test_first_is_derived_from_the_ends(view: innet.NStep | innet.Sequences, mak
 
 
 WAITING = {
-    innet.Replay: "batches create_table drop_table empty_table get_parameters parameters put_parameters sample stats "
-    "table tables update_priorities writer",
+    innet.Replay: "batches create_table drop_parameters drop_table empty_table episodes get_parameters parameters "
+    "put_parameters sample stats table tables update_priorities writer",
     innet.Writer: "append extend close flush",
     innet.Recorder: "close flush step",
 }
