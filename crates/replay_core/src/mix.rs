@@ -48,7 +48,7 @@ pub fn divide(shares: &[f64], items: u32) -> Result<Vec<u32>> {
         .iter()
         .map(|share| share * f64::from(items))
         .collect();
-    // A share of a third, as a float, may be just below what it stands for.
+    // Rounding: the float 1/3 times 9 items may be just below 3.
     let mut counts: Vec<u32> = exact.iter().map(|exact| (exact + 1e-6) as u32).collect();
     let mut by_remainder: Vec<usize> = (0..shares.len()).collect();
     let remainder = |table: usize| exact[table] - f64::from(counts[table]);

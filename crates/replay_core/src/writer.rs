@@ -191,7 +191,7 @@ impl<E: From<Error>> Writer<E> {
         self.append_rows(step, None, wait)
     }
 
-    /// Appends a block of consecutive steps; its rows, items and pushes are those of a [`Writer::append`] for each step. Full chunks of
+    /// Appends a block of consecutive steps. Rows, items and pushes equal those of one [`Writer::append`] for each step. Full chunks of
     /// earlier steps are pushed first, which may block. Full chunks of the block are pushed by the next call, or by [`Writer::send`].
     ///
     /// # Errors

@@ -315,9 +315,13 @@ impl DecodedSampler {
         let mut sampled = mix::combine(parts);
         let credit = sampled.credit.take();
         let mut batch = self.parts[0].reading.decoder.decode(&sampled, beta)?;
-        let (of_items, of_rejected) = tables_of(&lengths, &sampled, &batch.rejected);
-        if self.parts.len() > 1 {
-            batch.add_bytes(TABLES, &of_items);
+        let mut of_rejected = Vec::new();
+        if self.parts.len() > 1 || !batch.rejected.is_empty() {
+            let of_items;
+            (of_items, of_rejected) = tables_of(&lengths, &sampled, &batch.rejected);
+            if self.parts.len() > 1 {
+                batch.add_bytes(TABLES, &of_items);
+            }
         }
         for (rejected, table) in batch.rejected.iter().zip(of_rejected) {
             let wait = Wait::until(Some(Instant::now() + ASK_WITHIN));

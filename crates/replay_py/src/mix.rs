@@ -49,7 +49,7 @@ fn shares<'py>(py: Python<'py>, tables: &[(String, f64)]) -> PyResult<Bound<'py,
     Ok(shares)
 }
 
-/// Tables and their shares of a batch: one, or those of a mix.
+/// Tables with their shares of a batch: one table with the share 1, or the tables of a mix.
 #[derive(Clone)]
 pub struct TablesArgument(Vec<(String, f64)>);
 

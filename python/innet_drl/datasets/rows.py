@@ -21,7 +21,7 @@ Block = dict[str, NDArray[Any]]
 
 FLAGS = ("terminated", "truncated", "final")
 _DAMAGES = (OSError, ValueError, TypeError, KeyError, IndexError, EOFError, NotImplementedError, RuntimeError)
-"""Errors of pyarrow, NumPy and h5py for damaged files, with those of `zipfile`."""
+"""Exceptions that pyarrow, NumPy and h5py raise for damaged files."""
 
 
 def flat(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:

@@ -89,7 +89,7 @@ def _import_beside(
 
 
 def _columns(settings: MemorySettings) -> dict[str, str]:
-    """Columns of the run's table to those of a data set of the environment."""
+    """Names of the data set's columns, by the columns of the run's table that have other names."""
     frame = settings.view.observation
     if settings.preload is not None and _has_frames(settings.preload, frame):
         return {}

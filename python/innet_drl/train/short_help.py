@@ -46,7 +46,7 @@ def short_help(command: str, preset: str) -> str:
         default = preset if flag == "preset" else values.get(flag.replace("-", "_"))
         shown = "" if default is None else f" ({default})"
         lines.append(f"  --{flag:<15} {meaning.format(presets=', '.join(PRESETS))}{shown}")
-    lines += ["", f"All settings, of which each is a flag; defaults are those of the preset ({preset}):", ""]
+    lines += ["", f"Settings, each a flag, with the defaults of the preset ({preset}):", ""]
     for group, names in groups().items():
         lines.append(f"  {group}")
         line = "   "

@@ -415,8 +415,10 @@ impl PyReplay {
         let priorities = array::numbers(priorities, "priorities", &array::PRIORITIES)?;
         let (ids, priorities) = (ids.to_bits(), priorities.to_f64());
         let wanted = ids.len();
-        // Of a mix one table would be changed before the other refuses.
-        check_priorities(&priorities).map_err(|error| error::to_python(py, error))?;
+        if table.names().count() > 1 {
+            // One table would be changed before the next one refuses.
+            check_priorities(&priorities).map_err(|error| error::to_python(py, error))?;
+        }
         let routed = self.routed(&table, ids, priorities);
         let sent: usize = routed.iter().map(|(_, ids, _)| ids.len()).sum();
         let mut receipt = self.backend.call(py, timeout, |backend, waiting| {
