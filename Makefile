@@ -63,10 +63,10 @@ format: setup ## format Rust and Python
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-wheel: $(VENV)/.packaging ## the manylinux wheel, in dist; TARGET=aarch64-unknown-linux-gnu (rustup target add) for that processor
+wheel: $(VENV)/.packaging ## the manylinux wheel, in dist; TARGET=aarch64-unknown-linux-gnu or -apple-darwin (rustup target add) for others
 	rm -f dist/*.whl
 	PATH=$(abspath $(BIN)):$$PATH maturin build --quiet $(EXTENSION) $(if $(TARGET),--target $(TARGET)) --out dist
-	$(BIN)/auditwheel show dist/*.whl
+	$(if $(findstring darwin,$(TARGET)),,$(BIN)/auditwheel show dist/*.whl)
 
 # What a wheel needs, without the other dependencies.
 $(VENV)/.packaging: $(BIN)/uv constraints.txt

@@ -24,12 +24,18 @@ with naming_extras():
 __all__ = ["TorchBatch", "TorchBatches", "tensor_on", "to_device", "torch_device"]
 
 
+# `device.type` takes 7 us between two batches, as long as all other work of `to_device`; a comparison of devices 0.1.
+_CPU = torch.device("cpu")
+
+
 def torch_device(device: str | torch.device) -> torch.device:
     """Returns the device that an argument names.
 
     Raises:
         ConfigError: An unknown device, or one that this machine lacks.
     """
+    if device == "cpu" or device == _CPU:
+        return _CPU
     try:
         found = torch.device(device)
         # Counting devices takes longer than a batch.
@@ -172,11 +178,12 @@ class TorchBatches:
 
 def to_device(batch: _core.Batch, device: torch.device) -> TorchBatch:
     """A batch on a device, each of its buffers copied once. The call waits for the copies."""
-    if device.type == "cpu":
+    if device == _CPU or device.type == "cpu":
         arrays: dict[str, Any] = batch._writable()
+        from_numpy = torch.from_numpy
         for name, array in arrays.items():
             if name != "ids":
-                arrays[name] = torch.from_numpy(array)
+                arrays[name] = from_numpy(array)
     else:
         arrays = {"ids": batch.ids}
         for flat, layout in batch._buffers():

@@ -24,7 +24,7 @@
 //! | `round` | one sum |
 //! | `asynchronous_session` | session of an asynchronous worker |
 //! | | **transports** |
-//! | `datagrams` | UDP sockets: many datagrams for each system call |
+//! | `datagrams` | UDP sockets: on Linux many datagrams for each system call |
 //! | `udp` | UDP transports of an aggregator and of a worker |
 //! | `dpdk` | DPDK transports of both (feature `dpdk`) |
 //! | `aggregator_transport` | an aggregator on a transport |

@@ -60,7 +60,7 @@ pub fn read<'py>(
         _ => array,
     };
     let Some(dtype) = dtype::from_numpy(&array.dtype()) else {
-        let reason = format!("elements of {} cannot be stored", array.dtype());
+        let reason = format!("an array of {}, which cannot be stored", array.dtype());
         return Err(refuse(reason));
     };
     let shape = array.shape().to_vec();

@@ -56,7 +56,8 @@ def processor() -> str:
 
 def cores() -> int:
     """Returns the cores available to this process: fewer than the machine's under `taskset` or in a container."""
-    return len(os.sched_getaffinity(0))
+    # macOS has no affinity.
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def keep_freed_memory() -> None:

@@ -136,7 +136,7 @@ impl Stack for Kernel {
     }
 }
 
-/// Sets the options of a connected TCP socket: no Nagle delay, keepalive and user timeout.
+/// Sets the options of a connected TCP socket: no Nagle delay, keepalive, and on Linux the user timeout.
 ///
 /// # Errors
 /// Errors of the operating system.
@@ -148,7 +148,11 @@ pub fn prepare_tcp(socket: &SockRef<'_>, user_timeout: Duration) -> io::Result<(
         .with_interval(KEEPALIVE_INTERVAL)
         .with_retries(KEEPALIVE_RETRIES);
     socket.set_tcp_keepalive(&keepalive)?;
-    socket.set_tcp_user_timeout(Some(user_timeout))
+    #[cfg(target_os = "linux")]
+    socket.set_tcp_user_timeout(Some(user_timeout))?;
+    #[cfg(not(target_os = "linux"))]
+    let _ = user_timeout;
+    Ok(())
 }
 
 /// Busy-polls the runtime's sockets: a task that never sleeps. Avoids wake-ups, at the cost of a whole core.
@@ -320,7 +324,10 @@ mod tests {
                     * socket.tcp_keepalive_retries().unwrap();
             assert!(socket.keepalive().unwrap());
             assert_eq!(silence, Duration::from_secs(60));
+            #[cfg(target_os = "linux")]
             assert_eq!(socket.tcp_user_timeout().unwrap(), Some(user_timeout));
+            #[cfg(not(target_os = "linux"))]
+            let _ = user_timeout;
             assert!(socket.tcp_nodelay().unwrap());
         }
     }
