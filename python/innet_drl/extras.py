@@ -25,6 +25,7 @@ _MODULES = {
         "yaml",
     ),
     "data": ("h5py", "minari", "PIL", "pyarrow"),
+    "sb3": ("stable_baselines3",),
     "redis": ("lz4", "redis"),
     "wandb": ("wandb",),
     "bench": ("matplotlib",),

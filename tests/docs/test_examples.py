@@ -27,7 +27,8 @@ def run_example(name: str, *flags: str) -> str:
     command = [sys.executable, "-W", "error", str(EXAMPLES / name), *flags]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert ended.stderr == ""
+    # On a busy machine a call tells whom it waits for.
+    assert [line for line in ended.stderr.splitlines() if "still waiting" not in line] == []
     return ended.stdout
 
 

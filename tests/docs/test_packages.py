@@ -18,6 +18,7 @@ PACKAGE = Path(innet.__file__).parent
 ALLOWED = {
     "client": {"client"},
     "datasets": {"client", "datasets"},
+    "sb3": {"client", "sb3"},
     "train": {"client", "datasets", "train"},
     "launch": {"client", "train", "launch"},
     "analysis": {"client", "train", "analysis"},

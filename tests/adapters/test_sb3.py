@@ -1,0 +1,351 @@
+"""Stable-Baselines3's algorithms on this memory: its own buffers are the reference."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from sb3_contrib import QRDQN, TQC
+from serving import served_memories
+from stable_baselines3 import DDPG, DQN, SAC, TD3
+from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+
+from innet_drl import errors
+from innet_drl.sb3 import InnetReplayBuffer, PrioritizedDQN, PrioritizedSAC
+
+ENVIRONMENTS = 3
+GAMMA = 0.9
+ACTION = spaces.Box(-1, 1, (2,), np.float32)
+VECTOR = spaces.Box(-1e6, 1e6, (3,), np.float32)
+PARTS = spaces.Dict({"camera": spaces.Box(0, 255, (2, 4, 4), np.uint8), "joints": VECTOR, "level": spaces.Discrete(99)})
+
+
+def small() -> dict[str, Any]:
+    """Arguments of a small algorithm; SB3 writes to `policy_kwargs`."""
+    return {"policy_kwargs": {"net_arch": [16]}, "learning_starts": 20, "buffer_size": 500, "seed": 3}
+
+
+@pytest.fixture(params=["in process", "served"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dict[str, Any]]:
+    """Arguments that place a buffer."""
+    if request.param == "in process":
+        yield {}
+        return
+    with served_memories(tmp_path, 1) as address:
+        yield {"address": address}
+
+
+def observed(space: spaces.Space[Any], environment: int, number: int) -> Any:
+    """An observation that tells its environment and number."""
+    numbers = np.array([environment, number % 250, number // 250])
+    if isinstance(space, spaces.Dict):
+        camera = np.broadcast_to(numbers[:2, None, None], (2, 4, 4)).astype(np.uint8)
+        return {"camera": camera, "joints": numbers.astype(np.float32), "level": np.int64(number % 99)}
+    return numbers.astype(np.float32)
+
+
+def told(observation: Any) -> tuple[int, int]:
+    """Environment and number of an observation."""
+    values = observation["joints"] if isinstance(observation, dict) else observation
+    return int(values[0]), int(values[1] + 250 * values[2])
+
+
+def stacked(observations: list[Any]) -> Any:
+    if isinstance(observations[0], dict):
+        return {key: np.stack([each[key] for each in observations]) for key in observations[0]}
+    return np.stack(observations)
+
+
+def played(buffers: list[tuple[Any, list[int]]], space: spaces.Space[Any], steps: int) -> None:
+    """Adds the same random steps to buffers, each of some environments.
+
+    Numbers of observations rise by 1, and by 2 with a new episode.
+    """
+    random = np.random.default_rng(5)
+    at = [0] * ENVIRONMENTS
+    for _ in range(steps):
+        before = [observed(space, each, at[each]) for each in range(ENVIRONMENTS)]
+        after = [observed(space, each, at[each] + 1) for each in range(ENVIRONMENTS)]
+        action = random.uniform(-1, 1, (ENVIRONMENTS, 2)).astype(np.float32)
+        reward = random.normal(size=ENVIRONMENTS)
+        end = random.random(ENVIRONMENTS)
+        done, cut = end < 0.15, end < 0.07
+        for buffer, chosen in buffers:
+            infos: list[dict[str, Any]] = [{"TimeLimit.truncated": bool(cut[each])} for each in chosen]
+            arrays = stacked([before[each] for each in chosen]), stacked([after[each] for each in chosen])
+            buffer.add(*arrays, action[chosen], reward[chosen], done[chosen], infos)
+        at = [number + 1 + done for number, done in zip(at, done, strict=True)]
+
+
+@pytest.mark.parametrize("timeouts", [True, False])
+@pytest.mark.parametrize(("space", "n"), [(VECTOR, 1), (VECTOR, 3), (PARTS, 1)])
+def test_samples_equal_those_of_the_buffers_of_sb3(
+    space: spaces.Space[Any], n: int, timeouts: bool, place: dict[str, Any]
+) -> None:
+    steps = 120
+    settings: dict[str, Any] = {"device": "cpu", "handle_timeout_termination": timeouts}
+    reference: type = DictReplayBuffer if space is PARTS else ReplayBuffer
+    if n > 1:
+        settings |= {"n_steps": n, "gamma": GAMMA}
+        reference = NStepReplayBuffer
+    ours = InnetReplayBuffer(1000, space, ACTION, n_envs=ENVIRONMENTS, **settings, **place)
+    theirs = [reference(1000, space, ACTION, **settings) for _ in range(ENVIRONMENTS)]
+    everyone = list(range(ENVIRONMENTS))
+    played([(ours, everyone), *((buffer, [each]) for each, buffer in enumerate(theirs))], space, steps)
+    assert (ours.pos, ours.size(), ours.full) == (steps, steps, False)
+    # By the number of the observation, whatever the position.
+    numbers = [[told(_at(buffer.observations, row)) for row in range(steps)] for buffer in theirs]
+    seen = set()
+    for _ in range(30):
+        batch = ours.sample(256)
+        for row in np.unique(batch.ids, return_index=True)[1]:
+            environment, number = told(_at(batch.observations, row))
+            position = numbers[environment].index((environment, number))
+            expected = theirs[environment]._get_samples(np.array([position]))
+            seen.add((environment, position))
+            for name in ("observations", "actions", "dones", "rewards"):
+                _assert_equal(getattr(batch, name), row, getattr(expected, name))
+            if not expected.dones:
+                _assert_equal(batch.next_observations, row, expected.next_observations)
+            if n > 1:
+                assert batch.discounts is not None
+                discount = expected.discounts * (1 - expected.dones)
+                torch.testing.assert_close(batch.discounts[row : row + 1], discount)
+            else:
+                assert batch.discounts is None
+    assert len(seen) == steps * ENVIRONMENTS
+
+
+def _at(values: Any, row: int) -> Any:
+    if isinstance(values, dict):
+        return {
+            key: np.asarray(part[row]).reshape(-1) if key == "joints" else part[row] for key, part in values.items()
+        }
+    return np.asarray(values[row]).reshape(-1)
+
+
+def _assert_equal(batch: Any, row: int, expected: Any) -> None:
+    if isinstance(expected, dict):
+        for key, part in expected.items():
+            _assert_equal(batch[key], row, part)
+        return
+    assert batch.dtype == expected.dtype
+    torch.testing.assert_close(batch[row : row + 1], expected)
+
+
+@pytest.mark.parametrize(
+    "space",
+    [spaces.Discrete(5), spaces.MultiDiscrete([3, 4]), spaces.MultiBinary(6), spaces.Box(0, 1, (2, 2), np.float64)],
+)
+@pytest.mark.parametrize("action", [spaces.Discrete(3), spaces.MultiBinary(2), spaces.Box(-1, 1, (1,), np.float64)])
+def test_spaces_have_the_shapes_and_dtypes_of_sb3(space: spaces.Space[Any], action: spaces.Space[Any]) -> None:
+    ours, theirs = (made(20, space, action, "cpu", n_envs=2) for made in (InnetReplayBuffer, ReplayBuffer))
+    space.seed(1)
+    action.seed(1)
+    for _ in range(5):
+        observation, following = (np.array([space.sample() for _ in range(2)]) for _ in range(2))
+        step = np.array([action.sample() for _ in range(2)])
+        for buffer in (ours, theirs):
+            buffer.add(observation, following, step, np.zeros(2), np.zeros(2, bool), [{}, {}])
+    for mine, reference in zip(ours.sample(4)[:5], theirs.sample(4)[:5], strict=True):
+        assert (mine.dtype, mine.shape) == (reference.dtype, reference.shape)
+
+
+class Counting(gym.Env[Any, Any]):
+    """The observation is the number of the episode and that of its step; it is cut off after nine steps."""
+
+    def __init__(self, action_space: spaces.Space[Any]) -> None:
+        self.observation_space = spaces.Box(-1e6, 1e6, (2,), np.float32)
+        self.action_space = action_space
+        self.episode = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.episode, self.step_number = self.episode + 1, 0
+        return self._observation(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.step_number += 1
+        return self._observation(), float(self.step_number), False, self.step_number == 9, {}
+
+    def _observation(self) -> Any:
+        return np.array([self.episode, self.step_number], np.float32)
+
+
+@pytest.mark.parametrize("algorithm", [DQN, SAC, TD3, DDPG, QRDQN, TQC, PrioritizedDQN, PrioritizedSAC])
+def test_every_algorithm_learns_twice_from_whole_steps(algorithm: Any) -> None:
+    discrete = algorithm in (DQN, QRDQN, PrioritizedDQN)
+    env = DummyVecEnv([lambda: Counting(spaces.Discrete(2) if discrete else ACTION)] * 2)
+    model = algorithm("MlpPolicy", env, replay_buffer_class=InnetReplayBuffer, **small())
+    model.learn(60)
+    model.learn(60)
+    assert model._n_updates > 0
+    batch = model.replay_buffer.sample(256)
+    # Also where the second `learn` reset the environments in the middle of an episode.
+    np.testing.assert_array_equal(batch.next_observations[:, 0], batch.observations[:, 0])
+    np.testing.assert_array_equal(batch.next_observations[:, 1], batch.observations[:, 1] + 1)
+    np.testing.assert_array_equal(batch.rewards, batch.next_observations[:, 1:])
+    assert not batch.dones.any()
+
+
+@pytest.mark.filterwarnings("ignore:The last trajectory:UserWarning")
+def test_images_take_optimize_memory_usage_beside_timeouts() -> None:
+    env = make_vec_env("CartPole-v1", 1)
+    model = DQN("MlpPolicy", env, replay_buffer_class=InnetReplayBuffer, optimize_memory_usage=True, **small())
+    model.learn(30)
+    model.learn(30)
+    assert model.replay_buffer is not None
+    assert len(model.replay_buffer.sample(16).rewards) == 16
+
+
+def test_normalisation_is_that_of_the_environment() -> None:
+    env = VecNormalize(DummyVecEnv([lambda: Counting(ACTION)]))
+    buffer = InnetReplayBuffer(100, env.observation_space, env.action_space, "cpu")
+    env.reset()
+    observation = env.get_original_obs()
+    for _ in range(8):
+        _, _, done, infos = env.step(np.zeros((1, 2), np.float32))
+        following = env.get_original_obs()
+        buffer.add(observation, following, np.zeros((1, 2)), env.get_original_reward(), done, infos)
+        observation = following
+    batch: Any = buffer.sample(32, env)
+    expected: Any = env.normalize_obs(np.stack([np.ones(8), np.arange(8)], 1))
+    rows = np.argmin(np.abs(np.asarray(batch.observations)[:, 1:] - expected[:, 1]), axis=1)
+    np.testing.assert_allclose(batch.observations, expected[rows], rtol=1e-6)
+    np.testing.assert_allclose(batch.rewards[:, 0], env.normalize_reward(rows + 1.0), rtol=1e-6)
+    several = InnetReplayBuffer(100, env.observation_space, env.action_space, "cpu", n_steps=3)
+    several.add(observation, observation, np.zeros((1, 2)), np.ones(1), np.ones(1, bool), [{}])
+    with pytest.raises(errors.ConfigError, match="norm_reward=False, or use n_steps=1"):
+        several.sample(4, env)
+
+
+def test_a_saved_buffer_has_the_same_steps_and_goes_on(tmp_path: Path) -> None:
+    model = DQN("MlpPolicy", "CartPole-v1", replay_buffer_class=InnetReplayBuffer, **small())
+    model.learn(60)
+    buffer: Any = model.replay_buffer
+    copies = [copy.deepcopy(buffer), pickle.loads(pickle.dumps(buffer))]
+    model.save_replay_buffer(tmp_path / "buffer.pkl")
+    model.load_replay_buffer(tmp_path / "buffer.pkl")
+    for each in [*copies, model.replay_buffer]:
+        stored = [_rows(replay) for replay in (buffer, each)]
+        assert stored[0] == stored[1]
+        assert len(stored[0]) == 60
+        assert (each.pos, each.full) == (60, False)
+    model.learn(30, reset_num_timesteps=False)
+    assert model.replay_buffer is not None
+    # Updates come after every fourth step.
+    assert model.replay_buffer.pos == 92
+
+
+def _rows(buffer: Any) -> list[bytes]:
+    """The stored steps, in order, without final rows."""
+    found = []
+    for episode in buffer.replay.episodes(buffer.table.name):
+        rows = zip(*(episode[name] for name in ("observation", "action", "reward", "final")), strict=True)
+        found += [b"".join(part.tobytes() for part in row[:3]) for row in rows if not row[3]]
+    return found
+
+
+def test_updated_priorities_decide_what_is_sampled() -> None:
+    buffer = InnetReplayBuffer(100, VECTOR, ACTION, "cpu", priority_exponent=1.0, beta=1.0)
+    played([(buffer, [0])], VECTOR, 4)
+    batch = buffer.sample(64)
+    numbers = {int(value): identity for value, identity in zip(batch.rewards * 1e6, batch.ids, strict=True)}
+    ids = np.array(list(numbers.values()))
+    buffer.update_priorities(ids, torch.tensor([[1.0], [-3.0], [0.0], [0.0]]))
+    batch = buffer.sample(4000)
+    shares = [float(np.mean(batch.ids == identity)) for identity in ids]
+    np.testing.assert_allclose(shares, [0.25, 0.75, 0, 0], atol=0.001)
+    # (N P)^-1, divided by the largest.
+    weights = [float(batch.weights[batch.ids == identity][0]) for identity in ids[:2]]
+    np.testing.assert_allclose(weights, [1, 1 / 3], rtol=1e-4)
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(PrioritizedDQN, DQN), (PrioritizedSAC, SAC)])
+def test_with_equal_weights_an_update_is_that_of_sb3(ours: Any, theirs: Any) -> None:
+    env = DummyVecEnv([lambda: Counting(spaces.Discrete(2) if theirs is DQN else ACTION)])
+    models = [made("MlpPolicy", env, replay_buffer_class=InnetReplayBuffer, **small()) for made in (ours, theirs)]
+    models[0].learn(20)
+    models[1].learn(20)
+    batches = [models[0].replay_buffer.sample(32) for _ in range(6)]
+    for batch in batches:
+        batch.weights = torch.ones(32, 1)
+    for model in models:
+        replayed = iter(batches)
+        model.replay_buffer.sample = lambda size, env, replayed=replayed: next(replayed)
+        model.replay_buffer.update_priorities = lambda ids, errors: None
+        torch.manual_seed(7)
+        model.train(gradient_steps=6, batch_size=32)
+    for mine, reference in zip(*(model.policy.parameters() for model in models), strict=True):
+        torch.testing.assert_close(mine, reference)
+
+
+def test_a_transition_of_weight_0_changes_nothing() -> None:
+    model = PrioritizedDQN("MlpPolicy", DummyVecEnv([lambda: Counting(spaces.Discrete(2))]), **small())
+    model.learn(20)
+    buffer: Any = model.replay_buffer
+    batch = buffer.sample(32)
+    batch.weights = torch.zeros(32, 1)
+    buffer.sample = lambda size, env: batch
+    before = copy.deepcopy(model.policy.state_dict())
+    model.train(gradient_steps=1, batch_size=32)
+    for name, values in model.policy.state_dict().items():
+        torch.testing.assert_close(values, before[name])
+
+
+def test_beta_rises_to_1() -> None:
+    model = PrioritizedDQN("MlpPolicy", "CartPole-v1", beta=0.5, train_freq=1, **small())
+    model.learn(100)
+    buffer: Any = model.replay_buffer
+    assert buffer.beta == pytest.approx(1.0)
+    assert buffer.table.priority_exponent == 0.6
+
+
+def test_what_another_process_adds_at_a_server_is_sampled(tmp_path: Path) -> None:
+    with served_memories(tmp_path, 1) as address:
+        actor, learner = (InnetReplayBuffer(200, VECTOR, ACTION, "cpu", address=address) for _ in range(2))
+        played([(actor, [0])], VECTOR, 30)
+        actor.flush()
+        assert len(learner.sample(16).rewards) == 16
+        with pytest.raises(errors.TableDiffersError, match="capacity"):
+            InnetReplayBuffer(300, VECTOR, ACTION, "cpu", address=address)
+
+
+@pytest.mark.parametrize(
+    ("found", "error"),
+    [
+        ("None", "stable_baselines3 is not installed: pip install 'innet-drl[sb3]'"),
+        ("types.SimpleNamespace(__version__='2.6.0')", "stable_baselines3 is 2.6.0, and 2.9 is needed: pip install -U"),
+    ],
+)
+def test_a_missing_or_old_release_is_named(found: str, error: str) -> None:
+    code = f"import sys, types; sys.modules['stable_baselines3'] = {found}; import innet_drl.sb3"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert f"MissingExtraError: {error}" in ended.stderr
+
+
+def test_bad_input_is_one_error() -> None:
+    buffer = InnetReplayBuffer(100, VECTOR, ACTION, "cpu")
+    with pytest.raises(errors.DeadlineError, match="0 items"):
+        buffer.sample(4)
+    with pytest.raises(errors.ConfigError, match=r"PrioritizedDQN updates priorities: .* is InnetReplayBuffer"):
+        PrioritizedDQN("MlpPolicy", "CartPole-v1", replay_buffer_class=ReplayBuffer)
+    with pytest.raises(TypeError, match="alpha"):
+        DQN("MlpPolicy", "CartPole-v1", replay_buffer_class=InnetReplayBuffer, replay_buffer_kwargs={"alpha": 0.5})
+    observation = np.full((1, 3), np.nan, np.float32)
+    buffer.add(observation, observation, np.zeros((1, 2)), np.zeros(1), np.zeros(1, bool), [{}])
+    with pytest.raises(errors.SchemaError, match=re.escape("NaN")):
+        buffer.add(observation, observation, np.zeros((1, 2)), np.zeros(1), np.zeros(1, bool), [{}])
