@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -95,7 +94,7 @@ def played(buffers: list[tuple[Any, list[int]]], space: spaces.Space[Any], steps
 def test_samples_equal_those_of_the_buffers_of_sb3(
     space: spaces.Space[Any], n: int, timeouts: bool, place: dict[str, Any]
 ) -> None:
-    steps = 120
+    steps = 60
     settings: dict[str, Any] = {"device": "cpu", "handle_timeout_termination": timeouts}
     reference: type = DictReplayBuffer if space is PARTS else ReplayBuffer
     if n > 1:
@@ -109,7 +108,7 @@ def test_samples_equal_those_of_the_buffers_of_sb3(
     # By the number of the observation, whatever the position.
     numbers = [[told(_at(buffer.observations, row)) for row in range(steps)] for buffer in theirs]
     seen = set()
-    for _ in range(30):
+    for _ in range(16):
         batch = ours.sample(256)
         for row in np.unique(batch.ids, return_index=True)[1]:
             environment, number = told(_at(batch.observations, row))
@@ -311,17 +310,129 @@ def test_beta_rises_to_1() -> None:
     model.learn(100)
     buffer: Any = model.replay_buffer
     assert buffer.beta == pytest.approx(1.0)
+    # The last rollout passes the end.
+    model = PrioritizedDQN("MlpPolicy", "CartPole-v1", beta=0.5, train_freq=200, **small())
+    model.learn(100)
+    buffer = model.replay_buffer
+    assert buffer.beta == 1.0
     assert buffer.table.priority_exponent == 0.6
+
+
+COLLECTOR = """
+import sys
+from stable_baselines3 import DQN
+from innet_drl.sb3 import InnetReplayBuffer
+arguments = {"address": sys.argv[1], "connection": {"namespace": "run-7"}}
+DQN("MlpPolicy", "CartPole-v1", buffer_size=500, learning_starts=1000, replay_buffer_class=InnetReplayBuffer,
+    replay_buffer_kwargs=arguments).learn(130)
+"""
 
 
 def test_what_another_process_adds_at_a_server_is_sampled(tmp_path: Path) -> None:
     with served_memories(tmp_path, 1) as address:
-        actor, learner = (InnetReplayBuffer(200, VECTOR, ACTION, "cpu", address=address) for _ in range(2))
-        played([(actor, [0])], VECTOR, 30)
-        actor.flush()
+        # It ends without a flush.
+        subprocess.run([sys.executable, "-c", COLLECTOR, address], check=True)
+        cartpole = gym.make("CartPole-v1")
+        spaces_ = cartpole.observation_space, cartpole.action_space
+        arguments: dict[str, Any] = {"address": address, "connection": {"namespace": "run-7"}}
+        learner = InnetReplayBuffer(500, *spaces_, "cpu", n_envs=3, **arguments)
         assert len(learner.sample(16).rewards) == 16
+        # 130 rounded up to whole rollouts.
+        assert len(set(_rows(learner))) == 132
+        other = InnetReplayBuffer(300, *spaces_, "cpu", **arguments)
         with pytest.raises(errors.TableDiffersError, match="capacity"):
-            InnetReplayBuffer(300, VECTOR, ACTION, "cpu", address=address)
+            other.sample(1)
+
+
+def test_a_model_is_loaded_for_its_policy_alone_while_its_server_is_away(tmp_path: Path) -> None:
+    arguments = {"address": f"unix://{tmp_path}/nobody", "timeout": 0.1}
+    model = PrioritizedDQN("MlpPolicy", "CartPole-v1", replay_buffer_kwargs=arguments, **small())
+    model.save(tmp_path / "model")
+    loaded = PrioritizedDQN.load(tmp_path / "model")
+    action, _ = loaded.predict(np.zeros(4, np.float32))
+    assert action in (0, 1)
+    with pytest.raises(errors.ReplayError, match="nobody"):
+        loaded.set_env(gym.make("CartPole-v1"))
+        loaded.learn(1)
+
+
+def test_a_reset_leaves_nothing_and_begins_new_episodes() -> None:
+    buffer = InnetReplayBuffer(1000, VECTOR, ACTION, "cpu")
+    for number in [0, 1, 2, 3, 100, 101, 102]:
+        if number == 100:
+            buffer.reset()
+            assert (buffer.pos, buffer.size()) == (0, 0)
+        observation, following = (observed(VECTOR, 0, each)[None] for each in (number, number + 1))
+        buffer.add(observation, following, np.zeros((1, 2)), np.ones(1), np.zeros(1, bool), [{}])
+    batch: Any = buffer.sample(64)
+    numbers = {(told(mine), told(following)) for mine, following in zip(batch[0], batch[2], strict=True)}
+    assert numbers == {((0, number), (0, number + 1)) for number in (100, 101, 102)}
+
+
+def test_new_steps_are_sampled_soon_and_a_full_buffer_is_full() -> None:
+    buffer = InnetReplayBuffer(160, VECTOR, ACTION, "cpu", n_envs=2)
+    played([(buffer, [0, 1])], VECTOR, 10)
+    buffer.sample(1)
+    played([(buffer, [0, 1])], VECTOR, 60)
+    seen = set(buffer.sample(2000).ids)
+    assert 2 * (10 + 60 - 9) <= len(seen) <= 2 * 70
+    played([(buffer, [0, 1])], VECTOR, 200)
+    # Last observations of truncated episodes take a row, too.
+    assert 120 <= len(set(buffer.sample(4000).ids)) <= 160
+
+
+def test_a_refused_step_is_not_kept() -> None:
+    buffer = InnetReplayBuffer(100, VECTOR, ACTION, "cpu")
+    good, bad = np.zeros((1, 3), np.float32), np.full((1, 3), np.nan, np.float32)
+    for observation, following in ((bad, good), (good, bad), (np.zeros((3, 1), np.float32), good)):
+        with pytest.raises(errors.SchemaError, match=r"has NaN or infinity|has the shape \(3, 1\), and \(1, 3\)"):
+            buffer.add(observation, following, np.zeros((1, 2)), np.zeros(1), np.zeros(1, bool), [{}])
+    for _ in range(3):
+        buffer.add(good, good, np.zeros((1, 2)), np.zeros(1), np.zeros(1, bool), [{}])
+    assert len(_rows(pickle.loads(pickle.dumps(buffer)))) == 3
+
+
+def test_settings_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
+    def made(**arguments: Any) -> PrioritizedDQN:
+        return PrioritizedDQN("MlpPolicy", "CartPole-v1", **small(), **arguments)
+
+    for arguments, message in (
+        ({"priority_exponent": None}, "priority_exponent of PrioritizedDQN is None"),
+        ({"replay_buffer_kwargs": {"beta": 0.9}}, "beta of PrioritizedDQN is 0.4, and 0.9 in replay_buffer_kwargs"),
+        ({"replay_buffer_kwargs": {"gamma": 0.5}, "n_steps": 3}, "gamma of PrioritizedDQN is 0.99, and 0.5 in"),
+        ({"replay_buffer_kwargs": {"n_steps": 5}, "n_steps": 3}, "n_steps of PrioritizedDQN is 3, and 5 in"),
+        ({"replay_buffer_class": ReplayBuffer}, "updates priorities: its replay_buffer_class is InnetReplayBuffer"),
+    ):
+        with pytest.raises(errors.ConfigError, match=message):
+            made(**arguments)
+    # Positional, as of the buffer, and in a saved model.
+    model = PrioritizedDQN("MlpPolicy", "CartPole-v1", 1e-4, 500, 20, 32, 1.0, 0.5, replay_buffer_kwargs={"n_steps": 3})
+    for each in (model, _reloaded(model, tmp_path)):
+        buffer: Any = each.replay_buffer
+        assert (buffer.n_steps, buffer.gamma, buffer.table.priority_exponent, each.n_steps) == (3, 0.5, 0.6, 3)
+    other: Any = _reloaded(model, tmp_path, priority_exponent=0.9, beta=0.7).replay_buffer
+    assert other.table.priority_exponent == 0.9
+    uniform = DQN("MlpPolicy", "CartPole-v1", replay_buffer_class=InnetReplayBuffer, **small())
+    uniform.learn(30)
+    uniform.save_replay_buffer(tmp_path / "uniform")
+    with pytest.raises(errors.ConfigError, match="the loaded buffer has none"):
+        model.load_replay_buffer(tmp_path / "uniform")
+    uniform.save(tmp_path / "uniform")
+    loaded = PrioritizedDQN.load(tmp_path / "uniform", env=uniform.env)
+    loaded.learn(30)
+    buffer = loaded.replay_buffer
+    assert buffer.table.sampler == "prioritized"
+
+
+def _reloaded(model: PrioritizedDQN, folder: Path, **arguments: Any) -> PrioritizedDQN:
+    model.save(folder / "model")
+    return PrioritizedDQN.load(folder / "model", **arguments)
+
+
+@pytest.mark.parametrize("key", ["a/b", "0", ""])
+def test_a_part_that_names_no_column_is_refused(key: str) -> None:
+    with pytest.raises(errors.ConfigError, match=f"the part '{key}' of the observation space"):
+        InnetReplayBuffer(100, spaces.Dict({key: VECTOR}), ACTION)
 
 
 @pytest.mark.parametrize(
@@ -341,11 +452,5 @@ def test_bad_input_is_one_error() -> None:
     buffer = InnetReplayBuffer(100, VECTOR, ACTION, "cpu")
     with pytest.raises(errors.DeadlineError, match="0 items"):
         buffer.sample(4)
-    with pytest.raises(errors.ConfigError, match=r"PrioritizedDQN updates priorities: .* is InnetReplayBuffer"):
-        PrioritizedDQN("MlpPolicy", "CartPole-v1", replay_buffer_class=ReplayBuffer)
     with pytest.raises(TypeError, match="alpha"):
         DQN("MlpPolicy", "CartPole-v1", replay_buffer_class=InnetReplayBuffer, replay_buffer_kwargs={"alpha": 0.5})
-    observation = np.full((1, 3), np.nan, np.float32)
-    buffer.add(observation, observation, np.zeros((1, 2)), np.zeros(1), np.zeros(1, bool), [{}])
-    with pytest.raises(errors.SchemaError, match=re.escape("NaN")):
-        buffer.add(observation, observation, np.zeros((1, 2)), np.zeros(1), np.zeros(1, bool), [{}])

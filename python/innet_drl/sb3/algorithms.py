@@ -6,6 +6,7 @@ linearly to 1 over training (section 3.4).
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -27,29 +28,63 @@ class _Prioritized(OffPolicyAlgorithm):
 
     Args:
         priority_exponent: Alpha; 0 samples uniformly.
-        beta: Exponent of the importance weights at the beginning.
+        beta: Exponent of the importance weights at the beginning of `learn`.
     """
 
     def __init__(self, *args: Any, priority_exponent: float = 0.6, beta: float = 0.4, **kwargs: Any) -> None:
-        self.beta = beta
-        chosen = kwargs.setdefault("replay_buffer_class", InnetReplayBuffer) or InnetReplayBuffer
-        if not issubclass(chosen, InnetReplayBuffer):
-            raise ConfigError(f"{type(self).__name__} updates priorities: its replay_buffer_class is InnetReplayBuffer")
-        settings = dict(kwargs.get("replay_buffer_kwargs") or {})
-        settings.setdefault("priority_exponent", priority_exponent)
-        # SB3 warns that it leaves `n_steps` to the buffer: it is given here, and the algorithm reads the discounts.
-        if (steps := kwargs.pop("n_steps", 1)) > 1:
-            settings.setdefault("n_steps", steps)
-            settings.setdefault("gamma", kwargs.get("gamma", 0.99))
-        kwargs.update(replay_buffer_class=chosen, replay_buffer_kwargs=settings)
+        self.priority_exponent, self.beta = priority_exponent, beta
         super().__init__(*args, **kwargs)
+
+    def _setup_model(self) -> None:
+        # Here, and not in `__init__`, because `load` sets the attributes between the two.
+        name, given = type(self).__name__, self.replay_buffer_kwargs
+        self.replay_buffer_class = self.replay_buffer_class or InnetReplayBuffer
+        if not issubclass(self.replay_buffer_class, InnetReplayBuffer):
+            raise ConfigError(f"{name} updates priorities: its replay_buffer_class is InnetReplayBuffer")
+        if self.n_steps == 1:
+            self.n_steps = given.get("n_steps", 1)
+        settings = {"priority_exponent": self.priority_exponent, "n_steps": self.n_steps, "gamma": self.gamma}
+        for setting, value in {**settings, "beta": self.beta}.items():
+            if value is None or given.get(setting, value) != value:
+                raise ConfigError(
+                    f"{setting} of {name} is {value}, and {given.get(setting)} in replay_buffer_kwargs: "
+                    f"give a number to {name} alone"
+                )
+        self.replay_buffer_kwargs = {**given, **settings}
+        try:
+            with warnings.catch_warnings():
+                # They are given.
+                warnings.filterwarnings("ignore", "`n_steps=.*` is ignored")
+                super()._setup_model()
+        finally:
+            self.replay_buffer_kwargs = given
+
+    def load_replay_buffer(self, *args: Any, **kwargs: Any) -> None:
+        """Loads a saved buffer.
+
+        Raises:
+            ConfigError: It does not sample by priority.
+        """
+        super().load_replay_buffer(*args, **kwargs)
+        buffer = self.replay_buffer
+        if not isinstance(buffer, InnetReplayBuffer) or buffer.table.sampler != "prioritized":
+            self.replay_buffer = None
+            raise ConfigError(f"{type(self).__name__} updates priorities, and the loaded buffer has none: {buffer!r}")
 
     def _sample(self, batch_size: int) -> tuple[InnetReplayBuffer, WeightedSamples, torch.Tensor | float]:
         """The buffer, a batch, and the discount of its next values."""
         buffer = cast(InnetReplayBuffer, self.replay_buffer)
-        buffer.beta = 1.0 - (1.0 - self.beta) * self._current_progress_remaining
+        # The last rollout may pass the end of training.
+        buffer.beta = 1.0 - (1.0 - self.beta) * max(self._current_progress_remaining, 0.0)
         batch = cast(WeightedSamples, buffer.sample(batch_size, env=self._vec_normalize_env))
         return buffer, batch, self.gamma if batch.discounts is None else batch.discounts
+
+    def _log_updates(self, updates: int, **values: list[float]) -> None:
+        self._n_updates += updates
+        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+        self.logger.record("train/beta", cast(InnetReplayBuffer, self.replay_buffer).beta)
+        for name, numbers in values.items():
+            self.logger.record(f"train/{name}", np.mean(numbers))
 
 
 class PrioritizedDQN(_Prioritized, DQN):
@@ -76,10 +111,7 @@ class PrioritizedDQN(_Prioritized, DQN):
             self.policy.optimizer.step()
             buffer.update_priorities(batch.ids, target - q)
             losses.append(loss.item())
-        self._n_updates += gradient_steps
-        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
-        self.logger.record("train/loss", np.mean(losses))
-        self.logger.record("train/beta", buffer.beta)
+        self._log_updates(gradient_steps, loss=losses)
 
 
 class PrioritizedSAC(_Prioritized, SAC):
@@ -127,11 +159,7 @@ class PrioritizedSAC(_Prioritized, SAC):
                 polyak_update(self.batch_norm_stats, self.batch_norm_stats_target, 1.0)
             buffer.update_priorities(batch.ids, errors.abs().mean(dim=1))
             log(ent_coef=temperature, critic_loss=critic_loss, actor_loss=actor_loss)
-        self._n_updates += gradient_steps
-        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
-        for name, numbers in found.items():
-            self.logger.record(f"train/{name}", np.mean(numbers))
-        self.logger.record("train/beta", buffer.beta)
+        self._log_updates(gradient_steps, **found)
 
     def _temperature(self, log_probability: torch.Tensor, log: Callable[..., None]) -> torch.Tensor:
         """The entropy's coefficient before this step's update of it."""

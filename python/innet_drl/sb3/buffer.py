@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import tempfile
+import weakref
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,12 +19,16 @@ from stable_baselines3.common.type_aliases import DictReplayBufferSamples, Repla
 from stable_baselines3.common.vec_env import VecNormalize
 
 import innet_drl as innet
-from innet_drl.errors import ConfigError
+from innet_drl import errors
+
+logger = logging.getLogger(__name__)
 
 Observation = NDArray[Any] | dict[str, NDArray[Any]]
 
-_OPENED = ("replay", "_writer", "_pending", "_layout")
-"""Attributes that `_open` sets anew in an unpickled buffer."""
+_CHUNK_STEPS = 8
+"""Steps in a chunk: a compromise of bytes, and of the time until a step can be sampled."""
+_OPENED = ("_replay", "_stream")
+"""Attributes that an unpickled buffer sets anew."""
 
 
 class WeightedSamples(ReplayBufferSamples):
@@ -42,7 +49,7 @@ class WeightedDictSamples(DictReplayBufferSamples):
 
 @dataclasses.dataclass
 class _Transition:
-    """One step of every environment, kept until the next one shows whether the episodes go on."""
+    """One step of every environment."""
 
     row: dict[str, Any]
     next_observation: Observation
@@ -50,13 +57,54 @@ class _Transition:
     truncated: NDArray[np.bool_]
 
 
+class _Stream:
+    """The writer, and the newest step, which is kept until the next one shows whether the episodes go on."""
+
+    def __init__(self, writer: innet.Writer, timeout: float) -> None:
+        self._writer, self._timeout = writer, timeout
+        self._pending: _Transition | None = None
+
+    def put(self, step: _Transition) -> None:
+        """Takes a step; the one before it is appended."""
+        self._complete(step.row["observation"])
+        self._pending = step
+
+    def flush(self) -> None:
+        """Appends and sends everything; episodes end with it."""
+        self._complete(None)
+        self._writer.flush(self._timeout)
+
+    def close(self) -> None:
+        """Appends and sends everything, if the writer is still open."""
+        try:
+            self._complete(None)
+            self._writer.close(self._timeout)
+        except errors.ReplayError as error:
+            logger.warning("the newest steps are lost: %s", error)
+
+    def _complete(self, following: Observation | None) -> None:
+        """Appends the pending step. Episodes that `following` does not continue end with it, truncated."""
+        step = self._pending
+        if step is None:
+            return
+        ended = step.terminated | step.truncated
+        continues = np.zeros_like(ended) if following is None else _equal(step.next_observation, following)
+        truncated = step.truncated | ~(ended | continues)
+        columns: dict[str, Any] = dict(step.row)
+        if (ended | truncated).any():
+            columns["final_observation"] = step.next_observation
+        self._writer.append(terminated=step.terminated, truncated=truncated, timeout=self._timeout, **columns)
+        # Only now: after an error the step is tried again.
+        self._pending = None
+
+
 class InnetReplayBuffer(ReplayBuffer):
     """A replay buffer in this process or on a server, for `replay_buffer_class`.
 
     It takes the place of `ReplayBuffer`, `DictReplayBuffer` and `NStepReplayBuffer`. Each observation is stored once,
-    also without `optimize_memory_usage`. The newest `n_steps + 1` steps of an environment are sampled later than in
-    SB3's buffers: they wait for the steps that complete them. The first sample, pickling, and an observation that does
-    not continue the step before (`learn` with a reset) complete them at once: the episode counts as truncated there.
+    also without `optimize_memory_usage`. The newest steps of an environment, at most `n_steps` + 8, are sampled later
+    than in SB3's buffers: they wait for those that complete them. The first sample, pickling, `flush`, and a reset in
+    the middle of an episode (a second `learn`) complete them at once: the episode counts as truncated there.
 
     Steps are read by `buffer.replay.episodes(buffer.table.name)`: there are no arrays `observations`, `actions`, ...
 
@@ -75,6 +123,8 @@ class InnetReplayBuffer(ReplayBuffer):
             algorithms that call `update_priorities` gain by it, such as `PrioritizedDQN`.
         beta: Exponent of the importance weights.
         address: A server (`innet://host:7710`) that other processes may use, too; `None` keeps the steps in this one.
+        connection: Arguments of `innet_drl.connect` beside the address, such as `tls_ca` and `namespace`. The buffer
+            connects with its first step or sample.
         table: Name of the table.
         capacity_bytes: Bytes beyond which the oldest steps are evicted; 0 is enough for `buffer_size` uncompressed
             steps.
@@ -100,6 +150,7 @@ class InnetReplayBuffer(ReplayBuffer):
         priority_exponent: float | None = None,
         beta: float = 0.4,
         address: str | None = None,
+        connection: Mapping[str, Any] | None = None,
         table: str = "sb3",
         capacity_bytes: int = 0,
         timeout: float = 60.0,
@@ -110,52 +161,75 @@ class InnetReplayBuffer(ReplayBuffer):
         self.optimize_memory_usage = optimize_memory_usage
         self.handle_timeout_termination = handle_timeout_termination
         self.n_steps, self.gamma, self.beta = n_steps, gamma, beta
-        self._address, self._timeout = address, timeout
+        self._address, self._connection, self._timeout = address, dict(connection or {}), timeout
         self.table = innet.Table(
             table,
             self._columns(),
-            max(self.buffer_size, n_steps + 2) * n_envs,
+            # Not rounded, so that processes with other numbers of environments have the same table.
+            max(buffer_size, 2 * (n_steps + 2) * n_envs),
             capacity_bytes=capacity_bytes,
             sampler="uniform" if priority_exponent is None else "prioritized",
             priority_exponent=priority_exponent or 0.0,
             # The discount of one step is 0 or 1: the algorithm applies its own gamma.
             view=innet.NStep(n=n_steps, gamma=gamma if n_steps > 1 else 1.0),
         )
+        self._layout = self.table.columns
+        self._stream: _Stream | None = None
+        self._replay: innet.Replay | None = None
         self._open(None)
+
+    @property
+    def replay(self) -> innet.Replay:
+        """The memory of this process, or the client of the server."""
+        if self._replay is None:
+            assert self._address is not None
+            settings = {"timeout": self._timeout, **self._connection}
+            self._replay = innet.connect(self._address, tables=[self.table], **settings)
+        return self._replay
 
     def _columns(self) -> dict[str, Any]:
         space, shapes = self.observation_space, self.obs_shape
+        columns: dict[str, Any] = {}
         if isinstance(space, spaces.Dict):
             # SB3 annotates them as one shape.
-            by_key = cast(dict[str, tuple[int, ...]], shapes)
-            columns: dict[str, Any] = {f"observation/{key}": (space[key].dtype, shape) for key, shape in by_key.items()}
+            for key, shape in cast(dict[str, tuple[int, ...]], shapes).items():
+                if not key or "/" in key or key.isdigit():
+                    raise errors.ConfigError(
+                        f"the part {key!r} of the observation space names a column: rename it, with no slash and not "
+                        "only digits"
+                    )
+                columns[f"observation/{key}"] = (space[key].dtype, shape)
         else:
-            columns = {"observation": (space.dtype, shapes)}
+            columns["observation"] = (space.dtype, shapes)
         columns["action"] = (self._maybe_cast_dtype(self.action_space.dtype), (self.action_dim,))
         return columns | {"reward": "float32"}
 
     def _open(self, snapshot: bytes | None) -> None:
-        """Opens the replay, with the content of a snapshot."""
-        self._pending: _Transition | None = None
+        """Makes the memory of this process, with the content of a snapshot. A server is connected to later."""
         self._sampled = False
-        self._layout = self.table.columns
-        self.replay: innet.Replay
+        self._stream = self._replay = None
         if self._address is not None:
-            self.replay = innet.connect(self._address, tables=[self.table], timeout=self._timeout)
-        else:
-            # SB3 seeds NumPy's global generator before it makes the buffer.
-            seed = int(np.random.randint(2**31))  # noqa: NPY002
-            memory = innet.Memory(() if snapshot else self.table, seed=seed)
-            if snapshot:
-                with tempfile.TemporaryDirectory(prefix="innet-") as folder:
-                    path = Path(folder) / "replay"
-                    path.write_bytes(snapshot)
-                    memory.restore(path)
-            self.replay = memory
-        steps = self.table.capacity // self.n_envs
-        self._writer = self.replay.writer(
-            self.table.name, self.n_envs, self.table.view, chunk_steps=max(1, min(50, steps - self.n_steps - 1))
-        )
+            return
+        # SB3 seeds NumPy's global generator before it makes the buffer.
+        seed = int(np.random.randint(2**31))  # noqa: NPY002
+        memory = innet.Memory(() if snapshot else self.table, seed=seed)
+        if snapshot:
+            with tempfile.TemporaryDirectory(prefix="innet-") as folder:
+                path = Path(folder) / "replay"
+                path.write_bytes(snapshot)
+                memory.restore(path)
+        self._replay = memory
+
+    def _opened(self) -> _Stream:
+        if self._stream is None:
+            # Whole chunks are evicted: a chunk is a small part of an environment's steps.
+            chunk_steps = max(1, min(_CHUNK_STEPS, self.table.capacity // self.n_envs // 16))
+            writer = self.replay.writer(self.table.name, self.n_envs, self.table.view, chunk_steps=chunk_steps)
+            self._stream = _Stream(writer, self._timeout)
+            if self._address is not None:
+                # A process that collects and ends sends its newest steps.
+                weakref.finalize(self, self._stream.close)
+        return self._stream
 
     def add(
         self,
@@ -177,59 +251,44 @@ class InnetReplayBuffer(ReplayBuffer):
             infos: With `TimeLimit.truncated` where it was cut off.
 
         Raises:
-            innet_drl.ReplayError: NaN in the step before this one, or a server that does not answer: that step is tried
-                again by the next call, and this one is not stored.
+            innet_drl.SchemaError: Another shape than the space's, or NaN; nothing is stored.
+            innet_drl.ReplayError: A server that does not answer. This step is not stored, and the next call tries the
+                one before it again.
         """
-        observation, done = self._shaped(obs), np.asarray(done, bool).reshape(self.n_envs)
-        self._complete(observation)
+        done = np.asarray(done, bool).reshape(self.n_envs)
         truncated = np.zeros(self.n_envs, bool)
         if self.handle_timeout_termination:
             truncated[:] = [info.get("TimeLimit.truncated", False) for info in infos]
             truncated &= done
         row = {
-            "observation": observation,
-            "action": self._column("action", action),
-            "reward": self._column("reward", reward),
+            "observation": self._shaped(obs),
+            "action": self._column("action", np.reshape(action, (self.n_envs, self.action_dim))),
+            "reward": self._column("reward", np.reshape(reward, self.n_envs)),
         }
-        self._pending = _Transition(row, self._shaped(next_obs), done & ~truncated, truncated)
+        self._opened().put(_Transition(row, self._shaped(next_obs), done & ~truncated, truncated))
         self.pos += 1
         if self.pos == self.buffer_size:
             self.full = True
             self.pos = 0
 
     def _shaped(self, observation: Observation) -> Observation:
-        """A copy in the shape and dtype of the columns: the caller may write to its arrays."""
+        """A copy in the dtypes of the columns: the caller may write to its arrays."""
         if isinstance(observation, dict):
             return {key: self._column(f"observation/{key}", value) for key, value in observation.items()}
         return self._column("observation", observation)
 
     def _column(self, name: str, values: NDArray[Any]) -> NDArray[Any]:
         column = self._layout[name]
-        return np.array(values, column.dtype).reshape(self.n_envs, *column.shape)
-
-    def _complete(self, following: Observation | None) -> None:
-        """Appends the pending step. Episodes that `following` does not continue end with it, truncated."""
-        step = self._pending
-        if step is None:
-            return
-        ended = step.terminated | step.truncated
-        truncated = step.truncated | ~(ended | self._continues(step.next_observation, following))
-        columns: dict[str, Any] = dict(step.row)
-        if (ended | truncated).any():
-            columns["final_observation"] = step.next_observation
-        self._writer.append(terminated=step.terminated, truncated=truncated, timeout=self._timeout, **columns)
-        # Only now: after an error the step is tried again.
-        self._pending = None
-
-    def _continues(self, last: Observation, following: Observation | None) -> NDArray[np.bool_]:
-        if following is None:
-            return np.zeros(self.n_envs, bool)
-        if isinstance(last, dict):
-            assert isinstance(following, dict)
-            continues: NDArray[np.bool_] = np.all([_equal(last[key], following[key]) for key in last], axis=0)
-            return continues
-        assert not isinstance(following, dict)
-        return _equal(last, following)
+        shape = (self.n_envs, *column.shape)
+        array = np.array(values, column.dtype)
+        if array.shape == (self.n_envs,) and column.shape == (1,):
+            # A discrete observation, whose shape is (1,) for SB3.
+            array = array.reshape(shape)
+        if array.shape != shape:
+            raise errors.SchemaError(f"{name} has the shape {array.shape}, and {shape} is expected")
+        if array.dtype.kind == "f" and name != "action" and not np.isfinite(array).all():
+            raise errors.SchemaError(f"{name} has NaN or infinity: nothing of this step is stored")
+        return array
 
     def sample(  # type: ignore[override]
         self, batch_size: int, env: VecNormalize | None = None
@@ -256,7 +315,7 @@ class InnetReplayBuffer(ReplayBuffer):
         observation, following, reward = batch.observation, batch.next_observation, batch.reward
         if env is not None:
             if self.n_steps > 1 and env.norm_reward:
-                raise ConfigError(
+                raise errors.ConfigError(
                     "n-step returns are sums of rewards, and VecNormalize clips each reward: make it with "
                     "norm_reward=False, or use n_steps=1"
                 )
@@ -293,7 +352,7 @@ class InnetReplayBuffer(ReplayBuffer):
             innet_drl.PriorityError: A TD error that is NaN or infinite.
         """
         if isinstance(td_errors, torch.Tensor):
-            td_errors = td_errors.detach().cpu().numpy()
+            td_errors = td_errors.detach().float().cpu().numpy()
         priorities = np.abs(td_errors.reshape(-1).astype(np.float64)) + 1e-6
         self.replay.update_priorities(self.table.name, ids, priorities, timeout=self._timeout)
 
@@ -302,8 +361,7 @@ class InnetReplayBuffer(ReplayBuffer):
 
         A process that only collects calls it at its end.
         """
-        self._complete(None)
-        self._writer.flush(self._timeout)
+        self._opened().flush()
 
     def size(self) -> int:
         """Steps added by this buffer for each environment, at most `buffer_size`, as SB3's buffers count."""
@@ -312,8 +370,10 @@ class InnetReplayBuffer(ReplayBuffer):
     def reset(self) -> None:
         """Removes all steps from the table."""
         super().reset()
-        self._pending, self._sampled = None, False
-        self.replay.empty_table(self.table.name)
+        # Steps that are not yet sent would come after the table was emptied.
+        self._opened().flush()
+        self._sampled = False
+        self.replay.empty_table(self.table.name, self._timeout)
 
     @property
     def dones(self) -> _Ends:  # type: ignore[override]
@@ -322,12 +382,13 @@ class InnetReplayBuffer(ReplayBuffer):
 
     def __getstate__(self) -> dict[str, Any]:
         """The steps of this process; of a server only its address, to which the copy connects."""
-        self.flush()
+        if self._address is None or self._stream is not None:
+            self.flush()
         state = {name: value for name, value in vars(self).items() if name not in _OPENED}
-        if isinstance(self.replay, innet.Memory):
+        if isinstance(self._replay, innet.Memory):
             with tempfile.TemporaryDirectory(prefix="innet-") as folder:
                 path = Path(folder) / "replay"
-                self.replay.save(path)
+                self._replay.save(path)
                 state["snapshot"] = path.read_bytes()
         return state
 
@@ -348,10 +409,16 @@ class _Ends:
         self._buffer = buffer
 
     def __setitem__(self, position: object, value: object) -> None:
-        self._buffer._complete(None)
+        self._buffer.flush()
 
 
-def _equal(last: NDArray[Any], following: NDArray[Any]) -> NDArray[np.bool_]:
-    """Whether the arrays are equal, by environment."""
+def _equal(last: Observation, following: Observation) -> NDArray[np.bool_]:
+    """Whether the observations are equal, by environment."""
+    if isinstance(last, dict):
+        assert isinstance(following, dict)
+        parts = [_equal(last[key], following[key]) for key in last]
+        continues: NDArray[np.bool_] = np.all(parts, axis=0)
+        return continues
+    assert not isinstance(following, dict)
     found: NDArray[np.bool_] = (last == following).reshape(len(last), -1).all(axis=1)
     return found
