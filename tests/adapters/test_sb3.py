@@ -23,7 +23,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from innet_drl import errors
-from innet_drl.sb3 import InnetReplayBuffer, PrioritizedDQN, PrioritizedSAC
+from innet_drl.sb3 import InnetReplayBuffer, PrioritizedDQN, PrioritizedSAC, collect, train
 
 ENVIRONMENTS = 3
 GAMMA = 0.9
@@ -342,6 +342,58 @@ def test_what_another_process_adds_at_a_server_is_sampled(tmp_path: Path) -> Non
         other = InnetReplayBuffer(300, *spaces_, "cpu", **arguments)
         with pytest.raises(errors.TableDiffersError, match="capacity"):
             other.sample(1)
+
+
+PLAYER = """
+import sys
+from innet_drl.sb3 import PrioritizedDQN, collect
+model = PrioritizedDQN("MlpPolicy", "CartPole-v1", buffer_size=20_000, learning_starts=200, seed=int(sys.argv[2]),
+    replay_buffer_kwargs={"address": sys.argv[1], "samples_per_insert": 8.0})
+collect(model, 10_000_000)
+"""
+
+
+@pytest.mark.timeout(240)
+def test_one_process_trains_on_what_others_collect_also_when_one_is_killed(tmp_path: Path) -> None:
+    with served_memories(tmp_path, 1) as address:
+        players = [subprocess.Popen([sys.executable, "-c", PLAYER, address, str(seed)]) for seed in range(3)]
+        try:
+            arguments = {"address": address, "samples_per_insert": 8.0}
+            model = PrioritizedDQN(
+                "MlpPolicy",
+                "CartPole-v1",
+                buffer_size=20_000,
+                replay_buffer_kwargs=arguments,
+                target_update_interval=200,
+            )
+            before = copy.deepcopy(model.policy.state_dict())
+            train(model, 300)
+            replay: Any = model.replay_buffer.replay  # type: ignore[union-attr]
+            inserted = replay.stats()["tables"]["sb3"]["inserted_items"]
+            players[0].kill()
+            train(model, 600)
+            # Batches of 32, eight samples for each step; the rest is slack.
+            grown = replay.stats()["tables"]["sb3"]["inserted_items"] - inserted
+            assert 1200 < grown < 4800
+        finally:
+            for player in players:
+                player.kill()
+                player.wait()
+        # The target network was copied, and the policy is published for players.
+        names = [name for name in before if name.startswith("q_net_target")]
+        assert any(not torch.equal(before[name], model.policy.state_dict()[name]) for name in names)
+        published = replay.get_parameters("sb3-policy", device="cpu")
+        for name, values in model.policy.state_dict().items():
+            torch.testing.assert_close(published.tensors[name], values)
+
+
+def test_processes_want_a_server() -> None:
+    model = SAC("MlpPolicy", DummyVecEnv([lambda: Counting(ACTION)]), replay_buffer_class=InnetReplayBuffer, **small())
+    for call in (collect, train):
+        with pytest.raises(errors.ConfigError, match="processes share the steps by a server"):
+            call(model, 10)
+    with pytest.raises(errors.ConfigError, match="samples_per_insert needs an address"):
+        InnetReplayBuffer(100, VECTOR, ACTION, samples_per_insert=8.0)
 
 
 def test_a_model_is_loaded_for_its_policy_alone_while_its_server_is_away(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@
 | --- | --- |
 | `buffer` | `InnetReplayBuffer` |
 | `algorithms` | `PrioritizedDQN`, `PrioritizedSAC` |
+| `processes` | `collect` and `train` in processes of their own |
 """
 
 from innet_drl.errors import MissingExtraError
@@ -23,5 +24,6 @@ with naming_extras():
         raise MissingExtraError(f"stable_baselines3 is {_release}, and 2.9 is needed: pip install -U 'innet-drl[sb3]'")
     from innet_drl.sb3.algorithms import PrioritizedDQN, PrioritizedSAC
     from innet_drl.sb3.buffer import InnetReplayBuffer
+    from innet_drl.sb3.processes import collect, train
 
-__all__ = ["InnetReplayBuffer", "PrioritizedDQN", "PrioritizedSAC"]
+__all__ = ["InnetReplayBuffer", "PrioritizedDQN", "PrioritizedSAC", "collect", "train"]

@@ -125,6 +125,7 @@ class InnetReplayBuffer(ReplayBuffer):
         address: A server (`innet://host:7710`) that other processes may use, too; `None` keeps the steps in this one.
         connection: Arguments of `innet_drl.connect` beside the address, such as `tls_ca` and `namespace`. The buffer
             connects with its first step or sample.
+        samples_per_insert: Samples for each step that a server holds all its processes to; 0 sets no limit.
         table: Name of the table.
         capacity_bytes: Bytes beyond which the oldest steps are evicted; 0 is enough for `buffer_size` uncompressed
             steps.
@@ -151,6 +152,7 @@ class InnetReplayBuffer(ReplayBuffer):
         beta: float = 0.4,
         address: str | None = None,
         connection: Mapping[str, Any] | None = None,
+        samples_per_insert: float = 0.0,
         table: str = "sb3",
         capacity_bytes: int = 0,
         timeout: float = 60.0,
@@ -161,13 +163,18 @@ class InnetReplayBuffer(ReplayBuffer):
         self.optimize_memory_usage = optimize_memory_usage
         self.handle_timeout_termination = handle_timeout_termination
         self.n_steps, self.gamma, self.beta = n_steps, gamma, beta
-        self._address, self._connection, self._timeout = address, dict(connection or {}), timeout
+        self._address, self._connection, self.timeout = address, dict(connection or {}), timeout
+        if address is None and samples_per_insert:
+            raise errors.ConfigError(
+                "samples_per_insert needs an address: in one process, gradient_steps is this ratio"
+            )
         self.table = innet.Table(
             table,
             self._columns(),
             # Not rounded, so that processes with other numbers of environments have the same table.
             max(buffer_size, 2 * (n_steps + 2) * n_envs),
             capacity_bytes=capacity_bytes,
+            samples_per_insert=samples_per_insert,
             sampler="uniform" if priority_exponent is None else "prioritized",
             priority_exponent=priority_exponent or 0.0,
             # The discount of one step is 0 or 1: the algorithm applies its own gamma.
@@ -183,7 +190,7 @@ class InnetReplayBuffer(ReplayBuffer):
         """The memory of this process, or the client of the server."""
         if self._replay is None:
             assert self._address is not None
-            settings = {"timeout": self._timeout, **self._connection}
+            settings = {"timeout": self.timeout, **self._connection}
             self._replay = innet.connect(self._address, tables=[self.table], **settings)
         return self._replay
 
@@ -225,7 +232,7 @@ class InnetReplayBuffer(ReplayBuffer):
             # Whole chunks are evicted: a chunk is a small part of an environment's steps.
             chunk_steps = max(1, min(_CHUNK_STEPS, self.table.capacity // self.n_envs // 16))
             writer = self.replay.writer(self.table.name, self.n_envs, self.table.view, chunk_steps=chunk_steps)
-            self._stream = _Stream(writer, self._timeout)
+            self._stream = _Stream(writer, self.timeout)
             if self._address is not None:
                 # A process that collects and ends sends its newest steps.
                 weakref.finalize(self, self._stream.close)
@@ -310,7 +317,7 @@ class InnetReplayBuffer(ReplayBuffer):
             self.flush()
             self._sampled = True
         # Nobody else writes to a memory of this process: waiting would not help.
-        timeout = 0.0 if self._address is None else self._timeout
+        timeout = 0.0 if self._address is None else self.timeout
         batch: Any = self.replay.sample(self.table.name, batch_size, beta=self.beta, timeout=timeout)
         observation, following, reward = batch.observation, batch.next_observation, batch.reward
         if env is not None:
@@ -354,7 +361,7 @@ class InnetReplayBuffer(ReplayBuffer):
         if isinstance(td_errors, torch.Tensor):
             td_errors = td_errors.detach().float().cpu().numpy()
         priorities = np.abs(td_errors.reshape(-1).astype(np.float64)) + 1e-6
-        self.replay.update_priorities(self.table.name, ids, priorities, timeout=self._timeout)
+        self.replay.update_priorities(self.table.name, ids, priorities, timeout=self.timeout)
 
     def flush(self) -> None:
         """Completes all steps, and returns when the replay has them: episodes that go on are truncated there.
@@ -362,6 +369,11 @@ class InnetReplayBuffer(ReplayBuffer):
         A process that only collects calls it at its end.
         """
         self._opened().flush()
+
+    @property
+    def is_served(self) -> bool:
+        """Whether the steps are on a server."""
+        return self._address is not None
 
     def size(self) -> int:
         """Steps added by this buffer for each environment, at most `buffer_size`, as SB3's buffers count."""
@@ -373,7 +385,7 @@ class InnetReplayBuffer(ReplayBuffer):
         # Steps that are not yet sent would come after the table was emptied.
         self._opened().flush()
         self._sampled = False
-        self.replay.empty_table(self.table.name, self._timeout)
+        self.replay.empty_table(self.table.name, self.timeout)
 
     @property
     def dones(self) -> _Ends:  # type: ignore[override]
