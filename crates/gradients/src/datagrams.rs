@@ -68,13 +68,12 @@ mod tests {
                                 .unwrap();
                             continue;
                         };
-                        let sender = bind(here).unwrap();
-                        let (to, from) =
-                            (receiver.local_addr().unwrap(), sender.local_addr().unwrap());
+                        let mut sending = UdpSender::new(bind(here).unwrap());
+                        let to = receiver.local_addr().unwrap();
+                        let from = sending.socket().local_addr().unwrap();
                         let mut receiving = UdpReceiver::new(receiver);
                         receiving.wait(Duration::ZERO).unwrap();
                         assert_eq!(receiving.iter().count(), 0);
-                        let mut sending = UdpSender::new(sender);
                         // Batches and single datagrams: lengths that stay equal for a while, rise and fall.
                         let length = |i: usize| match i {
                             ..100 => 1 + i * MAX_DATAGRAM / 101,
