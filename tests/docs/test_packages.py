@@ -19,6 +19,7 @@ ALLOWED = {
     "client": {"client"},
     "datasets": {"client", "datasets"},
     "sb3": {"client", "sb3"},
+    "torchrl": {"client", "torchrl"},
     "train": {"client", "datasets", "train"},
     "launch": {"client", "train", "launch"},
     "analysis": {"client", "train", "analysis"},

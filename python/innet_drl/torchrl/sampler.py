@@ -1,0 +1,115 @@
+"""Prioritized sampler of TorchRL's replay buffers, on the lock-free sum tree."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torchrl.data.replay_buffers.samplers import PrioritizedSampler
+from torchrl.data.replay_buffers.storages import Storage
+from torchrl.data.replay_buffers.utils import unravel_index
+
+import innet_drl as innet
+from innet_drl.errors import ConfigError
+
+
+class InnetSampler(PrioritizedSampler):  # type: ignore[misc]
+    """Takes the place of `PrioritizedSampler`, with its arguments, methods and weights.
+
+    Priorities are (p + eps)^alpha, rounded to 2^-19 and cut to 2^20. A batch takes one item from each of `batch_size`
+    equal parts of their sum (Schaul et al., 2016, appendix B.2.1), so its indices ascend. Weights are
+    (p / p_min)^-beta, with the smallest priority of the buffer. The tree is on the CPU: tensors may be on any device.
+
+    Raises:
+        innet_drl.ConfigError: `device` is not the CPU.
+    """
+
+    def _init(self) -> None:
+        if self._device is not None and self._device.type != "cpu":
+            raise ConfigError(f"the tree of InnetSampler is on the CPU, device is {self._device}: leave it out")
+        self._sum_tree = _Tree(self._max_capacity, self.dtype)
+        self._max_priority = None
+
+    def _tree_device_from_storage(self, storage: Storage | None) -> torch.device | None:
+        return None
+
+    @property
+    def _min_tree(self) -> _Tree:
+        """The same tree: it knows its smallest priority."""
+        return self._sum_tree
+
+    @_min_tree.setter
+    def _min_tree(self, tree: _Tree) -> None:
+        pass
+
+    def sample(self, storage: Storage, batch_size: int) -> tuple[Any, dict[str, torch.Tensor]]:
+        """Samples indices, with replacement, and their weights as `priority_weight`.
+
+        Raises:
+            RuntimeError: The storage is empty.
+        """
+        if len(storage) == 0:
+            raise RuntimeError("Cannot sample from an empty storage.")
+        index, weight = self._sum_tree.sample(batch_size, self._beta)
+        found = torch.from_numpy(index)
+        if storage.ndim > 1:
+            found = unravel_index(found, storage.shape)
+        return found, {"priority_weight": torch.from_numpy(weight).to(self.dtype)}
+
+
+class _Tree:
+    """Transformed priorities by index, with the interface of TorchRL's segment trees that `PrioritizedSampler` uses."""
+
+    def __init__(self, capacity: int, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        # 0 where nothing was written. A power of two, as TorchRL's trees: a storage may be a little larger.
+        self._values: NDArray[np.float64] = np.zeros(1 << (capacity - 1).bit_length())
+        self._open()
+
+    def _open(self) -> None:
+        # TorchRL seeds NumPy's global generator.
+        seed = int(np.random.randint(2**31))  # noqa: NPY002
+        self._tree = innet.SumTree(len(self._values), priority_exponent=1.0, seed=seed)
+        written = np.flatnonzero(self._values)
+        self._tree.update(written, self._values[written])
+        self._smallest: float | None = None
+        self._smallest_index = -1
+
+    def sample(self, size: int, beta: float) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Indices, and weights."""
+        index = self._tree.sample(size, beta=0.0).indexes
+        weight: NDArray[np.float64] = (self._values[index] / self._minimum()) ** -float(beta)
+        return index, weight
+
+    def _minimum(self) -> float:
+        if self._smallest is None:
+            values = np.where(self._values > 0, self._values, np.inf)
+            self._smallest_index = int(values.argmin())
+            self._smallest = float(values[self._smallest_index])
+        return self._smallest
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, torch.Tensor) and index.ndim:
+            return torch.from_numpy(self._values[index.cpu().numpy()]).to(self._dtype)
+        return float(self._values[int(index)])
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        at = np.atleast_1d(np.asarray(torch.as_tensor(index).cpu(), np.int64))
+        values = np.asarray(torch.as_tensor(value).cpu(), np.float64)
+        values = np.broadcast_to(values, at.shape)
+        self._tree.update(at, values)
+        self._values[at] = values
+        if self._smallest is None or (at == self._smallest_index).any():
+            # The scan of the whole buffer waits for the next sample: the smallest priority is rarely sampled.
+            self._smallest = None
+        elif at.size and 0 < values.min() < self._smallest:
+            self._smallest, self._smallest_index = float(values.min()), int(at[values.argmin()])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_values": self._values.copy(), "_dtype": self._dtype}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._open()

@@ -1,0 +1,122 @@
+"""TorchRL's replay buffers with this sampler: its own sampler is the reference."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from tensordict import TensorDict
+from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+from torchrl.data.replay_buffers.samplers import PrioritizedSampler
+
+from innet_drl import errors
+from innet_drl.torchrl import InnetSampler
+
+CAPACITY = 100
+
+
+def filled(kind: Any, priorities: Any, **settings: Any) -> Any:
+    """A buffer whose items have these priorities; their observations are their indices."""
+    sampler = kind(CAPACITY, **{"alpha": 0.7, "beta": 0.5, **settings})
+    buffer = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(CAPACITY), sampler=sampler, priority_key="td_error", batch_size=32
+    )
+    count = len(priorities)
+    items = {"observation": torch.arange(count), "td_error": torch.as_tensor(priorities, dtype=torch.float32)}
+    buffer.extend(TensorDict(items, [count]))
+    return buffer
+
+
+def test_frequencies_are_those_of_the_priorities() -> None:
+    priorities = np.linspace(0.1, 4.0, 40)
+    buffer = filled(InnetSampler, priorities)
+    drawn = np.concatenate([buffer.sample()["observation"].numpy() for _ in range(1000)])
+    expected = priorities**0.7 / (priorities**0.7).sum() * len(drawn)
+    assert stats.chisquare(np.bincount(drawn, minlength=40), expected).pvalue > 1e-4
+
+
+def test_weights_and_trees_equal_those_of_torchrl_after_the_same_calls() -> None:
+    random = np.random.default_rng(3)
+    buffers = [filled(kind, random.random(60) * 0 + 1.0) for kind in (InnetSampler, PrioritizedSampler)]
+    for round_ in range(30):
+        index = torch.from_numpy(random.permutation(60)[:20])
+        # Also of the item with the smallest priority.
+        index[0] = int(torch.as_tensor([buffers[1]._sampler._min_tree[i] for i in range(60)]).argmin())
+        priority = torch.from_numpy(random.random(20).astype(np.float32) * 3 + 0.01)
+        for buffer in buffers:
+            buffer.update_priority(index, priority)
+            if round_ == 10:
+                buffer._sampler.beta = 0.9
+            if round_ == 20:
+                buffer._sampler.alpha = 0.4
+            if round_ % 7 == 0:
+                buffer.extend(TensorDict({"observation": torch.arange(5), "td_error": torch.ones(5)}, [5]))
+        ours, theirs = (buffer._sampler for buffer in buffers)
+        values = torch.as_tensor([theirs._sum_tree[i] for i in range(len(buffers[1]))])
+        torch.testing.assert_close(ours._sum_tree[torch.arange(len(values))], values)
+        batch = buffers[0].sample()
+        torch.testing.assert_close(
+            batch["priority_weight"], (values[batch["index"]] / values.min()) ** -ours.beta, rtol=1e-4, atol=1e-6
+        )
+
+
+def test_a_state_continues(tmp_path: Path) -> None:
+    buffer = filled(InnetSampler, [0.5, 1.0, 2.0])
+    sampler = buffer._sampler
+    sampler.dumps(tmp_path / "dumped")
+    loaded = [InnetSampler(CAPACITY, alpha=0.1, beta=0.1) for _ in range(2)]
+    loaded[0].load_state_dict(sampler.state_dict())
+    loaded[1].loads(tmp_path / "dumped")
+    for other in [*loaded, copy.deepcopy(sampler), pickle.loads(pickle.dumps(sampler))]:
+        assert (other.alpha, other.beta) == (0.7, 0.5)
+        torch.testing.assert_close(other._sum_tree[torch.arange(3)], sampler._sum_tree[torch.arange(3)])
+        index, info = other.sample(buffer._storage, 64)
+        assert set(index.tolist()) == {0, 1, 2}
+        assert float(info["priority_weight"].max()) == 1.0
+    # Copies share nothing.
+    sampler.update_priority(torch.tensor([0]), torch.tensor([100.0]))
+    assert loaded[0]._sum_tree[0] < 1.0
+
+
+def test_the_seed_repeats_samples() -> None:
+    drawn = []
+    for _ in range(2):
+        np.random.seed(7)  # noqa: NPY002
+        drawn.append(filled(InnetSampler, np.ones(50)).sample()["index"])
+    assert torch.equal(*drawn)
+
+
+def test_bad_input_is_one_error() -> None:
+    with pytest.raises(
+        errors.ConfigError, match="the tree of InnetSampler is on the CPU, device is cuda: leave it out"
+    ):
+        InnetSampler(10, alpha=0.5, beta=0.5, device="cuda")
+    with pytest.raises(ValueError, match="alpha must be greater"):
+        InnetSampler(10, alpha=-1.0, beta=0.5)
+    buffer = filled(InnetSampler, [1.0, 2.0])
+    with pytest.raises(errors.PriorityError, match="priority 0 of 1 is nan"):
+        buffer.update_priority(torch.tensor([0]), torch.tensor([float("nan")]))
+    buffer.empty()
+    with pytest.raises(RuntimeError, match="empty storage"):
+        buffer.sample()
+
+
+@pytest.mark.parametrize(
+    ("found", "error"),
+    [
+        ("None", "torchrl is not installed: pip install 'innet-drl[torchrl]'"),
+        ("types.SimpleNamespace(__version__='0.9.1')", "torchrl is 0.9.1, and 0.14 is needed: pip install -U"),
+    ],
+)
+def test_a_missing_or_old_release_is_named(found: str, error: str) -> None:
+    code = f"import sys, types; sys.modules['torchrl'] = {found}; import innet_drl.torchrl"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert f"MissingExtraError: {error}" in ended.stderr
