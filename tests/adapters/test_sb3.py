@@ -487,19 +487,6 @@ def test_a_part_that_names_no_column_is_refused(key: str) -> None:
         InnetReplayBuffer(100, spaces.Dict({key: VECTOR}), ACTION)
 
 
-@pytest.mark.parametrize(
-    ("found", "error"),
-    [
-        ("None", "stable_baselines3 is not installed: pip install 'innet-drl[sb3]'"),
-        ("types.SimpleNamespace(__version__='2.6.0')", "stable_baselines3 is 2.6.0, and 2.9 is needed: pip install -U"),
-    ],
-)
-def test_a_missing_or_old_release_is_named(found: str, error: str) -> None:
-    code = f"import sys, types; sys.modules['stable_baselines3'] = {found}; import innet_drl.sb3"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert f"MissingExtraError: {error}" in ended.stderr
-
-
 def test_bad_input_is_one_error() -> None:
     buffer = InnetReplayBuffer(100, VECTOR, ACTION, "cpu")
     with pytest.raises(errors.DeadlineError, match="0 items"):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -107,16 +105,3 @@ def test_bad_input_is_one_error() -> None:
     buffer.empty()
     with pytest.raises(RuntimeError, match="empty storage"):
         buffer.sample()
-
-
-@pytest.mark.parametrize(
-    ("found", "error"),
-    [
-        ("None", "torchrl is not installed: pip install 'innet-drl[torchrl]'"),
-        ("types.SimpleNamespace(__version__='0.9.1')", "torchrl is 0.9.1, and 0.14 is needed: pip install -U"),
-    ],
-)
-def test_a_missing_or_old_release_is_named(found: str, error: str) -> None:
-    code = f"import sys, types; sys.modules['torchrl'] = {found}; import innet_drl.torchrl"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert f"MissingExtraError: {error}" in ended.stderr
