@@ -60,6 +60,8 @@ class TorchBatch:
     `ids` stays a NumPy array on the CPU, where `Replay.update_priorities` takes it.
     """
 
+    __slots__ = ("_arrays", "_items")
+
     ids: NDArray[np.uint64]
 
     def __init__(self, items: int, arrays: Mapping[str, Any]) -> None:
@@ -68,8 +70,8 @@ class TorchBatch:
 
     def __getattr__(self, name: str) -> Any:
         """The tensor of this name, or a dictionary or tuple of them."""
-        # `copy` and `pickle` look attributes up before the dictionary exists.
-        arrays = self.__dict__.get("_arrays", {})
+        # `copy` and `pickle` look attributes up before there are arrays.
+        arrays = {} if name in TorchBatch.__slots__ else self._arrays
         if name not in arrays:
             raise AttributeError(f"this batch has no array {name!r}; it has {', '.join(arrays)}")
         return arrays[name]
@@ -179,15 +181,10 @@ class TorchBatches:
 def to_device(batch: _core.Batch, device: torch.device) -> TorchBatch:
     """A batch on a device, each of its buffers copied once. The call waits for the copies."""
     if device == _CPU or device.type == "cpu":
-        arrays: dict[str, Any] = batch._writable()
-        from_numpy = torch.from_numpy
-        for name, array in arrays.items():
-            if name != "ids":
-                arrays[name] = from_numpy(array)
-    else:
-        arrays = {"ids": batch.ids}
-        for flat, layout in batch._buffers():
-            arrays |= _tensors(tensor_on(flat, device), layout)
+        return TorchBatch(len(batch), batch._wrapped(torch.from_numpy))
+    arrays: dict[str, Any] = {"ids": batch.ids}
+    for flat, layout in batch._buffers():
+        arrays |= _tensors(tensor_on(flat, device), layout)
     return TorchBatch(len(batch), batch._nested(arrays))
 
 

@@ -47,8 +47,7 @@ impl PyBatch {
 
     fn arrays<'py>(&self, py: Python<'py>) -> PyResult<&Bound<'py, PyDict>> {
         let arrays = self.arrays.get_or_try_init(py, || {
-            // A write into memory that arrays share would change more than was written.
-            let arrays = numpy_arrays(py, &self.layout, |array| !array.shared)?;
+            let arrays = numpy_arrays(py, &self.layout)?;
             nested(&self.layout, &arrays).map(Bound::unbind)
         });
         Ok(arrays?.bind(py))
@@ -105,15 +104,13 @@ impl<'py> Owners<'py> {
 }
 
 /// NumPy arrays by name, without copies.
-fn numpy_arrays<'py>(
-    py: Python<'py>,
-    layout: &[Array],
-    writable: impl Fn(&Array) -> bool,
-) -> PyResult<Bound<'py, PyDict>> {
+fn numpy_arrays<'py>(py: Python<'py>, layout: &[Array]) -> PyResult<Bound<'py, PyDict>> {
     let arrays = PyDict::new(py);
     let mut owners = Owners::default();
     for array in layout {
-        arrays.set_item(&array.name, owners.array(py, array, writable(array))?)?;
+        // A write into memory that arrays share would change more than was written.
+        let writable = !array.shared;
+        arrays.set_item(&array.name, owners.array(py, array, writable)?)?;
     }
     Ok(arrays)
 }
@@ -278,9 +275,19 @@ impl PyBatch {
         Ok((restore, arguments.into_any()))
     }
 
-    /// All arrays by name, writable, for tensors that share their memory.
-    fn _writable<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        numpy_arrays(py, &self.layout, |_| true)
+    /// All arrays in the structure of this batch, each but the ids as the tensor that `wrap` makes of its memory.
+    fn _wrapped<'py>(&self, wrap: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyDict>> {
+        let py = wrap.py();
+        let mut owners = Owners::default();
+        let tensors = PyDict::new(py);
+        for array in &self.layout {
+            let mut value = owners.array(py, array, true)?;
+            if array.name != "ids" {
+                value = wrap.call1((value,))?;
+            }
+            tensors.set_item(&array.name, value)?;
+        }
+        nested(&self.layout, &tensors)
     }
 
     /// Values by name of their array, in the structure of this batch.

@@ -7,6 +7,7 @@ use std::ops::Range;
 use bytes::{Bytes, BytesMut};
 use half::{bf16, f16};
 use pyo3::exceptions::PyTypeError;
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyMapping};
 use safetensors::tensor::{Dtype as FileDtype, SafeTensors, View};
@@ -51,7 +52,7 @@ impl PyParameters {
             }?;
             let tensor = match device {
                 None => array,
-                Some(device) => torch::call(py, "tensor_on", (array, device))?,
+                Some(device) => torch::call(intern!(py, "tensor_on"), (array, device))?,
             };
             tensors.set_item(entry.name, tensor)?;
         }

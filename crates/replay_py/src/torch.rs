@@ -1,26 +1,28 @@
 //! torch tensors, made by `innet_drl.batches`: the core itself needs NumPy alone.
 
 use pyo3::call::PyCallArgs;
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
+use pyo3::types::PyString;
 
 /// The `torch.device` of an argument `device`.
 ///
 /// # Errors
 /// `MissingExtraError` without torch, `ConfigError` for a device that this machine does not have.
 pub fn device<'py>(py: Python<'py>, name: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-    call(py, "torch_device", (name,))
+    call(intern!(py, "torch_device"), (name,))
 }
 
-/// Calls a function or class of `innet_drl.batches`.
+/// Calls a function or class of `innet_drl.batches`. An interned name is found without a new string for each batch.
 ///
 /// # Errors
 /// Its exceptions.
 pub fn call<'py>(
-    py: Python<'py>,
-    name: &str,
+    name: &Bound<'py, PyString>,
     arguments: impl PyCallArgs<'py>,
 ) -> PyResult<Bound<'py, PyAny>> {
+    let py = name.py();
     // An import takes as long as a tensor.
     static MODULE: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
     let module =

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, OnceLock};
 use std::time::Instant;
 
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -333,7 +334,7 @@ impl PyReplay {
         let batch = Bound::new(py, PyBatch::new(sampled.delivered()))?.into_any();
         match device {
             None => Ok(batch),
-            Some(device) => torch::call(py, "to_device", (batch, device)),
+            Some(device) => torch::call(intern!(py, "to_device"), (batch, device)),
         }
     }
 
@@ -392,7 +393,7 @@ impl PyReplay {
         let batches = Bound::new(py, batches)?.into_any();
         match device {
             None => Ok(batches),
-            Some(device) => torch::call(py, "TorchBatches", (batches, device)),
+            Some(device) => torch::call(intern!(py, "TorchBatches"), (batches, device)),
         }
     }
 

@@ -6,8 +6,10 @@ a tuple of the frames of all their parts, each with a column of the table.
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
+import multiprocessing
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -73,10 +75,17 @@ def _leaves(
         ]
     # MiniGrid's missions are of a space of their own.
     if isinstance(space, spaces.Text) or (space.dtype is not None and space.dtype.kind == "U"):
-        logger.warning("%s: the observation's part %r is %s, and is left out", environment, name, space)
+        _leave_out(environment, name)
         return []
     part, encode = _array(space, name, environment)
     return [(part, lambda batch: encode(find(batch)))]
+
+
+@functools.cache
+def _leave_out(environment: str, name: str) -> None:
+    """Warns of a text once in a run: its actors and its evaluation meet the same space."""
+    if multiprocessing.parent_process() is None:
+        logger.warning("%s: the observation's part %r is text, and is left out", environment, name)
 
 
 def _array(space: spaces.Space[Any], name: str, environment: str) -> tuple[Part, Callable[[Any], NDArray[Any]]]:
