@@ -48,7 +48,7 @@ $(BIN)/uv:
 
 # Everything but the package itself. The stamp names the choice of torch, so that another choice installs again.
 $(VENV)/.installed: $(BIN)/uv Makefile pyproject.toml constraints.txt $(VENV)/.torch-$(TORCH)
-	$(UV) --compile-bytecode --constraint constraints.txt $(TORCH_FLAGS) --requirements pyproject.toml --extra train --extra data --extra sb3 --extra torchrl --extra bench --extra redis --extra ray --extra wandb --extra nvml --extra dev
+	$(UV) --compile-bytecode --constraint constraints.txt $(TORCH_FLAGS) --requirements pyproject.toml --extra train --extra data --extra sb3 --extra torchrl --extra tianshou --extra bench --extra redis --extra ray --extra wandb --extra nvml --extra dev
 	@touch $@
 
 $(VENV)/.torch-$(TORCH): $(BIN)/uv

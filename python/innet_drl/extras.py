@@ -27,6 +27,7 @@ _MODULES = {
     "data": ("h5py", "minari", "PIL", "pyarrow"),
     "sb3": ("stable_baselines3",),
     "torchrl": ("tensordict", "torchrl"),
+    "tianshou": ("tianshou",),
     "redis": ("lz4", "redis"),
     "wandb": ("wandb",),
     "bench": ("matplotlib",),

@@ -10,7 +10,11 @@ import pytest
 
 @pytest.mark.parametrize(
     ("framework", "extra", "old", "needed"),
-    [("stable_baselines3", "sb3", "2.6.0", "2.9"), ("torchrl", "torchrl", "0.9.1", "0.14")],
+    [
+        ("stable_baselines3", "sb3", "2.6.0", "2.9"),
+        ("torchrl", "torchrl", "0.9.1", "0.14"),
+        ("tianshou", "tianshou", "1.2.0", "2.0"),
+    ],
 )
 def test_a_missing_or_old_framework_is_named(framework: str, extra: str, old: str, needed: str) -> None:
     for found, error in (

@@ -20,6 +20,7 @@ ALLOWED = {
     "datasets": {"client", "datasets"},
     "sb3": {"client", "sb3"},
     "torchrl": {"client", "torchrl"},
+    "tianshou": {"client", "tianshou"},
     "train": {"client", "datasets", "train"},
     "launch": {"client", "train", "launch"},
     "analysis": {"client", "train", "analysis"},
@@ -31,12 +32,13 @@ ALLOWED = {
 UPWARDS = {("train/__init__.py", "innet_drl.launch.local")}
 """`innet_drl.train.run`, the interface of training, starts processes when it is called."""
 
-CLIENT = {"__init__", "_core", "batches", "errors", "extras", "gradients", "recorder"}
+CLIENT = {"__init__", "_core", "batches", "errors", "extras", "gradients", "index_priorities", "recorder"}
 """Files of the client. `cli`, `server_cli` and `__main__` start commands of the other packages."""
 
 THIRD_PARTY = {
     "_core": {"numpy", "torch", "typing_extensions"},
     "batches": {"numpy", "torch"},
+    "index_priorities": {"numpy"},
     "recorder": {"numpy"},
 }
 """Distributions that files of the client import: `_core` is a stub, read by type checkers alone, and `batches` is

@@ -193,6 +193,32 @@ def test_a_priority_at_birth_is_the_error_of_the_learner() -> None:
         assert at_birth.std() > 0.01
 
 
+@pytest.mark.parametrize(("divisor", "largest"), [("batch", 1.0), ("memory", 0.1)])
+def test_weights_are_divided_by_the_largest_of_the_batch_or_of_the_memory(
+    divisor: Literal["batch", "memory"], largest: float
+) -> None:
+    config = small(
+        serial=True, normalize_weights=divisor, priority_exponent=1.0, importance_exponent=1.0, samples_per_insert=100.0
+    )
+    arena = environments.make(config, config.environments)
+    network = Learner(config, arena.spec).network
+    settings = memory_settings(config, arena.spec, "t", {})
+    with EmbeddedMemory.unserved(settings) as memory:
+        actor = Actor(config, 0, arena, network, memory.writer(0))
+        for _ in range(150):
+            actor.step()
+        actor.close()
+        ids = np.unique(memory.replay.sample("t", 60_000, settings.view).ids)
+        priorities = np.full(len(ids), 10.0)
+        priorities[0] = 1.0
+        memory.replay.update_priorities("t", ids, priorities)
+        with memory.batches("cpu", 10.0) as batches:
+            found = [batch for batch in (next(batches) for _ in range(50)) if ids[0] not in batch.ids]
+    assert len(found) > 10
+    for batch in found:
+        assert float(batch.weights.max()) == pytest.approx(largest, rel=1e-3)
+
+
 def test_the_step_size_falls_to_its_final_value() -> None:
     config = dataclasses.replace(
         TINY, learning_rate=0.1, learning_rate_final=0.02, learning_rate_anneal_updates=4, adam_epsilon=1e-12

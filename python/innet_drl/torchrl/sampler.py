@@ -11,8 +11,8 @@ from torchrl.data.replay_buffers.samplers import PrioritizedSampler
 from torchrl.data.replay_buffers.storages import Storage
 from torchrl.data.replay_buffers.utils import unravel_index
 
-import innet_drl as innet
 from innet_drl.errors import ConfigError
+from innet_drl.index_priorities import IndexPriorities
 
 
 class InnetSampler(PrioritizedSampler):  # type: ignore[misc]
@@ -52,34 +52,26 @@ class InnetSampler(PrioritizedSampler):  # type: ignore[misc]
         """
         if len(storage) == 0:
             raise RuntimeError("Cannot sample from an empty storage.")
-        index, weight = self._sum_tree.sample(batch_size, self._beta)
+        index, weight = self._sum_tree.weighted(batch_size, self._beta)
         found = torch.from_numpy(index)
         if storage.ndim > 1:
             found = unravel_index(found, storage.shape)
         return found, {"priority_weight": torch.from_numpy(weight).to(self.dtype)}
 
 
-class _Tree:
+class _Tree(IndexPriorities):
     """Transformed priorities by index, with the interface of TorchRL's segment trees that `PrioritizedSampler` uses."""
 
     def __init__(self, capacity: int, dtype: torch.dtype) -> None:
         self._dtype = dtype
-        # 0 where nothing was written. A power of two, as TorchRL's trees: a storage may be a little larger.
-        self._values: NDArray[np.float64] = np.zeros(1 << (capacity - 1).bit_length())
-        self._open()
-
-    def _open(self) -> None:
-        # TorchRL seeds NumPy's global generator.
-        seed = int(np.random.randint(2**31))  # noqa: NPY002
-        self._tree = innet.SumTree(len(self._values), priority_exponent=1.0, seed=seed)
-        written = np.flatnonzero(self._values)
-        self._tree.update(written, self._values[written])
         self._smallest: float | None = None
         self._smallest_index = -1
+        # A power of two, as TorchRL's trees: a storage may be a little larger.
+        super().__init__(1 << (capacity - 1).bit_length())
 
-    def sample(self, size: int, beta: float) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    def weighted(self, size: int, beta: float) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Indices, and weights."""
-        index = self._tree.sample(size, beta=0.0).indexes
+        index = self.sample(size)
         weight: NDArray[np.float64] = (self._values[index] / self._minimum()) ** -float(beta)
         return index, weight
 
@@ -98,18 +90,10 @@ class _Tree:
     def __setitem__(self, index: Any, value: Any) -> None:
         at = np.atleast_1d(np.asarray(torch.as_tensor(index).cpu(), np.int64))
         values = np.asarray(torch.as_tensor(value).cpu(), np.float64)
-        values = np.broadcast_to(values, at.shape)
-        self._tree.update(at, values)
-        self._values[at] = values
+        super().__setitem__(at, values)
         if self._smallest is None or (at == self._smallest_index).any():
             # The scan of the whole buffer waits for the next sample: the smallest priority is rarely sampled.
             self._smallest = None
         elif at.size and 0 < values.min() < self._smallest:
+            values = np.broadcast_to(values, at.shape)
             self._smallest, self._smallest_index = float(values.min()), int(at[values.argmin()])
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_values": self._values.copy(), "_dtype": self._dtype}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._open()

@@ -230,6 +230,8 @@ class Config(_Named):
     """Alpha of prioritized replay (Schaul et al., 2016); 0 samples uniformly."""
     importance_exponent: Share = 0.4
     """Beta of the importance weights."""
+    normalize_weights: Literal["batch", "memory"] = "batch"
+    """Importance weights are divided by the largest of the batch, or by the largest that the memory could give."""
     n_step: Count = 3
     """Steps of the return."""
     gamma: Share = 0.99

@@ -22,7 +22,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,6 +91,7 @@ class MemorySettings:
     chunk_steps: int
     batch_size: int
     importance_exponent: float
+    normalize_weights: Literal["batch", "memory"]
     prefetch: int
     max_bytes: int
     seed: int
@@ -225,6 +226,7 @@ class ReplayMemory(abc.ABC):
             settings.batch_size,
             self._view,
             beta=settings.importance_exponent,
+            normalize=settings.normalize_weights,
             prefetch=settings.prefetch,
             device=device,
             timeout=timeout,
@@ -382,6 +384,7 @@ def memory_settings(
         chunk_steps=config.chunk_steps,
         batch_size=config.batch_size,
         importance_exponent=config.importance_exponent,
+        normalize_weights=config.normalize_weights,
         # A serial run is repeatable only if it samples on demand.
         prefetch=0 if config.serial else config.prefetch,
         max_bytes=config.max_bytes,

@@ -35,6 +35,7 @@ _RECIPE = dataclasses.replace(
     layer_norm=True,
     samples_per_insert=2.0,
     priority_exponent=0.2,
+    normalize_weights="memory",
     min_size=10_000,
     epsilon_base=0.1,
     epsilon_exponent=3.0,

@@ -1,0 +1,116 @@
+"""The changed lines of docs/how-to/cleanrl.md: in CleanRL's scripts, and on frames whose stacks are known."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from places import ROOT
+
+PAGE = (ROOT / "docs" / "how-to" / "cleanrl.md").read_text()
+SCRIPTS = ("dqn_atari.py", "rainbow_atari.py")
+
+
+def changes(script: str) -> list[tuple[str, str]]:
+    """The removed and the added lines of each change of a script."""
+    section = PAGE.split(f"## {script}", 1)[1]
+    diff = re.search(r"```diff\n(.*?)```", section, re.DOTALL)
+    assert diff is not None
+    pairs = re.findall(r"((?:^-.*\n)+)((?:^\+.*\n)+)", diff[1], re.MULTILINE)
+    assert sum(len(part) for pair in pairs for part in pair) == len(diff[1]), "each change removes and adds lines"
+    unmarked = [[re.sub(r"^.", "", part, flags=re.MULTILINE) for part in pair] for pair in pairs]
+    return [(removed, added) for removed, added in unmarked]
+
+
+def changed(script: str, text: str) -> str:
+    """A script with the page's changes, each at one place."""
+    for removed, added in changes(script):
+        pattern = re.escape(removed).replace("…", r"[^)]*(?:\([^)]*\)[^)]*)*")
+        text, found = re.subn(pattern, added.replace("\\", r"\\"), text)
+        assert found == 1, f"{script} has {found} times:\n{removed}"
+    return text
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_script_of_cleanrl_learns_with_the_changed_lines(script: str, tmp_path: Path) -> None:
+    checkout, *packages = os.environ.get("CLEANRL_PATH", "").split(os.pathsep)
+    if not checkout:
+        pytest.skip("CLEANRL_PATH names no checkout of CleanRL, nor a folder of its packages")
+    text = (Path(checkout) / "cleanrl" / script).read_text()
+    (tmp_path / script).write_text(changed(script, text))
+    flags = {"total-timesteps": 2_000, "learning-starts": 1_000, "buffer-size": 1_500, "batch-size": 8}
+    command = [sys.executable, script, *(f"--{flag}={value}" for flag, value in flags.items())]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([checkout, *packages])}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stdout
+    # Printed with the losses.
+    assert "SPS" in done.stdout
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_the_batches_are_those_of_cleanrl(script: str) -> None:
+    """Stacks as of `FrameStack`, which starts an episode with four equal frames."""
+    args = {"buffer_size": 1_000, "gamma": 0.9, "seed": 1, "num_envs": 1, "batch_size": 200, "n_step": 3}
+    args |= {"total_timesteps": 10, "prioritized_replay_alpha": 0.5, "prioritized_replay_beta": 0.4}
+    names: dict[str, Any] = {
+        "np": np,
+        "device": torch.device("cpu"),
+        "args": SimpleNamespace(**args),
+        "global_step": 5,
+        "PrioritizedBatch": lambda *parts: parts,
+    }  # fmt: skip
+    lines = {removed.split("\n")[0].strip(): added for removed, added in changes(script)}
+    for place, added in lines.items():
+        if not place.startswith(("rb.add", "data", "target_max", "rb.update", "writer.")):
+            exec(_flush_left(added), names)
+    n = 1 if script == "dqn_atari.py" else 3
+    (append,) = (added for place, added in lines.items() if place.startswith("rb.add"))
+    expected = {}
+    number = 0
+    for episode in range(4):
+        number += 1
+        stacks = [np.full((4, 84, 84), number, np.uint8)]
+        for step in range(10):
+            number += 1
+            stacks.append(np.concatenate([stacks[-1][1:], np.full((1, 84, 84), number, np.uint8)]))
+            names |= {"obs": stacks[-2][None], "real_next_obs": stacks[-1][None], "actions": np.array([step])}
+            names["rewards"] = np.array([float(number)], np.float32)
+            for end, parity in (("terminations", 0), ("truncations", 1)):
+                names[end] = np.array([step == 9 and episode % 2 == parity])
+            exec(_flush_left(append), names)
+        for step in range(10):
+            last = min(step + n, 10)
+            first = int(stacks[step + 1][-1, 0, 0])
+            reward = sum(0.9**i * (first + i) for i in range(last - step))
+            discount = 0.0 if last == 10 and episode % 2 == 0 else 0.9 ** (last - step)
+            expected[first - 1] = (stacks[step], step, reward, discount, stacks[last])
+    exec(_flush_left(lines["data = rb.sample(args.batch_size)"]), names)
+    batch = names["batch" if n == 3 else "data"]
+    seen = set()
+    for i in range(200):
+        key = int(batch.observation[i, -1, 0, 0])
+        observation, action, reward, discount, following = expected[key]
+        np.testing.assert_array_equal(batch.observation[i], observation)
+        assert int(batch.action[i]) == action
+        np.testing.assert_allclose(batch.reward[i], reward, rtol=1e-6)
+        np.testing.assert_allclose(batch.discount[i], discount, rtol=1e-6)
+        if discount:
+            np.testing.assert_array_equal(batch.next_observation[i], following)
+        seen.add(key)
+    assert len(seen) > 30
+
+
+def _flush_left(lines: str) -> str:
+    """Lines without their common indentation."""
+    margin = min(len(line) - len(line.lstrip()) for line in lines.splitlines())
+    return "".join(line[margin:] + "\n" for line in lines.splitlines())
