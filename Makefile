@@ -142,10 +142,10 @@ bench: build ## every benchmark, beside the peers where `make bench-peers` was r
 	$(BIN)/python -m benchmarks table
 
 bench-peers: setup ## install the peers, in environments of their own under .peers
-	$(PYTHON) -m venv .peers/reverb
-	$(BIN)/uv pip install --quiet --python .peers/reverb/bin/python --requirements benchmarks/peers/reverb.txt
-	$(PYTHON) -m venv .peers/libraries
-	$(BIN)/uv pip install --quiet --python .peers/libraries/bin/python --requirements benchmarks/peers/libraries.txt
+	for peer in $(basename $(notdir $(wildcard benchmarks/peers/*.txt))); do \
+		$(PYTHON) -m venv .peers/$$peer && \
+		$(BIN)/uv pip install --quiet --python .peers/$$peer/bin/python --requirements benchmarks/peers/$$peer.txt || exit 1; \
+	done
 	@command -v redis-server >/dev/null || echo 'redis-server is missing: install it (Debian: apt install redis-server)'
 
 soak: build ## the Rust and Python suites, TIMES=3 times each while four processes keep the processors busy; output in build/soak

@@ -142,6 +142,16 @@ BENCHMARKS = [
         limit="window write",
     ),
     Benchmark(
+        "vectors",
+        "sample 256 of 10^6 transitions of 17 floats by priority, in process, and set their priorities",
+        MICROSECONDS,
+        [
+            _entry(system, system, "Vectors", "Vectors")
+            for system in ("innet", "cpprb", "torchrl", "agilerl", "flashbax")
+        ],
+        [Goal("innet", "torchrl", 4.0), Goal("innet", "agilerl", 4.0)],
+    ),
+    Benchmark(
         "parameters_get",
         "get 13.17 MB of parameters over loopback",
         MILLISECONDS,

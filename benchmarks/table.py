@@ -135,7 +135,15 @@ def _best(of: dict[str, list[Line]]) -> Iterable[tuple[str, str, str, float, str
                 break
 
 
-NAMES = {"cpprb": "cpprb", "echo": "echo", "redis": "Redis", "reverb": "Reverb", "torchrl": "TorchRL"}
+NAMES = {
+    "agilerl": "AgileRL",
+    "cpprb": "cpprb",
+    "echo": "echo",
+    "flashbax": "Flashbax",
+    "redis": "Redis",
+    "reverb": "Reverb",
+    "torchrl": "TorchRL",
+}
 
 
 def _plain(line: Line) -> str:

@@ -220,6 +220,53 @@ class SampleInProcess:
         pass
 
 
+class Vectors:
+    """Samples transitions of vectors by priority, and sets the priorities of each batch."""
+
+    def __init__(self, system: ModuleType, items: int = 1_000_000, batch: int = 256, **settings: Any) -> None:
+        random = np.random.default_rng(0)
+        observations = random.normal(size=(items + 1, 17)).astype(np.float32)
+        # Exact in float32: it tells the transition.
+        observations[:, 0] = np.arange(items + 1)
+        self.data = {
+            "observation": observations[:-1],
+            "action": random.normal(size=(items, 6)).astype(np.float32),
+            "reward": random.normal(size=items).astype(np.float32),
+            "next_observation": observations[1:],
+        }
+        self.batch = batch
+        self.memory = system.Vectors(self.data, batch, **settings)
+        self.fresh = [random.random(batch) + 0.01 for _ in range(64)]
+        self.turn = 0
+
+    def check(self) -> None:
+        ids, batch = self.memory.sample()
+        found = {name: np.asarray(batch[name]).reshape(self.batch, *self.data[name].shape[1:]) for name in self.data}
+        items = found["observation"][:, 0].astype(int)
+        for name, values in found.items():
+            np.testing.assert_array_equal(values, self.data[name][items], err_msg=name)
+        assert len(np.unique(items)) > self.batch // 2
+        # One of a million items, and the rest together.
+        priorities = np.ones(self.batch)
+        priorities[0] = (len(self.data["reward"]) / 2) ** (1 / 0.6)
+        self.memory.rewrite(ids, priorities)
+        samples = [np.asarray(self.memory.sample()[1]["observation"]) for _ in range(40)]
+        share = float((np.concatenate(samples).reshape(-1, 17)[:, 0] == items[0]).mean())
+        assert 0.2 < share < 0.8, f"an item with about half of the mass has {share:.3f} of the samples"
+        self.memory.rewrite(ids, np.ones(self.batch))
+
+    def measure(self, seconds: float) -> Round:
+        return timed(self._sample_and_rewrite, seconds, warm_up=20)
+
+    def _sample_and_rewrite(self) -> None:
+        self.turn += 1
+        ids, _ = self.memory.sample()
+        self.memory.rewrite(ids, self.fresh[self.turn % len(self.fresh)])
+
+    def close(self) -> None:
+        pass
+
+
 class Tree:
     """Samples indexes by priority, and updates their priorities."""
 

@@ -8,6 +8,7 @@
 | `Store(address)` | parameters: `put(weights)`, `get()` |
 | `Tree(items, batch, priorities)` | prioritized indexes alone: `sample()` (indexes), `rewrite(indexes, priorities)` |
 | `Memory(batch, **settings)` | a replay memory in this process: `push(count)`, `sample()` |
+| `Vectors(data, batch)` | prioritized transitions in this process: `sample()` (ids, batch), `rewrite(ids, priorities)` |
 | `VERSION` | the measured version |
 | `SWEEP[part]` | candidate settings of a part; the best are used |
 
@@ -27,7 +28,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 _LIBRARIES = ("torchrl", "cpprb", "echo", "machine")
-ENVIRONMENTS = {"reverb": "reverb", **dict.fromkeys(_LIBRARIES, "libraries")}
+ENVIRONMENTS = {**{peer: peer for peer in ("reverb", "agilerl", "flashbax")}, **dict.fromkeys(_LIBRARIES, "libraries")}
 """Environment of `make bench-peers` by peer; all other systems use the project's own."""
 
 Address = tuple[str, int]

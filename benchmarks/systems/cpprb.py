@@ -100,3 +100,20 @@ class Memory:
             # `stack_compress` needs the stack as the last dimension; the view has it first.
             batch[name] = np.moveaxis(sampled[name], -1, 1) if self._form == "compressed" else sampled[name]
         return batch
+
+
+class Vectors:
+    """`PrioritizedReplayBuffer` of transitions of vectors."""
+
+    def __init__(self, data: dict[str, NDArray[Any]], batch: int) -> None:
+        self._batch = batch
+        columns = {name: {"dtype": column.dtype, "shape": column.shape[1:] or 1} for name, column in data.items()}
+        self._buffer = cpprb.PrioritizedReplayBuffer(len(data["reward"]), columns, alpha=0.6)
+        self._buffer.add(**data)
+
+    def sample(self) -> tuple[NDArray[np.int64], dict[str, NDArray[Any]]]:
+        sampled = self._buffer.sample(self._batch, beta=0.4)
+        return sampled["indexes"], sampled
+
+    def rewrite(self, ids: NDArray[np.int64], priorities: NDArray[np.float64]) -> None:
+        self._buffer.update_priorities(ids, priorities)

@@ -181,6 +181,30 @@ def _arrays(batch: innet.Batch) -> dict[str, NDArray[Any]]:
     return {name: getattr(batch, name) for name in ("observation", "next_observation", "action", "reward", "discount")}
 
 
+class Vectors:
+    """`Replay` in process, of transitions of vectors."""
+
+    def __init__(self, data: dict[str, NDArray[Any]], batch: int) -> None:
+        self._batch, items = batch, len(data["reward"])
+        columns = {name: (data[name].dtype, data[name].shape[1:]) for name in ("observation", "action", "reward")}
+        view = innet.NStep()
+        self._replay = innet.Memory(innet.Table("vectors", columns, items, priority_exponent=0.6, view=view))
+        # Episodes go on: a truncated one would store its last observation, too.
+        steps: dict[str, Any] = {name: data[name][:, None] for name in columns}
+        ends = np.zeros((items, 1), bool)
+        with self._replay.writer("vectors", 1) as writer:
+            writer.extend(**steps, terminated=ends, truncated=ends)
+
+    def sample(self) -> tuple[NDArray[np.uint64], innet.Batch]:
+        sampled = self._replay.sample("vectors", self._batch, beta=0.4)
+        # Made when they are first asked for.
+        sampled.keys()
+        return sampled.ids, sampled
+
+    def rewrite(self, ids: NDArray[np.uint64], priorities: NDArray[np.float64]) -> None:
+        self._replay.update_priorities("vectors", ids, priorities)
+
+
 class Tree:
     """`SumTree` alone."""
 

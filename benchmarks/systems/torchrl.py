@@ -170,3 +170,22 @@ class Memory:
         """A column as it is stored."""
         tensor = torch.from_numpy(np.ascontiguousarray(column))
         return tensor.view(len(tensor), -1).view(torch.int64) if self._words and tensor.ndim > 1 else tensor
+
+
+class Vectors:
+    """`TensorDictPrioritizedReplayBuffer` of transitions of vectors."""
+
+    def __init__(self, data: dict[str, NDArray[Any]], batch: int, threads: int = 2) -> None:
+        torch.set_num_threads(threads)
+        items = len(data["reward"])
+        self._buffer = TensorDictPrioritizedReplayBuffer(
+            alpha=0.6, beta=0.4, storage=LazyTensorStorage(items), batch_size=batch, priority_key="td_error"
+        )
+        self._buffer.extend(TensorDict({name: torch.from_numpy(column) for name, column in data.items()}, [items]))
+
+    def sample(self) -> tuple[Any, Any]:
+        sampled = self._buffer.sample()
+        return sampled["index"], sampled
+
+    def rewrite(self, ids: Any, priorities: NDArray[np.float64]) -> None:
+        self._buffer.update_priority(ids, torch.from_numpy(priorities).float())

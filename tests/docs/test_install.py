@@ -26,7 +26,7 @@ LICENSES = {"LICENSE", "LICENSES-THIRD-PARTY.txt"}
 @pytest.fixture(scope="session")
 def wheel() -> Path:
     """The wheel, which has the extension that all tests use."""
-    found = list((ROOT / "dist").glob("innet_drl-*.whl"))
+    found = list((ROOT / "dist").glob("innet_drl-*-manylinux*_x86_64.whl"))
     if not found:
         pytest.skip("there is no wheel in dist (make wheel), which `make test` makes on x86-64")
     (path,) = found

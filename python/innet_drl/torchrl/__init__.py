@@ -20,6 +20,7 @@ with naming_extras():
     # Priorities of new items were transformed twice before.
     if tuple(int(part) for part in _release.split(".")[:2]) < (0, 14):
         raise MissingExtraError(f"torchrl is {_release}, and 0.14 is needed: pip install -U 'innet-drl[torchrl]'")
+    from innet_drl.torchrl.buffer import InnetReplayBuffer
     from innet_drl.torchrl.sampler import InnetSampler
 
-__all__ = ["InnetSampler"]
+__all__ = ["InnetReplayBuffer", "InnetSampler"]

@@ -1,0 +1,157 @@
+"""TensorDicts in and out of a memory that several processes share."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from serving import served_memories
+from tensordict import TensorDict
+
+from innet_drl import errors
+from innet_drl.torchrl import InnetReplayBuffer
+
+ITEMS = 60
+_SPAWN = multiprocessing.get_context("spawn")
+
+
+def items(first: int = 0, count: int = ITEMS) -> TensorDict:
+    """Transitions as TorchRL's collectors make them, which tell their numbers."""
+    number = torch.arange(first, first + count)
+    camera = (number[:, None, None, None] + torch.arange(12 * 10).reshape(1, 12, 10)).to(torch.uint8)
+    after = {
+        "observation": TensorDict({"camera": camera + 1, "arm": number[:, None] * torch.ones(3)}, [count]),
+        "reward": number[:, None].float() / 7,
+        "done": (number % 5 == 0)[:, None],
+    }
+    now = {"observation": TensorDict({"camera": camera, "arm": torch.zeros(count, 3)}, [count])}
+    return TensorDict({**now, "action": number, "next": TensorDict(after, [count])}, [count])
+
+
+@pytest.fixture(params=["in process", "served", "on two servers"])
+def buffer(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[InnetReplayBuffer]:
+    settings: dict[str, Any] = {"batch_size": 32, "alpha": 0.7, "beta": 0.5, "timeout": 20.0}
+    if request.param == "in process":
+        yield InnetReplayBuffer(1_000, **settings)
+        return
+    with served_memories(tmp_path, 1 if request.param == "served" else 2) as address:
+        buffer = InnetReplayBuffer(1_000, address=address, **settings)
+        yield buffer
+        buffer.replay.close()
+
+
+def test_sampled_items_are_those_that_were_added(buffer: InnetReplayBuffer) -> None:
+    data = items()
+    buffer.extend(data[:40])
+    for number in range(40, ITEMS):
+        buffer.add(data[number])
+    assert len(buffer) == buffer.write_count == ITEMS
+    seen: set[int] = set()
+    for _ in range(20):
+        sampled = buffer.sample()
+        expected = data[sampled["action"]]
+        assert sampled.batch_size == (32,)
+        entries = {"index", "priority_weight"} | set(expected.keys())
+        assert set(sampled.keys()) == entries
+        for path, value in expected.items(include_nested=True, leaves_only=True):
+            torch.testing.assert_close(sampled.get(path), value, rtol=0, atol=0)
+        seen.update(sampled["action"].tolist())
+    assert len(seen) > 50
+    # A batch is the learner's own.
+    sampled["td_error"] = torch.ones(32)
+    sampled["next", "reward"] += 1.0
+    buffer.empty()
+    assert len(buffer) == 0
+
+
+def test_frequencies_and_weights_are_those_of_the_priorities(buffer: InnetReplayBuffer) -> None:
+    priorities = np.linspace(0.1, 4.0, ITEMS)
+    data = items()
+    # Half of them from the beginning, half by an update.
+    data["td_error"] = torch.from_numpy(priorities).float()[:, None]
+    data["td_error"][30:] = 1.0
+    buffer.extend(data)
+    for sampled in (buffer.sample(256) for _ in range(4)):
+        late = sampled[sampled["action"] >= 30]
+        late["td_error"] = torch.from_numpy(priorities[late["action"]])[:, None]
+        buffer.update_tensordict_priority(late)
+    batches = [buffer.sample() for _ in range(1_500)]
+    drawn = np.concatenate([batch["action"].numpy() for batch in batches])
+    mass = priorities**0.7 / (priorities**0.7).sum()
+    assert stats.chisquare(np.bincount(drawn, minlength=ITEMS), mass * len(drawn)).pvalue > 1e-4
+    weight = (mass[batches[0]["action"]] * ITEMS) ** -0.5
+    np.testing.assert_allclose(batches[0]["priority_weight"], weight / weight.max(), rtol=1e-3)
+
+
+def collect(buffer: InnetReplayBuffer, first: int, blocks: int) -> None:
+    for number in range(blocks):
+        buffer.extend(items(first + number, 1))
+        time.sleep(0.01)
+
+
+def test_a_learner_that_begins_first_has_the_items_of_all_collectors_also_of_a_killed_one(tmp_path: Path) -> None:
+    with served_memories(tmp_path, 1) as address:
+        buffer = InnetReplayBuffer(1_000, address=address, batch_size=16)
+        collectors = [
+            _SPAWN.Process(target=collect, args=(buffer, first, blocks), daemon=True)
+            for first, blocks in ((0, 50), (100, 50), (200, 100_000))
+        ]
+        for collector in collectors:
+            collector.start()
+        # Waits for the first of them.
+        assert buffer.sample().batch_size == (16,)
+        for collector in collectors[:2]:
+            collector.join(60)
+        while buffer.write_count < 110:
+            time.sleep(0.01)
+        collectors[2].kill()
+        collectors[2].join()
+        seen = {int(number) for _ in range(40) for number in buffer.sample()["action"] // 100}
+        assert seen >= {0, 1, 2}
+        buffer.replay.close()
+
+
+def test_bad_input_is_one_error_and_nothing_is_stored(tmp_path: Path) -> None:
+    buffer = InnetReplayBuffer(100)
+    with pytest.raises(errors.EmptyError, match="extend it first"):
+        buffer.sample(3)
+    good = TensorDict({"observation": torch.zeros(5, 4)}, [5])
+    buffer.extend(good)
+    for entries, error, said in (
+        (
+            {"observation": torch.zeros(5, 3)},
+            errors.SchemaError,
+            r"are observation float32\[3\], and the items .*\[4\]",
+        ),
+        ({"observation": torch.zeros(5, 4).double()}, errors.SchemaError, "float64"),
+        ({"seen": torch.zeros(5, 4)}, errors.SchemaError, "seen"),
+        ({"observation": torch.zeros(5, 4).bfloat16()}, errors.ConfigError, "is torch.bfloat16, .*: convert it"),
+        ({"observation": ["a"] * 5}, errors.ConfigError, "'observation' is NonTensor"),
+        ({"a/b": torch.zeros(5)}, errors.ConfigError, "'a/b' names a column: rename it"),
+    ):
+        with pytest.raises(error, match=said):
+            buffer.extend(TensorDict(entries, [5]))
+    assert len(buffer) == 5
+    with pytest.raises(errors.ConfigError, match="give sample a batch_size, or the buffer"):
+        buffer.sample()
+    with pytest.raises(errors.PriorityError, match="nan"):
+        buffer.update_priority(buffer.sample(1)["index"], float("nan"))
+    with pytest.raises(errors.ConfigError, match="give it an address"):
+        pickle.dumps(buffer)
+    with served_memories(tmp_path, 1) as address:
+        one, two = (InnetReplayBuffer(100, address=address, alpha=alpha, timeout=0.3) for alpha in (0.5, 0.6))
+        with pytest.raises(errors.DeadlineError, match=r"no process has added items to .* for 0\.3 s"):
+            one.sample(1)
+        one.extend(good)
+        with pytest.raises(errors.TableDiffersError, match=r"priority_exponent is 0\.5, asked for 0\.6"):
+            two.extend(good)
+        one.replay.close()
+        two.replay.close()
