@@ -12,6 +12,7 @@ from typing import Any
 import tyro
 
 from benchmarks import recording, report
+from benchmarks.algorithms import algorithms
 from benchmarks.away import away
 from benchmarks.catalogue import BENCHMARKS, Benchmark
 from benchmarks.connections import connections
@@ -39,6 +40,7 @@ def main() -> None:
     recording.record()
     commands: dict[str, Callable[..., Any]] = {each.name: _command(each) for each in BENCHMARKS}
     commands |= {
+        "algorithms": algorithms,
         "all": everything,
         "away": away,
         "connections": connections,

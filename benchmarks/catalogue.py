@@ -149,7 +149,7 @@ BENCHMARKS = [
             _entry(system, system, "Vectors", "Vectors")
             for system in ("innet", "cpprb", "torchrl", "agilerl", "flashbax")
         ],
-        [Goal("innet", "torchrl", 4.0), Goal("innet", "agilerl", 4.0)],
+        [Goal("innet", "cpprb", 2.0), Goal("innet", "flashbax", 2.0), Goal("innet", "agilerl", 4.0)],
     ),
     Benchmark(
         "parameters_get",

@@ -8,7 +8,7 @@
 | `Store(address)` | parameters: `put(weights)`, `get()` |
 | `Tree(items, batch, priorities)` | prioritized indexes alone: `sample()` (indexes), `rewrite(indexes, priorities)` |
 | `Memory(batch, **settings)` | a replay memory in this process: `push(count)`, `sample()` |
-| `Vectors(data, batch)` | prioritized transitions in this process: `sample()` (ids, batch), `rewrite(ids, priorities)` |
+| `Vectors(data, batch)` | prioritized transitions in process: `sample()` (ids, batch), `rewrite(ids, priorities)` |
 | `VERSION` | the measured version |
 | `SWEEP[part]` | candidate settings of a part; the best are used |
 

@@ -35,11 +35,12 @@ class Vectors:
 
     def sample(self) -> tuple[Any, dict[str, Any]]:
         self._key, key = jax.random.split(self._key)
-        sampled = jax.block_until_ready(self._sample(self._state, key))
+        sampled = self._sample(self._state, key)
+        sampled.indices.block_until_ready()
         first = sampled.experience.first
         weights = (sampled.probabilities + 1e-12) ** -0.4
         batch = {**first, "next_observation": sampled.experience.second["observation"]}
         return sampled.indices, {**batch, "weights": weights / weights.max()}
 
     def rewrite(self, ids: Any, priorities: NDArray[np.float64]) -> None:
-        self._state = jax.block_until_ready(self._set_priorities(self._state, ids, priorities.astype(np.float32)))
+        self._state = self._set_priorities(self._state, ids, priorities.astype(np.float32))

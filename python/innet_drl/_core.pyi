@@ -69,7 +69,7 @@ class Column:
         shape: Shape of one value; `()` is a scalar.
         codec: `"lz4"` compresses a value with LZ4, or its difference from an earlier step of the stream if that takes
             at most a third of the bytes; `"zstd"` does so with zstd: fewer bytes, more time. `"none"` stores raw
-            values. `None` is `"lz4"` from 64 bytes on, `"none"` below.
+            values. `None` is `"lz4"` from 64 bytes on (vectors of floats: 1,024), `"none"` below.
         finite: Whether `append` refuses NaN and infinities if the column is `reward`, or the observation of the
             writer's or the table's view. Integers and other columns are not checked.
 

@@ -73,6 +73,13 @@ def test_dqn_learns_in_one_process(flags: tuple[str, ...]) -> None:
 
 
 @pytest.mark.timeout(300)
+def test_dqn_learns_in_jax() -> None:
+    scores = means(run_example("dqn_cartpole_jax.py", "--steps", "16000"))
+    assert len(scores) == 4
+    assert max(scores) > 4 * CHANCE
+
+
+@pytest.mark.timeout(300)
 def test_a_learner_in_the_cloud_learns_from_actors_at_the_edge() -> None:
     output = run_example("edge_cloud.py", "--updates", "3000", "--delay-ms", "5")
     (mean,) = re.findall(r"3000 updates, \d+ a second: greedy mean (\d+\.\d)", output)

@@ -383,7 +383,7 @@ mod tests {
         assert!(refusal(table).contains("colums"));
     }
 
-    /// As in Python: LZ4 from 64 bytes, unless the file names a codec.
+    /// As in Python: LZ4 from 64 bytes (vectors of floats: 1,024), unless the file names a codec.
     #[test]
     fn a_column_without_a_codec_has_the_default() {
         let column =

@@ -12,9 +12,8 @@
 //!
 //! `next_observation` begins `shift` slots after `observation`, in every item of a batch. A full window has a shift of n. A
 //! terminated one may have any shift: its next observation is not used. A truncated window of k < n steps would need a
-//! shift of k, so a batch with one has a shift of `stack`, without overlap. Each part of an observation has a buffer and a
-//! shift of its own. There is no overlap either where n >= stack;
-//! rows between the two are then not unpacked.
+//! shift of k, so a batch with one has no overlap: `next_observation` then has a buffer of its own. So it has where
+//! n >= stack; rows between the two are not unpacked. Each part of an observation has a buffer and a shift of its own.
 //!
 //! # Invariant
 //!
@@ -66,22 +65,22 @@ impl NStepView {
         windows.iter().any(short)
     }
 
-    /// Slots from a part's `observation` to its `next_observation`, which fit every window of a batch.
-    fn shift(&self, part: &Part, any_short: bool) -> usize {
-        if self.n() < part.stack && !any_short {
-            self.n()
-        } else {
-            part.stack
-        }
+    /// Slots from a part's `observation` to its `next_observation`, which fit every window of a batch; `None` without overlap.
+    fn shift(&self, part: &Part, any_short: bool) -> Option<usize> {
+        (self.n() < part.stack && !any_short).then_some(self.n())
     }
 
-    /// The arrays of a batch: observations, reward, discount, then the other columns.
+    /// The arrays of a batch: of each part both observations, as one array where they overlap, then reward, discount and the
+    /// other columns.
     pub(super) fn array_specs(&self, layout: &RowLayout, any_short: bool) -> Vec<ArraySpec> {
-        let slots = |part: &Part| Some(self.shift(part, any_short) + part.stack);
-        let parts = self.parts.iter();
-        let mut specs: Vec<_> = parts
-            .map(|part| ArraySpec::of_column(layout, part.column, slots(part)))
-            .collect();
+        let mut specs = Vec::new();
+        for part in &self.parts {
+            let slots = |slots| ArraySpec::of_column(layout, part.column, Some(slots));
+            match self.shift(part, any_short) {
+                Some(shift) => specs.push(slots(shift + part.stack)),
+                None => specs.extend([slots(part.stack), slots(part.stack)]),
+            }
+        }
         specs.push(ArraySpec::new(REWARD, Dtype::Float32, vec![]));
         specs.push(ArraySpec::new("discount", Dtype::Float32, vec![]));
         specs.extend(
@@ -99,7 +98,8 @@ impl NStepView {
         window: &SampledWindow<'a>,
         out: &mut [&mut [u8]],
     ) -> Decoded<()> {
-        let (observations, rest) = out.split_at_mut(self.parts.len());
+        let scalars = out.len().checked_sub(self.others.len() + 2);
+        let (observations, rest) = out.split_at_mut(scalars.unwrap_or(0));
         let [reward, discount, others @ ..] = rest else {
             return Err("the batch has too few arrays".into());
         };
@@ -114,18 +114,26 @@ impl NStepView {
         discount.copy_from_slice(&(bootstrap as f32).to_ne_bytes());
 
         let next = if terminated { self.n() } else { steps.len() };
-        for (part, slots) in self.parts.iter().zip(observations) {
-            let shift = self.shift(part, any_short);
+        let mut observations = observations.iter_mut();
+        for part in &self.parts {
             let newest = part.stack as isize - 1;
-            let offset = |slot: usize| {
-                let step = if slot < part.stack {
-                    slot
-                } else {
-                    slot - shift + next
-                };
+            let offset = |step: usize| {
                 Some(step as isize - newest).filter(|&offset| !terminated || offset <= 0)
             };
-            unpacker.unpack_slots(window, part.column, self.spec.padding, slots, offset)?;
+            let mut unpack = |offset: &dyn Fn(usize) -> Option<isize>| {
+                let slots = observations.next().ok_or("the batch has too few arrays")?;
+                unpacker.unpack_slots(window, part.column, self.spec.padding, slots, offset)
+            };
+            match self.shift(part, any_short) {
+                Some(shift) => unpack(&|slot| {
+                    let past = slot >= part.stack;
+                    offset(if past { slot - shift + next } else { slot })
+                })?,
+                None => {
+                    unpack(&offset)?;
+                    unpack(&|slot| offset(slot + next))?;
+                }
+            }
         }
 
         for (&column, value) in self.others.iter().zip(others) {
@@ -141,16 +149,24 @@ impl NStepView {
         items: usize,
         buffers: Vec<Arc<Buffer>>,
     ) -> Vec<Array> {
-        let mut arrays = whole_arrays(specs, items, buffers);
-        for (index, part) in self.parts.iter().enumerate() {
-            let mut window = arrays[index].clone();
-            window.shared = part.stack > 1;
+        let mut filled = whole_arrays(specs, items, buffers).into_iter();
+        let (mut arrays, mut following) = (Vec::new(), Vec::new());
+        for part in &self.parts {
+            // Also without overlap in this batch: whether its arrays can be written to does not vary from batch to batch.
+            let shared = self.n() < part.stack;
+            let mut next = || filled.next().map(|array| Array { shared, ..array });
             // A stack of one observation has no dimension of its own.
             let stack = &[part.stack][usize::from(part.stack == 1)..];
-            arrays[index] = window.overlapping(&part.array, 0, stack);
-            let (name, shift) = (format!("next_{}", part.array), self.shift(part, any_short));
-            arrays.push(window.overlapping(&name, shift, stack));
+            let Some(window) = next() else { break };
+            let next_name = format!("next_{}", part.array);
+            following.extend(match self.shift(part, any_short) {
+                Some(shift) => Some(window.overlapping(&next_name, shift, stack)),
+                None => next().map(|array| array.overlapping(&next_name, 0, stack)),
+            });
+            arrays.push(window.overlapping(&part.array, 0, stack));
         }
+        arrays.extend(filled);
+        arrays.extend(following);
         arrays
     }
 }

@@ -277,7 +277,7 @@ proptest! {
 }
 
 #[test]
-fn observation_and_next_observation_share_a_buffer() {
+fn observation_and_next_observation_share_a_buffer_where_they_overlap() {
     let view = ViewSpec::NStep(NStep {
         observation: "frame".into(),
         stack: 4.into(),
@@ -286,7 +286,7 @@ fn observation_and_next_observation_share_a_buffer() {
         padding: Padding::Zero,
     });
     let autoreset = Autoreset::NextStep;
-    let buffer_bytes = |events: Vec<Event>| {
+    let frames = |events: Vec<Event>| {
         let run = run(
             Codec::Lz4,
             &view,
@@ -298,11 +298,15 @@ fn observation_and_next_observation_share_a_buffer() {
         let batch = decode_all(&run, &view, 1, 1);
         let now = batch.get("observation").unwrap();
         let next = batch.get("next_observation").unwrap();
-        assert!(std::sync::Arc::ptr_eq(&now.buffer, &next.buffer));
-        now.buffer.as_slice().len() / batch.len / FRAME_BYTES
+        assert!(now.shared && next.shared);
+        let one = std::sync::Arc::ptr_eq(&now.buffer, &next.buffer);
+        let frames = [now, next].map(|array| array.buffer.len() / batch.len / FRAME_BYTES);
+        (one, frames)
     };
-    assert_eq!(buffer_bytes(vec![Event::GoesOn; 3]), 7);
-    assert_eq!(buffer_bytes(vec![Event::GoesOn, Event::Terminates]), 7);
+    assert_eq!(frames(vec![Event::GoesOn; 3]), (true, [7, 7]));
+    let terminates = vec![Event::GoesOn, Event::Terminates];
+    assert_eq!(frames(terminates), (true, [7, 7]));
     // A truncated window of fewer than n steps has its next observation at another distance.
-    assert_eq!(buffer_bytes(vec![Event::GoesOn, Event::Truncates]), 8);
+    let truncates = vec![Event::GoesOn, Event::Truncates];
+    assert_eq!(frames(truncates), (false, [4, 4]));
 }
