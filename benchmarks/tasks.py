@@ -449,7 +449,20 @@ class Limit:
         pass
 
 
-_ALL = (Push, Sample, SampleOverLink, SampleInProcess, Vectors, Tree, Parameters, Wire, Memory, Connections, Windows, Limit)
+_ALL = (
+    Push,
+    Sample,
+    SampleOverLink,
+    SampleInProcess,
+    Vectors,
+    Tree,
+    Parameters,
+    Wire,
+    Memory,
+    Connections,
+    Windows,
+    Limit,
+)
 TASKS: dict[str, Callable[..., Task]] = {each.__name__: each for each in _ALL}
 
 
