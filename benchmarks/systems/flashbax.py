@@ -27,20 +27,24 @@ class Vectors:
         self._state = buffer.init({name: column[0] for name, column in steps.items()})
         # Donated states are changed in place, as its documentation advises.
         add = jax.jit(buffer.add, donate_argnums=0)
-        self._sample = jax.jit(buffer.sample)
+
+        def sample(state: Any, key: Any) -> tuple[Any, Any, dict[str, Any]]:
+            key, now = jax.random.split(key)
+            sampled = buffer.sample(state, now)
+            weights = (sampled.probabilities + 1e-12) ** -0.4
+            batch = {**sampled.experience.first, "next_observation": sampled.experience.second["observation"]}
+            return key, sampled.indices, {**batch, "weights": weights / weights.max()}
+
+        self._sample = jax.jit(sample)
         self._set_priorities = jax.jit(buffer.set_priorities, donate_argnums=0)
         self._key = jax.random.key(0)
         for first in range(0, items, BLOCK):
             self._state = add(self._state, {name: column[first : first + BLOCK] for name, column in steps.items()})
 
     def sample(self) -> tuple[Any, dict[str, Any]]:
-        self._key, key = jax.random.split(self._key)
-        sampled = self._sample(self._state, key)
-        sampled.indices.block_until_ready()
-        first = sampled.experience.first
-        weights = (sampled.probabilities + 1e-12) ** -0.4
-        batch = {**first, "next_observation": sampled.experience.second["observation"]}
-        return sampled.indices, {**batch, "weights": weights / weights.max()}
+        self._key, indices, batch = self._sample(self._state, self._key)
+        batch["weights"].block_until_ready()
+        return indices, batch
 
     def rewrite(self, ids: Any, priorities: NDArray[np.float64]) -> None:
         self._state = self._set_priorities(self._state, ids, priorities.astype(np.float32))

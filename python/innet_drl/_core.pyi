@@ -1019,8 +1019,8 @@ class Replay(_ContextManager):
             normalize: Divides the weights by the largest of the batch, or of the whole memory.
             allow_short: At the deadline, return fewer items instead of raising an error.
             timeout: Seconds to wait for enough items, and for the rate limiter.
-            threads: Decoding threads, 1 to 256; `None` is one for each core available to this process at its first
-                sample.
+            threads: Decoding threads at most, 1 to 256; `None` is one for each core available to this process at its
+                first sample. Batches of less than 256 KB take one.
 
         Raises:
             EmptyError: No item has a priority above zero.

@@ -60,7 +60,7 @@ class TorchBatch:
     `ids` stays a NumPy array on the CPU, where `Replay.update_priorities` takes it.
     """
 
-    __slots__ = ("_arrays", "_items")
+    __slots__ = ("__weakref__", "_arrays", "_items")
 
     ids: NDArray[np.uint64]
 

@@ -9,9 +9,14 @@ from numpy.typing import NDArray
 
 from innet_drl import _core
 
+_UNIT = 2.0**-19
+_LARGEST = 2.0**20
+
 
 class IndexPriorities:
     """A `SumTree` whose priorities can be read, saved and pickled. They are 0 where none was set.
+
+    Priorities are read as the tree has them, rounded and cut, so that weights fit the probabilities.
 
     Args:
         capacity: Indexes: 0 to `capacity - 1`.
@@ -46,7 +51,8 @@ class IndexPriorities:
         at = np.atleast_1d(np.asarray(index, np.int64))
         new = np.broadcast_to(np.asarray(values, np.float64), at.shape)
         self._tree.update(at, new)
-        self._values[at] = new
+        rounded = np.maximum(np.rint(new / _UNIT), new > 0) * _UNIT
+        self._values[at] = np.minimum(rounded, _LARGEST)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_tree"} | {"_values": self._values.copy()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import os
 import re
 import subprocess
@@ -17,6 +18,7 @@ from places import ROOT
 
 PAGE = (ROOT / "docs" / "how-to" / "cleanrl.md").read_text()
 SCRIPTS = ("dqn_atari.py", "rainbow_atari.py")
+TARGET = "target_max, _ = target_network(data.next_observations).max(dim=1)"
 
 
 def changes(script: str) -> list[tuple[str, str]]:
@@ -40,7 +42,7 @@ def changed(script: str, text: str) -> str:
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_a_script_of_cleanrl_learns_with_the_changed_lines(script: str, tmp_path: Path) -> None:
+def test_a_script_of_cleanrl_runs_with_the_changed_lines(script: str, tmp_path: Path) -> None:
     checkout, *packages = os.environ.get("CLEANRL_PATH", "").split(os.pathsep)
     if not checkout:
         pytest.skip("CLEANRL_PATH names no checkout of CleanRL, nor a folder of its packages")
@@ -61,13 +63,16 @@ def test_a_script_of_cleanrl_learns_with_the_changed_lines(script: str, tmp_path
 def test_the_batches_are_those_of_cleanrl(script: str) -> None:
     """Stacks as of `FrameStack`, which starts an episode with four equal frames."""
     args = {"buffer_size": 1_000, "gamma": 0.9, "seed": 1, "num_envs": 1, "batch_size": 200, "n_step": 3}
-    args |= {"total_timesteps": 10, "prioritized_replay_alpha": 0.5, "prioritized_replay_beta": 0.4}
+    args |= {"total_timesteps": 10, "prioritized_replay_alpha": 0.5, "prioritized_replay_beta": 0.4, "prioritized_replay_eps": 1e-6}
     names: dict[str, Any] = {
         "np": np,
         "device": torch.device("cpu"),
         "args": SimpleNamespace(**args),
         "global_step": 5,
-        "PrioritizedBatch": lambda *parts: parts,
+        "torch": torch,
+        "PrioritizedBatch": collections.namedtuple(
+            "PrioritizedBatch", "observations actions rewards next_observations dones indices weights"
+        ),
     }  # fmt: skip
     lines = {removed.split("\n")[0].strip(): added for removed, added in changes(script)}
     for place, added in lines.items():
@@ -94,6 +99,7 @@ def test_the_batches_are_those_of_cleanrl(script: str) -> None:
             reward = sum(0.9**i * (first + i) for i in range(last - step))
             discount = 0.0 if last == 10 and episode % 2 == 0 else 0.9 ** (last - step)
             expected[first - 1] = (stacks[step], step, reward, discount, stacks[last])
+    total = names["rb"].stats()["tables"]["steps"]["total_priority"]
     exec(_flush_left(lines["data = rb.sample(args.batch_size)"]), names)
     batch = names["batch" if n == 3 else "data"]
     seen = set()
@@ -108,6 +114,24 @@ def test_the_batches_are_those_of_cleanrl(script: str) -> None:
             np.testing.assert_array_equal(batch.next_observation[i], following)
         seen.add(key)
     assert len(seen) > 30
+    # The lines of the loss and of the priorities.
+    if n == 1:
+        network = torch.nn.Linear(4 * 84 * 84, 10)
+        names["q_network"] = names["target_network"] = lambda stacks: network(stacks.float().flatten(1) / 255)
+        exec("with torch.no_grad():\n" + _flush_left(lines[TARGET]), names)
+        names["loss"].backward()
+        q = names["q_network"](batch.observation).gather(1, batch.action[:, None])[:, 0]
+        after = names["q_network"](batch.next_observation).amax(1)
+        error = batch.reward + batch.discount * after - q
+        torch.testing.assert_close(names["loss"], (batch.weights * error**2).mean())
+        assert network.weight.grad is not None
+    else:
+        names["new_priorities"] = np.linspace(2.0, 3.0, 200)
+        exec(_flush_left(lines["rb.update_priorities(data.indices, new_priorities)"]), names)
+        actions = names["data"].actions
+        assert actions.shape == (200, 1)
+        np.testing.assert_array_equal(names["data"].dones[:, 0], batch.discount == 0)
+    assert names["rb"].stats()["tables"]["steps"]["total_priority"] != total
 
 
 def _flush_left(lines: str) -> str:

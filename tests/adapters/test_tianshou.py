@@ -73,12 +73,12 @@ def test_weights_equal_those_of_tianshou_after_the_same_calls(ours: Any, theirs:
             buffer.update_weight(places, torch.from_numpy(found) if step % 2 else -found)
             add(buffer, step)
         everything = [buffer[:] for buffer in buffers]
-        np.testing.assert_allclose(everything[0].weight, everything[1].weight)
+        np.testing.assert_allclose(everything[0].weight, everything[1].weight, rtol=1e-4)
         np.testing.assert_array_equal(everything[0].obs, everything[1].obs)
-        assert buffers[0].weight.reduce() == pytest.approx(buffers[1].weight.reduce())
+        assert buffers[0].weight.reduce() == pytest.approx(buffers[1].weight.reduce(), rel=1e-4)
         batch, index = buffers[0].sample(16)
         weight = buffers[1].get_weight(index)
-        np.testing.assert_allclose(batch.weight, weight / weight.max())
+        np.testing.assert_allclose(batch.weight, weight / weight.max(), rtol=1e-4)
 
 
 def test_a_saved_buffer_continues(tmp_path: Path) -> None:
@@ -94,6 +94,35 @@ def test_a_saved_buffer_continues(tmp_path: Path) -> None:
         # Copies share nothing.
         other.update_weight(np.array([0]), np.array([1e4]))
         assert buffer.weight[0] < 100
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (InnetPrioritizedReplayBuffer, PrioritizedReplayBuffer),
+        (InnetPrioritizedVectorReplayBuffer, PrioritizedVectorReplayBuffer),
+    ],
+)
+def test_a_file_of_tianshou_s_buffer_is_loaded(ours: Any, theirs: Any, tmp_path: Path) -> None:
+    buffer = filled(theirs)
+    places = buffer.sample_indices(0)
+    buffer.update_weight(places, np.arange(1.0, 1.0 + len(places)))
+    buffer.save_hdf5(str(tmp_path / "buffer.hdf5"))
+    loaded = ours.load_hdf5(str(tmp_path / "buffer.hdf5"))
+    np.testing.assert_allclose(loaded[:].weight, buffer[:].weight, rtol=1e-5)
+    assert set(loaded.sample(600)[1]) <= set(places)
+
+
+def test_weights_fit_the_probabilities_of_the_smallest_priorities() -> None:
+    buffer = InnetPrioritizedReplayBuffer(10, alpha=1.0, beta=1.0)
+    for step in range(10):
+        add(buffer, step)
+    buffer.update_weight(np.arange(10), np.linspace(0.0, 2.7e-6, 10))
+    batch, index = buffer.sample(20_000)
+    share = np.bincount(index, minlength=10) / len(index)
+    weight = np.ones(10)
+    weight[index] = batch.weight
+    np.testing.assert_allclose(weight * share / (weight * share).max(), 1.0, rtol=0.1)
 
 
 def test_an_emptied_buffer_has_no_old_priorities() -> None:

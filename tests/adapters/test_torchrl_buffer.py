@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from serving import served_memories
+from serving import Server, served_memories
 from tensordict import TensorDict
 
 from innet_drl import errors
@@ -119,11 +119,63 @@ def test_a_learner_that_begins_first_has_the_items_of_all_collectors_also_of_a_k
         buffer.replay.close()
 
 
+def test_it_goes_on_after_a_server_was_restarted_without_its_items(tmp_path: Path) -> None:
+    with Server(f"unix://{tmp_path}/server") as server:
+        collector, learner = (InnetReplayBuffer(1_000, address=server.address, batch_size=8) for _ in range(2))
+        collector.extend(items())
+        learner.sample()
+    with Server(f"unix://{tmp_path}/server"):
+        collector.extend(items(100, 10))
+        assert int(learner.sample()["action"].min()) >= 100
+        assert len(learner) == 10
+        collector.close()
+        learner.close()
+
+
+def test_items_that_are_not_yet_confirmed_are_told_as_taken(tmp_path: Path) -> None:
+    with served_memories(tmp_path, 1) as address:
+        buffer = InnetReplayBuffer(10_000, address=address, samples_per_insert=2.0, timeout=0.5)
+        with pytest.raises(errors.DeadlineError, match="3000 items are taken, and follow: do not add them again"):
+            buffer.extend(items(0, 3_000))
+        while buffer.write_count < 3_000:
+            buffer.sample(256)
+        buffer.timeout = 20.0
+        buffer._writer.flush(20.0)  # type: ignore[union-attr]
+        assert buffer.write_count == 3_000
+        buffer.close()
+
+
+def test_settings_that_a_learner_does_not_share_are_refused(tmp_path: Path) -> None:
+    with served_memories(tmp_path, 1) as address:
+        collector = InnetReplayBuffer(1_000, address=address)
+        collector.extend(items())
+        learner = InnetReplayBuffer(500, address=address, batch_size=4)
+        with pytest.raises(errors.TableDiffersError, match="capacity is 1000, asked for 500"):
+            learner.sample()
+        collector.close()
+        learner.close()
+
+
 def test_bad_input_is_one_error_and_nothing_is_stored(tmp_path: Path) -> None:
+    for settings, said in (
+        ({"capacity": 0}, "capacity"),
+        ({"capacity": 9, "alpha": -1.0}, "priority_exponent"),
+        ({"capacity": 9, "beta": 9.0}, "beta is 0 to 4, got 9"),
+        ({"capacity": 9, "batch_size": 0}, "batch_size is at least 1"),
+        ({"capacity": 9, "connection": {"namespace": "a"}}, "need an address"),
+    ):
+        with pytest.raises(errors.ReplayError, match=said):
+            InnetReplayBuffer(**settings)
     buffer = InnetReplayBuffer(100)
+    good = TensorDict({"observation": torch.zeros(5, 4)}, [5])
+    # None of these defines the table.
+    with pytest.raises(errors.PriorityError, match="priority 2 of 5 is nan"):
+        buffer.extend(good.clone().set("td_error", torch.tensor([1.0, 1, float("nan"), 1, 1])))
+    with pytest.raises(errors.ConfigError, match="one item: use add"):
+        buffer.extend(good[0])
+    buffer.extend(good[:0])
     with pytest.raises(errors.EmptyError, match="extend it first"):
         buffer.sample(3)
-    good = TensorDict({"observation": torch.zeros(5, 4)}, [5])
     buffer.extend(good)
     for entries, error, said in (
         (
@@ -136,14 +188,27 @@ def test_bad_input_is_one_error_and_nothing_is_stored(tmp_path: Path) -> None:
         ({"observation": torch.zeros(5, 4).bfloat16()}, errors.ConfigError, "is torch.bfloat16, .*: convert it"),
         ({"observation": ["a"] * 5}, errors.ConfigError, "'observation' is NonTensor"),
         ({"a/b": torch.zeros(5)}, errors.ConfigError, "'a/b' names a column: rename it"),
+        ({"index": torch.zeros(5)}, errors.ConfigError, "'index' is a sample's own: rename it"),
+        ({"x": TensorDict({}, [5])}, errors.ConfigError, "'x' is an empty TensorDict"),
     ):
         with pytest.raises(error, match=said):
             buffer.extend(TensorDict(entries, [5]))
     assert len(buffer) == 5
     with pytest.raises(errors.ConfigError, match="give sample a batch_size, or the buffer"):
         buffer.sample()
-    with pytest.raises(errors.PriorityError, match="nan"):
-        buffer.update_priority(buffer.sample(1)["index"], float("nan"))
+    index = buffer.sample(2)["index"]
+    with pytest.raises(errors.PriorityError, match="priority 0 of 2 is nan"):
+        buffer.update_priority(index, float("nan"))
+    with pytest.raises(errors.ConfigError, match=r"2 items have priorities of the shape \[3\]"):
+        buffer.update_priority(index, torch.ones(3))
+    with pytest.raises(errors.ConfigError, match=r"int64, got torch\.int32"):
+        buffer.update_priority(index.int(), 1.0)
+    with pytest.raises(errors.ConfigError, match="no entry 'td_error'"):
+        buffer.update_tensordict_priority(buffer.sample(2))
+    buffer.empty()
+    with pytest.raises(errors.EmptyError, match="extend it first"):
+        buffer.sample(2)
+    buffer.extend(good)
     with pytest.raises(errors.ConfigError, match="give it an address"):
         pickle.dumps(buffer)
     with served_memories(tmp_path, 1) as address:

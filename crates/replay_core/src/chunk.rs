@@ -148,10 +148,14 @@ impl PackedRows {
         (key != row).then_some(key)
     }
 
-    /// Prefetches the first cache lines of a read that begins at `row`, which may be beyond the last one.
-    pub fn prefetch(&self, row: u32) {
-        if let Some(first) = self.bytes.get(row as usize * self.row_bytes) {
-            prefetch(first);
+    /// Prefetches the first cache lines of a read of `rows` rows from `row` on, which may be beyond the last one.
+    pub fn prefetch(&self, row: u32, rows: u32) {
+        /// The processor fetches what follows by itself.
+        const MOST: usize = 512;
+        let start = row as usize * self.row_bytes;
+        let end = start + MOST.min(rows as usize * self.row_bytes);
+        if let Some(fields) = self.bytes.get(start..end.min(self.bytes.len())) {
+            prefetch(fields);
         }
         if let Some(blobs) = self.blobs.get(row as usize) {
             prefetch(blobs);

@@ -36,6 +36,14 @@ class _OnTree(_Base):
         super().__init__(*args, **kwargs)
         self.weight = _Priorities(self.maxsize)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Takes the state of a buffer of Tianshou, too, also from its HDF5 files."""
+        super().__setstate__(state)
+        if not isinstance(self.weight, _Priorities):
+            places, theirs = np.arange(self.maxsize), self.weight
+            self.weight = _Priorities(self.maxsize)
+            self.weight[places] = theirs[places]
+
     def sample_indices(self, batch_size: int | None) -> NDArray[np.int64]:
         """Samples indices by priority, with replacement. 0 returns all, in order, as Tianshou's buffers do."""
         indices: NDArray[np.int64]

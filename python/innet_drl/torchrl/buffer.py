@@ -9,18 +9,26 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDict, TensorDictBase, is_non_tensor
 
 import innet_drl as innet
-from innet_drl.errors import ConfigError, DeadlineError, EmptyError, SchemaError
+from innet_drl.errors import (
+    ConfigError,
+    DeadlineError,
+    EmptyError,
+    ExpiredError,
+    PriorityError,
+    SchemaError,
+    UnknownTableError,
+)
 
 _ITEM = "item"
 """Part of a table that has the entries of an item."""
+_OWN_ENTRIES = ("index", "priority_weight")
+"""Entries of a sample that are not the item's."""
 _SINGLE_ROW = innet.Window(0, 0)
 _SMALLEST = 1e-8
 """Added to priorities, as TorchRL's samplers do."""
-
-
 _DTYPES = {
     torch.from_numpy(np.empty(0, kind)).dtype for kind in ("bool", "u1", "i1", "i2", "i4", "i8", "f2", "f4", "f8")
 }
@@ -29,23 +37,28 @@ _OPENED = ("replay", "_writer", "_layout", "_exists")
 
 
 class InnetReplayBuffer:
-    """The methods of TorchRL's remote buffer, on a memory that many processes share.
+    """TensorDicts in and out of a memory that many processes share, as TorchRL's remote buffers.
 
     Each item is one element of the TensorDicts that were added, with its nested entries. The first `add` or `extend`
     defines the table, and later ones have the same entries. The oldest items are evicted, whoever added them. A pickled
-    buffer connects to the same server; without an address it cannot be pickled.
+    buffer connects to the same server, and after a restart of the server the buffer goes on by itself; an item of
+    another run is sampled, too, unless `table` or the namespace is another one.
 
     Args:
         capacity: Items.
         batch_size: Items of a sample, where `sample` is not told.
         address: A server (`innet://host:7710`) that other processes may use, too; `None` keeps the items in this one.
         connection: Arguments of `innet_drl.connect` beside the address, such as `tls_ca` and `namespace`.
-        alpha: Samples in proportion to priority^alpha; 0 samples uniformly.
-        beta: Exponent of the importance weights.
-        priority_key: Entry with the priority of an item, `update_tensordict_priority` and, where it is there, `extend`.
+        alpha: Samples in proportion to priority^alpha, 0 to 4; 0 samples uniformly.
+        beta: Exponent of the importance weights, 0 to 4.
+        priority_key: Entry with the priority of an item, for `update_tensordict_priority`, and for `extend` if it is
+            there.
         samples_per_insert: Samples for each item that a server holds all its processes to; 0 sets no limit.
         table: Name of the table.
-        timeout: Seconds that a call waits for a server.
+        timeout: Seconds that a call waits for a server; `None` waits without limit.
+
+    Raises:
+        innet_drl.ConfigError: A number out of range, or a setting that needs an address.
     """
 
     def __init__(
@@ -60,12 +73,19 @@ class InnetReplayBuffer:
         priority_key: str = "td_error",
         samples_per_insert: float = 0.0,
         table: str = "torchrl",
-        timeout: float = 60.0,
+        timeout: float | None = 60.0,
     ) -> None:
         self.capacity, self.batch_size, self.timeout = capacity, batch_size, timeout
         self.alpha, self.beta, self.priority_key = alpha, beta, priority_key
         self.samples_per_insert, self.table = samples_per_insert, table
         self._address, self._connection = address, dict(connection or {})
+        if address is None and (connection or samples_per_insert):
+            raise ConfigError("connection and samples_per_insert need an address")
+        if batch_size is not None and batch_size < 1:
+            raise ConfigError(f"batch_size is at least 1, or None, got {batch_size}")
+        if not 0.0 <= beta <= 4.0:
+            raise ConfigError(f"beta is 0 to 4, got {beta}")
+        self._definition({f"{_ITEM}/any": innet.Column("uint8")})
         self._open()
 
     def _open(self) -> None:
@@ -76,7 +96,20 @@ class InnetReplayBuffer:
             # TorchRL seeds PyTorch's global generator.
             self.replay: innet.Replay = innet.Memory(seed=int(torch.randint(2**31, ()).item()))
         else:
-            self.replay = innet.connect(self._address, **{"timeout": self.timeout, **self._connection})
+            patience = 1e9 if self.timeout is None else self.timeout
+            settings = {"timeout": self.timeout, "reconnect_for": patience, **self._connection}
+            self.replay = innet.connect(self._address, **settings)
+
+    def _definition(self, columns: Mapping[str, innet.Column]) -> innet.Table:
+        return innet.Table(
+            self.table,
+            dict(columns),
+            self.capacity,
+            sampler="prioritized" if self.alpha else "uniform",
+            priority_exponent=self.alpha,
+            samples_per_insert=self.samples_per_insert,
+            view=_SINGLE_ROW,
+        )
 
     def add(self, data: TensorDictBase) -> None:
         """Adds one item, a TensorDict without a batch dimension. Blocks by `extend` are quicker."""
@@ -85,42 +118,49 @@ class InnetReplayBuffer:
     def extend(self, data: TensorDictBase) -> None:
         """Adds items (N, ...), and returns when the replay has them.
 
-        Items start with the priorities in `priority_key`, or, without that entry, with the largest of the table.
+        Items start with the priorities in `priority_key`, (N,) or (N, ...) whose largest counts, or, without that
+        entry, with the largest of the table.
 
         Raises:
             innet_drl.ConfigError: An entry that is no tensor, or whose name cannot be a column's.
             innet_drl.SchemaError: Other entries, dtypes or shapes than the first items'; nothing is stored.
+            innet_drl.PriorityError: A priority that is NaN or negative; nothing is stored.
+            innet_drl.DeadlineError: The server has not taken the items, or, as the message says, has not confirmed
+                them: then they follow, and are not to be added again.
         """
-        columns = dict(_entries(data))
-        count = data.batch_size[0]
-        if self._writer is None:
-            self._writer = self._first(columns)
+        if not data.batch_size:
+            raise ConfigError("a TensorDict without a batch dimension is one item: use add")
+        columns, count = dict(_entries(data)), data.batch_size[0]
+        priority = data.get(self.priority_key, None)
+        rows: dict[str, Any] = _nested({name: array[:, None] for name, array in columns.items()})
+        rows["terminated"] = rows["truncated"] = np.zeros((count, 1), bool)
+        rows["priority"] = None if priority is None else _priorities(priority, count)[:, None]
+        if count == 0:
+            return
         layout = {name: (array.dtype.name, *array.shape[1:]) for name, array in columns.items()}
-        if layout != self._layout:
+        if self._layout not in ({}, layout):
             raise SchemaError(
                 f"the entries are {_listed(layout)}, and the items of this buffer {_listed(self._layout)}"
             )
-        priority = data.get(self.priority_key, None)
-        if priority is not None:
-            priority = self._priorities(priority).reshape(count, 1)
-        ends = np.zeros((count, 1), bool)
-        structure = _nested({name: array[:, None] for name, array in columns.items()})
-        self._writer.extend(terminated=ends, truncated=ends, priority=priority, timeout=self.timeout, **structure)
-        self._writer.flush(self.timeout)
+        try:
+            self._extend(columns, rows)
+        except (ExpiredError, UnknownTableError):
+            # A server that was restarted without its items knows neither the writer nor the table.
+            self._writer = None
+            self._extend(columns, rows)
+        self._layout = layout
 
-    def _first(self, columns: Mapping[str, NDArray[Any]]) -> innet.Writer:
-        table = innet.Table(
-            self.table,
-            {name: innet.Column(array.dtype, array.shape[1:]) for name, array in columns.items()},
-            self.capacity,
-            sampler="prioritized" if self.alpha else "uniform",
-            priority_exponent=self.alpha,
-            samples_per_insert=self.samples_per_insert,
-            view=_SINGLE_ROW,
-        )
-        self.replay.create_table(table, self.timeout)
-        self._layout = {name: (array.dtype.name, *array.shape[1:]) for name, array in columns.items()}
-        return self.replay.writer(self.table, 1)
+    def _extend(self, columns: Mapping[str, NDArray[Any]], rows: dict[str, Any]) -> None:
+        if self._writer is None:
+            made = {name: innet.Column(array.dtype, array.shape[1:]) for name, array in columns.items()}
+            self.replay.create_table(self._definition(made), self.timeout)
+            self._writer = self.replay.writer(self.table, 1, timeout=self.timeout)
+        self._writer.extend(**rows, timeout=self.timeout)
+        try:
+            self._writer.flush(self.timeout)
+        except DeadlineError as error:
+            count = len(rows["terminated"])
+            raise DeadlineError(f"{count} items are taken, and follow: do not add them again; {error}") from error
 
     def sample(self, batch_size: int | None = None) -> TensorDict:
         """Samples items by priority, with replacement.
@@ -135,29 +175,45 @@ class InnetReplayBuffer:
         Raises:
             innet_drl.EmptyError: There are no items, and no other process that could add some.
             innet_drl.DeadlineError: No process has added items for the timeout.
+            innet_drl.TableDiffersError: The table on the server has other settings than this buffer.
         """
-        count = batch_size or self.batch_size
+        count = self.batch_size if batch_size is None else batch_size
         if count is None:
             raise ConfigError("give sample a batch_size, or the buffer")
-        self._await_items()
-        batch = self.replay.sample(self.table, count, _SINGLE_ROW, beta=self.beta, device="cpu", timeout=self.timeout)
+        # Nobody else adds items to a memory of this process.
+        timeout = 0.0 if self._address is None else self.timeout
+        try:
+            self._await_items()
+            batch = self.replay.sample(self.table, count, _SINGLE_ROW, beta=self.beta, timeout=timeout)
+        except (UnknownTableError, DeadlineError):
+            if self._address is None:
+                raise EmptyError("the buffer is empty: extend it first") from None
+            if not self._exists or self.table in self.replay.tables(self.timeout):
+                raise
+            # The server was restarted without its items.
+            self._exists = False
+            return self.sample(count)
         entries = _first_rows(batch[_ITEM])
-        entries["priority_weight"] = batch.weights
+        entries["priority_weight"] = torch.from_numpy(batch.weights)
         entries["index"] = torch.from_numpy(batch.ids.view(np.int64))
         return TensorDict(entries, [count])
 
     def _await_items(self) -> None:
         """Returns when the table exists: a learner may begin before its collectors."""
-        if self._exists:
+        if self._exists or self._address is None:
             return
-        give_up = time.monotonic() + self.timeout
-        while self.table not in self.replay:
-            if self._address is None:
-                raise EmptyError("the buffer is empty: extend it first")
-            if time.monotonic() > give_up:
+        began = time.monotonic()
+        while (stored := self.replay.tables(self.timeout).get(self.table)) is None:
+            if self.timeout is not None and time.monotonic() > began + self.timeout:
                 raise DeadlineError(f"no process has added items to {self!r} for {self.timeout:g} s")
             time.sleep(0.05)
+        # Refused where the definitions differ.
+        self.replay.create_table(self._definition(stored.columns), self.timeout)
         self._exists = True
+
+    def next(self) -> TensorDict:
+        """Samples `batch_size` items, as the iterator does without end."""
+        return self.sample()
 
     def __iter__(self) -> Iterator[TensorDict]:
         while True:
@@ -167,37 +223,48 @@ class InnetReplayBuffer:
         """Sets the priorities of items that are still there.
 
         Args:
-            index: `index` of samples, (B,).
-            priority: Not negative, (B,) or a number for all.
+            index: `index` of samples, int64 (B,) or (B, 1).
+            priority: Not negative: (B,), (B, ...) whose largest counts, or a number for all.
+
+        Raises:
+            innet_drl.ConfigError: Another dtype of the indices, or not as many priorities.
+            innet_drl.PriorityError: A priority that is NaN or negative.
         """
-        ids = np.ascontiguousarray(index.cpu().numpy().reshape(-1)).view(np.uint64)
-        priorities = self._priorities(torch.as_tensor(priority).expand(len(ids)))
-        self.replay.update_priorities(self.table, ids, priorities, timeout=self.timeout)
+        index = torch.as_tensor(index)
+        if index.dtype != torch.int64:
+            raise ConfigError(f"index is that of a sample, int64, got {index.dtype}")
+        ids = index.cpu().numpy().reshape(-1).view(np.uint64)
+        self.replay.update_priorities(self.table, ids, _priorities(priority, len(ids)), timeout=self.timeout)
 
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
-        """Sets the priorities of sampled items to their `priority_key`, (B,) or (B, 1)."""
-        priority = data.get(self.priority_key)
-        self.update_priority(data.get("index"), priority.reshape(-1))
+        """Sets the priorities of sampled items to their `priority_key`: see `update_priority`."""
+        priority = data.get(self.priority_key, None)
+        if priority is None:
+            raise ConfigError(f"the batch has no entry {self.priority_key!r}, the priority_key of this buffer")
+        self.update_priority(data.get("index"), priority)
 
-    @staticmethod
-    def _priorities(priority: torch.Tensor) -> NDArray[np.float64]:
-        values: NDArray[np.float64] = priority.detach().double().cpu().numpy()
-        return values + _SMALLEST
+    def stats(self) -> dict[str, Any]:
+        """Counters of the table, as `Replay.stats` has them; empty before the first items."""
+        table: dict[str, Any] = self.replay.stats(self.timeout)["tables"].get(self.table, {})
+        return table
 
     def __len__(self) -> int:
         """Items in the replay, of all processes."""
-        return len(self.replay[self.table]) if self.table in self.replay else 0
+        return int(self.stats().get("items", 0))
 
     @property
     def write_count(self) -> int:
         """Items added by all processes."""
-        tables = self.replay.stats(self.timeout)["tables"]
-        return int(tables[self.table]["inserted_steps"]) if self.table in tables else 0
+        return int(self.stats().get("inserted_steps", 0))
 
     def empty(self) -> None:
         """Removes all items."""
-        if self.table in self.replay:
+        if self.table in self.replay.tables(self.timeout):
             self.replay.empty_table(self.table, self.timeout)
+
+    def close(self) -> None:
+        """Ends the connection, or drops the items of this process."""
+        self.replay.close()
 
     def __getstate__(self) -> dict[str, Any]:
         if self._address is None:
@@ -219,15 +286,35 @@ def _entries(data: TensorDictBase, under: str = _ITEM) -> Iterator[tuple[str, ND
     """Leaves as arrays, by the names of their columns."""
     for key, value in data.items():
         name = f"{under}/{key}"
+        if under == _ITEM and key in _OWN_ENTRIES:
+            raise ConfigError(f"the entry {key!r} is a sample's own: rename it, or leave it out")
         if not isinstance(key, str) or not key or "/" in key or key.isdigit():
             raise ConfigError(f"the entry {key!r} names a column: rename it, with no slash and not only digits")
-        if isinstance(value, TensorDict):
+        if isinstance(value, TensorDictBase) and not is_non_tensor(value):
+            if not value.keys():
+                raise ConfigError(f"the entry {key!r} is an empty TensorDict: leave it out")
             yield from _entries(value, name)
         elif not isinstance(value, torch.Tensor) or value.dtype not in _DTYPES:
             found = value.dtype if isinstance(value, torch.Tensor) else type(value).__name__
             raise ConfigError(f"the entry {key!r} is {found}, which cannot be stored: convert it, or leave it out")
         else:
             yield name, value.detach().cpu().numpy()
+
+
+def _priorities(priority: torch.Tensor | float, count: int) -> NDArray[np.float64]:
+    """Priorities of `count` items, the largest where an item has several."""
+    values = torch.as_tensor(priority).detach().double().cpu()
+    if values.ndim == 0:
+        values = values.expand(count)
+    if len(values) != count:
+        raise ConfigError(f"{count} items have priorities of the shape {list(values.shape)}")
+    if values.ndim > 1:
+        values = values.reshape(count, -1).amax(1)
+    found: NDArray[np.float64] = values.numpy()
+    wrong = np.flatnonzero(~(np.isfinite(found) & (found >= 0)))
+    if len(wrong):
+        raise PriorityError(f"priority {wrong[0]} of {count} is {found[wrong[0]]}: it is a number of at least 0")
+    return found + _SMALLEST
 
 
 def _listed(layout: Mapping[str, tuple[Any, ...]]) -> str:
@@ -250,7 +337,8 @@ def _nested(columns: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
 
 
 def _first_rows(structure: dict[str, Any]) -> dict[str, Any]:
-    """Entries of the only row of each window."""
+    """Entries of the only row of each window, on its memory."""
     return {
-        name: _first_rows(value) if isinstance(value, dict) else value.squeeze(1) for name, value in structure.items()
+        name: _first_rows(value) if isinstance(value, dict) else torch.from_numpy(value[:, 0])
+        for name, value in structure.items()
     }

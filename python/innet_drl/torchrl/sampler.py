@@ -89,11 +89,10 @@ class _Tree(IndexPriorities):
 
     def __setitem__(self, index: Any, value: Any) -> None:
         at = np.atleast_1d(np.asarray(torch.as_tensor(index).cpu(), np.int64))
-        values = np.asarray(torch.as_tensor(value).cpu(), np.float64)
-        super().__setitem__(at, values)
+        super().__setitem__(at, np.asarray(torch.as_tensor(value).cpu(), np.float64))
+        values = self._values[at]
         if self._smallest is None or (at == self._smallest_index).any():
             # The scan of the whole buffer waits for the next sample: the smallest priority is rarely sampled.
             self._smallest = None
         elif at.size and 0 < values.min() < self._smallest:
-            values = np.broadcast_to(values, at.shape)
             self._smallest, self._smallest_index = float(values.min()), int(at[values.argmin()])

@@ -265,6 +265,11 @@ class Meter:
                 self._scores.append(game.score)
                 self._lengths.append(game.steps)
 
+    @property
+    def score(self) -> float | None:
+        """Mean score of the last games of the environments that explore less; `None` before the first of them."""
+        return _mean(list(self._scores))
+
     def _of_actor(self, actor: int) -> deque[float]:
         return self._scores_by_actor.setdefault(actor, deque(maxlen=ACTOR_WINDOW))
 
@@ -336,7 +341,7 @@ class Meter:
             learner_updates_per_s=round((updates - self._last_updates) / elapsed, 2),
             replay_steps=table["steps"],
             replay_bytes=table["bytes"],
-            return_mean=_mean(list(self._scores)),
+            return_mean=self.score,
             return_best=self.best,
             length_mean=_mean(list(self._lengths)),
             epsilon=_mean(list(self._epsilon.values())),

@@ -36,6 +36,7 @@ from innet_drl.train.errors import (
 )
 from innet_drl.train.evaluation import Evaluation
 from innet_drl.train.evaluation_schedule import EvaluationSchedule
+from innet_drl.train.expected import expectation
 from innet_drl.train.importing import path_of
 from innet_drl.train.learner import Learner, Update
 from innet_drl.train.machine import description, versions
@@ -394,6 +395,10 @@ class Trainer:
         )
         missing = self._cost.missing
         logger.info("cost of training: %s%s", cost, f"; no joules: {missing}" if missing else "")
+        expected = expectation(config, updates, seconds)
+        if expected is not None:
+            score = "-" if meter.score is None else f"{meter.score:.0f}"
+            logger.info("the score is %s so far; %s", score, expected)
         further = config.steps is not None and meter.agent_steps >= config.steps
         path = self.folder.path
         logger.info("everything is in %s; continue with %s", path, Resuming(path, further=further))

@@ -382,7 +382,13 @@ impl<'a> Sampling<'a> {
         }
         for candidate in &candidates {
             if let Some(chunk) = &candidate.oldest {
-                chunk.packed.prefetch(candidate.metadata.rows.first_row);
+                let ItemRows {
+                    first_row,
+                    before,
+                    after,
+                } = candidate.metadata.rows;
+                let rows = u32::from(before) + 1 + u32::from(after);
+                chunk.packed.prefetch(first_row, rows);
             }
         }
         for candidate in candidates {
@@ -469,7 +475,7 @@ impl<'a> Sampling<'a> {
                 wanted -= end - skip;
                 let key = chunk.packed.key_row(skip);
                 if let Some(row) = key {
-                    chunk.packed.prefetch(row);
+                    chunk.packed.prefetch(row, 1);
                 }
                 self.pieces.push(Piece {
                     chunk,
