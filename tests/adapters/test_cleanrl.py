@@ -63,7 +63,12 @@ def test_a_script_of_cleanrl_runs_with_the_changed_lines(script: str, tmp_path: 
 def test_the_batches_are_those_of_cleanrl(script: str) -> None:
     """Stacks as of `FrameStack`, which starts an episode with four equal frames."""
     args = {"buffer_size": 1_000, "gamma": 0.9, "seed": 1, "num_envs": 1, "batch_size": 200, "n_step": 3}
-    args |= {"total_timesteps": 10, "prioritized_replay_alpha": 0.5, "prioritized_replay_beta": 0.4, "prioritized_replay_eps": 1e-6}
+    args |= {
+        "total_timesteps": 10,
+        "prioritized_replay_alpha": 0.5,
+        "prioritized_replay_beta": 0.4,
+        "prioritized_replay_eps": 1e-6,
+    }
     names: dict[str, Any] = {
         "np": np,
         "device": torch.device("cpu"),

@@ -170,7 +170,22 @@ def test_an_atari_game_of_gymnasium_keeps_its_defaults() -> None:
     assert memory.spec.observation_space == spaces.Box(0, 255, (128,), np.float32)
 
 
-def test_what_is_no_array_is_left_out_or_refused(caplog: pytest.LogCaptureFixture) -> None:
+class Telling(brought.Sampler):
+    """Has a text beside an image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_space = spaces.Dict(text=spaces.Text(5), image=brought.IMAGE)
+
+
+def test_a_run_tells_once_what_it_leaves_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    local.train(of(Telling, serial=True, steps=300), tmp_path / "run")
+    told = [message for message in caplog.messages if "is text, and is left out" in message]
+    assert len(told) == 1
+    assert "the observation's part 'text'" in told[0]
+
+
+def test_what_is_no_array_is_left_out_or_refused() -> None:
     class Told(brought.Sampler):
         def __init__(self, alone: bool) -> None:
             super().__init__()
@@ -178,14 +193,9 @@ def test_what_is_no_array_is_left_out_or_refused(caplog: pytest.LogCaptureFixtur
             mission: spaces.Space[str] = spaces.Space(dtype=str)
             self.observation_space = text if alone else spaces.Dict(mission=mission, text=text, image=brought.IMAGE)
 
-    for _ in range(2):
-        (image,) = environments.make(of(Told, environment_args={"alone": False}), 1).spec.parts
-        assert image.name == "image"
-    # Once, not by every actor and evaluation.
-    assert [message.partition(": ")[2] for message in caplog.messages] == [
-        "the observation's part 'mission' is text, and is left out",
-        "the observation's part 'text' is text, and is left out",
-    ]
+    spec = environments.make(of(Told, environment_args={"alone": False}), 1).spec
+    assert [part.name for part in spec.parts] == ["image"]
+    assert spec.left_out == ("mission", "text")
     with pytest.raises(UnavailableEnvironmentError, match=r"observations Text.* wrap it"):
         environments.make(of(Told, environment_args={"alone": True}), 1)
 

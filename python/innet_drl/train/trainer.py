@@ -86,6 +86,9 @@ class Trainer:
         probe = environments.make(config, 1)
         self.spec = probe.spec
         probe.close()
+        for part in self.spec.left_out:
+            name = config.environment_name
+            logger.warning("%s: the observation's part %r is text, and is left out", name, part)
         self._check_evaluated()
         torch.manual_seed(config.seed)
         self.learner = Learner(config, self.spec)

@@ -72,6 +72,7 @@ def make(
         _frames_per_step(vector),
         first.scale if whole else 255.0,
         () if whole else encoded.parts,
+        encoded.left_out,
     )
     return Environments(vector, spec, encoded.encode, numbered, name)
 

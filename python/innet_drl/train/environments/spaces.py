@@ -6,10 +6,7 @@ a tuple of the frames of all their parts, each with a column of the table.
 
 from __future__ import annotations
 
-import functools
-import logging
 import math
-import multiprocessing
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -20,8 +17,6 @@ from numpy.typing import NDArray
 
 from innet_drl.train.environments.spec import Arrays, Part
 from innet_drl.train.errors import Message, UnavailableEnvironmentError
-
-logger = logging.getLogger(__name__)
 
 MAX_ACTIONS = 4096
 """Largest number of actions of a product of discrete spaces."""
@@ -41,6 +36,8 @@ class Encoder:
     """Arrays of an observation; a single one with an empty name is the whole observation."""
     encode: Encode
     """Converts a batch of observations to frames [N, *shape]."""
+    left_out: tuple[str, ...] = ()
+    """Parts of the observation that are text."""
 
 
 def encoder(space: spaces.Space[Any], environment: str) -> Encoder:
@@ -48,20 +45,21 @@ def encoder(space: spaces.Space[Any], environment: str) -> Encoder:
     if not isinstance(space, spaces.Dict | spaces.Tuple):
         part, encode = _array(space, "", environment)
         return Encoder((part,), encode)
-    leaves = _leaves(space, "", lambda batch: batch, environment)
+    left_out: list[str] = []
+    leaves = _leaves(space, "", lambda batch: batch, environment, left_out)
     if not leaves:
         reason = "no part of its observations {space} is made of numbers: wrap it ({environment_wrappers})"
         raise unusable(environment, Message(reason, space=space))
     parts = tuple(part for part, _ in leaves)
     if len({part.name for part in parts}) < len(parts):
         raise unusable(environment, f"two parts of {space} have one name")
-    return Encoder(parts, lambda batch: tuple(encode(batch) for _, encode in leaves))
+    return Encoder(parts, lambda batch: tuple(encode(batch) for _, encode in leaves), tuple(left_out))
 
 
 def _leaves(
-    space: spaces.Space[Any], name: str, find: Callable[[Any], Any], environment: str
+    space: spaces.Space[Any], name: str, find: Callable[[Any], Any], environment: str, left_out: list[str]
 ) -> list[tuple[Part, Callable[[Any], NDArray[Any]]]]:
-    """Arrays of a nested space, each with functions that find and encode it in a batch."""
+    """Arrays of a nested space, each with functions that find and encode it in a batch. Texts go to `left_out`."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
         items: Any = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
 
@@ -71,21 +69,14 @@ def _leaves(
         return [
             leaf
             for key, inner in items
-            for leaf in _leaves(inner, f"{name}.{key}" if name else str(key), of_key(key), environment)
+            for leaf in _leaves(inner, f"{name}.{key}" if name else str(key), of_key(key), environment, left_out)
         ]
     # MiniGrid's missions are of a space of their own.
     if isinstance(space, spaces.Text) or (space.dtype is not None and space.dtype.kind == "U"):
-        _leave_out(environment, name)
+        left_out.append(name)
         return []
     part, encode = _array(space, name, environment)
     return [(part, lambda batch: encode(find(batch)))]
-
-
-@functools.cache
-def _leave_out(environment: str, name: str) -> None:
-    """Warns of a text once in a run: its actors and its evaluation meet the same space."""
-    if multiprocessing.parent_process() is None:
-        logger.warning("%s: the observation's part %r is text, and is left out", environment, name)
 
 
 def _array(space: spaces.Space[Any], name: str, environment: str) -> tuple[Part, Callable[[Any], NDArray[Any]]]:

@@ -77,6 +77,8 @@ class EnvironmentSpec:
     """See `Part.scale`; by default 255 for uint8."""
     parts: tuple[Part, ...] = ()
     """Arrays of a dictionary or tuple; empty if the observation is one array."""
+    left_out: tuple[str, ...] = field(default=(), compare=False)
+    """Parts of the observation that are text, which networks do not get."""
 
     def __post_init__(self) -> None:
         if not self.scale:
