@@ -18,8 +18,8 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from benchmarks import report
 from innet_drl.sb3 import InnetReplayBuffer, PrioritizedDQN
 
-LENGTH = 9
-"""States of the cliffwalk: a random walk in 2^9 ends well."""
+LENGTH = 12
+"""States of the cliffwalk: a random walk in 2^12 ends well."""
 CARTPOLE: dict[str, Any] = {
     # As tuned by RL Baselines3 Zoo for CartPole.
     "learning_rate": 2.3e-3,
@@ -33,21 +33,26 @@ CARTPOLE: dict[str, Any] = {
     "exploration_final_eps": 0.04,
     "policy_kwargs": {"net_arch": [256, 256]},
 }
-Game = Literal["cliffwalk", "cartpole", "pendulum"]
+SAC_GAMES: dict[str, tuple[str, dict[str, Any], int]] = {
+    "pendulum": ("Pendulum-v1", {}, 6_000),
+    # Needs Box2D: pip install 'gymnasium[box2d]'.
+    "lunarlander": ("LunarLander-v3", {"continuous": True}, 30_000),
+}
+"""Environment of a game of SAC, its arguments, and steps."""
+Game = Literal["cliffwalk", "cartpole", "pendulum", "lunarlander"]
 
 
 def algorithms(games: tuple[Game, ...] = ("cliffwalk", "cartpole", "pendulum"), seeds: int = 5) -> None:
     """Prints updates until a game is solved, and of SAC the return, the seconds and the share of its buffer.
 
     Args:
-        games: `cliffwalk` and `cartpole` compare `PrioritizedDQN` with DQN, `pendulum` SAC on both buffers.
+        games: `cliffwalk` and `cartpole` compare `PrioritizedDQN` with DQN, the others SAC on both buffers.
         seeds: Runs of each algorithm.
     """
     torch.set_num_threads(1)
     for game in games:
-        runs = {"cliffwalk": _cliffwalk, "cartpole": _cartpole, "pendulum": _pendulum}[game]
         for seed in range(seeds):
-            for system, found in runs(seed):
+            for system, found in RUNS[game](seed) if game in RUNS else _sac(game, seed):
                 report.closing(game, system, seed=seed, **found)
 
 
@@ -116,8 +121,8 @@ def _cliffwalk(seed: int) -> Iterator[tuple[str, dict[str, Any]]]:
             "MlpPolicy",
             environment,
             gamma=gamma,
-            learning_starts=5_000,
-            buffer_size=50_000,
+            learning_starts=30_000,
+            buffer_size=100_000,
             train_freq=1,
             target_update_interval=100,
             exploration_fraction=1.0,
@@ -126,7 +131,7 @@ def _cliffwalk(seed: int) -> Iterator[tuple[str, dict[str, Any]]]:
             learning_rate=1e-3,
             seed=seed,
         )
-        yield name, _updates(model, solved, 100, 45_000)
+        yield name, _updates(model, solved, 100, 80_000)
 
 
 def _cartpole(seed: int) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -141,15 +146,17 @@ def _cartpole(seed: int) -> Iterator[tuple[str, dict[str, Any]]]:
         yield name, _updates(model, solved, 2_048, 60_000)
 
 
-def _pendulum(seed: int, steps: int = 6_000) -> Iterator[tuple[str, dict[str, Any]]]:
+def _sac(game: str, seed: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    environment, arguments, steps = SAC_GAMES[game]
     for name, buffer in (("SAC on ReplayBuffer", ReplayBuffer), ("SAC on InnetReplayBuffer", InnetReplayBuffer)):
         timed = _Timed()
         kind: Any = type(buffer.__name__, (buffer,), {"add": timed(buffer.add), "sample": timed(buffer.sample)})
-        model = SAC("MlpPolicy", "Pendulum-v1", replay_buffer_class=kind, seed=seed)
+        made = gymnasium.make(environment, **arguments)
+        model = SAC("MlpPolicy", made, replay_buffer_class=kind, seed=seed)
         began = time.perf_counter()
         model.learn(steps)
         seconds = time.perf_counter() - began
-        mean, _ = evaluate_policy(model, gymnasium.make("Pendulum-v1"), 20, warn=False)
+        mean, _ = evaluate_policy(model, gymnasium.make(environment, **arguments), 20, warn=False)
         yield (
             name,
             {
@@ -159,6 +166,9 @@ def _pendulum(seed: int, steps: int = 6_000) -> Iterator[tuple[str, dict[str, An
                 "buffer_share": round(timed.seconds / seconds, 4),
             },
         )
+
+
+RUNS = {"cliffwalk": _cliffwalk, "cartpole": _cartpole}
 
 
 class _Timed:
