@@ -128,7 +128,6 @@ def _cliffwalk(seed: int) -> Iterator[tuple[str, dict[str, Any]]]:
             exploration_fraction=1.0,
             exploration_initial_eps=1.0,
             exploration_final_eps=1.0,
-            learning_rate=1e-3,
             seed=seed,
         )
         yield name, _updates(model, solved, 100, 80_000)

@@ -16,7 +16,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from sb3_contrib import QRDQN, TQC
-from serving import served_memories
+from serving import Server, served_memories
 from stable_baselines3 import DDPG, DQN, SAC, TD3
 from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.env_util import make_vec_env
@@ -385,6 +385,38 @@ def test_one_process_trains_on_what_others_collect_also_when_one_is_killed(tmp_p
         published = replay.get_parameters("sb3-policy", device="cpu")
         for name, values in model.policy.state_dict().items():
             torch.testing.assert_close(published.tensors[name], values)
+
+
+def test_collecting_goes_on_at_a_server_that_was_restarted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = None
+    for _ in range(2):
+        with Server(f"unix://{tmp_path}/server") as server:
+            if model is None:
+                model = PrioritizedDQN(
+                    "MlpPolicy", "CartPole-v1", replay_buffer_kwargs={"address": server.address}, **small()
+                )
+            collect(model, 200)
+            replay: Any = model.replay_buffer.replay  # type: ignore[union-attr]
+            assert replay.stats()["tables"]["sb3"]["inserted_items"] > 150
+    assert [message for message in caplog.messages if "collecting goes on" in message]
+    replay.close()
+
+
+def test_a_policy_of_another_network_is_named(tmp_path: Path) -> None:
+    with served_memories(tmp_path, 1) as address:
+        models = [
+            PrioritizedDQN(
+                "MlpPolicy",
+                "CartPole-v1",
+                replay_buffer_kwargs={"address": address},
+                **{**small(), "policy_kwargs": {"net_arch": [width]}},
+            )
+            for width in (8, 16)
+        ]
+        replay: Any = models[0].replay_buffer.replay  # type: ignore[union-attr]
+        replay.put_parameters("sb3-policy", models[0].policy.state_dict())
+        with pytest.raises(errors.ConfigError, match="is of another network: collectors and learner make the model"):
+            collect(models[1], 10)
 
 
 def test_processes_want_a_server() -> None:

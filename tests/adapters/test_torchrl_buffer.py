@@ -169,8 +169,8 @@ def test_bad_input_is_one_error_and_nothing_is_stored(tmp_path: Path) -> None:
     buffer = InnetReplayBuffer(100)
     good = TensorDict({"observation": torch.zeros(5, 4)}, [5])
     # None of these defines the table.
-    with pytest.raises(errors.PriorityError, match="priority 2 of 5 is nan"):
-        buffer.extend(good.clone().set("td_error", torch.tensor([1.0, 1, float("nan"), 1, 1])))
+    with pytest.raises(errors.PriorityError, match=r"priority 2 of 5 is -1\.0"):
+        buffer.extend(good.clone().set("td_error", torch.tensor([1.0, 1, -1, 1, 1])))
     with pytest.raises(errors.ConfigError, match="one item: use add"):
         buffer.extend(good[0])
     buffer.extend(good[:0])
@@ -189,6 +189,7 @@ def test_bad_input_is_one_error_and_nothing_is_stored(tmp_path: Path) -> None:
         ({"observation": ["a"] * 5}, errors.ConfigError, "'observation' is NonTensor"),
         ({"a/b": torch.zeros(5)}, errors.ConfigError, "'a/b' names a column: rename it"),
         ({"index": torch.zeros(5)}, errors.ConfigError, "'index' is a sample's own: rename it"),
+        ({"observation": torch.full((5, 4), float("nan"))}, errors.SchemaError, "'observation' has NaN"),
         ({"x": TensorDict({}, [5])}, errors.ConfigError, "'x' is an empty TensorDict"),
     ):
         with pytest.raises(error, match=said):

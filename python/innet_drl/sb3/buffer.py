@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import tempfile
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,6 +27,8 @@ Observation = NDArray[Any] | dict[str, NDArray[Any]]
 
 _CHUNK_STEPS = 8
 """Steps in a chunk: a compromise of bytes, and of the time until a step can be sampled."""
+_LAST_S = 5.0
+"""Seconds in which a process that ends sends its newest steps."""
 _OPENED = ("_replay", "_stream")
 """Attributes that an unpickled buffer sets anew."""
 
@@ -58,11 +60,36 @@ class _Transition:
 
 
 class _Stream:
-    """The writer, and the newest step, which is kept until the next one shows whether the episodes go on."""
+    """The writer, and the newest step, which is kept until the next one shows whether the episodes go on.
 
-    def __init__(self, writer: innet.Writer, timeout: float) -> None:
-        self._writer, self._timeout = writer, timeout
+    Args:
+        replay: The memory of this process, or the client of a server.
+        table: Definition of the table.
+        environments: Environments of each step.
+        timeout: Seconds that a call waits.
+    """
+
+    def __init__(self, replay: innet.Replay, table: innet.Table, environments: int, timeout: float) -> None:
+        self._replay, self._table, self._environments, self._timeout = replay, table, environments, timeout
         self._pending: _Transition | None = None
+        self._writer = self._open()
+
+    def _open(self) -> innet.Writer:
+        # Whole chunks are evicted: a chunk is a small part of an environment's steps.
+        chunk_steps = max(1, min(_CHUNK_STEPS, self._table.capacity // self._environments // 16))
+        return self._replay.writer(
+            self._table.name, self._environments, self._table.view, chunk_steps=chunk_steps, timeout=self._timeout
+        )
+
+    def _retried(self, call: Callable[[], None]) -> None:
+        """Calls, and once more with a new writer where the server was restarted."""
+        try:
+            call()
+        except (errors.ExpiredError, errors.UnknownTableError) as error:
+            logger.warning("the server has lost this writer's newest steps, and collecting goes on: %s", error)
+            self._replay.create_table(self._table, self._timeout)
+            self._writer = self._open()
+            call()
 
     def put(self, step: _Transition) -> None:
         """Takes a step; the one before it is appended."""
@@ -72,11 +99,12 @@ class _Stream:
     def flush(self) -> None:
         """Appends and sends everything; episodes end with it."""
         self._complete(None)
-        self._writer.flush(self._timeout)
+        self._retried(lambda: self._writer.flush(self._timeout))
 
     def close(self) -> None:
-        """Appends and sends everything, if the writer is still open."""
+        """Appends and sends everything, if the writer is still open, in at most `_LAST_S` seconds."""
         try:
+            self._timeout = min(self._timeout, _LAST_S)
             self._complete(None)
             self._writer.close(self._timeout)
         except errors.ReplayError as error:
@@ -93,7 +121,8 @@ class _Stream:
         columns: dict[str, Any] = dict(step.row)
         if (ended | truncated).any():
             columns["final_observation"] = step.next_observation
-        self._writer.append(terminated=step.terminated, truncated=truncated, timeout=self._timeout, **columns)
+        ends = {"terminated": step.terminated, "truncated": truncated}
+        self._retried(lambda: self._writer.append(timeout=self._timeout, **ends, **columns))
         # Only now: after an error the step is tried again.
         self._pending = None
 
@@ -229,10 +258,7 @@ class InnetReplayBuffer(ReplayBuffer):
 
     def _opened(self) -> _Stream:
         if self._stream is None:
-            # Whole chunks are evicted: a chunk is a small part of an environment's steps.
-            chunk_steps = max(1, min(_CHUNK_STEPS, self.table.capacity // self.n_envs // 16))
-            writer = self.replay.writer(self.table.name, self.n_envs, self.table.view, chunk_steps=chunk_steps)
-            self._stream = _Stream(writer, self.timeout)
+            self._stream = _Stream(self.replay, self.table, self.n_envs, self.timeout)
             if self._address is not None:
                 # A process that collects and ends sends its newest steps.
                 weakref.finalize(self, self._stream.close)

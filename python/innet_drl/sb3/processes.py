@@ -22,7 +22,7 @@ def collect(model: OffPolicyAlgorithm, steps: int, pull_period: int = 100, log_i
         log_interval: Episodes between two lines of the model's logger.
 
     Raises:
-        ConfigError: The buffer has no address.
+        ConfigError: The buffer has no address, or the published policy is of another network.
         innet_drl.ReplayError: The server does not answer, or takes no steps, for the buffer's timeout.
     """
     buffer, name = _served(model)
@@ -34,7 +34,13 @@ def collect(model: OffPolicyAlgorithm, steps: int, pull_period: int = 100, log_i
         published = buffer.replay.get_parameters(name, version, buffer.timeout, device=model.device)
         if published is not None:
             version = published.version
-            model.policy.load_state_dict(published.tensors)
+            try:
+                model.policy.load_state_dict(published.tensors)
+            except RuntimeError as error:
+                raise ConfigError(
+                    "the published policy is of another network: collectors and learner make the model with the same "
+                    f"policy and policy_kwargs; {error}"
+                ) from None
         rollout = model.collect_rollouts(
             model.env,
             callback,

@@ -123,11 +123,14 @@ class InnetReplayBuffer:
 
         Raises:
             innet_drl.ConfigError: An entry that is no tensor, or whose name cannot be a column's.
-            innet_drl.SchemaError: Other entries, dtypes or shapes than the first items'; nothing is stored.
+            innet_drl.SchemaError: NaN, or other entries, dtypes or shapes than the first items'; nothing is stored.
+            innet_drl.TableDiffersError: The same, where the first items are those of another process.
             innet_drl.PriorityError: A priority that is NaN or negative; nothing is stored.
             innet_drl.DeadlineError: The server has not taken the items, or, as the message says, has not confirmed
                 them: then they follow, and are not to be added again.
         """
+        if not isinstance(data, TensorDictBase):
+            raise ConfigError(f"extend takes a TensorDict with a batch dimension, got {type(data).__name__}")
         if not data.batch_size:
             raise ConfigError("a TensorDict without a batch dimension is one item: use add")
         columns, count = dict(_entries(data)), data.batch_size[0]
@@ -160,7 +163,10 @@ class InnetReplayBuffer:
             self._writer.flush(self.timeout)
         except DeadlineError as error:
             count = len(rows["terminated"])
-            raise DeadlineError(f"{count} items are taken, and follow: do not add them again; {error}") from error
+            raise DeadlineError(
+                f"{count} items are taken, and follow: do not add them again, and close() the buffer before the "
+                f"program ends; {error}"
+            ) from error
 
     def sample(self, batch_size: int | None = None) -> TensorDict:
         """Samples items by priority, with replacement.
@@ -263,8 +269,12 @@ class InnetReplayBuffer:
             self.replay.empty_table(self.table, self.timeout)
 
     def close(self) -> None:
-        """Ends the connection, or drops the items of this process."""
-        self.replay.close()
+        """Sends what the server has not confirmed, and ends the connection; or drops the items of this process."""
+        try:
+            if self._writer is not None:
+                self._writer.close(self.timeout)
+        finally:
+            self.replay.close()
 
     def __getstate__(self) -> dict[str, Any]:
         if self._address is None:
@@ -297,6 +307,8 @@ def _entries(data: TensorDictBase, under: str = _ITEM) -> Iterator[tuple[str, ND
         elif not isinstance(value, torch.Tensor) or value.dtype not in _DTYPES:
             found = value.dtype if isinstance(value, torch.Tensor) else type(value).__name__
             raise ConfigError(f"the entry {key!r} is {found}, which cannot be stored: convert it, or leave it out")
+        elif value.is_floating_point() and bool(value.isnan().any()):
+            raise SchemaError(f"the entry {key!r} has NaN: nothing is stored")
         else:
             yield name, value.detach().cpu().numpy()
 
