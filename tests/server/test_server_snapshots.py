@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -227,6 +228,22 @@ def test_a_push_that_was_not_acknowledged_applies_once(tmp_path: Path, server: S
         server.start()
         writer.flush()
         assert reader.stats()["tables"]["t"]["inserted_steps"] == 16
+
+
+def test_a_sample_beside_an_open_writer_waits_for_a_killed_server(server: Server) -> None:
+    with innet.connect(server.address, tables=[table()]) as replay:
+        writer = replay.writer("t", 1, VIEW)
+        writer.append(**step(0, 1))
+        fill(replay, 10)
+        save(server)
+        assert len(replay.sample("t", 4, VIEW)) == 4
+        server.kill()
+        with ThreadPoolExecutor(1) as pool:
+            sampled = pool.submit(replay.sample, "t", 4, VIEW)
+            time.sleep(0.2)
+            assert not sampled.done()
+            server.start()
+            assert len(sampled.result(30)) == 4
 
 
 def test_a_writer_learns_how_many_steps_a_kill_has_lost(server: Server) -> None:

@@ -155,11 +155,20 @@ impl OpenWriters {
             };
             match attempt(&at_once) {
                 Err(error) if error.waited_for().is_some_and(WaitReason::is_for_writers) => {}
-                Err(error) if error.code() == ErrorCode::Deadline => return attempt(wait),
+                // Also where the connection broke: a try without time does not reconnect.
+                Err(error) if is_for_lack_of_time(&error) => return attempt(wait),
                 done => return done,
             }
         }
         let _awaiting = self.send_open(table, wait)?;
         attempt(wait)
     }
+}
+
+/// Whether a call that had more time might succeed.
+fn is_for_lack_of_time(error: &Error) -> bool {
+    matches!(
+        error.code(),
+        ErrorCode::Deadline | ErrorCode::Connect | ErrorCode::Disconnected
+    )
 }
