@@ -175,7 +175,8 @@ def _figures(of: dict[str, list[Line]]) -> Iterable[str]:
     yield "| work | here | peers | to the best of them | goal | to the machine's limit |"
     yield "| --- | --- | --- | --- | --- | --- |"
     for benchmark in BENCHMARKS:
-        if benchmark.name == "limits":
+        if benchmark.name == "limits" or not of[benchmark.name]:
+            # A report may be older than a benchmark.
             continue
         values = [line for line in of[benchmark.name] if "value" in line]
         closings = [line for line in of[benchmark.name] if "value" not in line]
