@@ -21,7 +21,7 @@ Network = Any
 
 
 def to_jax(batch: innet.Batch) -> dict[str, jax.Array]:
-    """The arrays of a batch on their own memory; those of int64 become int32 copies, unless `jax_enable_x64` is set."""
+    """Arrays of a batch, without a copy; int64 is copied to int32, unless `jax_enable_x64` is set."""
     return {name: jnp.from_dlpack(batch[name]) for name in USED}
 
 

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from innet_drl import _core
 
-_UNIT = 2.0**-19
-_LARGEST = 2.0**20
+_LARGEST_UNITS = 2.0**39
+"""Units to which `SumTree` cuts a priority."""
 
 
 class IndexPriorities:
@@ -51,8 +51,8 @@ class IndexPriorities:
         at = np.atleast_1d(np.asarray(index, np.int64))
         new = np.broadcast_to(np.asarray(values, np.float64), at.shape)
         self._tree.update(at, new)
-        rounded = np.maximum(np.rint(new / _UNIT), new > 0) * _UNIT
-        self._values[at] = np.minimum(rounded, _LARGEST)
+        unit = 2.0**self._tree.priority_unit_log2
+        self._values[at] = np.clip(np.rint(new / unit), new > 0, _LARGEST_UNITS) * unit
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_tree"} | {"_values": self._values.copy()}

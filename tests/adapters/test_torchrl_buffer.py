@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from serving import Server, served_memories
+from serving import Server, served_memories, until
 from tensordict import TensorDict
 
 from innet_drl import errors
@@ -94,6 +94,7 @@ def test_frequencies_and_weights_are_those_of_the_priorities(buffer: InnetReplay
 def collect(buffer: InnetReplayBuffer, first: int, blocks: int) -> None:
     for number in range(blocks):
         buffer.extend(items(first + number, 1))
+        # Slowly enough for one to be killed in the middle.
         time.sleep(0.01)
 
 
@@ -110,8 +111,7 @@ def test_a_learner_that_begins_first_has_the_items_of_all_collectors_also_of_a_k
         assert buffer.sample().batch_size == (16,)
         for collector in collectors[:2]:
             collector.join(60)
-        while buffer.write_count < 110:
-            time.sleep(0.01)
+        until(lambda: buffer.write_count >= 110)
         collectors[2].kill()
         collectors[2].join()
         seen = {int(number) for _ in range(40) for number in buffer.sample()["action"] // 100}

@@ -1,4 +1,4 @@
-"""The last line of a run tells what the measured runs of its preset have reached."""
+"""Expectations: what measured runs of a preset reached, in the last lines of a run."""
 
 from __future__ import annotations
 

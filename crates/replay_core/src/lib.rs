@@ -45,6 +45,7 @@ pub mod cause;
 pub mod chunk;
 pub mod codec;
 pub mod difference;
+mod dtype;
 pub mod episode_windows;
 pub mod episodes;
 pub mod error;

@@ -342,7 +342,7 @@ class InnetReplayBuffer(ReplayBuffer):
         if not self._sampled:
             self.flush()
             self._sampled = True
-        # Nobody else writes to a memory of this process: waiting would not help.
+        # A memory of this process has no other writer to wait for.
         timeout = 0.0 if self._address is None else self.timeout
         batch: Any = self.replay.sample(self.table.name, batch_size, beta=self.beta, timeout=timeout)
         observation, following, reward = batch.observation, batch.next_observation, batch.reward

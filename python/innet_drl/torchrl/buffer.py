@@ -39,10 +39,10 @@ _OPENED = ("replay", "_writer", "_layout", "_exists")
 class InnetReplayBuffer:
     """TensorDicts in and out of a memory that many processes share, as TorchRL's remote buffers.
 
-    Each item is one element of the TensorDicts that were added, with its nested entries. The first `add` or `extend`
-    defines the table, and later ones have the same entries. The oldest items are evicted, whoever added them. A pickled
-    buffer connects to the same server, and after a restart of the server the buffer goes on by itself; an item of
-    another run is sampled, too, unless `table` or the namespace is another one.
+    Items are the elements of the TensorDicts that were added, with their nested entries. The first `add` or `extend`
+    defines the table; later ones have the same entries. The oldest items are evicted first, whichever process added
+    them. Runs at one server need a `table` or a namespace each: a sample has the items of all that share one. After a
+    restart of the server the buffer reconnects. A pickled buffer connects to the same server.
 
     Args:
         capacity: Items.
@@ -124,7 +124,7 @@ class InnetReplayBuffer:
         Raises:
             innet_drl.ConfigError: An entry that is no tensor, or whose name cannot be a column's.
             innet_drl.SchemaError: NaN, or other entries, dtypes or shapes than the first items'; nothing is stored.
-            innet_drl.TableDiffersError: The same, where the first items are those of another process.
+            innet_drl.TableDiffersError: Other entries or settings than those of the process that made the table.
             innet_drl.PriorityError: A priority that is NaN or negative; nothing is stored.
             innet_drl.DeadlineError: The server has not taken the items, or, as the message says, has not confirmed
                 them: then they follow, and are not to be added again.
@@ -135,7 +135,7 @@ class InnetReplayBuffer:
             raise ConfigError("a TensorDict without a batch dimension is one item: use add")
         columns, count = dict(_entries(data)), data.batch_size[0]
         priority = data.get(self.priority_key, None)
-        rows: dict[str, Any] = _nested({name: array[:, None] for name, array in columns.items()})
+        rows: dict[str, Any] = {name: array[:, None] for name, array in columns.items()}
         rows["terminated"] = rows["truncated"] = np.zeros((count, 1), bool)
         rows["priority"] = None if priority is None else _priorities(priority, count)[:, None]
         if count == 0:
@@ -186,7 +186,7 @@ class InnetReplayBuffer:
         count = self.batch_size if batch_size is None else batch_size
         if count is None:
             raise ConfigError("give sample a batch_size, or the buffer")
-        # Nobody else adds items to a memory of this process.
+        # A memory of this process has no other writer to wait for.
         timeout = 0.0 if self._address is None else self.timeout
         try:
             self._await_items()
@@ -334,18 +334,6 @@ def _listed(layout: Mapping[str, tuple[Any, ...]]) -> str:
     return ", ".join(
         f"{name.removeprefix(_ITEM + '/')} {dtype}{list(shape)}" for name, (dtype, *shape) in layout.items()
     )
-
-
-def _nested(columns: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-    """Arrays in the structure that their names say."""
-    structure: dict[str, Any] = {}
-    for name, array in columns.items():
-        *parents, last = name.split("/")
-        at = structure
-        for parent in parents:
-            at = at.setdefault(parent, {})
-        at[last] = array
-    return structure
 
 
 def _first_rows(structure: dict[str, Any]) -> dict[str, Any]:

@@ -98,8 +98,8 @@ impl NStepView {
         window: &SampledWindow<'a>,
         out: &mut [&mut [u8]],
     ) -> Decoded<()> {
-        let scalars = out.len().checked_sub(self.others.len() + 2);
-        let (observations, rest) = out.split_at_mut(scalars.unwrap_or(0));
+        let others = self.others.len() + 2;
+        let (observations, rest) = out.split_at_mut(out.len().saturating_sub(others));
         let [reward, discount, others @ ..] = rest else {
             return Err("the batch has too few arrays".into());
         };
@@ -115,25 +115,25 @@ impl NStepView {
 
         let next = if terminated { self.n() } else { steps.len() };
         let mut observations = observations.iter_mut();
+        let mut array = || observations.next().ok_or("the batch has too few arrays");
         for part in &self.parts {
+            let (column, padding) = (part.column, self.spec.padding);
             let newest = part.stack as isize - 1;
             let offset = |step: usize| {
                 Some(step as isize - newest).filter(|&offset| !terminated || offset <= 0)
             };
-            let mut unpack = |offset: &dyn Fn(usize) -> Option<isize>| {
-                let slots = observations.next().ok_or("the batch has too few arrays")?;
-                unpacker.unpack_slots(window, part.column, self.spec.padding, slots, offset)
+            let following = |slot: usize| offset(slot + next);
+            let Some(shift) = self.shift(part, any_short) else {
+                unpacker.unpack_slots(window, column, padding, array()?, offset)?;
+                unpacker.unpack_slots(window, column, padding, array()?, following)?;
+                continue;
             };
-            match self.shift(part, any_short) {
-                Some(shift) => unpack(&|slot| {
-                    let past = slot >= part.stack;
-                    offset(if past { slot - shift + next } else { slot })
-                })?,
-                None => {
-                    unpack(&offset)?;
-                    unpack(&|slot| offset(slot + next))?;
+            unpacker.unpack_slots(window, column, padding, array()?, |slot| {
+                match slot.checked_sub(part.stack) {
+                    Some(_) => following(slot - shift),
+                    None => offset(slot),
                 }
-            }
+            })?;
         }
 
         for (&column, value) in self.others.iter().zip(others) {
