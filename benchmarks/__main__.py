@@ -23,6 +23,7 @@ from benchmarks.fairness import fairness
 from benchmarks.growth import growth
 from benchmarks.hostile import hostile
 from benchmarks.killed import killed
+from benchmarks.learning import learning
 from benchmarks.rows import rows
 from benchmarks.scrape import scrape
 from benchmarks.shards import shards
@@ -50,6 +51,7 @@ def main() -> None:
         "growth": growth,
         "hostile": hostile,
         "killed": killed,
+        "learning": learning,
         "profiler": profiler,
         "rows": rows,
         "scrape": scrape,

@@ -5,17 +5,13 @@ from __future__ import annotations
 import random
 import socket
 import struct
-import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "helpers"))
 
 from wire_client import FIRST, PROTOCOL, SCHEMA, ServerError, WireClient
 

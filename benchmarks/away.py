@@ -17,13 +17,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from serving import Server
 
 import innet_drl as innet
 from benchmarks import report
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "helpers"))
-
-from serving import Server
 
 VIEW = innet.Window(0, 0)
 TABLE = innet.Table("queue", {"tag": "int64"}, 200_000, sampler="fifo", max_times_sampled=1)

@@ -12,6 +12,8 @@ from innet_drl.analysis import pictures
 GREY = "#768390"
 OURS = "#2f81f7"
 OTHER = "#bc6c25"
+CURVES = (OURS, "#1a5fb4", "#79b8ff", OTHER, "#2ea043", "#8250df", GREY)
+LEARNING_AXES = (("seconds", 60.0, "minutes of training on two cores"), ("frames", 1e6, "million frames"))
 STYLE = {
     "axes.edgecolor": GREY,
     "axes.labelcolor": GREY,
@@ -43,18 +45,23 @@ def results(ratios: list[tuple[str, float, str]], path: Path) -> None:
 
 
 def learning(record: Path, path: Path) -> None:
-    """Draws scores over minutes of training, a line for each seed."""
-    recorded = json.loads(record.read_text())
-    with pictures.drawing(path, 7.2, 2.4, STYLE) as figure:
-        axes = figure.subplots()
-        for (seed, scores), colour in zip(recorded["score"].items(), (OURS, OTHER), strict=False):
-            axes.plot(recorded["minutes"], scores, "o-", color=colour, markersize=3.5, label=f"seed {seed}")
-        axes.set_xlabel("minutes of training on two cores")
-        axes.set_ylabel("Breakout, mean score")
-        axes.set_xlim(0)
-        axes.set_ylim(0)
-        axes.grid(alpha=0.3, color=GREY)
-        axes.legend(frameon=False)
+    """Draws scores over minutes of training and over frames, a curve for each run."""
+    curves: dict[str, list[Line]] = {}
+    for text in record.read_text().splitlines():
+        if "score" in (line := json.loads(text)):
+            curves.setdefault(line["run"], []).append(line)
+    with pictures.drawing(path, 7.2, 2.8, STYLE) as figure:
+        panels = figure.subplots(1, 2, sharey=True)
+        for axes, (name, scale, label) in zip(panels, LEARNING_AXES, strict=True):
+            for number, (run, lines) in enumerate(curves.items()):
+                at = [line[name] / scale for line in lines]
+                colour = CURVES[number % len(CURVES)]
+                axes.plot(at, [line["score"] for line in lines], color=colour, linewidth=1.3, label=run)
+            axes.set_xlabel(label)
+            axes.set_xlim(0)
+            axes.grid(alpha=0.3, color=GREY)
+        panels[0].set_ylabel("mean score of the last 100 games")
+        panels[0].legend(frameon=False)
 
 
 def growth(of: dict[str, list[Line]], path: Path) -> None:

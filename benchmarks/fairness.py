@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from serving import Server
 
 import innet_drl as innet
 from benchmarks import report
 from benchmarks.hostile import Process
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "helpers"))
-
-from serving import Server
 
 WRITERS = 8
 BATCH = 64

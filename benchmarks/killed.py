@@ -10,16 +10,12 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import numpy as np
+from serving import Server
 
 import innet_drl as innet
 from benchmarks import report
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "helpers"))
-
-from serving import Server
 
 VIEW = innet.Window(0, 0)
 QUEUE = innet.Table("queue", {"writer": "int64", "tag": "int64"}, 1_000_000, sampler="fifo", max_times_sampled=1)

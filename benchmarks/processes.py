@@ -7,18 +7,9 @@ import time
 from pathlib import Path
 
 
-def own_cpu_seconds() -> float:
-    """CPU time of this process."""
-    return _seconds(resource.RUSAGE_SELF)
-
-
 def children_cpu_seconds() -> float:
     """CPU time of this process's ended and awaited descendants."""
-    return _seconds(resource.RUSAGE_CHILDREN)
-
-
-def _seconds(whose: int) -> float:
-    usage = resource.getrusage(whose)
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 
 

@@ -43,7 +43,7 @@ def line(benchmark: str, system: str, value: float, unit: str, **more: Any) -> N
 
 
 def closing(benchmark: str, system: str, **more: Any) -> None:
-    """Prints the line of a goal."""
+    """Prints a line without the machine, such as that of a goal."""
     told = {name: float(f"{value:.4g}") if isinstance(value, float) else value for name, value in more.items()}
     print(json.dumps({"benchmark": benchmark, "system": system, **told}), flush=True)
 

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
 import urllib.request
 from contextlib import ExitStack
-from pathlib import Path
 
 import numpy as np
+from serving import Server
 
 import innet_drl as innet
 from benchmarks.turns import clients, compare, turn
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "helpers"))
-
-from serving import Server
-
 from innet_drl.papers.services import free_port
 
 GOAL = 0.98

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import statistics
-import sys
 import time
 from contextlib import ExitStack
-from pathlib import Path
 
 import numpy as np
+from serving import Server
 
 import innet_drl as innet
 from benchmarks import report
 from benchmarks.link import Link
 from benchmarks.recording import STREAMS, record
 from benchmarks.systems.innet import VIEW, rows, table, url
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "helpers"))
-
-from serving import Server
 
 BATCH = 512
 GOAL = 0.9

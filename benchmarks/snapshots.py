@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import statistics
-import sys
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
+from serving import Server
+
 import innet_drl as innet
 from benchmarks import report
 from benchmarks.turns import Rates, clients, compare, turn
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "helpers"))
-
-from serving import Server
 
 GOAL, MEMORY_GOAL = 0.9, 1.1
 

@@ -60,7 +60,7 @@ def table() -> None:
     bars = [(work, ratio, f"{words}: {ours}, {peer}") for work, ours, peer, ratio, words in _best(of)]
     charts.results(bars, folder / "results.svg")
     charts.growth(of, folder / "growth.svg")
-    for record in REPORTS.glob("*-learning/breakout.json"):
+    for record in REPORTS.glob("*-learning/*.jsonl"):
         charts.learning(record, record.with_suffix(".svg"))
 
 

@@ -7,7 +7,7 @@
 | `READERS[name](address, batch, **settings)` | the learner's side: `sample()` returns a batch as arrays for a network |
 | `Store(address)` | parameters: `put(weights)`, `get()` |
 | `Tree(items, batch, priorities)` | prioritized indexes alone: `sample()` (indexes), `rewrite(indexes, priorities)` |
-| `Memory(batch, **settings)` | a replay memory in this process: `push(count)`, `sample()` |
+| `Memory(batch, items, **settings)` | a replay memory in this process: `push(count)`, `flush()`, `sample()` |
 | `Vectors(data, batch)` | prioritized transitions in process: `sample()` (ids, batch), `rewrite(ids, priorities)` |
 | `VERSION` | the measured version |
 | `SWEEP[part]` | candidate settings of a part; the best are used |

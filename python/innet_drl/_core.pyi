@@ -1354,7 +1354,8 @@ class Memory(Replay):
                 free one.
             token: Shared secret of at least 16 bytes, which is never sent: clients prove that they know it. It allows
                 every request. Addresses beyond loopback need it, or one of the next two.
-            learner_token: Secret of learners: it allows everything except emptying and dropping tables.
+            learner_token: Secret of learners: it allows everything except emptying and dropping tables, and dropping
+                parameters.
             actor_token: Secret of actors: it allows writing with writers of their own, and reading definitions,
                 parameters and statistics. Other requests raise `ForbiddenError`.
             tls_cert: PEM file with the certificate chain.

@@ -7,42 +7,6 @@ Messages say what to do.
 The compiled core raises these classes; `crates/replay_py/src/error.rs` maps each error code to one.
 """
 
-__all__ = [
-    "AuthenticationError",
-    "BehindError",
-    "ClosedError",
-    "ConfigError",
-    "ConnectError",
-    "CorruptError",
-    "DeadlineError",
-    "DisconnectedError",
-    "EmptyError",
-    "ExpiredError",
-    "FencedError",
-    "ForbiddenError",
-    "ForkError",
-    "GradientError",
-    "HaltedError",
-    "InternalError",
-    "MissingExtraError",
-    "MissingWorkerError",
-    "ParametersError",
-    "PriorityError",
-    "ProtocolError",
-    "ReplayError",
-    "ReplicaError",
-    "ResetError",
-    "SchemaError",
-    "SilentAggregatorError",
-    "StorageError",
-    "TableDiffersError",
-    "TableError",
-    "TooLargeError",
-    "UnknownTableError",
-    "VersionError",
-    "ViewError",
-]
-
 
 class ReplayError(Exception):
     """Base class of all errors of a replay memory, its server and the connection."""

@@ -402,6 +402,18 @@ def test_collecting_goes_on_at_a_server_that_was_restarted(tmp_path: Path, caplo
     replay.close()
 
 
+def test_a_process_that_only_samples_opens_no_writer(tmp_path: Path) -> None:
+    with served_memories(tmp_path, 1) as address:
+        collector, learner = [
+            PrioritizedDQN("MlpPolicy", "CartPole-v1", replay_buffer_kwargs={"address": address}, **small())
+            for _ in range(2)
+        ]
+        collect(collector, 100)
+        buffer: Any = learner.replay_buffer
+        buffer.sample(10)
+        assert len(buffer.replay.stats()["tables"]["sb3"]["by_writer"]) == 1
+
+
 def test_a_policy_of_another_network_is_named(tmp_path: Path) -> None:
     with served_memories(tmp_path, 1) as address:
         models = [

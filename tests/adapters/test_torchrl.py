@@ -84,6 +84,17 @@ def test_a_state_continues(tmp_path: Path) -> None:
     assert loaded[0]._sum_tree[0] < 1.0
 
 
+def test_a_dump_of_torchrls_sampler_continues(tmp_path: Path) -> None:
+    """Its second tree has the largest float where no item is."""
+    theirs = filled(PrioritizedSampler, [0.5, 1.0, 2.0])
+    theirs._sampler.dumps(tmp_path / "dumped")
+    ours = InnetSampler(CAPACITY, alpha=0.1, beta=0.1)
+    ours.loads(tmp_path / "dumped")
+    index, info = ours.sample(theirs._storage, 64)
+    assert set(index.tolist()) == {0, 1, 2}
+    assert float(info["priority_weight"].max()) == pytest.approx(1.0)
+
+
 def test_the_seed_repeats_samples() -> None:
     drawn = []
     for _ in range(2):

@@ -174,6 +174,7 @@ def test_bad_input_is_one_error_and_nothing_is_stored(tmp_path: Path) -> None:
     with pytest.raises(errors.ConfigError, match="one item: use add"):
         buffer.extend(good[0])
     buffer.extend(good[:0])
+    buffer.extend(good[:0].set("td_error", torch.zeros(0, 1)))
     with pytest.raises(errors.EmptyError, match="extend it first"):
         buffer.sample(3)
     buffer.extend(good)

@@ -21,7 +21,7 @@ from innet_drl.launch.processes import ProcessFailure
 from innet_drl.launch.silence import Silence
 from innet_drl.train.display import Display
 from innet_drl.train.errors import ActorError
-from innet_drl.train.metrics import Metrics
+from innet_drl.train.metrics import ActorReport, Metrics
 
 NAMED = "actor 0 has not stepped for"
 
@@ -103,6 +103,26 @@ def test_an_actor_that_hangs_is_replaced(
 def fail(assignment: ActorAssignment, pipe: Connection) -> None:
     """The main function of an actor that fails."""
     pipe.send(ProcessFailure("broken", fatal=False))
+
+
+def play_and_exit(assignment: ActorAssignment, pipe: Connection) -> None:
+    """The main function of an actor whose simulator ends the interpreter."""
+    pipe.send(ActorReport(assignment.index, 10, [], 0, {}, 0.5))
+    os._exit(1)
+
+
+def test_an_actor_that_has_played_may_exit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exit code is that of a program which cannot be imported, as a replacement's would be, too."""
+    monkeypatch.setattr(actors, "run_actor", play_and_exit)
+    launcher = LocalLauncher()
+    ended = "actor 0 failed, and no restart is left after 2 failures of actors in 10 minutes: it ended with exit code 1"
+    with (
+        pytest.raises(ActorError, match=ended),
+        actors.Actors(small(actor_restarts=1), "unix:///nowhere", "apex", 0, launcher) as running,
+    ):
+        while True:
+            wait(list(launcher._pipes))
+            running.reports(0)
 
 
 def test_restarts_are_counted_over_ten_minutes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ import innet_drl as innet
 from innet_drl.cli import main
 from innet_drl.launch import local
 from innet_drl.launch.launcher import LocalLauncher
-from innet_drl.train import evaluation, evaluation_schedule, trainer, video
+from innet_drl.train import evaluation, evaluation_schedule, video
 from innet_drl.train.config import Config
 from innet_drl.train.evaluation import Evaluation
 from innet_drl.train.memory import EmbeddedMemory, MemorySettings
@@ -204,13 +204,13 @@ def test_ctrl_c_in_the_last_evaluation_skips_it_and_the_video(tmp_path: Path, mo
 
 
 def test_the_summary_tells_the_time_of_training_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    evaluate = trainer.Trainer.evaluate
+    evaluate = evaluation_schedule.EvaluationSchedule.evaluate
 
-    def evaluate_for_an_hour(self: trainer.Trainer) -> Evaluation | None:
-        self.meter._started -= 3600
+    def evaluate_for_an_hour(self: evaluation_schedule.EvaluationSchedule) -> Evaluation | None:
+        self._meter._started -= 3600
         return evaluate(self)
 
-    monkeypatch.setattr(trainer.Trainer, "evaluate", evaluate_for_an_hour)
+    monkeypatch.setattr(evaluation_schedule.EvaluationSchedule, "evaluate", evaluate_for_an_hour)
     result = local.train(small(serial=True, steps=300), tmp_path / "run")
     assert result.evaluation is not None
     assert result.seconds < 3600

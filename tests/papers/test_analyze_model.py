@@ -18,7 +18,7 @@ from places import ROOT
 from innet_drl.papers.sweep.flags import WhatIfFlags
 from innet_drl.papers.sweep.knee import curve_of, knee, recommended
 from innet_drl.papers.sweep.machine import Gpu, Machine
-from innet_drl.papers.sweep.model import Model, Services, Setting, fit, left_out_errors, setting_of, throughput
+from innet_drl.papers.sweep.model import Model, Services, Setting, fit, left_out_errors, throughput
 from innet_drl.papers.sweep.point import Point
 from innet_drl.papers.sweep.ratio import Key, Lists, propose, results
 from innet_drl.papers.sweep.sweep_file import Sweep
@@ -106,7 +106,7 @@ def test_larger_machines_are_predicted(small_machine: list[Point]) -> None:
     model = fit(small_machine, CONFIG, gpus=0)
     for key in [(6, 8, 8), (2, 16, 32), (12, 8, 1), (8, 8, 8)]:
         point = simulated(*key)
-        predicted = model.predict(setting_of(point, 0))
+        predicted = model.predict(Setting(*point.key, 0))
         assert predicted.frames_per_s == pytest.approx(point.frames_per_s, rel=0.15), key
         assert predicted.updates_per_s == pytest.approx(point.updates_per_s, rel=0.15), key
 

@@ -12,12 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import innet_drl as innet
 from innet_drl.cli import main
 from innet_drl.papers import parameter_server
 from innet_drl.papers.crew import BenchError, Crew
 from innet_drl.papers.links import links
 from innet_drl.papers.losses import lose
 from innet_drl.papers.parameter_server import ParameterWorker
+from innet_drl.train.errors import ConfigurationError, Message
 
 SYSTEMS = ["innet", "innet-fixed", "gloo", "gather", "parameter-server"]
 
@@ -102,6 +104,25 @@ def summing(workers: int, max_bytes: int) -> Iterator[tuple[Connection, str]]:
     with Crew() as crew:
         pipe = crew.start(parameter_server.serve, workers, max_bytes, "127.0.0.1")
         yield pipe, crew.receive(pipe)[0]
+
+
+def fail(pipe: Connection, error: Exception) -> None:
+    """A role that fails."""
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ConfigurationError(Message("{actors} 0: too few")), "actors 0: too few"),
+        (innet.errors.DeadlineError("nobody writes"), "nobody writes"),
+        (ZeroDivisionError("of nothing"), r"ZeroDivisionError: of nothing\nTraceback"),
+    ],
+)
+def test_the_failure_of_a_process_ends_the_measurement(error: Exception, told: str) -> None:
+    with Crew() as crew, pytest.raises(BenchError, match=told) as raised:
+        crew.receive(crew.start(fail, error))
+    assert "ProcessFailure" not in str(raised.value)
 
 
 def test_all_workers_get_the_sum_of_vectors_of_any_size() -> None:

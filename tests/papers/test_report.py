@@ -14,8 +14,11 @@ from urllib.parse import unquote
 
 import numpy as np
 import pytest
+from torch.utils.tensorboard import SummaryWriter
 from training import BothHavePlayed, lines, small
 
+from benchmarks import table
+from benchmarks.learning import learning
 from innet_drl import train
 from innet_drl.analysis import report
 from innet_drl.analysis.drawing import POINTS, reduced
@@ -276,6 +279,27 @@ def test_wrong_runs_and_files_are_one_error(copied: Path, tmp_path: Path, capsys
         write_report([])
     with pytest.raises(RunFolderError, match="is no run"):
         write_report([tmp_path / "nowhere"], tmp_path / "x.html")
+
+
+def test_curves_of_runs_and_of_cleanrl_are_recorded(
+    runs: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table, "REPORTS", tmp_path)
+    events = tmp_path / "dqn_atari.py"
+    with SummaryWriter(str(events)) as writer:
+        for game in range(3):
+            writer.add_scalar("charts/episodic_return", 2.0 * game, 1_000 * game)
+    learning((runs[1], events), "games")
+    (record,) = tmp_path.glob("*-learning/games.jsonl")
+    recorded = [json.loads(line) for line in record.read_text().splitlines()]
+    *_, last, evaluated = [line for line in recorded if line["run"] == "second"]
+    metrics = lines(runs[1])[-1]
+    assert (last["updates"], last["frames"]) == (metrics["learner_updates"], metrics["env_frames"])
+    assert evaluated["evaluation"]["mean"] == json.loads((runs[1] / "evaluation.json").read_text())["mean"]
+    # The mean of the games so far, and frames instead of steps.
+    cleanrl = [(line["frames"], line["score"]) for line in recorded if line["run"] == "dqn_atari.py"]
+    assert cleanrl == [(0, 0.0), (8_000, 2.0)]
+    assert record.with_suffix(".svg").read_text().count("second") == 1
 
 
 def test_a_missing_extra_is_named(copied: Path) -> None:

@@ -380,6 +380,9 @@ def test_wrong_names_are_told(replay: innet.Memory, tmp_path: Path) -> None:
         datasets.export_table(replay, "t", tmp_path / "a.npz")
     with pytest.raises(errors.StorageError, match="cannot be written"):
         datasets.write(tmp_path / "missing" / "a.parquet", episodes(0, 1))
+    # The caller's own files.
+    with pytest.raises(FileNotFoundError, match="recorded"):
+        datasets.write(tmp_path / "a.npz", (dict(np.load(tmp_path / name)) for name in ["recorded"]))
     assert list(tmp_path.iterdir()) == []
 
 

@@ -192,6 +192,7 @@ def test_there_must_be_a_run_to_resume(tmp_path: Path) -> None:
         ({"average_decay": 0.0}, "publish average: it must be newest without an average"),
         ({"epsilon_anneal_steps": -1}, "epsilon_anneal_steps -1: it must be at least 0"),
         ({"checkpoint_minutes": 0.0}, "checkpoint_minutes 0.0: it must be above 0"),
+        ({"value_range": (-10.0, np.inf)}, r"value_range \(-10.0, inf\): it must be a lower and a higher return"),
         ({"max_bytes": 0}, "max_bytes 0: it must be at least 1"),
         ({"layers": (32, 0)}, r"layers \(32, 0\): it must be at least 1 each"),
         ({"channels": (16, 0, 32)}, r"channels \(16, 0, 32\): it must be at least 1 each"),
@@ -209,6 +210,13 @@ def test_a_setting_that_makes_no_sense_is_refused(flags: dict[str, Any], reason:
 def test_settings_may_be_at_their_limits() -> None:
     limits = {"prefetch": 0, "learner_threads": 0, "evaluation_period": 0, "actor_restarts": 0, "layers": ()}
     dataclasses.replace(PRESETS["breakout"], **limits)  # type: ignore[arg-type]
+
+
+def test_words_that_yaml_takes_for_bools_are_settings(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    for written, read in (("on", "on"), ("off", "off"), ("'on'", "on")):
+        file.write_text(f"environment: CartPole-v1\ntargets_ahead: {written}\n")
+        assert Config.load(file).targets_ahead == read
 
 
 @pytest.mark.parametrize(

@@ -164,6 +164,7 @@ def test_a_diagnosis_changes_nothing(network: str, monkeypatch: pytest.MonkeyPat
         for name, tensor in learner.tensors().items():
             assert torch.equal(tensor, before[name]), name
         assert learner.network.training
+        assert not learner.average.training
 
 
 PLANTED: dict[str, tuple[dict[str, Any], str]] = {

@@ -178,11 +178,12 @@ def test_a_priority_at_birth_is_the_error_of_the_learner() -> None:
     settings = memory_settings(config, arena.spec, "t", ours.parameters())
     with EmbeddedMemory.unserved(settings) as memory:
         replay = memory.replay
-        actor = Actor(config, 0, arena, ours.network, memory.writer(0))
+        writer = memory.writer(0)
+        actor = Actor(config, 0, arena, ours.network, writer)
         for _ in range(150):
             actor.step()
         assert actor.report().games, "no episode has ended"
-        actor.close()
+        writer.close()
         batch = replay.sample("t", 500, view)
         at_birth = batch.probabilities * replay.stats()["tables"]["t"]["total_priority"]
         sampled = TorchBatch(
@@ -204,10 +205,11 @@ def test_weights_are_divided_by_the_largest_of_the_batch_or_of_the_memory(
     network = Learner(config, arena.spec).network
     settings = memory_settings(config, arena.spec, "t", {})
     with EmbeddedMemory.unserved(settings) as memory:
-        actor = Actor(config, 0, arena, network, memory.writer(0))
+        writer = memory.writer(0)
+        actor = Actor(config, 0, arena, network, writer)
         for _ in range(150):
             actor.step()
-        actor.close()
+        writer.close()
         ids = np.unique(memory.replay.sample("t", 60_000, settings.view).ids)
         priorities = np.full(len(ids), 10.0)
         priorities[0] = 1.0

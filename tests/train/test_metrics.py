@@ -88,6 +88,15 @@ def test_a_line_sums_up_what_happened() -> None:
     assert line.actor_time == {"environment": 0.875, "inference": 0.125}
 
 
+def test_an_actor_that_has_left_has_no_part_in_the_lag() -> None:
+    meter = filled_meter()
+    meter.line(10, 2, TABLE)
+    meter.add_report(ActorReport(1, 50, [], 900, {}, 0.25))
+    line = meter.line(1_000, 20, TABLE)
+    assert (line.parameter_lag, line.epsilon) == (100.0, 0.25)
+    assert meter.line(2_000, 20, TABLE).parameter_lag is None
+
+
 def test_a_line_has_values_against_returns_and_how_priorities_are_spread() -> None:
     meter = filled_meter()
     line = meter.line(10, 2, TABLE)

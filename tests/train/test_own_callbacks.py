@@ -76,6 +76,8 @@ def test_a_large_info_is_cut() -> None:
     info = {f"text{number}": np.array(["x" * 200]) for number in range(5)}
     assert len(json.dumps(last_info(info, 0))) <= INFO_BYTES
     assert last_info(info, 0)
+    # A long text does not take the place of what follows it.
+    assert last_info({"mission": np.array(["x" * 900]), "success": np.array([True])}, 0) == {"success": True}
 
 
 def test_reports_of_games_with_infos_fit_their_rows() -> None:

@@ -71,7 +71,7 @@ def played(config: Any, steps: int) -> tuple[Environments, TorchBatch, NDArray[n
         for _ in range(steps):
             actor.step()
         assert actor.report().games, "no episode has ended"
-        actor.close()
+        writer.close()
         assert getattr(writer, "dropped_windows", 0) == 0
         batch = memory.replay.sample("t", 1_000, make_view(config, envs.spec))
         at_birth = batch.probabilities * memory.replay.stats()["tables"]["t"]["total_priority"]

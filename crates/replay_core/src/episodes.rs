@@ -128,7 +128,10 @@ impl EpisodeReader {
             // Steps between them were evicted.
             open.end(&mut self.ready);
         }
-        open.next_step = chunk.first_step + u64::from(chunk.rows);
+        let next_step = chunk.first_step.checked_add(u64::from(chunk.rows));
+        open.next_step = next_step.ok_or_else(|| {
+            Error::Corrupt(format!("a chunk begins at step {}", chunk.first_step))
+        })?;
         let mut from = 0;
         for row in 0..chunk.rows {
             let steps = open.steps.count + (row - from) as usize;

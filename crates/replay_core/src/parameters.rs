@@ -3,6 +3,7 @@
 //! broken connection is stored once.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 
 use bytes::Bytes;
@@ -64,6 +65,9 @@ impl AsRef<[u8]> for CountedFile {
     }
 }
 
+/// Versions of a snapshot are below it. A put may ask for half of it, so that later puts stay below it, too.
+const MOST_VERSIONS: u64 = 1 << 47;
+
 impl ParameterStore {
     /// Most bytes of one file.
     pub const MAX_BYTES: u64 = 2 << 30;
@@ -102,6 +106,7 @@ impl ParameterStore {
     /// Errors of [`ParameterStore::put`].
     pub fn put_version(&self, name: &str, id: u64, version: u64, bytes: Bytes) -> Result<u64> {
         Self::check_name(name)?;
+        Self::check_version(name, version, 0..MOST_VERSIONS / 2)?;
         // Before the file is checked and counted: a repetition needs no memory for a second copy.
         let repeated = self.read().get(name).and_then(|stored| stored.put(id));
         if let Some(version) = repeated {
@@ -176,6 +181,16 @@ impl ParameterStore {
         }
     }
 
+    fn check_version(name: &str, version: u64, allowed: Range<u64>) -> Result<()> {
+        match allowed.contains(&version) {
+            true => Ok(()),
+            false => {
+                let reason = format!("version {version} is none that puts reach");
+                Err(Self::refusal(name, reason))
+            }
+        }
+    }
+
     fn check_name(name: &str) -> Result<()> {
         if name.is_empty() || name.len() > Self::MAX_NAME_BYTES {
             return Err(Self::refusal(
@@ -228,10 +243,7 @@ impl ParameterStore {
     /// Errors of [`Self::put`].
     pub(crate) fn stage(&self, record: ParametersRecord) -> Result<ParametersRecord> {
         Self::check_name(&record.name)?;
-        if !(1..1 << 47).contains(&record.version) {
-            let reason = format!("version {} is none that puts reach", record.version);
-            return Err(Self::refusal(&record.name, reason));
-        }
+        Self::check_version(&record.name, record.version, 1..MOST_VERSIONS)?;
         let file = self.count(&record.name, record.file)?;
         Ok(ParametersRecord { file, ..record })
     }

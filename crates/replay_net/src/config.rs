@@ -111,7 +111,7 @@ pub struct ServerConfig {
     /// File with the token, an alternative to --token.
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
-    /// Token of learners: it allows everything except emptying and dropping tables, and snapshots on request.
+    /// Token of learners: it allows everything except emptying and dropping tables, dropping parameters, and snapshots on request.
     #[arg(long, value_name = "TOKEN")]
     pub learner_token: Option<Secret>,
     /// File with the token of learners, an alternative to --learner-token.

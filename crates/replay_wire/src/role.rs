@@ -12,7 +12,7 @@ pub enum Role {
     Actor,
     /// Samples, updates priorities, publishes parameters, makes tables, removes damaged items, and uses the server's extensions.
     Learner,
-    /// Empties and drops tables, saves snapshots.
+    /// Empties and drops tables, drops parameters, saves snapshots.
     Operator,
 }
 

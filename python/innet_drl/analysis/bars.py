@@ -145,8 +145,7 @@ def _bars(name: str, times: ProcessTimes) -> list[Bar]:
         # The memory counts how long an actor's rows wait; the rest of the actor's wait is transfer.
         waited = min(times.waited_s, seconds[MEMORY])
         seconds |= {RATIO: waited, "send": seconds.pop(MEMORY) - waited}
-    start = seconds.get(START, 0.0)
-    seconds = _without_start(seconds)
+    start = seconds.pop(START, 0.0)
     whole = sum(seconds.values())
     beside = {work: value / whole for work, value in times.processor_s.items()} if whole else {}
     return [
@@ -162,10 +161,6 @@ def together(bars: Sequence[Bar]) -> Bar:
         for activity, share in bar.shares.items():
             seconds[activity] = seconds.get(activity, 0.0) + share * bar.seconds
     return Bar("actors", "", sum(seconds.values()), _shares(seconds), sum(bar.start_s for bar in bars))
-
-
-def _without_start(seconds: Mapping[str, float]) -> dict[str, float]:
-    return {activity: value for activity, value in seconds.items() if activity != START}
 
 
 def _shares(seconds: Mapping[str, float]) -> dict[str, float]:

@@ -186,10 +186,10 @@ def _stack(run: RecordedRun, name: str, title: str) -> Chart:
     keys = sorted(run.keys(name), key=lambda key: key == "other")
     first, rest = (keys, []) if len(keys) <= SERIES else (keys[: SERIES - 1], keys[SERIES - 1 :])
     parts = {key: run.column(f"{name}/{key}") for key in first}
-    if rest:
-        parts["other"] = np.nansum([run.column(f"{name}/{key}") for key in rest], 0)
     # Lines without measured time, such as the first, have no shares.
     measured = np.isfinite(np.array(list(parts.values()))).any(0) if parts else np.zeros(run.lines, np.bool_)
+    if rest:
+        parts["other"] = np.nansum([run.column(f"{name}/{key}") for key in rest], 0)
     x = run.column("agent_steps")[measured]
     curves = [
         Curve(key, x, np.nan_to_num(values[measured]), number) for number, (key, values) in enumerate(parts.items())

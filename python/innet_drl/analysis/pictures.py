@@ -34,7 +34,7 @@ def can_draw() -> bool:
 
 @contextlib.contextmanager
 def drawing(path: Path, width: float, height: float, style: dict[Any, object] | None = None) -> Iterator[Any]:
-    """Yields a figure of the given size in inches, and writes it at the end.
+    """Yields a figure of the given size in inches, and writes it at the end, as an SVG file without dates.
 
     Raises:
         RunFolderError: The file cannot be written.
@@ -46,15 +46,10 @@ def drawing(path: Path, width: float, height: float, style: dict[Any, object] | 
         figure = Figure(figsize=(width, height), layout="constrained")
         yield figure
         with writing(str(path), "choose another file with --plot"):
-            save(figure, path)
-
-
-def save(figure: Any, path: Path) -> None:
-    """Writes a figure reproducibly, without dates; SVG files are also reduced."""
-    if path.suffix != ".svg":
-        figure.savefig(path)
-        return
-    path.write_text(svg_of(figure))
+            if path.suffix == ".svg":
+                path.write_text(svg_of(figure))
+            else:
+                figure.savefig(path)
 
 
 def svg_of(figure: Any) -> str:

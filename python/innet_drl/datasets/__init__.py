@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -107,9 +108,17 @@ def write(target: str | os.PathLike[str], episodes: Iterable[Mapping[str, Any]],
     """
     name = os.fspath(target)
     counts = Counts()
+    of_caller: list[OSError] = []
+
+    def given() -> Iterator[Mapping[str, Any]]:
+        try:
+            yield from episodes
+        except OSError as error:
+            of_caller.append(error)
+            raise
 
     def blocks() -> Iterator[rows.Block]:
-        for number, episode in enumerate(episodes):
+        for number, episode in enumerate(given()):
             block = rows.of_episode(name, number, episode)
             counts.add({**block, "first": np.arange(len(block["final"])) == 0})
             yield block
@@ -117,21 +126,9 @@ def write(target: str | os.PathLike[str], episodes: Iterable[Mapping[str, Any]],
     checked = rows.of_same_columns(name, blocks())
     if options and not name.startswith("minari:"):
         raise errors.ConfigError(f"{name}: a data set of Minari alone has the options {', '.join(options)}")
-    with naming_extras(), rows.storage_errors(name):
-        if name.endswith(".parquet"):
-            from innet_drl.datasets import parquet
-
-            parquet.write(name, checked)
-        elif name.endswith(".npz"):
-            from innet_drl.datasets import npz
-
-            npz.write(name, checked)
-        elif name.startswith("minari:"):
-            from innet_drl.datasets import minari
-
-            minari.write(name.removeprefix("minari:"), checked, **options)
-        else:
-            raise _unknown(name)
+    with naming_extras(), rows.storage_errors(name, of_caller):
+        module, there = _format(name)
+        module.write(there, checked, **options)
     return counts
 
 
@@ -306,24 +303,16 @@ def _blocks(source: str | os.PathLike[str]) -> Iterator[rows.Block]:
     """Parts of a data set in order, each with its flags and `first`."""
     name = os.fspath(source)
     with naming_extras(), rows.read_errors(name):
-        if name.startswith("minari:"):
-            from innet_drl.datasets import minari
-
-            blocks = minari.read(name.removeprefix("minari:"))
-        elif not name.endswith((".parquet", ".npz")):
-            raise _unknown(name)
-        elif not os.path.isfile(name):
+        module, there = _format(name)
+        if there == name and not os.path.isfile(name):
             raise errors.ConfigError(f"there is no file {name}")
-        elif name.endswith(".parquet"):
-            from innet_drl.datasets import parquet
-
-            blocks = parquet.read(name)
-        else:
-            from innet_drl.datasets import npz
-
-            blocks = npz.read(name)
-        yield from rows.with_first(name, blocks)
+        yield from rows.with_first(name, module.read(there))
 
 
-def _unknown(name: str) -> errors.ConfigError:
-    return errors.ConfigError(f"a data set is named *.parquet, *.npz or minari:NAME, got {name!r}")
+def _format(name: str) -> tuple[Any, str]:
+    """The module of a data set's format, and the data set's name there."""
+    formats = {"minari": name.startswith("minari:"), "parquet": name.endswith(".parquet"), "npz": name.endswith(".npz")}
+    for module, is_this in formats.items():
+        if is_this:
+            return importlib.import_module(f"innet_drl.datasets.{module}"), name.removeprefix("minari:")
+    raise errors.ConfigError(f"a data set is named *.parquet, *.npz or minari:NAME, got {name!r}")

@@ -7,7 +7,7 @@ import itertools
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -253,8 +253,8 @@ def read_errors(source: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def storage_errors(target: str) -> Iterator[None]:
-    """Turns errors of the operating system into one that names the file.
+def storage_errors(target: str, but: Container[OSError] = ()) -> Iterator[None]:
+    """Turns errors of the operating system, `but` those of the caller's episodes, into one that names the file.
 
     Raises:
         StorageError: Instead of them.
@@ -264,4 +264,6 @@ def storage_errors(target: str) -> Iterator[None]:
     except errors.ReplayError:
         raise
     except OSError as error:
+        if error in but:
+            raise
         raise errors.StorageError(f"{target} cannot be written: {error.strerror or error}") from error

@@ -10,5 +10,6 @@
 | `joined_actors`, `joining` | actors started by users (`innet-drl actor`): the learner's and the actor's side |
 | `playing` | the loop of an actor's process |
 | `processes` | start, failure and end of a process |
+| `silence` | actors that report nothing |
 | `fork_server` | the process from which the others are forked |
 """

@@ -20,7 +20,7 @@ from innet_drl.launch.silence import Silence
 from innet_drl.train import environments, watchdog
 from innet_drl.train.actor import Actor
 from innet_drl.train.config import Config
-from innet_drl.train.errors import ActorError, Message, TrainingError
+from innet_drl.train.errors import ActorError, Message
 from innet_drl.train.memory import ReplayMemory, RowWriter
 from innet_drl.train.metrics import ActorReport
 
@@ -73,15 +73,14 @@ def run_actor(assignment: ActorAssignment, pipe: multiprocessing.connection.Conn
                 envs.close()
     except (Stopped, BrokenPipeError):
         pass
-    except TrainingError as error:
-        pipe.send(ProcessFailure(error.message, fatal=True))
     except innet.ReplayError as error:
         pipe.send(
             ProcessFailure(str(error), fatal=isinstance(error, ValueError), counts=not isinstance(error, MEMORY_LOST))
         )
-    except Exception as error:
+    # A simulator may end the interpreter.
+    except (Exception, SystemExit) as error:
         # An error before the first step is fatal: a replacement would fail in the same way.
-        pipe.send(ProcessFailure.unforeseen(error, fatal=not playing.is_set()))
+        pipe.send(ProcessFailure.of(error, fatal=not playing.is_set()))
     finally:
         pipe.close()
 
@@ -112,6 +111,8 @@ class Actors:
         # Times of counted failures in the last `RESTART_MINUTES`.
         self._failures: deque[float] = deque()
         self._shown: set[str] = set()
+        self._played: set[int] = set()
+        """Actors that have reported since their start: their program was imported."""
 
     def __enter__(self) -> Self:
         try:
@@ -140,12 +141,14 @@ class Actors:
             if isinstance(message, Ended):
                 self._replace(self._assignments[name], message, agent_steps)
             else:
+                self._played.add(message.actor)
                 reports.append(message)
         self.silence.check({report.actor for report in reports})
         return reports
 
     def _start(self, assignment: ActorAssignment) -> None:
         self.silence.begin(assignment.index)
+        self._played.discard(assignment.index)
         self.launcher.start(f"actor {assignment.index}", run_actor, assignment)
 
     def _replace(self, assignment: ActorAssignment, ended: Ended, agent_steps: int) -> None:
@@ -155,7 +158,8 @@ class Actors:
         if ended.exit_code == watchdog.EXIT_CODE and limit is not None and self.silence.seconds(index) > limit - 1:
             hung = "its environments did not return for {limit:g} s ({environment_timeout}); its stacks are above"
             failure = failure or ProcessFailure(Message(hung, limit=limit), fatal=False)
-        if failure is None and (reason := import_failure(ended.exit_code)) is not None:
+        reason = None if index in self._played else import_failure(ended.exit_code)
+        if failure is None and reason is not None:
             failure = ProcessFailure(reason, fatal=True)
         if failure is None:
             failure = ProcessFailure(f"it ended with exit code {ended.exit_code}", fatal=False)

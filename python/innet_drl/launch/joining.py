@@ -25,7 +25,14 @@ from innet_drl.train.config import Config
 from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.memory import ReplayMemory, RowWriter
 from innet_drl.train.metrics import ActorReport
-from innet_drl.train.published_run import DOCUMENT, PublishedRun, ReportWriter, check_address, published_runs
+from innet_drl.train.published_run import (
+    CONNECTION_LOST,
+    DOCUMENT,
+    PublishedRun,
+    ReportWriter,
+    check_address,
+    published_runs,
+)
 
 if TYPE_CHECKING:
     # torch is imported only after the run has been found.
@@ -39,7 +46,6 @@ CALL_SECONDS = 2.0
 """Timeout of a call that waits for the learner; then the actor logs the wait and checks the run for changes."""
 SILENT_SECONDS = 5.0
 """Seconds of a wait for the learner before the log names it, as for a server."""
-CONNECTION_LOST = (innet.errors.ConnectError, innet.errors.DisconnectedError, innet.errors.DeadlineError)
 
 
 @dataclass(frozen=True)

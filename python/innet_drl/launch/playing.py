@@ -103,5 +103,5 @@ def play(
             if config.replay != "embedded":
                 # Without a sampling learner the replay ratio may block the rows.
                 with contextlib.suppress(innet.ReplayError):
-                    actor.close(CLOSE_SECONDS)
+                    writer.close(CLOSE_SECONDS)
             raise

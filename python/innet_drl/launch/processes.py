@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 IMPORT_FAILED = 1
-"""Exit code of a process that raised before its main function, which reports all errors itself."""
+"""Exit code of a process that raised before its main function, or was ended by C code of its environment."""
 NO_MAIN_GUARD = 3
 """Exit code of a process whose import of the caller's script would train again."""
 MAIN_GUARD = (
@@ -65,14 +65,14 @@ class ProcessFailure:
     """Traceback of an unforeseen error, whose type and text are `message`."""
 
     @classmethod
-    def of(cls, error: Exception, *, fatal: bool) -> ProcessFailure:
+    def of(cls, error: BaseException, *, fatal: bool) -> ProcessFailure:
         """Returns the failure of an error; `fatal` applies to errors without a message for the user."""
         if isinstance(error, TrainingError | innet.ReplayError):
             return cls(error.message if isinstance(error, TrainingError) else str(error), fatal=True)
         return cls.unforeseen(error, fatal=fatal)
 
     @classmethod
-    def unforeseen(cls, error: Exception, *, fatal: bool) -> ProcessFailure:
+    def unforeseen(cls, error: BaseException, *, fatal: bool) -> ProcessFailure:
         """Returns the failure of an unexpected error, for example of a user's environment."""
         lines = "".join(traceback.format_exception_only(error)).strip().splitlines()
         trace = "".join(traceback.format_exception(error))
@@ -113,14 +113,12 @@ def import_failure(exit_code: int | None) -> str | None:
     return None
 
 
-def start(
-    main: Callable[..., None], name: str, *arguments: Any, duplex: bool = True
-) -> tuple[Any, multiprocessing.connection.Connection]:
+def start(main: Callable[..., None], name: str, *arguments: Any) -> tuple[Any, multiprocessing.connection.Connection]:
     """Calls `main(*arguments, pipe)` in a new process, and returns the process and the other end of the pipe.
 
     It ends with this process at the latest.
     """
-    ours, theirs = forking.Pipe(duplex)
+    ours, theirs = forking.Pipe()
     process = forking.Process(target=main, args=(*arguments, theirs), name=name, daemon=True)
     try:
         process.start()

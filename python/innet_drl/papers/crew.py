@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import time
 from collections import deque
@@ -10,7 +9,6 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from typing import Any, Self
 
-import innet_drl as innet
 from innet_drl.launch.processes import ProcessFailure, Stopped, await_end, start
 from innet_drl.train.errors import TrainingError
 
@@ -71,7 +69,7 @@ class Crew:
         except (EOFError, OSError) as error:
             raise BenchError("a process of the benchmark ended, perhaps for want of memory") from error
         if isinstance(message, ProcessFailure):
-            raise BenchError(str(message))
+            raise BenchError(message.whole)
         return message
 
 
@@ -80,14 +78,9 @@ def _run(role: Callable[..., None], arguments: tuple[Any, ...], pipe: Connection
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
     try:
+        role(pipe, *arguments)
+    except (Stopped, BrokenPipeError, EOFError):
         # The command closes the pipe once it has the results.
-        with contextlib.suppress(EOFError):
-            role(pipe, *arguments)
-    except (Stopped, BrokenPipeError):
         pass
-    except TrainingError as error:
-        pipe.send(ProcessFailure(error.with_flags, fatal=True))
-    except innet.ReplayError as error:
-        pipe.send(ProcessFailure(f"{type(error).__name__}: {error}", fatal=True))
     except Exception as error:
-        pipe.send(ProcessFailure.unforeseen(error, fatal=True))
+        pipe.send(ProcessFailure.of(error, fatal=True))

@@ -65,7 +65,7 @@ LATENCY_LAPS = {
     "learner sampling: sample": ("learner", ("sample: sample",)),
     "learner priorities": ("learner", ("priorities",)),
 }
-"""Latencies: the role and the laps that each sums."""
+"""Latencies: the role and the laps of each."""
 TIME_SHARES: dict[str, dict[str, tuple[str, ...]]] = {
     "actors": {"compute": ("compute",), "pull": ("pull",), "push": ("push",)},
     "learner": {"train": ("train",), "sample": ("sample", "priorities"), "set": ("set",)},
@@ -105,15 +105,13 @@ def run(flags: PaperFlags) -> None:
         f"waited for ({chosen.actor_ms:g} ms a push, {chosen.update_ms:g} ms an update), moving bytes is not"
     )
     rows: list[Row] = []
-    left_out: set[str] = set()
     versions: dict[str, str | None] = {}
     with tempfile.TemporaryDirectory(prefix="innet-") as directory:
         played = Path(directory) / "scene.npz"
         scene.record(played)
         for format_name, number, delay, system in itertools.product(formats, actors, one_way, systems):
-            for stack in [NetworkStack(chosen.redis_stack, chosen.redis_link)] if system == "redis" else stacks:
-                if stack.name in left_out:
-                    continue
+            redis = [NetworkStack(chosen.redis_stack, chosen.redis_link)]
+            for stack in redis if system == "redis" else list(stacks):
                 case = Case(
                     system,
                     stack,
@@ -131,11 +129,11 @@ def run(flags: PaperFlags) -> None:
                     with server as address:
                         of_case = _rows(case, measure(case, address))
                 except BenchError as error:
-                    if stack.name != "fstack":
+                    if stack.name != "fstack" or stack not in stacks:
                         raise
                     # F-Stack is optional: the other cases are measured without it.
                     print(f"fstack is left out: {error}")
-                    left_out.add(stack.name)
+                    stacks.remove(stack)
                     continue
                 rows += of_case
                 print(figures.line(of_case, case), flush=True)

@@ -394,7 +394,8 @@ class InnetReplayBuffer(ReplayBuffer):
 
         A process that only collects calls it at its end.
         """
-        self._opened().flush()
+        if self._stream is not None:
+            self._stream.flush()
 
     @property
     def is_served(self) -> bool:
@@ -409,7 +410,7 @@ class InnetReplayBuffer(ReplayBuffer):
         """Removes all steps from the table."""
         super().reset()
         # Steps that are not yet sent would come after the table was emptied.
-        self._opened().flush()
+        self.flush()
         self._sampled = False
         self.replay.empty_table(self.table.name, self.timeout)
 
@@ -420,8 +421,7 @@ class InnetReplayBuffer(ReplayBuffer):
 
     def __getstate__(self) -> dict[str, Any]:
         """The steps of this process; of a server only its address, to which the copy connects."""
-        if self._address is None or self._stream is not None:
-            self.flush()
+        self.flush()
         state = {name: value for name, value in vars(self).items() if name not in _OPENED}
         if isinstance(self._replay, innet.Memory):
             with tempfile.TemporaryDirectory(prefix="innet-") as folder:
@@ -450,13 +450,8 @@ class _Ends:
         self._buffer.flush()
 
 
-def _equal(last: Observation, following: Observation) -> NDArray[np.bool_]:
+def _equal(last: Any, following: Any) -> Any:
     """Whether the observations are equal, by environment."""
     if isinstance(last, dict):
-        assert isinstance(following, dict)
-        parts = [_equal(last[key], following[key]) for key in last]
-        continues: NDArray[np.bool_] = np.all(parts, axis=0)
-        return continues
-    assert not isinstance(following, dict)
-    found: NDArray[np.bool_] = (last == following).reshape(len(last), -1).all(axis=1)
-    return found
+        return np.all([_equal(last[key], following[key]) for key in last], axis=0)
+    return (last == following).reshape(len(last), -1).all(axis=1)

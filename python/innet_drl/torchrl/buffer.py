@@ -321,7 +321,7 @@ def _priorities(priority: torch.Tensor | float, count: int) -> NDArray[np.float6
     if len(values) != count:
         raise ConfigError(f"{count} items have priorities of the shape {list(values.shape)}")
     if values.ndim > 1:
-        values = values.reshape(count, -1).amax(1)
+        values = values.flatten(1).amax(1)
     found: NDArray[np.float64] = values.numpy()
     wrong = np.flatnonzero(~(np.isfinite(found) & (found >= 0)))
     if len(wrong):

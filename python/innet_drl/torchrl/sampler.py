@@ -36,12 +36,11 @@ class InnetSampler(PrioritizedSampler):  # type: ignore[misc]
         return None
 
     @property
-    def _min_tree(self) -> _Tree:
-        """The same tree: it knows its smallest priority."""
-        return self._sum_tree
+    def _min_tree(self) -> _Minima:
+        return _Minima(self._sum_tree)
 
     @_min_tree.setter
-    def _min_tree(self, tree: _Tree) -> None:
+    def _min_tree(self, tree: object) -> None:
         pass
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Any, dict[str, torch.Tensor]]:
@@ -96,3 +95,16 @@ class _Tree(IndexPriorities):
             self._smallest = None
         elif at.size and 0 < values.min() < self._smallest:
             self._smallest, self._smallest_index = float(values.min()), int(at[values.argmin()])
+
+
+class _Minima:
+    """The second tree of `PrioritizedSampler`: it writes each priority to both, and `_Tree` knows its smallest one."""
+
+    def __init__(self, tree: _Tree) -> None:
+        self._tree = tree
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._tree[index]
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        pass

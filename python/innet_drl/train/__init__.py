@@ -35,6 +35,8 @@ A run changes neither signal handlers nor loggers, and restores torch's number o
 | `run_folder`, `checkpoints`, `files` | files of a run |
 | `metrics`, `metrics_files`, `display`, `page` | metrics, their files, lines of a log, and the page in the terminal |
 | `stopwatch`, `times` | seconds of each process by activity, and laps for a trace |
+| `diagnostics`, `signs`, `expected` | measurements of learning, what they warn of, what a run should score |
+| `preload`, `watchdog`, `short_help` | demonstrations; environments that hang; the first page of help |
 | `cost`, `energy` | processor seconds and joules of a run |
 | `errors`, `machine` | errors of training; cores and open files |
 

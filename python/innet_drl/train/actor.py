@@ -147,13 +147,6 @@ class Actor:
             self._predicting.take(),
         )
 
-    def close(self, timeout: float | None = None) -> None:
-        """Sends the remaining rows within `timeout` seconds, and frees the environments."""
-        try:
-            self._writer.close(timeout)
-        finally:
-            self._environments.close()
-
     def _q(self, observation: Arrays) -> NDArray[np.float32]:
         with torch.inference_mode():
             q: NDArray[np.float32] = self.network.q(each(torch.from_numpy, observation)).numpy()

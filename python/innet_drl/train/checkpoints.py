@@ -1,4 +1,4 @@
-"""Checkpoint files: networks and optimizer as safetensors, counters and random states in the file's metadata."""
+"""Checkpoint files: networks and optimizer as safetensors, counters in the file's metadata."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Checkpoint:
     path: Path
     tensors: dict[str, Tensor]
     state: dict[str, Any]
-    """Counters and random states, as plain JSON values."""
+    """Counters, as plain JSON values."""
 
 
 def save_checkpoint(path: Path, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:

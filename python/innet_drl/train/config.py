@@ -351,7 +351,7 @@ class Config(_Named):
         for name, known in (("network", NETWORKS), ("loss", LOSSES)):
             own = getattr(self, name)
             yield name, callable(own) or is_path(own) or own in known, f"{', '.join(known)}, or {PATH}"
-        bounded = len(self.value_range) == 2 and self.value_range[0] < self.value_range[1]
+        bounded = len(self.value_range) == 2 and -math.inf < self.value_range[0] < self.value_range[1] < math.inf
         yield "value_range", bounded, "a lower and a higher return"
         yield "munchausen_floor", self.munchausen_floor <= 0, "at most 0"
         threads = "omitted for Atari games, which {environment_threads} steps"

@@ -75,15 +75,12 @@ class Diagnostics:
         self._seen.append((observation, batch.probabilities.clone(), batch.weights.clone(), update))
         if until != 0:
             return None
-        modes = [(network, network.training) for network in (self._learner.network, self._learner.average)]
         try:
             # Evaluation mode: dropout is off, and statistics of normalisers stay unchanged.
-            for network, _ in modes:
-                network.eval()
+            self._learner.network.eval()
             found = self._diagnose()
         finally:
-            for network, training in modes:
-                network.train(training)
+            self._learner.network.train()
         # Divergence has its own error.
         return found if found.is_finite else None
 

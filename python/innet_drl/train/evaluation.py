@@ -114,18 +114,16 @@ def evaluate(
     """Plays `config.evaluation_games` games.
 
     Each environment plays the same number of games, so that short games do not count more than long ones.
-    Atari games start with up to `config.no_ops` no-ops. Games end at `config.evaluation_frames`.
+    Atari games start with up to `config.no_ops` no-ops. Games end at `config.evaluation_frames`. The network is in
+    evaluation mode afterwards.
     """
     config = config.evaluated
     games = config.evaluation_games
     count = min(games, PARALLEL_GAMES)
     envs = environments.make(config, count, episode_frames=config.evaluation_frames, threads=threads or cores())
-    was_training = network.training
-    network.eval()
     try:
-        return _play(config, network, envs, seed, stopped, progress)
+        return _play(config, network.eval(), envs, seed, stopped, progress)
     finally:
-        network.train(was_training)
         envs.close()
 
 

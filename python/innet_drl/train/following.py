@@ -69,9 +69,12 @@ def follow(
 
 def _ended_at(folder: RunFolder) -> int | None:
     """Agent steps at which training ended with an evaluation; `None` if it has not."""
+    evaluation = folder.path / "evaluation.json"
     try:
-        steps: int = json.loads((folder.path / "evaluation.json").read_text())["agent_steps"]
-    # The file may be incomplete while it is written.
+        # A session that continues the run writes the settings when it begins.
+        if evaluation.stat().st_mtime_ns < (folder.path / "config.yaml").stat().st_mtime_ns:
+            return None
+        steps: int = json.loads(evaluation.read_text())["agent_steps"]
     except (FileNotFoundError, ValueError, KeyError):
         return None
     return steps

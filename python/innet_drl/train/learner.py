@@ -1,6 +1,6 @@
 """The learner: networks, optimizer and one update on a prioritized n-step batch (Horgan et al., 2018).
 
-The loss is in `losses.py`. `serial.py` and `innet_drl.launch.parallel` sample the batches and return the priorities.
+The losses are in `losses`. `serial.py` and `innet_drl.launch.parallel` sample the batches and return the priorities.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Learner:
         self._image_shape = (-1, *spec.arrays[0].stacked(spec.stack))
         self.network = make_network(config, spec).to(self.device)
         self.target = copy.deepcopy(self.network).requires_grad_(False)
-        self.average = copy.deepcopy(self.network).requires_grad_(False)
+        self.average = copy.deepcopy(self.network).requires_grad_(False).eval()
         """The trained agent: a running average of the online network's weights. Single updates change the best action
         in many states; the average plays better than most of the averaged networks."""
         # Buffers, such as vectors of spectral normalisation; most networks have none.

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
 from innet_drl.train import prediction
+from innet_drl.train.stopwatch import Laps, add_seconds
 
 if TYPE_CHECKING:
     from innet_drl.train.cost import Cost
     from innet_drl.train.diagnostics import Diagnosis
     from innet_drl.train.learner import Update
-    from innet_drl.train.stopwatch import Laps
 
 RETURN_WINDOW = 100
 """Number of last games that `return_mean` averages."""
@@ -253,7 +253,7 @@ class Meter:
         self._epsilon[report.actor] = report.epsilon
         steps = self._sums.steps_by_actor
         steps[report.actor] = steps.get(report.actor, 0) + report.steps
-        _add(self._sums.actor_seconds, report.seconds)
+        add_seconds(self._sums.actor_seconds, report.seconds)
         self._sums.predictions += report.predictions
         scores = self._of_actor(report.actor)
         for game in report.games:
@@ -298,11 +298,11 @@ class Meter:
 
     def add_learner_time(self, seconds: dict[str, float], acting: Collection[str] = ()) -> None:
         """Adds the learner's seconds by activity; `acting` are activities of the actor in a serial run."""
-        _add(self._sums.learner_seconds, {name: value for name, value in seconds.items() if name not in acting})
+        add_seconds(self._sums.learner_seconds, {name: value for name, value in seconds.items() if name not in acting})
         acted = {name: value for name, value in seconds.items() if name in acting}
         if acted:
-            _add(self._sums.actor_seconds, acted)
-            _add(self._sums.learner_seconds, {"act": sum(acted.values())})
+            add_seconds(self._sums.actor_seconds, acted)
+            add_seconds(self._sums.learner_seconds, {"act": sum(acted.values())})
 
     @property
     def env_frames(self) -> int:
@@ -327,7 +327,7 @@ class Meter:
         loss, q, norm, age, probability = (
             float(total) / sums.updates if sums.updates else None for total in sums.of_updates
         )
-        lags = [updates - acted for acted in self._parameter_updates.values()]
+        lags = [updates - self._parameter_updates[actor] for actor in sums.steps_by_actor]
         steps_per_s = round((self.agent_steps - self.reported_steps) / elapsed, 2)
         left = seconds_left(steps_per_s)
         costs: dict[str, Any] = {name: getattr(cost, name, None) for name in COSTS}
@@ -344,7 +344,7 @@ class Meter:
             return_mean=self.score,
             return_best=self.best,
             length_mean=_mean(list(self._lengths)),
-            epsilon=_mean(list(self._epsilon.values())),
+            epsilon=_mean([self._epsilon[actor] for actor in sums.steps_by_actor]),
             td_loss=_finite(loss),
             q_mean=_finite(q),
             gradient_norm=_finite(norm),
@@ -432,11 +432,6 @@ class Meter:
         self._waited = None
         self._last_updates = state["updates"]
         self.reported_steps = state["steps"]
-
-
-def _add(totals: dict[str, float], seconds: dict[str, float]) -> None:
-    for name, value in seconds.items():
-        totals[name] = totals.get(name, 0.0) + value
 
 
 def _shares(seconds: dict[str, float]) -> dict[str, float]:

@@ -46,6 +46,7 @@ QUEUE_BYTES = 8 << 20
 CALL_SECONDS = 1.0
 """Timeout of the learner's calls here; its calls of the memory report an absent server."""
 ROW = innet.Window(0, 0)
+CONNECTION_LOST = (innet.errors.ConnectError, innet.errors.DisconnectedError, innet.errors.DeadlineError)
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,7 @@ class RunPublisher:
         run = PublishedRun(innet.__version__, self._settings, agent_steps, ended)
         try:
             self._replay.put_parameters(self._name + DOCUMENT, run.tensors(), timeout=CALL_SECONDS)
-        except (innet.errors.DeadlineError, innet.errors.ConnectError, innet.errors.DisconnectedError):
+        except CONNECTION_LOST:
             return False
         return True
 
@@ -154,12 +155,7 @@ class RunPublisher:
         """Returns new reports without waiting; the reports of each actor are in order."""
         try:
             rows = self._replay.sample(self._name + REPORTS, QUEUED_REPORTS, ROW, allow_short=True, timeout=0)
-        except (
-            innet.errors.DeadlineError,
-            innet.errors.EmptyError,
-            innet.errors.ConnectError,
-            innet.errors.DisconnectedError,
-        ):
+        except (*CONNECTION_LOST, innet.errors.EmptyError):
             return []
         # Ages are comparable within a server, and a writer stays with one server.
         in_order = rows.report[np.argsort(rows.ages)[::-1]]

@@ -9,8 +9,8 @@ runs/<name>/
     trace.jsonl             laps of the newest session with `--trace-seconds`
     evaluation.json         the scores of the evaluation after training
     best.safetensors        the agent with the best evaluation
-    checkpoints/            <agent steps>.safetensors: model, target, optimizer; counters and random
-                            states as JSON in the file's metadata
+    checkpoints/            <agent steps>.safetensors: model, target, optimizer; counters as JSON in
+                            the file's metadata
     replay.snapshot         the replay memory at the newest checkpoint, if the learner's process kept it; the checkpoint
                             has its checksum. It is replay.snapshot.next until the checkpoint is written
     videos/                 <agent steps>.mp4
@@ -309,7 +309,10 @@ class RunFolder:
     def save_evaluation(self, evaluation: dict[str, Any]) -> None:
         """Writes the evaluation after training, which replaces an earlier session's evaluation."""
         with self.writing():
-            (self.path / "evaluation.json").write_text(json.dumps(evaluation, indent=2) + "\n")
+            partial = self.path / "evaluation.partial"
+            with new_file(partial) as file:
+                file.write(json.dumps(evaluation, indent=2).encode() + b"\n")
+            partial.replace(replaceable(self.path / "evaluation.json"))
 
     def save_best(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         """Writes the agent with the best evaluation, which replaces the previous one."""

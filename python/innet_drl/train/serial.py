@@ -72,4 +72,4 @@ def train(trainer: Trainer) -> None:
                 stopwatch.lap("other")
             trainer.reporter.report_rest(memory)
             checkpoint()
-        actor.close()
+        writer.close()

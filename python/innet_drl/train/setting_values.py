@@ -105,6 +105,9 @@ def _conform(value: Any, hint: Any) -> Any:
         return tuple(_conform(part, hint) for part, hint in zip(value, hints, strict=False))
     if origin is dict and isinstance(value, Mapping):
         return dict(value)
+    if origin is Literal and isinstance(value, bool):
+        # YAML reads the words on and off as bools.
+        value = "on" if value else "off"
     if (origin is Literal and value in parts) or (origin is collections.abc.Callable and callable(value)):
         return value
     if origin is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -126,3 +126,9 @@ def _boot() -> str:
         return BOOT.read_text().strip()
     except OSError:
         return ""
+
+
+def add_seconds(totals: dict[str, float], seconds: Mapping[str, float]) -> None:
+    """Adds seconds by activity to totals."""
+    for name, value in seconds.items():
+        totals[name] = totals.get(name, 0.0) + value

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from innet_drl.train.files import new_file, replaceable
-from innet_drl.train.stopwatch import Laps, Stopwatch
+from innet_drl.train.stopwatch import Laps, Stopwatch, add_seconds
 
 logger = logging.getLogger(__name__)
 
@@ -117,13 +117,13 @@ class Times:
     def add(self, process: str, seconds: Mapping[str, float], laps: Laps | None, thread: str = "") -> None:
         """Adds seconds of a thread by activity, and laps for the trace; the main thread has no name."""
         times = self.process(process)
-        _add(times.threads.setdefault(thread, {}) if thread else times.seconds, seconds)
+        add_seconds(times.threads.setdefault(thread, {}) if thread else times.seconds, seconds)
         if laps is not None:
             self._trace.append({"process": process, "thread": thread, **asdict(laps)})
 
     def add_core(self, process: str, processor_s: Mapping[str, float]) -> None:
         """Adds processor seconds of the core's threads by their work."""
-        _add(self.process(process).processor_s, processor_s)
+        add_seconds(self.process(process).processor_s, processor_s)
 
     def add_learner(self, number: int, times: LearnerTimes) -> None:
         """Adds the report of another learner."""
@@ -174,8 +174,3 @@ def read_times(folder: Path) -> dict[str, ProcessTimes]:
         return {name: ProcessTimes(**times) for name, times in found.items()}
     except (OSError, ValueError, TypeError, AttributeError):
         return {}
-
-
-def _add(sums: dict[str, float], seconds: Mapping[str, float]) -> None:
-    for name, value in seconds.items():
-        sums[name] = sums.get(name, 0.0) + value

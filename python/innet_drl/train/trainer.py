@@ -34,7 +34,6 @@ from innet_drl.train.errors import (
     TrainingError,
     settings,
 )
-from innet_drl.train.evaluation import Evaluation
 from innet_drl.train.evaluation_schedule import EvaluationSchedule
 from innet_drl.train.expected import expectation
 from innet_drl.train.importing import path_of
@@ -312,12 +311,6 @@ class Trainer:
         self.evaluations.begin_if_due()
         self.stopwatch.lap("evaluate")
 
-    def evaluate(self) -> Evaluation | None:
-        """Evaluates the average of the newest parameters; `None` if a signal interrupts it."""
-        evaluation = self.evaluations.evaluate()
-        self.stopwatch.lap("evaluate")
-        return evaluation
-
     @property
     def checkpoint_due(self) -> bool:
         """Whether `checkpoint_minutes` passed since the last one, or `RETRY_SECONDS` since one that failed."""
@@ -380,7 +373,7 @@ class Trainer:
             logger.info(
                 "training has ended; the trained agent plays %d games (Ctrl-C skips them)", config.evaluation_games
             )
-            evaluation = self.evaluate()
+            evaluation = self.evaluations.evaluate()
             if evaluation is not None:
                 session.note = "training has ended"
                 agent = self.evaluations.agent()

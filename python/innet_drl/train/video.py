@@ -137,7 +137,8 @@ def _play_gymnasium(
         observation = environment.reset(seed)
         ended = False
         while not ended:
-            step = environment.step(_act(config, network, observation, random))
+            q = q_values(network, observation)
+            step = environment.step(choose(q, np.full(1, config.evaluation_epsilon), random))
             observation, ended = step.observation, bool(step.terminated[0] or step.truncated[0])
             picture: Any = environment.vector.render()
             # A vector environment renders each of its environments.
@@ -153,9 +154,3 @@ def _play_gymnasium(
         # A user's environment may raise any error; Gymnasium's base class raises one without a text.
         reason = str(error) or f"its render() raises {type(error).__name__}"
         raise UnavailableEnvironmentError(f"{config.environment_name} cannot be drawn: {reason}") from error
-
-
-def _act(
-    config: Config, network: nn.Module, observation: NDArray[Any], random: np.random.Generator
-) -> NDArray[np.int64]:
-    return choose(q_values(network, observation), np.full(1, config.evaluation_epsilon), random)

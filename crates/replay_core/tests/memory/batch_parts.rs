@@ -1,8 +1,8 @@
 //! A memory's part of a batch that is sampled from several memories.
 
-use replay_core::TableConfig;
 use replay_core::replay::{BatchPart, SampleRequest, ShardState};
 use replay_core::table::Turn;
+use replay_core::{TableConfig, snapshot};
 
 use crate::parameters::file;
 use crate::support::*;
@@ -82,4 +82,17 @@ fn parameters_are_stored_as_the_version_that_all_memories_have() {
         );
     }
     assert_eq!(store.get("policy", 0).unwrap().bytes, file(9, 4));
+    // A snapshot with such a version would not be restored.
+    let unreached = refusal(store.put_version("policy", 4, 1 << 46, file(4, 4)));
+    assert!(
+        unreached.to_string().contains("none that puts reach"),
+        "{unreached}"
+    );
+    let highest = store
+        .put_version("policy", 4, (1 << 46) - 1, file(4, 4))
+        .unwrap();
+    assert_eq!(store.put("policy", 5, file(5, 4)).unwrap(), highest + 1);
+    let mut bytes = Vec::new();
+    snapshot::save_server(&memory, &mut bytes).unwrap();
+    restore(&crate::support::memory(), &bytes).unwrap();
 }

@@ -278,7 +278,10 @@ impl Replay<Error> for Client {
     }
 
     fn table_config(&self, table: &str, wait: &Wait<'_>) -> Result<Arc<TableConfig>> {
-        Ok(Arc::new(self.call(wait, &DescribeTable(table.into()))?))
+        let config = self.call(wait, &DescribeTable(table.into()))?;
+        // Shapes of a hostile server must not be allocated.
+        config.validate()?;
+        Ok(Arc::new(config))
     }
 
     fn empty_table(&self, table: &str, wait: &Wait<'_>) -> Result<()> {

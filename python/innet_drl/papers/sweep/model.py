@@ -179,17 +179,12 @@ def throughput(fill: float, empty: float, room: float) -> float:
 
 
 def learner_threads(config: Config, actors: int, threads: int) -> int:
-    """Threads of a pass of the learner's network, by the rule of `innet_drl.train.learner`."""
+    """Threads of a pass of the learner's network, as `Learner.threads_left` on a CPU, where Atari games have images."""
     if config.learner_threads:
         return config.learner_threads
     left = (threads - actors * config.actor_threads) // config.learners
     ahead = config.targets_ahead == "on" or (config.targets_ahead == "auto" and config.is_atari and threads > 1)
     return max(1, left // 2 if ahead else left)
-
-
-def setting_of(point: Point, gpus: int) -> Setting:
-    """Returns the setting of a measured point."""
-    return Setting(point.actors, point.threads, point.environments, gpus)
 
 
 def usable(points: Sequence[Point]) -> list[Point]:
@@ -234,7 +229,7 @@ def fit(points: Sequence[Point], config: Config, gpus: int) -> Model:
         model = changed(factors)
         found: list[float] = []
         for point in used:
-            predicted = model.predict(setting_of(point, gpus))
+            predicted = model.predict(Setting(*point.key, gpus))
             found.append(np.log(predicted.frames_per_s / point.frames_per_s) / NOISE)
             found.append(np.log(predicted.updates_per_s / point.updates_per_s) / NOISE)
         return found + [factor / PRIOR for factor in factors]
@@ -253,7 +248,7 @@ def left_out_errors(points: Sequence[Point], config: Config, gpus: int) -> list[
         return []
     for index, point in enumerate(used):
         others = [*used[:index], *used[index + 1 :]]
-        predicted = fit(others, config, gpus).predict(setting_of(point, gpus)).frames_per_s
+        predicted = fit(others, config, gpus).predict(Setting(*point.key, gpus)).frames_per_s
         errors.append(abs(predicted / point.frames_per_s - 1))
     return errors
 

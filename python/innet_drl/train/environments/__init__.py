@@ -11,7 +11,7 @@
 Rewards are unclipped here, for scores; the actor clips the rewards that it stores.
 """
 
-from innet_drl.train.environments.atari import ATARI_FRAME_SKIP, atari_hint, make_colour, rom_name
+from innet_drl.train.environments.atari import ATARI_FRAME_SKIP, atari_hint, make_colour
 from innet_drl.train.environments.making import check, make
 from innet_drl.train.environments.spec import Arrays, EnvironmentSpec, Part, each
 from innet_drl.train.environments.vector import Environments, Step
@@ -28,5 +28,4 @@ __all__ = [
     "each",
     "make",
     "make_colour",
-    "rom_name",
 ]

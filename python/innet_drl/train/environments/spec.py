@@ -70,7 +70,7 @@ class EnvironmentSpec:
     frame_shape: tuple[int, ...]
     """Shape of a frame or vector observation; empty for a dictionary."""
     frame_dtype: Literal["uint8", "float32"]
-    """uint8 for images, float32 for vectors; of no use for dictionaries."""
+    """Its dtype; of no use for dictionaries."""
     frames_per_step: int
     """Emulator frames of one agent step; 1 outside Atari."""
     scale: float = field(default=0.0)

@@ -293,9 +293,11 @@ def last_info(info: Mapping[str, Any], index: int) -> dict[str, Any]:
     _collect(info.get("final_info", info), index, "", found)
     size = 0
     for name, value in list(found.items()):
-        size += len(json.dumps({name: value}))
-        if size > INFO_BYTES:
+        added = len(json.dumps({name: value}))
+        if size + added > INFO_BYTES:
             del found[name]
+        else:
+            size += added
     return found
 
 

@@ -9,18 +9,13 @@
 """
 
 from innet_drl.train.losses.base import PRIORITY_FLOOR, Loss, Outputs, TransitionLoss, of_actions
-from innet_drl.train.losses.distributional import Categorical, Quantile
 from innet_drl.train.losses.making import FunctionLoss, make_loss, tried
-from innet_drl.train.losses.q_learning import QLearning
 
 __all__ = [
     "PRIORITY_FLOOR",
-    "Categorical",
     "FunctionLoss",
     "Loss",
     "Outputs",
-    "QLearning",
-    "Quantile",
     "TransitionLoss",
     "make_loss",
     "of_actions",

@@ -7,30 +7,18 @@
 | `making` | the configured network, and its published parameters |
 """
 
-from innet_drl.train.networks.making import (
-    has_blocks,
-    load_published,
-    make_network,
-    published,
-    q_values,
-    reader,
-)
-from innet_drl.train.networks.q_network import Network, QNetwork, UserNetwork
-from innet_drl.train.networks.torsos import ConvolutionTorso, DictTorso, ImpalaTorso, VectorTorso, space_to_depth
+from innet_drl.train.networks.making import has_blocks, load_published, make_network, published, q_values
+from innet_drl.train.networks.q_network import Network, QNetwork
+from innet_drl.train.networks.torsos import VectorTorso, space_to_depth
 
 __all__ = [
-    "ConvolutionTorso",
-    "DictTorso",
-    "ImpalaTorso",
     "Network",
     "QNetwork",
-    "UserNetwork",
     "VectorTorso",
     "has_blocks",
     "load_published",
     "make_network",
     "published",
     "q_values",
-    "reader",
     "space_to_depth",
 ]

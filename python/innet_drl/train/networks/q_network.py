@@ -99,7 +99,7 @@ class QNetwork(Network):
         """Computes outputs [B, actions], or [B, actions, outputs], of observations of the memory."""
         if self.read is not None:
             observation = self.read(observation)
-        hidden = self._hidden(observation)
+        hidden = functional.relu(self.hidden_norm(self.streams(self.torso(observation))))
         # In bfloat16, with 8 bits of precision, Q-values of 8 to 16 are multiples of 1/16, and best actions tie.
         with torch.autocast(hidden.device.type, enabled=False):
             value_stream, advantage_stream = hidden.float().chunk(2, dim=1)
@@ -109,9 +109,6 @@ class QNetwork(Network):
                 advantage, value = advantage.view(self.shape), value.unsqueeze(1)
             q: Tensor = value + advantage - advantage.mean(1, keepdim=True)
         return q
-
-    def _hidden(self, observation: Any) -> Tensor:
-        return functional.relu(self.hidden_norm(self.streams(self.torso(observation))))
 
 
 class UserNetwork(Network):

@@ -251,7 +251,13 @@ impl Replay<Error> for ShardedClient {
         self.group.check_process()?;
         let server = request.from.server;
         let shards = &self.group.shards;
-        let mut read = shards[server as usize].client.read_steps(request, wait)?;
+        let shard = shards.get(server as usize).ok_or_else(|| {
+            Error::Config(format!(
+                "there is no server {server}, only {}",
+                shards.len()
+            ))
+        })?;
+        let mut read = shard.client.read_steps(request, wait)?;
         let on_next = ReadPosition {
             server: server + 1,
             ..ReadPosition::default()
