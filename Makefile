@@ -127,7 +127,7 @@ loom: ## model checks of the lock-free parts, and the mutations that must make t
 	cargo test --locked --package replay_core --features loom --test 'loom_*'
 
 python-test: build $(if $(filter x86_64,$(shell uname -m)),wheel) ## Python tests, stub check and the examples of the documents
-	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile
+	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
 # Material's notice about the next major version of MkDocs is no warning of this site.
 docs: $(VENV)/.docs ## build the documentation site into build/site; any warning is an error

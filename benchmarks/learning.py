@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from benchmarks import charts
-from benchmarks.table import today
 from innet_drl.analysis.recorded_run import read_run
 
 EVERY_S = 30.0
@@ -25,22 +24,21 @@ FRAMES = 4
 Line = dict[str, Any]
 
 
-def learning(runs: tuple[Path, ...], name: str = "breakout") -> None:
-    """Writes curves and a picture of them into the folder of today's report on learning, and prints the evaluations.
+def learning(runs: tuple[Path, ...], record: Path) -> None:
+    """Adds the curves of runs to the raw data of a report, and draws the picture beside it.
 
     Args:
         runs: Folders of runs, whose names are the curves' labels. A folder without `config.yaml` has TensorBoard's
             events of CleanRL.
-        name: Name of the two files.
+        record: The raw data, such as `docs/reports/2026-11-26-learning/breakout.jsonl`. Other runs in it stay.
     """
-    record = today("learning") / f"{name}.jsonl"
-    with record.open("w") as file:
-        for run in runs:
-            recorded = _ours(run) if (run / "config.yaml").is_file() else _cleanrl(run)
-            for line in recorded:
-                file.write(json.dumps({"run": run.name, **line}) + "\n")
-                if "evaluation" in line:
-                    print(f"{run.name}: {json.dumps(line['evaluation'])}")
+    kept = [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
+    lines = [line for line in kept if line["run"] not in {run.name for run in runs}]
+    for run in runs:
+        recorded = _ours(run) if (run / "config.yaml").is_file() else _cleanrl(run)
+        lines += [{"run": run.name, **line} for line in recorded]
+    record.parent.mkdir(parents=True, exist_ok=True)
+    record.write_text("".join(json.dumps(line) + "\n" for line in lines))
     charts.learning(record, record.with_suffix(".svg"))
 
 

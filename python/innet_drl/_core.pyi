@@ -1300,9 +1300,9 @@ class Memory(Replay):
         """Writes all tables to a file, while they are in use.
 
         The file has steps, items with their priorities and numbers of samples, the rate limiter's counts and the
-        statistics, but neither parameters nor writers. Tables are written one after another, not at one instant:
-        steps pushed or evicted while their table is written are left out, and each item has its priority at the time
-        of writing.
+        statistics, but neither parameters nor writers. It shows each table between two pushes when the save began,
+        one table right after the other. Steps evicted during the save are left out, and each item has its priority at
+        the time of writing.
 
         An existing file is replaced once the new one is complete on disk. The target of a symbolic link is replaced,
         and the link stays. Folders, devices, pipes and sockets are refused.
@@ -1354,8 +1354,8 @@ class Memory(Replay):
                 free one.
             token: Shared secret of at least 16 bytes, which is never sent: clients prove that they know it. It allows
                 every request. Addresses beyond loopback need it, or one of the next two.
-            learner_token: Secret of learners: it allows everything except emptying and dropping tables, and dropping
-                parameters.
+            learner_token: Secret of learners: it allows everything except emptying and dropping tables, dropping
+                parameters, and snapshots on request.
             actor_token: Secret of actors: it allows writing with writers of their own, and reading definitions,
                 parameters and statistics. Other requests raise `ForbiddenError`.
             tls_cert: PEM file with the certificate chain.
@@ -1425,7 +1425,7 @@ def connect(
         ConnectError: No server answers at the address, or it is at its limit of connections until `timeout`.
         DisconnectedError: The peer closed every connection until `timeout`.
         AuthenticationError: The token is missing or wrong, or the certificate is not trusted.
-        VersionError: The server has another release.
+        VersionError: The server has another version of the protocol; the message names both releases.
     """
 
 def run_server_cli(arguments: Sequence[str]) -> int:

@@ -69,7 +69,7 @@ class ProtocolError(ReplayError):
 
 
 class VersionError(ReplayError):
-    """The peer has another release: install the same release at both ends."""
+    """The peer has another version of the protocol: install the same release at both ends."""
 
 
 class AuthenticationError(ReplayError, PermissionError):

@@ -268,7 +268,8 @@ def test_a_place_is_of_this_process(replay: innet.Replay) -> None:
             worker.sum(np.ones(5, np.float32))
         except errors.ForkError:
             os._exit(0)
-        os._exit(1)
+        finally:
+            os._exit(1)
     assert os.waitpid(child, 0)[1] == 0
 
 

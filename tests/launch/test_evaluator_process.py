@@ -134,7 +134,8 @@ def test_a_hung_environment_process_keeps_nothing_from_ending(tmp_path: Path) ->
     os.kill(hung, signal.SIGKILL)
 
 
-def test_an_evaluation_that_is_ended_closes_its_environments(tmp_path: Path) -> None:
+def test_an_evaluation_that_is_ended_closes_its_environments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch_evaluator, "STOP_SECONDS", 60.0)
     os.mkfifo(tmp_path / "steps")
     config = small(
         environment=brought.Endless,

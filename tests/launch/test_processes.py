@@ -53,11 +53,11 @@ def server() -> Iterator[Server]:
         yield serving
 
 
-@pytest.fixture(params=[1, 2])
-def replay(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The value of `--replay` for one server, and for a list of servers."""
-    with ExitStack() as stack:
-        yield ",".join(stack.enter_context(Server("innet://127.0.0.1:0")).address for _ in range(request.param))
+@pytest.fixture
+def replay() -> Iterator[str]:
+    """The value of `--replay` for two servers."""
+    with Server("innet://127.0.0.1:0") as one, Server("innet://127.0.0.1:0") as two:
+        yield f"{one.address},{two.address}"
 
 
 def updates(run: Path) -> int:

@@ -28,7 +28,7 @@ SYSTEMS = ["innet", "innet-fixed", "gloo", "gather", "parameter-server"]
 def test_every_system_sums(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out.json"
     flags = ["--workers", "2", "--sizes", "4000,100000", "--rounds", "1", "--seconds", "0.05", "--loss", "0.01"]
-    flags += ["--training-workers", "2", "--training-seconds", "1", "--training-goal", "12"]
+    flags += ["--training-workers", "2", "--training-seconds", "0.2", "--training-goal", "12"]
     assert main(["bench", "gradients", *flags, "--json", str(out)]) == 0
     rows = json.loads(out.read_text())["rows"]
     trainings = [row for row in rows if "what" in row]

@@ -1,4 +1,4 @@
-"""Windows rebuilt from the memory equal the stacks of `AtariVectorEnv`, bit for bit, over 100,000 steps."""
+"""Windows rebuilt from the memory equal the stacks of `AtariVectorEnv`, bit for bit, over 16,000 steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import innet_drl as innet
 vector_env = pytest.importorskip("ale_py.vector_env", reason="needs the extra `train`")
 
 ENVIRONMENTS = 16
-STEPS = 2_500
+STEPS = 1_000
 CHUNK = 25
 GAMMA = 0.99
 N = 3
@@ -95,7 +95,6 @@ def test_windows_equal_the_stacks_of_the_environment() -> None:
         assert writer.dropped_windows == 0
 
     environments.close()
-    assert STEPS * ENVIRONMENTS == 40_000
     assert all(count > 0 for count in ends.values()), ends
     # Every step was an anchor once, but for the last ones, whose windows are still open.
     assert (sampled[:-N] == playing[:-N]).all()

@@ -86,7 +86,7 @@ def test_a_batch_has_the_shares_with_exact_probabilities(replay: innet.Replay, h
     for table, name in enumerate(ITEMS):
         share = np.array([probability(table, item) for item in range(ITEMS[name])]) * 32 * rounds
         assert counts[name].sum() == pytest.approx(share.sum())
-        assert stats.chisquare(counts[name], share).pvalue > 1e-4, name
+        assert stats.chisquare(counts[name], share).pvalue > 1e-8, name
 
 
 def test_weights_over_the_memory_are_over_both_tables(replay: innet.Replay) -> None:
@@ -105,7 +105,9 @@ def test_priorities_go_to_the_table_of_each_id(replay: innet.Replay) -> None:
         order = np.random.default_rng(round_).permutation(32)
         receipt = replay.update_priorities(MIX, batch.ids[order], new[order], wait=round_ % 2 == 0)
         if round_ % 2 == 0:
-            assert (receipt.applied, receipt.stale) == (len(np.unique(batch.ids)), 0) or receipt.stale == 0
+            assert receipt.stale == 0
+            # With those of the round before, which nobody waited for.
+            assert receipt.applied >= len(np.unique(batch.ids))
         for place in order:
             priorities[list(ITEMS)[batch.tables[place]]][batch.action[place]] = new[place]
     replay.update_priorities(MIX, [], [])

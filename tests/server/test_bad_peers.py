@@ -26,7 +26,7 @@ def test_a_server_that_is_not_there(tmp_path: Path) -> None:
         port = listener.getsockname()[1]
     for address in (f"innet://127.0.0.1:{port}", f"unix://{tmp_path}/absent"):
         with pytest.raises(errors.ConnectError, match="is `innet-replay serve` running there"):
-            innet.connect(address, timeout=5)
+            innet.connect(address, timeout=0.1)
     for address in ("http://a:1", "unix://relative", "innet://:7710", "innet://host:port"):
         with pytest.raises(errors.ConfigError, match="an address is innet://host:port"):
             innet.connect(address)

@@ -354,7 +354,7 @@ def test_the_replay_ratio_counts_over_all_servers(connect: Connect, writers: tup
     sampled = 0
     with pytest.raises(innet.errors.DeadlineError):
         while True:
-            sampled += len(shards.sample("t", 16, VIEW, timeout=3))
+            sampled += len(shards.sample("t", 16, VIEW, timeout=1))
     stats = shards.stats()["tables"]["t"]
     assert stats["limiter_sampled"] == sampled
     each = [one["tables"]["t"]["limiter_inserted"] for one in shards.stats()["shards"].values()]

@@ -1,6 +1,7 @@
 """What a user can get wrong: one clear error each, a non-zero exit status, and nothing left running."""
 
 import dataclasses
+import functools
 import multiprocessing
 import os
 import re
@@ -54,6 +55,13 @@ def test_a_missing_rom(tmp_path: Path, capsys: pytest.CaptureFixture[str], monke
     assert "ALE_ROMS_DIR" in message
 
 
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections are tried for .1 s instead of 10."""
+    monkeypatch.setattr(innet, "connect", functools.partial(innet.connect, timeout=0.1))
+
+
+@pytest.mark.usefixtures("impatient")
 def test_a_server_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     address = f"unix://{tmp_path}/absent"
     flags = ["train", "--preset", "cartpole", "--replay", address, "--out", str(tmp_path / "run")]
@@ -82,6 +90,7 @@ def test_cuda_that_is_not_there(
     assert "torch with CUDA" in message
 
 
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize(
     "wrong", [["--environment", "atari/breakot"], ["--replay", "unix:///nowhere/replay", "--no-serial"]]
 )

@@ -47,8 +47,7 @@ def python(folder: Path, *arguments: str, text: str | None = None) -> subprocess
     )
 
 
-@pytest.mark.parametrize("command", [("my_script.py",), ("-m", "my_script")])
-@pytest.mark.parametrize("serial", [True, False])
+@pytest.mark.parametrize(("serial", "command"), [(True, ("my_script.py",)), (False, ("-m", "my_script"))])
 def test_the_agent_of_a_script_is_loaded_by_another(tmp_path: Path, serial: bool, command: tuple[str, ...]) -> None:
     (tmp_path / "my_script.py").write_text(SCRIPT.format(serial=serial))
     trained = python(tmp_path, *command)

@@ -42,7 +42,7 @@ counters! {
         failed,
         /// Datagrams of an unknown session, from another address than the worker's, or without its key.
         strangers,
-        /// Datagrams that are not of this protocol.
+        /// Datagrams that are not of this protocol, or do not fit the job.
         malformed,
     }
 

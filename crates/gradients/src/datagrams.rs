@@ -31,7 +31,11 @@ pub fn bind(address: SocketAddr) -> io::Result<Arc<UdpSocket>> {
     let socket = Socket::new(Domain::for_address(address), Type::DGRAM, None)?;
     match address {
         SocketAddr::V4(_) => socket.set_tos_v4(DSCP << 2)?,
-        SocketAddr::V6(_) => socket.set_tclass_v6(DSCP << 2)?,
+        SocketAddr::V6(_) => {
+            socket.set_tclass_v6(DSCP << 2)?;
+            // For IPv4 hosts of a socket for both; not every system has it.
+            let _ = socket.set_tos_v4(DSCP << 2);
+        }
     }
     socket.set_recv_buffer_size(SOCKET_BUFFER)?;
     socket.set_send_buffer_size(SOCKET_BUFFER)?;

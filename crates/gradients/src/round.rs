@@ -95,7 +95,7 @@ impl<'a> Round<'a> {
             values,
         };
         if segments as u64 >= u64::from(ALL_SEGMENTS) {
-            round.failure = Some(Error::Refused(format!(
+            round.failure = Some(Error::Config(format!(
                 "{segments} segments are too many for a round, which has fewer than {ALL_SEGMENTS}: sum in parts"
             )));
         } else if segments > 0 && round.failure.is_none() {
@@ -376,7 +376,7 @@ impl Exchange for Round<'_> {
         }
         if let Some(failure) = self.failure.clone() {
             self.finished = true;
-            self.session.broken |= !matches!(failure, Error::Reset(_) | Error::Refused(_));
+            self.session.broken |= !matches!(failure, Error::Reset(_) | Error::Config(_));
             return Some(Err(failure));
         }
         if self.session.validate_path(now, out) {

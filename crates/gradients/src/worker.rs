@@ -274,9 +274,9 @@ impl Exchange for ControlCall<'_> {
         if self.control == Control::Reset
             && matches!(ack.status, Status::Done | Status::Reset)
             && ack.about == PacketKind::Reset
-            && next.is_some_and(|next| next > self.session.next_round - 1)
+            && let Some(next) = next.filter(|next| *next >= self.session.next_round)
         {
-            self.session.next_round = next.unwrap_or(self.session.next_round);
+            self.session.next_round = next;
             self.session.broken = false;
             self.answer = Some(Ok(()));
         } else if ack.about == self.control.kind() {

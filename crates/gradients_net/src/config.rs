@@ -37,7 +37,7 @@ pub struct GradientsConfig {
     /// by one thread, so more than one is for several jobs.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub gradients_threads: usize,
-    /// Limit of gradient jobs; one takes up to --gradients-window times 3.1 KB.
+    /// Limit of gradient jobs; one takes up to --gradients-window times 3 KB, an asynchronous one up to --gradients-job-bytes.
     #[arg(long, value_name = "N", default_value_t = 16)]
     pub gradients_jobs: usize,
     /// Limit of a job's segments in flight (datagrams of up to 360 values).

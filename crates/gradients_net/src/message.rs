@@ -3,7 +3,7 @@
 //! ```json
 //! {"job": "run-7", "worker": 0, "workers": 2, "world": 2, "name": "host-0", "arithmetic": "float", "segment_values": 360,
 //!  "deadline_ms": 30000}
-//! {"address": "127.0.0.1:7711", "session": 3, "key": [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16], "round": 0,
+//! {"address": "127.0.0.1:7711", "session": 3, "key": [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16], "round": 1,
 //!  "window": 256}
 //! ```
 //!

@@ -47,7 +47,11 @@ const GRADIENTS: &[Metric] = &[
     (Counter, "helped", "Segments that workers asked for"),
     (Counter, "failed", "Failed or halted jobs"),
     (Counter, "strangers", "Datagrams of unknown senders"),
-    (Counter, "malformed", "Datagrams of another protocol"),
+    (
+        Counter,
+        "malformed",
+        "Datagrams of another protocol, or that do not fit the job",
+    ),
 ];
 
 const FRAMES: &[Metric] = &[

@@ -75,8 +75,8 @@ pub fn join_job(
     };
     let answer = session.call(&message, due, until, wait, late)?;
     let Joined { address, ticket } = message::read(&answer)?;
-    if ticket.window == 0 {
-        let reason = "a window of no segments".to_owned();
+    if ticket.window == 0 || ticket.round == 0 {
+        let reason = "a ticket without a window or a round".to_owned();
         return Err(NetError::from(replay_wire::Error::Protocol(reason)).into());
     }
     Ok(JoinedJob {

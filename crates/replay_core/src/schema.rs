@@ -490,7 +490,7 @@ impl TableConfig {
     /// The differences between this definition and `asked`, field by field; `None` when they agree. `asked` without a view matches
     /// any.
     pub fn difference(&self, asked: &TableConfig) -> Option<String> {
-        let named = self.named().into_iter().zip(asked.named());
+        let named = self.named(asked).into_iter().zip(asked.named(self));
         let differ = named.filter(|((name, have), (_, want))| {
             have != want && (*name != "view" || asked.view.is_some())
         });
@@ -500,12 +500,12 @@ impl TableConfig {
         (!texts.is_empty()).then(|| texts.join("; "))
     }
 
-    /// The fields after `name`, with their values in the words of Python.
-    fn named(&self) -> [(&'static str, String); 13] {
+    /// The fields after `name`, with their values in the words of Python. Of the columns those that `other` lacks.
+    fn named(&self, other: &TableConfig) -> [(&'static str, String); 13] {
         let float = |value: f64| format!("{value:?}");
         let view = self.view.as_ref();
         [
-            ("columns", self.columns_text()),
+            ("columns", self.columns_text(&other.columns)),
             ("capacity", self.capacity.to_string()),
             ("capacity_bytes", self.capacity_bytes.to_string()),
             ("sampler", self.sampler.to_string()),
@@ -527,7 +527,8 @@ impl TableConfig {
         ]
     }
 
-    fn columns_text(&self) -> String {
+    /// The columns that are not in `known`; all where only their order differs.
+    fn columns_text(&self, known: &[Column]) -> String {
         let text = |column: &Column| {
             let Column {
                 name, dtype, codec, ..
@@ -536,7 +537,11 @@ impl TableConfig {
             let finite = if column.finite { "" } else { " finite=False" };
             format!("{name}: {} {shape} {}{finite}", dtype.name(), codec.name())
         };
-        let texts: Vec<_> = self.columns.iter().map(text).collect();
+        let reordered = self.columns != known
+            && self.columns.len() == known.len()
+            && self.columns.iter().all(|column| known.contains(column));
+        let shown = |column: &&Column| reordered || !known.contains(column);
+        let texts: Vec<_> = self.columns.iter().filter(shown).map(text).collect();
         format!("[{}]", texts.join(", "))
     }
 }

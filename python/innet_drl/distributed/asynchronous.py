@@ -106,7 +106,9 @@ class Replica:
         self._job, self._worker, self._workers = job, worker, workers
         self._apply = apply or optimizer.step
         self._check_period = check_period
-        self._publish_period = publish_period or staleness + 1
+        self._publish_period = staleness + 1 if publish_period is None else publish_period
+        if self._publish_period < 1:
+            raise ConfigError(f"publish_period {publish_period}: it is at least 1")
         self._deadline = deadline
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if any(parameter.dtype != torch.float32 for parameter in self._parameters):
@@ -132,7 +134,7 @@ class Replica:
                     worker,
                     workers,
                     values=values,
-                    threshold=threshold or -(-workers // 2),
+                    threshold=-(-workers // 2) if threshold is None else threshold,
                     staleness=staleness,
                     updates=updates,
                     name=f"replica {worker}",

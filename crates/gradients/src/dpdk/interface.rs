@@ -228,7 +228,7 @@ impl FrameSender {
         self.counters.overrun += 1;
     }
 
-    /// Removes expired ARP entries and sends requests for stale ones. Called regularly by the first core.
+    /// Removes expired ARP entries and sends requests for stale ones. Called regularly by an aggregator's first core, and by a worker.
     pub fn refresh_neighbours(&mut self) {
         for ip in self.interface.neighbours.expire(self.now) {
             self.request_arp(ip);

@@ -73,20 +73,20 @@ impl Neighbours {
             return;
         }
         let mut table = lock(&self.table);
-        if let Some(entry) = table.get_mut(&ip) {
-            entry.last_heard = now;
-            entry.asked = None;
-            if entry.neighbour == neighbour {
-                return;
+        let Some(entry) = table.get_mut(&ip) else {
+            // Routes are cached for known neighbours alone: a new one makes none wrong.
+            if arp.to.0 == here && make_room(&mut table) {
+                table.insert(ip, ArpEntry::new(neighbour, now, None));
             }
-            entry.neighbour = neighbour;
-        } else if arp.to.0 == here && make_room(&mut table) {
-            table.insert(ip, ArpEntry::new(neighbour, now, None));
-        } else {
             return;
+        };
+        entry.last_heard = now;
+        entry.asked = None;
+        if entry.neighbour != neighbour {
+            entry.neighbour = neighbour;
+            drop(table);
+            self.changed();
         }
-        drop(table);
-        self.changed();
     }
 
     /// The neighbour with an address. `Err` says whether to send a request now.
