@@ -246,8 +246,16 @@ def test_a_healthy_run_says_nothing_and_has_its_diagnoses(
     assert "Dead units of each ReLU" in write_report([run]).path.read_text()
 
 
+def test_what_a_healthy_run_of_pong_has_is_no_sign() -> None:
+    """Few of its first filters see anything, and its Q-values fall from 0 towards the returns."""
+    pong = {"q_predicted": -0.58, "return_discounted": -2.17, "policy_churn": 0.59}
+    pong |= {"dead_units/1": 0.75, "dead_units/2": 0.28, "dead_units/3": 0.1, "dead_units/4": 0.02}
+    assert train_signs.signs(pong, small()) == {}
+    assert list(train_signs.signs({**pong, "dead_units/3": 0.3}, small())) == ["dead_units/3"]
+
+
 def test_a_sign_is_said_once_and_of_several_values() -> None:
-    line = dataclasses.replace(filled_meter().line(10, 2, TABLE), equal_frames=0.5, learner_updates=2_000)
+    line = dataclasses.replace(filled_meter().line(10, 2, TABLE), equal_frames=0.5, learner_updates=4_000)
     signs = SignsOfRun(small())
     said = [signs.add(line) for _ in range(2 * RECENT)]
     assert [len(new) for new in said] == [0] * (RECENT - 1) + [1] + [0] * RECENT

@@ -14,8 +14,10 @@ from typing import Any
 from innet_drl.train.config import Config
 from innet_drl.train.metrics import Metrics
 
-WARM_UP = 2_000
+WARM_UP = 4_000
 """Updates before which metrics are ignored, as a fresh network values all actions equally."""
+LAST_LAYERS = 2
+"""Layers whose dead units are a sign. The first filters of a network are dead where a game shows little, as Pong."""
 RECENT = 5
 """Number of last values that are averaged; with fewer, a metric is ignored."""
 RECENT_EPISODES = 15
@@ -51,12 +53,12 @@ def signs(recent: Mapping[str, float], config: Config) -> dict[str, str]:
         "policy_churn",
         "the best action changes in {percent} of the states within some hundred updates: a lower --learning-rate, or a "
         "larger --average-decay",
-        above=0.6,
+        above=0.65,
     )
-    for name in recent:
-        if name.startswith("dead_units/"):
-            units = f"{{percent}} of the units of ReLU {name.partition('/')[2]} are 0 in all states"
-            sign(name, f"{units}: a lower --learning-rate, or other initial weights", above=0.25)
+    layers = sorted(int(name.partition("/")[2]) for name in recent if name.startswith("dead_units/"))
+    for layer in layers[-LAST_LAYERS:]:
+        units = f"{{percent}} of the units of ReLU {layer} are 0 in all states"
+        sign(f"dead_units/{layer}", f"{units}: a lower --learning-rate, or other initial weights", above=0.25)
     sign(
         "feature_spread",
         "a normaliser's input has a standard deviation of {value:.2g} times the root of its epsilon, and it multiplies "
@@ -79,7 +81,8 @@ def signs(recent: Mapping[str, float], config: Config) -> dict[str, str]:
     if predicted is None or returned is None or config.munchausen:
         # Munchausen adds a term to Q-values that returns lack.
         return found
-    if predicted > returned + 0.1 * abs(returned) + 0.05:
+    # Q-values that begin near 0 approach negative returns from above.
+    if predicted > returned + 0.1 * abs(returned) + 0.05 and abs(predicted) > abs(returned):
         found["q_predicted"] = (
             f"Q-values of {predicted:.3g} are above the returns that follow, {returned:.3g}: a lower "
             "--samples-per-insert or --learning-rate, or a longer --target-period"
