@@ -84,6 +84,7 @@ lint: setup ## formatting, clippy, ruff, mypy
 	cargo fmt --all --check
 	cargo clippy --locked --workspace --all-targets --quiet -- --deny warnings
 	cargo clippy --locked --package replay_core --all-targets --features loom --quiet -- --deny warnings
+	cargo clippy --locked --package replay_core --test schedules --features shuttle --quiet -- --deny warnings
 	cargo clippy --locked --package fstack_sys --all-targets --all-features --quiet -- --deny warnings
 	cargo clippy --locked --package stack_fstack --package innet_replay --all-targets --features fstack --quiet -- --deny warnings
 	cargo clippy --locked --package gradients --package gradients_net --all-targets --features dpdk --quiet -- --deny warnings
@@ -123,8 +124,9 @@ bench-check: ## allocations, reads, writes and bytes of each operation, against 
 bench-record: ## record them again, after a change that explains the difference
 	$(COUNTS) --record
 
-loom: ## model checks of the lock-free parts, and the mutations that must make them fail
+loom: ## model checks of the lock-free parts, random schedules of tables, and the mutations that must make them fail
 	cargo test --locked --package replay_core --features loom --test 'loom_*'
+	cargo test --locked --package replay_core --features shuttle --test schedules
 
 python-test: build $(if $(filter x86_64,$(shell uname -m)),wheel) ## Python tests, stub check and the examples of the documents
 	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder

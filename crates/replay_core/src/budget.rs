@@ -8,8 +8,8 @@
 //! with their decoded requests (except short frames received while no memory is free, and decoded requests of the
 //! longest frames). Lengths are checked before allocation.
 
+use crate::sync::{AtomicU64, Ordering};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Byte limit, and the bytes reserved of it.
 pub struct Budget {

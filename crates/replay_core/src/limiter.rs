@@ -321,7 +321,7 @@ impl Limiter {
     }
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(feature = "model")))]
 mod tests {
     use super::*;
     use crate::cause::WaitReason;

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
-use event_listener::Listener;
 
 use crate::error::{Error, Result};
 use crate::memory::Memory;
@@ -13,6 +12,7 @@ use crate::replay::{
     SampleRequest, Sampled, StepsRead, UpdateReceipt, WriterId,
 };
 use crate::schema::TableConfig;
+use crate::sync::Listener;
 use crate::table::{Attempt, PendingCall, Step, Table, Turn};
 use base::wait::Wait;
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
 use serde_json::{Map, Value, json};
@@ -12,9 +12,9 @@ use crate::error::{Error, Result};
 use crate::parameters::ParameterStore;
 use crate::replay::{Listing, Parameters, WriterId};
 use crate::schema::TableConfig;
+use crate::sync::{Mutex, MutexGuard, RwLock, lock};
 use crate::table::Table;
 use base::random::random_number;
-use base::sync::lock;
 
 /// Limits of a memory, and the seed of its sampling.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,6 +75,8 @@ pub struct Memory {
     tables: RwLock<BTreeMap<String, Arc<Table>>>,
     /// Held while a table is made, so that `tables` is not held over its allocation.
     making: Mutex<()>,
+    /// Held by a save: a table keeps the state of one moment.
+    saving: Mutex<()>,
     parameters: Arc<ParameterStore>,
     incarnation: u64,
     seed: u64,
@@ -97,10 +99,16 @@ impl Memory {
             kept,
             tables: RwLock::new(BTreeMap::new()),
             making: Mutex::new(()),
+            saving: Mutex::new(()),
             incarnation: random_number().expect("the operating system has random numbers"),
             seed: limits.seed.unwrap_or_else(rand::random),
             started: Instant::now(),
         })
+    }
+
+    /// The lock of a save.
+    pub(crate) fn saving(&self) -> MutexGuard<'_, ()> {
+        lock(&self.saving)
     }
 
     /// Random number of this memory; it changes when a server restarts.

@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, PoisonError};
 
 use bytes::Bytes;
 use safetensors::SafeTensors;
@@ -14,10 +14,10 @@ use crate::budget::{Budget, Reservation};
 use crate::error::{Error, Result};
 use crate::replay::{ListedParameters, Parameters};
 use crate::snapshot_records::content::ParametersRecord;
+use crate::sync::{Mutex, RwLock, RwLockReadGuard, lock};
 use base::error::TooLarge;
 use base::error::check_size;
 use base::histogram::Histogram;
-use base::sync::lock;
 
 /// The newest version of each name.
 pub struct ParameterStore {

@@ -1,12 +1,11 @@
 //! Prioritized sampling of indexes when another buffer holds the data. An index always names the same entry.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use crate::error::{Error, Result, check_priorities};
 use crate::importance::{Normalization, importance_weights};
 use crate::power;
 use crate::schema::TableConfig;
 use crate::sum_tree::{Strata, SumTree, Update, check_samples};
+use crate::sync::{AtomicU64, Ordering};
 
 /// Samples indexes by priority. Threads may share one.
 #[derive(Debug)]

@@ -276,7 +276,7 @@ impl<T> Drop for Pinned<'_, T> {
     }
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(feature = "model")))]
 mod tests {
     use super::*;
     use std::sync::atomic::AtomicUsize;

@@ -11,9 +11,6 @@
 //! snapshot is trusted no more than a connection.
 
 use std::io::{Read, Write};
-use std::sync::Mutex;
-
-use base::sync::lock;
 
 use crate::error::{Error, Result};
 use crate::memory::Memory;
@@ -67,9 +64,7 @@ pub fn restore(memory: &Memory, from: impl Read, bytes: u64) -> Result<()> {
 }
 
 fn write(memory: &Memory, out: impl Write, server: bool) -> Result<()> {
-    // One save at a time: a table keeps the state of one [`Moment`].
-    static SAVING: Mutex<()> = Mutex::new(());
-    let _saving = lock(&SAVING);
+    let _saving = memory.saving();
     let mut out = RecordWriter::new(out)?;
     let tables = memory.tables().into_iter();
     let moments: Vec<Moment> = tables

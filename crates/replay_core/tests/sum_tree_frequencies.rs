@@ -1,5 +1,5 @@
 //! How often leaves are sampled, against the distribution they have to follow.
-#![cfg(not(feature = "loom"))]
+#![cfg(not(feature = "model"))]
 
 #[path = "support/frequencies.rs"]
 mod frequencies;

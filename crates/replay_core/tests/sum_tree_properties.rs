@@ -1,5 +1,5 @@
 //! The sum tree against a naive one: a list of priorities that is summed afresh.
-#![cfg(not(feature = "loom"))]
+#![cfg(not(feature = "model"))]
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

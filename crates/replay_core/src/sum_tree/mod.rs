@@ -39,7 +39,7 @@ mod batch;
 mod leaf;
 mod node;
 mod sample;
-#[cfg(all(target_arch = "x86_64", not(feature = "loom")))]
+#[cfg(all(target_arch = "x86_64", not(feature = "model")))]
 mod vector;
 
 use crate::error::{Error, Result, check_priorities};
@@ -396,7 +396,7 @@ fn mass_change(old: Leaf, new: Leaf) -> i64 {
     i64::from(new.units() > 0) - i64::from(old.units() > 0)
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(feature = "model")))]
 mod tests {
     use super::*;
 

@@ -118,7 +118,7 @@ fn first_beyond(
     (found, position - before)
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(feature = "model")))]
 mod tests {
     use super::*;
 

@@ -9,7 +9,7 @@ use crate::sync::{Ordering, fence};
 use super::SumTree;
 use super::leaf::Leaf;
 use super::node::{ChildSums, Level, Node};
-#[cfg(all(target_arch = "x86_64", not(feature = "loom")))]
+#[cfg(all(target_arch = "x86_64", not(feature = "model")))]
 use super::vector;
 
 /// A sampled leaf.
@@ -122,7 +122,7 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
 
     /// Goes down once for each target. Returns the targets that missed.
     fn descend(&self, targets: &[f64], total: u64, out: &mut Vec<SampledLeaf>) -> Vec<f64> {
-        #[cfg(all(target_arch = "x86_64", not(feature = "loom")))]
+        #[cfg(all(target_arch = "x86_64", not(feature = "model")))]
         if FANOUT == vector::FANOUT && vector::is_available() {
             // SAFETY: the processor has AVX2 and BMI1.
             return unsafe { self.descend_avx2(targets, total, out) };
@@ -130,7 +130,7 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
         self.descend_by(targets, total, out, |node, level| node.read(level))
     }
 
-    #[cfg(all(target_arch = "x86_64", not(feature = "loom")))]
+    #[cfg(all(target_arch = "x86_64", not(feature = "model")))]
     #[target_feature(enable = "avx2,bmi1")]
     fn descend_avx2(&self, targets: &[f64], total: u64, out: &mut Vec<SampledLeaf>) -> Vec<f64> {
         self.descend_by(targets, total, out, |node, level| vector::read(node, level))

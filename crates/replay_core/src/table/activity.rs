@@ -1,7 +1,7 @@
 //! Idle detection of writers, by their pushes and the frames of their connections.
 
+use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// Last use and number of waiting pushes of a writer, or of waiting frames of a connection.

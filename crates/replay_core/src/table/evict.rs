@@ -1,11 +1,10 @@
 //! Eviction of the oldest chunks, by steps, bytes and items. Under the insert lock chunks leave the order of
 //! arrival and their items die; the chunks themselves are dropped after it is released.
 
-use std::sync::atomic::Ordering;
-
 use crate::cause::Cause;
 use crate::error::Result;
 use crate::limiter::Outcome;
+use crate::sync::Ordering;
 
 use super::Table;
 use super::ids::ItemId;
@@ -128,7 +127,7 @@ impl Table {
     }
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(feature = "model")))]
 mod tests {
     use std::sync::Arc;
 

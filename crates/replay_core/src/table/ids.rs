@@ -158,7 +158,7 @@ impl RestoredIds {
     }
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(feature = "model")))]
 mod tests {
     use std::collections::HashSet;
 

@@ -425,7 +425,7 @@ impl Items {
     }
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(feature = "model")))]
 mod tests {
     use super::*;
 

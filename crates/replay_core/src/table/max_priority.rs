@@ -1,10 +1,7 @@
 //! The largest priority of a table: the priority of an item that is pushed without one.
 
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use crate::schema::TableConfig;
-use base::sync::lock;
+use crate::sync::{AtomicU64, Mutex, Ordering, lock};
 
 use super::ids::ItemId;
 use super::items::Items;

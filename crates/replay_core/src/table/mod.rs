@@ -40,15 +40,14 @@ pub(crate) mod samplers;
 pub(crate) mod save;
 mod stats;
 mod streams;
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(feature = "model")))]
 mod test_requests;
 mod update;
 mod waiting;
 mod writers;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::Instant;
 
 use crate::budget::Reservation;
@@ -61,6 +60,7 @@ use crate::replay::{OpenWriter, WriterOpened};
 use crate::row_layout::RowLayout;
 use crate::schema::TableConfig;
 use crate::slab::Slab;
+use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Mutex, MutexGuard, Ordering, is_poisoned};
 
 pub use activity::Activity;
 pub use pending_call::{PendingCall, Step};
@@ -259,7 +259,7 @@ impl Table {
     /// Whether a holder of the insert lock has panicked: a push may have been stored in part, without its sequence number,
     /// so nothing is read or written from then on, lest steps appear twice.
     fn has_failed(&self) -> bool {
-        self.residents.is_poisoned()
+        is_poisoned(&self.residents)
     }
 
     /// Runs a call that changes the table. Its panic is counted, logged and returned as an error, so that a server survives it.

@@ -2,7 +2,6 @@
 //! its placement.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 
@@ -10,6 +9,7 @@ use crate::chunk::PackedRows;
 use crate::error::{Error, Result};
 use crate::replay::{NewItem, PushBody};
 use crate::schema::TableConfig;
+use crate::sync::Ordering;
 use base::error::check_size;
 
 use super::Table;
@@ -237,9 +237,9 @@ mod tests {
     use crate::memory::{Memory, MemoryLimits};
     use crate::replay::{ChunkHead, OpenWriter, Push};
     use crate::schema::{Codec, Column, Dtype};
+    use crate::sync::lock;
     use crate::table::streams::LOOKS;
     use crate::table::{Attempt, Turn};
-    use base::sync::lock;
 
     use super::*;
 

@@ -11,13 +11,11 @@
 //! allocation, free or I/O. Slots return through an `ArrayQueue`, in which a thread may wait for one that is
 //! stalled between two instructions.
 
-use std::sync::atomic::Ordering;
-
 use crate::cause::{Cause, OutdatedWriter, WaitReason};
 use crate::error::Result;
 use crate::limiter::{Inserting, Outcome};
 use crate::replay::Push;
-use base::sync::lock;
+use crate::sync::{Ordering, lock};
 
 use super::evict::EVICTED_AT_ONCE;
 use super::prepare::Prepared;
@@ -227,7 +225,7 @@ impl Table {
     }
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(feature = "model")))]
 mod tests {
     use std::sync::Arc;
     use std::time::Instant;

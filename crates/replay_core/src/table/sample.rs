@@ -8,7 +8,6 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 
@@ -20,6 +19,7 @@ use crate::replay::{SampleCredit, SampleRequest, Sampled, SampledItem, ShardStat
 use crate::schema::flags;
 use crate::slab::Pinned;
 use crate::sum_tree::{self, SampledLeaf, Strata};
+use crate::sync::Ordering;
 use base::error::check_size;
 
 use super::credit::Credit;

@@ -5,7 +5,6 @@
 use std::collections::{HashMap, HashSet};
 use std::io::Write;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use crate::error::{Error, Result};
 use crate::slab::Handle;
@@ -13,6 +12,7 @@ use crate::snapshot_records::content::{
     ChunkRecord, ItemRecord, StreamRecord, TableState, WriterRecord, WriterStream,
 };
 use crate::snapshot_records::{RecordKind, RecordWriter};
+use crate::sync::Ordering;
 
 use super::Table;
 use super::ids::ItemId;
@@ -301,7 +301,7 @@ impl Saved {
     }
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(feature = "model")))]
 mod tests {
     use crate::memory::{Memory, MemoryLimits};
     use crate::replay::{Push, PushBody};

@@ -1,12 +1,10 @@
 //! The counters of a table, and the JSON object that shows them.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use serde_json::{Value, json};
 
 use crate::snapshot_records::content::TableState;
+use crate::sync::{AtomicU64, Ordering, lock};
 use base::histogram::Histogram;
-use base::sync::lock;
 
 use super::Table;
 

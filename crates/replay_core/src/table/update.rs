@@ -1,9 +1,8 @@
 //! Priorities from learners, and corrupt items.
 
-use std::sync::atomic::Ordering;
-
 use crate::error::{Error, Result, check_priorities};
 use crate::replay::UpdateReceipt;
+use crate::sync::Ordering;
 use base::words::shortened;
 
 use super::Table;

@@ -7,15 +7,12 @@
 //! (`max_version_lag`) is in its writer's own queue.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicUsize, Ordering, fence};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-use event_listener::{Event, EventListener};
 
 use crate::cause::WaitReason;
 use crate::error::{Error, Result};
-use base::sync::lock;
+use crate::sync::{AtomicUsize, Event, EventListener, Mutex, Ordering, fence, lock};
 
 use super::Attempt;
 use super::activity;

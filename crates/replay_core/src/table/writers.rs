@@ -9,8 +9,7 @@
 mod expiry;
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -18,9 +17,9 @@ use serde_json::{Value, json};
 use crate::error::{Error, Result};
 use crate::replay::{OpenWriter, WriterOpened};
 use base::error::check_size;
-use base::sync::lock;
 
 use crate::snapshot_records::content::WriterRecord;
+use crate::sync::{Mutex, MutexGuard, Ordering, lock};
 
 use super::activity::{Activity, Waiting};
 use super::streams::Stream;
@@ -42,7 +41,8 @@ pub struct WriterIdentity {
 impl WriterIdentity {
     /// A writer of its own.
     pub fn new(name: String, window_before: u16, window_after: u16) -> Arc<Self> {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
+        // The atomics of model checkers last for one execution.
+        static NEXT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
         Arc::new(WriterIdentity {
             name,
             window_before,

@@ -1,13 +1,13 @@
 //! Puts the checked records of a snapshot into their empty table.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use super::{Staged, StagedChunk};
 use crate::error::{Error, Result};
 use crate::memory::Memory;
 use crate::schema::TableConfig;
 use crate::snapshot_records::content::{TableState, WriterRecord, WriterStream};
+use crate::sync::Ordering;
 use crate::table::Table;
 use crate::table::ids::{ItemId, RestoredIds};
 use crate::table::items::ItemRows;

@@ -1,12 +1,10 @@
 //! Binary heap of items that knows each slot's index, for the samplers that always choose the first item.
 
 use std::marker::PhantomData;
-use std::sync::Mutex;
-
-use base::sync::lock;
 
 use crate::error::Result;
 use crate::schema::TableConfig;
+use crate::sync::{Mutex, lock};
 use crate::table::ids::ItemId;
 use crate::table::items::Items;
 

@@ -86,7 +86,7 @@ impl InsertionOrder {
     }
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(feature = "model")))]
 mod tests {
     use super::*;
 

@@ -10,14 +10,12 @@
 //! The masses in the sum tree only mark the items that can be sampled. Each of several servers ranks its own items; the probability is
 //! then u(r) over the sum of u of all servers.
 
-use std::sync::Mutex;
-
 use crate::power;
 use crate::schema::TableConfig;
 use crate::sum_tree::{SampledLeaf, SumTree};
+use crate::sync::{Mutex, lock};
 use crate::table::ids::ItemId;
 use crate::table::items::Items;
-use base::sync::lock;
 
 use super::{ItemSampler, TableSampler};
 
@@ -333,7 +331,7 @@ impl Ranks {
     }
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(feature = "model")))]
 mod tests {
     use proptest::collection::vec;
     use proptest::prelude::*;

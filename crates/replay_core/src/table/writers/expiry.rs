@@ -116,8 +116,8 @@ mod tests {
 
     use super::super::tests::open;
     use super::*;
+    use crate::sync::lock;
     use crate::table::activity::Activity;
-    use base::sync::lock;
 
     thread_local! {
         /// Looks at whether a writer is idle.
