@@ -31,7 +31,7 @@ def test_our_systems_give_every_figure(tmp_path: Path, capsys: pytest.CaptureFix
     out = tmp_path / "out.json"
     flags = [
         "--systems",
-        "shared,sampling,ahead" if format_name == "frames" else "shared",
+        "shared,sampling,ahead",
         "--stacks",
         "fstack,kernel",
         "--formats",
