@@ -129,7 +129,7 @@ loom: ## model checks of the lock-free parts, random schedules of tables, and th
 	cargo test --locked --package replay_core --features shuttle --test schedules
 
 python-test: build $(if $(filter x86_64,$(shell uname -m)),wheel) ## Python tests, stub check and the examples of the documents
-	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile
 
 # Material's notice about the next major version of MkDocs is no warning of this site.
 docs: $(VENV)/.docs ## build the documentation site into build/site; any warning is an error

@@ -32,18 +32,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-LONGEST = ("test_ray.py", "test_examples.py", "test_processes.py", "test_hung_environments.py", "test_own_script.py")
-"""Files that take longest. Begun last, they would be waited for alone."""
-
-
-# Before pytest-xdist's own hook.
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Begins with the longest files.
-
-    Multiplies the time that each test may take by `INNET_PATIENCE`, for machines that are busy.
-    """
-    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
+    """Multiplies the time that each test may take by `INNET_PATIENCE`, for machines that are busy."""
     patience = float(os.environ.get("INNET_PATIENCE", 1))
     if patience == 1:
         return

@@ -22,8 +22,7 @@ def use_in_child(replay: innet.Replay, failures: Any) -> None:
         failures.put(str(error))
 
 
-# Python warns of a fork beside threads; JAX, which TorchRL imports where it is installed, of every fork.
-@pytest.mark.filterwarnings("ignore:.*fork")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_child_is_told_to_connect_itself(make_replay: MakeReplay) -> None:
     replay = make_replay([table()])
     fork = multiprocessing.get_context("fork")
