@@ -106,7 +106,7 @@ def test_priorities_go_to_the_table_of_each_id(replay: innet.Replay) -> None:
         receipt = replay.update_priorities(MIX, batch.ids[order], new[order], wait=round_ % 2 == 0)
         if round_ % 2 == 0:
             assert receipt.stale == 0
-            # With those of the round before, which nobody waited for.
+            # The receipt also counts the update of the round before, which did not wait.
             assert receipt.applied >= len(np.unique(batch.ids))
         for place in order:
             priorities[list(ITEMS)[batch.tables[place]]][batch.action[place]] = new[place]

@@ -390,7 +390,7 @@ fn tensors() -> Bytes {
     safetensors::serialize([("w", view)], None).unwrap().into()
 }
 
-/// A server's snapshot has a prefix of each writer's steps, as long as the writer is told.
+/// The steps of each writer in a server's snapshot are a prefix of those it has pushed, up to the sequence number it is told.
 #[test]
 fn a_snapshot_has_a_prefix_of_each_writer() {
     check(|| {

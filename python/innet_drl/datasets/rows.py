@@ -254,7 +254,9 @@ def read_errors(source: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def storage_errors(target: str, but: Container[OSError] = ()) -> Iterator[None]:
-    """Turns errors of the operating system, `but` those of the caller's episodes, into one that names the file.
+    """Turns errors of the operating system into one that names the file.
+
+    Errors in `but` pass: the caller's own episodes raised them.
 
     Raises:
         StorageError: Instead of them.

@@ -124,7 +124,7 @@ class InnetReplayBuffer:
         Raises:
             innet_drl.ConfigError: An entry that is no tensor, or whose name cannot be a column's.
             innet_drl.SchemaError: NaN, or other entries, dtypes or shapes than the first items'; nothing is stored.
-            innet_drl.TableDiffersError: Other entries or settings than those of the process that made the table.
+            innet_drl.TableDiffersError: The table on the server has other entries or settings than this buffer.
             innet_drl.PriorityError: A priority that is NaN or negative; nothing is stored.
             innet_drl.DeadlineError: The server has not taken the items, or, as the message says, has not confirmed
                 them: then they follow, and are not to be added again.

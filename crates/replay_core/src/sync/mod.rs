@@ -1,5 +1,5 @@
-//! Atomics, locks, events, cells and a queue. They are those of `std`, crossbeam and event-listener, and with a cargo feature those of a
-//! model checker:
+//! Atomics, locks, events, cells and a queue: those of `std`, crossbeam and event-listener, or with a cargo feature those of a model
+//! checker:
 //!
 //! - `loom` runs a model under every interleaving and every value that weak memory allows. It is for the lock-free modules `sum_tree`,
 //!   `slab`, `limiter`, `table::items` and `table::samplers::order`; the rest of the crate compiles with it, on std's locks.
