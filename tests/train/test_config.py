@@ -135,6 +135,12 @@ def test_flags_change_the_preset() -> None:
     )
 
 
+@pytest.mark.parametrize(("theirs", "ours"), [("--lr=1e-3", "--learning-rate"), ("--total_timesteps", "--steps")])
+def test_flags_of_other_programs_name_ours(theirs: str, ours: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"there is no flag .*: it is {ours} here"):
+        parse_train([theirs, "1"])
+
+
 def test_breakout_is_the_default() -> None:
     assert parse_train([]).config == PRESETS["breakout"]
 
