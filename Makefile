@@ -29,7 +29,7 @@ DPDK := $(shell pkg-config --exists 'libdpdk >= 22.11' 2>/dev/null && echo yes)
 
 export VIRTUAL_ENV := $(abspath $(VENV))
 
-.PHONY: help setup build demo test format lint deny rust-test dpdk-test fstack-test loom wheel licenses bench-check bench-record python-test docs bench bench-peers soak wire clean
+.PHONY: help setup build demo test format lint deny rust-test dpdk-test fstack-test loom fuzz world wheel licenses bench-check bench-record python-test docs bench bench-peers soak wire clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -127,6 +127,18 @@ bench-record: ## record them again, after a change that explains the difference
 loom: ## model checks of the lock-free parts, random schedules of tables, and the mutations that must make them fail
 	cargo test --locked --package replay_core --features loom --test 'loom_*'
 	cargo test --locked --package replay_core --features shuttle --test schedules
+
+# A target of crates/fuzz, each in turn for its part of the MINUTES. New inputs go into tests/__fuzz__; a failure into crashes beside them.
+FUZZED ?= frames_of_a_peer requests_to_a_memory bytes_to_a_server bytes_to_a_client changed_snapshots parameters texts_of_users datagrams_to_an_aggregator ethernet_frames
+
+fuzz: ## fuzz for MINUTES=3, guided by coverage; FUZZED names targets; needs cargo-bolero
+	for target in $(FUZZED); do \
+		cargo bolero test --package fuzz --sanitizer NONE --time $$(($(MINUTES) * 60 / $(words $(FUZZED))))s $$target || exit 1; \
+	done
+
+SEEDS ?= 10000
+world: ## the simulated worlds of SEEDS=10000 numbers, or of one: SEED=7
+	$(if $(SEED),INNET_WORLD_SEED=$(SEED),INNET_WORLD_SEEDS=$(SEEDS)) cargo test --locked --package world --test world no_world -- --nocapture
 
 python-test: build $(if $(filter x86_64,$(shell uname -m)),wheel) ## Python tests, stub check and the examples of the documents
 	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile

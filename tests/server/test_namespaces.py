@@ -128,6 +128,9 @@ def test_errors_have_the_names_inside(both: tuple[innet.Replay, innet.Replay]) -
     for call in (one.table, one.empty_table, one.drop_table):
         with pytest.raises(errors.UnknownTableError, match=r'no table "u"; in the namespace one there are "t"$'):
             call("u")
+    with pytest.raises(errors.UnknownTableError, match=r'no table "u"; in the namespace one there are "t"$'):
+        one.update_priorities("u", np.ones(1, np.uint64), np.ones(1), wait=False)
+        one.update_priorities("u", np.ones(1, np.uint64), np.ones(1))
     with pytest.raises(errors.DeadlineError) as late:
         one.sample("t", 4, VIEW, timeout=0.1)
     with one.batches("t", 4, VIEW, timeout=0.1) as batches, pytest.raises(errors.DeadlineError) as late_batch:

@@ -444,7 +444,9 @@ def test_a_server_that_is_away_is_left_out_and_taken_up_again(servers: list[Serv
             assert 0 < receipt.applied < len(ids)
             assert receipt.applied + receipt.stale == len(ids)
             assert shards.stats()["shards"][servers[1].address] is None
-            with pytest.raises(innet.errors.DisconnectedError, match="is emptied on every server"):
+            with pytest.raises(
+                innet.errors.DisconnectedError, match="empty_table is for every server, and this one is away"
+            ):
                 shards.empty_table("t")
             write(shards, 1, range(100, 120))
             assert count(log, "is away") == 1

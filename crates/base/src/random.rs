@@ -1,8 +1,7 @@
 //! Random bytes from the operating system. Unlike [`rand::random`], they never repeat in a forked process.
 
-use std::io;
-
 use crate::error::OsError;
+use crate::host::fill_random;
 
 /// Random bytes.
 ///
@@ -10,8 +9,7 @@ use crate::error::OsError;
 /// [`OsError`] when the operating system fails.
 pub fn random<const N: usize>() -> Result<[u8; N], OsError> {
     let mut bytes = [0; N];
-    rand::TryRng::try_fill_bytes(&mut rand::rngs::SysRng, &mut bytes)
-        .map_err(|error| OsError::of("getting random bytes")(io::Error::other(error)))?;
+    fill_random(&mut bytes)?;
     Ok(bytes)
 }
 

@@ -4,6 +4,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::host;
+
 /// Deadline, interrupt and log line of a blocking call.
 #[derive(Clone, Copy)]
 pub struct Wait<'a> {
@@ -102,7 +104,7 @@ impl Wait<'_> {
         Slices {
             wait: self,
             until,
-            check: Instant::now() + Wait::CHECK_EVERY,
+            check: host::now() + Wait::CHECK_EVERY,
         }
     }
 }

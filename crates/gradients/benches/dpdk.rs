@@ -14,9 +14,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use gradients::dpdk::device::{Device, RxQueue, TxQueue};
-use gradients::dpdk::frame::{Arp, HeaderTemplate, MAX_FRAME, Mac, ParsedFrame};
 use gradients::dpdk::packets::{FreePackets, PacketPool};
 use gradients::dpdk::{DpdkAggregator, DpdkConfig, cores, eal};
+use gradients::ethernet::{Arp, HeaderTemplate, MAX_FRAME, Mac, ParsedFrame};
 use gradients::packet::{HEADER_BYTES, MAX_SEGMENT_VALUES, PacketHeader, PacketKind};
 use gradients::{AggregatorLimits, AggregatorTransport, Arithmetic, JoinJob};
 

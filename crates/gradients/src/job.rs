@@ -78,6 +78,8 @@ pub struct Job {
     contributed: Vec<u64>,
     /// Reason of a suspension: nothing is added up until a reset.
     halted: Option<Ack>,
+    /// No segment is overdue before: a scan of all of them takes milliseconds in a large job.
+    next_scan: Instant,
 }
 
 /// A job, for statistics.
@@ -123,6 +125,7 @@ impl Job {
             floor: first,
             contributed: vec![0; settings.workers.into()],
             halted: None,
+            next_scan: now,
         }
     }
 

@@ -27,6 +27,7 @@
 //! | `datagrams` | UDP sockets: on Linux many datagrams for each system call |
 //! | `udp` | UDP transports of an aggregator and of a worker |
 //! | `dpdk` | DPDK transports of both (feature `dpdk`) |
+//! | [`ethernet`] | Ethernet, IPv4, UDP and ARP headers, for DPDK |
 //! | `aggregator_transport` | an aggregator on a transport |
 //! | `worker_transport` | a worker on a transport |
 //! | `threads` | threads of transports, which end with their owner |
@@ -60,6 +61,7 @@ mod datagrams;
 #[cfg(feature = "dpdk")]
 pub mod dpdk;
 mod error;
+pub mod ethernet;
 mod gathering;
 mod job;
 pub mod packet;

@@ -64,7 +64,7 @@ impl PendingJoins {
     fn count_without(&self, job: &str) -> usize {
         let sessions = self.sessions.iter();
         let sessions =
-            sessions.filter(|(_, session)| !matches!(session.state, SessionState::InUse));
+            sessions.filter(|(_, session)| !matches!(session.state, SessionState::InUse(_)));
         let racks = self.racks.keys();
         let racks = racks.filter(|name| !self.sessions.contains_key(*name));
         let names = sessions.map(|(name, _)| name).chain(racks);
@@ -86,8 +86,8 @@ enum SessionState {
     Joining,
     /// The job can be created.
     Joined(ParentAggregator),
-    /// The job was created.
-    InUse,
+    /// The job was created, with this session at the parent.
+    InUse(u32),
     Failed(gradients::Error),
 }
 
@@ -128,23 +128,13 @@ impl Aggregators {
             None => udp_aggregators(address, own.gradients_threads, limits),
             Some(dpdk) => dpdk_aggregators(&dpdk, limits),
         };
-        let aggregators = aggregators.map_err(Error::from)?;
-        Ok(Some(Self::new(aggregators, limits, parent)))
-    }
-
-    /// Aggregators, at least one.
-    pub fn new(
-        aggregators: Vec<Box<dyn AggregatorTransport>>,
-        limits: AggregatorLimits,
-        parent: Option<ParentServer>,
-    ) -> Self {
-        Aggregators(Arc::new(Inner {
-            aggregators,
+        Ok(Some(Aggregators(Arc::new(Inner {
+            aggregators: aggregators.map_err(Error::from)?,
             limits,
             parent,
             joins: Mutex::default(),
             changed: Event::new(),
-        }))
+        }))))
     }
 
     /// Address of the first aggregator.
@@ -191,11 +181,13 @@ impl Aggregators {
                 }
             }
         }
-        let has_parent = parent.is_some();
+        let at_parent = parent.as_ref().map(|parent| parent.ticket.session);
         let ticket = aggregator.join(&request, below, parent)?;
         joins.racks.remove(&request.job);
-        if has_parent && let Some(session) = joins.sessions.get_mut(&request.job) {
-            session.state = SessionState::InUse;
+        if let Some(number) = at_parent
+            && let Some(session) = joins.sessions.get_mut(&request.job)
+        {
+            session.state = SessionState::InUse(number);
         }
         let address = aggregator.address();
         Ok(Attempt::Ready(Joined { address, ticket }))
@@ -294,7 +286,7 @@ impl Inner {
             SessionState::Joined(_) | SessionState::Failed(_) => {
                 session.started.elapsed() < session.settings.deadline
             }
-            SessionState::InUse => self.aggregators.iter().any(|one| one.aggregator().has(job)),
+            SessionState::InUse(_) => self.aggregators.iter().any(|one| one.aggregator().has(job)),
         });
     }
 
@@ -362,9 +354,17 @@ impl Inner {
             sessions.insert(request.job.clone(), session);
             return Ok(blocked);
         };
-        session.settings.check_same(request, &settings)?;
+        if let Err(error) = session.settings.check_same(request, &settings) {
+            let is_old = session.started.elapsed() >= request.deadline;
+            if is_old && !matches!(session.state, SessionState::InUse(_)) {
+                // Nobody may wait for so old a join any more. Those who do have to join again.
+                sessions.remove(&request.job);
+                self.changed.notify(usize::MAX);
+            }
+            return Err(error.into());
+        }
         match &session.state {
-            SessionState::Joining | SessionState::InUse => Ok(blocked),
+            SessionState::Joining | SessionState::InUse(_) => Ok(blocked),
             SessionState::Joined(parent) => Ok(Attempt::Ready(parent.clone())),
             SessionState::Failed(failure) => {
                 let failure = failure.clone();
@@ -427,7 +427,18 @@ impl Inner {
                 return self.set_state(&request.job, stop, failed);
             }
         };
-        let aggregator = ParentAggregator::new(joined.aggregator, &joined.ticket, below);
+        let address = match (self.aggregators[0].address(), joined.aggregator) {
+            // A socket for both receives from IPv4 hosts at mapped addresses.
+            (SocketAddr::V6(_), SocketAddr::V4(at)) => (at.ip().to_ipv6_mapped(), at.port()).into(),
+            (SocketAddr::V4(own), SocketAddr::V6(at)) => {
+                let reason = format!(
+                    "its aggregator is at {at}, and this server's, at {own}, has IPv4 alone"
+                );
+                return self.set_state(&request.job, stop, SessionState::Failed(refused(reason)));
+            }
+            (_, at) => at,
+        };
+        let aggregator = ParentAggregator::new(address, &joined.ticket, below);
         self.set_state(&request.job, stop, SessionState::Joined(aggregator));
         let reason = joined.session.ended(&Wait {
             interrupted: &stopped,
@@ -441,10 +452,6 @@ impl Inner {
             reason,
             "the connection to the parent ended"
         );
-        let mut aggregators = self.aggregators.iter();
-        if let Some(aggregator) = aggregators.find(|one| one.aggregator().has(&request.job)) {
-            aggregator.lose_parent(joined.ticket.session);
-        }
         self.set_state(&request.job, stop, SessionState::Failed(refused(reason)));
     }
 
@@ -456,8 +463,15 @@ impl Inner {
             && Arc::ptr_eq(&session.stop, stop)
         {
             match session.state {
-                // The job has lost its parent: the next join opens a new session.
-                SessionState::InUse => drop(sessions.remove(job)),
+                // The job has lost its parent: the next join opens a new session. With the lock of the joins, so that none creates the
+                // job in between.
+                SessionState::InUse(number) => {
+                    sessions.remove(job);
+                    let mut aggregators = self.aggregators.iter();
+                    if let Some(one) = aggregators.find(|one| one.aggregator().has(job)) {
+                        one.lose_parent(number);
+                    }
+                }
                 _ => session.state = state,
             }
         }

@@ -1,7 +1,6 @@
 //! The in-process `Replay`: calls go straight to the memory, and block until it admits them.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use bytes::Bytes;
 
@@ -14,6 +13,7 @@ use crate::replay::{
 use crate::schema::TableConfig;
 use crate::sync::Listener;
 use crate::table::{Attempt, PendingCall, Step, Table, Turn};
+use base::host;
 use base::wait::Wait;
 
 /// Repeats `attempt` until it is ready, the deadline has passed or the caller is interrupted. Its argument is `true` in the
@@ -27,10 +27,10 @@ fn block_on<T>(
     });
     let mut slices = wait.slices(wait.deadline);
     loop {
-        match call.step(Instant::now, Turn::changed, &mut attempt)? {
+        match call.step(host::now, Turn::changed, &mut attempt)? {
             Step::Ready(done) => return Ok(done),
             Step::Blocked { reason, changed } => {
-                let now = Instant::now();
+                let now = host::now();
                 reason.report(wait, now, Wait::REPORT_AFTER);
                 // Retries after a change, and at the end of the slice.
                 let _ = changed.wait_deadline(slices.next_wake(now)?);
@@ -47,10 +47,6 @@ impl<E: From<Error>> Replay<E> for Memory {
 
     fn table_config(&self, table: &str, _wait: &Wait<'_>) -> Result<Arc<TableConfig>, E> {
         Ok(self.table(table)?.config().clone())
-    }
-
-    fn empty_table(&self, table: &str, _wait: &Wait<'_>) -> Result<(), E> {
-        Ok(Memory::empty_table(self, table)?)
     }
 
     fn drop_table(&self, table: &str, _wait: &Wait<'_>) -> Result<(), E> {
@@ -115,11 +111,6 @@ impl<E: From<Error>> Replay<E> for Memory {
 
     fn put_parameters(&self, name: &str, bytes: Bytes, _wait: &Wait<'_>) -> Result<u64, E> {
         Ok(self.parameters().put(name, 0, bytes)?)
-    }
-
-    fn drop_parameters(&self, name: &str, _wait: &Wait<'_>) -> Result<(), E> {
-        self.parameters().remove(name);
-        Ok(())
     }
 
     fn get_parameters(

@@ -14,6 +14,7 @@ use crate::replay::{Listing, Parameters, WriterId};
 use crate::schema::TableConfig;
 use crate::sync::{Mutex, MutexGuard, RwLock, lock};
 use crate::table::Table;
+use base::host;
 use base::random::random_number;
 
 /// Limits of a memory, and the seed of its sampling.
@@ -102,7 +103,7 @@ impl Memory {
             saving: Mutex::new(()),
             incarnation: random_number().expect("the operating system has random numbers"),
             seed: limits.seed.unwrap_or_else(rand::random),
-            started: Instant::now(),
+            started: host::now(),
         })
     }
 
@@ -287,7 +288,7 @@ impl Memory {
         let bytes: u64 = tables.values().filter_map(|t| t["bytes"].as_u64()).sum();
         json!({
             "incarnation": format!("{:016x}", self.incarnation),
-            "uptime_s": self.started.elapsed().as_secs_f64(),
+            "uptime_s": host::elapsed(self.started).as_secs_f64(),
             "max_bytes": self.limits.max_bytes,
             "reserved_bytes": self.kept.reserved(),
             "bytes": bytes,

@@ -348,8 +348,6 @@ pub trait Replay<E = Error>: Send + Sync {
     fn create_table(&self, config: &TableConfig, wait: &Wait<'_>) -> Result<(), E>;
     /// A table's definition.
     fn table_config(&self, table: &str, wait: &Wait<'_>) -> Result<Arc<TableConfig>, E>;
-    /// Removes every step and item of a table; its writers continue.
-    fn empty_table(&self, table: &str, wait: &Wait<'_>) -> Result<(), E>;
     /// Removes a table.
     fn drop_table(&self, table: &str, wait: &Wait<'_>) -> Result<(), E>;
     /// Opens a writer and the channel for its pushes.
@@ -388,8 +386,6 @@ pub trait Replay<E = Error>: Send + Sync {
     ) -> Result<Option<String>, E>;
     /// Stores parameters (one safetensors file) and returns their version.
     fn put_parameters(&self, name: &str, bytes: Bytes, wait: &Wait<'_>) -> Result<u64, E>;
-    /// Removes parameters, if there are any of this name; the next put continues their versions.
-    fn drop_parameters(&self, name: &str, wait: &Wait<'_>) -> Result<(), E>;
     /// The newest version, or `None` when it is not newer than `newer_than` (0: any). `writer` uses this version from now on, see
     /// [`TableConfig::max_version_lag`].
     fn get_parameters(

@@ -10,6 +10,7 @@
 //! | [`receive`] | budget for receive buffers |
 //! | [`reply_budget`] | budget for unread replies |
 //! | [`service`] | a request in, a reply out, without sockets |
+//! | [`command`] | requests without a result, in process and on servers |
 //! | [`connection`] | one coroutine per connection |
 //! | [`server`] | listeners, I/O threads, shutdown, statistics over HTTP |
 //! | [`extension`] | interface for further services of a server |
@@ -22,6 +23,7 @@
 
 pub mod cli;
 pub mod client;
+pub mod command;
 pub mod config;
 pub mod connection;
 pub mod error;

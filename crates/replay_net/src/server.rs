@@ -10,6 +10,7 @@ mod running;
 mod stranger_log;
 
 use std::fmt::Display;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
@@ -26,8 +27,11 @@ use crate::error::{Error, Result};
 use crate::framing::broken;
 use crate::reply_budget::ReplyBudgets;
 use crate::service::Service;
+use crate::snapshots::Snapshots;
+use crate::snapshots::disk::Disk;
 use crate::stack::{Address, Stack, until};
 use crate::tls;
+use base::host;
 use replay_core::memory::Memory;
 use replay_core::table::Activity;
 use replay_wire::auth::ChannelBinding;
@@ -117,6 +121,17 @@ impl Server {
             *current.write().unwrap_or_else(PoisonError::into_inner) = new;
         }
         self.context.handshake.set_tokens(tokens);
+        Ok(())
+    }
+
+    /// Restores the newest snapshot in a folder, and saves the later ones there.
+    ///
+    /// # Errors
+    /// Errors of [`Snapshots::open`].
+    pub fn restore_from(&mut self, disk: Box<dyn Disk>, folder: &Path) -> Result<()> {
+        let service = &mut self.context.service;
+        let snapshots = Snapshots::open(service.memory().clone(), disk, folder)?;
+        service.save_snapshots(snapshots);
         Ok(())
     }
 
@@ -266,7 +281,7 @@ impl Server {
             phase: phase.clone(),
             slot: &accepted.slot,
             handshake_deadline: stack.now() + self.handshake_deadline,
-            unread: Activity::new(Instant::now()),
+            unread: Activity::new(host::now()),
         };
         let served = async {
             let Some(current) = self.tls.as_ref().filter(|_| accepted.tls) else {
@@ -297,7 +312,7 @@ impl Server {
             () = reached(&mut phase, Phase::Stopped) => Err(Error::Closed("the server")),
             end = served => end,
         };
-        connection.unread.end(Instant::now());
+        connection.unread.end(host::now());
         match end {
             end if !accepted.slot.is_welcome() => {
                 self.report_stranger(&accepted.peer, end, stack.now());

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use crate::command::carry_out;
 use crate::error::{Error, Result};
 use crate::extension::{self, Extension};
 use crate::receive::ReceiveBudgets;
@@ -22,9 +23,7 @@ use replay_core::replay::{OpenWriter, Parameters, SampleRequest, Sampled};
 use replay_core::schema::TableConfig;
 use replay_core::table::{Activity, Attempt, Table, Turn};
 use replay_wire::role::Role;
-use replay_wire::{
-    DescribeTable, DropParameters, OpenOrResume, Pushed, RELEASE, ReplyBody, RequestBody,
-};
+use replay_wire::{DescribeTable, OpenOrResume, Pushed, RELEASE, ReplyBody, RequestBody};
 
 pub use latencies::Latencies;
 pub use samplers::{ConnectionSamples, Samplers};
@@ -255,8 +254,8 @@ impl Service {
                     bytes: bytes::Bytes::new(),
                 }))
             }
-            RequestBody::DropParameters(DropParameters(name)) => {
-                self.memory.parameters().remove(name);
+            RequestBody::DropParameters(_) => {
+                carry_out(&self.memory, request)?;
                 ReplyBody::Done
             }
             RequestBody::GetParameters(get) => {

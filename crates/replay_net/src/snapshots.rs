@@ -1,11 +1,10 @@
 //! Snapshots of a server's memory in a folder: restored at the start, saved at intervals, on request and at the end. The two
 //! newest are kept. Format and moment of a snapshot are in [`replay_core::snapshot`].
 
+pub mod disk;
 pub mod file;
 
-use std::fs::{self, File};
-use std::io::{self, Write};
-use std::os::fd::AsRawFd;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -17,7 +16,9 @@ use serde_json::{Map, Value, json};
 
 use crate::error::{Error, Result};
 use crate::io_error;
+use base::host;
 use base::sync::lock;
+use disk::{Disk, FolderLock};
 use replay_core::memory::Memory;
 
 /// Number of snapshots kept.
@@ -29,16 +30,16 @@ const TRIAL_BYTES: usize = 1 << 20;
 /// Niceness that reduces a thread's scheduling weight to a tenth (`sched_prio_to_weight` of Linux).
 const NICENESS: i32 = 10;
 
-const LOCK: &str = "lock";
 const SUFFIX: &str = ".snapshot";
 const PARTIAL_SUFFIX: &str = ".snapshot.partial";
 
 /// The snapshots of one server.
 pub struct Snapshots {
     memory: Arc<Memory>,
+    disk: Box<dyn Disk>,
     folder: PathBuf,
-    /// File lock for the life of the server, so that no other server uses the folder.
-    _lock: File,
+    /// For the life of the server, so that no other server uses the folder.
+    _lock: FolderLock,
     /// Locked during a save.
     files: Mutex<Files>,
     report: Mutex<Report>,
@@ -88,18 +89,19 @@ impl SnapshotThread {
 }
 
 impl Snapshots {
-    /// Locks the folder, creates it if it is missing, and restores its newest undamaged snapshot.
+    /// Locks the folder on the `disk`, creates it if it is missing, and restores its newest undamaged snapshot.
     ///
     /// # Errors
     /// [`Error::Config`] when the folder cannot be written, another server uses it, all of its snapshots are damaged, or the newest does
     /// not fit the memory: the message says what to do.
-    pub fn open(memory: Arc<Memory>, folder: &Path) -> Result<Arc<Self>> {
-        let lock = take(folder)?;
-        let numbers = numbers(folder).map_err(unusable(folder))?;
-        let (restored, damaged) = restore(&memory, folder, &numbers)?;
-        try_space(folder).map_err(unusable(folder))?;
+    pub fn open(memory: Arc<Memory>, disk: Box<dyn Disk>, folder: &Path) -> Result<Arc<Self>> {
+        let lock = take(&*disk, folder)?;
+        let numbers = numbers(&*disk, folder).map_err(unusable(folder))?;
+        let (restored, damaged) = restore(&memory, &*disk, folder, &numbers)?;
+        try_space(&*disk, folder).map_err(unusable(folder))?;
         Ok(Arc::new(Snapshots {
             memory,
+            disk,
             folder: folder.to_owned(),
             _lock: lock,
             files: Mutex::new(Files {
@@ -152,8 +154,8 @@ impl Snapshots {
     pub fn save(&self) -> Result<()> {
         let mut files = lock(&self.files);
         let path = self.folder.join(file_name(files.next));
-        let begun = Instant::now();
-        let bytes = match file::save_server(&self.memory, &path, &self.stopped) {
+        let begun = host::now();
+        let bytes = match file::save_server(&*self.disk, &self.memory, &path, &self.stopped) {
             Ok(bytes) => bytes,
             Err(error) => {
                 lock(&self.report).failed += 1;
@@ -164,7 +166,7 @@ impl Snapshots {
                 return Err(error);
             }
         };
-        let duration = begun.elapsed();
+        let duration = host::elapsed(begun);
         tracing::info!(path = %path.display(), bytes, seconds = duration.as_secs_f64(), "snapshot saved");
         let mut report = lock(&self.report);
         report.saved += 1;
@@ -172,7 +174,7 @@ impl Snapshots {
             path,
             bytes,
             duration,
-            at: Instant::now(),
+            at: host::now(),
         });
         drop(report);
         files.next += 1;
@@ -183,12 +185,12 @@ impl Snapshots {
     }
 
     fn remove_old(&self, files: &mut Files) -> io::Result<()> {
-        let mut numbers = numbers(&self.folder)?;
+        let mut numbers = numbers(&*self.disk, &self.folder)?;
         let (damaged, whole): (Vec<_>, Vec<_>) = numbers
             .drain(..)
             .partition(|number| files.damaged.contains(number));
         for number in whole.into_iter().skip(KEPT).chain(damaged) {
-            fs::remove_file(self.folder.join(file_name(number)))?;
+            self.disk.remove(&self.folder.join(file_name(number)))?;
         }
         files.damaged.clear();
         Ok(())
@@ -211,7 +213,7 @@ impl Snapshots {
             "path": last.map(|saved| saved.path.display().to_string()),
             "bytes": last.map(|saved| saved.bytes),
             "duration_s": last.map(|saved| saved.duration.as_secs_f64()),
-            "age_s": last.map(|saved| saved.at.elapsed().as_secs_f64()),
+            "age_s": last.map(|saved| host::elapsed(saved.at).as_secs_f64()),
             "restored": self.restored,
         })
     }
@@ -232,39 +234,28 @@ fn unusable(folder: &Path) -> impl Fn(io::Error) -> Error {
     }
 }
 
-/// Creates the folder and its lock, which ends with the process at the latest.
-fn take(folder: &Path) -> Result<File> {
-    let open = || {
-        fs::create_dir_all(folder)?;
-        File::options()
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(folder.join(LOCK))
-    };
-    let file = open().map_err(unusable(folder))?;
-    // SAFETY: the descriptor is open for the call, which touches no memory.
-    if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } != 0 {
-        return Err(Error::Config(format!(
+/// Creates the folder and locks it.
+fn take(disk: &dyn Disk, folder: &Path) -> Result<FolderLock> {
+    let locked = disk.lock_folder(folder).map_err(unusable(folder))?;
+    locked.ok_or_else(|| {
+        Error::Config(format!(
             "another server saves its snapshots in {}: give each server a folder of its own (--snapshot)",
             folder.display()
-        )));
-    }
-    Ok(file)
+        ))
+    })
 }
 
 /// Numbers of the snapshots in the folder, the newest first. Temporary files of a killed server are removed.
-fn numbers(folder: &Path) -> io::Result<Vec<u64>> {
+fn numbers(disk: &dyn Disk, folder: &Path) -> io::Result<Vec<u64>> {
     let mut numbers: Vec<u64> = Vec::new();
-    for entry in fs::read_dir(folder)? {
-        let name = entry?.file_name();
+    for name in disk.names(folder)? {
         let Some(name) = name.to_str() else { continue };
         if let Some(number) = name.strip_suffix(SUFFIX).and_then(|n| n.parse().ok()) {
             numbers.push(number);
         }
         let partial = name.strip_suffix(PARTIAL_SUFFIX);
         if partial.is_some_and(|number| number.parse::<u64>().is_ok()) {
-            fs::remove_file(folder.join(name))?;
+            disk.remove(&folder.join(name))?;
         }
     }
     numbers.sort_unstable_by(|one, other| other.cmp(one));
@@ -272,25 +263,30 @@ fn numbers(folder: &Path) -> io::Result<Vec<u64>> {
 }
 
 /// Writes and removes a file, which fails on a full disk.
-fn try_space(folder: &Path) -> io::Result<()> {
+fn try_space(disk: &dyn Disk, folder: &Path) -> io::Result<()> {
     let path = folder.join(format!("{:010}{PARTIAL_SUFFIX}", 0));
-    let mut file = File::create(&path)?;
+    let mut file = disk.create(&path)?;
     let written = file
         .write_all(&vec![0; TRIAL_BYTES])
-        .and_then(|()| file.sync_all());
-    fs::remove_file(&path)?;
-    written
+        .and_then(|()| file.sync());
+    disk.remove(&path)?;
+    written.map(drop)
 }
 
 /// Restores the newest undamaged snapshot. Returns its entry in [`Snapshots::stats`], and the numbers of damaged newer ones.
-fn restore(memory: &Memory, folder: &Path, numbers: &[u64]) -> Result<(Value, Vec<u64>)> {
+fn restore(
+    memory: &Memory,
+    disk: &dyn Disk,
+    folder: &Path,
+    numbers: &[u64],
+) -> Result<(Value, Vec<u64>)> {
     let mut damaged = Vec::new();
     for &number in numbers {
         let path = folder.join(file_name(number));
-        let begun = Instant::now();
-        match file::restore(memory, &path) {
+        let begun = host::now();
+        match file::restore_from(disk, memory, &path) {
             Ok(()) => {
-                let seconds = begun.elapsed().as_secs_f64();
+                let seconds = host::elapsed(begun).as_secs_f64();
                 return Ok((report_restored(memory, &path, seconds), damaged));
             }
             Err(error @ Error::Snapshot { .. }) => {

@@ -11,9 +11,10 @@ use base::wait::Wait;
 use replay_core::replay::{Replay, UpdateReceipt};
 use replay_core::schema::{Sampler, TableConfig};
 use replay_net::client::{Address, Client, ConnectOptions};
+use replay_net::command::Commands;
 use replay_net::error::{Error, Result};
-use replay_wire::ErrorCode;
 use replay_wire::auth::Secret;
+use replay_wire::{EmptyTable, ErrorCode};
 use support::*;
 
 /// Every call of the trait, once.
@@ -108,7 +109,8 @@ pub fn exercise(replay: &Client) {
     let error = pushes.push(steps(100, 1), wait).unwrap_err();
     assert_eq!(error.code(), ErrorCode::Closed, "{error}");
 
-    replay.empty_table("steps", wait).unwrap();
+    let empty = EmptyTable("steps".into());
+    replay.command(empty.into(), wait).unwrap();
     let error = replay
         .sample(&sample_request("steps", 1), &one_try())
         .err()

@@ -419,3 +419,20 @@ fn replies_are_read_while_requests_are_written() {
         tokio::join!(serve, ask);
     });
 }
+
+#[test]
+fn a_flush_to_a_server_that_has_answered_and_gone_ends() {
+    block_on(async {
+        let (stream, mut server) = pipes();
+        let mut client = RequestPipeline::new(stream, FrameLimits::default(), "the server".into());
+        client.send(0, Stats.into()).unwrap();
+        let (sent, request) = tokio::join!(client.flush(), server.request());
+        sent.unwrap();
+        server.reply(request.id, ReplyBody::Done).await;
+        drop(server);
+        client.send(0, Stats.into()).unwrap();
+        let error = client.flush().await.unwrap_err();
+        assert_eq!(error.code(), ErrorCode::Disconnected, "{error}");
+        assert_eq!(client.reply().await.unwrap().id, request.id);
+    });
+}

@@ -11,9 +11,10 @@ use std::thread;
 use replay_core::replay::Replay;
 use replay_core::schema::TableConfig;
 use replay_net::client::ConnectOptions;
+use replay_net::command::Commands;
 use replay_net::error::Error;
 use replay_net::server::RunningServer;
-use replay_wire::ErrorCode;
+use replay_wire::{EmptyTable, ErrorCode};
 use support::*;
 
 /// Lines of the server's log.
@@ -104,7 +105,8 @@ fn a_panic_in_an_insert_fails_its_table_alone() {
             .err()
             .unwrap(),
     );
-    refused(client.empty_table("failing", wait).unwrap_err());
+    let empty = EmptyTable("failing".into());
+    refused(client.command(empty.into(), wait).unwrap_err());
 
     other.push(steps(8, 8), wait).unwrap();
     other.flush(wait).unwrap();

@@ -12,6 +12,7 @@ use std::sync::atomic::AtomicBool;
 use replay_core::Replay;
 use replay_core::memory::{Memory, MemoryLimits};
 use replay_net::error::Error;
+use replay_net::snapshots::disk::Machine;
 use replay_net::snapshots::file::{restore, save, save_server};
 use support::*;
 
@@ -63,10 +64,10 @@ fn a_full_disk_leaves_the_snapshot_that_was_there() {
 fn a_save_that_is_stopped_leaves_no_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("snapshot");
-    let bytes = save_server(&memory(), &path, &AtomicBool::new(false)).unwrap();
+    let bytes = save_server(&Machine, &memory(), &path, &AtomicBool::new(false)).unwrap();
     assert_eq!(fs::metadata(&path).unwrap().len(), bytes);
     fs::remove_file(&path).unwrap();
-    let stopped = save_server(&memory(), &path, &AtomicBool::new(true));
+    let stopped = save_server(&Machine, &memory(), &path, &AtomicBool::new(true));
     assert!(stopped.unwrap_err().to_string().contains("stopped"));
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
 }

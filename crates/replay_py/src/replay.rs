@@ -28,8 +28,10 @@ use replay_core::memory::Memory;
 use replay_core::replay::{Replay, UpdateChannel, UpdateReceipt};
 use replay_core::schema::TableConfig;
 use replay_net::client::shards::ShardedClient;
-use replay_net::client::{Client, Namespace, Namespaced};
+use replay_net::client::{Client, Namespace};
+use replay_net::command::Commands;
 use replay_net::error::{Error, Result};
+use replay_wire::{DropParameters, EmptyTable, RequestBody};
 
 use crate::class::context_manager;
 use crate::exclusive::Exclusive;
@@ -61,7 +63,7 @@ pub struct PyReplay {
 
 #[derive(Clone)]
 struct Backend {
-    replay: Arc<dyn Replay<Error>>,
+    replay: Arc<dyn Commands>,
     /// The memory, if it is in this process.
     memory: Option<Arc<Memory>>,
     /// The client, if the memory is on a server. Of several servers it is the first one's, for extensions.
@@ -167,7 +169,7 @@ impl PyReplay {
     }
 
     fn served(
-        replay: Arc<dyn Replay<Error>>,
+        replay: Arc<dyn Commands>,
         client: Arc<Client>,
         at: &str,
         namespace: Option<Namespace>,
@@ -175,7 +177,7 @@ impl PyReplay {
         let inside = namespace.as_ref().map(|name| format!(", namespace {name}"));
         let location = format!("at {at}{}", inside.unwrap_or_default());
         let backend = Backend {
-            replay: Namespaced::within(replay, namespace.as_ref()),
+            replay,
             memory: None,
             client: Some(client),
             namespace,
@@ -224,6 +226,18 @@ impl PyReplay {
             work(backend.replay.as_ref(), wait)
         })
     }
+
+    fn command(
+        &self,
+        py: Python<'_>,
+        timeout: Option<f64>,
+        command: impl Into<RequestBody>,
+    ) -> PyResult<()> {
+        let command = command.into();
+        self.backend.call(py, timeout, |backend, wait| {
+            backend.replay.command(command, wait)
+        })
+    }
 }
 
 context_manager!(PyReplay, |replay, py, _failed| replay.close(py));
@@ -260,7 +274,7 @@ impl PyReplay {
         text_signature = "($self, name, timeout=60.0)"
     )]
     fn empty_table(&self, py: Python<'_>, name: &str, timeout: Option<f64>) -> PyResult<()> {
-        self.call(py, timeout, |replay, wait| replay.empty_table(name, wait))
+        self.command(py, timeout, EmptyTable(name.into()))
     }
 
     #[doc = stub_doc!("Replay.drop_table")]
@@ -300,9 +314,7 @@ impl PyReplay {
         text_signature = "($self, name, timeout=60.0)"
     )]
     fn drop_parameters(&self, py: Python<'_>, name: &str, timeout: Option<f64>) -> PyResult<()> {
-        self.call(py, timeout, |replay, wait| {
-            replay.drop_parameters(name, wait)
-        })
+        self.command(py, timeout, DropParameters(name.into()))
     }
 
     #[doc = stub_doc!("Replay.get_parameters")]

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex};
 use fstack_sys::dpdk as rte;
 
 use super::eal;
-use super::frame::Mac;
 use super::packets::{BURST, DESCRIPTORS, EMPTY, Packet, PacketPool};
+use crate::ethernet::Mac;
 use crate::{Error, Result};
 use base::sync::lock;
 

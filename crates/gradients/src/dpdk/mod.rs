@@ -2,8 +2,6 @@
 //!
 //! | module | subject |
 //! | --- | --- |
-//! | [`frame`] | Ethernet, IPv4, UDP and ARP headers |
-//! | `checksum` | checksum of IPv4 and UDP |
 //! | `neighbours` | ARP table |
 //! | [`eal`] | DPDK's environment, started once in a process |
 //! | [`packets`] | packets and their memory pool |
@@ -27,11 +25,9 @@
 //! first core receives all frames of a device with one queue, and hands over the datagrams of the other cores.
 
 mod aggregator;
-mod checksum;
 pub mod cores;
 pub mod device;
 pub mod eal;
-pub mod frame;
 mod interface;
 mod neighbours;
 pub mod packets;

@@ -12,7 +12,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::frame::{Arp, Mac};
+use crate::ethernet::{Arp, Mac};
 use base::sync::lock;
 
 /// Most entries: more than an aggregator has workers, few enough that forged requests cannot exhaust memory. In a full table a new entry

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use fstack_sys::dpdk as rte;
 
 use super::eal;
-use super::frame::MAX_FRAME;
+use crate::ethernet::MAX_FRAME;
 use crate::{Error, Result};
 
 /// Packets received or sent by one call.

@@ -18,10 +18,24 @@ use crate::segments::{SegmentSlot, SegmentState};
 use crate::settings::role;
 use crate::{ParentAggregator, Transmit};
 
+/// Interval of scans while a segment is overdue behind one that is not.
+const OVERDUE_INTERVAL: Duration = Duration::from_millis(100);
+
 impl Job {
     /// Fails the job if a segment has waited too long.
     pub fn expire<T: Transmit>(&mut self, now: Instant, out: &mut T) {
         self.retry_parent(now, out);
+        if now < self.next_scan {
+            return;
+        }
+        // A segment that begins later is due no earlier than a deadline from now.
+        let later = now + self.settings.deadline;
+        self.next_scan = match self.waiting().map(|(due, _)| due).min() {
+            // An overdue segment that is not the first one does not fail a synchronous job.
+            Some(due) if due <= now => now + OVERDUE_INTERVAL,
+            Some(due) => due.min(later),
+            None => later,
+        };
         let due = self.first_due().filter(|(due, _)| *due <= now);
         let Some(slot) = due.map(|(_, slot)| *slot) else {
             return;
@@ -44,26 +58,31 @@ impl Job {
 
     /// Earliest deadline or retry, for [`Job::expire`].
     pub fn next_deadline(&self) -> Option<Instant> {
-        let due = self.first_due().map(|(due, _)| due);
         let retry = self.parent.as_ref().and_then(ParentAggregator::next_try);
-        due.into_iter().chain(retry).min()
+        retry.into_iter().chain([self.next_scan]).min()
     }
 
     /// The segment that fails the job, and its deadline. In a synchronous job this is the first segment without a sum, which all workers
     /// query; later segments may only miss contributions that were lost.
     fn first_due(&self) -> Option<(Instant, &SegmentSlot)> {
-        let waiting = self.slots.iter().map(|(_, slot)| slot);
-        let waiting = waiting.filter(|slot| {
+        match self.settings.asynchronous {
+            None => self.waiting().min_by_key(|(_, slot)| slot.id),
+            Some(_) => self.waiting().min_by_key(|(due, slot)| (*due, slot.id)),
+        }
+    }
+
+    /// Segments without a sum, with their deadlines.
+    fn waiting(&self) -> impl Iterator<Item = (Instant, &SegmentSlot)> {
+        let slots = self.slots.iter().map(|(_, slot)| slot);
+        let waiting = |slot: &&SegmentSlot| {
             matches!(
                 slot.state,
                 SegmentState::Open | SegmentState::AwaitingParent
             )
-        });
-        let waiting = waiting.map(|slot| (slot.waiting_since + self.patience(slot), slot));
-        match self.settings.asynchronous {
-            None => waiting.min_by_key(|(_, slot)| slot.id),
-            Some(_) => waiting.min_by_key(|(due, slot)| (*due, slot.id)),
-        }
+        };
+        slots
+            .filter(waiting)
+            .map(|slot| (slot.waiting_since + self.patience(slot), slot))
     }
 
     /// Longest time that a segment may wait: see the table above.

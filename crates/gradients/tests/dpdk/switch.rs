@@ -5,7 +5,7 @@ use std::net::{TcpListener, TcpStream};
 
 use base::wait::Wait;
 use gradients::AggregatorTransport;
-use gradients::dpdk::frame::{Arp, BROADCAST, HeaderTemplate, MAX_FRAME};
+use gradients::ethernet::{Arp, BROADCAST, HeaderTemplate, MAX_FRAME};
 use gradients::packet::{PacketHeader, PacketKind};
 use rand::rngs::StdRng;
 use rand::{Rng, RngExt, SeedableRng};

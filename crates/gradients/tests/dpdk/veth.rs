@@ -2,8 +2,8 @@
 
 use std::net::SocketAddr;
 
-use gradients::dpdk::frame::{Arp, HeaderTemplate, MAX_FRAME};
 use gradients::dpdk::{DpdkAggregator, DpdkConfig};
+use gradients::ethernet::{Arp, HeaderTemplate, MAX_FRAME};
 use gradients::packet::{PacketHeader, PacketKind};
 use gradients::{AggregatorLimits, AggregatorTransport, JoinJob, ParentAggregator, UdpAggregator};
 

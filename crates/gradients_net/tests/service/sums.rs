@@ -4,8 +4,8 @@ use std::thread;
 
 use base::wait::Wait;
 use gradients::{Arithmetic, Control, JoinJob};
-use replay_core::replay::Replay;
-use replay_wire::ErrorCode;
+use replay_net::command::Commands;
+use replay_wire::{EmptyTable, ErrorCode};
 
 use crate::support::{Serving, request, requests, sum_all, sum_rounds, whole_numbers};
 
@@ -57,7 +57,7 @@ fn without_a_memory_requests_for_it_are_refused() {
     sum_rounds(&mut serving.join_all(requests(2)), 2, 1000);
     let error = serving
         .client()
-        .empty_table("t", &Wait::forever())
+        .command(EmptyTable("t".into()).into(), &Wait::forever())
         .unwrap_err();
     assert_eq!(error.code(), ErrorCode::Config);
     assert!(

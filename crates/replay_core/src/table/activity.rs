@@ -1,6 +1,7 @@
 //! Idle detection of writers, by their pushes and the frames of their connections.
 
 use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use base::host;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -67,7 +68,7 @@ pub struct Waiting(Arc<Activity>);
 
 impl Drop for Waiting {
     fn drop(&mut self) {
-        self.0.touch(Instant::now());
+        self.0.touch(host::now());
         // Release: pairs with the acquire in `Activity::idle_since`.
         self.0.waiting.fetch_sub(1, Ordering::Release);
     }

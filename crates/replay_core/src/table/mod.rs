@@ -61,6 +61,7 @@ use crate::row_layout::RowLayout;
 use crate::schema::TableConfig;
 use crate::slab::Slab;
 use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Mutex, MutexGuard, Ordering, is_poisoned};
+use base::host;
 
 pub use activity::Activity;
 pub use pending_call::{PendingCall, Step};
@@ -194,7 +195,7 @@ impl Table {
     /// Its errors, [`Error::Config`] for a window of more steps than the table holds, and [`Error::UnknownTable`] when the
     /// table was dropped.
     pub fn open_writer(&self, open: &OpenWriter) -> Result<WriterOpened> {
-        self.open_writer_at(open, Instant::now())
+        self.open_writer_at(open, host::now())
     }
 
     /// [`Table::open_writer`] at the time `now`, which decides whether other writers are idle.

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use crate::cause::WaitReason;
 use crate::error::{Error, Result};
 use crate::sync::{AtomicUsize, Event, EventListener, Mutex, Ordering, fence, lock};
+use base::host;
 
 use super::Attempt;
 use super::activity;
@@ -145,7 +146,7 @@ impl Turn {
 
     /// Time since the first blocked attempt; `None` before it.
     pub fn waited(&self) -> Option<Duration> {
-        self.since.map(|since| since.elapsed())
+        self.since.map(host::elapsed)
     }
 
     /// Attempts the call if it is first in the queue or `passes` the others, and enqueues it if it is blocked.
@@ -182,7 +183,7 @@ impl Turn {
         if !self.place.as_ref().is_some_and(here) {
             self.leave();
             self.places += 1;
-            self.since.get_or_insert_with(Instant::now);
+            self.since.get_or_insert_with(host::now);
         }
         let (_, place) = self.place.get_or_insert_with(|| {
             let mut waiting = lock(&line.waiting);

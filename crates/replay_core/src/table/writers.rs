@@ -17,6 +17,7 @@ use serde_json::{Value, json};
 use crate::error::{Error, Result};
 use crate::replay::{OpenWriter, WriterOpened};
 use base::error::check_size;
+use base::host;
 
 use crate::snapshot_records::content::WriterRecord;
 use crate::sync::{Mutex, MutexGuard, Ordering, lock};
@@ -228,7 +229,7 @@ impl Writers {
     /// # Errors
     /// [`Error::Expired`] when it is not; [`Error::Misuse`] when it is open with other streams or another window.
     pub fn resume(&self, open: &OpenWriter) -> Result<WriterOpened> {
-        let known = taken_over(&mut lock(&self.entries), open.writer, Instant::now());
+        let known = taken_over(&mut lock(&self.entries), open.writer, host::now());
         let writer = known.ok_or_else(|| Error::Expired {
             writer: open.name.clone(),
         })?;
@@ -244,7 +245,7 @@ impl Writers {
         let entry = entries.get(&writer).ok_or_else(|| Error::Expired {
             writer: format!("{writer:#018x}"),
         })?;
-        entry.activity.touch(Instant::now());
+        entry.activity.touch(host::now());
         Ok(Arc::clone(&entry.writer))
     }
 
@@ -329,7 +330,7 @@ impl Writers {
         identity: Arc<WriterIdentity>,
         streams: Vec<Stream>,
     ) {
-        let activity = Activity::new(Instant::now());
+        let activity = Activity::new(host::now());
         let entry = KnownWriter {
             streams: streams.len() as u32,
             writer: Arc::new(Mutex::new(TableWriter {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 
-use crate::client::{Client, ConnectOptions, Namespace, Namespaced};
+use crate::client::{Client, ConnectOptions, Namespace};
 use crate::config::read_token_file;
 use crate::error::{Error, Result};
 use crate::stack::Address;
@@ -53,8 +53,9 @@ impl MemoryFlags {
     /// # Errors
     /// Errors of [`ServerFlags::connect`].
     pub fn connect(&self) -> Result<Arc<dyn Replay<Error>>> {
-        let client = Arc::new(self.server.connect()?);
-        Ok(Namespaced::within(client, self.namespace.as_ref()))
+        Ok(Arc::new(
+            self.server.connect_within(self.namespace.clone())?,
+        ))
     }
 }
 
@@ -64,11 +65,16 @@ impl ServerFlags {
     /// # Errors
     /// Errors of [`Client::connect`] and of reading the token.
     pub fn connect(&self) -> Result<Client> {
+        self.connect_within(None)
+    }
+
+    fn connect_within(&self, namespace: Option<Namespace>) -> Result<Client> {
         let options = ConnectOptions {
             token: self.token(auth::environment_token())?.map(Secret),
             tls_ca: self.tls_ca.clone(),
             stack_config: self.stack_config.clone(),
             connect_timeout: PATIENCE,
+            namespace,
             ..ConnectOptions::default()
         };
         Client::connect(&self.address, options, &patience())

@@ -6,9 +6,11 @@ use clap::Args;
 
 use super::server_flags::{ServerFlags, patience};
 use super::stats::readable_bytes;
+use crate::command::Commands;
 use crate::error::Result;
 use base::wait::Wait;
 use replay_core::replay::Replay;
+use replay_wire::Snapshot;
 
 /// Save the memory of a server now, in the folder of its --snapshot. Needs the operator's token if the server has tokens.
 #[derive(Args)]
@@ -21,7 +23,7 @@ pub struct SnapshotFlags {
 pub fn run(flags: &SnapshotFlags) -> Result<()> {
     let client = flags.server.connect()?;
     // No deadline: saving a large memory takes longer than a connection attempt may.
-    client.snapshot(&Wait::forever())?;
+    client.command(Snapshot.into(), &Wait::forever())?;
     let saved = &client.stats(&patience())?["snapshots"];
     let line = format!(
         "{}  {}  {:.1} s\n",

@@ -25,6 +25,7 @@ use crate::stack::plugged::{StackClient, alternatives};
 use crate::stack::{Address, ByteStream, StackName, kernel};
 use crate::tls::{channel_binding, tls_error};
 use base::error::TooLarge;
+use base::host;
 use base::sync::lock;
 use base::wait::Wait;
 use replay_core::schema::TableConfig;
@@ -146,7 +147,7 @@ impl Dialer {
     /// [`Error::Connect`], [`Error::Disconnected`], [`replay_wire::Error::Authentication`], [`replay_wire::Error::Version`].
     pub fn dial(&self, wait: &Wait<'_>) -> Result<Connection> {
         let until = wait.deadline.map(|d| d + self.options.grace);
-        self.dial_until(until, Instant::now(), wait)
+        self.dial_until(until, host::now(), wait)
     }
 
     /// [`Dialer::dial`] until `until`. Errors report the time since `silent_since`, the first attempt without an answer.
@@ -163,13 +164,16 @@ impl Dialer {
         let driver = self.driver()?;
         // Relaxed, as all accesses: only the limit of an attempt depends on it.
         let unanswered = self.unanswered.load(Ordering::Relaxed);
-        let own = Instant::now() + FIRST_ATTEMPT * (1 << unanswered.min(DOUBLINGS));
+        let own = host::now() + FIRST_ATTEMPT * (1 << unanswered.min(DOUBLINGS));
         let until = until.map_or(own, |until| until.min(own));
         let late = || {
             if until == own {
                 self.unanswered.store(unanswered + 1, Ordering::Relaxed);
             }
-            let text = format!("no answer within {} ms", silent_since.elapsed().as_millis());
+            let text = format!(
+                "no answer within {} ms",
+                host::elapsed(silent_since).as_millis()
+            );
             self.unreachable(io::Error::new(io::ErrorKind::TimedOut, text))
         };
         let limits = FrameLimits::new(self.options.max_frame_bytes);
@@ -177,7 +181,8 @@ impl Dialer {
         let (pipeline, incarnation, kept) =
             driver.drive(wait, Some(until), late, &server, async {
                 let (stream, channel_binding) = self.stream().await?;
-                let mut pipeline = RequestPipeline::new(stream, limits, self.address.to_string());
+                let mut pipeline = RequestPipeline::new(stream, limits, self.address.to_string())
+                    .within(self.options.namespace.clone());
                 let token = self.options.token.as_ref().map(|token| &*token.0);
                 let program = self.options.program;
                 let incarnation = match pipeline.handshake(token, channel_binding, program).await {
@@ -390,7 +395,7 @@ impl Connection {
 
     /// Writes queued requests for at most one slice of a wait. The next call handles errors and unwritten requests.
     pub fn try_flush(&mut self) {
-        let until = Instant::now() + Wait::CHECK_EVERY;
+        let until = host::now() + Wait::CHECK_EVERY;
         let late = || Error::Interrupted;
         if let Err(error) = self.run(&Wait::forever(), Some(until), late, RequestPipeline::flush) {
             tracing::trace!(%error, "requests are left to the next call");
@@ -420,7 +425,7 @@ impl Connection {
         // A runtime cannot run inside another one, or while the thread ends.
         let free = tokio::runtime::Handle::try_current();
         if free.is_err_and(|error| error.is_missing_context()) {
-            let now = Some(Instant::now());
+            let now = Some(host::now());
             let late = || Error::Interrupted;
             let _ = self.run(&Wait::forever(), now, late, |pipeline| async {
                 pipeline.close().await;
@@ -463,7 +468,7 @@ pub fn deadline_ms(deadline: Option<Instant>) -> u32 {
     let Some(deadline) = deadline else {
         return u32::MAX;
     };
-    let left = deadline.saturating_duration_since(Instant::now());
+    let left = deadline.saturating_duration_since(host::now());
     left.as_nanos()
         .div_ceil(1_000_000)
         .try_into()
@@ -517,7 +522,7 @@ impl Driver {
                 loop {
                     // The interrupt check and the log may run any Python code, which may drop another connection or make a call. So they
                     // run outside the runtime.
-                    let wake = slices.next_wake(Instant::now())?;
+                    let wake = slices.next_wake(host::now())?;
                     let done = runtime.block_on(async {
                         tokio::select! {
                             biased;
@@ -528,7 +533,7 @@ impl Driver {
                     if let Some(done) = done {
                         return done;
                     }
-                    let now = Instant::now();
+                    let now = host::now();
                     if until.is_some_and(|until| now >= until) {
                         return Err(server.explain(late()));
                     }

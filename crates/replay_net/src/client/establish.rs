@@ -9,6 +9,7 @@ use super::connection::{Connection, Dialer};
 use super::pipeline::{is_absent, is_busy, is_cut_off, is_timeout};
 use super::pool::retry_for;
 use crate::error::{Error, Result};
+use base::host;
 use base::wait::Wait;
 
 /// Opens a connection. Retries until `until`, and as long as the options allow.
@@ -21,7 +22,7 @@ pub fn first_connection(
     wait: &Wait<'_>,
 ) -> Result<Connection> {
     let options = &dialer.options;
-    let begun = Instant::now();
+    let begun = host::now();
     let longest = match options.connect_timeout.max(options.await_server) {
         Duration::ZERO => options.grace,
         longest => longest,
@@ -38,7 +39,7 @@ pub fn first_connection(
     let mut silent_since = None;
     let longest = |error: &Error| outage(options, error);
     retry_for(longest, &mut Some(begun), dialer, &patient, || {
-        let since = *silent_since.get_or_insert_with(Instant::now);
+        let since = *silent_since.get_or_insert_with(host::now);
         let dialed = dialer.dial_until(end, since, wait);
         if !dialed.as_ref().is_err_and(is_timeout) {
             silent_since = None;

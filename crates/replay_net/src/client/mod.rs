@@ -42,13 +42,14 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
+use crate::command::Commands;
 use crate::error::{Error, Result};
 pub use crate::stack::Address;
 use base::random::random_number;
 use base::sync::lock;
 use base::wait::Wait;
 use connection::Dialer;
-pub use namespace::{Namespace, Namespaced};
+pub use namespace::Namespace;
 use pipeline::{is_broken, is_renewal, unexpected};
 use pool::{ConnectionPool, retry_for, while_broken};
 use replay_core::replay::{
@@ -59,8 +60,8 @@ use replay_core::schema::TableConfig;
 use replay_wire::ErrorCode;
 use replay_wire::auth::Secret;
 use replay_wire::{
-    Call, DescribeTable, DropParameters, DropTable, EmptyTable, GetParameters, List, PutParameters,
-    ReplyBody, ReportCorrupt, Snapshot, Stats, UpdatePriorities,
+    Call, DescribeTable, DropTable, GetParameters, List, PutParameters, ReplyBody, ReportCorrupt,
+    RequestBody, Stats, UpdatePriorities,
 };
 
 /// Options of a connection: credentials, timeouts and limits.
@@ -85,7 +86,7 @@ pub struct ConnectOptions {
     /// Longest time for which the first connection is retried while connections are refused: the server may still be starting. If this
     /// exceeds `connect_timeout`, it also bounds other retries.
     pub await_server: Duration,
-    /// The client's namespace, see [`Namespaced`]. Servers of one memory compare and create only its tables.
+    /// Limits the client to the names of a namespace.
     pub namespace: Option<Namespace>,
     /// Program number, see [`program`], 0 for none: a server warns if several programs sample one table.
     pub program: u64,
@@ -183,14 +184,6 @@ impl Client {
         self.dialer.options.program
     }
 
-    /// Saves the server's memory in the folder of its configuration, and returns when the snapshot is complete.
-    ///
-    /// # Errors
-    /// [`Error::Remote`] when the server saves no snapshots, this one failed, or the token does not allow it.
-    pub fn snapshot(&self, wait: &Wait<'_>) -> Result<()> {
-        self.call(wait, &Snapshot)
-    }
-
     /// How this client connects, for a [`session`].
     pub fn dialer(&self) -> &Dialer {
         &self.dialer
@@ -203,11 +196,23 @@ impl Client {
         wait: &Wait<'_>,
         question: impl Fn(u64) -> C,
     ) -> Result<(C::Reply, u64)> {
+        let (reply, incarnation) =
+            self.exchange(wait, &|incarnation| question(incarnation).into())?;
+        let reply = reply.try_into().map_err(|other| unexpected(&other))?;
+        Ok((reply, incarnation))
+    }
+
+    /// [`Self::ask`] before the reply has a type.
+    fn exchange(
+        &self,
+        wait: &Wait<'_>,
+        question: &dyn Fn(u64) -> RequestBody,
+    ) -> Result<(ReplyBody, u64)> {
         let longest = while_broken(self.reconnect_for);
-        let (reply, incarnation) = retry_for(longest, &mut None, &self.dialer, wait, || {
+        retry_for(longest, &mut None, &self.dialer, wait, || {
             let mut connection = self.idle.take(&self.dialer, wait)?;
             let incarnation = connection.incarnation;
-            let mut ask = || connection.call(&self.dialer, wait, question(incarnation).into());
+            let mut ask = || connection.call(&self.dialer, wait, question(incarnation));
             let mut reply = ask();
             while reply.as_ref().is_err_and(is_renewal) {
                 reply = ask();
@@ -223,9 +228,7 @@ impl Client {
                 Err(_) => {}
             }
             Ok((reply?, incarnation))
-        })?;
-        let reply = reply.try_into().map_err(|other| unexpected(&other))?;
-        Ok((reply, incarnation))
+        })
     }
 
     /// [`Self::ask`] for a request that does not depend on the incarnation.
@@ -268,6 +271,13 @@ impl Client {
     }
 }
 
+impl Commands for Client {
+    fn command(&self, command: RequestBody, wait: &Wait<'_>) -> Result<()> {
+        let (reply, _) = self.exchange(wait, &|_| command.clone())?;
+        reply.try_into().map_err(|other| unexpected(&other))
+    }
+}
+
 impl Replay<Error> for Client {
     fn create_table(&self, config: &TableConfig, wait: &Wait<'_>) -> Result<()> {
         self.call(wait, config)?;
@@ -282,10 +292,6 @@ impl Replay<Error> for Client {
         // Shapes of a hostile server must not be allocated.
         config.validate()?;
         Ok(Arc::new(config))
-    }
-
-    fn empty_table(&self, table: &str, wait: &Wait<'_>) -> Result<()> {
-        self.call(wait, &EmptyTable(table.into()))
     }
 
     fn drop_table(&self, table: &str, wait: &Wait<'_>) -> Result<()> {
@@ -373,10 +379,6 @@ impl Replay<Error> for Client {
         self.put_version(name, 0, bytes, wait)
     }
 
-    fn drop_parameters(&self, name: &str, wait: &Wait<'_>) -> Result<()> {
-        self.call(wait, &DropParameters(name.into()))
-    }
-
     fn get_parameters(
         &self,
         name: &str,
@@ -407,7 +409,11 @@ impl Replay<Error> for Client {
 
     fn stats(&self, wait: &Wait<'_>) -> Result<serde_json::Value> {
         let json = self.call(wait, &Stats)?;
-        serde_json::from_str(&json)
-            .map_err(|e| Error::protocol(format!("the server's stats are not JSON: {e}")))
+        let stats = serde_json::from_str(&json)
+            .map_err(|e| Error::protocol(format!("the server's stats are not JSON: {e}")))?;
+        Ok(match &self.dialer.options.namespace {
+            Some(namespace) => namespace.stats(stats),
+            None => stats,
+        })
     }
 }

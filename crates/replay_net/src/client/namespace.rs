@@ -1,5 +1,6 @@
 //! A namespace: the names of one run on a shared server. At the server every name of a table, writer, parameter or member of an extension
-//! (`extensions` in the statistics) begins with the namespace and a slash. Calls, results and errors of the client use the short names.
+//! (`extensions` in the statistics) begins with the namespace and a slash. Connections add it to requests and take it from replies:
+//! everything above them has the short names.
 //!
 //! # Invariant
 //!
@@ -7,20 +8,12 @@
 
 use std::fmt;
 use std::str::FromStr;
-use std::sync::Arc;
 
-use bytes::Bytes;
 use serde_json::{Map, Value};
 
 use crate::error::{Error, Result};
-use base::wait::Wait;
 use replay_core::cause::{OutdatedWriter, TableWait, WaitReason};
-use replay_core::replay::{
-    Listing, OpenWriter, Parameters, PushBody, PushChannel, ReadSteps, Replay, SampleChannel,
-    SampleRequest, Sampled, StepsRead, UpdateChannel, UpdateReceipt, WriterId,
-};
-use replay_core::schema::TableConfig;
-use replay_wire::ErrorCode;
+use replay_wire::{ErrorCode, ReplyBody};
 
 /// A valid namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -106,10 +99,67 @@ impl Namespace {
         }
     }
 
-    fn config(&self, config: &TableConfig) -> TableConfig {
-        TableConfig {
-            name: self.full(&config.name),
-            ..config.clone()
+    /// A server's error of an unknown table, which lists the tables of the namespace alone.
+    fn unknown_table(&self, message: &str) -> String {
+        let listed = message.split_once("; there are ");
+        let Some((missing, known)) = listed.or_else(|| message.split_once("; the memory has no"))
+        else {
+            return self.message(message);
+        };
+        // A name of another namespace has no such piece: quotation marks in names are escaped.
+        let inside = |name: &&str| name.starts_with(&self.quoted) && name.ends_with('"');
+        let names: Vec<_> = known.split(", ").filter(inside).collect();
+        let names = names.join(", ");
+        // Servers shorten long errors.
+        let is_cut = known.ends_with("...");
+        let known = match (names.is_empty(), is_cut) {
+            (true, false) => format!(
+                "the namespace {self} has no tables: make it with `create_table`, or connect with another namespace"
+            ),
+            (true, true) => format!("`tables()` lists those of the namespace {self}"),
+            (false, false) => format!("in the namespace {self} there are {names}"),
+            (false, true) => format!("in the namespace {self} there are {names}, ..."),
+        };
+        self.message(&format!("{missing}; {known}"))
+    }
+
+    /// Limits a server's reply to the namespace, and shortens its names.
+    pub fn limit(&self, reply: &mut ReplyBody) {
+        let inside = |name: &mut String| match self.short(name) {
+            Some(short) => {
+                *name = short.to_owned();
+                true
+            }
+            None => false,
+        };
+        match reply {
+            ReplyBody::Error {
+                code,
+                message,
+                waited_for,
+            } => {
+                *message = match code {
+                    ErrorCode::UnknownTable => self.unknown_table(message),
+                    _ => self.message(message),
+                };
+                if let Some(reason) = waited_for {
+                    **reason = self.reason(reason);
+                }
+            }
+            ReplyBody::Waiting(reason) => *reason = self.reason(reason),
+            ReplyBody::Table(config) => {
+                inside(&mut config.name);
+            }
+            ReplyBody::Corrupt(Some(writer)) => {
+                inside(writer);
+            }
+            ReplyBody::Listing(listing) => {
+                listing.tables.retain_mut(|table| inside(&mut table.name));
+                listing
+                    .parameters
+                    .retain_mut(|listed| inside(&mut listed.name));
+            }
+            _ => {}
         }
     }
 
@@ -151,12 +201,6 @@ impl Namespace {
                 *group = self.members(group);
             }
         }
-        let shards = stats.get_mut("shards").and_then(Value::as_object_mut);
-        for (_, shard) in shards.into_iter().flatten() {
-            if shard.is_object() {
-                *shard = self.stats(shard.take());
-            }
-        }
         stats
     }
 }
@@ -182,276 +226,6 @@ impl FromStr for Namespace {
 impl fmt::Display for Namespace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.prefix[..self.prefix.len() - 1])
-    }
-}
-
-/// A replay memory limited to a namespace.
-pub struct Namespaced {
-    replay: Arc<dyn Replay<Error>>,
-    namespace: Namespace,
-}
-
-impl Namespaced {
-    /// `replay`, limited to `namespace` if there is one.
-    pub fn within(
-        replay: Arc<dyn Replay<Error>>,
-        namespace: Option<&Namespace>,
-    ) -> Arc<dyn Replay<Error>> {
-        match namespace {
-            None => replay,
-            Some(namespace) => Arc::new(Namespaced {
-                replay,
-                namespace: namespace.clone(),
-            }),
-        }
-    }
-
-    fn full(&self, name: &str) -> String {
-        self.namespace.full(name)
-    }
-
-    /// Shortens names in the error of a result. Lists the namespace's tables if the table is unknown, unless it was dropped.
-    fn own<T>(&self, result: Result<T>, table: &str, wait: &Wait<'_>) -> Result<T> {
-        let error = match result {
-            Err(error)
-                if error.code() == ErrorCode::UnknownTable
-                    && !error.to_string().ends_with("; it was dropped") =>
-            {
-                error
-            }
-            result => return result.map_err(|error| self.namespace.error(error)),
-        };
-        let Ok(listing) = self.list(wait) else {
-            return Err(self.namespace.error(error));
-        };
-        let names = listing
-            .tables
-            .iter()
-            .map(|table| format!("{:?}", table.name));
-        let names = names.collect::<Vec<_>>().join(", ");
-        let namespace = &self.namespace;
-        Err(replay_core::Error::UnknownTable {
-            table: table.to_owned(),
-            known: match names.is_empty() {
-                true => format!(
-                    "the namespace {namespace} has no tables: make it with `create_table`, or connect with another namespace"
-                ),
-                false => format!("in the namespace {namespace} there are {names}"),
-            },
-        }.into())
-    }
-
-    fn channel<C: ?Sized>(&self, channel: Box<C>) -> InNamespace<C> {
-        InNamespace {
-            channel,
-            namespace: self.namespace.clone(),
-        }
-    }
-}
-
-impl Replay<Error> for Namespaced {
-    fn create_table(&self, config: &TableConfig, wait: &Wait<'_>) -> Result<()> {
-        let made = self
-            .replay
-            .create_table(&self.namespace.config(config), wait);
-        self.own(made, &config.name, wait)
-    }
-
-    fn table_config(&self, table: &str, wait: &Wait<'_>) -> Result<Arc<TableConfig>> {
-        let found = self.replay.table_config(&self.full(table), wait);
-        let mut config = TableConfig::clone(&*self.own(found, table, wait)?);
-        table.clone_into(&mut config.name);
-        Ok(Arc::new(config))
-    }
-
-    fn empty_table(&self, table: &str, wait: &Wait<'_>) -> Result<()> {
-        let emptied = self.replay.empty_table(&self.full(table), wait);
-        self.own(emptied, table, wait)
-    }
-
-    fn drop_table(&self, table: &str, wait: &Wait<'_>) -> Result<()> {
-        let dropped = self.replay.drop_table(&self.full(table), wait);
-        self.own(dropped, table, wait)
-    }
-
-    fn open_writer(
-        &self,
-        open: OpenWriter,
-        wait: &Wait<'_>,
-    ) -> Result<Box<dyn PushChannel<Error>>> {
-        let table = open.table.clone();
-        let open = OpenWriter {
-            table: self.full(&open.table),
-            name: self.full(&open.name),
-            ..open
-        };
-        let opened = self.replay.open_writer(open, wait);
-        let channel = self.own(opened, &table, wait)?;
-        Ok(Box::new(self.channel(channel)))
-    }
-
-    fn sample(&self, request: &SampleRequest, wait: &Wait<'_>) -> Result<Sampled> {
-        let full = SampleRequest {
-            table: self.full(&request.table),
-            ..request.clone()
-        };
-        self.own(self.replay.sample(&full, wait), &request.table, wait)
-    }
-
-    fn sampler(
-        &self,
-        request: SampleRequest,
-        in_flight: usize,
-    ) -> Result<Box<dyn SampleChannel<Error>>> {
-        let request = SampleRequest {
-            table: self.full(&request.table),
-            ..request
-        };
-        let sampler = self.replay.sampler(request, in_flight);
-        let channel = sampler.map_err(|error| self.namespace.error(error))?;
-        Ok(Box::new(self.channel(channel)))
-    }
-
-    fn update_priorities(
-        &self,
-        table: &str,
-        ids: &[u64],
-        priorities: &[f64],
-        wait: &Wait<'_>,
-    ) -> Result<UpdateReceipt> {
-        let updated = self
-            .replay
-            .update_priorities(&self.full(table), ids, priorities, wait);
-        self.own(updated, table, wait)
-    }
-
-    fn updates(&self) -> Result<Option<Box<dyn UpdateChannel<Error>>>> {
-        let channel = self.replay.updates()?;
-        Ok(channel.map(|channel| Box::new(self.channel(channel)) as Box<dyn UpdateChannel<Error>>))
-    }
-
-    fn read_steps(&self, request: &ReadSteps, wait: &Wait<'_>) -> Result<StepsRead> {
-        let full = ReadSteps {
-            table: self.full(&request.table),
-            ..request.clone()
-        };
-        self.own(self.replay.read_steps(&full, wait), &request.table, wait)
-    }
-
-    fn report_corrupt(
-        &self,
-        table: &str,
-        id: u64,
-        reason: &str,
-        wait: &Wait<'_>,
-    ) -> Result<Option<String>> {
-        let reported = self
-            .replay
-            .report_corrupt(&self.full(table), id, reason, wait);
-        let writer = self.own(reported, table, wait)?;
-        Ok(writer.map(|writer| self.namespace.short(&writer).unwrap_or(&writer).to_owned()))
-    }
-
-    fn put_parameters(&self, name: &str, bytes: Bytes, wait: &Wait<'_>) -> Result<u64> {
-        let put = self.replay.put_parameters(&self.full(name), bytes, wait);
-        put.map_err(|error| self.namespace.error(error))
-    }
-
-    fn drop_parameters(&self, name: &str, wait: &Wait<'_>) -> Result<()> {
-        let dropped = self.replay.drop_parameters(&self.full(name), wait);
-        dropped.map_err(|error| self.namespace.error(error))
-    }
-
-    fn get_parameters(
-        &self,
-        name: &str,
-        newer_than: u64,
-        writer: Option<&WriterId>,
-        wait: &Wait<'_>,
-    ) -> Result<Option<Parameters>> {
-        let writer = writer.map(|writer| WriterId {
-            table: self.full(&writer.table),
-            writer: writer.writer,
-        });
-        let found = self
-            .replay
-            .get_parameters(&self.full(name), newer_than, writer.as_ref(), wait);
-        found.map_err(|error| self.namespace.error(error))
-    }
-
-    fn list(&self, wait: &Wait<'_>) -> Result<Listing> {
-        let mut listing = self
-            .replay
-            .list(wait)
-            .map_err(|error| self.namespace.error(error))?;
-        let inside = |name: &mut String| {
-            let short = self.namespace.short(name).map(str::to_owned);
-            short.map(|short| *name = short).is_some()
-        };
-        listing.tables.retain_mut(|table| inside(&mut table.name));
-        listing
-            .parameters
-            .retain_mut(|listed| inside(&mut listed.name));
-        Ok(listing)
-    }
-
-    fn stats(&self, wait: &Wait<'_>) -> Result<Value> {
-        let stats = self.replay.stats(wait);
-        let stats = stats.map_err(|error| self.namespace.error(error))?;
-        Ok(self.namespace.stats(stats))
-    }
-}
-
-/// A channel whose errors have short names.
-struct InNamespace<C: ?Sized> {
-    channel: Box<C>,
-    namespace: Namespace,
-}
-
-impl<C: ?Sized> InNamespace<C> {
-    fn own<T>(&mut self, call: impl FnOnce(&mut C) -> Result<T>) -> Result<T> {
-        call(&mut self.channel).map_err(|error| self.namespace.error(error))
-    }
-}
-
-impl PushChannel<Error> for InNamespace<dyn PushChannel<Error>> {
-    fn push(&mut self, body: PushBody, wait: &Wait<'_>) -> Result<()> {
-        self.own(|channel| channel.push(body, wait))
-    }
-
-    fn flush(&mut self, wait: &Wait<'_>) -> Result<()> {
-        self.own(|channel| channel.flush(wait))
-    }
-
-    fn end_steps(&mut self, wait: &Wait<'_>) -> Result<()> {
-        self.own(|channel| channel.end_steps(wait))
-    }
-
-    fn close(&mut self, wait: &Wait<'_>) -> Result<()> {
-        self.own(|channel| channel.close(wait))
-    }
-}
-
-impl SampleChannel<Error> for InNamespace<dyn SampleChannel<Error>> {
-    fn next(&mut self, wait: &Wait<'_>) -> Result<Sampled> {
-        self.own(|channel| channel.next(wait))
-    }
-}
-
-impl UpdateChannel<Error> for InNamespace<dyn UpdateChannel<Error>> {
-    fn send(
-        &mut self,
-        table: &str,
-        ids: &[u64],
-        priorities: &[f64],
-        wait: &Wait<'_>,
-    ) -> Result<UpdateReceipt> {
-        let table = self.namespace.full(table);
-        self.own(|channel| channel.send(&table, ids, priorities, wait))
-    }
-
-    fn flush(&mut self, wait: &Wait<'_>) -> Result<UpdateReceipt> {
-        self.own(|channel| channel.flush(wait))
     }
 }
 
@@ -509,6 +283,27 @@ mod tests {
     }
 
     #[test]
+    fn an_unknown_table_is_beside_those_of_the_namespace() {
+        let own =
+            |known: &str| namespace().unknown_table(&format!("no table \"run-7/u\"; {known}"));
+        assert_eq!(
+            own(r#"there are "run-7/t", "two/t", "two/, \"run-7/x\"", "run-7/v""#),
+            r#"no table "u"; in the namespace run-7 there are "t", "v""#
+        );
+        let none = r#"no table "u"; the namespace run-7 has no tables: make it"#;
+        for known in [r#"there are "two/t""#, "the memory has no tables: make it"] {
+            assert!(own(known).starts_with(none), "{}", own(known));
+        }
+        let cut = r#"no table "u"; `tables()` lists those of the namespace run-7"#;
+        assert_eq!(own(r#"there are "one/t", "run-7..."#), cut);
+        assert_eq!(
+            own(r#"there are "run-7/t", "run-7/..."#),
+            r#"no table "u"; in the namespace run-7 there are "t", ..."#
+        );
+        assert_eq!(own("it was dropped"), r#"no table "u"; it was dropped"#);
+    }
+
+    #[test]
     fn statistics_have_what_is_inside() {
         let of_server = json!({
             "bytes": 3,
@@ -520,17 +315,13 @@ mod tests {
             "extensions": {"adder": ["/jobs"]},
             "adder": {"jobs": {"run-7/job": {}, "job": {}}, "rounds": 4},
         });
-        let mut inside = json!({
+        let inside = json!({
             "bytes": 3,
             "tables": {"t": {"items": 1, "by_writer": [{"name": "actor 1"}], "pushes_wait_for": "room in \"t\""}},
             "parameters": {"policy": {"version": 1}},
             "extensions": {"adder": ["/jobs"]},
             "adder": {"jobs": {"job": {}}, "rounds": 4},
         });
-        assert_eq!(namespace().stats(of_server.clone()), inside);
-        let mut of_servers = of_server.clone();
-        of_servers["shards"] = json!({"a": of_server, "b": null});
-        inside["shards"] = json!({"a": inside, "b": null});
-        assert_eq!(namespace().stats(of_servers), inside);
+        assert_eq!(namespace().stats(of_server), inside);
     }
 }

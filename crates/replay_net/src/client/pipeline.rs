@@ -10,9 +10,11 @@ use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufReader, ReadHalf, WriteHalf, split};
 
+use super::namespace::Namespace;
 use crate::error::{Error, Result};
 use crate::framing::{FrameReader, write_frame};
 use base::error::check_size;
+use base::host;
 use base::random::random;
 use base::sync::lock;
 use base::wait::Wait;
@@ -102,6 +104,7 @@ pub struct RequestPipeline<S> {
     queue: VecDeque<OutgoingFrame>,
     arrived: VecDeque<Reply>,
     server: Arc<ServerWait>,
+    namespace: Option<Namespace>,
     last_id: u64,
     /// Limits of replies after the handshake.
     limits: FrameLimits,
@@ -121,11 +124,18 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
             queue: VecDeque::new(),
             arrived: VecDeque::new(),
             server: Arc::new(ServerWait::new(peer)),
+            namespace: None,
             last_id: NO_REQUEST,
             limits,
             max_frame_bytes: FrameLimits::HANDSHAKE.max_frame_bytes,
             round_trip: Duration::ZERO,
         }
+    }
+
+    /// Adds the namespace to names of requests, and limits replies to it.
+    pub fn within(mut self, namespace: Option<Namespace>) -> Self {
+        self.namespace = namespace;
+        self
     }
 
     /// Compares protocol versions, then proves knowledge of the token in both directions, the client first. Over TLS, `channel_binding` is
@@ -147,7 +157,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
             nonce,
             program,
         });
-        let begun = Instant::now();
+        let begun = host::now();
         let reply = match self.call(0, hello).await {
             Err(_) if is_tls_alert(self.reader.received()) => {
                 return Err(Error::Config(format!(
@@ -157,7 +167,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
             }
             reply => reply?,
         };
-        self.round_trip = begun.elapsed();
+        self.round_trip = host::elapsed(begun);
         let challenge = expect_reply!(reply, ReplyBody::Challenge(challenge) => challenge)?;
         if challenge.protocol != PROTOCOL {
             return Err(replay_wire::Error::Version {
@@ -189,11 +199,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
             channel_binding,
         };
         let proof = token.map(|token| auth::proof(token, Side::Client, &transcript));
-        let begun = Instant::now();
+        let begun = host::now();
         let reply = self
             .call(0, RequestBody::Authenticate(Authenticate { proof }))
             .await?;
-        self.round_trip = self.round_trip.min(begun.elapsed());
+        self.round_trip = self.round_trip.min(host::elapsed(begun));
         let proof = expect_reply!(reply, ReplyBody::Welcome(Welcome { proof }) => proof)?;
         let proved = |token| {
             proof.is_some_and(|proof| auth::verify(token, Side::Server, &transcript, &proof))
@@ -222,8 +232,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
     ///
     /// # Errors
     /// [`Error::TooLarge`] for a frame that the server would refuse; it is not queued.
-    pub fn send(&mut self, deadline_ms: u32, body: RequestBody) -> Result<u64> {
+    pub fn send(&mut self, deadline_ms: u32, mut body: RequestBody) -> Result<u64> {
         let id = self.last_id + 1;
+        if let Some(namespace) = &self.namespace {
+            body.names(&mut |name| *name = namespace.full(name));
+        }
         let request = Request {
             id,
             deadline_ms,
@@ -264,7 +277,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
     ///
     /// # Errors
     /// [`Error::Disconnected`], [`replay_wire::Error::Protocol`] and [`Error::TooLarge`]; [`Error::Remote`] when the server ends the
-    /// connection. The pipeline cannot be used after an error.
+    /// connection. After an error nothing can be sent; replies that are kept can still be read.
     pub async fn reply(&mut self) -> Result<Reply> {
         loop {
             if let Some(reply) = self.arrived.pop_front() {
@@ -281,12 +294,21 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
     /// # Errors
     /// Errors of [`RequestPipeline::reply`].
     pub async fn arrived(&mut self) -> Result<Option<Reply>> {
-        if let Some(reply) = self.arrived.pop_front() {
-            return Ok(Some(reply));
+        match self.arrived.pop_front() {
+            Some(reply) => Ok(Some(reply)),
+            None => self.just_arrived().await,
         }
+    }
+
+    /// The next reply behind those that are kept, if it has arrived already.
+    async fn just_arrived(&mut self) -> Result<Option<Reply>> {
         // Lets the runtime poll the socket.
         tokio::task::yield_now().await;
-        let mut frame = pin!(next_reply(&mut self.reader, &self.server));
+        let mut frame = pin!(next_reply(
+            &mut self.reader,
+            &self.server,
+            self.namespace.as_ref()
+        ));
         let frame = poll_fn(|context| match frame.as_mut().poll(context) {
             Poll::Ready(frame) => Poll::Ready(Some(frame)),
             Poll::Pending => Poll::Ready(None),
@@ -333,7 +355,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
     /// could deadlock: the server stops reading when its own replies are not read.
     async fn transfer(&mut self) -> Result<Option<Reply>> {
         if self.queue.is_empty() {
-            return next_reply(&mut self.reader, &self.server).await.map(Some);
+            return next_reply(&mut self.reader, &self.server, self.namespace.as_ref())
+                .await
+                .map(Some);
         }
         let written = async {
             while let Some(outgoing) = self.queue.front_mut() {
@@ -343,14 +367,16 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
             Ok(())
         };
         let error = tokio::select! {
-            reply = next_reply(&mut self.reader, &self.server) => return reply.map(Some),
+            // The order would be random otherwise, and a simulated world would not repeat itself.
+            biased;
             written = written => match written {
                 Ok(()) => return Ok(None),
                 Err(error) => error,
             },
+            reply = next_reply(&mut self.reader, &self.server, self.namespace.as_ref()) => return reply.map(Some),
         };
         // The server may have sent the reason before it closed the connection.
-        match self.arrived().await {
+        match self.just_arrived().await {
             Ok(Some(reply)) => Ok(Some(reply)),
             Err(said) if !is_broken(&said) => Err(said),
             _ => Err(error),
@@ -362,6 +388,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
 async fn next_reply<R: AsyncRead + Unpin>(
     reader: &mut FrameReader<R>,
     server: &ServerWait,
+    namespace: Option<&Namespace>,
 ) -> Result<Reply> {
     loop {
         let Some(frame) = reader.frame().await? else {
@@ -370,7 +397,10 @@ async fn next_reply<R: AsyncRead + Unpin>(
                 reason: "the server closed it".into(),
             });
         };
-        let reply = decode_reply(frame)?;
+        let mut reply = decode_reply(frame)?;
+        if let Some(namespace) = namespace {
+            namespace.limit(&mut reply.body);
+        }
         server.note(&reply);
         match reply.body {
             ReplyBody::Waiting(_) => {}

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use super::connection::{Connection, Dialer};
 use super::pipeline::{is_broken, is_busy, is_closed, is_cut_off, is_timeout};
 use crate::error::{Error, Result};
+use base::host;
 use base::random::random_number;
 use base::sync::lock;
 use base::wait::Wait;
@@ -59,7 +60,7 @@ pub fn retry_for<T>(
     let mut pause = Duration::ZERO;
     let mut before = None;
     loop {
-        let (begun, connections) = (Instant::now(), dialer.outage.connections());
+        let (begun, connections) = (host::now(), dialer.outage.connections());
         let error = match attempt() {
             Ok(done) => {
                 *broken_since = None;
@@ -70,7 +71,7 @@ pub fn retry_for<T>(
         if is_closed(&error) {
             dialer.outage.close();
         }
-        let now = Instant::now();
+        let now = host::now();
         // A new connection that lasted longer than the pause ended the outage, and its break begins another. Connections that break sooner
         // count as one outage.
         let held = dialer.outage.connections() != connections && now - begun > pause;
@@ -129,14 +130,14 @@ fn jittered(pause: Duration) -> Result<Duration> {
 }
 
 fn sleep(time: Duration, wait: &Wait<'_>) -> Result<()> {
-    let end = Instant::now() + time;
+    let end = host::now() + time;
     let mut slices = wait.slices(Some(end));
     loop {
-        let now = Instant::now();
+        let now = host::now();
         if now >= end {
             return Ok(());
         }
-        std::thread::sleep(slices.next_wake(now)?.saturating_duration_since(now));
+        host::sleep(slices.next_wake(now)?.saturating_duration_since(now));
     }
 }
 

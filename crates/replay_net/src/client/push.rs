@@ -9,6 +9,7 @@ use super::connection::{Connection, Dialer, deadline_ms};
 use super::pipeline::{RequestPipeline, answer, expect_reply, is_broken, is_closed, unexpected};
 use super::pool::retry;
 use crate::error::{Error, Result};
+use base::host;
 use base::wait::Wait;
 use replay_core::cause::WaitReason;
 use replay_core::replay::{OpenWriter, Push, PushBody, PushChannel, WriterId, WriterOpened};
@@ -175,7 +176,7 @@ impl Pushes {
                 .run(wait, until, || late, RequestPipeline::reply)?;
             self.settle(reply)?;
             if self.held_back.is_some()
-                && wait.deadline.is_some_and(|d| Instant::now() >= d)
+                && wait.deadline.is_some_and(|d| host::now() >= d)
                 && !done(self)
             {
                 return Err(self.late());

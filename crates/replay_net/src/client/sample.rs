@@ -9,6 +9,7 @@ use super::connection::{Connection, Dialer, deadline_ms, no_answer};
 use super::pipeline::{RequestPipeline, answer, is_broken, is_closed, is_renewal, unexpected};
 use super::pool::retry_since;
 use crate::error::{Error, Result};
+use base::host;
 use base::wait::Wait;
 use replay_core::replay::{SampleChannel, SampleRequest, Sampled};
 use replay_wire::{Reply, ReplyBody, RequestBody};
@@ -111,9 +112,9 @@ impl Samples {
                     let bytes = sampled.blobs.iter().map(Bytes::len).sum::<usize>();
                     let bytes = bytes + sampled.rows.len();
                     let (sent, before) = (request.sent, request.received_before);
-                    self.pipelining.note(sent, before, Instant::now(), bytes);
+                    self.pipelining.note(sent, before, host::now(), bytes);
                     // The server prepares the next batch while the caller decodes this one.
-                    let deadline = patience.and_then(|p| Instant::now().checked_add(p));
+                    let deadline = patience.and_then(|p| host::now().checked_add(p));
                     if self.in_flight > 0
                         && self.top_up(deadline, wait).is_ok()
                         && let Some(connection) = &mut self.connection
@@ -151,7 +152,7 @@ impl Samples {
                 id: connection.send(deadline_ms(deadline), body)?,
                 deadline,
                 earlier: false,
-                sent: Instant::now(),
+                sent: host::now(),
                 received_before: self.pipelining.received,
             });
         }
@@ -162,7 +163,10 @@ impl Samples {
     /// short deadlines wait as long for a server as readers without one.
     fn failed(&self, error: Error, wait: &Wait<'_>) -> Error {
         let longest = self.dialer.options.reconnect_for;
-        let over = || self.broken_since.is_none_or(|at| at.elapsed() >= longest);
+        let over = || {
+            self.broken_since
+                .is_none_or(|at| host::elapsed(at) >= longest)
+        };
         if !is_broken(&error) || wait.deadline.is_none() || over() {
             return error;
         }
@@ -196,7 +200,7 @@ impl SampleChannel<Error> for Samples {
         self.dialer.check_process()?;
         let patience = wait
             .deadline
-            .map(|d| d.saturating_duration_since(Instant::now()));
+            .map(|d| d.saturating_duration_since(host::now()));
         for request in &mut self.pending {
             request.earlier = true;
         }

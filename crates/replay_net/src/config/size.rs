@@ -23,7 +23,8 @@ pub(super) fn parse_bytes(text: &str) -> std::result::Result<u64, String> {
         .ok()
         .and_then(|n| n.checked_mul(factor))
     {
-        Some(bytes) if factor > 0 => Ok(bytes),
+        // Integers of TOML have 63 bits.
+        Some(bytes) if factor > 0 && bytes <= i64::MAX as u64 => Ok(bytes),
         _ => Err(format!(
             "{text:?} is not a size in bytes: write 1000000, 500MB or 8GiB"
         )),
@@ -65,6 +66,7 @@ mod tests {
             "-1",
             "99999999999999999999",
             "20000000000GiB",
+            "9999999999GiB",
         ] {
             assert!(parse_bytes(text).is_err(), "{text}");
         }

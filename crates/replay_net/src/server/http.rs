@@ -9,7 +9,6 @@ use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, TcpListener as StdTcpListener};
 use std::pin::pin;
 use std::sync::{Arc, PoisonError};
-use std::time::Instant;
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -33,6 +32,7 @@ use crate::connection::{Phase, reached};
 use crate::error::Result;
 use crate::io_error;
 use crate::stack::kernel::{self, SERVER_USER_TIMEOUT, prepare_tcp};
+use base::host;
 
 /// Limit of open connections. A further one closes the oldest, so that idle connections cannot lock a supervisor out. Each may hold one
 /// answer: 4 MB for a thousand tables.
@@ -114,7 +114,7 @@ impl Server {
                     open.push_back(tokio::task::spawn_local(serve));
                 }
                 Err(error) => {
-                    let (event, now) = (StrangerEvent::NotAccepted, Instant::now());
+                    let (event, now) = (StrangerEvent::NotAccepted, host::now());
                     self.strangers
                         .report(event, "a client of HTTP", &error, now);
                     tokio::time::sleep(ACCEPT_PAUSE).await;
@@ -140,7 +140,7 @@ impl Server {
         let served: std::result::Result<(), Box<dyn std::error::Error + Send + Sync>> =
             served.await;
         if let Err(error) = served {
-            let (event, now) = (StrangerEvent::Http, Instant::now());
+            let (event, now) = (StrangerEvent::Http, host::now());
             self.strangers.report(event, &peer.to_string(), &error, now);
         }
     }
@@ -224,7 +224,7 @@ impl Server {
         let role = self.context.handshake.role_of(token.as_deref());
         if let (Err(error), Some(_)) = (&role, header) {
             self.context.service.counters.failed_logins.add(1);
-            let (event, now) = (StrangerEvent::FailedLogin, Instant::now());
+            let (event, now) = (StrangerEvent::FailedLogin, host::now());
             self.strangers.report(event, &peer.to_string(), error, now);
         }
         role?;

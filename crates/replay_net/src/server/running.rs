@@ -14,7 +14,8 @@ use crate::config::{HttpAddress, ServerConfig};
 use crate::error::{Error, Result};
 use crate::extension;
 use crate::io_error;
-use crate::snapshots::{SnapshotThread, Snapshots};
+use crate::snapshots::SnapshotThread;
+use crate::snapshots::disk::Machine;
 use crate::stack::kernel::{self, Kernel};
 use crate::stack::{Address, Stack, StackName};
 use replay_core::memory::Memory;
@@ -184,8 +185,8 @@ impl Server {
     /// It serves until the returned value is shut down or dropped.
     ///
     /// # Errors
-    /// Errors of [`Server::new`] and [`Snapshots::open`], and [`Error::Io`] or [`Error::Config`] for an address that cannot be bound or a
-    /// stack that cannot be started.
+    /// Errors of [`Server::new`] and [`Server::restore_from`], and [`Error::Io`] or [`Error::Config`] for an address that cannot be
+    /// bound or a stack that cannot be started.
     pub fn start(config: &ServerConfig, memory: Arc<Memory>) -> Result<RunningServer> {
         if let StackName::Plugged(stack) = config.stack {
             stack.check_built_in()?;
@@ -203,9 +204,7 @@ impl Server {
             }
         }
         if let Some(folder) = &config.snapshot {
-            let service = &mut server.context.service;
-            let snapshots = Snapshots::open(service.memory().clone(), folder)?;
-            service.save_snapshots(snapshots);
+            server.restore_from(Box::new(Machine), folder)?;
         }
         let server = Arc::new(server);
         let mut running = RunningServer {

@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use tokio::sync::{Semaphore, SemaphorePermit};
 
+use crate::command::carry_out;
 use crate::error::{Error, Result};
 use replay_core::memory::Memory;
 use replay_core::schema::TableConfig;
-use replay_wire::{DropTable, EmptyTable, ReplyBody, RequestBody};
+use replay_wire::{DropTable, ReplyBody, RequestBody};
 
 /// The tables of a server's memory.
 pub struct Tables {
@@ -48,8 +49,8 @@ impl Tables {
     pub fn answer(&self, request: &RequestBody) -> Result<ReplyBody> {
         match request {
             RequestBody::CreateTable(config) => self.create(config)?,
-            RequestBody::EmptyTable(EmptyTable(name)) => {
-                self.memory.empty_table(name)?;
+            RequestBody::EmptyTable(_) => {
+                carry_out(&self.memory, request)?;
                 return_freed_memory();
             }
             RequestBody::DropTable(DropTable(name)) => {

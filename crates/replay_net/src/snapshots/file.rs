@@ -1,9 +1,7 @@
 //! A snapshot file, written under a temporary name and renamed, so that the previous file stays until the new one is complete.
 
-use std::fs::{self, File};
-use std::io::{self, BufReader, BufWriter, Write};
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::fs;
+use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,10 +11,11 @@ use base::sync::lock;
 use replay_core::memory::Memory;
 use replay_core::snapshot;
 
+use super::disk::{Disk, DiskFile, Machine};
 use crate::error::{Error, Result};
 use crate::io_error;
 
-/// Buffer of the file, for records smaller than it.
+/// Buffer of a file that is written, for records smaller than it.
 const BUFFER_BYTES: usize = 1 << 20;
 
 /// Writes all tables to a file. Replaces an existing file as a whole, once everything is on the disk. Follows a symbolic link and replaces
@@ -26,15 +25,22 @@ const BUFFER_BYTES: usize = 1 << 20;
 /// [`Error::Io`] if the file cannot be written, another process saves to it now, or it is not a regular file; an existing file stays.
 pub fn save(memory: &Memory, path: &Path) -> Result<()> {
     let target = replaceable(path).map_err(cannot_write(path))?;
-    save_as(&target, None, |out| snapshot::save(memory, out)).map(|_| ())
+    save_as(&Machine, &target, None, |out| snapshot::save(memory, out)).map(drop)
 }
 
-/// [`save`] for a server: see [`snapshot::save_server`]. Returns the file's size in bytes. Fails soon after `stop` is set.
+/// [`save`] for a server on `disk`: see [`snapshot::save_server`]. Returns the file's size in bytes. Fails soon after `stop` is set.
 ///
 /// # Errors
 /// Errors of [`save`].
-pub fn save_server(memory: &Memory, path: &Path, stop: &AtomicBool) -> Result<u64> {
-    save_as(path, Some(stop), |out| snapshot::save_server(memory, out))
+pub fn save_server(
+    disk: &dyn Disk,
+    memory: &Memory,
+    path: &Path,
+    stop: &AtomicBool,
+) -> Result<u64> {
+    save_as(disk, path, Some(stop), |out| {
+        snapshot::save_server(memory, out)
+    })
 }
 
 /// Restores the snapshot in a file: see [`snapshot::restore`].
@@ -42,21 +48,21 @@ pub fn save_server(memory: &Memory, path: &Path, stop: &AtomicBool) -> Result<u6
 /// # Errors
 /// Its errors; [`Error::Io`] when the file cannot be read, [`Error::Snapshot`] for a damaged one.
 pub fn restore(memory: &Memory, path: &Path) -> Result<()> {
-    let open = || {
-        // Opening a named pipe would block until it has a writer.
-        if !fs::metadata(path)?.is_file() {
-            return Err(io::Error::other("it is not a regular file"));
-        }
-        let file = File::open(path)?;
-        let bytes = file.metadata()?.len();
-        Ok((BufReader::with_capacity(BUFFER_BYTES, file), bytes))
-    };
+    restore_from(&Machine, memory, path)
+}
+
+/// [`restore`] from `disk`.
+///
+/// # Errors
+/// Errors of [`restore`].
+pub fn restore_from(disk: &dyn Disk, memory: &Memory, path: &Path) -> Result<()> {
     let what = format!("the snapshot {} cannot be read", path.display());
-    let (file, bytes) = open().map_err(io_error(what))?;
+    let (file, bytes) = disk.open(path).map_err(io_error(what))?;
     snapshot::restore(memory, file, bytes).map_err(named(path))
 }
 
 fn save_as(
+    disk: &dyn Disk,
     path: &Path,
     stop: Option<&AtomicBool>,
     write: impl FnOnce(&mut BufWriter<Stoppable<'_>>) -> replay_core::Result<()>,
@@ -65,21 +71,20 @@ fn save_as(
     static SAVING: Mutex<()> = Mutex::new(());
     let _saving = lock(&SAVING);
     let partial = partial_path(path);
-    let file = lock_partial(&partial).map_err(cannot_write(&partial))?;
+    let file = disk.create(&partial).map_err(cannot_write(&partial))?;
+    let mut out = BufWriter::with_capacity(BUFFER_BYTES, Stoppable { file, stop });
     let written = || {
-        let mut out = BufWriter::with_capacity(BUFFER_BYTES, Stoppable { file: &file, stop });
         write(&mut out).map_err(named(&partial))?;
-        let on_disk = out.flush().and_then(|()| file.sync_all());
-        let bytes = on_disk.and_then(|()| Ok(file.metadata()?.len()));
+        let bytes = out.flush().and_then(|()| out.get_ref().file.sync());
         bytes.map_err(cannot_write(&partial))
     };
     let done = written().and_then(|bytes| {
-        put_in_place(&partial, path).map_err(cannot_write(path))?;
+        put_in_place(disk, &partial, path).map_err(cannot_write(path))?;
         Ok(bytes)
     });
     if done.is_err() {
         // The first error is the one to report.
-        let _ = fs::remove_file(&partial);
+        let _ = disk.remove(&partial);
     }
     done
 }
@@ -136,7 +141,7 @@ fn replaceable(path: &Path) -> io::Result<PathBuf> {
 
 /// A file whose writes fail once `stop` is set.
 struct Stoppable<'a> {
-    file: &'a File,
+    file: Box<dyn DiskFile>,
     stop: Option<&'a AtomicBool>,
 }
 
@@ -161,33 +166,9 @@ fn partial_path(path: &Path) -> PathBuf {
     name.into()
 }
 
-/// Opens, locks and empties the temporary file. Does not follow a symbolic link, which could point to any file of this user.
-fn lock_partial(partial: &Path) -> io::Result<File> {
-    let file = File::options()
-        .write(true)
-        .create(true)
-        .truncate(false)
-        // O_NONBLOCK: opening a pipe without a reader fails instead of blocking.
-        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
-        .open(partial)?;
-    // SAFETY: the descriptor is open for the call, which touches no memory.
-    let locked = unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) };
-    let (mine, there) = (file.metadata()?, fs::symlink_metadata(partial)?);
-    // Another process has locked the file, or has renamed it since the open.
-    if locked != 0 || (mine.dev(), mine.ino()) != (there.dev(), there.ino()) {
-        let text = "another process saves to this file now";
-        return Err(io::Error::new(io::ErrorKind::WouldBlock, text));
-    }
-    // Left by a killed writer. A device is never truncated: it has no length to set.
-    if file.metadata()?.len() > 0 {
-        file.set_len(0)?;
-    }
-    Ok(file)
-}
-
-fn put_in_place(partial: &Path, path: &Path) -> io::Result<()> {
-    fs::rename(partial, path)?;
+fn put_in_place(disk: &dyn Disk, partial: &Path, path: &Path) -> io::Result<()> {
+    disk.rename(partial, path)?;
     // Syncs the folder, so that the rename survives a crash.
     let folder = path.parent().filter(|p| !p.as_os_str().is_empty());
-    File::open(folder.unwrap_or(Path::new("."))).and_then(|folder| folder.sync_all())
+    disk.sync_folder(folder.unwrap_or(Path::new(".")))
 }

@@ -109,7 +109,7 @@ impl FromStr for Address {
                 None => (rest, None),
             },
         };
-        if host.is_empty() || host.contains('/') {
+        if host.is_empty() || host.contains(['/', '[', ']']) {
             return refuse("has no host");
         }
         let Ok(port) = port.map_or(Ok(Self::DEFAULT_PORT), str::parse) else {

@@ -14,10 +14,10 @@ use replay_wire::{
     ReplyBody, RequestBody,
 };
 use rustls::pki_types::ServerName;
+use simulation::SimStack;
 use tokio_rustls::TlsConnector;
 
 use crate::kernel::certificate;
-use crate::suite::simulation::SimStack;
 use crate::suite::world::Connection;
 use crate::suite::*;
 

@@ -11,6 +11,6 @@ pub struct CloseWriter {
     pub epoch: u32,
 }
 
-call!(CloseWriter: Actor => ());
+call!(CloseWriter: Actor => (), names: |close, visit| visit(&mut close.table));
 
 same_fields! { close_writer: CloseWriter { table, writer, epoch } }

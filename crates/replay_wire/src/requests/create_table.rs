@@ -14,7 +14,7 @@ const QUOTED: usize = 64;
 /// Most bytes of a parser's reason, which also quotes the text.
 const REASON: usize = 256;
 
-call!(TableConfig: Learner => ());
+call!(TableConfig: Learner => (), names: |table, visit| visit(&mut table.name));
 
 same_variants!(Dtype: Bool Uint8 Int8 Uint16 Int16 Uint32 Int32 Uint64 Int64 Float16 Float32 Float64);
 same_variants!(Codec: None Lz4 Zstd);

@@ -4,4 +4,4 @@ use super::*;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DescribeTable(pub String);
 
-call!(DescribeTable: Actor => TableConfig);
+call!(DescribeTable: Actor => TableConfig, names: |describe, visit| visit(&mut describe.0));

@@ -4,4 +4,4 @@ use super::*;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DropParameters(pub String);
 
-call!(DropParameters: Operator => ());
+call!(DropParameters: Operator => (), names: |drop, visit| visit(&mut drop.0));

@@ -4,4 +4,4 @@ use super::*;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DropTable(pub String);
 
-call!(DropTable: Operator => ());
+call!(DropTable: Operator => (), names: |drop, visit| visit(&mut drop.0));

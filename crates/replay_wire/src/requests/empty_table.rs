@@ -4,4 +4,4 @@ use super::*;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EmptyTable(pub String);
 
-call!(EmptyTable: Operator => ());
+call!(EmptyTable: Operator => (), names: |empty, visit| visit(&mut empty.0));

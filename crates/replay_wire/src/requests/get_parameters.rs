@@ -12,7 +12,12 @@ pub struct GetParameters {
     pub writer: Option<WriterId>,
 }
 
-call!(GetParameters: Actor => Option<Parameters>, large: true);
+call!(GetParameters: Actor => Option<Parameters>, large: true, names: |get, visit| {
+    visit(&mut get.name);
+    if let Some(writer) = &mut get.writer {
+        visit(&mut writer.table);
+    }
+});
 
 same_fields! {
     get_parameters: GetParameters { name, newer_than ? writer }

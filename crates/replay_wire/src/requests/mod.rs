@@ -69,19 +69,29 @@ pub trait Call: Into<RequestBody> {
     /// Content of its reply, unless that is an error.
     type Reply: TryFrom<ReplyBody, Error = ReplyBody>;
 
+    /// Visits the names of tables, writers and parameters.
+    fn names(&mut self, _visit: &mut dyn FnMut(&mut String)) {}
+
     /// The frame's payload.
     fn payload(&self) -> Bytes {
         Bytes::new()
     }
 }
 
-/// Implements [`Call`]: the lowest role, the reply, whether that may be large, the payload.
+/// Implements [`Call`]: the lowest role, the reply, whether that may be large, the names, the payload.
 macro_rules! call {
-    ($request:ident: $role:ident => $reply:ty $(, large: $large:literal)? $(, payload: |$self:ident| $payload:expr)?) => {
+    (
+        $request:ident: $role:ident => $reply:ty
+            $(, large: $large:literal)? $(, names: |$named:ident, $visit:ident| $names:expr)? $(, payload: |$self:ident| $payload:expr)?
+    ) => {
         impl Call for $request {
             const ROLE: Role = Role::$role;
             $(const LARGE_REPLY: bool = $large;)?
             type Reply = $reply;
+            $(fn names(&mut self, $visit: &mut dyn FnMut(&mut String)) {
+                let $named = self;
+                $names;
+            })?
             $(fn payload(&self) -> Bytes {
                 let $self = self;
                 $payload
@@ -147,6 +157,11 @@ macro_rules! requests {
             /// The lowest role that may make the request.
             pub fn role(&self) -> Role {
                 match self { $(RequestBody::$request(_) => <$content as Call>::ROLE,)+ }
+            }
+
+            /// Visits the names of tables, writers and parameters.
+            pub fn names(&mut self, visit: &mut dyn FnMut(&mut String)) {
+                match self { $(RequestBody::$request(request) => request.names(visit),)+ }
             }
 
             /// Whether its reply may be large.

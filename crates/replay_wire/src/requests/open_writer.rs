@@ -10,7 +10,10 @@ pub struct OpenOrResume {
     pub resume: bool,
 }
 
-call!(OpenOrResume: Actor => WriterOpened);
+call!(OpenOrResume: Actor => WriterOpened, names: |writer, visit| {
+    visit(&mut writer.open.table);
+    visit(&mut writer.open.name);
+});
 
 impl Message for OpenOrResume {
     type Struct = wire::open_writer::Owned;

@@ -10,7 +10,7 @@ pub struct Pushed {
     pub steps: u64,
 }
 
-call!(Push: Actor => Pushed, payload: |push| push.body.payload.clone());
+call!(Push: Actor => Pushed, names: |push, visit| visit(&mut push.table), payload: |push| push.body.payload.clone());
 
 same_fields! {
     pushed: Pushed { steps }

@@ -13,6 +13,6 @@ pub struct PutParameters {
     pub bytes: Bytes,
 }
 
-call!(PutParameters: Learner => Option<Parameters>, payload: |put| put.bytes.clone());
+call!(PutParameters: Learner => Option<Parameters>, names: |put, visit| visit(&mut put.name), payload: |put| put.bytes.clone());
 
 same_fields! { put_parameters: PutParameters { name, id, version | bytes = Rest::payload } }

@@ -3,7 +3,7 @@
 use super::*;
 use replay_core::replay::{ChunkHead, ReadPosition, ReadSteps, StepsRead, StoredSteps};
 
-call!(ReadSteps: Learner => StepsRead, large: true);
+call!(ReadSteps: Learner => StepsRead, large: true, names: |read, visit| visit(&mut read.table));
 
 same_fields! {
     read_position: ReadPosition { number, next, end | server = |_| 0 }

@@ -12,7 +12,7 @@ pub struct ReportCorrupt {
 }
 
 // Allowed for learners, which could also disable an item with priority 0, and would otherwise sample a damaged item repeatedly.
-call!(ReportCorrupt: Learner => Option<String>);
+call!(ReportCorrupt: Learner => Option<String>, names: |report, visit| visit(&mut report.table));
 
 same_fields! { report_corrupt: ReportCorrupt { table, id, reason } }
 

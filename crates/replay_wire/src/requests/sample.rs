@@ -3,7 +3,7 @@
 use super::*;
 use replay_core::replay::{BatchPart, SampledItem, ShardState};
 
-call!(SampleRequest: Learner => Sampled, large: true);
+call!(SampleRequest: Learner => Sampled, large: true, names: |sample, visit| visit(&mut sample.table));
 
 same_fields! {
     sample: SampleRequest { table, count, before, after, allow_short, min_probability, repeated ? part }

@@ -11,7 +11,7 @@ pub struct UpdatePriorities {
     pub priorities: Vec<f64>,
 }
 
-call!(UpdatePriorities: Learner => UpdateReceipt);
+call!(UpdatePriorities: Learner => UpdateReceipt, names: |update, visit| visit(&mut update.table));
 
 same_fields! { updated: UpdateReceipt { applied, stale } }
 

@@ -1,15 +1,16 @@
 //! Connecting to several servers: parses their addresses, and checks that they form one memory.
 
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::super::connection::Dialer;
 use super::super::pipeline::{is_absent, is_busy};
 use super::super::{Address, Client, ConnectOptions};
 use super::ShardedClient;
-use super::group::{self, Group, ask_promptly, at, is_lost, within_namespace};
+use super::group::{self, Group, ask_promptly, at, is_lost};
 use crate::error::{Error, Result};
 use crate::refuse;
+use base::host;
 use base::random::random_number;
 use base::sync::lock;
 use base::wait::Wait;
@@ -64,7 +65,7 @@ impl ShardedClient {
         options: &ConnectOptions,
         wait: &Wait<'_>,
     ) -> Result<Self> {
-        let begun = Instant::now();
+        let begun = host::now();
         // The first round is short, so that a server that does not answer leaves time for the others.
         let soon = ConnectOptions {
             await_server: Duration::ZERO,
@@ -81,7 +82,7 @@ impl ShardedClient {
                 continue;
             }
             // Divides the remaining time equally among the missing servers.
-            let left = options.await_server.saturating_sub(begun.elapsed()) / missing;
+            let left = options.await_server.saturating_sub(host::elapsed(begun)) / missing;
             missing -= 1;
             if !left.is_zero() {
                 let patient = ConnectOptions {
@@ -151,10 +152,7 @@ impl ShardedClient {
         let releases = releases.into_iter();
         let named = releases.map(|(shard, release)| (group.shards[shard].name(), release));
         check_releases(&named.collect::<Vec<_>>())?;
-        let listings = group.each(|client| {
-            let listing = ask_promptly(client, wait, |wait| client.list(wait))?;
-            Ok(within_namespace(client, listing))
-        })?;
+        let listings = group.each(|client| ask_promptly(client, wait, |wait| client.list(wait)))?;
         let with_tables = listings
             .iter()
             .find(|(_, listing)| !listing.tables.is_empty());

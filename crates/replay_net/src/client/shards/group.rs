@@ -6,10 +6,11 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
+use base::host;
 use base::sync::lock;
 use base::wait::Wait;
 use replay_core::cause::WaitReason;
-use replay_core::replay::{Listing, Replay, SampledItem, ShardState};
+use replay_core::replay::{Replay, SampledItem, ShardState};
 use replay_core::schema::TableConfig;
 use replay_core::table::ids::IdSpace;
 use replay_wire::ErrorCode;
@@ -103,10 +104,8 @@ impl Group {
             self.shards[shard].name()
         );
         let group = Arc::downgrade(self);
-        let since = Instant::now();
-        let started = std::thread::Builder::new()
-            .name("innet-shard".into())
-            .spawn(move || await_return(&group, shard, since));
+        let since = host::now();
+        let started = host::spawn("innet-shard", move || await_return(&group, shard, since));
         if let Err(error) = started {
             // The next call tries the server again.
             self.shards[shard].away.store(false, Ordering::Relaxed);
@@ -192,14 +191,14 @@ impl Group {
 
     /// Creates missing tables at a server that has returned, and copies newer parameters to it.
     fn take_up(&self, shard: usize) -> Result<()> {
-        let wait = Wait::until(Some(Instant::now() + RETRY_FOR));
+        let wait = Wait::until(Some(host::now() + RETRY_FOR));
         let client = &self.shards[shard].client;
-        let here = within_namespace(client, client.list(&wait)?);
+        let here = client.list(&wait)?;
         let Some(other) = self.present().find(|&other| other != shard) else {
             return Ok(());
         };
         let other = &self.shards[other].client;
-        let there = within_namespace(other, other.list(&wait)?);
+        let there = other.list(&wait)?;
         complete(client, &here.tables, &there.tables, &wait)?;
         for listed in there.parameters {
             let known = here.parameters.iter().find(|p| p.name == listed.name);
@@ -256,22 +255,12 @@ pub fn within_grace<T>(
     wait: &Wait<'_>,
     call: impl FnOnce(&Wait<'_>) -> Result<T>,
 ) -> Result<Option<T>> {
-    let grace = Instant::now() + client.dialer.options.grace;
+    let grace = host::now() + client.dialer.options.grace;
     let deadline = Some(wait.deadline.map_or(grace, |deadline| deadline.min(grace)));
     match call(&Wait { deadline, ..*wait }) {
         Err(Error::Deadline { .. }) if deadline != wait.deadline => Ok(None),
         called => called.map(Some),
     }
-}
-
-/// Limits a server's listing to the client's namespace. Names stay as at the server.
-pub fn within_namespace(client: &Client, mut listing: Listing) -> Listing {
-    if let Some(namespace) = &client.dialer.options.namespace {
-        let inside = |name: &str| name.starts_with(namespace.prefix());
-        listing.tables.retain(|table| inside(&table.name));
-        listing.parameters.retain(|listed| inside(&listed.name));
-    }
-    listing
 }
 
 /// Asks a question that a server answers at once. A server without an answer for the grace is lost.
@@ -340,7 +329,7 @@ fn allowed(result: Result<()>) -> Result<()> {
 fn await_return(group: &Weak<Group>, shard: usize, since: Instant) {
     let mut refused = false;
     loop {
-        std::thread::sleep(RETRY_AFTER);
+        host::sleep(RETRY_AFTER);
         let Some(group) = group.upgrade() else { return };
         let name = group.shards[shard].name();
         match group.take_up(shard) {
@@ -348,7 +337,7 @@ fn await_return(group: &Weak<Group>, shard: usize, since: Instant) {
                 group.shards[shard].away.store(false, Ordering::Relaxed);
                 // Copies parameters that were put in between. If this fails, the next put makes up for it.
                 let _ = group.take_up(shard);
-                let seconds = since.elapsed().as_secs();
+                let seconds = host::elapsed(since).as_secs();
                 tracing::warn!("{name} answers again after {seconds} s, and is sampled again");
                 return;
             }

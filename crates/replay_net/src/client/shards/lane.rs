@@ -7,6 +7,7 @@ use super::super::connection::{Connection, deadline_ms};
 use super::super::pipeline::{RequestPipeline, answer, expect_reply};
 use super::partial::Seen;
 use crate::error::{Error, Result};
+use base::host;
 use base::wait::Wait;
 use replay_core::replay::{SampleRequest, Sampled};
 use replay_wire::{ReplyBody, RequestBody};
@@ -117,7 +118,7 @@ impl Lane {
         wait: &Wait<'_>,
     ) -> Result<(Pending, Result<Sampled>)> {
         let (name, grace) = (client.address().to_string(), client.dialer.options.grace);
-        let now = Instant::now();
+        let now = host::now();
         let connection = (self.connection.as_mut()).ok_or(Error::Closed("the connection"))?;
         let due = self.pending.iter().map(|pending| pending.due).min();
         let due = due.unwrap_or(now);
@@ -130,7 +131,7 @@ impl Lane {
         };
         let late = || Error::deadline(format!("{name} did not answer"));
         let reply = connection.run(wait, Some(until), late, RequestPipeline::reply);
-        if matches!(reply, Err(Error::Deadline { .. })) && Instant::now() >= silent {
+        if matches!(reply, Err(Error::Deadline { .. })) && host::now() >= silent {
             self.answers = false;
             return Err(Error::Disconnected {
                 address: name,

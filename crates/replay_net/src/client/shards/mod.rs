@@ -43,6 +43,7 @@ use std::sync::{Arc, Mutex};
 use bytes::Bytes;
 
 use super::Client;
+use crate::command::Commands;
 use crate::error::{Error, Result};
 use base::sync::lock;
 use base::wait::Wait;
@@ -54,7 +55,7 @@ use replay_core::replay::{
 };
 use replay_core::schema::TableConfig;
 use replay_core::table::ids::IdSpace;
-use replay_wire::ErrorCode;
+use replay_wire::{ErrorCode, RequestBody};
 use samples::ShardedSamples;
 use updates::ShardedUpdates;
 use writers::ShardedPushes;
@@ -85,14 +86,14 @@ impl ShardedClient {
     }
 
     /// Sends a request to every server; an absent server is an error.
-    fn all(&self, what: &str, ask: impl Fn(&Client) -> Result<()>) -> Result<()> {
+    fn all(&self, request: &str, ask: impl Fn(&Client) -> Result<()>) -> Result<()> {
         let done = self.group.each(ask)?;
         match (0..self.group.shards.len()).find(|shard| !done.iter().any(|(of, ())| of == shard)) {
             None => Ok(()),
             Some(away) => Err(Error::Disconnected {
                 address: self.group.shards[away].name(),
                 reason: format!(
-                    "{what} on every server, and this one is away: call again when it answers"
+                    "{request} is for every server, and this one is away: call again when it answers"
                 ),
             }),
         }
@@ -144,6 +145,14 @@ fn keep<T>(idle: &Mutex<Vec<T>>, channel: T) {
     }
 }
 
+impl Commands for ShardedClient {
+    fn command(&self, command: RequestBody, wait: &Wait<'_>) -> Result<()> {
+        self.all(command.name(), |client| {
+            client.command(command.clone(), wait)
+        })
+    }
+}
+
 impl Replay<Error> for ShardedClient {
     fn create_table(&self, config: &TableConfig, wait: &Wait<'_>) -> Result<()> {
         let part = merge::part(config, self.group.shards.len() as u64);
@@ -159,29 +168,25 @@ impl Replay<Error> for ShardedClient {
         Ok(Arc::new(whole))
     }
 
-    fn empty_table(&self, table: &str, wait: &Wait<'_>) -> Result<()> {
-        let what = format!("table {table:?} is emptied");
-        self.all(&what, |client| client.empty_table(table, wait))
-    }
-
     fn drop_table(&self, table: &str, wait: &Wait<'_>) -> Result<()> {
-        let what = format!("table {table:?} is dropped");
-        self.all(&what, |client| match client.drop_table(table, wait) {
-            // An earlier call dropped the table here, but not on every server.
-            Err(error) if error.code() == ErrorCode::UnknownTable => {
-                let others = self.group.each(|other| {
-                    Ok(other
-                        .list(wait)?
-                        .tables
-                        .iter()
-                        .any(|known| known.name == table))
-                })?;
-                match others.iter().any(|&(_, known)| known) {
-                    true => Ok(()),
-                    false => Err(error),
+        self.all("drop_table", |client| {
+            match client.drop_table(table, wait) {
+                // An earlier call dropped the table here, but not on every server.
+                Err(error) if error.code() == ErrorCode::UnknownTable => {
+                    let others = self.group.each(|other| {
+                        Ok(other
+                            .list(wait)?
+                            .tables
+                            .iter()
+                            .any(|known| known.name == table))
+                    })?;
+                    match others.iter().any(|&(_, known)| known) {
+                        true => Ok(()),
+                        false => Err(error),
+                    }
                 }
+                dropped => dropped,
             }
-            dropped => dropped,
         })
     }
 
@@ -298,11 +303,6 @@ impl Replay<Error> for ShardedClient {
         let newest = versions.entry(name.to_owned()).or_default();
         *newest = version.max(*newest);
         Ok(version)
-    }
-
-    fn drop_parameters(&self, name: &str, wait: &Wait<'_>) -> Result<()> {
-        let what = format!("parameters {name:?} are dropped");
-        self.all(&what, |client| client.drop_parameters(name, wait))
     }
 
     fn get_parameters(

@@ -5,6 +5,7 @@ use std::time::Instant;
 use bytes::{Bytes, BytesMut};
 
 use super::shares::divide;
+use base::host;
 use replay_core::replay::{Sampled, ShardState};
 
 /// A server's answer about its table.
@@ -52,7 +53,7 @@ impl PartialBatch {
         let sum: f64 = totals.iter().sum();
         PartialBatch {
             number,
-            asked: (Instant::now(), received),
+            asked: (host::now(), received),
             begun: false,
             shares: totals.iter().map(|total| total / sum).collect(),
             least: seen

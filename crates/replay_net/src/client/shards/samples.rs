@@ -13,6 +13,7 @@ use super::lane::Lane;
 use super::partial::{PartialBatch, Seen};
 use super::shares::limiter_samples;
 use crate::error::{Error, Result};
+use base::host;
 use base::random::random_number;
 use base::wait::Wait;
 use replay_core::cause::WaitReason;
@@ -109,7 +110,7 @@ impl ShardedSamples {
                     None => self.stocked(wait)?,
                 };
                 let reason = reason.unwrap_or_else(|| self.none_answers());
-                let late = wait.deadline.is_some_and(|end| Instant::now() >= end);
+                let late = wait.deadline.is_some_and(|end| host::now() >= end);
                 if late && self.request.allow_short {
                     return self.short(reason, wait);
                 }
@@ -117,7 +118,7 @@ impl ShardedSamples {
                 continue;
             }
             if let Some(reason) = self.receive_for(number, wait)? {
-                let late = wait.deadline.is_some_and(|end| Instant::now() >= end);
+                let late = wait.deadline.is_some_and(|end| host::now() >= end);
                 if late && self.request.allow_short {
                     return self.short(reason, wait);
                 }
@@ -125,7 +126,7 @@ impl ShardedSamples {
                     return Err(Error::deadline(reason));
                 }
                 wait.check()?;
-                reason.report(wait, Instant::now(), Wait::REPORT_AFTER);
+                reason.report(wait, host::now(), Wait::REPORT_AFTER);
                 // Divides the rest of the batch again, by the present state.
                 self.ask_states(wait)?;
             }
@@ -145,8 +146,8 @@ impl ShardedSamples {
         if self.lanes.iter().any(|lane| lane.seen.is_some()) {
             self.dark_since = None;
         } else {
-            let since = *self.dark_since.get_or_insert_with(Instant::now);
-            if since.elapsed() >= self.group.reconnect_for {
+            let since = *self.dark_since.get_or_insert_with(host::now);
+            if host::elapsed(since) >= self.group.reconnect_for {
                 return Err(self.group.none_answers());
             }
         }
@@ -166,7 +167,7 @@ impl ShardedSamples {
 
     /// Asks one server only for its table's state.
     fn ask_state(&mut self, shard: usize, wait: &Wait<'_>) -> Result<()> {
-        let now = Instant::now();
+        let now = host::now();
         self.send(shard, NO_BATCH, (0, 0), now, wait)?;
         while self.lanes[shard].awaits(NO_BATCH) {
             self.receive(shard, wait)?;
@@ -187,7 +188,7 @@ impl ShardedSamples {
         }
         if error.code() == ErrorCode::UnknownTable {
             let wait = Wait {
-                deadline: Some(Instant::now() + HELD_FOR),
+                deadline: Some(host::now() + HELD_FOR),
                 ..*wait
             };
             let known = |shard: usize| {
@@ -296,7 +297,7 @@ impl ShardedSamples {
         } else {
             present.iter().map(|&at| counts[at]).collect()
         };
-        let now = Instant::now();
+        let now = host::now();
         let held = now + HELD_FOR;
         let due = match wait.deadline {
             // Only the oldest batch has the call's deadline.
@@ -335,7 +336,7 @@ impl ShardedSamples {
             count,
             // A short batch is allowed at the call's deadline, not at a server's.
             allow_short: self.request.allow_short
-                && wait.deadline.is_some_and(|end| Instant::now() >= end),
+                && wait.deadline.is_some_and(|end| host::now() >= end),
             part: Some(BatchPart { limiter_samples }),
             ..self.request.clone()
         };
@@ -390,14 +391,14 @@ impl ShardedSamples {
 
     /// Pauses before the servers are asked again.
     fn pause(&mut self, wait: &Wait<'_>, reason: WaitReason) -> Result<()> {
-        let now = Instant::now();
+        let now = host::now();
         if wait.deadline.is_some_and(|end| now >= end) {
             return Err(Error::deadline(reason));
         }
         wait.check()?;
         reason.report(wait, now, Wait::REPORT_AFTER);
         let left = wait.deadline.map(|end| end.saturating_duration_since(now));
-        std::thread::sleep(left.map_or(ASK_AGAIN_AFTER, |left| left.min(ASK_AGAIN_AFTER)));
+        host::sleep(left.map_or(ASK_AGAIN_AFTER, |left| left.min(ASK_AGAIN_AFTER)));
         for lane in &mut self.lanes {
             lane.seen = None;
         }
@@ -452,7 +453,7 @@ impl ShardedSamples {
         if let Some(batch) = &batch {
             let (sent, before) = batch.asked;
             self.pipelining
-                .note(sent, before, Instant::now(), batch.bytes());
+                .note(sent, before, host::now(), batch.bytes());
         }
         if self.in_flight > 1 {
             // The next call meets the same error.

@@ -11,7 +11,6 @@ mod receive_budget;
 mod replies;
 mod roles;
 mod shutdown;
-pub mod simulation;
 mod slow_readers;
 pub mod world;
 

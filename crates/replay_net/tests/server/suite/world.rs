@@ -14,6 +14,7 @@ use replay_net::server::Server;
 
 use replay_net::stack::{Address, Stack};
 use serde_json::Value;
+use simulation::{Sim, SimStack, SimStream};
 use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
@@ -21,7 +22,6 @@ use tokio::task::LocalSet;
 
 use super::client::TestClient;
 use super::messages::TABLE;
-use super::simulation::{Sim, SimStack, SimStream};
 use crate::support::{any_port, goes_through_fstack, with_sockets_under_test};
 
 /// A test over sockets that takes longer hangs.

@@ -1,12 +1,14 @@
 //! Frames: the subset of Ethernet, IPv4, UDP and ARP that gradients need. Checksums are computed in software, as most virtual devices have
 //! no checksum offload.
 
+pub(crate) mod checksum;
+
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::ops::Range;
 
-use super::checksum::{fold, sum};
 use crate::datagrams::DSCP;
 use crate::packet::MAX_DATAGRAM;
+use checksum::{fold, sum};
 
 /// An Ethernet address.
 pub type Mac = [u8; 6];

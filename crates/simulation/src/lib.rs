@@ -8,6 +8,7 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::future::Future;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::ops::RangeInclusive;
 use std::pin::Pin;
@@ -25,7 +26,8 @@ use replay_net::stack::{Address, Stack};
 
 mod link;
 
-pub use link::SimStream;
+use link::WeakLink;
+pub use link::{SimLink, SimStream};
 
 type Task = Pin<Box<dyn Future<Output = ()>>>;
 
@@ -34,17 +36,23 @@ pub struct Sim {
     stack: SimStack,
 }
 
-/// Handle to the world for its tasks.
+/// Handle to the world for the tasks of one program.
 #[derive(Clone)]
 pub struct SimStack {
     world: Rc<RefCell<World>>,
+    program: u32,
 }
 
 struct World {
     now: Instant,
     random: StdRng,
-    tasks: HashMap<u64, Task>,
+    /// Tasks with their programs.
+    tasks: BTreeMap<u64, (u32, Task)>,
     next_task: u64,
+    next_program: u32,
+    /// Of everything that happened.
+    events: DefaultHasher,
+    links: Vec<WeakLink>,
     ready: Arc<Ready>,
     /// Wakers by time; the number distinguishes timers of one instant.
     timers: BTreeMap<(Instant, u64), Waker>,
@@ -94,8 +102,11 @@ impl Sim {
                 world: Rc::new(RefCell::new(World {
                     now: Instant::now(),
                     random: StdRng::seed_from_u64(seed),
-                    tasks: HashMap::new(),
+                    tasks: BTreeMap::new(),
                     next_task: 0,
+                    next_program: 1,
+                    events: DefaultHasher::new(),
+                    links: Vec::new(),
                     ready: Arc::default(),
                     timers: BTreeMap::new(),
                     next_timer: 0,
@@ -105,6 +116,7 @@ impl Sim {
                     delay: Duration::ZERO..=Duration::from_millis(2),
                     buffer: 1 << 16,
                 })),
+                program: 0,
             },
         }
     }
@@ -173,12 +185,63 @@ impl SimStack {
             (backlog, name, world.buffer)
         };
         let (ours, theirs) = SimStream::pair(self, buffer);
+        self.world.borrow_mut().links.push(ours.link().downgrade());
         let mut backlog = backlog.borrow_mut();
         backlog.connections.push_back((theirs, name));
         if let Some(waker) = backlog.waker.take() {
             waker.wake();
         }
         Ok(ours)
+    }
+
+    /// The stack of another program.
+    pub fn program(&self) -> SimStack {
+        let mut world = self.world.borrow_mut();
+        let program = world.next_program;
+        world.next_program += 1;
+        SimStack {
+            world: self.world.clone(),
+            program,
+        }
+    }
+
+    /// Ends the program of `of` at once: drops its tasks wherever they wait, which closes its connections and listeners.
+    pub fn kill(&self, of: &SimStack) {
+        let mut world = self.world.borrow_mut();
+        let tasks = std::mem::take(&mut world.tasks);
+        let (killed, others): (BTreeMap<_, _>, _) = tasks
+            .into_iter()
+            .partition(|(_, (program, _))| *program == of.program);
+        world.tasks = others;
+        // Tasks use the world as they are dropped.
+        drop(world);
+        drop(killed);
+    }
+
+    /// Faults of all open connections, from the ends that opened them.
+    pub fn links(&self) -> Vec<SimLink> {
+        let mut world = self.world.borrow_mut();
+        world.links.retain(|link| link.upgrade(self).is_some());
+        world
+            .links
+            .iter()
+            .filter_map(|link| link.upgrade(self))
+            .collect()
+    }
+
+    /// Adds an event to [`Self::events`].
+    pub fn note(&self, event: impl Hash) {
+        event.hash(&mut self.world.borrow_mut().events);
+    }
+
+    /// Hash of all events so far: tasks that ran, how many bytes were sent, and what was noted. A seed always has the same.
+    pub fn events(&self) -> u64 {
+        self.world.borrow().events.finish()
+    }
+
+    /// A random number from the world's seed.
+    pub fn random(&self) -> u64 {
+        self.world.borrow_mut().random.random()
     }
 
     /// Completes after `duration` by this world's clock.
@@ -193,6 +256,8 @@ impl SimStack {
         if ready.is_empty() {
             return None;
         }
+        // Sorted, because tokio wakes the receivers of a `watch` in a random order.
+        ready.sort_unstable();
         let chosen = world.random.random_range(0..ready.len());
         Some(ready.swap_remove(chosen))
     }
@@ -203,14 +268,17 @@ impl SimStack {
             (world.tasks.remove(&id), world.ready.clone())
         };
         // A finished task may be woken, too.
-        let Some(mut task) = task else { return };
+        let Some((program, mut task)) = task else {
+            return;
+        };
+        self.note(id);
         let waker = Waker::from(Arc::new(TaskWaker { task: id, ready }));
         if task
             .as_mut()
             .poll(&mut Context::from_waker(&waker))
             .is_pending()
         {
-            self.world.borrow_mut().tasks.insert(id, task);
+            self.world.borrow_mut().tasks.insert(id, (program, task));
         }
     }
 
@@ -316,7 +384,7 @@ impl Stack for SimStack {
         let mut world = self.world.borrow_mut();
         let id = world.next_task;
         world.next_task += 1;
-        world.tasks.insert(id, Box::pin(task));
+        world.tasks.insert(id, (self.program, Box::pin(task)));
         world.ready.push(id);
     }
 

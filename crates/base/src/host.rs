@@ -1,0 +1,108 @@
+//! Time, pauses, threads and random bytes of the machine. On the threads of a simulated world (feature `simulated`) they are the world's.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use crate::error::OsError;
+
+/// The time.
+#[inline]
+pub fn now() -> Instant {
+    #[cfg(feature = "simulated")]
+    if let Some(host) = simulated::current() {
+        return host.now();
+    }
+    Instant::now()
+}
+
+/// Time since an instant of [`now`].
+pub fn elapsed(since: Instant) -> Duration {
+    now().saturating_duration_since(since)
+}
+
+/// Blocks the calling thread.
+pub fn sleep(time: Duration) {
+    #[cfg(feature = "simulated")]
+    if let Some(host) = simulated::current() {
+        return host.sleep(time);
+    }
+    std::thread::sleep(time);
+}
+
+/// Runs `work` on a thread of its own.
+///
+/// # Errors
+/// The operating system's, if it cannot start a thread.
+pub fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    #[cfg(feature = "simulated")]
+    if let Some(host) = simulated::current() {
+        host.spawn(name, Box::new(work));
+        return Ok(());
+    }
+    let thread = std::thread::Builder::new().name(name.to_owned());
+    thread.spawn(work).map(drop)
+}
+
+/// Fills `bytes` with random bytes from the operating system. Unlike those of `rand::random`, they never repeat in a forked process.
+///
+/// # Errors
+/// [`OsError`] when the operating system fails.
+pub fn fill_random(bytes: &mut [u8]) -> Result<(), OsError> {
+    #[cfg(feature = "simulated")]
+    if let Some(host) = simulated::current() {
+        host.fill_random(bytes);
+        return Ok(());
+    }
+    rand::TryRng::try_fill_bytes(&mut rand::rngs::SysRng, bytes)
+        .map_err(|error| OsError::of("getting random bytes")(io::Error::other(error)))
+}
+
+/// Hosts of simulated worlds.
+#[cfg(feature = "simulated")]
+pub mod simulated {
+    use std::cell::RefCell;
+    use std::rc::Rc;
+    use std::time::{Duration, Instant};
+
+    /// A simulated machine. A world has one thread, on which its processes take turns.
+    pub trait Host {
+        /// The time.
+        fn now(&self) -> Instant;
+        /// Suspends the running process.
+        fn sleep(&self, time: Duration);
+        /// Starts another process of the running program.
+        fn spawn(&self, name: &str, work: Box<dyn FnOnce() + Send>);
+        /// Fills `bytes` with random bytes, which follow from the world's seed.
+        fn fill_random(&self, bytes: &mut [u8]);
+    }
+
+    thread_local! {
+        static CURRENT: RefCell<Option<Rc<dyn Host>>> = const { RefCell::new(None) };
+    }
+
+    /// The host of this thread, if it is a world's.
+    pub fn current() -> Option<Rc<dyn Host>> {
+        // None at the end of a thread, where destructors may ask for the time, too.
+        let current = CURRENT.try_with(|current| current.borrow().clone());
+        current.ok().flatten()
+    }
+
+    /// Makes `host` the host of this thread until the result is dropped.
+    pub fn enter(host: Rc<dyn Host>) -> Entered {
+        Entered {
+            before: CURRENT.replace(Some(host)),
+        }
+    }
+
+    /// The thread's time in a world. It stays on its thread.
+    pub struct Entered {
+        before: Option<Rc<dyn Host>>,
+    }
+
+    impl Drop for Entered {
+        fn drop(&mut self) {
+            // Dropped outside of the cell: the host may be the last one that has its world.
+            drop(CURRENT.replace(self.before.take()));
+        }
+    }
+}

@@ -1,0 +1,40 @@
+//! Commands: requests without a result, which a memory in this process, a server and several servers carry out alike. A new command is an
+//! arm of [`carry_out`], and its name in [`Service::attempt`](crate::service::Service::attempt); it needs no method of [`Replay`] and no code
+//! in the clients. A client asks its server for any request without a result: those of [`Replay`] have to be made by their methods.
+
+use crate::error::{Error, Result};
+use base::wait::Wait;
+use replay_core::memory::Memory;
+use replay_core::replay::Replay;
+use replay_wire::{DropParameters, EmptyTable, RequestBody};
+
+/// A replay memory that carries out commands.
+pub trait Commands: Replay<Error> {
+    /// Carries out a command; of several servers, on each.
+    ///
+    /// # Errors
+    /// Errors of [`carry_out`], and of the connection; [`Error::Disconnected`] when one of several servers is absent.
+    fn command(&self, command: RequestBody, wait: &Wait<'_>) -> Result<()>;
+}
+
+impl Commands for Memory {
+    fn command(&self, command: RequestBody, _wait: &Wait<'_>) -> Result<()> {
+        carry_out(self, &command)
+    }
+}
+
+/// Carries out a command in the memory.
+///
+/// # Errors
+/// Errors of the memory; [`Error::Internal`] for another request.
+pub fn carry_out(memory: &Memory, command: &RequestBody) -> Result<()> {
+    match command {
+        RequestBody::EmptyTable(EmptyTable(name)) => memory.empty_table(name)?,
+        RequestBody::DropParameters(DropParameters(name)) => memory.parameters().remove(name),
+        other => {
+            let name = other.name();
+            return Err(Error::Internal(format!("{name} is not a command")));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,130 @@
+//! Where snapshot files are: on the machine's disks, or on the simulated ones of tests.
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::{self, BufReader, Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
+
+/// Buffer of a file that is read, for records smaller than it.
+const BUFFER_BYTES: usize = 1 << 20;
+
+/// Files and folders.
+pub trait Disk: Send + Sync {
+    /// Creates a folder if it is missing, and locks it until the result is dropped, with the process at the latest. `None` if another
+    /// server has locked it.
+    ///
+    /// # Errors
+    /// The operating system's, as of every method.
+    fn lock_folder(&self, folder: &Path) -> io::Result<Option<FolderLock>>;
+    /// Names in a folder.
+    fn names(&self, folder: &Path) -> io::Result<Vec<OsString>>;
+    /// Opens a file, and tells its size in bytes.
+    fn open(&self, path: &Path) -> io::Result<(Box<dyn Read>, u64)>;
+    /// Creates a file, or empties it, and locks it until the result is dropped.
+    fn create(&self, path: &Path) -> io::Result<Box<dyn DiskFile>>;
+    /// Replaces `to` with `from`. After [`Self::sync_folder`] that survives a crash.
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
+    /// Writes a folder's names to the disk.
+    fn sync_folder(&self, folder: &Path) -> io::Result<()>;
+    /// Removes a file.
+    fn remove(&self, path: &Path) -> io::Result<()>;
+}
+
+/// A locked folder.
+pub type FolderLock = Box<dyn Send + Sync>;
+
+/// A file that is written.
+pub trait DiskFile: Write {
+    /// Writes everything to the disk; returns the size of the file in bytes.
+    ///
+    /// # Errors
+    /// The operating system's.
+    fn sync(&self) -> io::Result<u64>;
+}
+
+/// File in a folder whose lock marks the folder's server.
+const LOCK: &str = "lock";
+
+/// The disks of this machine.
+pub struct Machine;
+
+impl Disk for Machine {
+    fn lock_folder(&self, folder: &Path) -> io::Result<Option<FolderLock>> {
+        fs::create_dir_all(folder)?;
+        let file = File::options()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(folder.join(LOCK))?;
+        Ok(lock(&file).then(|| Box::new(file) as FolderLock))
+    }
+
+    fn names(&self, folder: &Path) -> io::Result<Vec<OsString>> {
+        fs::read_dir(folder)?
+            .map(|entry| Ok(entry?.file_name()))
+            .collect()
+    }
+
+    fn open(&self, path: &Path) -> io::Result<(Box<dyn Read>, u64)> {
+        // Opening a named pipe would block until it has a writer.
+        if !fs::metadata(path)?.is_file() {
+            return Err(io::Error::other("it is not a regular file"));
+        }
+        let file = File::open(path)?;
+        let bytes = file.metadata()?.len();
+        Ok((
+            Box::new(BufReader::with_capacity(BUFFER_BYTES, file)),
+            bytes,
+        ))
+    }
+
+    /// Does not follow a symbolic link, which could point to any file of this user.
+    fn create(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
+        let file = File::options()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            // O_NONBLOCK: opening a pipe without a reader fails instead of blocking.
+            .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
+            .open(path)?;
+        let locked = lock(&file);
+        let (mine, there) = (file.metadata()?, fs::symlink_metadata(path)?);
+        // Another process has locked the file, or has renamed it since the open.
+        if !locked || (mine.dev(), mine.ino()) != (there.dev(), there.ino()) {
+            let text = "another process saves to this file now";
+            return Err(io::Error::new(io::ErrorKind::WouldBlock, text));
+        }
+        // Left by a killed writer. A device is never truncated: it has no length to set.
+        if file.metadata()?.len() > 0 {
+            file.set_len(0)?;
+        }
+        Ok(Box::new(file))
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        fs::rename(from, to)
+    }
+
+    fn sync_folder(&self, folder: &Path) -> io::Result<()> {
+        File::open(folder)?.sync_all()
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        fs::remove_file(path)
+    }
+}
+
+impl DiskFile for File {
+    fn sync(&self) -> io::Result<u64> {
+        self.sync_all()?;
+        Ok(self.metadata()?.len())
+    }
+}
+
+/// Whether the file could be locked.
+fn lock(file: &File) -> bool {
+    // SAFETY: the descriptor is open for the call, which touches no memory.
+    unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) == 0 }
+}

@@ -1,0 +1,314 @@
+//! The oracle: what was sent, what was acknowledged, and what may be there.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::rc::Rc;
+
+use bytes::Bytes;
+use replay_core::memory::Memory;
+use replay_core::replay::{
+    ChunkHead, NewItem, PushBody, ReadPosition, ReadSteps, SampleRequest, Sampled,
+};
+use replay_core::schema::{Codec, Column, Dtype, TableConfig, flags};
+
+/// The table of every world.
+pub const TABLE: &str = "steps";
+/// Bytes of a step's blob.
+const FRAME: usize = 16;
+/// Bytes of a step in the rows of a batch: flags, writer, number, length of the frame.
+const ROW: usize = 1 + 8 + 8 + 4;
+
+/// Definition of the table. It holds all steps of a world.
+pub fn table() -> TableConfig {
+    let frame = Column {
+        codec: Codec::Lz4,
+        ..Column::new("frame", Dtype::Uint8, vec![FRAME as u32])
+    };
+    let columns = vec![
+        Column::scalar("writer", Dtype::Uint64),
+        Column::scalar("number", Dtype::Uint64),
+        frame,
+    ];
+    TableConfig::new(TABLE, columns, 1 << 16)
+}
+
+fn frame(writer: u64, number: u64) -> [u8; FRAME] {
+    std::array::from_fn(|i| (31 * writer + 7 * number) as u8 ^ i as u8)
+}
+
+/// Steps `first..first + rows` of a writer with one stream. Each step whose window is complete becomes an item.
+pub fn push_body(writer: u64, first: u64, rows: u32, window: u16) -> PushBody {
+    let numbers = first..first + u64::from(rows);
+    let mut packed = Vec::new();
+    for number in numbers.clone() {
+        packed.push(if number == 0 { flags::FIRST } else { 0 });
+        packed.extend(writer.to_le_bytes());
+        packed.extend(number.to_le_bytes());
+        packed.extend((FRAME as u32).to_le_bytes());
+    }
+    packed.extend(numbers.clone().flat_map(|number| frame(writer, number)));
+    PushBody {
+        chunks: vec![ChunkHead {
+            stream: 0,
+            rows,
+            first_step: first,
+            bytes: packed.len() as u32,
+        }],
+        items: numbers
+            .filter(|&number| number >= u64::from(window))
+            .map(|anchor| NewItem {
+                anchor,
+                stream: 0,
+                before: window,
+                after: 0,
+                priority: None,
+            })
+            .collect(),
+        payload: Bytes::from(packed),
+    }
+}
+
+/// A step: its writer and number.
+pub type Step = (u64, u64);
+
+/// The steps in rows with their blobs.
+fn unpack(rows: &[u8], blobs: &[u8]) -> Vec<Step> {
+    assert_eq!(
+        rows.len() / ROW * FRAME,
+        blobs.len(),
+        "a frame for each row"
+    );
+    let number = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
+    let rows = rows.chunks_exact(ROW).zip(blobs.chunks_exact(FRAME));
+    rows.map(|(row, blob)| {
+        let step = (number(&row[1..9]), number(&row[9..17]));
+        assert_eq!(blob, frame(step.0, step.1), "the frame of {step:?}");
+        step
+    })
+    .collect()
+}
+
+/// A writer.
+#[derive(Debug, Clone, Default)]
+struct Writer {
+    /// Steps that it has sent, or is sending.
+    sent: u64,
+    /// Steps that have to be there.
+    acknowledged: u64,
+    /// The error that ended it said that so many steps are there, at this number of starts of servers.
+    told: Option<(u64, u64)>,
+}
+
+/// The ledger of a world.
+#[derive(Clone, Default)]
+pub struct Ledger(Rc<RefCell<State>>);
+
+#[derive(Default)]
+struct State {
+    writers: BTreeMap<u64, Writer>,
+    /// Steps of the ids that were sampled, in the whole world.
+    ids: HashMap<u64, Step>,
+    samples: u64,
+    /// Starts of servers.
+    starts: u64,
+}
+
+impl Ledger {
+    /// Number of a new writer.
+    pub fn writer(&self) -> u64 {
+        let mut state = self.0.borrow_mut();
+        let number = state.writers.len() as u64 + 1;
+        state.writers.insert(number, Writer::default());
+        number
+    }
+
+    /// A writer sends its steps up to `end`.
+    pub fn sends(&self, writer: u64, end: u64) {
+        let mut state = self.0.borrow_mut();
+        let writer = state.writers.get_mut(&writer).expect("a known writer");
+        writer.sent = writer.sent.max(end);
+    }
+
+    /// The server has acknowledged the steps up to `end`, those after the last acknowledgement since the number of starts was `since`. If a
+    /// server has started since, nothing is promised: the answer may be of the one before, and an expired writer closes without an error.
+    pub fn acknowledged(&self, writer: u64, end: u64, since: u64) {
+        let mut state = self.0.borrow_mut();
+        if state.starts == since {
+            state
+                .writers
+                .get_mut(&writer)
+                .expect("a known writer")
+                .acknowledged = end;
+        }
+    }
+
+    /// Starts of servers so far.
+    pub fn starts(&self) -> u64 {
+        self.0.borrow().starts
+    }
+
+    /// The writer's error says that its server has `steps` of its steps.
+    pub fn told(&self, writer: u64, steps: u64) {
+        let mut state = self.0.borrow_mut();
+        let told = Some((steps, state.starts));
+        state.writers.get_mut(&writer).expect("a known writer").told = told;
+    }
+
+    /// Steps acknowledged so far, by writer.
+    pub fn acknowledgements(&self) -> BTreeMap<u64, u64> {
+        let state = self.0.borrow();
+        let writers = state.writers.iter();
+        writers
+            .map(|(&number, writer)| (number, writer.acknowledged))
+            .collect()
+    }
+
+    /// A server starts with what its newest snapshot has, at least `saved`. Later steps of its writers, `own`, are lost.
+    ///
+    /// # Panics
+    /// When steps of the snapshot are missing.
+    pub fn restarted(&self, memory: &Memory, own: &BTreeSet<u64>, saved: &BTreeMap<u64, u64>) {
+        let there = self.applied(memory);
+        let mut state = self.0.borrow_mut();
+        state.starts += 1;
+        for (&number, writer) in state
+            .writers
+            .iter_mut()
+            .filter(|(number, _)| own.contains(*number))
+        {
+            let steps = there.get(&number).copied().unwrap_or(0);
+            let promised = saved.get(&number).copied().unwrap_or(0);
+            assert!(
+                steps >= promised,
+                "writer {number} had {promised} steps in a snapshot, and has {steps}"
+            );
+            writer.acknowledged = writer.acknowledged.min(steps);
+        }
+    }
+
+    /// Steps of each writer in a memory.
+    ///
+    /// # Panics
+    /// When they are not the first steps of what the writer has sent, each once.
+    pub fn applied(&self, memory: &Memory) -> BTreeMap<u64, u64> {
+        let mut applied: BTreeMap<u64, u64> = BTreeMap::new();
+        let Ok(table) = memory.table(TABLE) else {
+            return applied;
+        };
+        let mut from = Some(ReadPosition::default());
+        while let Some(position) = from {
+            let request = ReadSteps {
+                table: TABLE.into(),
+                from: position,
+                bytes: 1 << 20,
+            };
+            let read = table
+                .read_steps(&request)
+                .expect("the table has not failed");
+            for chunk in &read.chunks {
+                let (rows, blobs) = chunk.packed.split_at(ROW * chunk.rows as usize);
+                for (writer, number) in unpack(rows, blobs) {
+                    let next = applied.entry(writer).or_default();
+                    assert_eq!(number, *next, "the next step of writer {writer}");
+                    *next += 1;
+                }
+            }
+            from = read.next;
+        }
+        let state = self.0.borrow();
+        for (writer, steps) in &applied {
+            let sent = state.writers.get(writer).expect("a known writer").sent;
+            assert!(
+                *steps <= sent,
+                "writer {writer} has sent {sent} steps, not {steps}"
+            );
+        }
+        applied
+    }
+
+    /// Compares the memories of all servers with what was sent, at the end.
+    ///
+    /// # Panics
+    /// When an acknowledged step is missing, a writer has steps on two servers, or was told another number than there is.
+    pub fn check_end(&self, memories: &[&Memory]) {
+        let mut everywhere: BTreeMap<u64, u64> = BTreeMap::new();
+        for memory in memories {
+            for (writer, steps) in self.applied(memory) {
+                let before = everywhere.insert(writer, steps);
+                assert_eq!(before, None, "writer {writer} is on two servers");
+            }
+            let table = memory.table(TABLE).expect("the table is there");
+            table.check_at_rest().expect("the table's counts agree");
+        }
+        let state = self.0.borrow();
+        for (number, writer) in &state.writers {
+            let steps = everywhere.get(number).copied().unwrap_or(0);
+            let least = writer.acknowledged;
+            assert!(
+                steps >= least,
+                "writer {number}: {least} steps acknowledged, {steps} there"
+            );
+            match writer.told {
+                Some((told, starts)) if starts == state.starts => {
+                    assert_eq!(steps, told, "writer {number} was told")
+                }
+                Some((told, _)) => assert!(
+                    steps <= told,
+                    "writer {number} was told {told}, not {steps}"
+                ),
+                None => {}
+            }
+        }
+    }
+
+    /// Compares a batch with what was sent.
+    ///
+    /// # Panics
+    /// When they differ.
+    pub fn check_sample(&self, request: &SampleRequest, sampled: &Sampled) {
+        let mut state = self.0.borrow_mut();
+        state.samples += 1;
+        assert!(sampled.items.len() <= request.count as usize);
+        let steps = unpack(&sampled.rows, &sampled.blobs.concat());
+        let mut rest = steps.as_slice();
+        for item in &sampled.items {
+            let before = usize::from(item.before);
+            let (window, others) = rest.split_at(before + 1 + usize::from(item.after));
+            rest = others;
+            let (writer, number) = window[before];
+            let sent = state.writers.get(&writer).map_or(0, |writer| writer.sent);
+            assert!(number < sent, "step {number} of {sent} of writer {writer}");
+            for (at, &step) in window.iter().enumerate() {
+                assert_eq!(
+                    step,
+                    (writer, number + at as u64 - before as u64),
+                    "its window"
+                );
+            }
+            let named = *state.ids.entry(item.id).or_insert((writer, number));
+            assert_eq!(named, (writer, number), "an id names one item");
+            assert!(item.probability > 0.0 && item.probability <= 1.0);
+        }
+        assert!(rest.is_empty(), "rows of the items alone");
+    }
+
+    /// Batches so far.
+    pub fn samples(&self) -> u64 {
+        self.0.borrow().samples
+    }
+
+    /// Steps acknowledged so far, of all writers.
+    pub fn steps(&self) -> u64 {
+        self.0
+            .borrow()
+            .writers
+            .values()
+            .map(|writer| writer.acknowledged)
+            .sum()
+    }
+
+    /// Writers so far.
+    pub fn writers(&self) -> usize {
+        self.0.borrow().writers.len()
+    }
+}

@@ -1,0 +1,190 @@
+//! A machine of the world with a server: its disk stays when the server is killed or the power fails.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::rc::Rc;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use replay_core::memory::{Memory, MemoryLimits};
+use replay_net::config::ServerConfig;
+use replay_net::server::Server;
+use replay_net::stack::{Address, Stack};
+use simulation::SimStack;
+
+use crate::disk::SimDisk;
+use crate::ledger::Ledger;
+
+/// A server's machine.
+#[derive(Clone)]
+pub struct Machine(Rc<State>);
+
+struct State {
+    /// The world's own stack, from which programs are started.
+    world: SimStack,
+    address: Address,
+    config: ServerConfig,
+    disk: SimDisk,
+    ledger: Ledger,
+    index: usize,
+    running: RefCell<Option<Running>>,
+    /// Steps that the newest complete snapshot has, by writer.
+    saved: RefCell<BTreeMap<u64, u64>>,
+    /// Writers that had steps here when a server ended.
+    writers: RefCell<BTreeSet<u64>>,
+    starts: RefCell<u64>,
+}
+
+struct Running {
+    stack: SimStack,
+    server: Arc<Server>,
+    memory: Arc<Memory>,
+}
+
+/// Folder of the snapshots.
+const FOLDER: &str = "/snapshots";
+
+impl Machine {
+    /// A machine whose server is not running yet.
+    pub fn new(
+        world: &SimStack,
+        index: usize,
+        config: ServerConfig,
+        disk: SimDisk,
+        ledger: &Ledger,
+    ) -> Self {
+        Machine(Rc::new(State {
+            world: world.clone(),
+            address: config.listen[0].clone(),
+            config,
+            disk,
+            ledger: ledger.clone(),
+            index,
+            running: RefCell::new(None),
+            saved: RefCell::default(),
+            writers: RefCell::default(),
+            starts: RefCell::new(0),
+        }))
+    }
+
+    /// Its disk.
+    pub fn disk(&self) -> &SimDisk {
+        &self.0.disk
+    }
+
+    /// Memory of the running server.
+    pub fn memory(&self) -> Option<Arc<Memory>> {
+        self.0
+            .running
+            .borrow()
+            .as_ref()
+            .map(|running| running.memory.clone())
+    }
+
+    /// The running server.
+    pub fn server(&self) -> Option<Arc<Server>> {
+        self.0
+            .running
+            .borrow()
+            .as_ref()
+            .map(|running| running.server.clone())
+    }
+
+    /// Starts the server; `false` if the disk refuses.
+    pub fn start(&self, save_every: Duration) -> bool {
+        let state = &self.0;
+        let stack = state.world.program();
+        *state.starts.borrow_mut() += 1;
+        let seed = state.index as u64 * 1000 + *state.starts.borrow();
+        let memory = Memory::new(MemoryLimits {
+            seed: Some(seed),
+            ..state.config.memory_limits()
+        });
+        let mut server = match Server::new(&state.config, memory.clone()) {
+            Ok(server) => server,
+            Err(error) => panic!("{error}"),
+        };
+        let disk = Box::new(state.disk.clone());
+        if let Err(error) = server.restore_from(disk, Path::new(FOLDER)) {
+            // A failing disk: the service manager tries again. Only such errors are allowed.
+            let text = error.to_string();
+            assert!(
+                text.contains("input/output error")
+                    || text.contains("power has failed")
+                    || text.contains("no storage space"),
+                "{text}"
+            );
+            state.disk.release();
+            return false;
+        }
+        let (saved, writers) = (state.saved.borrow(), state.writers.borrow());
+        state.ledger.restarted(&memory, &writers, &saved);
+        drop((saved, writers));
+        let server = Arc::new(server);
+        let listener = stack.listen(&state.address).expect("a free address");
+        stack.spawn(server.clone().run(stack.clone(), vec![listener], vec![]));
+        stack.spawn(self.clone().save(stack.clone(), server.clone(), save_every));
+        *state.running.borrow_mut() = Some(Running {
+            stack,
+            server,
+            memory,
+        });
+        true
+    }
+
+    /// Saves snapshots at intervals.
+    async fn save(self, stack: SimStack, server: Arc<Server>, every: Duration) {
+        loop {
+            stack.sleep(every).await;
+            let acknowledged = self.0.ledger.acknowledgements();
+            let snapshots = server
+                .service()
+                .snapshots()
+                .expect("it saves snapshots")
+                .clone();
+            let saved = stack.run_blocking(move || snapshots.save()).await;
+            if let Ok(Ok(())) = saved {
+                let there = self.0.ledger.applied(server.service().memory());
+                let own = acknowledged
+                    .into_iter()
+                    .filter(|(writer, _)| there.contains_key(writer));
+                *self.0.saved.borrow_mut() = own.collect();
+            }
+        }
+    }
+
+    /// Kills the server's process.
+    ///
+    /// # Panics
+    /// When something keeps its memory.
+    pub fn kill(&self) {
+        let Some(running) = self.0.running.borrow_mut().take() else {
+            return;
+        };
+        let here = self.0.ledger.applied(&running.memory);
+        self.0.writers.borrow_mut().extend(here.into_keys());
+        let memory: Weak<Memory> = Arc::downgrade(&running.memory);
+        self.0.world.kill(&running.stack);
+        self.0.disk.release();
+        drop(running);
+        assert_eq!(
+            memory.strong_count(),
+            0,
+            "nothing keeps the memory of a killed server"
+        );
+    }
+
+    /// The power of the machine fails.
+    pub fn lose_power(&self) {
+        self.kill();
+        self.0.disk.restart();
+    }
+
+    /// Ends the server as Ctrl-C does.
+    pub fn shut_down(&self) {
+        if let Some(server) = self.server() {
+            server.shut_down();
+        }
+    }
+}

@@ -1,0 +1,285 @@
+//! Programs of the world's users: actors, learners, operators, and a hostile client.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::host;
+use base::wait::Wait;
+use rand::rngs::StdRng;
+use rand::{Rng, RngExt, SeedableRng};
+use replay_core::replay::{OpenWriter, PushChannel, Replay, SampleRequest};
+use replay_core::schema::TableConfig;
+use replay_net::client::shards::ShardedClient;
+use replay_net::client::{Address, Client, ConnectOptions};
+use replay_net::error::{Error, Result};
+use replay_net::stack::Stack;
+use replay_wire::ErrorCode;
+use simulation::SimStack;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use crate::ledger::{Ledger, TABLE, push_body};
+use crate::process::sleep;
+
+/// Most steps before an anchor that a learner asks for.
+const MOST_BEFORE: u16 = 3;
+
+/// What the programs share.
+#[derive(Clone)]
+pub struct Users {
+    /// Addresses of the servers, for clients.
+    pub addresses: Vec<Address>,
+    /// Definition of the table.
+    pub table: TableConfig,
+    /// What they have sent.
+    pub ledger: Ledger,
+    /// How they connect.
+    pub options: ConnectOptions,
+    /// End of the programs' loops.
+    pub end: std::rc::Rc<std::cell::Cell<bool>>,
+}
+
+impl Users {
+    fn ended(&self) -> bool {
+        self.end.get()
+    }
+
+    /// A client of the memory, as soon as there is one; `None` at the end.
+    fn connect(&self) -> Option<Arc<dyn Replay<Error>>> {
+        while !self.ended() {
+            let wait = within(20);
+            let connected: Result<Arc<dyn Replay<Error>>> = match self.addresses.as_slice() {
+                [one] => Client::connect(one, self.options.clone(), &wait)
+                    .map(|client| Arc::new(client) as _),
+                several => ShardedClient::connect(several, &self.options, &wait)
+                    .map(|client| Arc::new(client) as _),
+            };
+            match connected.and_then(|client| {
+                client.create_table(&self.table, &wait)?;
+                Ok(client)
+            }) {
+                Ok(client) => return Some(client),
+                Err(error) => refuse_faults(&error),
+            }
+            sleep(Duration::from_secs(1));
+        }
+        None
+    }
+}
+
+fn within(seconds: u64) -> Wait<'static> {
+    Wait::until(Some(host::now() + Duration::from_secs(seconds)))
+}
+
+/// # Panics
+/// For an error that no fault of network or machine explains.
+fn refuse_faults(error: &Error) {
+    let expected = matches!(
+        error.code(),
+        ErrorCode::Deadline
+            | ErrorCode::Connect
+            | ErrorCode::Disconnected
+            | ErrorCode::Closed
+            | ErrorCode::Expired
+            | ErrorCode::Fenced
+            | ErrorCode::UnknownTable
+            | ErrorCode::Io
+    );
+    assert!(expected, "{error:?}: {error}");
+}
+
+/// Pushes steps by one writer after the other.
+pub fn act(users: &Users, seed: u64) {
+    let mut random = StdRng::seed_from_u64(seed);
+    while let Some(replay) = users.connect() {
+        let writer = users.ledger.writer();
+        // At least what learners ask for, or the server refuses their requests.
+        let window = random.random_range(MOST_BEFORE..6);
+        let open = OpenWriter {
+            table: TABLE.into(),
+            writer,
+            name: format!("writer {writer}"),
+            server: None,
+            streams: 1,
+            window_before: window,
+            window_after: 0,
+        };
+        let pushes = random.random_range(1..60);
+        let result = replay
+            .open_writer(open, &within(30))
+            .and_then(|channel| write(users, channel, writer, window, pushes, &mut random));
+        if let Err(error) = result {
+            if let Some(steps) = steps_left(&error) {
+                users.ledger.told(writer, steps);
+            }
+            refuse_faults(&error);
+        }
+    }
+}
+
+/// Steps that are there according to the error of a writer whose server has started again.
+fn steps_left(error: &Error) -> Option<u64> {
+    let text = error.to_string();
+    let (_, rest) = text.split_once("without the last ")?;
+    let (lost, rest) = rest.split_once(" of the ")?;
+    let (steps, _) = rest.split_once(" steps")?;
+    Some(steps.parse::<u64>().ok()? - lost.parse::<u64>().ok()?)
+}
+
+fn write(
+    users: &Users,
+    mut channel: Box<dyn PushChannel<Error>>,
+    writer: u64,
+    window: u16,
+    pushes: u32,
+    random: &mut StdRng,
+) -> Result<()> {
+    let (mut next, mut since) = (0, users.ledger.starts());
+    for _ in 0..pushes {
+        if users.ended() {
+            break;
+        }
+        let rows = random.random_range(1..8);
+        let end = next + u64::from(rows);
+        users.ledger.sends(writer, end);
+        match channel.push(push_body(writer, next, rows, window), &within(20)) {
+            Ok(()) => next = end,
+            // It was not accepted; the same steps are pushed again.
+            Err(error) if error.code() == ErrorCode::Deadline => continue,
+            Err(error) => return Err(error),
+        }
+        if random.random_bool(0.2) {
+            match channel.flush(&within(60)) {
+                Ok(()) => {
+                    users.ledger.acknowledged(writer, next, since);
+                    since = users.ledger.starts();
+                }
+                Err(error) if error.code() == ErrorCode::Deadline => {}
+                Err(error) => return Err(error),
+            }
+        }
+        sleep(Duration::from_millis(random.random_range(0..300)));
+    }
+    match random.random_range(0..4) {
+        // It is dropped, as if the program had ended.
+        0 => Ok(()),
+        _ => {
+            channel.close(&within(120))?;
+            users.ledger.acknowledged(writer, next, since);
+            Ok(())
+        }
+    }
+}
+
+/// Samples, updates priorities, and publishes parameters.
+pub fn learn(users: &Users, seed: u64) {
+    let mut random = StdRng::seed_from_u64(seed);
+    while let Some(replay) = users.connect() {
+        let steps = random.random_range(5..100);
+        if let Err(error) = learn_from(users, &*replay, steps, &mut random) {
+            refuse_faults(&error);
+        }
+    }
+}
+
+fn learn_from(
+    users: &Users,
+    replay: &dyn Replay<Error>,
+    steps: u32,
+    random: &mut StdRng,
+) -> Result<()> {
+    let request = SampleRequest {
+        table: TABLE.into(),
+        count: random.random_range(1..40),
+        before: random.random_range(0..=MOST_BEFORE),
+        after: 0,
+        allow_short: random.random_bool(0.3),
+        min_probability: random.random_bool(0.3),
+        part: None,
+        repeated: false,
+    };
+    let mut channel = replay.sampler(request.clone(), random.random_range(0..4))?;
+    for _ in 0..steps {
+        if users.ended() {
+            break;
+        }
+        let sampled = match channel.next(&within(20)) {
+            Ok(sampled) => sampled,
+            Err(error) if error.code() == ErrorCode::Deadline => continue,
+            Err(error) => return Err(error),
+        };
+        users.ledger.check_sample(&request, &sampled);
+        let ids: Vec<_> = sampled.items.iter().map(|item| item.id).collect();
+        let priorities: Vec<_> = ids.iter().map(|_| random.random_range(0.0..10.0)).collect();
+        if let Some(credit) = sampled.credit {
+            credit.delivered();
+        }
+        let receipt = replay.update_priorities(TABLE, &ids, &priorities, &within(30))?;
+        assert_eq!(
+            (receipt.applied + receipt.stale) as usize,
+            ids.len(),
+            "every id counts"
+        );
+        if random.random_bool(0.1) {
+            let file = b"\x02\0\0\0\0\0\0\0{}".as_slice();
+            // Versions are not compared: a server that has started again counts from its snapshot.
+            replay.put_parameters("policy", file.into(), &within(30))?;
+            replay.get_parameters("policy", 0, None, &within(30))?;
+        }
+        sleep(Duration::from_millis(random.random_range(0..200)));
+    }
+    Ok(())
+}
+
+/// Looks at the memory.
+pub fn operate(users: &Users, seed: u64) {
+    let mut random = StdRng::seed_from_u64(seed);
+    while let Some(replay) = users.connect() {
+        for _ in 0..random.random_range(1..20) {
+            let asked = match random.random_range(0..3) {
+                0 => replay.list(&within(20)).map(drop),
+                1 => replay.table_config(TABLE, &within(20)).map(drop),
+                _ => replay.stats(&within(20)).map(drop),
+            };
+            if let Err(error) = asked {
+                refuse_faults(&error);
+            }
+            sleep(Duration::from_millis(random.random_range(0..2_000)));
+        }
+    }
+}
+
+/// Sends bytes that are no protocol, and goes away.
+pub async fn annoy(stack: SimStack, server: Address, users: Users, seed: u64) {
+    let mut random = StdRng::seed_from_u64(seed);
+    while !users.ended() {
+        stack
+            .sleep(Duration::from_millis(random.random_range(0..3_000)))
+            .await;
+        let Ok(mut stream) = stack.connect(&server) else {
+            continue;
+        };
+        let mut bytes = vec![0; random.random_range(0..200)];
+        random.fill_bytes(&mut bytes);
+        if random.random_bool(0.5) && bytes.len() >= 8 {
+            // A plausible length.
+            bytes[..8].copy_from_slice(&[64, 0, 0, 0, 8, 0, 0, 0]);
+        }
+        let _ = stream.write_all(&bytes).await;
+        if random.random_bool(0.5) {
+            let mut reply = [0; 64];
+            let _ = replay_net::stack::until(
+                &stack,
+                stack.now() + Duration::from_secs(5),
+                stream.read(&mut reply),
+            )
+            .await;
+        }
+    }
+}
+
+/// Starts a program.
+pub fn start(world: &SimStack, users: &Users, program: impl FnOnce(&Users) + 'static) -> SimStack {
+    let (stack, users) = (world.program(), users.clone());
+    crate::process::start(&stack, move || program(&users));
+    stack
+}

@@ -1,0 +1,54 @@
+//! Worlds of the first 200 seeds. The environment variable `INNET_WORLD_SEEDS` has another number of them, `INNET_WORLD_SEED` repeats one.
+
+use std::panic::catch_unwind;
+
+/// Threads that share the seeds.
+const PARTS: u64 = 4;
+
+fn number(variable: &str) -> Option<u64> {
+    std::env::var(variable).ok()?.parse().ok()
+}
+
+/// Runs each fourth world, from number `part` on.
+///
+/// # Panics
+/// When one breaks a promise.
+fn run_part(part: u64) {
+    let seeds = match number("INNET_WORLD_SEED") {
+        Some(seed) => seed..seed + 1,
+        None => 0..number("INNET_WORLD_SEEDS").unwrap_or(200),
+    };
+    for seed in seeds.filter(|seed| seed % PARTS == part) {
+        let outcome = catch_unwind(|| world::run(seed));
+        let outcome = outcome
+            .unwrap_or_else(|_| panic!("world {seed} failed: `make world SEED={seed}` repeats it"));
+        eprintln!("{seed}: {outcome:?}");
+    }
+}
+
+#[test]
+fn no_world_breaks_a_promise_0() {
+    run_part(0);
+}
+
+#[test]
+fn no_world_breaks_a_promise_1() {
+    run_part(1);
+}
+
+#[test]
+fn no_world_breaks_a_promise_2() {
+    run_part(2);
+}
+
+#[test]
+fn no_world_breaks_a_promise_3() {
+    run_part(3);
+}
+
+#[test]
+fn a_seed_always_has_the_same_events() {
+    for seed in 0..10 {
+        assert_eq!(world::run(seed), world::run(seed), "seed {seed}");
+    }
+}
