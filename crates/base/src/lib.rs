@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | [`error`] | error types shared by the other crates |
 //! | [`wait`] | deadlines, interrupts and log lines of blocking calls |
+//! | [`mistake`] | mistakes that tests plant |
 //! | [`host`] | time, pauses and threads of the machine, or of a simulated world |
 //! | [`random`] | random bytes from the operating system, not repeated after a fork |
 //! | [`sync`] | mutex locking that ignores poisoning |
@@ -13,6 +14,7 @@
 pub mod error;
 pub mod histogram;
 pub mod host;
+pub mod mistake;
 pub mod random;
 pub mod sync;
 pub mod wait;

@@ -7,6 +7,7 @@ use bytes::BufMut;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use crate::error::{Error, Result};
+use base::mistake::{Mistake, planted};
 use replay_wire::frame::{Frame, FrameLimits, HEADER_BYTES, Header, IncomingFrame, OutgoingFrame};
 
 /// Reads frames. Wrap the reader in a [`tokio::io::BufReader`]: without one a small frame takes three system calls.
@@ -75,6 +76,9 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
     pub async fn header(&mut self) -> Result<Option<Header>> {
         if let Some(header) = self.header {
             return Ok(Some(header));
+        }
+        if planted(Mistake::ForgottenBytes) {
+            self.filled = 0;
         }
         while self.filled < HEADER_BYTES {
             match self.reader.read(&mut self.start[self.filled..]).await {

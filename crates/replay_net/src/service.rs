@@ -18,6 +18,7 @@ use crate::receive::ReceiveBudgets;
 use crate::reply_budget::{LargeReply, ReplyBudgets};
 use crate::snapshots::Snapshots;
 use base::error::check_size;
+use base::mistake::{Mistake, planted};
 use replay_core::memory::Memory;
 use replay_core::replay::{OpenWriter, Parameters, SampleRequest, Sampled};
 use replay_core::schema::TableConfig;
@@ -226,6 +227,9 @@ impl Service {
             }
             RequestBody::Push(push) => {
                 let pushed = self.table(&push.table, turn)?.try_push(push, turn)?;
+                if planted(Mistake::EarlyReply) && matches!(pushed, Attempt::Blocked(_)) {
+                    return Ok(Attempt::Ready(ReplyBody::Pushed(Pushed { steps: 0 })));
+                }
                 return Ok(pushed.map(|steps| ReplyBody::Pushed(Pushed { steps })));
             }
             RequestBody::Sample(request) => {
@@ -387,6 +391,9 @@ pub struct OpenConnection<'a>(&'a Counters);
 
 impl Drop for OpenConnection<'_> {
     fn drop(&mut self) {
+        if planted(Mistake::KeptConnection) {
+            return;
+        }
         self.0.connections.0.fetch_sub(1, Ordering::Relaxed);
     }
 }

@@ -17,6 +17,7 @@ use serde_json::{Map, Value, json};
 use crate::error::{Error, Result};
 use crate::io_error;
 use base::host;
+use base::mistake::{Mistake, planted};
 use base::sync::lock;
 use disk::{Disk, FolderLock};
 use replay_core::memory::Memory;
@@ -154,6 +155,11 @@ impl Snapshots {
     pub fn save(&self) -> Result<()> {
         let mut files = lock(&self.files);
         let path = self.folder.join(file_name(files.next));
+        if planted(Mistake::EarlyRemoval) {
+            for number in numbers(&*self.disk, &self.folder).unwrap_or_default() {
+                let _ = self.disk.remove(&self.folder.join(file_name(number)));
+            }
+        }
         let begun = host::now();
         let bytes = match file::save_server(&*self.disk, &self.memory, &path, &self.stopped) {
             Ok(bytes) => bytes,

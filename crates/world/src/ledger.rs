@@ -111,9 +111,16 @@ struct State {
     samples: u64,
     /// Starts of servers.
     starts: u64,
+    /// The table evicts its oldest steps, so that a writer's first ones may be missing.
+    evicts: bool,
 }
 
 impl Ledger {
+    /// The table of this world is small.
+    pub fn expect_evictions(&self) {
+        self.0.borrow_mut().evicts = true;
+    }
+
     /// Number of a new writer.
     pub fn writer(&self) -> u64 {
         let mut state = self.0.borrow_mut();
@@ -171,11 +178,18 @@ impl Ledger {
         let there = self.applied(memory);
         let mut state = self.0.borrow_mut();
         state.starts += 1;
+        let evicts = state.evicts;
         for (&number, writer) in state
             .writers
             .iter_mut()
-            .filter(|(number, _)| own.contains(*number))
+            // Of a small table, `own` leaves out those whose steps had been displaced.
+            .filter(|(number, _)| own.contains(*number) || there.contains_key(*number))
         {
+            if evicts && !there.contains_key(&number) {
+                // Newer steps of other writers have displaced its own, or it had none.
+                writer.acknowledged = 0;
+                continue;
+            }
             let steps = there.get(&number).copied().unwrap_or(0);
             let promised = saved.get(&number).copied().unwrap_or(0);
             assert!(
@@ -186,12 +200,13 @@ impl Ledger {
         }
     }
 
-    /// Steps of each writer in a memory.
+    /// Number of the step after the last one of each writer in a memory.
     ///
     /// # Panics
-    /// When they are not the first steps of what the writer has sent, each once.
+    /// When they are not the first steps of what the writer has sent, each once, except for evicted ones.
     pub fn applied(&self, memory: &Memory) -> BTreeMap<u64, u64> {
         let mut applied: BTreeMap<u64, u64> = BTreeMap::new();
+        let evicts = self.0.borrow().evicts;
         let Ok(table) = memory.table(TABLE) else {
             return applied;
         };
@@ -208,7 +223,8 @@ impl Ledger {
             for chunk in &read.chunks {
                 let (rows, blobs) = chunk.packed.split_at(ROW * chunk.rows as usize);
                 for (writer, number) in unpack(rows, blobs) {
-                    let next = applied.entry(writer).or_default();
+                    let first = if evicts { number } else { 0 };
+                    let next = applied.entry(writer).or_insert(first);
                     assert_eq!(number, *next, "the next step of writer {writer}");
                     *next += 1;
                 }
@@ -242,6 +258,9 @@ impl Ledger {
         }
         let state = self.0.borrow();
         for (number, writer) in &state.writers {
+            if state.evicts && !everywhere.contains_key(number) {
+                continue;
+            }
             let steps = everywhere.get(number).copied().unwrap_or(0);
             let least = writer.acknowledged;
             assert!(
@@ -261,11 +280,11 @@ impl Ledger {
         }
     }
 
-    /// Compares a batch with what was sent.
+    /// Compares a batch with what was sent, and its probabilities with the number of live items where these are `equal`.
     ///
     /// # Panics
     /// When they differ.
-    pub fn check_sample(&self, request: &SampleRequest, sampled: &Sampled) {
+    pub fn check_sample(&self, request: &SampleRequest, sampled: &Sampled, equal: Option<f64>) {
         let mut state = self.0.borrow_mut();
         state.samples += 1;
         assert!(sampled.items.len() <= request.count as usize);
@@ -288,6 +307,13 @@ impl Ledger {
             let named = *state.ids.entry(item.id).or_insert((writer, number));
             assert_eq!(named, (writer, number), "an id names one item");
             assert!(item.probability > 0.0 && item.probability <= 1.0);
+            if let Some(live) = equal {
+                let relative = item.probability * live;
+                assert!(
+                    (0.5..1.5).contains(&relative),
+                    "{relative} times the probability of all"
+                );
+            }
         }
         assert!(rest.is_empty(), "rows of the items alone");
     }

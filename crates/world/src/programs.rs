@@ -1,5 +1,7 @@
 //! Programs of the world's users: actors, learners, operators, and a hostile client.
 
+use std::cell::Cell;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -35,10 +37,17 @@ pub struct Users {
     /// How they connect.
     pub options: ConnectOptions,
     /// End of the programs' loops.
-    pub end: std::rc::Rc<std::cell::Cell<bool>>,
+    pub end: Rc<Cell<bool>>,
+    /// Number of live items on all servers, while there are no faults.
+    pub live_items: Rc<Cell<Option<u64>>>,
 }
 
 impl Users {
+    /// Whether all items have the same probability.
+    fn has_equal_items(&self) -> bool {
+        self.table.priority_exponent == 0.0
+    }
+
     fn ended(&self) -> bool {
         self.end.get()
     }
@@ -197,6 +206,8 @@ fn learn_from(
         part: None,
         repeated: false,
     };
+    // Starts of servers and version of the last put.
+    let mut last = None;
     let mut channel = replay.sampler(request.clone(), random.random_range(0..4))?;
     for _ in 0..steps {
         if users.ended() {
@@ -207,7 +218,9 @@ fn learn_from(
             Err(error) if error.code() == ErrorCode::Deadline => continue,
             Err(error) => return Err(error),
         };
-        users.ledger.check_sample(&request, &sampled);
+        let live = users.live_items.get().filter(|_| users.has_equal_items());
+        let live = live.map(|live| live as f64);
+        users.ledger.check_sample(&request, &sampled, live);
         let ids: Vec<_> = sampled.items.iter().map(|item| item.id).collect();
         let priorities: Vec<_> = ids.iter().map(|_| random.random_range(0.0..10.0)).collect();
         if let Some(credit) = sampled.credit {
@@ -221,9 +234,18 @@ fn learn_from(
         );
         if random.random_bool(0.1) {
             let file = b"\x02\0\0\0\0\0\0\0{}".as_slice();
-            // Versions are not compared: a server that has started again counts from its snapshot.
-            replay.put_parameters("policy", file.into(), &within(30))?;
-            replay.get_parameters("policy", 0, None, &within(30))?;
+            let starts = users.ledger.starts();
+            let put = replay.put_parameters("policy", file.into(), &within(30))?;
+            let got = replay.get_parameters("policy", 0, None, &within(30))?;
+            let one_server = users.addresses.len() == 1;
+            // A server that has started again counts from its snapshot.
+            if one_server && starts == users.ledger.starts() {
+                let got = got.map_or(0, |got| got.version);
+                assert!(got >= put, "version {got} after {put}");
+                if let Some((before, version)) = last.replace((starts, put)) {
+                    assert!(before != starts || put > version, "{put} after {version}");
+                }
+            }
         }
         sleep(Duration::from_millis(random.random_range(0..200)));
     }

@@ -14,7 +14,7 @@ use simulation::{Sim, SimStack};
 
 use crate::client_stack::Simulated;
 use crate::disk::{DiskFaults, SimDisk};
-use crate::ledger::{Ledger, table};
+use crate::ledger::{Ledger, TABLE, table};
 use crate::machine::Machine;
 use crate::process;
 use crate::programs::{self, Users};
@@ -105,6 +105,13 @@ impl Story {
         if random.random_bool(0.5) {
             definition.samples_per_insert = random.random_range(0.5..8.0);
         }
+        if random.random_bool(0.3) {
+            definition.capacity = random.random_range(300..1_000);
+            ledger.expect_evictions();
+        }
+        if random.random_bool(0.3) {
+            definition.priority_exponent = 0.0;
+        }
         let machines = (0..servers).map(|index| {
             let config = ServerConfig {
                 listen: vec![address(index, StackName::Kernel)],
@@ -128,6 +135,7 @@ impl Story {
                 ..options
             },
             end: Rc::default(),
+            live_items: Rc::default(),
         };
         Story {
             stack: stack.clone(),
@@ -165,8 +173,10 @@ impl Story {
             self.stack.sleep(pause).await;
             self.faults.set(self.faults.get() + 1);
             self.fault().await;
+            self.check_ratio();
         }
         self.recover().await;
+        self.look_at_quiet().await;
         self.end().await;
     }
 
@@ -325,6 +335,38 @@ impl Story {
                 ledger.steps() as i64 - steps as i64,
             );
             self.stack.sleep(Duration::from_secs(1)).await;
+        }
+    }
+
+    /// Without faults, the probabilities of batches are those of all items.
+    async fn look_at_quiet(&mut self) {
+        for _ in 0..20 {
+            let memories = self.machines.iter().filter_map(Machine::memory);
+            let stats = memories.map(|memory| memory.stats()["tables"][TABLE]["items"].as_u64());
+            let live = stats.map(|items| items.expect("the table is there")).sum();
+            // A batch may have been requested a second before it is looked at: of few items, many are new.
+            self.users
+                .live_items
+                .set(Some(live).filter(|&live| live > 500));
+            self.stack.sleep(Duration::from_secs(1)).await;
+            self.check_ratio();
+        }
+        self.users.live_items.set(None);
+    }
+
+    /// The rate limiters keep to the ratio, within their slacks.
+    fn check_ratio(&self) {
+        let memories = self.machines.iter().filter_map(Machine::memory);
+        let tables = memories.filter_map(|memory| memory.table(TABLE).ok());
+        for table in tables {
+            let stats = table.stats();
+            let number = |name: &str| stats[name].as_f64().unwrap_or(0.0);
+            let ratio = number("samples_per_insert");
+            let (sampled, inserted) = (number("limiter_sampled"), number("limiter_inserted"));
+            assert!(
+                ratio == 0.0 || sampled <= ratio * inserted + number("slack") + 1.0,
+                "{sampled} samples of {inserted} items, at {ratio} for each"
+            );
         }
     }
 

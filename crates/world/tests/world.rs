@@ -2,6 +2,8 @@
 
 use std::panic::catch_unwind;
 
+use base::mistake::{Mistake, plant};
+
 /// Threads that share the seeds.
 const PARTS: u64 = 4;
 
@@ -51,4 +53,31 @@ fn a_seed_always_has_the_same_events() {
     for seed in 0..10 {
         assert_eq!(world::run(seed), world::run(seed), "seed {seed}");
     }
+}
+
+/// Worlds in which a planted mistake has to show.
+const SEEDS: u64 = 1_000;
+
+/// Worlds that have found mistakes which few others find: they are tried first.
+const FOUND_IN: [u64; 6] = [0, 2, 7, 10, 76, 171];
+
+#[test]
+fn every_planted_mistake_is_found() {
+    // Panics are expected, and their messages only noise.
+    std::panic::set_hook(Box::new(|_| {}));
+    let mut missed = Vec::new();
+    for &mistake in Mistake::ALL {
+        let fails = |seed: &u64| {
+            plant(Some(mistake));
+            let failed = catch_unwind(|| world::run(*seed)).is_err();
+            plant(None);
+            failed
+        };
+        match FOUND_IN.into_iter().chain(0..SEEDS).find(fails) {
+            Some(seed) => eprintln!("{mistake:?}: world {seed}"),
+            None => missed.push(mistake),
+        }
+    }
+    let _ = std::panic::take_hook();
+    assert!(missed.is_empty(), "not found in {SEEDS} worlds: {missed:?}");
 }

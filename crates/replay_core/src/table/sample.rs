@@ -21,6 +21,7 @@ use crate::slab::Pinned;
 use crate::sum_tree::{self, SampledLeaf, Strata};
 use crate::sync::Ordering;
 use base::error::check_size;
+use base::mistake::{Mistake, planted};
 
 use super::credit::Credit;
 use super::ids::ItemId;
@@ -437,11 +438,14 @@ impl<'a> Sampling<'a> {
             return Ok(Taken::Refused);
         };
         self.items.push(SampledItem {
-            id: items.id_bits(id),
+            id: match planted(Mistake::ForeignId) {
+                true => u64::from(id.slot),
+                false => items.id_bits(id),
+            },
             probability: candidate.probability,
             age: u32::try_from(self.now.saturating_sub(metadata.born)).unwrap_or(u32::MAX),
             times_sampled: claim.times_sampled,
-            before,
+            before: before.saturating_sub(planted(Mistake::ShortWindow).into()),
             after,
         });
         self.claims.push(claim);
@@ -541,6 +545,9 @@ impl<'a> Sampling<'a> {
                 let range = packed.blob_range(part);
                 if !range.is_empty() {
                     blobs.push(packed.as_bytes().slice(range));
+                    if planted(Mistake::KeptPin) {
+                        std::mem::forget(blobs.last().cloned());
+                    }
                 }
             }
             if piece.key.is_some() {

@@ -18,6 +18,7 @@ use crate::error::{Error, Result};
 use crate::replay::{OpenWriter, WriterOpened};
 use base::error::check_size;
 use base::host;
+use base::mistake::{Mistake, planted};
 
 use crate::snapshot_records::content::WriterRecord;
 use crate::sync::{Mutex, MutexGuard, Ordering, lock};
@@ -114,7 +115,9 @@ impl TableWriter {
     pub fn record(&self, number: u64) -> WriterRecord {
         WriterRecord {
             number,
-            last_sequence: self.last_sequence,
+            last_sequence: self
+                .last_sequence
+                .saturating_sub(planted(Mistake::OldProgress).into()),
             steps: self.steps,
             epoch: self.epoch,
             window_before: self.identity.window_before,

@@ -10,6 +10,7 @@ use super::pipeline::{RequestPipeline, answer, expect_reply, is_broken, is_close
 use super::pool::retry;
 use crate::error::{Error, Result};
 use base::host;
+use base::mistake::{Mistake, planted};
 use base::wait::Wait;
 use replay_core::cause::WaitReason;
 use replay_core::replay::{OpenWriter, Push, PushBody, PushChannel, WriterId, WriterOpened};
@@ -82,7 +83,8 @@ impl Pushes {
         let body = RequestBody::OpenWriter(OpenOrResume {
             open: self.open.clone(),
             // A writer that has sent nothing has nothing to resume, so a server that has forgotten it may open it anew.
-            resume: self.applied > 0 || !self.pending.is_empty(),
+            resume: (self.applied > 0 || !self.pending.is_empty())
+                && !planted(Mistake::ForgottenResume),
         });
         let reply = connection.call(&self.dialer, wait, body)?;
         let opened = expect_reply!(reply, ReplyBody::Writer(opened) => opened)?;
@@ -126,7 +128,13 @@ impl Pushes {
             ));
         }
         self.steps = self.steps.max(opened.steps);
+        if planted(Mistake::ResentAsNew) {
+            self.applied = opened.last_sequence;
+        }
         self.applied_up_to(opened.last_sequence);
+        if planted(Mistake::SkippedPush) {
+            self.pending.pop_front();
+        }
         Ok(())
     }
 
@@ -221,7 +229,8 @@ impl Pushes {
                 self.held_back = None;
                 self.steps = steps;
                 // Pushes are applied in order, so all earlier ones are applied.
-                self.applied_up_to(self.applied + 1 + at as u64);
+                let ahead = u64::from(planted(Mistake::TakenAhead));
+                self.applied_up_to(self.applied + 1 + at as u64 + ahead);
                 Ok(())
             }
             Ok(other) => Err(unexpected(&other)),
@@ -347,6 +356,9 @@ impl PushChannel<Error> for Pushes {
 
     fn flush(&mut self, wait: &Wait<'_>) -> Result<()> {
         self.check()?;
+        if planted(Mistake::EarlyFlush) {
+            return Ok(());
+        }
         self.work(wait, |channel| channel.pending.is_empty())
     }
 

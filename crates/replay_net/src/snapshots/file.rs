@@ -7,6 +7,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use base::error::OsError;
+use base::mistake::{Mistake, planted};
 use base::sync::lock;
 use replay_core::memory::Memory;
 use replay_core::snapshot;
@@ -75,7 +76,11 @@ fn save_as(
     let mut out = BufWriter::with_capacity(BUFFER_BYTES, Stoppable { file, stop });
     let written = || {
         write(&mut out).map_err(named(&partial))?;
-        let bytes = out.flush().and_then(|()| out.get_ref().file.sync());
+        let flushed = out.flush();
+        if planted(Mistake::UnsyncedFile) {
+            return Ok(0);
+        }
+        let bytes = flushed.and_then(|()| out.get_ref().file.sync());
         bytes.map_err(cannot_write(&partial))
     };
     let done = written().and_then(|bytes| {
@@ -168,6 +173,9 @@ fn partial_path(path: &Path) -> PathBuf {
 
 fn put_in_place(disk: &dyn Disk, partial: &Path, path: &Path) -> io::Result<()> {
     disk.rename(partial, path)?;
+    if planted(Mistake::UnsyncedFolder) {
+        return Ok(());
+    }
     // Syncs the folder, so that the rename survives a crash.
     let folder = path.parent().filter(|p| !p.as_os_str().is_empty());
     disk.sync_folder(folder.unwrap_or(Path::new(".")))
