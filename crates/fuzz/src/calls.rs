@@ -26,7 +26,7 @@ use replay_wire::{
 
 /// Limit of the memory: tables with the largest capacities do not fit.
 const MEMORY: u64 = 8 << 20;
-/// Bytes that a request may allocate, beside those of what it stores or returns.
+/// Limit of a request's allocations, in bytes, in addition to its payload.
 const REQUEST: u64 = 256 << 10;
 /// Batches that are not delivered yet.
 const HELD: usize = 4;

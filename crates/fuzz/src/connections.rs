@@ -15,8 +15,8 @@ use replay_net::framing::write_frame;
 use replay_net::server::Server;
 use replay_net::stack::{Address, Stack, until};
 use replay_wire::{
-    Authenticate, Challenge, FrameLimits, Hello, PROTOCOL, RELEASE, Reply, ReplyBody, Request,
-    RequestBody, Stats, Welcome, encode_reply, encode_request,
+    Authenticate, Challenge, FrameLimits, Hello, OutgoingFrame, PROTOCOL, RELEASE, Reply,
+    ReplyBody, Request, RequestBody, Stats, Welcome, encode_reply, encode_request,
 };
 use simulation::Sim;
 
@@ -29,14 +29,9 @@ const PATIENCE: Duration = Duration::from_secs(24 * 3600);
 /// # Panics
 /// When it does not.
 pub fn to_server(input: &[u8]) {
-    let Some((&first, bytes)) = input.split_first() else {
+    let Some(sent) = after_handshake(input, handshake) else {
         return;
     };
-    let mut sent = match first % 2 {
-        0 => Vec::new(),
-        _ => handshake(),
-    };
-    sent.extend(bytes);
     let address: Address = "innet://127.0.0.1:7710".parse().expect("an address");
     let config = ServerConfig {
         listen: vec![address.clone()],
@@ -74,6 +69,17 @@ pub fn to_server(input: &[u8]) {
     });
 }
 
+/// The input without its first byte, behind the `handshake` if that byte is odd; `None` for an empty one.
+fn after_handshake(input: &[u8], handshake: fn() -> Vec<u8>) -> Option<Vec<u8>> {
+    let (first, bytes) = input.split_first()?;
+    let mut all = match first % 2 {
+        0 => Vec::new(),
+        _ => handshake(),
+    };
+    all.extend(bytes);
+    Some(all)
+}
+
 /// The client's side of a handshake without a token.
 fn handshake() -> Vec<u8> {
     let hello = Hello {
@@ -89,24 +95,12 @@ fn handshake() -> Vec<u8> {
         body,
     });
     requests
-        .flat_map(|request| request_bytes(&request))
+        .flat_map(|request| bytes_of(encode_request(&request).expect("a valid request")))
         .collect()
 }
 
-/// A request's frame.
-pub fn request_bytes(request: &Request) -> Vec<u8> {
-    let mut frame = encode_request(request).expect("a valid request");
-    let mut bytes = Vec::new();
-    let written = write_frame(&mut frame, &mut bytes, "a buffer").now_or_never();
-    written
-        .expect("a buffer takes everything")
-        .expect("no error");
-    bytes
-}
-
-/// A reply's frame.
-pub fn reply_bytes(reply: Reply) -> Vec<u8> {
-    let mut frame = encode_reply(reply).expect("a valid reply");
+/// The bytes of a frame.
+fn bytes_of(mut frame: OutgoingFrame) -> Vec<u8> {
     let mut bytes = Vec::new();
     let written = write_frame(&mut frame, &mut bytes, "a buffer").now_or_never();
     written
@@ -130,7 +124,9 @@ fn welcome() -> Vec<u8> {
         ReplyBody::Welcome(Welcome { proof: None }),
     ];
     let replies = (1..).zip(bodies).map(|(id, body)| Reply { id, body });
-    replies.flat_map(reply_bytes).collect()
+    replies
+        .flat_map(|reply| bytes_of(encode_reply(reply).expect("a valid reply")))
+        .collect()
 }
 
 /// A client reads the bytes as a server's, after the handshake if the first one is odd. Samples among the replies are decoded.
@@ -138,14 +134,9 @@ fn welcome() -> Vec<u8> {
 /// # Panics
 /// When the client waits for more after the end.
 pub fn to_client(input: &[u8]) {
-    let Some((&first, bytes)) = input.split_first() else {
+    let Some(received) = after_handshake(input, welcome) else {
         return;
     };
-    let mut received = match first % 2 {
-        0 => Vec::new(),
-        _ => welcome(),
-    };
-    received.extend(bytes);
     let table = table_config("one", 0, 64);
     let options = DecodeOptions {
         threads: 1,

@@ -357,7 +357,7 @@ impl Inner {
         if let Err(error) = session.settings.check_same(request, &settings) {
             let is_old = session.started.elapsed() >= request.deadline;
             if is_old && !matches!(session.state, SessionState::InUse(_)) {
-                // Nobody may wait for so old a join any more. Those who do have to join again.
+                // Workers of a join whose deadline is over have given up. One that still waits has to join again.
                 sessions.remove(&request.job);
                 self.changed.notify(usize::MAX);
             }

@@ -390,7 +390,7 @@ fn tensors() -> Bytes {
     safetensors::serialize([("w", view)], None).unwrap().into()
 }
 
-/// The steps of each writer in a server's snapshot are a prefix of those it has pushed, up to the sequence number it is told.
+/// A server's snapshot has the first steps of each writer, up to the sequence number that the reopened writer gets.
 #[test]
 fn a_snapshot_has_a_prefix_of_each_writer() {
     check(|| {

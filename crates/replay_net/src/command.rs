@@ -1,6 +1,6 @@
-//! Commands: requests without a result, which a memory in this process, a server and several servers carry out alike. A new command is an
-//! arm of [`carry_out`], and its name in [`Service::attempt`](crate::service::Service::attempt); it needs no method of [`Replay`] and no code
-//! in the clients. A client asks its server for any request without a result: those of [`Replay`] have to be made by their methods.
+//! Commands: requests without a result, which a memory in this process, a server and several servers carry out alike. A new command needs an
+//! arm of [`carry_out`] and its name in [`Service::attempt`](crate::service::Service::attempt), but no method of [`Replay`] and no code in the
+//! clients. Requests that have a method of [`Replay`], such as `drop_table`, are no commands: their methods do more than send them.
 
 use crate::error::{Error, Result};
 use base::wait::Wait;

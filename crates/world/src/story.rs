@@ -219,7 +219,7 @@ impl Story {
             5 => self.restart(Machine::kill).await,
             6 => {
                 for link in self.stack.links() {
-                    // Nobody closes the connections of a machine without power.
+                    // Peers of a machine without power get no end of their connections.
                     if self.machines.len() == 1 {
                         self.silence(link);
                     }
@@ -338,7 +338,7 @@ impl Story {
         }
     }
 
-    /// Without faults, the probabilities of batches are those of all items.
+    /// Lets the learners compare probabilities with the number of items on all servers, while there are no faults.
     async fn look_at_quiet(&mut self) {
         for _ in 0..20 {
             let memories = self.machines.iter().filter_map(Machine::memory);

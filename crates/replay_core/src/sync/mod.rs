@@ -1,5 +1,4 @@
-//! Atomics, locks, events, cells and a queue: those of `std`, crossbeam and event-listener, or with a cargo feature those of a model
-//! checker:
+//! Atomics, locks, events, cells and a queue, from `std`, crossbeam and event-listener. With a cargo feature they come from a model checker:
 //!
 //! - `loom` runs a model under every interleaving and every value that weak memory allows. It is for the lock-free modules `sum_tree`,
 //!   `slab`, `limiter`, `table::items` and `table::samplers::order`; the rest of the crate compiles with it, on std's locks.

@@ -116,7 +116,7 @@ impl Namespace {
             (true, false) => format!(
                 "the namespace {self} has no tables: make it with `create_table`, or connect with another namespace"
             ),
-            (true, true) => format!("`tables()` lists those of the namespace {self}"),
+            (true, true) => format!("`tables()` lists the tables of the namespace {self}"),
             (false, false) => format!("in the namespace {self} there are {names}"),
             (false, true) => format!("in the namespace {self} there are {names}, ..."),
         };
@@ -294,7 +294,7 @@ mod tests {
         for known in [r#"there are "two/t""#, "the memory has no tables: make it"] {
             assert!(own(known).starts_with(none), "{}", own(known));
         }
-        let cut = r#"no table "u"; `tables()` lists those of the namespace run-7"#;
+        let cut = r#"no table "u"; `tables()` lists the tables of the namespace run-7"#;
         assert_eq!(own(r#"there are "one/t", "run-7..."#), cut);
         assert_eq!(
             own(r#"there are "run-7/t", "run-7/..."#),
