@@ -13,10 +13,10 @@ from innet_drl.train.presets import PRESETS
 
 @dataclass(frozen=True)
 class Curve:
-    """Scores of the environments that explore less, over updates: the mean of all seeds of a report."""
+    """Scores of the environments that explore less, over updates: the mean of all runs of a report."""
 
     report: str
-    seeds: int
+    runs: int
     points: tuple[tuple[int, float], ...]
     """Thousands of updates, and the score."""
 
@@ -29,18 +29,18 @@ class Curve:
 CURVES = {
     "breakout": Curve(
         "docs/reports/2026-11-26-learning.md",
-        3,
+        4,
         (
             (0, 0),
-            (10, 5.5),
-            (20, 13.9),
-            (30, 20.4),
-            (40, 27.4),
-            (50, 37.3),
-            (60, 43.3),
-            (80, 62.1),
-            (100, 79.6),
-            (109, 86.5),
+            (10, 5.8),
+            (20, 14.4),
+            (30, 21.1),
+            (40, 28.6),
+            (50, 37.9),
+            (60, 44.8),
+            (80, 63.8),
+            (100, 85.3),
+            (109, 97.0),
         ),
     )
 }
@@ -71,7 +71,7 @@ def expectation(config: Config, updates: int, seconds: float) -> str | None:
     if curve is None or updates == 0:
         return None
     end, best = curve.points[-1]
-    runs = "a run" if curve.seeds == 1 else f"{curve.seeds} runs"
+    runs = "a run" if curve.runs == 1 else f"{curve.runs} runs"
     had = f"{runs} with these settings scored {curve.at(updates):.0f} after as many updates"
     if updates >= 1000 * end:
         return f"{had} ({curve.report})"
