@@ -1,4 +1,4 @@
-# Two commands: `make demo` and `make test`. Both set everything up first, in .venv and target.
+# Two commands: `make demo` and `make test`. Both set everything up first, in .venv and target. `make test test-all` is everything.
 #
 #   make demo TORCH=cpu    takes torch without CUDA (a tenth of the download)
 #   make PYTHON=python3.12 takes another interpreter (3.11 or newer)
@@ -29,7 +29,7 @@ DPDK := $(shell pkg-config --exists 'libdpdk >= 22.11' 2>/dev/null && echo yes)
 
 export VIRTUAL_ENV := $(abspath $(VENV))
 
-.PHONY: help setup build demo test format lint deny rust-test dpdk-test fstack-test loom fuzz world wheel licenses bench-check bench-record python-test docs bench bench-peers soak wire clean
+.PHONY: help setup build demo test test-all format lint lint-all deny rust-test rust-test-all dpdk-test fstack-test loom fuzz world wheel licenses bench-check bench-record python-test python-test-all oldest docs bench bench-peers soak wire clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -37,7 +37,9 @@ help: ## list the targets
 demo: build ## train Breakout for MINUTES=3 on this machine, with a live page
 	$(BIN)/python examples/breakout_apex.py --minutes $(MINUTES) --evaluation-games 10 --evaluation-frames 6000 --evaluation-epsilon 0.05
 
-test: lint docs rust-test bench-check loom python-test ## every check: formatting, lints, types, documentation, Rust, counts, loom, Python, stubs
+test: lint rust-test python-test ## formatting, lints, types, Rust and Python: everything but what is slow
+
+test-all: test lint-all docs rust-test-all bench-check loom python-test-all ## everything: also features, documentation, counts, models, slow tests
 
 setup: $(VENV)/.installed
 
@@ -83,6 +85,11 @@ deny: ## licences, duplicates, sources and known faults of dependencies; needs c
 lint: setup ## formatting, clippy, ruff, mypy
 	cargo fmt --all --check
 	cargo clippy --locked --workspace --all-targets --quiet -- --deny warnings
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+lint-all: lint ## also every feature, the documentation of Rust, the container and dependencies
 	cargo clippy --locked --package replay_core --all-targets --features loom --quiet -- --deny warnings
 	cargo clippy --locked --package replay_core --test schedules --features shuttle --quiet -- --deny warnings
 	cargo clippy --locked --package fstack_sys --all-targets --all-features --quiet -- --deny warnings
@@ -91,14 +98,13 @@ lint: setup ## formatting, clippy, ruff, mypy
 	cargo clippy --locked --package replay_py --features fstack,dpdk --quiet -- --deny warnings
 	RUSTDOCFLAGS="--deny warnings" cargo doc --locked --workspace --no-deps --quiet
 	RUSTDOCFLAGS="--deny warnings" cargo doc --locked --package fstack_sys --package stack_fstack --package gradients_net --features fstack,dpdk --no-deps --quiet
-	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
-	$(BIN)/mypy
 	$(BIN)/hadolint Containerfile
 	$(if $(DENY),$(MAKE) deny,@echo 'skipped, cargo-deny not found (cargo install --locked cargo-deny): make deny')
 
 rust-test: setup ## Rust tests
 	$(RUST_TESTS)
+
+rust-test-all: rust-test ## also the examples of the documentation, DPDK and F-Stack
 	cargo test --locked --workspace --exclude replay_py --doc
 	$(if $(DPDK),$(MAKE) dpdk-test,@echo 'skipped, DPDK 22.11 not found (Debian: apt install libdpdk-dev): make dpdk-test')
 	$(if $(FSTACK),$(MAKE) fstack-test,@echo 'skipped, F-Stack not found (docs/how-to/fstack.md): make fstack-test')
@@ -140,8 +146,20 @@ SEEDS ?= 10000
 world: ## the simulated worlds of SEEDS=10000 numbers, or of one: SEED=7
 	$(if $(SEED),INNET_WORLD_SEED=$(SEED),INNET_WORLD_SEEDS=$(SEEDS)) cargo test --locked --package world --test world no_world -- --nocapture
 
-python-test: build $(if $(filter x86_64,$(shell uname -m)),wheel) ## Python tests, stub check and the examples of the documents
-	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile
+PYTEST := $(BIN)/python -m pytest --numprocesses 4 --dist loadfile
+
+python-test: build ## Python tests, the check of the stub, and the examples of the documents
+	$(PYTEST) -m 'not slow'
+
+python-test-all: python-test $(if $(filter x86_64,$(shell uname -m)),wheel) ## also the slow ones: launchers, papers, examples, the wheel
+	$(PYTEST) -m slow
+
+# Wants the network: these are not the releases of constraints.txt.
+oldest: wheel ## the adapters' tests beside the oldest releases that they promise, in .oldest
+	$(BIN)/uv venv --quiet --clear .oldest
+	$(BIN)/uv pip install --quiet --python .oldest/bin/python --resolution lowest-direct --torch-backend cpu \
+		"$$(ls dist/*.whl)[sb3,torchrl,tianshou]" 'pytest>=8.4' 'pytest-timeout>=2.4' 'sb3-contrib>=2.9'
+	.oldest/bin/python -m pytest tests/adapters
 
 # Material's notice about the next major version of MkDocs is no warning of this site.
 docs: $(VENV)/.docs ## build the documentation site into build/site; any warning is an error

@@ -29,6 +29,8 @@ from innet_drl.distributed import State, hook
 from innet_drl.distributed.backend import ADDRESS, RACK, TLS_CA, InnetBackend, SumWork
 from innet_drl.distributed.hook import summed
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:

@@ -14,6 +14,8 @@ from places import HELPERS
 from processes import namespaces_missing
 from serving import SERVE, SERVER_CLI
 
+pytestmark = pytest.mark.slow
+
 TESTS = HELPERS
 WORKERS = 3
 PATIENCE = 110

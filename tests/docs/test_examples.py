@@ -20,6 +20,8 @@ from serving import SERVE, Server
 
 import innet_drl as innet
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = ROOT / "examples"
 
 

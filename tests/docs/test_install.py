@@ -18,6 +18,8 @@ from places import ROOT
 import innet_drl as innet
 from innet_drl import _core
 
+pytestmark = pytest.mark.slow
+
 PYTHON = ROOT / "python"
 TOOLS = Path(sys.executable).parent
 LICENSES = {"LICENSE", "LICENSES-THIRD-PARTY.txt"}
@@ -28,7 +30,7 @@ def wheel() -> Path:
     """The wheel, which has the extension that all tests use."""
     found = list((ROOT / "dist").glob("innet_drl-*-manylinux*_x86_64.whl"))
     if not found:
-        pytest.skip("there is no wheel in dist (make wheel), which `make test` makes on x86-64")
+        pytest.skip("there is no wheel in dist (make wheel), which `make test-all` makes on x86-64")
     (path,) = found
     with zipfile.ZipFile(path) as archive:
         same = archive.read("innet_drl/_core.abi3.so") == Path(_core.__file__).read_bytes()

@@ -27,6 +27,8 @@ from innet_drl.train.evaluation import Evaluation, evaluate
 from innet_drl.train.networks import make_network
 from innet_drl.train.run_folder import RunFolder
 
+pytestmark = pytest.mark.slow
+
 SPEC = EnvironmentSpec(2, 1, (4,), "float32", 1)
 CONFIG = small(evaluation_games=3)
 CALLS: list[str] = []

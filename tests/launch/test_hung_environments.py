@@ -24,6 +24,8 @@ from innet_drl.train.display import Display
 from innet_drl.train.errors import ActorError
 from innet_drl.train.metrics import ActorReport, Metrics
 
+pytestmark = pytest.mark.slow
+
 NAMED = "actor 0 has not stepped for"
 
 

@@ -13,6 +13,8 @@ from training import small
 from innet_drl import train
 from innet_drl.train.run_folder import RunFolder
 
+pytestmark = pytest.mark.slow
+
 
 class CtrlC(train.Callback):
     """Sends this process the signal of Ctrl-C when the learner has made so many updates."""

@@ -36,6 +36,8 @@ from innet_drl.train.published_run import (
 from innet_drl.train.run_folder import RunFolder
 from innet_drl.train.stopwatch import Laps
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(params=[1])
 def address(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[str]:

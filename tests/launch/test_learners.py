@@ -19,6 +19,8 @@ from innet_drl.train.errors import ConfigurationError, LearnerError
 from innet_drl.train.stopwatch import Laps
 from innet_drl.train.times import LearnerTimes
 
+pytestmark = pytest.mark.slow
+
 EXAMPLE = ROOT / "examples" / "ddp_hook.py"
 
 

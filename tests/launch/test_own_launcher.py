@@ -22,7 +22,7 @@ from innet_drl.cli import main
 from innet_drl.launch.launcher import Ended, Launcher, LocalLauncher
 from innet_drl.train.errors import ConfigurationError
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 CALLED = Path("called")
 """File to which `Interpreters` writes what it starts."""

@@ -18,7 +18,7 @@ from innet_drl.launch import local
 from innet_drl.train.exploration import epsilon_ladder
 from innet_drl.train.run_folder import RunFolder
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 SMALL = ["--preset=cartpole", "--environments=4", "--min-size=128", "--capacity=4000", "--batch-size=32"]
 SMALL += ["--layers=32", "--hidden=32", "--epsilon-anneal-steps=0", "--evaluation-games=3", "--evaluation-period=0"]

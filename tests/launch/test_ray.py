@@ -36,7 +36,7 @@ from ray.exceptions import ActorUnavailableError  # noqa: E402
 from innet_drl.launch.launcher import Ended, Launcher  # noqa: E402
 from innet_drl.launch.ray import RayLauncher, bundles, check_node, cluster  # noqa: E402
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
 
 SMALL = ["train", "--launcher=ray", "--out=cart", "--preset=cartpole", "--environments=4", "--min-size=128"]
 SMALL += ["--batch-size=32", "--layers=32", "--hidden=32", "--epsilon-anneal-steps=0", "--evaluation-games=3"]

@@ -17,6 +17,8 @@ from innet_drl.train.memory import ReplayMemory
 from innet_drl.train.run_folder import RunFolder
 from innet_drl.train.trainer import Trainer
 
+pytestmark = pytest.mark.slow
+
 FIRST = small(min_size=256, steps=800)
 MORE = dataclasses.replace(FIRST, steps=6_000)
 

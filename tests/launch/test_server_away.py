@@ -24,7 +24,7 @@ from innet_drl.launch import local
 from innet_drl.train.config import Config
 from innet_drl.train.page import Page
 
-pytestmark = pytest.mark.timeout(110)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(110)]
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from training import lines, newest
 
 from innet_drl.train.run_folder import RunFolder
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 PAGE = ROOT / "docs/how-to/several-machines.md"
 FILES: dict[str, str] = dict(re.findall(r'(?ms)^```\w+ title="([^"]+)"\n(.*?)^```$', PAGE.read_text()))

@@ -29,6 +29,8 @@ from innet_drl.train.memory import EmbeddedMemory, MemorySettings
 from innet_drl.train.metrics import Metrics
 from innet_drl.train.run_folder import RunFolder
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_program_that_trains_keeps_its_logs_and_signals(tmp_path: Path) -> None:
     """In a thread of its own, where no handler of a signal may be set."""

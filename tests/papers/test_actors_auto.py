@@ -21,6 +21,8 @@ from innet_drl.train.flags import parse_train
 from innet_drl.train.machine import cores
 from innet_drl.train.presets import PRESETS, preset
 
+pytestmark = pytest.mark.slow
+
 MACHINE = Machine("a processor", 8, 4, 1 << 34)
 BOTH = ("actors", "environments")
 

@@ -24,7 +24,7 @@ from innet_drl.train.machine import cores
 from innet_drl.train.presets import preset
 
 # Each point is a run with processes of its own.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 SHORT = ["--preset", "cartpole", "--settings", "min_size=128", "--seconds", "2", "--warm-up", "0.1"]
 FIELDS = {

@@ -21,6 +21,8 @@ from innet_drl.papers.losses import lose
 from innet_drl.papers.parameter_server import ParameterWorker
 from innet_drl.train.errors import ConfigurationError, Message
 
+pytestmark = pytest.mark.slow
+
 SYSTEMS = ["innet", "innet-fixed", "gloo", "gather", "parameter-server"]
 
 

@@ -12,6 +12,8 @@ from innet_drl.analysis import pictures
 from innet_drl.cli import main
 from innet_drl.papers import results, services
 
+pytestmark = pytest.mark.slow
+
 LATENCIES = {"actor push", "actor pull", "learner set", "learner sampling"}
 SHORT = ["bench", "paper", "--actors", "2", "--seconds", "0.3", "--actor-ms", "50", "--update-ms", "30"]
 

@@ -36,6 +36,8 @@ from benchmarks.tasks import _Fed
 from benchmarks.timers import of_samples, timers
 from benchmarks.turns import clients
 
+pytestmark = pytest.mark.slow
+
 ROWS, STREAMS, COUNT = 60, 2, 40
 
 

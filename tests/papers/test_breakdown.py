@@ -32,7 +32,7 @@ Slice = tuple[float, float, str]
 """Begin and end in microseconds, name."""
 
 # Runs with processes of their own.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")

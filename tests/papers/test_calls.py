@@ -9,6 +9,8 @@ from benchmarks import calls
 from innet_drl._core import fstack_release
 from innet_drl.papers.settings import SPINNING, NetworkStack
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="each end polls on a core of its own")
 @pytest.mark.parametrize("name", ["kernel-spin", "fstack", "fstack_segments"])

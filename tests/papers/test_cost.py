@@ -17,6 +17,8 @@ from innet_drl import train
 from innet_drl.train.cost import CostMeter, ProcessorTime
 from innet_drl.train.energy import EnergyCounters
 
+pytestmark = pytest.mark.slow
+
 BURN = "import time\nwhile time.process_time() < 0.4: pass"
 
 

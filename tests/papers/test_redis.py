@@ -26,6 +26,8 @@ from innet_drl.train.memory import EmbeddedMemory, ReplayMemory, ServerMemory, m
 from innet_drl.train.metrics import Metrics
 from innet_drl.train.run_folder import RunFolder
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def address() -> Iterator[str]:

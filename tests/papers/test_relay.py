@@ -11,6 +11,8 @@ import pytest
 import innet_drl as innet
 from innet_drl.papers.relay import Relay
 
+pytestmark = pytest.mark.slow
+
 VIEW = innet.Window(0, 0)
 ITEMS = 64
 

@@ -389,6 +389,7 @@ def reward(run: Path) -> float:
     return float(last["return_mean"] / last["length_mean"])
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_two_runs_of_one_name_train_at_one_server(tmp_path: Path) -> None:
     for name in ("one", "two"):
