@@ -1,12 +1,12 @@
-//! Commands: requests without a result, which a memory in this process, a server and several servers carry out alike. A new command needs an
-//! arm of [`carry_out`] and its name in [`Service::attempt`](crate::service::Service::attempt), but no method of [`Replay`] and no code in the
-//! clients. Requests that have a method of [`Replay`], such as `drop_table`, are no commands: their methods do more than send them.
+//! Commands: requests without a result, which a memory in this process, a server and several servers carry out alike. What one does is beside
+//! its content, in its file of `replay_wire::requests`: it needs no method of [`Replay`], and no code in server and clients. Requests that have
+//! a method of [`Replay`], such as `drop_table`, are no commands: their methods do more than send them.
 
 use crate::error::{Error, Result};
 use base::wait::Wait;
 use replay_core::memory::Memory;
 use replay_core::replay::Replay;
-use replay_wire::{DropParameters, EmptyTable, RequestBody};
+use replay_wire::RequestBody;
 
 /// A replay memory that carries out commands.
 pub trait Commands: Replay<Error> {
@@ -28,13 +28,9 @@ impl Commands for Memory {
 /// # Errors
 /// Errors of the memory; [`Error::Internal`] for another request.
 pub fn carry_out(memory: &Memory, command: &RequestBody) -> Result<()> {
-    match command {
-        RequestBody::EmptyTable(EmptyTable(name)) => memory.empty_table(name)?,
-        RequestBody::DropParameters(DropParameters(name)) => memory.parameters().remove(name),
-        other => {
-            let name = other.name();
-            return Err(Error::Internal(format!("{name} is not a command")));
-        }
-    }
-    Ok(())
+    let Some(done) = command.carry_out(memory) else {
+        let name = command.name();
+        return Err(Error::Internal(format!("{name} is not a command")));
+    };
+    Ok(done?)
 }

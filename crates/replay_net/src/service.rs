@@ -258,10 +258,6 @@ impl Service {
                     bytes: bytes::Bytes::new(),
                 }))
             }
-            RequestBody::DropParameters(_) => {
-                carry_out(&self.memory, request)?;
-                ReplyBody::Done
-            }
             RequestBody::GetParameters(get) => {
                 let writer = get.writer.as_ref();
                 ReplyBody::Parameters(
@@ -289,6 +285,10 @@ impl Service {
             RequestBody::Hello(_) | RequestBody::Authenticate(_) => {
                 let over = "the handshake of this connection is over";
                 return Err(Error::protocol(over.to_owned()));
+            }
+            command => {
+                carry_out(&self.memory, command)?;
+                ReplyBody::Done
             }
         };
         Ok(Attempt::Ready(reply))

@@ -235,6 +235,7 @@ mod tests {
 
     use super::*;
     use replay_core::cause::Cause;
+    use replay_core::replay::{ListedParameters, Listing};
 
     fn namespace() -> Namespace {
         "run-7".parse().unwrap()
@@ -301,6 +302,44 @@ mod tests {
             r#"no table "u"; in the namespace run-7 there are "t", ..."#
         );
         assert_eq!(own("it was dropped"), r#"no table "u"; it was dropped"#);
+    }
+
+    #[test]
+    fn replies_have_what_is_inside() {
+        let limited = |mut reply: ReplyBody| {
+            namespace().limit(&mut reply);
+            reply
+        };
+        let listed = |name: &str| ListedParameters {
+            name: name.into(),
+            version: 1,
+            bytes: 2,
+        };
+        let listing = ReplyBody::Listing(Listing {
+            tables: Vec::new(),
+            parameters: ["run-7/policy", "run-70/policy", "policy"]
+                .map(listed)
+                .to_vec(),
+        });
+        assert!(
+            matches!(limited(listing), ReplyBody::Listing(inside) if inside.parameters == [listed("policy")])
+        );
+        let corrupt = ReplyBody::Corrupt(Some("run-7/actor 1".into()));
+        assert!(
+            matches!(limited(corrupt), ReplyBody::Corrupt(Some(writer)) if writer == "actor 1")
+        );
+        let waiting = ReplyBody::Waiting(WaitReason::at("run-7/t", Cause::Emptied));
+        let emptied = WaitReason::at("t", Cause::Emptied);
+        assert!(matches!(limited(waiting), ReplyBody::Waiting(reason) if reason == emptied));
+        let unknown = ReplyBody::Error {
+            code: ErrorCode::UnknownTable,
+            message: r#"no table "run-7/u"; there are "two/t""#.into(),
+            waited_for: None,
+        };
+        let alone = r#"no table "u"; the namespace run-7 has no tables"#;
+        assert!(
+            matches!(limited(unknown), ReplyBody::Error { message, .. } if message.starts_with(alone))
+        );
     }
 
     #[test]

@@ -14,7 +14,7 @@ pub struct Welcome {
     pub proof: Option<[u8; 32]>,
 }
 
-call!(Authenticate: Actor => Welcome);
+call!(Authenticate: Actor => Welcome, names: |_, _| {});
 
 same_fields! {
     authenticate: Authenticate { proof }

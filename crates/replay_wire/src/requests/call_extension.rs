@@ -9,7 +9,7 @@ pub struct Extension {
     pub message: Bytes,
 }
 
-call!(Extension: Learner => Extension, payload: |request| request.message.clone());
+call!(Extension: Learner => Extension, names: |_, _| {}, payload: |request| request.message.clone());
 
 impl Message for Extension {
     type Struct = wire::extension::Owned;

@@ -4,4 +4,7 @@ use super::*;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DropParameters(pub String);
 
-call!(DropParameters: Operator => (), names: |drop, visit| visit(&mut drop.0));
+call!(DropParameters: Operator => (), names: |drop, visit| visit(&mut drop.0), command: |drop, memory| {
+    memory.parameters().remove(&drop.0);
+    Ok(())
+});

@@ -4,4 +4,6 @@ use super::*;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EmptyTable(pub String);
 
-call!(EmptyTable: Operator => (), names: |empty, visit| visit(&mut empty.0));
+call!(EmptyTable: Operator => (), names: |empty, visit| visit(&mut empty.0), command: |empty, memory| {
+    memory.empty_table(&empty.0)
+});

@@ -30,7 +30,7 @@ pub struct Challenge {
     pub max_frame_bytes: u64,
 }
 
-call!(Hello: Actor => Challenge);
+call!(Hello: Actor => Challenge, names: |_, _| {});
 
 same_fields! {
     hello: Hello { protocol, release, nonce, program }

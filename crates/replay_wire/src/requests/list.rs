@@ -6,7 +6,7 @@ use replay_core::replay::ListedParameters;
 pub struct List;
 
 // Allowed for actors, as `DescribeTable` and `Stats` show the same definitions and versions.
-call!(List: Actor => Listing, large: true);
+call!(List: Actor => Listing, large: true, names: |_, _| {});
 
 same_fields! {
     listing: Listing { ; tables: "the tables", parameters: "the parameters" }

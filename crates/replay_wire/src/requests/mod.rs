@@ -33,6 +33,7 @@ use crate::fields::{
 use crate::innet_capnp as wire;
 use crate::role::Role;
 use replay_core::cause::WaitReason;
+use replay_core::memory::Memory;
 use replay_core::replay::{
     Listing, Parameters, Push, ReadSteps, SampleRequest, Sampled, StepsRead, UpdateReceipt,
     WriterOpened,
@@ -70,7 +71,13 @@ pub trait Call: Into<RequestBody> {
     type Reply: TryFrom<ReplyBody, Error = ReplyBody>;
 
     /// Visits the names of tables, writers and parameters.
-    fn names(&mut self, _visit: &mut dyn FnMut(&mut String)) {}
+    fn names(&mut self, visit: &mut dyn FnMut(&mut String));
+
+    /// Carries out a command in a memory. Commands have no result, and a memory in this process, a server and several servers carry them out
+    /// alike; `None` for other requests.
+    fn carry_out(&self, _memory: &Memory) -> Option<replay_core::error::Result<()>> {
+        None
+    }
 
     /// The frame's payload.
     fn payload(&self) -> Bytes {
@@ -78,19 +85,24 @@ pub trait Call: Into<RequestBody> {
     }
 }
 
-/// Implements [`Call`]: the lowest role, the reply, whether that may be large, the names, the payload.
+/// Implements [`Call`]: the lowest role, the reply, whether that may be large, the names, the payload; what a command does.
 macro_rules! call {
     (
         $request:ident: $role:ident => $reply:ty
-            $(, large: $large:literal)? $(, names: |$named:ident, $visit:ident| $names:expr)? $(, payload: |$self:ident| $payload:expr)?
+            $(, large: $large:literal)?, names: |$named:tt, $visit:tt| $names:expr $(, payload: |$self:ident| $payload:expr)?
+            $(, command: |$command:ident, $memory:ident| $done:expr)?
     ) => {
         impl Call for $request {
             const ROLE: Role = Role::$role;
             $(const LARGE_REPLY: bool = $large;)?
             type Reply = $reply;
-            $(fn names(&mut self, $visit: &mut dyn FnMut(&mut String)) {
+            fn names(&mut self, $visit: &mut dyn FnMut(&mut String)) {
                 let $named = self;
-                $names;
+                $names
+            }
+            $(fn carry_out(&self, $memory: &Memory) -> Option<replay_core::error::Result<()>> {
+                let $command = self;
+                Some($done)
             })?
             $(fn payload(&self) -> Bytes {
                 let $self = self;
@@ -162,6 +174,11 @@ macro_rules! requests {
             /// Visits the names of tables, writers and parameters.
             pub fn names(&mut self, visit: &mut dyn FnMut(&mut String)) {
                 match self { $(RequestBody::$request(request) => request.names(visit),)+ }
+            }
+
+            /// Carries out a command in a memory; `None` for other requests.
+            pub fn carry_out(&self, memory: &Memory) -> Option<replay_core::error::Result<()>> {
+                match self { $(RequestBody::$request(request) => request.carry_out(memory),)+ }
             }
 
             /// Whether its reply may be large.

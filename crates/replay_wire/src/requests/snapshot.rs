@@ -4,4 +4,4 @@ use super::*;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Snapshot;
 
-call!(Snapshot: Operator => ());
+call!(Snapshot: Operator => (), names: |_, _| {});

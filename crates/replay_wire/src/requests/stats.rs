@@ -4,4 +4,4 @@ use super::*;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stats;
 
-call!(Stats: Actor => String, large: true);
+call!(Stats: Actor => String, large: true, names: |_, _| {});
