@@ -54,6 +54,8 @@ mistakes! {
     ShortWindow,
     /// An id has no generation, so that later items of its slot have the same.
     ForeignId,
+    /// A sample draws from the first nine tenths of the sum of priorities.
+    SkewedSample,
     /// The rate limiter admits every sample.
     LooseLimiter,
     /// A batch of several servers has the probabilities of each alone.

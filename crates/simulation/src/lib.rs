@@ -6,7 +6,7 @@
 //! a reset that loses the bytes in transit.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::future::Future;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
@@ -48,6 +48,8 @@ struct World {
     random: StdRng,
     /// Tasks with their programs.
     tasks: BTreeMap<u64, (u32, Task)>,
+    /// Tasks of paused programs that were woken, by program.
+    paused: BTreeMap<u32, BTreeSet<u64>>,
     next_task: u64,
     next_program: u32,
     /// Of everything that happened.
@@ -103,6 +105,7 @@ impl Sim {
                     now: Instant::now(),
                     random: StdRng::seed_from_u64(seed),
                     tasks: BTreeMap::new(),
+                    paused: BTreeMap::new(),
                     next_task: 0,
                     next_program: 1,
                     events: DefaultHasher::new(),
@@ -213,9 +216,29 @@ impl SimStack {
             .into_iter()
             .partition(|(_, (program, _))| *program == of.program);
         world.tasks = others;
+        world.paused.remove(&of.program);
         // Tasks use the world as they are dropped.
         drop(world);
         drop(killed);
+    }
+
+    /// Stops the program of `of`, as SIGSTOP does, until [`Self::resume`]. Its connections stay open.
+    pub fn pause(&self, of: &SimStack) {
+        let mut world = self.world.borrow_mut();
+        world.paused.entry(of.program).or_default();
+    }
+
+    /// Ends a pause of the program of `of`.
+    pub fn resume(&self, of: &SimStack) {
+        let mut world = self.world.borrow_mut();
+        for task in world.paused.remove(&of.program).unwrap_or_default() {
+            world.ready.push(task);
+        }
+    }
+
+    /// Moves the clock ahead at once, as a suspended machine finds it: timers until then are late.
+    pub fn jump(&self, time: Duration) {
+        self.world.borrow_mut().now += time;
     }
 
     /// Faults of all open connections, from the ends that opened them.
@@ -265,6 +288,11 @@ impl SimStack {
     fn poll(&self, id: u64) {
         let (task, ready) = {
             let mut world = self.world.borrow_mut();
+            let program = world.tasks.get(&id).map(|(program, _)| *program);
+            if let Some(woken) = program.and_then(|program| world.paused.get_mut(&program)) {
+                woken.insert(id);
+                return;
+            }
             (world.tasks.remove(&id), world.ready.clone())
         };
         // A finished task may be woken, too.
@@ -552,6 +580,37 @@ mod tests {
             let mut buffer = [0; 100];
             server.read_exact(&mut buffer).await.unwrap();
             client.write_all(&[0; 100]).await.unwrap();
+        });
+    }
+
+    #[test]
+    fn a_paused_program_stands_still_and_a_jump_makes_timers_late() {
+        let sim = Sim::new(1);
+        let stack = sim.stack();
+        sim.run(async move {
+            let (start, program) = (stack.now(), stack.program());
+            let second = Duration::from_secs(1);
+            let ticks = Rc::new(RefCell::new(Vec::new()));
+            program.spawn({
+                let (program, ticks) = (program.clone(), ticks.clone());
+                async move {
+                    loop {
+                        program.sleep(second).await;
+                        ticks.borrow_mut().push((program.now() - start).as_secs());
+                    }
+                }
+            });
+            stack.sleep(second * 5 / 2).await;
+            stack.pause(&program);
+            stack.sleep(second * 5).await;
+            assert_eq!(*ticks.borrow(), [1, 2]);
+            stack.resume(&program);
+            stack.sleep(second * 3 / 2).await;
+            assert_eq!(*ticks.borrow(), [1, 2, 7, 8]);
+            stack.jump(second * 10);
+            stack.sleep(second * 3 / 2).await;
+            assert_eq!(*ticks.borrow(), [1, 2, 7, 8, 19, 20]);
+            stack.kill(&program);
         });
     }
 

@@ -11,6 +11,8 @@ use replay_core::replay::{
 };
 use replay_core::schema::{Codec, Column, Dtype, TableConfig, flags};
 
+use crate::frequencies::Frequencies;
+
 /// The table of every world.
 pub const TABLE: &str = "steps";
 /// Bytes of a step's blob.
@@ -109,14 +111,16 @@ struct State {
     /// Steps of the ids that were sampled, in the whole world.
     ids: HashMap<u64, Step>,
     samples: u64,
+    /// Samples while nothing changes.
+    frequencies: Option<Frequencies>,
     /// Starts of servers.
     starts: u64,
-    /// The table evicts its oldest steps, so that a writer's first ones may be missing.
+    /// The table evicts its oldest steps, or is emptied, so that a writer's first ones may be missing.
     evicts: bool,
 }
 
 impl Ledger {
-    /// The table of this world is small.
+    /// The table of this world is small, or is emptied.
     pub fn expect_evictions(&self) {
         self.0.borrow_mut().evicts = true;
     }
@@ -307,6 +311,9 @@ impl Ledger {
             let named = *state.ids.entry(item.id).or_insert((writer, number));
             assert_eq!(named, (writer, number), "an id names one item");
             assert!(item.probability > 0.0 && item.probability <= 1.0);
+            if let Some(frequencies) = &mut state.frequencies {
+                frequencies.add(item.id, item.probability);
+            }
             if let Some(live) = equal {
                 let relative = item.probability * live;
                 assert!(
@@ -316,6 +323,20 @@ impl Ledger {
             }
         }
         assert!(rest.is_empty(), "rows of the items alone");
+    }
+
+    /// From now on nothing changes: samples are counted.
+    pub fn count_samples(&self) {
+        self.0.borrow_mut().frequencies = Some(Frequencies::default());
+    }
+
+    /// Ends the count of samples.
+    ///
+    /// # Panics
+    /// When items are not sampled by their probabilities.
+    pub fn check_frequencies(&self) {
+        let frequencies = self.0.borrow_mut().frequencies.take();
+        frequencies.expect("samples are counted").check();
     }
 
     /// Batches so far.

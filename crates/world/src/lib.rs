@@ -10,10 +10,12 @@
 //! | [`machine`] | a server with its disk: starts, snapshots, kills |
 //! | [`programs`] | actors, learners, operators, a hostile client |
 //! | [`ledger`] | the oracle |
+//! | [`frequencies`] | how often items are sampled, by chi-square |
 //! | [`story`] | a world's settings and faults, and its end |
 
 pub mod client_stack;
 pub mod disk;
+pub mod frequencies;
 pub mod ledger;
 pub mod machine;
 pub mod process;

@@ -82,6 +82,15 @@ impl Machine {
             .map(|running| running.memory.clone())
     }
 
+    /// Stack of the running server's program.
+    pub fn program(&self) -> Option<SimStack> {
+        self.0
+            .running
+            .borrow()
+            .as_ref()
+            .map(|running| running.stack.clone())
+    }
+
     /// The running server.
     pub fn server(&self) -> Option<Arc<Server>> {
         self.0

@@ -13,9 +13,10 @@ use replay_core::replay::{OpenWriter, PushChannel, Replay, SampleRequest};
 use replay_core::schema::TableConfig;
 use replay_net::client::shards::ShardedClient;
 use replay_net::client::{Address, Client, ConnectOptions};
+use replay_net::command::Commands;
 use replay_net::error::{Error, Result};
 use replay_net::stack::Stack;
-use replay_wire::ErrorCode;
+use replay_wire::{EmptyTable, ErrorCode};
 use simulation::SimStack;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -36,6 +37,12 @@ pub struct Users {
     pub ledger: Ledger,
     /// How they connect.
     pub options: ConnectOptions,
+    /// Whether operators empty and drop the table.
+    pub removes: bool,
+    /// No faults any more.
+    pub calm: Rc<Cell<bool>>,
+    /// Nobody changes the table.
+    pub still: Rc<Cell<bool>>,
     /// End of the programs' loops.
     pub end: Rc<Cell<bool>>,
     /// Number of live items on all servers, while there are no faults.
@@ -53,10 +60,10 @@ impl Users {
     }
 
     /// A client of the memory, as soon as there is one; `None` at the end.
-    fn connect(&self) -> Option<Arc<dyn Replay<Error>>> {
+    fn connect(&self) -> Option<Arc<dyn Commands>> {
         while !self.ended() {
             let wait = within(20);
-            let connected: Result<Arc<dyn Replay<Error>>> = match self.addresses.as_slice() {
+            let connected: Result<Arc<dyn Commands>> = match self.addresses.as_slice() {
                 [one] => Client::connect(one, self.options.clone(), &wait)
                     .map(|client| Arc::new(client) as _),
                 several => ShardedClient::connect(several, &self.options, &wait)
@@ -147,6 +154,10 @@ fn write(
         if users.ended() {
             break;
         }
+        if users.still.get() {
+            sleep(Duration::from_millis(100));
+            continue;
+        }
         let rows = random.random_range(1..8);
         let end = next + u64::from(rows);
         users.ledger.sends(writer, end);
@@ -226,12 +237,14 @@ fn learn_from(
         if let Some(credit) = sampled.credit {
             credit.delivered();
         }
-        let receipt = replay.update_priorities(TABLE, &ids, &priorities, &within(30))?;
-        assert_eq!(
-            (receipt.applied + receipt.stale) as usize,
-            ids.len(),
-            "every id counts"
-        );
+        if !users.still.get() {
+            let receipt = replay.update_priorities(TABLE, &ids, &priorities, &within(30))?;
+            assert_eq!(
+                (receipt.applied + receipt.stale) as usize,
+                ids.len(),
+                "every id counts"
+            );
+        }
         if random.random_bool(0.1) {
             let file = b"\x02\0\0\0\0\0\0\0{}".as_slice();
             let starts = users.ledger.starts();
@@ -252,14 +265,17 @@ fn learn_from(
     Ok(())
 }
 
-/// Looks at the memory.
+/// Looks at the memory; empties and drops the table where a world has that.
 pub fn operate(users: &Users, seed: u64) {
     let mut random = StdRng::seed_from_u64(seed);
     while let Some(replay) = users.connect() {
         for _ in 0..random.random_range(1..20) {
-            let asked = match random.random_range(0..3) {
-                0 => replay.list(&within(20)).map(drop),
-                1 => replay.table_config(TABLE, &within(20)).map(drop),
+            let removes = users.removes && !users.calm.get();
+            let asked = match random.random_range(0..10) {
+                0 if removes => replay.command(EmptyTable(TABLE.into()).into(), &within(20)),
+                1 if removes => replay.drop_table(TABLE, &within(20)),
+                2..=4 => replay.list(&within(20)).map(drop),
+                5..=7 => replay.table_config(TABLE, &within(20)).map(drop),
                 _ => replay.stats(&within(20)).map(drop),
             };
             if let Err(error) = asked {

@@ -21,6 +21,8 @@ use crate::programs::{self, Users};
 
 /// Time after which the kernel ends a connection whose peer is silent.
 const USER_TIMEOUT: Duration = Duration::from_secs(30);
+/// Longest pause of a program.
+const PAUSE: Duration = Duration::from_secs(25);
 /// Time for everybody to go on after the last fault: clients leave an absent server out for as long as it takes to find it again.
 const RECOVERY: Duration = Duration::from_secs(180);
 /// Time for the programs to end.
@@ -105,8 +107,12 @@ impl Story {
         if random.random_bool(0.5) {
             definition.samples_per_insert = random.random_range(0.5..8.0);
         }
-        if random.random_bool(0.3) {
+        let small = random.random_bool(0.3);
+        if small {
             definition.capacity = random.random_range(300..1_000);
+        }
+        let removes = random.random_bool(0.2);
+        if small || removes {
             ledger.expect_evictions();
         }
         if random.random_bool(0.3) {
@@ -134,6 +140,9 @@ impl Story {
                 push_window: random.random_range(1..32),
                 ..options
             },
+            removes,
+            calm: Rc::default(),
+            still: Rc::default(),
             end: Rc::default(),
             live_items: Rc::default(),
         };
@@ -177,6 +186,7 @@ impl Story {
         }
         self.recover().await;
         self.look_at_quiet().await;
+        self.count_samples().await;
         self.end().await;
     }
 
@@ -196,7 +206,7 @@ impl Story {
     }
 
     async fn fault(&mut self) {
-        match self.random.random_range(0..10) {
+        match self.random.random_range(0..13) {
             0 | 1 => {
                 let links = self.stack.links();
                 if !links.is_empty() {
@@ -243,9 +253,34 @@ impl Story {
                 self.stack.kill(&program);
                 self.start(role);
             }
+            9 => {
+                let index = self.random.random_range(0..self.programs.len());
+                let program = self.programs[index].0.clone();
+                self.pause(program);
+            }
+            10 => {
+                if let Some(program) = self.machine().program() {
+                    self.pause(program);
+                }
+            }
+            11 => {
+                let seconds = [1, 30, 600][self.random.random_range(0..3)];
+                self.stack.jump(Duration::from_secs(seconds));
+            }
             _ => self.restart(Machine::shut_down).await,
         }
         self.power_failures().await;
+    }
+
+    /// Stops a program for a while.
+    fn pause(&mut self, program: SimStack) {
+        let time = self.random.random_range(Duration::ZERO..PAUSE);
+        self.stack.pause(&program);
+        let stack = self.stack.clone();
+        self.stack.spawn(async move {
+            stack.sleep(time).await;
+            stack.resume(&program);
+        });
     }
 
     fn machine(&mut self) -> Machine {
@@ -316,6 +351,7 @@ impl Story {
 
     /// The faults end; everybody goes on within a bound.
     async fn recover(&mut self) {
+        self.users.calm.set(true);
         self.stack
             .set_delay(Duration::ZERO..=Duration::from_millis(2));
         self.stack.set_buffer(64 << 10);
@@ -352,6 +388,21 @@ impl Story {
             self.check_ratio();
         }
         self.users.live_items.set(None);
+    }
+
+    /// Compares how often items are sampled with their probabilities, while nobody changes the table. With a replay ratio samples would let
+    /// waiting pushes through.
+    async fn count_samples(&mut self) {
+        if self.users.table.samples_per_insert > 0.0 {
+            return;
+        }
+        self.users.still.set(true);
+        // Steps and updates on their way, and batches that were prepared, are through.
+        self.stack.sleep(Duration::from_secs(10)).await;
+        self.users.ledger.count_samples();
+        self.stack.sleep(Duration::from_secs(20)).await;
+        self.users.ledger.check_frequencies();
+        self.users.still.set(false);
     }
 
     /// The rate limiters keep to the ratio, within their slacks.

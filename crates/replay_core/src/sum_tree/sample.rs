@@ -3,6 +3,8 @@
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
+use base::mistake::{Mistake, planted};
+
 use crate::sync::fault::{self, Fault};
 use crate::sync::{Ordering, fence};
 
@@ -62,6 +64,9 @@ impl Strata {
         targets.clear();
         targets.extend((0..count).map(|stratum| {
             let target = (f64::from(stratum) + self.0.random::<f64>()) / strata;
+            if planted(Mistake::SkewedSample) {
+                return 0.9 * target;
+            }
             // Rounding may reach 1, which is outside.
             target.min(1.0 - f64::EPSILON)
         }));
