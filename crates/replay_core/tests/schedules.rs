@@ -8,6 +8,7 @@
 #[path = "memory/support.rs"]
 mod support;
 
+use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
 use std::panic::catch_unwind;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,6 +19,7 @@ use bytes::Bytes;
 use replay_core::memory::Memory;
 use replay_core::replay::{OpenWriter, PushChannel, Replay, SampleRequest, Sampled, WriterId};
 use replay_core::schema::Sampler;
+use replay_core::slab::Slab;
 use replay_core::sync::fault::{Fault, inject};
 use replay_core::sync::thread::{self, JoinHandle};
 use replay_core::table::{Attempt, Table, Turn};
@@ -436,8 +438,79 @@ fn restored(bytes: &[u8], pushed: [u64; 2], ledger: &Ledger) {
     }
 }
 
+thread_local! {
+    /// Values of slabs that were dropped. All threads of a model run on its test's own.
+    static DROPS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// A value that shows its drop.
+struct Watched(AtomicU64);
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        self.0.store(u64::MAX, Ordering::SeqCst);
+        DROPS.set(DROPS.get() + 1);
+    }
+}
+
+/// Readers hold values for a while, and a writer retires them and needs their slots.
+fn hold_values() {
+    const VALUES: u64 = 4;
+    DROPS.set(0);
+    let slab = Arc::new(Slab::new(2));
+    let newest = Arc::new(Mutex::new(None));
+    let readers = [3, 3].map(|values| {
+        let (slab, newest) = (slab.clone(), newest.clone());
+        thread::spawn(move || {
+            for _ in 0..values {
+                let seen = *newest.lock().unwrap();
+                if let Some((handle, number)) = seen
+                    && let Some(value) = slab.pin(handle)
+                {
+                    let value: &Watched = &value;
+                    for _ in 0..4 {
+                        assert_eq!(value.0.load(Ordering::SeqCst), number);
+                        thread::yield_now();
+                    }
+                }
+            }
+        })
+    });
+    let writer = thread::spawn({
+        let slab = slab.clone();
+        move || {
+            for number in 0..VALUES {
+                let mut value = Watched(AtomicU64::new(number));
+                // Refused while readers hold the values of both slots.
+                let handle = loop {
+                    match slab.insert(value) {
+                        Ok(handle) => break handle,
+                        Err(refused) => value = refused,
+                    }
+                    thread::yield_now();
+                };
+                let before = newest.lock().unwrap().replace((handle, number));
+                if let Some((before, _)) = before {
+                    assert!(slab.retire(before));
+                }
+            }
+            let (last, _) = newest.lock().unwrap().take().unwrap();
+            assert!(slab.retire(last));
+        }
+    });
+    join(readers.into_iter().chain([writer]));
+    assert_eq!(DROPS.get(), VALUES, "each value is dropped once");
+}
+
+#[test]
+fn a_value_stays_while_readers_hold_it() {
+    check(hold_values);
+}
+
 #[test]
 fn planted_faults_are_found() {
+    finds(Fault::LateCount, hold_values);
+    finds(Fault::BlindSkip, || turn_over(of(Sampler::Fifo)));
     finds(Fault::BlindUpdate, || turn_over(small()));
     finds(Fault::BlindUpdate, || turn_over(of(Sampler::Fifo)));
     // A tree of one level has no sums.
