@@ -353,6 +353,7 @@ collect(model, 10_000_000)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_one_process_trains_on_what_others_collect_also_when_one_is_killed(tmp_path: Path) -> None:
     with served_memories(tmp_path, 1) as address:

@@ -98,6 +98,7 @@ def collect(buffer: InnetReplayBuffer, first: int, blocks: int) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_a_learner_that_begins_first_has_the_items_of_all_collectors_also_of_a_killed_one(tmp_path: Path) -> None:
     with served_memories(tmp_path, 1) as address:
         buffer = InnetReplayBuffer(1_000, address=address, batch_size=16)

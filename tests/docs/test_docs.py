@@ -236,6 +236,7 @@ def test_names_of_the_page_on_migration_exist(code: str) -> None:
             assert not unknown, f"{ast.unparse(node.func)} has no argument {unknown}"
 
 
+@pytest.mark.slow
 def test_the_program_of_the_training_page_trains_and_plays(tmp_path: Path) -> None:
     chapter = (DOCUMENTS / "how-to" / "training.md").read_text().split("## From Python\n")[1]
     program, *_ = re.findall(r"(?ms)^```python\n(.*?)^```$", chapter)

@@ -320,6 +320,7 @@ def test_a_run_without_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "no checkpoint" in error_of(["evaluate", str(tmp_path / "run")], capsys)
 
 
+@pytest.mark.slow
 def test_actors_that_keep_dying_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The actors get an address at which no process listens."""
     start = actors.Actors.__init__

@@ -148,6 +148,7 @@ def test_a_video_is_an_mp4_in_the_players_size(tmp_path: Path) -> None:
     frames.close()
 
 
+@pytest.mark.slow
 def test_a_video_is_of_the_game_of_median_score(tmp_path: Path) -> None:
     torch.manual_seed(1)
     small_network = dataclasses.replace(BREAKOUT, channels=(4, 4, 4), hidden=8)

@@ -180,6 +180,7 @@ def test_last_observations_may_be_one_array() -> None:
     assert ended[0].shape == (2, 4, 84, 84)
 
 
+@pytest.mark.slow
 def test_training_in_processes_of_their_own(tmp_path: Path) -> None:
     """A function of this test, which no process could import."""
 
@@ -196,6 +197,7 @@ def test_training_in_processes_of_their_own(tmp_path: Path) -> None:
     assert "<locals>.make" in (tmp_path / "run" / "config.yaml").read_text()
 
 
+@pytest.mark.slow
 def test_a_vector_environment_may_be_processes(tmp_path: Path) -> None:
     config = small(environment="brought:make_async", environments=2, steps=300, batch_size=16, evaluation_games=1)
     result = local.train(config, tmp_path / "run")
@@ -383,6 +385,7 @@ def test_an_actors_only_error_has_its_traceback(tmp_path: Path) -> None:
         local.train(small(environment="brought:Failing", actor_restarts=0), tmp_path / "run")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_stack_of_wrappers_trains_in_actors(tmp_path: Path, is_async: bool) -> None:
     """The time is added to the observation; then rewards are doubled, observations stacked, rewards shifted."""

@@ -47,6 +47,7 @@ def python(folder: Path, *arguments: str, text: str | None = None) -> subprocess
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("serial", "command"), [(True, ("my_script.py",)), (False, ("-m", "my_script"))])
 def test_the_agent_of_a_script_is_loaded_by_another(tmp_path: Path, serial: bool, command: tuple[str, ...]) -> None:
     (tmp_path / "my_script.py").write_text(SCRIPT.format(serial=serial))

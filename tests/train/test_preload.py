@@ -154,6 +154,7 @@ def test_settings_of_demonstrations_are_checked(tmp_path: Path) -> None:
         config(tmp_path / "a.npz", replay="redis://127.0.0.1:6379")
 
 
+@pytest.mark.slow
 def test_the_flag_preload(tmp_path: Path) -> None:
     path = demonstrations(tmp_path / "data.npz")
     command = [sys.executable, "-m", "innet_drl", "train", "--preset", "cartpole", "--preload", str(path)]
