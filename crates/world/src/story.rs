@@ -380,10 +380,10 @@ impl Story {
             let memories = self.machines.iter().filter_map(Machine::memory);
             let stats = memories.map(|memory| memory.stats()["tables"][TABLE]["items"].as_u64());
             let live = stats.map(|items| items.expect("the table is there")).sum();
-            // A batch may have been requested a second before it is looked at: of few items, many are new. A learner that waited for a server
-            // may look at one from before the table was emptied.
-            let comparable = live > 500 && !self.users.removes;
-            self.users.live_items.set(comparable.then_some(live));
+            // A batch may have been requested a second before it is looked at: of few items, many are new.
+            self.users
+                .live_items
+                .set(Some(live).filter(|&live| live > 500));
             self.stack.sleep(Duration::from_secs(1)).await;
             self.check_ratio();
         }
