@@ -46,7 +46,7 @@ impl Frequencies {
                 (expected, seen) = (0.0, 0.0);
             }
         }
-        // The items that only the second half has found, and those that nobody has.
+        // The last bin: items that only the second half sampled, and items that were never sampled.
         expected += samples * (1.0 - known.values().sum::<f64>());
         seen += counts.values().sum::<f64>();
         if expected >= LEAST {

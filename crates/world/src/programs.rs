@@ -39,9 +39,9 @@ pub struct Users {
     pub options: ConnectOptions,
     /// Whether operators empty and drop the table.
     pub removes: bool,
-    /// No faults any more.
+    /// The faults have ended.
     pub calm: Rc<Cell<bool>>,
-    /// Nobody changes the table.
+    /// Actors push nothing and learners update no priorities.
     pub still: Rc<Cell<bool>>,
     /// End of the programs' loops.
     pub end: Rc<Cell<bool>>,

@@ -390,8 +390,8 @@ impl Story {
         self.users.live_items.set(None);
     }
 
-    /// Compares how often items are sampled with their probabilities, while nobody changes the table. With a replay ratio samples would let
-    /// waiting pushes through.
+    /// Compares frequencies of sampled items with their probabilities, without pushes and updates. Tables with a replay ratio are left out:
+    /// their limiter admits waiting pushes as learners sample.
     async fn count_samples(&mut self) {
         if self.users.table.samples_per_insert > 0.0 {
             return;
