@@ -1,4 +1,4 @@
-# Two commands: `make demo` and `make test`. Both set everything up first, in .venv and target. `make test test-all` is everything.
+# Two commands: `make demo` and `make test`. Both set everything up first, in .venv and target. `make test-all` is everything.
 #
 #   make demo TORCH=cpu    takes torch without CUDA (a tenth of the download)
 #   make PYTHON=python3.12 takes another interpreter (3.11 or newer)

@@ -40,8 +40,8 @@ mistakes! {
     KeptConnection,
     /// A push that has to wait is acknowledged.
     EarlyReply,
-    /// A client opens a writer anew at a server that has forgotten it.
-    ForgottenResume,
+    /// A client takes no notice of acknowledged steps that its server has lost.
+    IgnoredLoss,
     /// A client skips a push after a broken connection.
     SkippedPush,
     /// A client takes an acknowledgement for one push too many.

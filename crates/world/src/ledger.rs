@@ -284,7 +284,8 @@ impl Ledger {
         }
     }
 
-    /// Compares a batch with what was sent, and its probabilities with the number of live items where these are `equal`.
+    /// Compares a batch with what was sent, and its probabilities with the number of live items where these are `equal`. They may be
+    /// smaller: a client learns a server's sum with the items that it samples there, which are few of a server with few items.
     ///
     /// # Panics
     /// When they differ.
@@ -316,10 +317,7 @@ impl Ledger {
             }
             if let Some(live) = equal {
                 let relative = item.probability * live;
-                assert!(
-                    (0.5..1.5).contains(&relative),
-                    "{relative} times the probability of all"
-                );
+                assert!(relative < 1.5, "{relative} times the probability of all");
             }
         }
         assert!(rest.is_empty(), "rows of the items alone");

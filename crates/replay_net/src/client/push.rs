@@ -83,8 +83,7 @@ impl Pushes {
         let body = RequestBody::OpenWriter(OpenOrResume {
             open: self.open.clone(),
             // A writer that has sent nothing has nothing to resume, so a server that has forgotten it may open it anew.
-            resume: (self.applied > 0 || !self.pending.is_empty())
-                && !planted(Mistake::ForgottenResume),
+            resume: self.applied > 0 || !self.pending.is_empty(),
         });
         let reply = connection.call(&self.dialer, wait, body)?;
         let opened = expect_reply!(reply, ReplyBody::Writer(opened) => opened)?;
@@ -111,7 +110,7 @@ impl Pushes {
             }
             other => other?,
         };
-        if opened.last_sequence < self.applied {
+        if opened.last_sequence < self.applied && !planted(Mistake::IgnoredLoss) {
             let writer = self.open.name.clone();
             let (lost, pending) = (
                 self.steps - opened.steps.min(self.steps),
