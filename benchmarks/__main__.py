@@ -26,6 +26,7 @@ from benchmarks.killed import killed
 from benchmarks.learning import learning
 from benchmarks.rows import rows
 from benchmarks.scrape import scrape
+from benchmarks.service_times import service_times
 from benchmarks.shards import shards
 from benchmarks.snapshots import snapshots
 from benchmarks.soak import soak
@@ -55,6 +56,7 @@ def main() -> None:
         "profiler": profiler,
         "rows": rows,
         "scrape": scrape,
+        "service_times": service_times,
         "shards": shards,
         "snapshots": snapshots,
         "soak": soak,

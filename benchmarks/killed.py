@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import re
 import sys
@@ -10,20 +11,19 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 from serving import Server
 
 import innet_drl as innet
 from benchmarks import report
+from benchmarks.processes import peak_bytes, resident_bytes
 
 VIEW = innet.Window(0, 0)
 QUEUE = innet.Table("queue", {"writer": "int64", "tag": "int64"}, 1_000_000, sampler="fifo", max_times_sampled=1)
 REPLAY = innet.Table("replay", {"tag": "int64"}, 20_000)
-WRITERS = 4
 PUSH = 50
-PAUSE_S = 0.01
-"""Pause of a writer after each push."""
 KILLS_OF_A_FOLDER = 10
 PATIENCE_S = 60.0
 GOALS = {
@@ -38,7 +38,7 @@ UNKNOWN = re.compile(r"it had acknowledged (\d+) steps")
 class Writer:
     """A writer of tagged steps in a thread. After a restart it rewrites the steps that the server reports as lost."""
 
-    def __init__(self, address: str, number: int, ended: threading.Event) -> None:
+    def __init__(self, address: str, number: int, pause_s: float, ended: threading.Event) -> None:
         self.number = number
         self.acknowledged = 0
         """Number of acknowledged steps: their tags are below it."""
@@ -46,6 +46,7 @@ class Writer:
         """Acknowledged steps lost and steps kept, as the server reports them, for each restart with losses."""
         self.failure: BaseException | None = None
         self._address = address
+        self._pause_s = pause_s
         self._ended = ended
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
@@ -83,7 +84,7 @@ class Writer:
                     )
                 writer.flush(timeout=PATIENCE_S)
                 self.acknowledged += PUSH
-                time.sleep(PAUSE_S)
+                self._ended.wait(self._pause_s)
 
     def _go_back(self, first: int, message: str) -> None:
         """Continues after the last step that the server reports as kept."""
@@ -118,7 +119,7 @@ def _learn(address: str, ended: threading.Event) -> None:
                 memory.put_parameters("policy", {"w": np.zeros(1000, np.float32)})
 
 
-def _tags(address: str) -> dict[int, np.ndarray]:
+def _tags(address: str, writers: int) -> dict[int, np.ndarray]:
     """Samples the queue until it is empty; returns the stored tags of each writer."""
     with innet.connect(address) as memory:
         batches = []
@@ -126,11 +127,13 @@ def _tags(address: str) -> dict[int, np.ndarray]:
             batch = memory.sample("queue", min(items, 10_000), VIEW)
             batches.append(np.stack([batch.writer.ravel(), batch.tag.ravel()]))
     together = np.concatenate(batches, axis=1)
-    return {number: together[1, together[0] == number] for number in range(WRITERS)}
+    return {number: together[1, together[0] == number] for number in range(writers)}
 
 
-def _kill(server: Server, writers: list[Writer], memory: innet.Replay, pause_s: float) -> Iterator[tuple[int, int]]:
-    """Kills and restarts the server, and returns when all writers have resumed.
+def _kill(
+    server: Server, writers: list[Writer], memory: innet.Replay, pause_s: float, peaks: list[int]
+) -> Iterator[tuple[int, int]]:
+    """Kills and restarts the server, and returns when all writers have resumed. Its peak of memory is added to `peaks`.
 
     Yields:
         For each writer with losses, the number of lost acknowledged steps, and how many of them were acknowledged
@@ -152,6 +155,7 @@ def _kill(server: Server, writers: list[Writer], memory: innet.Replay, pause_s: 
     _until(lambda: saved() >= count + 2)
     time.sleep(pause_s)
     losses = [len(writer.losses) for writer in writers]
+    peaks.append(peak_bytes(server.pid))
     server.kill()
     acknowledged = [writer.acknowledged for writer in writers]
     server.start()
@@ -161,20 +165,33 @@ def _kill(server: Server, writers: list[Writer], memory: innet.Replay, pause_s: 
             yield lost, max(0, least - kept)
 
 
-def _folder(kills: int, every_ms: int, generator: random.Random) -> dict[str, int]:
-    """Kills one server `kills` times, then counts its steps."""
+@dataclass
+class Load:
+    """What a server is killed under."""
+
+    writers: int
+    pause_ms: float
+    every_ms: int
+    between_s: float
+
+
+def _folder(kills: int, load: Load, generator: random.Random) -> tuple[dict[str, int], int]:
+    """Kills one server `kills` times, then counts its steps; also returns the peak of its memory in bytes."""
     counts = dict.fromkeys(("steps", "lost", "told", "missing", "doubled", "lost_before_snapshot"), 0)
     ended = threading.Event()
+    peaks: list[int] = []
     with tempfile.TemporaryDirectory() as folder:
-        flags = (f"--snapshot={folder}/snapshots", f"--snapshot-every={every_ms}ms", "--log-level=error")
+        flags = (f"--snapshot={folder}/snapshots", f"--snapshot-every={load.every_ms}ms", "--log-level=error")
         with Server(f"unix://{folder}/s", *flags) as server:
-            writers = [Writer(server.address, number, ended) for number in range(WRITERS)]
+            numbers = range(load.writers)
+            writers = [Writer(server.address, number, 1e-3 * load.pause_ms, ended) for number in numbers]
             learner = threading.Thread(target=_learn, args=(server.address, ended))
             learner.start()
             try:
                 with innet.connect(server.address, timeout=PATIENCE_S, reconnect_for=PATIENCE_S) as memory:
                     for _ in range(kills):
-                        for lost, before in _kill(server, writers, memory, generator.uniform(0, 2e-3 * every_ms)):
+                        pause_s = load.between_s + generator.uniform(0, 2e-3 * load.every_ms)
+                        for lost, before in _kill(server, writers, memory, pause_s, peaks):
                             counts["told"] += 1
                             counts["lost"] += lost
                             counts["lost_before_snapshot"] += before
@@ -183,33 +200,49 @@ def _folder(kills: int, every_ms: int, generator: random.Random) -> dict[str, in
                 for writer in writers:
                     writer.join()
                 learner.join()
-            tags = _tags(server.address)
+            tags = _tags(server.address, load.writers)
         for writer in writers:
             unique = np.unique(tags[writer.number])
             counts["steps"] += len(unique)
             counts["doubled"] += len(tags[writer.number]) - len(unique)
             counts["missing"] += len(np.setdiff1d(np.arange(writer.acknowledged), unique))
-    return counts
+    return counts, max(peaks)
 
 
-def killed(times: int = 100, every_ms: int = 200, seed: int = 0) -> None:
+def killed(
+    times: int = 100,
+    every_ms: int = 200,
+    writers: int = 4,
+    pause_ms: float = 10.0,
+    between_s: float = 0.0,
+    seed: int = 0,
+) -> None:
     """Kills a server with snapshots under load, and counts tagged steps that are missing or doubled.
 
     Args:
-        times: Kills.
+        times: Kills, ten of each server.
         every_ms: Interval of its snapshots.
+        writers: Threads that write, each over connections of its own.
+        pause_ms: Pause of a writer after each push of 50 steps. Ten kills admit a million steps.
+        between_s: Least time between kills.
         seed: Of the instants of the kills.
     """
+    load = Load(writers, pause_ms, every_ms, between_s)
     generator = random.Random(seed)
     total: dict[str, int] = {}
+    server_bytes, client_bytes = [], []
     left = times
     while left:
         kills = min(left, KILLS_OF_A_FOLDER)
-        for name, count in _folder(kills, every_ms, generator).items():
+        counts, most_bytes = _folder(kills, load, generator)
+        for name, count in counts.items():
             total[name] = total.get(name, 0) + count
+        server_bytes.append(most_bytes)
+        client_bytes.append(resident_bytes(os.getpid()))
         left -= kills
-        print(f"{times - left} kills: {total}", file=sys.stderr, flush=True)
+        print(f"{times - left} kills: {total}, {most_bytes >> 20} MiB", file=sys.stderr, flush=True)
     system = "server with snapshots, killed"
-    report.line("killed", system, total["steps"], "steps", kills=times, lost=total["lost"], told=total["told"])
+    about = {"writers": writers, "server_bytes": server_bytes, "client_bytes": client_bytes}
+    report.line("killed", system, total["steps"], "steps", kills=times, lost=total["lost"], told=total["told"], **about)
     for name, goal in GOALS.items():
         report.closing("killed", system, goal=goal, steps=total[name], met=not total[name])

@@ -23,7 +23,8 @@ use replay_core::schema::TableConfig;
 use replay_wire::auth::{self, Secret};
 use replay_wire::handshake::Tokens;
 use replay_wire::role::Role;
-use size::{deserialize_bytes, parse_bytes};
+use size::deserialize_bytes;
+pub(crate) use size::parse_bytes;
 use validate::MAX_IO_THREADS;
 pub use validate::within;
 

@@ -25,9 +25,12 @@ use replay_net::error::Result;
 use replay_net::stack::{Address, Stack};
 
 mod link;
+mod machine;
 
 use link::WeakLink;
 pub use link::{SimLink, SimStream};
+use machine::Queues;
+pub use machine::ServiceTimes;
 
 type Task = Pin<Box<dyn Future<Output = ()>>>;
 
@@ -60,14 +63,19 @@ struct World {
     timers: BTreeMap<(Instant, u64), Waker>,
     next_timer: u64,
     listeners: HashMap<Address, Rc<RefCell<Backlog>>>,
+    /// Machines that take time, by program.
+    machines: HashMap<u32, Rc<RefCell<Queues>>>,
     next_port: u16,
     next_connection: u64,
     delay: RangeInclusive<Duration>,
     buffer: usize,
+    /// Time of work off the I/O threads.
+    blocking: Duration,
 }
 
-#[derive(Default)]
 struct Backlog {
+    /// Program that listens.
+    program: u32,
     connections: VecDeque<(SimStream, String)>,
     waker: Option<Waker>,
 }
@@ -114,10 +122,12 @@ impl Sim {
                     timers: BTreeMap::new(),
                     next_timer: 0,
                     listeners: HashMap::new(),
+                    machines: HashMap::new(),
                     next_port: 40_000,
                     next_connection: 1,
                     delay: Duration::ZERO..=Duration::from_millis(2),
                     buffer: 1 << 16,
+                    blocking: Duration::from_millis(500),
                 })),
                 program: 0,
             },
@@ -173,21 +183,44 @@ impl SimStack {
         self.world.borrow_mut().buffer = bytes;
     }
 
+    /// Sets the time of [`Stack::run_blocking`], half a second by default.
+    pub fn set_blocking(&self, time: Duration) {
+        self.world.borrow_mut().blocking = time;
+    }
+
+    /// Gives this program a machine of its own: messages of connections that it accepts from now on wait for its port and processors, and
+    /// are no longer divided.
+    pub fn set_service_times(&self, times: ServiceTimes) {
+        let mut world = self.world.borrow_mut();
+        let queues = Queues::new(times, world.now);
+        world
+            .machines
+            .insert(self.program, Rc::new(RefCell::new(queues)));
+    }
+
+    /// Time that the processors of this program's machine have worked.
+    pub fn busy(&self) -> Duration {
+        let world = self.world.borrow();
+        let machine = world.machines.get(&self.program);
+        machine.map_or(Duration::ZERO, |machine| machine.borrow().busy())
+    }
+
     /// Connects to a listener of this world.
     ///
     /// # Errors
     /// Refused when there is no listener.
     pub fn connect(&self, address: &Address) -> io::Result<SimStream> {
-        let (backlog, name, buffer) = {
+        let (backlog, name, buffer, machine) = {
             let mut world = self.world.borrow_mut();
             let Some(backlog) = world.listeners.get(address).cloned() else {
                 return Err(io::ErrorKind::ConnectionRefused.into());
             };
             let name = format!("sim {}", world.next_connection);
             world.next_connection += 1;
-            (backlog, name, world.buffer)
+            let machine = world.machines.get(&backlog.borrow().program).cloned();
+            (backlog, name, world.buffer, machine)
         };
-        let (ours, theirs) = SimStream::pair(self, buffer);
+        let (ours, theirs) = SimStream::pair(self, buffer, machine);
         self.world.borrow_mut().links.push(ours.link().downgrade());
         let mut backlog = backlog.borrow_mut();
         backlog.connections.push_back((theirs, name));
@@ -364,7 +397,11 @@ impl Stack for SimStack {
             let what = format!("cannot listen on {bound}");
             return Err(OsError::of(what)(io::ErrorKind::AddrInUse.into()).into());
         }
-        let backlog = Rc::new(RefCell::new(Backlog::default()));
+        let backlog = Rc::new(RefCell::new(Backlog {
+            program: self.program,
+            connections: VecDeque::new(),
+            waker: None,
+        }));
         world.listeners.insert(bound.clone(), backlog.clone());
         drop(world);
         Ok(SimListener {
@@ -416,12 +453,13 @@ impl Stack for SimStack {
         world.ready.push(id);
     }
 
-    /// Takes half a second by this world's clock.
+    /// Takes the time of [`Self::set_blocking`] by this world's clock.
     async fn run_blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T> {
-        self.sleep(Duration::from_millis(500)).await;
+        let time = self.world.borrow().blocking;
+        self.sleep(time).await;
         Ok(work())
     }
 }

@@ -12,6 +12,7 @@ use bytes::{Buf, Bytes};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::SimStack;
+use super::machine::{Direction, Queues};
 use replay_net::stack::Stack;
 
 /// One end of a simulated connection.
@@ -48,6 +49,8 @@ impl WeakLink {
 struct Connection {
     /// `pipes[end]` carries the bytes written at that end.
     pipes: [Pipe; 2],
+    /// Machine of end 1, if it takes time.
+    machine: Option<Rc<RefCell<Queues>>>,
     held: bool,
     broken: bool,
 }
@@ -65,6 +68,8 @@ struct Pipe {
     unread: bool,
     /// Bytes that may still be written before the connection breaks.
     cut_after: Option<usize>,
+    /// Time of the last write. Writes of one instant are one message.
+    written: Option<Instant>,
     reader: Option<Waker>,
     writer: Option<Waker>,
 }
@@ -87,13 +92,18 @@ impl Connection {
 }
 
 impl SimStream {
-    pub(super) fn pair(stack: &SimStack, limit: usize) -> (SimStream, SimStream) {
+    pub(super) fn pair(
+        stack: &SimStack,
+        limit: usize,
+        machine: Option<Rc<RefCell<Queues>>>,
+    ) -> (SimStream, SimStream) {
         let pipe = || Pipe {
             limit,
             ..Pipe::default()
         };
         let connection = Rc::new(RefCell::new(Connection {
             pipes: [pipe(), pipe()],
+            machine,
             held: false,
             broken: false,
         }));
@@ -169,6 +179,7 @@ impl AsyncRead for SimStream {
         let now = self.stack.now();
         let mut connection = self.connection.borrow_mut();
         let (held, broken) = (connection.held, connection.broken);
+        let whole = connection.machine.is_some();
         let pipe = &mut connection.pipes[1 - self.end];
         match pipe.segments.front_mut() {
             _ if held => {}
@@ -177,7 +188,11 @@ impl AsyncRead for SimStream {
                 if most == 0 {
                     return Poll::Ready(Ok(()));
                 }
-                let part = self.stack.sample_part(most);
+                let part = if whole {
+                    most
+                } else {
+                    self.stack.sample_part(most)
+                };
                 buffer.put_slice(&segment[..part]);
                 segment.advance(part);
                 if segment.is_empty() {
@@ -211,6 +226,7 @@ impl AsyncWrite for SimStream {
         if connection.broken {
             return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
         }
+        let machine = connection.machine.clone();
         let pipe = &mut connection.pipes[self.end];
         if pipe.unread || pipe.ended {
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
@@ -229,9 +245,20 @@ impl AsyncWrite for SimStream {
         if most == 0 {
             return Poll::Ready(Ok(0));
         }
-        let part = self.stack.sample_part(most);
+        let (now, delay) = (self.stack.now(), self.stack.sample_delay());
+        let (part, sent) = match machine {
+            None => (self.stack.sample_part(most), now + delay),
+            Some(machine) => {
+                let mut machine = machine.borrow_mut();
+                let begins = pipe.written.replace(now) != Some(now);
+                let sent = match self.end {
+                    0 => machine.pass(Direction::Received, begins, most, now + delay),
+                    _ => machine.pass(Direction::Sent, begins, most, now) + delay,
+                };
+                (most, sent)
+            }
+        };
         // Segments do not overtake each other.
-        let sent = self.stack.now() + self.stack.sample_delay();
         let arrival = pipe.segments.back().map_or(sent, |last| last.0.max(sent));
         pipe.segments
             .push_back((arrival, Bytes::copy_from_slice(&bytes[..part])));

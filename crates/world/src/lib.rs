@@ -12,6 +12,7 @@
 //! | [`ledger`] | the oracle |
 //! | [`frequencies`] | how often items are sampled, by chi-square |
 //! | [`story`] | a world's settings and faults, and its end |
+//! | [`scale`] | thousands of actors, machines that take time, and no other faults than a lost server |
 
 pub mod client_stack;
 pub mod disk;
@@ -20,6 +21,7 @@ pub mod ledger;
 pub mod machine;
 pub mod process;
 pub mod programs;
+pub mod scale;
 pub mod story;
 
 pub use story::{Outcome, run};

@@ -1,10 +1,11 @@
-//! The command line: `innet-replay serve`, `stats`, `top`, `tables`, `drop`, `snapshot` and `doctor`. The binary and the Python wheel both
+//! The command line: `innet-replay serve`, `stats`, `top`, `tables`, `drop`, `snapshot`, `size` and `doctor`. The binary and the Python wheel both
 //! call [`run`].
 
 pub mod doctor;
 mod log;
 mod serve;
 mod server_flags;
+mod size;
 mod snapshot;
 mod stats;
 mod tables;
@@ -38,6 +39,7 @@ enum Command {
     Tables(tables::TablesFlags),
     Drop(tables::DropFlags),
     Snapshot(snapshot::SnapshotFlags),
+    Size(Box<size::SizeFlags>),
     Doctor(Box<doctor::DoctorFlags>),
 }
 
@@ -69,6 +71,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Command::Tables(flags) => tables::list(&flags).map(|()| 0),
         Command::Drop(flags) => tables::drop_table(&flags).map(|()| 0),
         Command::Snapshot(flags) => snapshot::run(&flags).map(|()| 0),
+        Command::Size(flags) => size::run(&flags).map(|()| 0),
         Command::Doctor(flags) => {
             let given = matches.subcommand_matches("doctor").unwrap_or(&matches);
             doctor::run(&flags, given)

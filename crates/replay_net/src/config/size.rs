@@ -6,7 +6,7 @@ use serde::{Deserialize, Deserializer};
 ///
 /// # Errors
 /// A sentence with examples.
-pub(super) fn parse_bytes(text: &str) -> std::result::Result<u64, String> {
+pub fn parse_bytes(text: &str) -> std::result::Result<u64, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic() || c == ' ');
     let factor: u64 = match text[digits.len()..].trim() {
         "" | "B" => 1,

@@ -128,7 +128,7 @@ impl ShardedSamples {
                 wait.check()?;
                 reason.report(wait, host::now(), Wait::REPORT_AFTER);
                 // Divides the rest of the batch again, by the present state.
-                self.ask_states(wait)?;
+                self.renew_states(wait)?;
             }
         }
     }
@@ -138,11 +138,12 @@ impl ShardedSamples {
         for shard in 0..self.lanes.len() {
             if self.group.is_away(shard) {
                 self.drop_lane(shard);
-            } else if self.lanes[shard].seen.is_none() {
-                let asked = self.ask_state(shard, wait);
-                self.settle(shard, asked, wait)?;
             }
         }
+        self.ask_states(
+            |group, shard, lane| !group.is_away(shard) && lane.seen.is_none(),
+            wait,
+        )?;
         if self.lanes.iter().any(|lane| lane.seen.is_some()) {
             self.dark_since = None;
         } else {
@@ -154,23 +155,37 @@ impl ShardedSamples {
         Ok(())
     }
 
-    /// Asks all servers for their state.
-    fn ask_states(&mut self, wait: &Wait<'_>) -> Result<()> {
-        for shard in 0..self.lanes.len() {
-            if self.lanes[shard].seen.is_some() {
-                let asked = self.ask_state(shard, wait);
-                self.settle(shard, asked, wait)?;
-            }
-        }
-        Ok(())
+    /// Asks the present servers for their state again.
+    fn renew_states(&mut self, wait: &Wait<'_>) -> Result<()> {
+        self.ask_states(|_, _, lane| lane.seen.is_some(), wait)
     }
 
-    /// Asks one server only for its table's state.
-    fn ask_state(&mut self, shard: usize, wait: &Wait<'_>) -> Result<()> {
-        let now = host::now();
-        self.send(shard, NO_BATCH, (0, 0), now, wait)?;
-        while self.lanes[shard].awaits(NO_BATCH) {
-            self.receive(shard, wait)?;
+    /// Asks some servers only for their table's state, all at the same time.
+    fn ask_states(
+        &mut self,
+        asked: impl Fn(&Group, usize, &Lane) -> bool,
+        wait: &Wait<'_>,
+    ) -> Result<()> {
+        let lanes = self.lanes.iter().enumerate();
+        let asked: Vec<usize> = lanes
+            .filter(|(shard, lane)| asked(&self.group, *shard, lane))
+            .map(|(shard, _)| shard)
+            .collect();
+        for &shard in &asked {
+            // An interrupted call may have left a request.
+            if !self.lanes[shard].awaits(NO_BATCH) {
+                let sent = self.send(shard, NO_BATCH, (0, 0), host::now(), wait);
+                self.settle(shard, sent, wait)?;
+            }
+        }
+        for &shard in &asked {
+            self.lanes[shard].try_flush();
+        }
+        for shard in asked {
+            while self.lanes[shard].awaits(NO_BATCH) {
+                let received = self.receive(shard, wait).map(drop);
+                self.settle(shard, received, wait)?;
+            }
         }
         Ok(())
     }
@@ -409,7 +424,7 @@ impl ShardedSamples {
     fn short(&mut self, reason: WaitReason, wait: &Wait<'_>) -> Result<Sampled> {
         self.receive_rest(wait)?;
         if self.batches.front().is_none_or(|batch| batch.items() == 0) {
-            self.ask_states(wait)?;
+            self.renew_states(wait)?;
             if let Some(waited_for) = self.stocked(wait)? {
                 return Err(Error::deadline(waited_for));
             }

@@ -1,0 +1,301 @@
+//! `innet-replay size`: the servers that a job needs, from measured costs.
+
+use std::fmt::Write as _;
+use std::io::{self, Write};
+
+use clap::Args;
+
+use super::stats::{readable_bytes, with_separators};
+use crate::config::{ServerConfig, parse_bytes};
+use crate::error::{Error, Result};
+use replay_core::schema::TableConfig;
+
+/// Costs of a server, by `python -m benchmarks service_times`, rounded up: docs/explanation/scale.md.
+mod cost {
+    /// Microseconds of a processor for a push, a batch, and an update of priorities.
+    pub const PUSH: f64 = 50.0;
+    pub const BATCH: f64 = 50.0;
+    pub const UPDATE: f64 = 45.0;
+    /// Microseconds for a pushed step, a sampled item, and a new priority.
+    pub const STEP: f64 = 0.15;
+    pub const ITEM: f64 = 0.16;
+    pub const PRIORITY: f64 = 0.04;
+    /// Microseconds for a byte that is pushed, sampled, or read as parameters.
+    pub const PUSHED_BYTE: f64 = 2.2e-4;
+    pub const SAMPLED_BYTE: f64 = 4e-4;
+    pub const PARAMETER_BYTE: f64 = 1.4e-4;
+    /// Bytes of memory for a stored step with its item, beside its data.
+    pub const STORED_STEP: f64 = 100.0;
+    /// Bytes of memory for a connection.
+    pub const CONNECTION: f64 = 45_000.0;
+}
+
+/// Share of processors and ports that a job may take: beyond it waits grow without bound.
+const USABLE: f64 = 0.7;
+
+/// Compute how many servers a job needs, and what each of them does.
+#[derive(Args, Clone)]
+pub struct SizeFlags {
+    /// Number of actors, each with one writer
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    actors: u64,
+    /// Steps of an actor in a second
+    #[arg(long, value_name = "RATE", value_parser = positive)]
+    steps_per_second: f64,
+    /// Bytes of a stored step, after compression: steps and bytes of `innet-replay stats` have it
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes, default_value = "2KB")]
+    step_bytes: u64,
+    /// Steps that the memory holds
+    #[arg(long, value_name = "STEPS", default_value_t = 1_000_000)]
+    capacity: u64,
+    /// Steps of one push (chunk_steps)
+    #[arg(long, value_name = "STEPS", default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..))]
+    chunk_steps: u64,
+    /// Number of learners
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    learners: u64,
+    /// Batches of a learner in a second, each with an update of its priorities
+    #[arg(long, value_name = "RATE", value_parser = positive, default_value = "20")]
+    batches_per_second: f64,
+    /// Items of a batch
+    #[arg(long, value_name = "N", default_value_t = 512)]
+    batch: u64,
+    /// Stored steps of an item, whose bytes are sent: 5 for stacks of four frames with the next one
+    #[arg(long, value_name = "STEPS", default_value_t = 5)]
+    item_steps: u64,
+    /// Bytes of the parameters that actors read
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes, default_value = "7MB")]
+    parameter_bytes: u64,
+    /// Seconds between an actor's reads of new parameters
+    #[arg(long, value_name = "SECONDS", value_parser = positive, default_value = "10")]
+    parameter_every: f64,
+    /// Processors of a server
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u64).range(1..))]
+    processors: u64,
+    /// Memory of a server
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes, default_value = "64GiB")]
+    server_bytes: u64,
+    /// Gigabits of a server's network port in a second
+    #[arg(long, value_name = "RATE", value_parser = positive, default_value = "25")]
+    gigabits: f64,
+}
+
+impl SizeFlags {
+    /// Bytes of the batches of one learner in a second.
+    fn batch_bytes(&self) -> f64 {
+        let items = self.batches_per_second * self.batch as f64;
+        items * (self.step_bytes * self.item_steps) as f64
+    }
+}
+
+fn positive(text: &str) -> std::result::Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(number) if number > 0.0 && number.is_finite() => Ok(number),
+        _ => Err("it has to be a number above 0".to_owned()),
+    }
+}
+
+/// Prints the size of a job.
+///
+/// # Errors
+/// [`Error::Config`] if no number of servers carries the job.
+pub fn run(flags: &SizeFlags) -> Result<()> {
+    let size = Size::of(flags)?;
+    // Ignores a broken pipe (`| head`).
+    let _ = io::stdout().write_all(size.lines(flags).as_bytes());
+    Ok(())
+}
+
+/// What one server of several does. Rates are for a second.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Load {
+    processors: f64,
+    received: f64,
+    sent: f64,
+    /// Stored steps, and bytes of memory.
+    steps: f64,
+    memory: f64,
+    connections: f64,
+}
+
+impl Load {
+    /// Load of each of `servers`. Every learner asks every server for its part of each batch; an actor reads parameters from its writer's
+    /// server.
+    fn of(flags: &SizeFlags, servers: u64) -> Load {
+        let share = 1.0 / servers as f64;
+        let (actors, learners) = (flags.actors as f64, flags.learners as f64);
+        let step_bytes = flags.step_bytes as f64;
+        let steps = actors * flags.steps_per_second * share;
+        let pushes = steps / flags.chunk_steps as f64;
+        let batches = learners * flags.batches_per_second;
+        let items = batches * flags.batch as f64 * share;
+        let sampled = learners * flags.batch_bytes() * share;
+        let parameters = actors / flags.parameter_every * flags.parameter_bytes as f64 * share;
+        let stored = flags.capacity as f64 * share;
+        // Each client keeps one to every server; writers, and channels of learners, have their own.
+        let connections = actors + actors * share + 4.0 * learners;
+        let microseconds = pushes * cost::PUSH
+            + steps * (cost::STEP + step_bytes * cost::PUSHED_BYTE)
+            + batches * (cost::BATCH + cost::UPDATE)
+            + items * (cost::ITEM + cost::PRIORITY)
+            + sampled * cost::SAMPLED_BYTE
+            + parameters * cost::PARAMETER_BYTE;
+        Load {
+            processors: 1e-6 * microseconds,
+            received: steps * step_bytes,
+            sent: sampled + parameters,
+            steps: stored,
+            memory: stored * (step_bytes + cost::STORED_STEP) + connections * cost::CONNECTION,
+            connections,
+        }
+    }
+
+    /// The parts of a server that the load uses, each as a share of what may be used.
+    fn shares(&self, flags: &SizeFlags) -> [(&'static str, f64); 5] {
+        let port = USABLE * flags.gigabits * 1e9 / 8.0;
+        [
+            (
+                "processors",
+                self.processors / (USABLE * flags.processors as f64),
+            ),
+            ("receiving", self.received / port),
+            ("sending", self.sent / port),
+            ("memory", self.memory / flags.server_bytes as f64),
+            ("the table", self.steps / TableConfig::MAX_CAPACITY as f64),
+        ]
+    }
+
+    /// The part that saturates first.
+    fn fullest(&self, flags: &SizeFlags) -> (&'static str, f64) {
+        let shares = self.shares(flags);
+        let most = |a: (&'static str, f64), b: (&'static str, f64)| if b.1 > a.1 { b } else { a };
+        shares.into_iter().fold(shares[0], most)
+    }
+}
+
+/// The smallest number of servers that carries a job.
+#[derive(Debug)]
+struct Size {
+    servers: u64,
+    load: Load,
+}
+
+/// Most servers that were simulated.
+const MOST_SERVERS: u64 = 64;
+
+impl Size {
+    fn of(flags: &SizeFlags) -> Result<Size> {
+        for servers in 1..=MOST_SERVERS {
+            let load = Load::of(flags, servers);
+            if load.fullest(flags).1 <= 1.0 {
+                return Ok(Size { servers, load });
+            }
+        }
+        let load = Load::of(flags, MOST_SERVERS);
+        let (part, share) = load.fullest(flags);
+        Err(Error::Config(format!(
+            "{MOST_SERVERS} servers do not carry this: {part} would take {share:.1} times what each has. Lower rates or sizes, or divide the job \
+             into memories of its own"
+        )))
+    }
+
+    fn lines(&self, flags: &SizeFlags) -> String {
+        let Size { servers, load } = self;
+        let bytes = |number: f64| readable_bytes(number as u64);
+        let mut text = String::new();
+        let (part, share) = load.fullest(flags);
+        let rows = [
+            ("servers", format!("{servers}")),
+            (
+                "processors",
+                format!("{:.2} of {}", load.processors, flags.processors),
+            ),
+            ("receives", format!("{} a second", bytes(load.received))),
+            ("sends", format!("{} a second", bytes(load.sent))),
+            ("memory", bytes(load.memory)),
+            ("connections", with_separators(load.connections as u64)),
+            (
+                "a learner",
+                format!("receives {} a second", bytes(flags.batch_bytes())),
+            ),
+            (
+                "fullest",
+                format!("{part}, {:.0} % of what may be used", 100.0 * share),
+            ),
+        ];
+        for (name, value) in rows {
+            let _ = writeln!(text, "{name:<12} {value}");
+        }
+        if load.connections > f64::from(ServerConfig::default().max_connections) {
+            let _ = writeln!(
+                text,
+                "Start each server with --max-connections {}.",
+                2f64.powf(load.connections.log2().ceil())
+            );
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        flags: SizeFlags,
+    }
+
+    fn flags(line: &str) -> SizeFlags {
+        let words = std::iter::once("size").chain(line.split(' '));
+        let line = Line::try_parse_from(words).unwrap_or_else(|error| panic!("{error}"));
+        line.flags
+    }
+
+    #[test]
+    fn a_small_job_needs_one_server_and_names_no_setting() {
+        let flags = flags("--actors 8 --steps-per-second 100");
+        let size = Size::of(&flags).unwrap();
+        assert_eq!(size.servers, 1);
+        let text = size.lines(&flags);
+        assert!(text.starts_with("servers      1\n"), "{text}");
+        assert!(!text.contains("--max-connections"), "{text}");
+    }
+
+    #[test]
+    fn the_fullest_part_decides_the_number_of_servers() {
+        let line = "--actors 1000 --steps-per-second 60 --parameter-every 60";
+        for (more, part) in [
+            ("--processors 1 --chunk-steps 1", "processors"),
+            ("--capacity 60000000 --server-bytes 8GiB", "memory"),
+            ("--capacity 100000000 --step-bytes 100", "the table"),
+            ("--step-bytes 30KB --gigabits 5", "receiving"),
+            ("--learners 8 --gigabits 10", "sending"),
+        ] {
+            let flags = flags(&format!("{line} {more}"));
+            let size = Size::of(&flags).unwrap();
+            assert!(size.servers > 1, "{more}: {size:?}");
+            let fewer = Load::of(&flags, size.servers - 1).fullest(&flags);
+            assert_eq!(fewer.0, part, "{more}: {size:?}");
+            assert!(fewer.1 > 1.0, "{more}: {size:?}");
+        }
+    }
+
+    #[test]
+    fn a_job_that_no_number_of_servers_carries_is_an_error() {
+        let flags = flags("--actors 1000000 --steps-per-second 1000");
+        let error = Size::of(&flags).unwrap_err().to_string();
+        assert!(error.contains("64 servers do not carry this: "), "{error}");
+        assert!(error.contains("divide the job"), "{error}");
+    }
+
+    #[test]
+    fn more_connections_than_the_default_are_a_setting_of_the_servers() {
+        let flags = flags("--actors 10000 --steps-per-second 60 --parameter-every 60");
+        let text = Size::of(&flags).unwrap().lines(&flags);
+        assert!(text.contains("--max-connections 32768."), "{text}");
+    }
+}
