@@ -29,7 +29,7 @@ DPDK := $(shell pkg-config --exists 'libdpdk >= 22.11' 2>/dev/null && echo yes)
 
 export VIRTUAL_ENV := $(abspath $(VENV))
 
-.PHONY: help setup build demo test test-all format lint lint-all deny rust-test rust-test-all dpdk-test fstack-test loom fuzz world wheel licenses bench-check bench-record python-test python-test-all oldest docs bench bench-peers soak wire clean
+.PHONY: help setup build demo test test-all format lint lint-all deny rust-test rust-test-all dpdk-test fstack-test loom fuzz fuzz-reduce world wheel licenses bench-check bench-record python-test python-test-all oldest docs bench bench-peers soak wire clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -134,17 +134,23 @@ loom: ## model checks of the lock-free parts, random schedules of tables, and th
 	cargo test --locked --package replay_core --features loom --test 'loom_*'
 	cargo test --locked --package replay_core --features shuttle --test schedules
 
-# A target of crates/fuzz, each in turn for its part of the MINUTES. New inputs go into tests/__fuzz__; a failure into crashes beside them.
+# A target of crates/fuzz, each in turn for its part of the MINUTES. New inputs go into tests/__fuzz__/TARGET/corpus, a failure into crashes
+# beside it. Coverage wants a flag of nightly compilers, which --rustc-bootstrap allows on the stable one.
 FUZZED ?= frames_of_a_peer requests_to_a_memory bytes_to_a_server bytes_to_a_client changed_snapshots parameters texts_of_users datagrams_to_an_aggregator ethernet_frames
+BOLERO := --package fuzz --sanitizer NONE --rustc-bootstrap
 
-fuzz: ## fuzz for MINUTES=3, guided by coverage; FUZZED names targets; needs cargo-bolero
+fuzz: ## fuzz for MINUTES=3, guided by coverage; FUZZED names targets; needs cargo-bolero (cargo install --locked cargo-bolero)
+	@command -v cargo-bolero >/dev/null || { echo 'cargo-bolero is missing: cargo install --locked cargo-bolero'; exit 1; }
 	for target in $(FUZZED); do \
-		cargo bolero test --package fuzz --sanitizer NONE --time $$(($(MINUTES) * 60 / $(words $(FUZZED))))s $$target || exit 1; \
+		cargo bolero test $(BOLERO) -T $$(($(MINUTES) * 60 / $(words $(FUZZED))))s $$target || exit 1; \
 	done
 
+fuzz-reduce: ## leave only inputs that cover what no other does
+	for target in $(FUZZED); do cargo bolero reduce $(BOLERO) -E=-use_counters=0 $$target || exit 1; done
+
 SEEDS ?= 10000
-world: ## the simulated worlds of SEEDS=10000 numbers, or of one: SEED=7
-	$(if $(SEED),INNET_WORLD_SEED=$(SEED),INNET_WORLD_SEEDS=$(SEEDS)) cargo test --locked --package world --test world no_world -- --nocapture
+world: ## the simulated worlds of SEEDS=10000 numbers, of a range, 500..600, or of one: SEED=7
+	$(if $(SEED),INNET_WORLD_SEED=$(SEED),INNET_WORLD_SEEDS=$(SEEDS)) cargo test --locked --release --package world --test world no_world -- --nocapture
 
 PYTEST := $(BIN)/python -m pytest --numprocesses 4 --dist loadfile
 

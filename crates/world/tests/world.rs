@@ -1,5 +1,8 @@
-//! Worlds of the first 200 seeds. The environment variable `INNET_WORLD_SEEDS` has another number of them, `INNET_WORLD_SEED` repeats one.
+//! Worlds of the first 200 seeds. The environment variable `INNET_WORLD_SEEDS` has another number of them or a range (`500..600`);
+//! `INNET_WORLD_SEED` repeats one.
 
+use std::env;
+use std::ops::Range;
 use std::panic::catch_unwind;
 
 use base::mistake::{Mistake, plant};
@@ -7,8 +10,20 @@ use base::mistake::{Mistake, plant};
 /// Threads that share the seeds.
 const PARTS: u64 = 4;
 
-fn number(variable: &str) -> Option<u64> {
-    std::env::var(variable).ok()?.parse().ok()
+/// # Panics
+/// For a variable that is no number and no range.
+fn seeds() -> Range<u64> {
+    let number = |text: &str| -> u64 { text.parse().expect("a seed is a number") };
+    if let Ok(one) = env::var("INNET_WORLD_SEED") {
+        return number(&one)..number(&one) + 1;
+    }
+    let Ok(several) = env::var("INNET_WORLD_SEEDS") else {
+        return 0..200;
+    };
+    match several.split_once("..") {
+        Some((first, end)) => number(first)..number(end),
+        None => 0..number(&several),
+    }
 }
 
 /// Runs each fourth world, from number `part` on.
@@ -16,11 +31,7 @@ fn number(variable: &str) -> Option<u64> {
 /// # Panics
 /// When one breaks a promise.
 fn run_part(part: u64) {
-    let seeds = match number("INNET_WORLD_SEED") {
-        Some(seed) => seed..seed + 1,
-        None => 0..number("INNET_WORLD_SEEDS").unwrap_or(200),
-    };
-    for seed in seeds.filter(|seed| seed % PARTS == part) {
+    for seed in seeds().filter(|seed| seed % PARTS == part) {
         let outcome = catch_unwind(|| world::run(seed));
         let outcome = outcome
             .unwrap_or_else(|_| panic!("world {seed} failed: `make world SEED={seed}` repeats it"));
