@@ -150,7 +150,7 @@ fuzz-reduce: ## leave only inputs that cover what no other does
 
 SEEDS ?= 10000
 world: ## the simulated worlds of SEEDS=10000 numbers, of a range, 500..600, or of one: SEED=7
-	$(if $(SEED),INNET_WORLD_SEED=$(SEED),INNET_WORLD_SEEDS=$(SEEDS)) cargo test --locked --release --package world --test world no_world -- --nocapture
+	$(if $(SEED),INNET_WORLD_SEED=$(SEED),INNET_WORLD_SEEDS=$(SEEDS)) cargo test --locked --profile checked --package world --test world no_world -- --nocapture
 
 PYTEST := $(BIN)/python -m pytest --numprocesses 4 --dist loadfile
 
