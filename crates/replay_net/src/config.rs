@@ -25,6 +25,7 @@ use replay_wire::handshake::Tokens;
 use replay_wire::role::Role;
 use size::deserialize_bytes;
 pub(crate) use size::parse_bytes;
+pub(crate) use validate::MAX_CONNECTIONS;
 use validate::MAX_IO_THREADS;
 pub use validate::within;
 

@@ -245,12 +245,16 @@ impl AsyncWrite for SimStream {
         if most == 0 {
             return Poll::Ready(Ok(0));
         }
-        let (now, delay) = (self.stack.now(), self.stack.sample_delay());
+        let now = self.stack.now();
         let (part, sent) = match machine {
-            None => (self.stack.sample_part(most), now + delay),
+            None => {
+                let part = self.stack.sample_part(most);
+                (part, now + self.stack.sample_delay())
+            }
             Some(machine) => {
                 let mut machine = machine.borrow_mut();
                 let begins = pipe.written.replace(now) != Some(now);
+                let delay = self.stack.sample_delay();
                 let sent = match self.end {
                     0 => machine.pass(Direction::Received, begins, most, now + delay),
                     _ => machine.pass(Direction::Sent, begins, most, now) + delay,

@@ -25,9 +25,9 @@ pub(super) enum Direction {
 /// Queues of a machine.
 pub(super) struct Queues {
     times: ServiceTimes,
-    /// When each processor is free.
+    /// Times at which the processors are free.
     processors: Vec<Instant>,
-    /// When the port is free, for received and for sent bytes.
+    /// Times at which the port is free, for received and for sent bytes.
     ports: [Instant; 2],
     busy: Duration,
 }
@@ -42,8 +42,8 @@ impl Queues {
         }
     }
 
-    /// When a part of a message that comes at `at` has passed port and processor, in the order of its direction; `begins` if it is the first
-    /// part. Messages are served in the order of the calls.
+    /// Time at which a part of a message that comes at `at` has passed port and processor, in the order of its direction; `begins` if it is
+    /// the first part. Messages are served in the order of the calls: a processor waits for one that is still on its way.
     pub fn pass(
         &mut self,
         direction: Direction,

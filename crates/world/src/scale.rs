@@ -14,7 +14,8 @@ use rand::{RngExt, SeedableRng};
 use replay_core::memory::{Memory, MemoryLimits};
 use replay_core::replay::{ChunkHead, NewItem, OpenWriter, PushBody, Replay, SampleRequest};
 use replay_core::schema::{Codec, Column, Dtype, TableConfig, flags};
-use replay_net::client::{Address, ConnectOptions, shards::ShardedClient};
+use replay_net::client::shards::ShardedClient;
+use replay_net::client::{Address, Client, ConnectOptions};
 use replay_net::config::ServerConfig;
 use replay_net::error::{Error, Result};
 use replay_net::server::Server;
@@ -266,7 +267,7 @@ fn serve(world: &SimStack, job: &Job, index: usize) -> SimStack {
 
 /// # Panics
 /// When the servers refuse the client.
-fn connect(job: &Job) -> ShardedClient {
+fn connect(job: &Job) -> Box<dyn Replay<Error>> {
     let simulated = "sim".parse().expect("a stack that is plugged in");
     let addresses: Vec<_> = (0..job.servers)
         .map(|index| address(index, simulated))
@@ -276,7 +277,12 @@ fn connect(job: &Job) -> ShardedClient {
         ..ConnectOptions::default()
     };
     let wait = within(600);
-    let client = ShardedClient::connect(&addresses, &options, &wait);
+    let client: Result<Box<dyn Replay<Error>>> = match addresses.as_slice() {
+        [one] => Client::connect(one, options, &wait).map(|client| Box::new(client) as _),
+        several => {
+            ShardedClient::connect(several, &options, &wait).map(|client| Box::new(client) as _)
+        }
+    };
     let client = client.unwrap_or_else(|error| panic!("{error}"));
     let columns = vec![Column {
         codec: Codec::Lz4,
@@ -306,7 +312,7 @@ fn act(job: &Job, counts: &Counts, index: usize) {
     let mut writer = index as u64 + 1;
     while !counts.end.get() {
         // A lost server has told the writer which steps it has: another writer goes on.
-        if write(job, counts, &client, index, writer).is_err() {
+        if write(job, counts, &*client, index, writer).is_err() {
             sleep(Duration::from_millis(500));
         }
         writer += job.actors as u64;
@@ -316,7 +322,7 @@ fn act(job: &Job, counts: &Counts, index: usize) {
 fn write(
     job: &Job,
     counts: &Counts,
-    client: &ShardedClient,
+    client: &dyn Replay<Error>,
     index: usize,
     writer: u64,
 ) -> Result<()> {
@@ -391,13 +397,13 @@ fn push_body(job: &Job, first_step: u64, payload: &Bytes) -> PushBody {
 fn learn(job: &Job, counts: &Counts, index: usize) {
     let client = connect(job);
     while !counts.end.get() {
-        if learn_from(job, counts, &client, index).is_err() {
+        if learn_from(job, counts, &*client, index).is_err() {
             sleep(Duration::from_millis(100));
         }
     }
 }
 
-fn learn_from(job: &Job, counts: &Counts, client: &ShardedClient, index: usize) -> Result<()> {
+fn learn_from(job: &Job, counts: &Counts, client: &dyn Replay<Error>, index: usize) -> Result<()> {
     let request = SampleRequest {
         table: TABLE.into(),
         count: job.batch,

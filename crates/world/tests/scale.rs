@@ -38,7 +38,7 @@ fn a_job_that_fits_is_done_by_everybody() {
     ] {
         assert!((0.95..1.05).contains(&share), "{found:?}");
     }
-    // 40 pushes of 40 us and 8 KiB, 80 batches and 80 updates of 40 us, on two servers of two processors.
+    // Of two servers, each with two processors: 20 pushes of 8 KiB, 40 states, 40 parts of batches and 40 updates, of 40 us each.
     assert!((0.001..0.01).contains(&found.busiest_server), "{found:?}");
     // At least two times 20 us and what the bytes take.
     let [median, last] = found.push;
@@ -49,7 +49,7 @@ fn a_job_that_fits_is_done_by_everybody() {
 fn a_full_machine_is_shared_fairly() {
     let mut job = job();
     job.times.processors = 1;
-    // Two messages of a push take 20 ms: a server has 50 pushes a second, and is offered 20 and the batches.
+    // Two messages of a push take 20 ms: a server has 50 requests a second, and is offered 40 pushes, two batches and two updates.
     job.times.message = Duration::from_millis(10);
     job.servers = 1;
     job.batches_per_second = 1.0;

@@ -6,16 +6,17 @@ use std::io::{self, Write};
 use clap::Args;
 
 use super::stats::{readable_bytes, with_separators};
-use crate::config::{ServerConfig, parse_bytes};
+use crate::config::{MAX_CONNECTIONS, ServerConfig, parse_bytes};
 use crate::error::{Error, Result};
 use replay_core::schema::TableConfig;
 
-/// Costs of a server, by `python -m benchmarks service_times`, rounded up: docs/explanation/scale.md.
+/// Costs of a server: the fit of `python -m benchmarks service_times`, rounded up (docs/explanation/scale.md).
 mod cost {
-    /// Microseconds of a processor for a push, a batch, and an update of priorities.
+    /// Microseconds of a processor for a push, a part of a batch, an update of priorities, and a read of parameters.
     pub const PUSH: f64 = 50.0;
     pub const BATCH: f64 = 50.0;
     pub const UPDATE: f64 = 45.0;
+    pub const READ: f64 = 40.0;
     /// Microseconds for a pushed step, a sampled item, and a new priority.
     pub const STEP: f64 = 0.15;
     pub const ITEM: f64 = 0.16;
@@ -46,7 +47,7 @@ pub struct SizeFlags {
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes, default_value = "2KB")]
     step_bytes: u64,
     /// Steps that the memory holds
-    #[arg(long, value_name = "STEPS", default_value_t = 1_000_000)]
+    #[arg(long, value_name = "STEPS", default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1..))]
     capacity: u64,
     /// Steps of one push (chunk_steps)
     #[arg(long, value_name = "STEPS", default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..))]
@@ -54,14 +55,14 @@ pub struct SizeFlags {
     /// Number of learners
     #[arg(long, value_name = "N", default_value_t = 1)]
     learners: u64,
-    /// Batches of a learner in a second, each with an update of its priorities
+    /// Batches of a learner in a second, from an iterator (`batches`), each with an update of its priorities
     #[arg(long, value_name = "RATE", value_parser = positive, default_value = "20")]
     batches_per_second: f64,
     /// Items of a batch
-    #[arg(long, value_name = "N", default_value_t = 512)]
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u64).range(1..))]
     batch: u64,
     /// Stored steps of an item, whose bytes are sent: 5 for stacks of four frames with the next one
-    #[arg(long, value_name = "STEPS", default_value_t = 5)]
+    #[arg(long, value_name = "STEPS", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..))]
     item_steps: u64,
     /// Bytes of the parameters that actors read
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes, default_value = "7MB")]
@@ -69,7 +70,7 @@ pub struct SizeFlags {
     /// Seconds between an actor's reads of new parameters
     #[arg(long, value_name = "SECONDS", value_parser = positive, default_value = "10")]
     parameter_every: f64,
-    /// Processors of a server
+    /// Processors of a server, each with an I/O thread
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u64).range(1..))]
     processors: u64,
     /// Memory of a server
@@ -84,7 +85,7 @@ impl SizeFlags {
     /// Bytes of the batches of one learner in a second.
     fn batch_bytes(&self) -> f64 {
         let items = self.batches_per_second * self.batch as f64;
-        items * (self.step_bytes * self.item_steps) as f64
+        items * self.step_bytes as f64 * self.item_steps as f64
     }
 }
 
@@ -130,15 +131,17 @@ impl Load {
         let batches = learners * flags.batches_per_second;
         let items = batches * flags.batch as f64 * share;
         let sampled = learners * flags.batch_bytes() * share;
-        let parameters = actors / flags.parameter_every * flags.parameter_bytes as f64 * share;
+        let reads = actors / flags.parameter_every * share;
+        let parameters = reads * flags.parameter_bytes as f64;
         let stored = flags.capacity as f64 * share;
-        // Each client keeps one to every server; writers, and channels of learners, have their own.
+        // Each client has a connection to every server; writers, and channels of learners, have their own.
         let connections = actors + actors * share + 4.0 * learners;
         let microseconds = pushes * cost::PUSH
             + steps * (cost::STEP + step_bytes * cost::PUSHED_BYTE)
             + batches * (cost::BATCH + cost::UPDATE)
             + items * (cost::ITEM + cost::PRIORITY)
             + sampled * cost::SAMPLED_BYTE
+            + reads * cost::READ
             + parameters * cost::PARAMETER_BYTE;
         Load {
             processors: 1e-6 * microseconds,
@@ -151,7 +154,7 @@ impl Load {
     }
 
     /// The parts of a server that the load uses, each as a share of what may be used.
-    fn shares(&self, flags: &SizeFlags) -> [(&'static str, f64); 5] {
+    fn shares(&self, flags: &SizeFlags) -> [(&'static str, f64); 6] {
         let port = USABLE * flags.gigabits * 1e9 / 8.0;
         [
             (
@@ -162,6 +165,7 @@ impl Load {
             ("sending", self.sent / port),
             ("memory", self.memory / flags.server_bytes as f64),
             ("the table", self.steps / TableConfig::MAX_CAPACITY as f64),
+            ("connections", self.connections / MAX_CONNECTIONS as f64),
         ]
     }
 
@@ -193,9 +197,15 @@ impl Size {
         }
         let load = Load::of(flags, MOST_SERVERS);
         let (part, share) = load.fullest(flags);
+        let advice = match part {
+            "memory" | "the table" => "lower --capacity or --step-bytes",
+            "connections" => "fewer actors can share a memory",
+            "receiving" => "lower the rate of steps or --step-bytes",
+            _ => "lower the rates, or --batch and --parameter-bytes",
+        };
         Err(Error::Config(format!(
-            "{MOST_SERVERS} servers do not carry this: {part} would take {share:.1} times what each has. Lower rates or sizes, or divide the job \
-             into memories of its own"
+            "{MOST_SERVERS} servers do not carry this: {part} would take {share:.1e} times what each has. Divide the job into several memories, \
+             or {advice}"
         )))
     }
 
@@ -226,12 +236,22 @@ impl Size {
         for (name, value) in rows {
             let _ = writeln!(text, "{name:<12} {value}");
         }
-        if load.connections > f64::from(ServerConfig::default().max_connections) {
-            let _ = writeln!(
-                text,
-                "Start each server with --max-connections {}.",
-                2f64.powf(load.connections.log2().ceil())
-            );
+        let default = ServerConfig::default();
+        let mut settings = Vec::new();
+        // By default a server has an I/O thread for every two processors, and takes half of the memory.
+        if load.processors > 0.5 * USABLE * flags.processors as f64 {
+            settings.push(format!("--io-threads {}", flags.processors));
+        }
+        let stored = load.memory - load.connections * cost::CONNECTION;
+        if stored > 0.5 * flags.server_bytes as f64 {
+            settings.push(format!("--max-bytes {}", (1.05 * stored) as u64));
+        }
+        if load.connections > f64::from(default.max_connections) {
+            let connections = 2f64.powf(load.connections.log2().ceil());
+            settings.push(format!("--max-connections {connections}"));
+        }
+        if !settings.is_empty() {
+            let _ = writeln!(text, "Start each server with {}.", settings.join(" "));
         }
         text
     }
@@ -289,13 +309,13 @@ mod tests {
         let flags = flags("--actors 1000000 --steps-per-second 1000");
         let error = Size::of(&flags).unwrap_err().to_string();
         assert!(error.contains("64 servers do not carry this: "), "{error}");
-        assert!(error.contains("divide the job"), "{error}");
+        assert!(error.contains("Divide the job"), "{error}");
     }
 
     #[test]
     fn more_connections_than_the_default_are_a_setting_of_the_servers() {
         let flags = flags("--actors 10000 --steps-per-second 60 --parameter-every 60");
         let text = Size::of(&flags).unwrap().lines(&flags);
-        assert!(text.contains("--max-connections 32768."), "{text}");
+        assert!(text.contains("with --max-connections 32768."), "{text}");
     }
 }

@@ -15,7 +15,7 @@ use replay_core::schema::TableConfig;
 /// Limit of I/O threads.
 pub(super) const MAX_IO_THREADS: u64 = 256;
 /// Limit of connections: Linux's default for a process's open files (`fs.nr_open`).
-const MAX_CONNECTIONS: u64 = 1 << 20;
+pub const MAX_CONNECTIONS: u64 = 1 << 20;
 /// Limit of durations in milliseconds: 31 years, which any clock can add without overflow.
 const MAX_MS: u64 = 1_000_000_000_000;
 

@@ -160,7 +160,7 @@ impl ShardedSamples {
         self.ask_states(|_, _, lane| lane.seen.is_some(), wait)
     }
 
-    /// Asks some servers only for their table's state, all at the same time.
+    /// Asks some servers only for their table's state, all at the same time once they are connected.
     fn ask_states(
         &mut self,
         asked: impl Fn(&Group, usize, &Lane) -> bool,
@@ -172,16 +172,14 @@ impl ShardedSamples {
             .map(|(shard, _)| shard)
             .collect();
         for &shard in &asked {
-            // An interrupted call may have left a request.
-            if !self.lanes[shard].awaits(NO_BATCH) {
-                let sent = self.send(shard, NO_BATCH, (0, 0), host::now(), wait);
-                self.settle(shard, sent, wait)?;
-            }
+            let sent = self.send(shard, NO_BATCH, (0, 0), host::now(), wait);
+            self.settle(shard, sent, wait)?;
         }
         for &shard in &asked {
             self.lanes[shard].try_flush();
         }
         for shard in asked {
+            // An interrupted call may have left a request, whose reply comes first.
             while self.lanes[shard].awaits(NO_BATCH) {
                 let received = self.receive(shard, wait).map(drop);
                 self.settle(shard, received, wait)?;
