@@ -13,16 +13,16 @@ use replay_core::schema::TableConfig;
 /// Costs of a server: the fit of `python -m benchmarks service_times`, rounded up (docs/explanation/scale.md).
 mod cost {
     /// Microseconds of a processor for a push, a part of a batch, an update of priorities, and a read of parameters.
-    pub const PUSH: f64 = 50.0;
+    pub const PUSH: f64 = 55.0;
     pub const BATCH: f64 = 50.0;
     pub const UPDATE: f64 = 45.0;
-    pub const READ: f64 = 40.0;
+    pub const READ: f64 = 50.0;
     /// Microseconds for a pushed step, a sampled item, and a new priority.
     pub const STEP: f64 = 0.15;
-    pub const ITEM: f64 = 0.16;
-    pub const PRIORITY: f64 = 0.04;
+    pub const ITEM: f64 = 0.2;
+    pub const PRIORITY: f64 = 0.05;
     /// Microseconds for a byte that is pushed, sampled, or read as parameters.
-    pub const PUSHED_BYTE: f64 = 2.2e-4;
+    pub const PUSHED_BYTE: f64 = 2.3e-4;
     pub const SAMPLED_BYTE: f64 = 4e-4;
     pub const PARAMETER_BYTE: f64 = 1.4e-4;
     /// Bytes of memory for a stored step with its item, beside its data.
@@ -33,6 +33,8 @@ mod cost {
 
 /// Share of processors and ports that a job may take: beyond it waits grow without bound.
 const USABLE: f64 = 0.7;
+/// Share of the memory that a job may take, beside the system and the server's buffers.
+const USABLE_MEMORY: f64 = 0.9;
 
 /// Compute how many servers a job needs, and what each of them does.
 #[derive(Args, Clone)]
@@ -163,7 +165,10 @@ impl Load {
             ),
             ("receiving", self.received / port),
             ("sending", self.sent / port),
-            ("memory", self.memory / flags.server_bytes as f64),
+            (
+                "memory",
+                self.memory / (USABLE_MEMORY * flags.server_bytes as f64),
+            ),
             ("the table", self.steps / TableConfig::MAX_CAPACITY as f64),
             ("connections", self.connections / MAX_CONNECTIONS as f64),
         ]
@@ -199,12 +204,16 @@ impl Size {
         let (part, share) = load.fullest(flags);
         let advice = match part {
             "memory" | "the table" => "lower --capacity or --step-bytes",
-            "connections" => "fewer actors can share a memory",
+            "connections" => "use fewer actors: each has one to every server",
             "receiving" => "lower the rate of steps or --step-bytes",
             _ => "lower the rates, or --batch and --parameter-bytes",
         };
+        let share = match share < 1_000.0 {
+            true => format!("{share:.1}"),
+            false => "over 1,000".to_owned(),
+        };
         Err(Error::Config(format!(
-            "{MOST_SERVERS} servers do not carry this: {part} would take {share:.1e} times what each has. Divide the job into several memories, \
+            "{MOST_SERVERS} servers do not carry this: {part} would take {share} times what each has. Divide the job into several memories, \
              or {advice}"
         )))
     }
@@ -244,7 +253,7 @@ impl Size {
         }
         let stored = load.memory - load.connections * cost::CONNECTION;
         if stored > 0.5 * flags.server_bytes as f64 {
-            settings.push(format!("--max-bytes {}", (1.05 * stored) as u64));
+            settings.push(format!("--max-bytes {}", stored as u64));
         }
         if load.connections > f64::from(default.max_connections) {
             let connections = 2f64.powf(load.connections.log2().ceil());
