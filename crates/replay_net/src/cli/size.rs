@@ -31,7 +31,7 @@ mod cost {
     pub const CONNECTION: f64 = 45_000.0;
 }
 
-/// Share of processors and ports that a job may take: beyond it waits grow without bound.
+/// Share of processors and ports that a job may take: beyond it, waits grow quickly.
 const USABLE: f64 = 0.7;
 /// Share of the memory that a job may take, beside the system and the server's buffers.
 const USABLE_MEMORY: f64 = 0.9;
