@@ -81,7 +81,8 @@ def test_a_run_leaves_a_complete_folder(tmp_path: Path, capsys: pytest.CaptureFi
     assert last["learner_updates"] == result.learner_updates
     assert last["agent_steps"] == result.agent_steps
     assert last["games"] > 0
-    assert last["parameter_lag"] is not None
+    # A line without reports of actors, which the last one may be, has no lag.
+    assert any(line["parameter_lag"] is not None for line in metrics)
     assert {"environment", "inference", "write"} <= {name for line in metrics for name in line["actor_time"]}
     assert list(run.glob("events.out.tfevents.*"))
     assert [path.suffix for path in (run / "checkpoints").iterdir()] == [".safetensors"]

@@ -64,7 +64,7 @@ def test_a_run_on_a_redis_is_a_run_like_others(tmp_path: Path, address: str, mes
     assert result.learner_updates > 100
     last = lines(tmp_path / "run")[-1]
     assert last.keys() == Metrics.__dataclass_fields__.keys()
-    assert last["parameter_lag"] is not None
+    assert any(line["parameter_lag"] is not None for line in lines(tmp_path / "run"))
     assert last["stale_updates"] == 0
     # The metrics have the ratio and the updates; what was inserted follows, but for the batches sampled ahead.
     sampled = config.batch_size * last["learner_updates"]
