@@ -311,7 +311,8 @@ impl Ledger {
             }
             let named = *state.ids.entry(item.id).or_insert((writer, number));
             assert_eq!(named, (writer, number), "an id names one item");
-            assert!(item.probability > 0.0 && item.probability <= 1.0);
+            let probability = item.probability;
+            assert!(probability > 0.0 && probability <= 1.0, "{probability}");
             if let Some(frequencies) = &mut state.frequencies {
                 frequencies.add(item.id, item.probability);
             }

@@ -36,6 +36,8 @@ pub struct PartialBatch {
     with_priority: u64,
     /// Items still to be requested from each server.
     owed: Vec<u32>,
+    /// Items requested from each server: received, or in flight.
+    requested: Vec<u32>,
     /// Rate limiter samples still to be charged.
     owed_samples: u32,
     arrived: Vec<(usize, Sampled)>,
@@ -63,14 +65,16 @@ impl PartialBatch {
                 .collect(),
             with_priority: seen.iter().flatten().map(|seen| seen.with_priority).sum(),
             owed: divide(count, &totals, at),
+            requested: vec![0; seen.len()],
             owed_samples: count,
             arrived: Vec::new(),
         }
     }
 
-    /// Returns `count` items and `samples` of the rate limiter that a server did not deliver.
+    /// Returns `count` requested items and `samples` of the rate limiter that a server did not deliver.
     pub fn owe(&mut self, shard: usize, count: u32, samples: u32) {
         self.owed[shard] += count;
+        self.requested[shard] -= count;
         self.owed_samples += samples;
     }
 
@@ -79,8 +83,8 @@ impl PartialBatch {
         self.owed_samples
     }
 
-    /// Takes the outstanding items of each server, and the outstanding rate limiter samples. Items of servers that are absent or empty are
-    /// divided among the others.
+    /// Takes the outstanding items of each server, and the outstanding rate limiter samples, to be requested. Items of servers that are absent
+    /// or empty are divided among the others, and the servers' shares with them.
     pub fn take_owed(&mut self, seen: &[Option<Seen>], at: f64) -> (Vec<u32>, u32) {
         let totals = totals(seen);
         let sum: f64 = totals.iter().sum();
@@ -93,15 +97,18 @@ impl PartialBatch {
                 continue;
             }
             self.owed[shard] = 0;
-            let here = self.arrived.iter().filter(|(of, _)| *of == shard);
-            let here: usize = here.map(|(_, sampled)| sampled.items.len()).sum();
-            let lost_share = self.shares[shard] * f64::from(lost) / (f64::from(lost) + here as f64);
+            // Items in flight may still arrive, and keep their part of the share.
+            let all = f64::from(lost) + f64::from(self.requested[shard]);
+            let lost_share = self.shares[shard] * f64::from(lost) / all;
             self.shares[shard] -= lost_share;
             let parts = divide(lost, &totals, at);
             for (other, part) in parts.into_iter().enumerate() {
                 self.owed[other] += part;
                 self.shares[other] += lost_share * totals[other] / sum;
             }
+        }
+        for (requested, owed) in self.requested.iter_mut().zip(&self.owed) {
+            *requested += owed;
         }
         let none = vec![0; self.owed.len()];
         (
@@ -149,7 +156,8 @@ impl PartialBatch {
             blobs.extend(part.blobs);
             items.extend(part.items.into_iter().map(|mut item| {
                 if !planted(Mistake::LoneProbability) {
-                    item.probability *= share;
+                    // A share that was added to, of the whole batch, may be 1 and a rounding error.
+                    item.probability = (item.probability * share).min(1.0);
                 }
                 item
             }));
@@ -170,5 +178,85 @@ impl PartialBatch {
             blobs,
             credit: None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use replay_core::replay::SampledItem;
+
+    use super::*;
+
+    /// Answers of servers with these sums of priorities.
+    fn answers<const N: usize>(totals: [f64; N]) -> [Option<Seen>; N] {
+        totals.map(|total_priority| {
+            Some(Seen {
+                state: ShardState {
+                    number: 0,
+                    total_priority,
+                    items: 4,
+                    inserted: 4,
+                    allowance: f64::INFINITY,
+                },
+                with_priority: 4,
+                min_probability: None,
+            })
+        })
+    }
+
+    /// A part of four items of equal probability.
+    fn part() -> Sampled {
+        let item = SampledItem {
+            id: 0,
+            probability: 0.25,
+            age: 0,
+            times_sampled: 1,
+            before: 0,
+            after: 0,
+        };
+        Sampled {
+            items: vec![item; 4],
+            live_items: 4,
+            min_probability: None,
+            shard: None,
+            rows: Bytes::new(),
+            blobs: Vec::new(),
+            credit: None,
+        }
+    }
+
+    #[test]
+    fn items_in_flight_keep_their_part_of_the_share() {
+        let both = answers([1.0, 1.0]);
+        let mut batch = PartialBatch::new(1, 8, &both, 0.5, 0);
+        assert_eq!(batch.take_owed(&both, 0.5), (vec![4, 4], 8));
+        // The second server is away: the first one is asked for its part, too.
+        batch.owe(1, 4, 0);
+        assert_eq!(batch.take_owed(&[both[0], None], 0.5), (vec![4, 0], 0));
+        // The first server had nothing for the first request, and the second one is back.
+        batch.owe(0, 4, 0);
+        assert_eq!(batch.take_owed(&answers([0.0, 1.0]), 0.5).0, [0, 4]);
+        batch.add(0, part());
+        batch.add(1, part());
+        for item in batch.into_sampled().items {
+            assert_eq!(item.probability, 0.5 * 0.25);
+        }
+    }
+
+    #[test]
+    fn no_probability_is_above_one() {
+        let all = answers([6.0, 3.0, 4.0]);
+        let mut batch = PartialBatch::new(1, 13, &all, 0.5, 0);
+        assert_eq!(batch.take_owed(&all, 0.5).0, [6, 3, 4]);
+        // The first server takes the shares of the others, one after the other, and their sum is rounded up.
+        batch.owe(1, 3, 0);
+        let (more, _) = batch.take_owed(&[all[0], None, all[2]], 0.5);
+        batch.owe(2, 4 + more[2], 0);
+        batch.take_owed(&[all[0], None, None], 0.5);
+        assert!(batch.shares[0] > 1.0);
+        let mut certain = part();
+        certain.items[0].probability = 1.0;
+        batch.add(0, certain);
+        assert_eq!(batch.into_sampled().items[0].probability, 1.0);
     }
 }
