@@ -95,13 +95,13 @@ class _Until(BaseCallback):
 
 
 def _updates(model: Any, solved: Callable[[Any], bool], period: int, steps: int) -> dict[str, Any]:
-    until, began = _Until(solved, period), time.perf_counter()
+    until, began = _Until(solved, period), time.process_time()
     model.learn(steps, until)
     return {
         "solved": until.steps is not None,
         "updates": model._n_updates,
         "steps": model.num_timesteps,
-        "seconds": round(time.perf_counter() - began, 1),
+        "seconds": round(time.process_time() - began, 1),
     }
 
 
@@ -152,9 +152,9 @@ def _sac(game: str, seed: int) -> Iterator[tuple[str, dict[str, Any]]]:
         kind: Any = type(buffer.__name__, (buffer,), {"add": timed(buffer.add), "sample": timed(buffer.sample)})
         made = gymnasium.make(environment, **arguments)
         model = SAC("MlpPolicy", made, replay_buffer_class=kind, seed=seed)
-        began = time.perf_counter()
+        began = time.process_time()
         model.learn(steps)
-        seconds = time.perf_counter() - began
+        seconds = time.process_time() - began
         mean, _ = evaluate_policy(model, gymnasium.make(environment, **arguments), 20, warn=False)
         yield (
             name,
@@ -178,10 +178,10 @@ class _Timed:
 
     def __call__(self, method: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*arguments: Any, **keywords: Any) -> Any:
-            began = time.perf_counter()
+            began = time.process_time()
             try:
                 return method(*arguments, **keywords)
             finally:
-                self.seconds += time.perf_counter() - began
+                self.seconds += time.process_time() - began
 
         return timed
