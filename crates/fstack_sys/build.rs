@@ -53,9 +53,7 @@ fn watch(path: impl AsRef<Path>) {
 fn watch_packages() {
     let named = env::var_os("PKG_CONFIG_PATH").unwrap_or_default();
     let empty = |folder: &PathBuf| folder.as_os_str().is_empty();
-    env::split_paths(&named)
-        .filter(|f| !empty(f))
-        .for_each(watch);
+    env::split_paths(&named).filter(|f| !empty(f)).for_each(watch);
     let others = pkg_config::get_variable("pkg-config", "pc_path").unwrap_or_default();
     let others = env::split_paths(&others).chain([LIBRARIES.into()]);
     others.filter(|path| path.exists()).for_each(watch);
@@ -141,10 +139,7 @@ fn fstack() {
 
 fn in_folder(path: &Path) -> Result<Found, String> {
     let library = path.join("lib");
-    if !["libfstack.so", "libfstack.a"]
-        .iter()
-        .any(|name| library.join(name).exists())
-    {
+    if !["libfstack.so", "libfstack.a"].iter().any(|name| library.join(name).exists()) {
         return Err(format!(
             "{FF_PATH} is {}, and neither libfstack.so nor libfstack.a is in its lib folder",
             path.display()
@@ -155,15 +150,9 @@ fn in_folder(path: &Path) -> Result<Found, String> {
         return Err(format!("{FF_PATH} is {}, with {reason}", path.display()));
     }
     let headers = [path.join("include"), library.clone()];
-    let include = headers
-        .into_iter()
-        .find(|folder| folder.join("ff_api.h").exists());
+    let include = headers.into_iter().find(|folder| folder.join("ff_api.h").exists());
     match include {
-        Some(include) => Ok(Found {
-            library,
-            include,
-            version,
-        }),
+        Some(include) => Ok(Found { library, include, version }),
         None => Err(format!(
             "{FF_PATH} is {}, and ff_api.h is neither in its include nor in its lib folder",
             path.display()
@@ -178,9 +167,7 @@ fn by_pkg_config() -> Result<Found, String> {
         .map_err(|_| format!("{FF_PATH} is not set, and pkg-config knows no libfstack"))?;
     watch_package("libfstack");
     if let Some(reason) = release::refusal(&found.version) {
-        return Err(format!(
-            "{FF_PATH} is not set, and pkg-config knows {reason}"
-        ));
+        return Err(format!("{FF_PATH} is not set, and pkg-config knows {reason}"));
     }
     let first = |paths: &[PathBuf], what| {
         let missing = || format!("pkg-config knows libfstack, but names no folder of its {what}");

@@ -49,10 +49,7 @@ fn docstrings(stub: &str) -> BTreeMap<String, String> {
                 text.push_str(next.get(margin..).unwrap_or_default());
             }
             let text = text.trim_end_matches(QUOTES).trim_end();
-            assert!(
-                !text.contains('\\'),
-                "{defined:?}: no escapes in docstrings"
-            );
+            assert!(!text.contains('\\'), "{defined:?}: no escapes in docstrings");
             if let Some(name) = defined.take() {
                 found.entry(name).or_insert(text.to_owned());
             }

@@ -21,21 +21,11 @@ pub struct TooLarge {
 ///
 /// # Errors
 /// [`TooLarge`].
-pub fn check_size(
-    what: &'static str,
-    size: u64,
-    limit: u64,
-    advice: &'static str,
-) -> Result<(), TooLarge> {
+pub fn check_size(what: &'static str, size: u64, limit: u64, advice: &'static str) -> Result<(), TooLarge> {
     if size <= limit {
         return Ok(());
     }
-    Err(TooLarge {
-        what,
-        size,
-        limit,
-        advice,
-    })
+    Err(TooLarge { what, size, limit, advice })
 }
 
 /// An error of the operating system.
@@ -52,9 +42,6 @@ impl OsError {
     /// Converter of the operating system's reason, for `map_err`; `what` names the failed operation.
     pub fn of(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         let what = what.into();
-        |source| OsError {
-            what,
-            source: source.into(),
-        }
+        |source| OsError { what, source: source.into() }
     }
 }

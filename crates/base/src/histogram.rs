@@ -24,11 +24,7 @@ impl Histogram {
     pub fn new(first_log2: u32, last_log2: u32) -> Self {
         let ranges = (last_log2 - first_log2) as usize + 2;
         assert!(ranges <= MAX_RANGES, "a histogram has 32 ranges at most");
-        Histogram {
-            first_log2,
-            counts: (0..ranges).map(|_| AtomicU64::new(0)).collect(),
-            sum: AtomicU64::new(0),
-        }
+        Histogram { first_log2, counts: (0..ranges).map(|_| AtomicU64::new(0)).collect(), sum: AtomicU64::new(0) }
     }
 
     /// Counts one value.

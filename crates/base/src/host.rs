@@ -89,9 +89,7 @@ pub mod simulated {
 
     /// Makes `host` the host of this thread until the result is dropped.
     pub fn enter(host: Rc<dyn Host>) -> Entered {
-        Entered {
-            before: CURRENT.replace(Some(host)),
-        }
+        Entered { before: CURRENT.replace(Some(host)) }
     }
 
     /// The thread's time in a world. It stays on its thread.

@@ -32,21 +32,14 @@ pub struct WaitNotice<'a> {
 impl<'a> WaitNotice<'a> {
     /// A notice whose line ends with this advice if the wait is for writers.
     pub fn advised(advice: &'a Advice<'a>) -> Self {
-        WaitNotice {
-            advice: Some(advice),
-            ..WaitNotice::default()
-        }
+        WaitNotice { advice: Some(advice), ..WaitNotice::default() }
     }
 }
 
 impl Wait<'static> {
     /// Waits until `deadline`, and cannot be interrupted.
     pub fn until(deadline: Option<Instant>) -> Self {
-        Wait {
-            deadline,
-            interrupted: &|| false,
-            notice: None,
-        }
+        Wait { deadline, interrupted: &|| false, notice: None }
     }
 
     /// Waits for ever.
@@ -75,9 +68,7 @@ impl Wait<'_> {
         match self.deadline {
             Some(deadline) => {
                 let left = deadline.saturating_duration_since(now).as_secs_f64();
-                tracing::warn!(
-                    "still waiting after {waited} s, for up to {left:.0} s more: {reason}"
-                );
+                tracing::warn!("still waiting after {waited} s, for up to {left:.0} s more: {reason}");
             }
             None => tracing::warn!("still waiting after {waited} s, without a timeout: {reason}"),
         }
@@ -101,11 +92,7 @@ impl Wait<'_> {
 
     /// Slices of a call that blocks until `until`; `None` is for ever.
     pub fn slices(&self, until: Option<Instant>) -> Slices<'_> {
-        Slices {
-            wait: self,
-            until,
-            check: host::now() + Wait::CHECK_EVERY,
-        }
+        Slices { wait: self, until, check: host::now() + Wait::CHECK_EVERY }
     }
 }
 
@@ -146,10 +133,7 @@ mod tests {
     #[test]
     fn a_long_wait_is_reported_once() {
         let notice = WaitNotice::default();
-        let wait = Wait {
-            notice: Some(&notice),
-            ..Wait::forever()
-        };
+        let wait = Wait { notice: Some(&notice), ..Wait::forever() };
         let start = Instant::now();
         let reported = AtomicU32::new(0);
         let blocked = |wait: &Wait<'_>, after: Duration| {
@@ -160,11 +144,7 @@ mod tests {
             reported.load(Ordering::Relaxed)
         };
         for (after, times) in [(0, 0), (4_999, 0), (5_000, 1), (11_000, 1)] {
-            assert_eq!(
-                blocked(&wait, Duration::from_millis(after)),
-                times,
-                "{after} ms"
-            );
+            assert_eq!(blocked(&wait, Duration::from_millis(after)), times, "{after} ms");
         }
         let silent = Wait::forever();
         assert_eq!(blocked(&silent, Duration::from_secs(60)), 1);
@@ -174,10 +154,7 @@ mod tests {
     fn a_slice_ends_with_a_check_or_with_the_call() {
         let asked = AtomicU32::new(0);
         let second = || asked.fetch_add(1, Ordering::Relaxed) == 1;
-        let wait = Wait {
-            interrupted: &second,
-            ..Wait::forever()
-        };
+        let wait = Wait { interrupted: &second, ..Wait::forever() };
         let start = Instant::now();
         let end = start + Wait::CHECK_EVERY * 3;
         let mut slices = wait.slices(Some(end));

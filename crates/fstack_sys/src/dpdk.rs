@@ -104,13 +104,8 @@ unsafe extern "C" {
 
     /// Configures a port with `queues` receive and send queues (receive-side scaling where supported) and starts it; 0, or a negative
     /// error.
-    pub fn innet_eth_open(
-        port: u16,
-        queues: u16,
-        receive_slots: u16,
-        send_slots: u16,
-        pool: *mut rte_mempool,
-    ) -> c_int;
+    pub fn innet_eth_open(port: u16, queues: u16, receive_slots: u16, send_slots: u16, pool: *mut rte_mempool)
+    -> c_int;
     /// Receives up to `count` packets, with their frames; they belong to the caller.
     pub fn innet_eth_rx_frames(
         port: u16,
@@ -120,12 +115,7 @@ unsafe extern "C" {
         count: u16,
     ) -> u16;
     /// Sends up to `count` packets; accepted packets belong to the port.
-    pub fn innet_eth_tx_burst(
-        port: u16,
-        queue: u16,
-        packets: *mut *mut rte_mbuf,
-        count: u16,
-    ) -> u16;
+    pub fn innet_eth_tx_burst(port: u16, queue: u16, packets: *mut *mut rte_mbuf, count: u16) -> u16;
     /// Allocates `count` empty packet buffers, with the address of their data, or none and a negative error.
     pub fn innet_pktmbuf_alloc_frames(
         pool: *mut rte_mempool,
@@ -136,11 +126,7 @@ unsafe extern "C" {
     /// Frees packet buffers, with all their segments.
     pub fn innet_pktmbuf_free_bulk(packets: *mut *mut rte_mbuf, count: c_uint);
     /// Sets the lengths of packets of one segment, except where the length is 0.
-    pub fn innet_pktmbuf_set_lengths(
-        packets: *const *mut rte_mbuf,
-        bytes: *const u16,
-        count: c_uint,
-    );
+    pub fn innet_pktmbuf_set_lengths(packets: *const *mut rte_mbuf, bytes: *const u16, count: c_uint);
     /// Error of this thread's last call that returned null.
     pub fn innet_errno() -> c_int;
 }

@@ -6,10 +6,7 @@
 
 #![allow(non_camel_case_types)]
 
-use libc::{
-    c_char, c_int, c_short, c_uint, c_ulong, c_ushort, c_void, iovec, size_t, socklen_t, ssize_t,
-    timespec,
-};
+use libc::{c_char, c_int, c_short, c_uint, c_ulong, c_ushort, c_void, iovec, size_t, socklen_t, ssize_t, timespec};
 
 /// Callback of [`ff_run`], called in every iteration; its result is ignored.
 pub type loop_func_t = unsafe extern "C" fn(arg: *mut c_void) -> c_int;
@@ -134,21 +131,9 @@ unsafe extern "C" {
     /// `ioctl(2)`, with Linux's requests.
     pub fn ff_ioctl(fd: c_int, request: c_ulong, ...) -> c_int;
     /// `setsockopt(2)`, with Linux's options.
-    pub fn ff_setsockopt(
-        s: c_int,
-        level: c_int,
-        option: c_int,
-        value: *const c_void,
-        length: socklen_t,
-    ) -> c_int;
+    pub fn ff_setsockopt(s: c_int, level: c_int, option: c_int, value: *const c_void, length: socklen_t) -> c_int;
     /// `getsockopt(2)`, with Linux's options.
-    pub fn ff_getsockopt(
-        s: c_int,
-        level: c_int,
-        option: c_int,
-        value: *mut c_void,
-        length: *mut socklen_t,
-    ) -> c_int;
+    pub fn ff_getsockopt(s: c_int, level: c_int, option: c_int, value: *mut c_void, length: *mut socklen_t) -> c_int;
     /// `bind(2)`.
     pub fn ff_bind(s: c_int, address: *const linux_sockaddr, length: socklen_t) -> c_int;
     /// `listen(2)`.

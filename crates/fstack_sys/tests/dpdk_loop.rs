@@ -7,11 +7,7 @@ use std::ptr;
 use fstack_sys::dpdk::*;
 
 const PACKETS: usize = 32;
-const EMPTY: innet_frame = innet_frame {
-    data: ptr::null_mut(),
-    bytes: 0,
-    segments: 0,
-};
+const EMPTY: innet_frame = innet_frame { data: ptr::null_mut(), bytes: 0, segments: 0 };
 
 // SAFETY: the signatures equal DPDK 22.11's headers.
 unsafe extern "C" {
@@ -27,17 +23,12 @@ fn a_burst_comes_back_as_it_was_sent() {
         let version = CStr::from_ptr(rte_version()).to_str().unwrap();
         assert!(version.starts_with("DPDK "), "{version}");
         let arguments = "test --no-huge -m 64 --no-shconf --no-pci --no-telemetry --vdev=net_ring0";
-        let mut arguments: Vec<*mut c_char> = arguments
-            .split(' ')
-            .map(|argument| CString::new(argument).unwrap().into_raw())
-            .collect();
+        let mut arguments: Vec<*mut c_char> =
+            arguments.split(' ').map(|argument| CString::new(argument).unwrap().into_raw()).collect();
         assert!(rte_eal_init(arguments.len() as i32, arguments.as_mut_ptr()) >= 0);
         assert_eq!(rte_eth_dev_count_avail(), 1);
         let mut port = u16::MAX;
-        assert_eq!(
-            rte_eth_dev_get_port_by_name(c"net_ring0".as_ptr(), &mut port),
-            0
-        );
+        assert_eq!(rte_eth_dev_get_port_by_name(c"net_ring0".as_ptr(), &mut port), 0);
         let mut address = rte_ether_addr::default();
         assert_eq!(rte_eth_macaddr_get(port, &mut address), 0);
 
@@ -48,18 +39,11 @@ fn a_burst_comes_back_as_it_was_sent() {
 
         let (mut sent, mut frames) = ([ptr::null_mut(); PACKETS], [EMPTY; PACKETS]);
         let count = PACKETS as u32;
-        assert_eq!(
-            innet_pktmbuf_alloc_frames(pool, sent.as_mut_ptr(), frames.as_mut_ptr(), count),
-            0
-        );
+        assert_eq!(innet_pktmbuf_alloc_frames(pool, sent.as_mut_ptr(), frames.as_mut_ptr(), count), 0);
         let lengths: [u16; PACKETS] = std::array::from_fn(|number| 64 + number as u16);
         for (number, frame) in frames.iter().enumerate() {
             assert_eq!((frame.bytes, frame.segments), (0, 1));
-            ptr::write_bytes(
-                frame.data.cast::<u8>(),
-                number as u8,
-                lengths[number].into(),
-            );
+            ptr::write_bytes(frame.data.cast::<u8>(), number as u8, lengths[number].into());
         }
         innet_pktmbuf_set_lengths(sent.as_ptr(), lengths.as_ptr(), count);
         let taken = innet_eth_tx_burst(port, 0, sent.as_mut_ptr(), PACKETS as u16);
@@ -78,10 +62,7 @@ fn a_burst_comes_back_as_it_was_sent() {
         innet_pktmbuf_free_bulk(received.as_mut_ptr(), PACKETS as u32);
         // All buffers are in the pool again.
         let (mut all, mut frames) = (vec![ptr::null_mut(); 1023], vec![EMPTY; 1023]);
-        assert_eq!(
-            innet_pktmbuf_alloc_frames(pool, all.as_mut_ptr(), frames.as_mut_ptr(), 1023),
-            0
-        );
+        assert_eq!(innet_pktmbuf_alloc_frames(pool, all.as_mut_ptr(), frames.as_mut_ptr(), 1023), 0);
         innet_pktmbuf_free_bulk(all.as_mut_ptr(), 1023);
 
         assert_eq!(rte_eth_dev_stop(port), 0);

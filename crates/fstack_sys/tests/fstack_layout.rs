@@ -49,11 +49,7 @@ fn links_of_ports_are_laid_out_as_the_headers_say() {
     }
     // SAFETY: constants.
     let (theirs, up, down) = unsafe { (innet_eth_link_layout, innet_link_up, innet_link_down) };
-    let ours = [
-        size_of::<rte_eth_link>(),
-        align_of::<rte_eth_link>(),
-        offset_of!(rte_eth_link, link_speed),
-    ];
+    let ours = [size_of::<rte_eth_link>(), align_of::<rte_eth_link>(), offset_of!(rte_eth_link, link_speed)];
     assert_eq!(ours, theirs);
     assert_eq!((up.link_speed, down.link_speed), (10, 10));
     assert!(up.is_up() && !down.is_up() && down.bits != 0);
@@ -85,10 +81,7 @@ fn the_library_is_of_a_release_that_is_known_to_work() {
         return;
     };
     let numbers: Vec<u32> = version.split('.').filter_map(|n| n.parse().ok()).collect();
-    assert!(
-        numbers >= vec![1, 24],
-        "F-Stack {version} is older than 1.24"
-    );
+    assert!(numbers >= vec![1, 24], "F-Stack {version} is older than 1.24");
 }
 
 /// Names and addresses of functions: taking an address makes the linker resolve it; none is called.
@@ -130,14 +123,7 @@ fn the_library_exports_every_function() {
         ff_kevent,
     ];
     assert!(exported.iter().all(|(_, function)| !function.is_null()));
-    let (_, bindings) = include_str!("../src/fstack.rs")
-        .split_once("extern \"C\" {")
-        .unwrap();
-    let bound = bindings
-        .lines()
-        .filter_map(|line| Some(line.trim().strip_prefix("pub fn ")?.split_once('(')?.0));
-    assert_eq!(
-        BTreeSet::from(exported.map(|(name, _)| name)),
-        bound.collect()
-    );
+    let (_, bindings) = include_str!("../src/fstack.rs").split_once("extern \"C\" {").unwrap();
+    let bound = bindings.lines().filter_map(|line| Some(line.trim().strip_prefix("pub fn ")?.split_once('(')?.0));
+    assert_eq!(BTreeSet::from(exported.map(|(name, _)| name)), bound.collect());
 }

@@ -19,11 +19,7 @@ fn in_folder(fill: impl FnOnce(&Path)) -> Option<String> {
 fn an_installation_tells_it_by_the_name_of_its_library() {
     let found = in_folder(|folder| {
         fs::write(folder.join("libfstack.a.1.25"), "").unwrap();
-        symlink(
-            "/usr/local/lib/libfstack.a.1.25",
-            folder.join("libfstack.a"),
-        )
-        .unwrap();
+        symlink("/usr/local/lib/libfstack.a.1.25", folder.join("libfstack.a")).unwrap();
     });
     assert_eq!(found.as_deref(), Some("1.25"));
 }
@@ -62,9 +58,6 @@ fn releases_before_the_bindings_are_refused() {
     }
     for release in ["1.23", "1.22.1", "v1.9", "1.23-rc1", "0.99", "dev"] {
         let reason = refusal(release).unwrap();
-        assert!(
-            reason.contains(release) && reason.contains(OLDEST),
-            "{reason}"
-        );
+        assert!(reason.contains(release) && reason.contains(OLDEST), "{reason}");
     }
 }

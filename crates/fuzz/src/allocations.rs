@@ -23,10 +23,7 @@ pub fn peak<T>(work: impl FnOnce() -> T) -> (T, u64) {
 /// When it allocates more.
 pub fn within<T>(limit: u64, what: &str, work: impl FnOnce() -> T) -> T {
     let (value, peak) = peak(work);
-    assert!(
-        peak <= limit,
-        "{what} has allocated {peak} bytes, and may {limit}"
-    );
+    assert!(peak <= limit, "{what} has allocated {peak} bytes, and may {limit}");
     value
 }
 

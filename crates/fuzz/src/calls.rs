@@ -12,16 +12,15 @@ pub use call::{Call, Capacity, Chance, ChunkCall, ItemCall, PushCall, Table, Wri
 use ledger::{Step, TABLES, TableLedger, pack, table_config};
 use replay_core::memory::{Memory, MemoryLimits};
 use replay_core::replay::{
-    BatchPart, ChunkHead, NewItem, OpenWriter, Push, PushBody, ReadPosition, ReadSteps,
-    SampleRequest, Sampled, WriterId,
+    BatchPart, ChunkHead, NewItem, OpenWriter, Push, PushBody, ReadPosition, ReadSteps, SampleRequest, Sampled,
+    WriterId,
 };
 use replay_core::table::{Attempt, Turn};
 use replay_net::reply_budget::ReplyBudgets;
 use replay_net::service::Service;
 use replay_wire::{
-    CloseWriter, DescribeTable, DropParameters, DropTable, EmptyTable, ErrorCode, GetParameters,
-    List, OpenOrResume, PutParameters, ReplyBody, ReportCorrupt, RequestBody, Stats,
-    UpdatePriorities,
+    CloseWriter, DescribeTable, DropParameters, DropTable, EmptyTable, ErrorCode, GetParameters, List, OpenOrResume,
+    PutParameters, ReplyBody, ReportCorrupt, RequestBody, Stats, UpdatePriorities,
 };
 
 /// Limit of the memory: tables with the largest capacities do not fit.
@@ -40,14 +39,7 @@ pub fn run(kind: u8, calls: &[Call]) -> usize {
     let mut world = World::new();
     let (table, writer) = (Table::FIRST, Writer::FIRST);
     world.create(table, kind, Capacity::Small(40));
-    world.call(&Call::Open {
-        table,
-        writer,
-        streams: 2,
-        before: 2,
-        after: 2,
-        resume: false,
-    });
+    world.call(&Call::Open { table, writer, streams: 2, before: 2, after: 2, resume: false });
     for call in calls {
         world.call(call);
     }
@@ -103,19 +95,8 @@ impl World {
 
     fn call(&mut self, call: &Call) {
         match call {
-            Call::Create {
-                table,
-                kind,
-                capacity,
-            } => self.create(*table, *kind, *capacity),
-            &Call::Open {
-                table,
-                writer,
-                streams,
-                before,
-                after,
-                resume,
-            } => {
+            Call::Create { table, kind, capacity } => self.create(*table, *kind, *capacity),
+            &Call::Open { table, writer, streams, before, after, resume } => {
                 let open = OpenWriter {
                     table: name(table),
                     writer: number(writer),
@@ -133,16 +114,7 @@ impl World {
             }
             &Call::Close(table, writer, chance) if chance.is_seldom() => self.close(table, writer),
             Call::Push(push) => self.push(push),
-            &Call::Sample {
-                table,
-                count,
-                before,
-                after,
-                allow_short,
-                min_probability,
-                part,
-                delivered,
-            } => {
+            &Call::Sample { table, count, before, after, allow_short, min_probability, part, delivered } => {
                 let request = SampleRequest {
                     table: name(table),
                     count,
@@ -150,9 +122,7 @@ impl World {
                     after,
                     allow_short,
                     min_probability,
-                    part: (part < 40).then_some(BatchPart {
-                        limiter_samples: part,
-                    }),
+                    part: (part < 40).then_some(BatchPart { limiter_samples: part }),
                     repeated: false,
                 };
                 self.sample(table, request, delivered);
@@ -161,37 +131,21 @@ impl World {
                 finish(self.held.remove(0), delivered);
             }
             Call::Update(table, updates) => self.update(*table, updates),
-            &Call::Read {
-                table,
-                go_on,
-                number,
-                next,
-                bytes,
-            } => {
+            &Call::Read { table, go_on, number, next, bytes } => {
                 let from = self.read.take().filter(|_| go_on).unwrap_or(ReadPosition {
                     number,
                     next: next.into(),
                     ..ReadPosition::default()
                 });
-                let request = ReadSteps {
-                    table: name(table),
-                    from,
-                    bytes: bytes.into(),
-                };
+                let request = ReadSteps { table: name(table), from, bytes: bytes.into() };
                 if let Some(ReplyBody::StepsRead(read)) = self.ask(&request.into(), 0) {
-                    self.ledger(table)
-                        .expect("the table exists")
-                        .check_steps(&read);
+                    self.ledger(table).expect("the table exists").check_steps(&read);
                     self.read = read.next;
                 }
             }
             &Call::Corrupt(table, pick) => {
                 let id = self.ledger(table).map_or(pick, |ledger| ledger.id(pick));
-                let request = ReportCorrupt {
-                    table: name(table),
-                    id,
-                    reason: "does not decode".into(),
-                };
+                let request = ReportCorrupt { table: name(table), id, reason: "does not decode".into() };
                 if let Some(ReplyBody::Corrupt(Some(_))) = self.ask(&request.into(), 0) {
                     self.ledger(table).expect("the table exists").remove(id);
                 }
@@ -215,12 +169,7 @@ impl World {
                     (described, known) => panic!("{:?}, {known:?}", described.is_some()),
                 }
             }
-            Call::Put {
-                id,
-                version,
-                valid,
-                bytes,
-            } => {
+            Call::Put { id, version, valid, bytes } => {
                 let request = PutParameters {
                     name: "policy".into(),
                     id: (*id).into(),
@@ -236,10 +185,7 @@ impl World {
                 let request = GetParameters {
                     name: "policy".into(),
                     newer_than: (*newer_than).into(),
-                    writer: writer.map(|(table, writer)| WriterId {
-                        table: name(table),
-                        writer: number(writer),
-                    }),
+                    writer: writer.map(|(table, writer)| WriterId { table: name(table), writer: number(writer) }),
                 };
                 if let Some(ReplyBody::Parameters(Some(found))) = self.ask(&request.into(), 0) {
                     assert!(found.version > u64::from(*newer_than));
@@ -260,11 +206,7 @@ impl World {
                 let stats = self.ask(&Stats.into(), 0);
                 assert!(matches!(stats, Some(ReplyBody::Stats(_))));
             }
-            Call::Deliver(_)
-            | Call::Close(..)
-            | Call::Empty(..)
-            | Call::DropTable(..)
-            | Call::DropParameters(_) => {}
+            Call::Deliver(_) | Call::Close(..) | Call::Empty(..) | Call::DropTable(..) | Call::DropParameters(_) => {}
         }
     }
 
@@ -284,20 +226,12 @@ impl World {
     }
 
     fn close(&mut self, table: Table, writer: Writer) {
-        let known = self
-            .ledger(table)
-            .and_then(|ledger| ledger.writers.get(&writer.index()));
+        let known = self.ledger(table).and_then(|ledger| ledger.writers.get(&writer.index()));
         let epoch = known.map_or(1, |known| known.epoch);
-        let close = CloseWriter {
-            table: name(table),
-            writer: number(writer),
-            epoch,
-        };
+        let close = CloseWriter { table: name(table), writer: number(writer), epoch };
         let closed = self.ask(&close.into(), 0).is_some();
         let ledger = self.ledger(table);
-        if closed
-            && let Some(known) = ledger.and_then(|known| known.writers.get_mut(&writer.index()))
-        {
+        if closed && let Some(known) = ledger.and_then(|known| known.writers.get_mut(&writer.index())) {
             known.closed = true;
         }
     }
@@ -307,11 +241,7 @@ impl World {
             return;
         };
         let generation = ledger.generation;
-        let known = ledger
-            .writers
-            .get(&call.writer.index())
-            .cloned()
-            .unwrap_or_default();
+        let known = ledger.writers.get(&call.writer.index()).cloned().unwrap_or_default();
         let streams = known.streams.max(1);
         let mut next = known.next;
         let mut payload = Vec::new();
@@ -332,11 +262,7 @@ impl World {
             let rows = if chunk.wrong == 8 { 0 } else { chunk.rows };
             let packed = pack(
                 generation,
-                Step {
-                    writer: call.writer.index(),
-                    stream: stream as u8,
-                    number: first_step as u32,
-                },
+                Step { writer: call.writer.index(), stream: stream as u8, number: first_step as u32 },
                 rows,
             );
             let bytes = packed.len() as u32;
@@ -393,11 +319,7 @@ impl World {
                 4 => known.sequence + 2,
                 _ => known.sequence + 1,
             },
-            body: PushBody {
-                chunks,
-                items,
-                payload: payload.into(),
-            },
+            body: PushBody { chunks, items, payload: payload.into() },
         };
         let bytes = 4 * push.body.payload.len() as u64;
         if self.ask(&push.clone().into(), bytes).is_some() {
@@ -468,8 +390,7 @@ fn number(writer: Writer) -> u64 {
 /// A safetensors file of one tensor.
 fn safetensors(bytes: &[u8]) -> Bytes {
     let count = bytes.len();
-    let header =
-        format!(r#"{{"w":{{"dtype":"U8","shape":[{count}],"data_offsets":[0,{count}]}}}}"#);
+    let header = format!(r#"{{"w":{{"dtype":"U8","shape":[{count}],"data_offsets":[0,{count}]}}}}"#);
     let mut file = (header.len() as u64).to_le_bytes().to_vec();
     file.extend(header.as_bytes());
     file.extend(bytes);

@@ -15,8 +15,8 @@ use replay_net::framing::write_frame;
 use replay_net::server::Server;
 use replay_net::stack::{Address, Stack, until};
 use replay_wire::{
-    Authenticate, Challenge, FrameLimits, Hello, OutgoingFrame, PROTOCOL, RELEASE, Reply,
-    ReplyBody, Request, RequestBody, Stats, Welcome, encode_reply, encode_request,
+    Authenticate, Challenge, FrameLimits, Hello, OutgoingFrame, PROTOCOL, RELEASE, Reply, ReplyBody, Request,
+    RequestBody, Stats, Welcome, encode_reply, encode_request,
 };
 use simulation::Sim;
 
@@ -40,10 +40,7 @@ pub fn to_server(input: &[u8]) {
         tables: vec![table_config("one", 0, 64)],
         ..ServerConfig::default()
     };
-    let memory = Memory::new(MemoryLimits {
-        seed: Some(1),
-        ..config.memory_limits()
-    });
+    let memory = Memory::new(MemoryLimits { seed: Some(1), ..config.memory_limits() });
     let server = Arc::new(Server::new(&config, memory).expect("a valid configuration"));
     let sim = Sim::new(1);
     let stack = sim.stack();
@@ -82,30 +79,17 @@ fn after_handshake(input: &[u8], handshake: fn() -> Vec<u8>) -> Option<Vec<u8>> 
 
 /// The client's side of a handshake without a token.
 fn handshake() -> Vec<u8> {
-    let hello = Hello {
-        protocol: PROTOCOL,
-        release: RELEASE.into(),
-        nonce: [7; 32],
-        program: 0,
-    };
+    let hello = Hello { protocol: PROTOCOL, release: RELEASE.into(), nonce: [7; 32], program: 0 };
     let bodies = [hello.into(), Authenticate { proof: None }.into()];
-    let requests = (1..).zip(bodies).map(|(id, body)| Request {
-        id,
-        deadline_ms: 0,
-        body,
-    });
-    requests
-        .flat_map(|request| bytes_of(encode_request(&request).expect("a valid request")))
-        .collect()
+    let requests = (1..).zip(bodies).map(|(id, body)| Request { id, deadline_ms: 0, body });
+    requests.flat_map(|request| bytes_of(encode_request(&request).expect("a valid request"))).collect()
 }
 
 /// The bytes of a frame.
 fn bytes_of(mut frame: OutgoingFrame) -> Vec<u8> {
     let mut bytes = Vec::new();
     let written = write_frame(&mut frame, &mut bytes, "a buffer").now_or_never();
-    written
-        .expect("a buffer takes everything")
-        .expect("no error");
+    written.expect("a buffer takes everything").expect("no error");
     bytes
 }
 
@@ -119,14 +103,9 @@ fn welcome() -> Vec<u8> {
         token_needed: false,
         max_frame_bytes: 1 << 20,
     };
-    let bodies = [
-        ReplyBody::Challenge(challenge),
-        ReplyBody::Welcome(Welcome { proof: None }),
-    ];
+    let bodies = [ReplyBody::Challenge(challenge), ReplyBody::Welcome(Welcome { proof: None })];
     let replies = (1..).zip(bodies).map(|(id, body)| Reply { id, body });
-    replies
-        .flat_map(|reply| bytes_of(encode_reply(reply).expect("a valid reply")))
-        .collect()
+    replies.flat_map(|reply| bytes_of(encode_reply(reply).expect("a valid reply"))).collect()
 }
 
 /// A client reads the bytes as a server's, after the handshake if the first one is odd. Samples among the replies are decoded.
@@ -138,14 +117,8 @@ pub fn to_client(input: &[u8]) {
         return;
     };
     let table = table_config("one", 0, 64);
-    let options = DecodeOptions {
-        threads: 1,
-        ..DecodeOptions::default()
-    };
-    let view = ViewSpec::Window(Window {
-        before: 2,
-        after: 2,
-    });
+    let options = DecodeOptions { threads: 1, ..DecodeOptions::default() };
+    let view = ViewSpec::Window(Window { before: 2, after: 2 });
     let decoder = Decoder::new(&table, &view, options).expect("a valid view");
     let stream = join(received.as_slice(), sink());
     let mut client = RequestPipeline::new(stream, FrameLimits::new(1 << 20), "a server".into());
@@ -161,8 +134,6 @@ pub fn to_client(input: &[u8]) {
             }
         }
     };
-    let end: replay_net::error::Result<()> = read
-        .now_or_never()
-        .expect("the bytes and their end are there");
+    let end: replay_net::error::Result<()> = read.now_or_never().expect("the bytes and their end are there");
     assert!(end.is_err(), "the stream ends");
 }

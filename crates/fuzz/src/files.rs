@@ -68,10 +68,7 @@ impl Records {
             records.push((u32::from_le_bytes(*kind), body.to_vec()));
             rest = &after[4..];
         }
-        Records {
-            head: head.to_vec(),
-            records,
-        }
+        Records { head: head.to_vec(), records }
     }
 
     fn write(&self) -> Vec<u8> {
@@ -154,35 +151,20 @@ static SNAPSHOT: LazyLock<Records> = LazyLock::new(|| {
         }
     }
     let policy = Bytes::from_static(b"\x02\0\0\0\0\0\0\0{}");
-    replay
-        .put_parameters("policy", policy, &wait)
-        .expect("parameters");
+    replay.put_parameters("policy", policy, &wait).expect("parameters");
     let mut bytes = Vec::new();
     snapshot::save_server(&memory, &mut bytes).expect("a snapshot");
     let records = Records::read(&bytes);
-    assert_eq!(
-        records.write(),
-        bytes,
-        "the format of snapshots as this target knows it"
-    );
+    assert_eq!(records.write(), bytes, "the format of snapshots as this target knows it");
     records
 });
 
 /// Eight steps, with items whose windows are there.
 fn push(generation: u16, first: u32) -> PushBody {
-    let step = Step {
-        writer: 1,
-        stream: 0,
-        number: first,
-    };
+    let step = Step { writer: 1, stream: 0, number: first };
     let packed = pack(generation, step, 8);
     PushBody {
-        chunks: vec![ChunkHead {
-            stream: 0,
-            rows: 8,
-            first_step: first.into(),
-            bytes: packed.len() as u32,
-        }],
+        chunks: vec![ChunkHead { stream: 0, rows: 8, first_step: first.into(), bytes: packed.len() as u32 }],
         items: (first + 1..first + 7)
             .map(|anchor| NewItem {
                 anchor: anchor.into(),
@@ -197,12 +179,7 @@ fn push(generation: u16, first: u32) -> PushBody {
 }
 
 fn memory() -> Arc<Memory> {
-    Memory::new(MemoryLimits {
-        max_bytes: MEMORY,
-        receive_bytes: 0,
-        seed: Some(1),
-        ..MemoryLimits::default()
-    })
+    Memory::new(MemoryLimits { max_bytes: MEMORY, receive_bytes: 0, seed: Some(1), ..MemoryLimits::default() })
 }
 
 /// Restores a changed snapshot. It is refused as a whole, or what it says can be sampled and saved.

@@ -3,8 +3,7 @@
 use bytes::Bytes;
 use replay_wire::frame::HEADER_BYTES;
 use replay_wire::{
-    Frame, FrameLimits, Header, OutgoingFrame, decode_reply, decode_request, encode_reply,
-    encode_request,
+    Frame, FrameLimits, Header, OutgoingFrame, decode_reply, decode_request, encode_reply, encode_request,
 };
 
 use crate::allocations;

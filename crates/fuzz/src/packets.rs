@@ -8,9 +8,7 @@ use bolero::TypeGenerator;
 use crate::allocations;
 use gradients::ethernet::{Arp, HeaderTemplate, MAX_FRAME, ParsedFrame};
 use gradients::packet::{HEADER_BYTES, MAX_DATAGRAM, PacketHeader};
-use gradients::{
-    Aggregator, AggregatorLimits, Arithmetic, Asynchronous, JoinJob, Ticket, Transmit,
-};
+use gradients::{Aggregator, AggregatorLimits, Arithmetic, Asynchronous, JoinJob, Ticket, Transmit};
 
 /// Limit of a job's segments.
 const JOB: usize = 1 << 20;
@@ -88,25 +86,13 @@ fn from(port: u8) -> SocketAddr {
 /// When it allocates more than its limit, answers a datagram with more than one for each worker and segment, or an idle job stays.
 pub fn aggregate(events: &[Event]) {
     let mut now = Instant::now();
-    let limits = AggregatorLimits {
-        jobs: 2,
-        window: 4,
-        idle: Duration::from_secs(10),
-        job_bytes: JOB,
-    };
+    let limits = AggregatorLimits { jobs: 2, window: 4, idle: Duration::from_secs(10), job_bytes: JOB };
     let mut aggregator = Aggregator::new(limits);
     let mut tickets: Vec<Ticket> = Vec::new();
     let mut sent = Sent { datagrams: 0 };
     for event in events {
         match event {
-            &Event::Join {
-                job,
-                worker,
-                workers,
-                fixed,
-                segment_values,
-                asynchronous,
-            } => {
+            &Event::Join { job, worker, workers, fixed, segment_values, asynchronous } => {
                 let request = JoinJob {
                     job: format!("job {job}"),
                     worker,
@@ -134,15 +120,7 @@ pub fn aggregate(events: &[Event]) {
                     aggregator.leave(ticket.session, &mut sent);
                 }
             }
-            Event::Datagram {
-                session,
-                from: port,
-                kind,
-                round,
-                segment,
-                key,
-                body,
-            } => {
+            Event::Datagram { session, from: port, kind, round, segment, key, body } => {
                 let ticket = tickets.get(usize::from(*session));
                 let number = ticket.map_or(u32::from(*session) << 8, |ticket| ticket.session);
                 let fields = u64::from(*round) | u64::from(*segment) << 20;
@@ -167,13 +145,7 @@ pub fn aggregate(events: &[Event]) {
     assert_eq!(aggregator.jobs(), 0, "an idle job ends");
 }
 
-fn receive(
-    aggregator: &mut Aggregator,
-    now: Instant,
-    from: SocketAddr,
-    datagram: &[u8],
-    sent: &mut Sent,
-) {
+fn receive(aggregator: &mut Aggregator, now: Instant, from: SocketAddr, datagram: &[u8], sent: &mut Sent) {
     sent.datagrams = 0;
     let receive = || aggregator.receive(now, from, datagram, sent);
     allocations::within(64 << 10, "a datagram", receive);
@@ -206,10 +178,7 @@ pub fn frame(input: &[u8]) {
         }
         ParsedFrame::Arp(arp) => {
             let bytes = arp.write(&mut room);
-            assert_eq!(
-                ParsedFrame::read(&room[..bytes], here, 4),
-                ParsedFrame::Arp(arp)
-            );
+            assert_eq!(ParsedFrame::read(&room[..bytes], here, 4), ParsedFrame::Arp(arp));
             let reply: Arp = arp.reply(mac);
             assert_eq!((reply.to, reply.from.1), (arp.from, mac));
         }

@@ -15,11 +15,9 @@ fn frames_of_a_peer() {
 #[test]
 fn requests_to_a_memory() {
     let sampled = AtomicUsize::new(0);
-    check!()
-        .with_type::<(u8, Vec<calls::Call>)>()
-        .for_each(|(kind, calls)| {
-            sampled.fetch_add(calls::run(*kind, calls), Ordering::Relaxed);
-        });
+    check!().with_type::<(u8, Vec<calls::Call>)>().for_each(|(kind, calls)| {
+        sampled.fetch_add(calls::run(*kind, calls), Ordering::Relaxed);
+    });
     let sampled = sampled.into_inner();
     assert!(sampled > 100, "random calls have sampled {sampled} items");
 }
@@ -36,9 +34,7 @@ fn bytes_to_a_client() {
 
 #[test]
 fn changed_snapshots() {
-    check!()
-        .with_type::<Vec<files::Edit>>()
-        .for_each(|edits| files::restore(edits));
+    check!().with_type::<Vec<files::Edit>>().for_each(|edits| files::restore(edits));
 }
 
 #[test]
@@ -53,9 +49,7 @@ fn texts_of_users() {
 
 #[test]
 fn datagrams_to_an_aggregator() {
-    check!()
-        .with_type::<Vec<packets::Event>>()
-        .for_each(|events| packets::aggregate(events));
+    check!().with_type::<Vec<packets::Event>>().for_each(|events| packets::aggregate(events));
 }
 
 #[test]

@@ -35,11 +35,7 @@ fn main() {
     let eal = [pages, "-m", "512", "--no-pci"].map(str::to_owned);
     // Before a thread is pinned.
     let allowed = cores::allowed();
-    let cores = Cores {
-        receiving: allowed[0],
-        generating: allowed[allowed.len() - 1],
-        huge,
-    };
+    let cores = Cores { receiving: allowed[0], generating: allowed[allowed.len() - 1], huge };
     eal::start(&eal).expect("DPDK starts");
     for values in [2, MAX_SEGMENT_VALUES as u16] {
         let rounds = match (measure, values) {
@@ -71,16 +67,8 @@ struct Cores {
 fn memif(number: usize) -> (tempfile::TempDir, [String; 2]) {
     let folder = tempfile::tempdir().expect("a folder for a socket");
     let socket = folder.path().join("memif.sock");
-    let device = |role, number| {
-        format!(
-            "net_memif{number},role={role},id=0,socket={}",
-            socket.display()
-        )
-    };
-    let devices = [
-        device("server", 2 * number),
-        device("client", 2 * number + 1),
-    ];
+    let device = |role, number| format!("net_memif{number},role={role},id=0,socket={}", socket.display());
+    let devices = [device("server", 2 * number), device("client", 2 * number + 1)];
     (folder, devices)
 }
 
@@ -134,9 +122,7 @@ fn sum(eal: &[String], used: &Cores, values: u16, rounds: u32) {
             deadline: PATIENCE,
             asynchronous: None,
         };
-        let ticket = aggregator
-            .join(&request, None, None)
-            .expect("there is room");
+        let ticket = aggregator.join(&request, None, None).expect("there is room");
         let from: SocketAddrV4 = GENERATOR.parse().expect("an address");
         let from = SocketAddrV4::new(*from.ip(), from.port() + worker);
         let route = HeaderTemplate::new((from, generator.mac), (config.address, mac));
@@ -181,8 +167,7 @@ fn echo(used: &Cores, values: u16, rounds: u32) {
     let to: SocketAddrV4 = AGGREGATOR.parse().expect("an address");
     let from = GENERATOR.parse().expect("an address");
     let route = HeaderTemplate::new((from, generator.mac), (to, generator.mac));
-    let templates =
-        (0..WORKERS).map(|worker| ContributionTemplate::new(&route, worker.into(), values));
+    let templates = (0..WORKERS).map(|worker| ContributionTemplate::new(&route, worker.into(), values));
     let templates: Vec<_> = templates.collect();
     generator.wait_for_peer(&templates[0]);
     let took = generator.run(&templates, 256, rounds);
@@ -211,11 +196,7 @@ impl ContributionTemplate {
         let header = PacketHeader::new(PacketKind::Float, session, 0, 0).encode();
         let bytes = route.write(&mut frame, &header, &body).expect("it fits");
         let sum = u16::from_be_bytes([frame[Self::CHECKSUM], frame[Self::CHECKSUM + 1]]);
-        ContributionTemplate {
-            frame,
-            bytes,
-            rest: (!sum).into(),
-        }
+        ContributionTemplate { frame, bytes, rest: (!sum).into() }
     }
 
     fn write(&self, room: &mut [u8; MAX_FRAME], round: u32, segment: u32) -> usize {
@@ -261,11 +242,7 @@ impl TrafficGenerator {
     }
 
     /// Sends a frame again and again until `answer` accepts a received one.
-    fn ask<T>(
-        &mut self,
-        write: impl Fn(&mut [u8; MAX_FRAME]) -> usize,
-        answer: impl Fn(&[u8]) -> Option<T>,
-    ) -> T {
+    fn ask<T>(&mut self, write: impl Fn(&mut [u8; MAX_FRAME]) -> usize, answer: impl Fn(&[u8]) -> Option<T>) -> T {
         let begun = Instant::now();
         while begun.elapsed() < PATIENCE {
             self.send(&write);
@@ -294,11 +271,7 @@ impl TrafficGenerator {
 
     fn find(&mut self, ip: std::net::Ipv4Addr) -> Mac {
         let here: SocketAddrV4 = GENERATOR.parse().expect("an address");
-        let request = Arp {
-            is_request: true,
-            from: (*here.ip(), self.mac),
-            to: (ip, [0; 6]),
-        };
+        let request = Arp { is_request: true, from: (*here.ip(), self.mac), to: (ip, [0; 6]) };
         self.ask(
             |room| request.write(room),
             |frame| match ParsedFrame::read(frame, here, 1) {
@@ -356,10 +329,7 @@ impl TrafficGenerator {
         while *count < at_least {
             *count += self.received.fetch() as u64;
             turns = turns.wrapping_add(1);
-            assert!(
-                !turns.is_multiple_of(1 << 20) || begun.elapsed() < PATIENCE,
-                "{count} of {at_least} came back"
-            );
+            assert!(!turns.is_multiple_of(1 << 20) || begun.elapsed() < PATIENCE, "{count} of {at_least} came back");
         }
     }
 

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use base::wait::Wait;
 use gradients::packet::{HEADER_BYTES, PacketHeader, PacketKind};
 use gradients::{
-    Aggregator, AggregatorLimits, AggregatorTransport, Arithmetic, JoinJob, Transmit,
-    UdpAggregator, UdpTransport, Worker,
+    Aggregator, AggregatorLimits, AggregatorTransport, Arithmetic, JoinJob, Transmit, UdpAggregator, UdpTransport,
+    Worker,
 };
 
 const WORKERS: u16 = 4;
@@ -119,14 +119,11 @@ fn aggregator(values: u16, rounds: u64) {
 
 fn udp_sum(bytes: usize, rounds: usize) {
     let here = SocketAddr::from(([127, 0, 0, 1], 0));
-    let aggregator =
-        UdpAggregator::start(here, AggregatorLimits::default()).expect("a port on this machine");
+    let aggregator = UdpAggregator::start(here, AggregatorLimits::default()).expect("a port on this machine");
     let together = Barrier::new(WORKERS.into());
     let work = |number| {
         let request = request(number, 360);
-        let ticket = aggregator
-            .join(&request, None, None)
-            .expect("there is room");
+        let ticket = aggregator.join(&request, None, None).expect("there is room");
         let (at, wait) = (aggregator.address(), Wait::forever());
         let transport = UdpTransport::to(at).expect("a socket");
         let worker = Worker::join(transport, at, &request, &ticket, LONG, &wait);

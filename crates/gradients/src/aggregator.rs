@@ -34,12 +34,7 @@ pub struct AggregatorLimits {
 
 impl Default for AggregatorLimits {
     fn default() -> Self {
-        AggregatorLimits {
-            jobs: 16,
-            window: 256,
-            idle: Duration::from_secs(3600),
-            job_bytes: 128 << 20,
-        }
+        AggregatorLimits { jobs: 16, window: 256, idle: Duration::from_secs(3600), job_bytes: 128 << 20 }
     }
 }
 
@@ -151,17 +146,9 @@ impl Aggregator {
         if let Some(replaced) = replaced {
             self.sessions.remove(replaced);
         }
-        let owner = SessionOwner {
-            job: index as u32,
-            worker: request.worker,
-        };
+        let owner = SessionOwner { job: index as u32, worker: request.worker };
         self.sessions.insert(session, owner);
-        Ok(Ticket {
-            session,
-            key,
-            round,
-            window,
-        })
+        Ok(Ticket { session, key, round, window })
     }
 
     fn create_job(
@@ -181,9 +168,7 @@ impl Aggregator {
             .into());
         };
         // A segment in flight also occupies an entry at the parent.
-        let window = parent
-            .as_ref()
-            .map_or(u32::MAX, |parent| parent.ticket.window);
+        let window = parent.as_ref().map_or(u32::MAX, |parent| parent.ticket.window);
         let window = self.limits.window.min(window);
         let (entries, depth) = settings.table_size(window);
         let bytes = SegmentTable::bytes(entries, depth, settings.segment_bytes());
@@ -215,13 +200,9 @@ impl Aggregator {
         if let Some(parent) = &parent
             && self.is_used(parent.ticket.session)
         {
-            return Err(Error::Refused(
-                "the session number that the parent chose is in use here: join again".into(),
-            ));
+            return Err(Error::Refused("the session number that the parent chose is in use here: join again".into()));
         }
-        let first = parent
-            .as_ref()
-            .map_or(FIRST_ROUND, |parent| parent.ticket.round);
+        let first = parent.as_ref().map_or(FIRST_ROUND, |parent| parent.ticket.round);
         let mut job = Job::new(&request.job, settings, window, first, now);
         job.below = below;
         job.parent = parent;
@@ -285,13 +266,7 @@ impl Aggregator {
 
     /// Receives a datagram from `from`. Inlined, because a function call takes about as long as adding up a contribution.
     #[inline(always)]
-    pub fn receive<T: Transmit>(
-        &mut self,
-        now: Instant,
-        from: SocketAddr,
-        datagram: &[u8],
-        out: &mut T,
-    ) {
+    pub fn receive<T: Transmit>(&mut self, now: Instant, from: SocketAddr, datagram: &[u8], out: &mut T) {
         self.counters.received += 1;
         let Some((header, body)) = PacketHeader::decode(datagram) else {
             self.counters.malformed += 1;
@@ -325,13 +300,7 @@ impl Aggregator {
 
     /// Handles a member's datagram that is neither a contribution nor path validation.
     #[cold]
-    fn receive_other<T: Transmit>(
-        &mut self,
-        owner: SessionOwner,
-        header: PacketHeader,
-        body: &[u8],
-        out: &mut T,
-    ) {
+    fn receive_other<T: Transmit>(&mut self, owner: SessionOwner, header: PacketHeader, body: &[u8], out: &mut T) {
         let worker = owner.worker;
         let Some(job) = &mut self.jobs[owner.job as usize] else {
             return;
@@ -342,19 +311,17 @@ impl Aggregator {
         let counters = &mut self.counters;
         match header.kind {
             PacketKind::Help => job.answer_query(worker, header, out),
-            PacketKind::Leave
-            | PacketKind::Reset
-            | PacketKind::SetH
-            | PacketKind::FBcast
-            | PacketKind::Halt => match body.strip_prefix(&key) {
-                None => counters.strangers += 1,
-                Some(_) if header.kind == PacketKind::Leave => {
-                    let ack = Ack::new(Status::Done, PacketKind::Leave);
-                    job.send_ack(worker, SegmentId::new(0, 0), &ack, out);
-                    self.leave(header.session, out);
+            PacketKind::Leave | PacketKind::Reset | PacketKind::SetH | PacketKind::FBcast | PacketKind::Halt => {
+                match body.strip_prefix(&key) {
+                    None => counters.strangers += 1,
+                    Some(_) if header.kind == PacketKind::Leave => {
+                        let ack = Ack::new(Status::Done, PacketKind::Leave);
+                        job.send_ack(worker, SegmentId::new(0, 0), &ack, out);
+                        self.leave(header.session, out);
+                    }
+                    Some(argument) => job.control(worker, header, argument, out),
                 }
-                Some(argument) => job.control(worker, header, argument, out),
-            },
+            }
             _ => counters.malformed += 1,
         }
     }

@@ -51,15 +51,8 @@ pub trait AggregatorTransport: Send + Sync {
     }
 
     /// Adds a worker or a rack to a job. Parameters and errors: see [`Aggregator::join`].
-    fn join(
-        &self,
-        request: &JoinJob,
-        rack: Option<u32>,
-        parent: Option<ParentAggregator>,
-    ) -> Result<Ticket> {
-        change(self, |aggregator, now, out| {
-            aggregator.join(now, request, rack, parent, out)
-        })
+    fn join(&self, request: &JoinJob, rack: Option<u32>, parent: Option<ParentAggregator>) -> Result<Ticket> {
+        change(self, |aggregator, now, out| aggregator.join(now, request, rack, parent, out))
     }
 
     /// Removes the worker of `session`, whose connection has ended. Sums that wait for it fail at once.
@@ -69,9 +62,7 @@ pub trait AggregatorTransport: Send + Sync {
 
     /// See [`Aggregator::lose_parent`].
     fn lose_parent(&self, session: u32) {
-        change(self, |aggregator, _, out| {
-            aggregator.lose_parent(session, out)
-        });
+        change(self, |aggregator, _, out| aggregator.lose_parent(session, out));
     }
 }
 

@@ -163,9 +163,7 @@ impl Grid {
     /// Grid for values below 2^(exponent - 126), summed over `workers`.
     pub fn new(exponent: u8, workers: u32) -> Self {
         let sum_bits = workers.max(1).next_power_of_two().ilog2() as i32;
-        Grid {
-            scale: (exponent != NOT_FINITE).then(|| 30 - sum_bits + 126 - i32::from(exponent)),
-        }
+        Grid { scale: (exponent != NOT_FINITE).then(|| 30 - sum_bits + 126 - i32::from(exponent)) }
     }
 
     /// Replaces `body` by the values as integers, rounded to nearest, ties to even.
@@ -215,10 +213,7 @@ mod tests {
                     let exact = one as f64 * workers as f64;
                     let error = (f64::from(*sum) - exact).abs();
                     // float32 has 24 bits, the grid 24 or more of the largest.
-                    assert!(
-                        error <= f64::from(largest) * workers as f64 * 2f64.powi(-23),
-                        "{workers} x {one}: {sum}"
-                    );
+                    assert!(error <= f64::from(largest) * workers as f64 * 2f64.powi(-23), "{workers} x {one}: {sum}");
                 }
             }
         }

@@ -75,11 +75,7 @@ struct SegmentProgress {
 impl SegmentProgress {
     /// Progress of a segment after update `index`.
     fn after(index: u64) -> Self {
-        SegmentProgress {
-            round: index + 1,
-            pending: false,
-            held: false,
-        }
+        SegmentProgress { round: index + 1, pending: false, held: false }
     }
 }
 
@@ -111,10 +107,7 @@ impl AsynchronousSession {
         };
         let values = settings.values as usize;
         let segments = settings.segments(request.segment_values) as usize;
-        let mean = || PendingMean {
-            mean: vec![0.0; values],
-            missing: segments,
-        };
+        let mean = || PendingMean { mean: vec![0.0; values], missing: segments };
         AsynchronousSession {
             number: request.worker,
             staleness: settings.staleness.into(),
@@ -167,11 +160,7 @@ impl AsynchronousSession {
     /// # Panics
     /// For a gradient of another length than the job's, or an index beyond the last update taken.
     pub fn offer(&mut self, gradient: &[f32], index: u64) -> bool {
-        assert_eq!(
-            gradient.len(),
-            self.gradient.len(),
-            "the gradient has another length"
-        );
+        assert_eq!(gradient.len(), self.gradient.len(), "the gradient has another length");
         assert!(index <= self.index, "the gradient is of weights to come");
         if self.is_busy() {
             return false;
@@ -288,16 +277,11 @@ impl AsynchronousSession {
     fn receive_ack(&mut self, header: PacketHeader, ack: Ack) {
         let is_next = self.next_mean(header).is_some();
         let failure = match ack.status {
-            Status::Failed => Error::Missing {
-                workers: worker_numbers(ack.missing),
-                reason: ack.text,
-            },
+            Status::Failed => Error::Missing { workers: worker_numbers(ack.missing), reason: ack.text },
             Status::Halted => Error::Halted(ack.text),
             Status::Reset => Error::Reset(ack.text),
             Status::Refused if is_next => Error::Refused(ack.text),
-            Status::Gone if is_next => Error::Behind {
-                round: self.index + 1,
-            },
+            Status::Gone if is_next => Error::Behind { round: self.index + 1 },
             Status::Waiting if is_next && ack.missing & 1 << self.number == 0 => {
                 let in_flight = self.in_flight.iter_mut();
                 for at in in_flight.filter(|at| at.segment == header.segment) {
@@ -410,11 +394,7 @@ impl AsynchronousSession {
         let (oldest, newest) = (rounds.clone().min(), rounds.max());
         let most = if oldest == newest { 1 } else { MAX_QUERIES };
         let untaken = |segment: &SegmentProgress| self.mean_index(segment.round).is_some();
-        let segments = || {
-            (0..)
-                .zip(&self.segments)
-                .filter(|(_, segment)| untaken(segment))
-        };
+        let segments = || (0..).zip(&self.segments).filter(|(_, segment)| untaken(segment));
         let lagging = segments().filter(|(_, segment)| Some(segment.round) == oldest);
         let held = segments().filter(|(_, segment)| segment.held && segment.pending);
         let probed = lagging.take(most).chain(held.take(MAX_QUERIES));
@@ -435,13 +415,7 @@ impl AsynchronousSession {
 impl Exchange for AsynchronousSession {
     type Output = ();
 
-    fn receive<T: Transmit>(
-        &mut self,
-        now: Instant,
-        from: SocketAddr,
-        datagram: &[u8],
-        out: &mut T,
-    ) {
+    fn receive<T: Transmit>(&mut self, now: Instant, from: SocketAddr, datagram: &[u8], out: &mut T) {
         let Some((header, body)) = self.session.read(from, datagram) else {
             return;
         };
@@ -455,9 +429,7 @@ impl Exchange for AsynchronousSession {
                     self.receive_ack(header, ack);
                 }
             }
-            PacketKind::Help if self.next_mean(header).is_some() => {
-                self.send_again(now, header.segment, out)
-            }
+            PacketKind::Help if self.next_mean(header).is_some() => self.send_again(now, header.segment, out),
             PacketKind::Float | PacketKind::Partial => {
                 // A sum of the wrong length is ignored, and queried again.
                 let _ = self.receive_sum(now, header, body);
@@ -467,14 +439,10 @@ impl Exchange for AsynchronousSession {
     }
 
     fn poll<T: Transmit>(&mut self, now: Instant, out: &mut T) -> Option<Result<()>> {
-        let silence = self
-            .unanswered_since
-            .map(|since| now.saturating_duration_since(since));
+        let silence = self.unanswered_since.map(|since| now.saturating_duration_since(since));
         if let Some(silence) = silence.filter(|&silence| silence >= self.deadline) {
-            self.failure.get_or_insert(Error::Silent {
-                address: self.session.aggregator,
-                waited_ms: silence.as_millis(),
-            });
+            self.failure
+                .get_or_insert(Error::Silent { address: self.session.aggregator, waited_ms: silence.as_millis() });
         }
         if let Some(failure) = &self.failure {
             return Some(Err(failure.clone()));

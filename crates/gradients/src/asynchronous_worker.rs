@@ -65,10 +65,7 @@ impl AsynchronousWorker {
         threads
             .start("innet-updates", move |stop| run(&session, transport, &stop))
             .map_err(OsError::of("cannot start a thread for gradients"))?;
-        Ok(AsynchronousWorker {
-            shared,
-            _threads: threads,
-        })
+        Ok(AsynchronousWorker { shared, _threads: threads })
     }
 
     /// See [`AsynchronousSession::offer`].

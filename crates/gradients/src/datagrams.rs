@@ -68,8 +68,7 @@ mod tests {
                         let Ok(receiver) = bind(here) else {
                             // Not `eprintln!`, which the test harness captures. The configuration of nextest shows it.
                             let mut stderr = std::io::stderr();
-                            writeln!(stderr, "skipped: the address {loopback} is not there")
-                                .unwrap();
+                            writeln!(stderr, "skipped: the address {loopback} is not there").unwrap();
                             continue;
                         };
                         let mut sending = UdpSender::new(bind(here).unwrap());

@@ -41,9 +41,7 @@ pub enum Error {
     #[error("{0}: this sum is lost; sum again, all workers together")]
     Reset(String),
     /// The worker missed a sum that the aggregator has discarded.
-    #[error(
-        "this worker is too far behind: the sum of round {round} is no longer kept; pull the weights again"
-    )]
+    #[error("this worker is too far behind: the sum of round {round} is no longer kept; pull the weights again")]
     Behind {
         /// Round of the missed sum.
         round: u64,

@@ -95,9 +95,7 @@ impl<'a> Headers<'a> {
     /// Whether it is a UDP datagram to `here` with the protocol's DSCP. The lower two bits of the traffic class are ECN (RFC 3168).
     #[inline]
     fn is_for(&self, here: Ipv4Addr) -> bool {
-        u32::from(self.0[15] >> 2) == DSCP
-            && self.0[23] == PROTOCOL_UDP
-            && self.0[30..34] == here.octets()
+        u32::from(self.0[15] >> 2) == DSCP && self.0[23] == PROTOCOL_UDP && self.0[30..34] == here.octets()
     }
 
     #[inline(always)]
@@ -166,11 +164,7 @@ impl HeaderTemplate {
         head[30..34].copy_from_slice(&to.0.ip().octets());
         head[34..36].copy_from_slice(&from.0.port().to_be_bytes());
         head[36..38].copy_from_slice(&to.0.port().to_be_bytes());
-        HeaderTemplate {
-            ip_sum: sum(&head[14..34]),
-            udp_sum: sum(&head[26..38]),
-            headers: head,
-        }
+        HeaderTemplate { ip_sum: sum(&head[14..34]), udp_sum: sum(&head[26..38]), headers: head }
     }
 
     /// Writes the frame of a datagram of two parts to the beginning of `room`, and returns its length; `None` for a datagram that is too
@@ -270,21 +264,13 @@ impl Arp {
             [0, 2] => false,
             _ => return None,
         };
-        Some(Arp {
-            is_request,
-            from: addresses(22),
-            to: addresses(32),
-        })
+        Some(Arp { is_request, from: addresses(22), to: addresses(32) })
     }
 
     /// Writes the frame to the beginning of `room`; returns its length.
     pub fn write(&self, room: &mut [u8; MAX_FRAME]) -> usize {
         room[..MIN_FRAME].fill(0);
-        let to = if self.is_request {
-            BROADCAST
-        } else {
-            self.to.1
-        };
+        let to = if self.is_request { BROADCAST } else { self.to.1 };
         room[..6].copy_from_slice(&to);
         room[6..12].copy_from_slice(&self.from.1);
         room[12..14].copy_from_slice(&ARP);
@@ -299,11 +285,7 @@ impl Arp {
 
     /// Reply of the target, whose Ethernet address is `mac`.
     pub fn reply(&self, mac: Mac) -> Arp {
-        Arp {
-            is_request: false,
-            from: (self.to.0, mac),
-            to: self.from,
-        }
+        Arp { is_request: false, from: (self.to.0, mac), to: self.from }
     }
 }
 
@@ -311,20 +293,12 @@ impl Arp {
 mod tests {
     use super::*;
 
-    const A: (SocketAddrV4, Mac) = (
-        SocketAddrV4::new(Ipv4Addr::new(10, 8, 0, 1), 40_000),
-        [2, 0, 0, 0, 0, 1],
-    );
-    const B: (SocketAddrV4, Mac) = (
-        SocketAddrV4::new(Ipv4Addr::new(10, 8, 0, 2), 7711),
-        [2, 0, 0, 0, 0, 2],
-    );
+    const A: (SocketAddrV4, Mac) = (SocketAddrV4::new(Ipv4Addr::new(10, 8, 0, 1), 40_000), [2, 0, 0, 0, 0, 1]);
+    const B: (SocketAddrV4, Mac) = (SocketAddrV4::new(Ipv4Addr::new(10, 8, 0, 2), 7711), [2, 0, 0, 0, 0, 2]);
 
     fn frame<const HEAD: usize>(head: &[u8; HEAD], body: &[u8]) -> Vec<u8> {
         let mut room = [0xAA; MAX_FRAME];
-        let bytes = HeaderTemplate::new(A, B)
-            .write(&mut room, head, body)
-            .unwrap();
+        let bytes = HeaderTemplate::new(A, B).write(&mut room, head, body).unwrap();
         room[..bytes].to_vec()
     }
 
@@ -360,10 +334,9 @@ mod tests {
 
     /// A datagram of Linux to port 7711, captured on a veth pair whose sender had no checksum offload.
     const KERNEL: [u8; 47] = [
-        0x02, 0x00, 0x00, 0x00, 0x00, 0x02, 0x02, 0x00, 0x00, 0x00, 0x00, 0x01, 0x08, 0x00, 0x45,
-        0xb8, 0x00, 0x21, 0x4d, 0x5e, 0x40, 0x00, 0x40, 0x11, 0xd8, 0xa3, 0x0a, 0x08, 0x00, 0x01,
-        0x0a, 0x08, 0x00, 0x02, 0x9c, 0x40, 0x1e, 0x1f, 0x00, 0x0d, 0xed, 0x8f, 0x68, 0x65, 0x6c,
-        0x6c, 0x6f,
+        0x02, 0x00, 0x00, 0x00, 0x00, 0x02, 0x02, 0x00, 0x00, 0x00, 0x00, 0x01, 0x08, 0x00, 0x45, 0xb8, 0x00, 0x21,
+        0x4d, 0x5e, 0x40, 0x00, 0x40, 0x11, 0xd8, 0xa3, 0x0a, 0x08, 0x00, 0x01, 0x0a, 0x08, 0x00, 0x02, 0x9c, 0x40,
+        0x1e, 0x1f, 0x00, 0x0d, 0xed, 0x8f, 0x68, 0x65, 0x6c, 0x6c, 0x6f,
     ];
 
     #[test]
@@ -371,10 +344,7 @@ mod tests {
         let ParsedFrame::Datagram(found) = read(&KERNEL) else {
             panic!("{:?}", read(&KERNEL));
         };
-        assert_eq!(
-            (found.from, &KERNEL[found.range]),
-            (A.0, b"hello".as_slice())
-        );
+        assert_eq!((found.from, &KERNEL[found.range]), (A.0, b"hello".as_slice()));
         let mut ours = frame(b"he", b"llo");
         assert_eq!(ours.split_off(KERNEL.len()), [0; 13]);
         // The kernel numbers its datagrams, which changes the checksum of IPv4, too.
@@ -393,8 +363,7 @@ mod tests {
                 bad[at] ^= 1 << bit;
                 let found = read(&bad);
                 let ecn = at == 15 && bit < 2;
-                let elsewhere =
-                    at == 14 && bit >= 4 || at == 15 || at == 23 || (30..34).contains(&at);
+                let elsewhere = at == 14 && bit >= 4 || at == 15 || at == 23 || (30..34).contains(&at);
                 match found {
                     ParsedFrame::Other => assert!(elsewhere && !ecn, "byte {at}, bit {bit}"),
                     ParsedFrame::Broken => assert!(!elsewhere || ecn, "byte {at}, bit {bit}"),
@@ -412,17 +381,11 @@ mod tests {
     fn frames_for_other_hosts_and_ports_are_told_apart() {
         let good = frame(b"0123456789", b"abcdefgh");
         let at = |ip: [u8; 4], port| SocketAddrV4::new(ip.into(), port);
-        assert_eq!(
-            ParsedFrame::read(&good, at([10, 8, 0, 3], 7711), 9),
-            ParsedFrame::Other
-        );
+        assert_eq!(ParsedFrame::read(&good, at([10, 8, 0, 3], 7711), 9), ParsedFrame::Other);
         let first_port = |first, ports| ParsedFrame::read(&good, at([10, 8, 0, 2], first), ports);
         assert_eq!(first_port(7712, 9), ParsedFrame::Broken);
         assert_eq!(first_port(7709, 2), ParsedFrame::Broken);
-        assert!(matches!(
-            first_port(7709, 3),
-            ParsedFrame::Datagram(ParsedDatagram { port: 2, .. })
-        ));
+        assert!(matches!(first_port(7709, 3), ParsedFrame::Datagram(ParsedDatagram { port: 2, .. })));
         for length in 0..PAYLOAD_AT {
             assert_eq!(read(&good[..length]), ParsedFrame::Other);
         }
@@ -445,11 +408,7 @@ mod tests {
 
     #[test]
     fn arp_requests_survive_the_wire_and_are_answered() {
-        let request = Arp {
-            is_request: true,
-            from: (*A.0.ip(), A.1),
-            to: (*B.0.ip(), [0; 6]),
-        };
+        let request = Arp { is_request: true, from: (*A.0.ip(), A.1), to: (*B.0.ip(), [0; 6]) };
         let mut room = [0xAA; MAX_FRAME];
         let bytes = request.write(&mut room);
         assert_eq!((bytes, &room[..6]), (60, &BROADCAST[..]));
@@ -463,9 +422,6 @@ mod tests {
         assert_eq!(heard.from, (*B.0.ip(), B.1));
         assert_eq!(heard.to, (*A.0.ip(), A.1));
         room[21] = 3;
-        assert_eq!(
-            ParsedFrame::read(&room[..bytes], A.0, 1),
-            ParsedFrame::Other
-        );
+        assert_eq!(ParsedFrame::read(&room[..bytes], A.0, 1), ParsedFrame::Other);
     }
 }

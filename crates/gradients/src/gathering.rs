@@ -17,11 +17,7 @@ pub struct PendingRacks {
 impl PendingRacks {
     /// A job with these settings, without racks.
     pub fn new(settings: JobSettings, now: Instant) -> Self {
-        PendingRacks {
-            settings,
-            started: now,
-            workers: vec![None; settings.workers.into()],
-        }
+        PendingRacks { settings, started: now, workers: vec![None; settings.workers.into()] }
     }
 
     /// Whether the deadline of the first request has passed, so that no rack waits any more.

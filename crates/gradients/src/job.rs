@@ -106,9 +106,7 @@ impl Job {
     /// A job without members that begins with round `first`. A synchronous job has `window` segments in flight.
     pub fn new(name: &str, settings: JobSettings, window: u32, first: u64, now: Instant) -> Self {
         let (entries, depth) = settings.table_size(window);
-        let threshold = settings
-            .asynchronous
-            .map_or(settings.workers, |a| a.threshold);
+        let threshold = settings.asynchronous.map_or(settings.workers, |a| a.threshold);
         let members = (0..settings.workers).map(|_| MemberState::NeverJoined);
         Job {
             name: name.to_owned(),
@@ -162,9 +160,8 @@ impl Job {
         }
         let members = self.members.iter().zip(0..);
         let others = members.filter(|&(_, number)| number != rack);
-        let mut known: Vec<(u16, u32)> = others
-            .filter_map(|(other, number)| Some((number, other.member()?.workers)))
-            .collect();
+        let mut known: Vec<(u16, u32)> =
+            others.filter_map(|(other, number)| Some((number, other.member()?.workers))).collect();
         known.push((rack, member.workers));
         let total: u64 = known.iter().map(|(_, workers)| u64::from(*workers)).sum();
         // Each absent rack has at least one worker.
@@ -178,9 +175,7 @@ impl Job {
             return Ok(());
         }
         known.sort_unstable();
-        let each = known
-            .iter()
-            .map(|(rack, workers)| format!("rack {rack} has {workers}"));
+        let each = known.iter().map(|(rack, workers)| format!("rack {rack} has {workers}"));
         Err(Error::Config(format!(
             "the gradient job {:?} is to have {below} workers here, but {}, of {} racks: give each server a --rack of its own and the same \
              --racks, and each worker the number of those at its server and in all",
@@ -192,12 +187,7 @@ impl Job {
 
     /// Adds a member. Returns the session of the member that it replaces, and the round to begin with. A synchronous job to which that
     /// member has contributed is reset, so that its contributions do not count as the new member's.
-    pub fn admit<T: Transmit>(
-        &mut self,
-        worker: u16,
-        member: Member,
-        out: &mut T,
-    ) -> (Option<u32>, u64) {
+    pub fn admit<T: Transmit>(&mut self, worker: u16, member: Member, out: &mut T) -> (Option<u32>, u64) {
         let state = &mut self.members[usize::from(worker)];
         let name = member.name.clone();
         let before = match std::mem::replace(state, MemberState::Joined(member)) {
@@ -274,14 +264,7 @@ impl Job {
     }
 
     /// Sends a datagram to a member with a validated address.
-    fn send<T: Transmit>(
-        &self,
-        kind: PacketKind,
-        worker: u16,
-        id: SegmentId,
-        body: &[u8],
-        out: &mut T,
-    ) {
+    fn send<T: Transmit>(&self, kind: PacketKind, worker: u16, id: SegmentId, body: &[u8], out: &mut T) {
         if let Some(member) = self.members[usize::from(worker)].member()
             && let Some(address) = member.address
         {

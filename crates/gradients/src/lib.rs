@@ -105,11 +105,7 @@ pub trait Transmit {
     fn send<const HEAD: usize>(&mut self, to: SocketAddr, head: &[u8; HEAD], body: &[u8]);
 
     /// Sends a datagram to each of these addresses: its own head, then the common `body`.
-    fn send_each<const HEAD: usize>(
-        &mut self,
-        to: impl Iterator<Item = (SocketAddr, [u8; HEAD])>,
-        body: &[u8],
-    ) {
+    fn send_each<const HEAD: usize>(&mut self, to: impl Iterator<Item = (SocketAddr, [u8; HEAD])>, body: &[u8]) {
         to.for_each(|(to, head)| self.send(to, &head, body));
     }
 }
@@ -178,18 +174,12 @@ pub struct Ticket {
 mod milliseconds {
     use super::{Deserialize, Duration};
 
-    pub fn serialize<S: serde::Serializer>(
-        duration: &Duration,
-        serializer: S,
-    ) -> Result<S::Ok, S::Error> {
+    pub fn serialize<S: serde::Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
         let milliseconds = duration.as_nanos().div_ceil(1_000_000);
         serializer.serialize_u32(u32::try_from(milliseconds).unwrap_or(u32::MAX))
     }
 
-    pub fn deserialize<'de, D: serde::Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<Duration, D::Error> {
-        u32::deserialize(deserializer)
-            .map(|milliseconds| Duration::from_millis(milliseconds.into()))
+    pub fn deserialize<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+        u32::deserialize(deserializer).map(|milliseconds| Duration::from_millis(milliseconds.into()))
     }
 }

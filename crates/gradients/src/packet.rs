@@ -129,12 +129,7 @@ pub struct PacketHeader {
 impl PacketHeader {
     /// A header with the lower bits of `round`.
     pub fn new(kind: PacketKind, session: u32, round: u64, segment: u32) -> Self {
-        PacketHeader {
-            kind,
-            session,
-            round: (round & FIELD_MASK) as u32,
-            segment,
-        }
+        PacketHeader { kind, session, round: (round & FIELD_MASK) as u32, segment }
     }
 
     /// The bytes on the wire.
@@ -201,12 +196,7 @@ impl Ack {
 
     /// An answer without missing workers and reason.
     pub fn new(status: Status, about: PacketKind) -> Self {
-        Ack {
-            status,
-            about,
-            missing: 0,
-            text: String::new(),
-        }
+        Ack { status, about, missing: 0, text: String::new() }
     }
 
     /// The answer, with a reason.
@@ -253,11 +243,7 @@ mod tests {
     fn the_layout_is_as_documented() {
         let header = PacketHeader::new(PacketKind::Help, 0x0403_0201, 0x12_3456, 0xABCDE);
         let bytes = header.encode();
-        assert_eq!(
-            bytes,
-            [0x19, 1, 2, 3, 4, 0x56, 0x34, 0xE2, 0xCD, 0xAB],
-            "{bytes:x?}"
-        );
+        assert_eq!(bytes, [0x19, 1, 2, 3, 4, 0x56, 0x34, 0xE2, 0xCD, 0xAB], "{bytes:x?}");
         let (read, body) = PacketHeader::decode(&bytes).unwrap();
         assert_eq!((read, body), (header, &[][..]));
         assert_eq!(read.round_near(0x12_3450), Some(0x12_3456));
@@ -292,11 +278,7 @@ mod tests {
         let header = |round| PacketHeader::new(PacketKind::Float, 0, round, 0);
         for near in [0, 1, 500_000, (1 << 20) - 1, 1 << 20, (1 << 40) + 17] {
             for ahead in [0, 1, 1000, (1 << 19) - 1] {
-                assert_eq!(
-                    header(near + ahead).round_near(near),
-                    Some(near + ahead),
-                    "{near} {ahead}"
-                );
+                assert_eq!(header(near + ahead).round_near(near), Some(near + ahead), "{near} {ahead}");
                 if near >= ahead {
                     assert_eq!(header(near - ahead).round_near(near), Some(near - ahead));
                 }
@@ -313,10 +295,7 @@ mod tests {
             ..Ack::new(Status::Failed, PacketKind::Float)
         };
         assert_eq!(Ack::decode(&ack.encode()), Some(ack.clone()));
-        let long = Ack {
-            text: "é".repeat(4000),
-            ..ack
-        };
+        let long = Ack { text: "é".repeat(4000), ..ack };
         assert!(HEADER_BYTES + long.encode().len() <= MAX_DATAGRAM);
         assert_eq!(cut("aé", 2), "a");
     }

@@ -102,13 +102,7 @@ impl ParentAggregator {
     }
 
     /// Reports a failure, which suspends the job at the parent.
-    pub(super) fn report<T: Transmit>(
-        &mut self,
-        now: Instant,
-        round: u64,
-        reason: &Ack,
-        out: &mut T,
-    ) {
+    pub(super) fn report<T: Transmit>(&mut self, now: Instant, round: u64, reason: &Ack, out: &mut T) {
         self.failure = Some((round, reason.clone()));
         if self.path_valid {
             self.start(now, out);
@@ -126,14 +120,7 @@ impl ParentAggregator {
     }
 
     /// Sends one datagram.
-    pub(super) fn send<T: Transmit>(
-        &self,
-        kind: PacketKind,
-        round: u64,
-        segment: u32,
-        body: &[u8],
-        out: &mut T,
-    ) {
+    pub(super) fn send<T: Transmit>(&self, kind: PacketKind, round: u64, segment: u32, body: &[u8], out: &mut T) {
         let header = PacketHeader::new(kind, self.ticket.session, round, segment);
         out.send(self.address, &header.encode(), body);
     }

@@ -167,13 +167,7 @@ impl<'a> Round<'a> {
         Some(index)
     }
 
-    fn receive_sum<T: Transmit>(
-        &mut self,
-        now: Instant,
-        header: PacketHeader,
-        body: &[u8],
-        out: &mut T,
-    ) -> Option<()> {
+    fn receive_sum<T: Transmit>(&mut self, now: Instant, header: PacketHeader, body: &[u8], out: &mut T) -> Option<()> {
         let index = self.index_in_flight(header.segment)?;
         let (workers, body) = match header.kind {
             PacketKind::Partial => {
@@ -234,8 +228,7 @@ impl<'a> Round<'a> {
         let at = &mut self.in_flight[index];
         at.queries += 1;
         at.next_query = now + self.session.window.timeout(at.queries);
-        self.session
-            .send(PacketKind::Help, self.round, first + index as u32, &[], out);
+        self.session.send(PacketKind::Help, self.round, first + index as u32, &[], out);
     }
 
     fn receive_ack(&mut self, header: PacketHeader, ack: Ack) {
@@ -250,10 +243,7 @@ impl<'a> Round<'a> {
             // From before a reset.
             _ if round < self.round => {}
             Status::Failed => {
-                self.failure = Some(Error::Missing {
-                    workers: worker_numbers(ack.missing),
-                    reason: ack.text,
-                });
+                self.failure = Some(Error::Missing { workers: worker_numbers(ack.missing), reason: ack.text });
             }
             Status::Halted => self.failure = Some(Error::Halted(ack.text)),
             Status::Gone if self.index_in_flight(header.segment).is_some() => {
@@ -287,11 +277,8 @@ impl<'a> Round<'a> {
     }
 
     fn send_due<T: Transmit>(&mut self, now: Instant, out: &mut T) {
-        let due: Vec<usize> = self
-            .oldest_waiting()
-            .filter(|(_, at)| at.next_query <= now)
-            .map(|(index, _)| index)
-            .collect();
+        let due: Vec<usize> =
+            self.oldest_waiting().filter(|(_, at)| at.next_query <= now).map(|(index, _)| index).collect();
         for index in due {
             self.query(now, index, out);
         }
@@ -323,13 +310,7 @@ impl<'a> Round<'a> {
 impl Exchange for Round<'_> {
     type Output = Sum;
 
-    fn receive<T: Transmit>(
-        &mut self,
-        now: Instant,
-        from: SocketAddr,
-        datagram: &[u8],
-        out: &mut T,
-    ) {
+    fn receive<T: Transmit>(&mut self, now: Instant, from: SocketAddr, datagram: &[u8], out: &mut T) {
         let Some((header, body)) = self.session.read(from, datagram) else {
             return;
         };
@@ -354,9 +335,7 @@ impl Exchange for Round<'_> {
                 self.session.window.on_loss(header.segment, self.next);
                 self.send(header.segment, out);
             }
-        } else if header.kind == self.kind
-            || (header.kind == PacketKind::Partial && self.kind == PacketKind::Float)
-        {
+        } else if header.kind == self.kind || (header.kind == PacketKind::Partial && self.kind == PacketKind::Float) {
             // A sum of the wrong length is ignored: the segment is queried again until the deadline.
             let _ = self.receive_sum(now, header, body, out);
         }

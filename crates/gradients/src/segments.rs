@@ -96,9 +96,7 @@ impl SegmentTable {
 
     /// Bytes of such a table.
     pub fn bytes(entries: u32, depth: usize, stride: usize) -> usize {
-        (entries as usize)
-            .saturating_mul(depth)
-            .saturating_mul(stride + size_of::<SegmentSlot>())
+        (entries as usize).saturating_mul(depth).saturating_mul(stride + size_of::<SegmentSlot>())
     }
 
     pub fn find(&self, id: SegmentId) -> Lookup {
@@ -133,13 +131,7 @@ impl SegmentTable {
     /// The slot of a segment to which a contribution of `bytes` bytes can be added without further checks: it is open, its contributions
     /// have this kind and length, and `worker` has not contributed.
     #[inline]
-    pub fn awaiting(
-        &self,
-        id: SegmentId,
-        kind: PacketKind,
-        worker: u16,
-        bytes: usize,
-    ) -> Option<usize> {
+    pub fn awaiting(&self, id: SegmentId, kind: PacketKind, worker: u16, bytes: usize) -> Option<usize> {
         let first = self.first_slot(id);
         let open = |slot: &SegmentSlot| slot.id == id && slot.state == SegmentState::Open;
         let at = self.entry(first).iter().position(open)?;
@@ -184,15 +176,7 @@ impl SegmentTable {
     }
 
     /// Begins a segment with its first contribution, of at most `stride` bytes.
-    pub fn begin(
-        &mut self,
-        index: usize,
-        id: SegmentId,
-        kind: PacketKind,
-        worker: u16,
-        body: &[u8],
-        now: Instant,
-    ) {
+    pub fn begin(&mut self, index: usize, id: SegmentId, kind: PacketKind, worker: u16, body: &[u8], now: Instant) {
         self.slots[index] = SegmentSlot {
             id,
             kind,
@@ -272,41 +256,14 @@ mod tests {
     fn only_an_open_segment_without_the_worker_awaits_it() {
         let mut slots = SegmentTable::new(4, 2, 8, Instant::now());
         let open = fill(&mut slots, id(1, 2), SegmentState::Open);
-        assert_eq!(
-            slots.awaiting(id(1, 2), PacketKind::Float, 1, 4),
-            Some(open)
-        );
-        assert_eq!(
-            slots.awaiting(id(1, 2), PacketKind::Float, 0, 4),
-            None,
-            "counted"
-        );
-        assert_eq!(
-            slots.awaiting(id(1, 2), PacketKind::Float, 1, 8),
-            None,
-            "longer"
-        );
-        assert_eq!(
-            slots.awaiting(id(1, 2), PacketKind::Fixed, 1, 4),
-            None,
-            "of another kind"
-        );
-        assert_eq!(
-            slots.awaiting(id(2, 2), PacketKind::Float, 1, 4),
-            None,
-            "of another round"
-        );
-        for state in [
-            SegmentState::Empty,
-            SegmentState::AwaitingParent,
-            SegmentState::Complete,
-        ] {
+        assert_eq!(slots.awaiting(id(1, 2), PacketKind::Float, 1, 4), Some(open));
+        assert_eq!(slots.awaiting(id(1, 2), PacketKind::Float, 0, 4), None, "counted");
+        assert_eq!(slots.awaiting(id(1, 2), PacketKind::Float, 1, 8), None, "longer");
+        assert_eq!(slots.awaiting(id(1, 2), PacketKind::Fixed, 1, 4), None, "of another kind");
+        assert_eq!(slots.awaiting(id(2, 2), PacketKind::Float, 1, 4), None, "of another round");
+        for state in [SegmentState::Empty, SegmentState::AwaitingParent, SegmentState::Complete] {
             slots.slot_mut(open).state = state;
-            assert_eq!(
-                slots.awaiting(id(1, 2), PacketKind::Float, 1, 4),
-                None,
-                "{state:?}"
-            );
+            assert_eq!(slots.awaiting(id(1, 2), PacketKind::Float, 1, 4), None, "{state:?}");
         }
     }
 

@@ -19,10 +19,7 @@ pub struct SessionTable {
 
 impl SessionTable {
     pub fn new() -> Self {
-        SessionTable {
-            entries: vec![None; INITIAL_ENTRIES],
-            used: 0,
-        }
+        SessionTable { entries: vec![None; INITIAL_ENTRIES], used: 0 }
     }
 
     #[inline]
@@ -55,10 +52,7 @@ impl SessionTable {
     /// Doubles the table. Numbers that differ in their lower bits still differ with one bit more.
     fn grow(&mut self) {
         let empty = vec![None; 2 * self.entries.len()];
-        for (session, owner) in std::mem::replace(&mut self.entries, empty)
-            .into_iter()
-            .flatten()
-        {
+        for (session, owner) in std::mem::replace(&mut self.entries, empty).into_iter().flatten() {
             let index = self.index(session);
             self.entries[index] = Some((session, owner));
         }
@@ -89,10 +83,7 @@ mod tests {
     #[test]
     fn many_sessions_are_found_and_no_others() {
         let mut sessions = SessionTable::new();
-        let owner = |n: u32| SessionOwner {
-            job: n % 3,
-            worker: n as u16,
-        };
+        let owner = |n: u32| SessionOwner { job: n % 3, worker: n as u16 };
         // Two numbers with the same lower bits: the second one is not given out.
         sessions.insert(7, owner(0));
         assert!(!sessions.is_free(7 + (1 << 20)));

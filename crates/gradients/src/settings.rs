@@ -49,8 +49,7 @@ impl JobSettings {
         let own = self.named();
         let pairs = own.iter().zip(other.named());
         let differ = pairs.filter(|(mine, theirs)| *mine != theirs);
-        let texts =
-            differ.map(|((name, mine), (_, theirs))| format!("{name}: {mine}, not {theirs}"));
+        let texts = differ.map(|((name, mine), (_, theirs))| format!("{name}: {mine}, not {theirs}"));
         texts.collect::<Vec<_>>().join("; ")
     }
 
@@ -60,17 +59,11 @@ impl JobSettings {
             format!("of {values} values, threshold {threshold}, staleness {staleness}")
         });
         [
-            (
-                "members of its server",
-                format!("{} ({}s)", self.workers, role(self.racks)),
-            ),
+            ("members of its server", format!("{} ({}s)", self.workers, role(self.racks))),
             ("world", self.world.to_string()),
             ("arithmetic", self.arithmetic.name().to_owned()),
             ("segment_values", self.segment_values.to_string()),
-            (
-                "deadline in seconds",
-                self.deadline.as_secs_f64().to_string(),
-            ),
+            ("deadline in seconds", self.deadline.as_secs_f64().to_string()),
             ("asynchronous", asynchronous),
         ]
     }
@@ -132,20 +125,13 @@ pub fn check(request: &JoinJob) -> Result<()> {
         ));
     }
     if worker >= workers {
-        return refuse(format!(
-            "worker {worker} of {workers}: numbers begin with 0"
-        ));
+        return refuse(format!("worker {worker} of {workers}: numbers begin with 0"));
     }
     if world < u32::from(workers) {
-        return refuse(format!(
-            "a world of {world} workers, but {workers} at this aggregator"
-        ));
+        return refuse(format!("a world of {world} workers, but {workers} at this aggregator"));
     }
     if request.segment_values == 0 || usize::from(request.segment_values) > MAX_SEGMENT_VALUES {
-        return refuse(format!(
-            "segment_values is 1 to {MAX_SEGMENT_VALUES}, got {}",
-            request.segment_values
-        ));
+        return refuse(format!("segment_values is 1 to {MAX_SEGMENT_VALUES}, got {}", request.segment_values));
     }
     if request.deadline.is_zero() {
         return refuse("the deadline has to be longer than 0".to_owned());
@@ -154,9 +140,7 @@ pub fn check(request: &JoinJob) -> Result<()> {
         return Ok(());
     };
     if request.arithmetic != Arithmetic::Float || world != u32::from(workers) {
-        return refuse(
-            "an asynchronous job adds up float32, at an aggregator without a parent".to_owned(),
-        );
+        return refuse("an asynchronous job adds up float32, at an aggregator without a parent".to_owned());
     }
     if settings.threshold == 0 || settings.threshold > workers {
         return refuse(format!(

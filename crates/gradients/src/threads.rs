@@ -26,11 +26,7 @@ impl StopFlag {
 
 impl Threads {
     /// Starts a thread that runs `run`, which has to check the flag regularly.
-    pub fn start(
-        &mut self,
-        name: impl Into<String>,
-        run: impl FnOnce(StopFlag) + Send + 'static,
-    ) -> io::Result<()> {
+    pub fn start(&mut self, name: impl Into<String>, run: impl FnOnce(StopFlag) + Send + 'static) -> io::Result<()> {
         let stop = self.stop.clone();
         let thread = thread::Builder::new().name(name.into());
         self.handles.push(thread.spawn(move || run(stop))?);

@@ -45,15 +45,9 @@ pub fn udp_addresses(address: SocketAddr, threads: usize) -> impl Iterator<Item 
 /// [`Error::Config`](super::Error::Config) for a configuration or a device that cannot be used, or a program that was built without the
 /// feature `dpdk`.
 #[cfg_attr(not(feature = "dpdk"), expect(unused_variables))]
-pub fn dpdk_aggregators(
-    config: &DpdkConfig,
-    limits: AggregatorLimits,
-) -> Result<Vec<Box<dyn AggregatorTransport>>> {
+pub fn dpdk_aggregators(config: &DpdkConfig, limits: AggregatorLimits) -> Result<Vec<Box<dyn AggregatorTransport>>> {
     #[cfg(feature = "dpdk")]
-    return Ok(DpdkAggregator::start_all(config, limits)?
-        .into_iter()
-        .map(|one| Box::new(one) as Box<_>)
-        .collect());
+    return Ok(DpdkAggregator::start_all(config, limits)?.into_iter().map(|one| Box::new(one) as Box<_>).collect());
     #[cfg(not(feature = "dpdk"))]
     return Err(without_dpdk());
 }

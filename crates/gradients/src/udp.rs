@@ -46,20 +46,11 @@ impl UdpAggregator {
         let failed = || OsError::of(format!("cannot receive gradients at UDP address {address}"));
         let socket = datagrams::bind(address).map_err(failed())?;
         let bound = socket.local_addr().map_err(failed())?;
-        let shared = Arc::new(AggregatorThread {
-            aggregator: Mutex::new(Aggregator::new(limits)),
-            socket,
-        });
+        let shared = Arc::new(AggregatorThread { aggregator: Mutex::new(Aggregator::new(limits)), socket });
         let mut threads = Threads::default();
         let serving = shared.clone();
-        threads
-            .start("innet-gradients", move |stop| serve(&serving, &stop))
-            .map_err(failed())?;
-        Ok(UdpAggregator {
-            shared,
-            address: bound,
-            _threads: threads,
-        })
+        threads.start("innet-gradients", move |stop| serve(&serving, &stop)).map_err(failed())?;
+        Ok(UdpAggregator { shared, address: bound, _threads: threads })
     }
 }
 
@@ -128,12 +119,8 @@ impl UdpTransport {
             SocketAddr::V4(_) => ([0; 4], 0).into(),
             SocketAddr::V6(_) => ([0; 16], 0).into(),
         };
-        let socket =
-            datagrams::bind(any).map_err(OsError::of("cannot bind a UDP socket for gradients"))?;
-        Ok(UdpTransport {
-            receiver: UdpReceiver::new(socket.clone()),
-            sender: UdpSender::new(socket),
-        })
+        let socket = datagrams::bind(any).map_err(OsError::of("cannot bind a UDP socket for gradients"))?;
+        Ok(UdpTransport { receiver: UdpReceiver::new(socket.clone()), sender: UdpSender::new(socket) })
     }
 
     pub(super) fn socket(&self) -> &Arc<UdpSocket> {

@@ -18,13 +18,7 @@ pub trait Exchange {
     /// Its result.
     type Output;
     /// Receives a datagram from `from`.
-    fn receive<T: Transmit>(
-        &mut self,
-        now: Instant,
-        from: SocketAddr,
-        datagram: &[u8],
-        out: &mut T,
-    );
+    fn receive<T: Transmit>(&mut self, now: Instant, from: SocketAddr, datagram: &[u8], out: &mut T);
     /// Sends due datagrams, and returns the result once there is one.
     fn poll<T: Transmit>(&mut self, now: Instant, out: &mut T) -> Option<Result<Self::Output>>;
     /// Time of the next poll, if nothing arrives before.
@@ -36,13 +30,7 @@ pub trait Exchange {
 impl<E: Exchange> Exchange for &mut E {
     type Output = E::Output;
 
-    fn receive<T: Transmit>(
-        &mut self,
-        now: Instant,
-        from: SocketAddr,
-        datagram: &[u8],
-        out: &mut T,
-    ) {
+    fn receive<T: Transmit>(&mut self, now: Instant, from: SocketAddr, datagram: &[u8], out: &mut T) {
         (**self).receive(now, from, datagram, out);
     }
 
@@ -108,14 +96,7 @@ impl WorkerSession {
         self.next_round
     }
 
-    pub(super) fn send<T: Transmit>(
-        &self,
-        kind: PacketKind,
-        round: u64,
-        segment: u32,
-        body: &[u8],
-        out: &mut T,
-    ) {
+    pub(super) fn send<T: Transmit>(&self, kind: PacketKind, round: u64, segment: u32, body: &[u8], out: &mut T) {
         let header = PacketHeader::new(kind, self.session, round, segment);
         out.send(self.aggregator, &header.encode(), body);
     }
@@ -127,11 +108,7 @@ impl WorkerSession {
     }
 
     /// Header and body of a datagram from the aggregator to this worker; `None` for any other.
-    pub(super) fn read<'a>(
-        &self,
-        from: SocketAddr,
-        datagram: &'a [u8],
-    ) -> Option<(PacketHeader, &'a [u8])> {
+    pub(super) fn read<'a>(&self, from: SocketAddr, datagram: &'a [u8]) -> Option<(PacketHeader, &'a [u8])> {
         let (header, body) = PacketHeader::decode(datagram)?;
         (from == self.aggregator && header.session == self.session).then_some((header, body))
     }
@@ -185,16 +162,7 @@ impl WorkerSession {
             }
             _ => {}
         }
-        ControlCall {
-            session: self,
-            control,
-            body,
-            tries: 0,
-            started: now,
-            next_try: now,
-            deadline,
-            answer: None,
-        }
+        ControlCall { session: self, control, body, tries: 0, started: now, next_try: now, deadline, answer: None }
     }
 }
 
@@ -248,13 +216,7 @@ pub struct ControlCall<'a> {
 impl Exchange for ControlCall<'_> {
     type Output = ();
 
-    fn receive<T: Transmit>(
-        &mut self,
-        _now: Instant,
-        from: SocketAddr,
-        datagram: &[u8],
-        _out: &mut T,
-    ) {
+    fn receive<T: Transmit>(&mut self, _now: Instant, from: SocketAddr, datagram: &[u8], _out: &mut T) {
         let Some((header, body)) = self.session.read(from, datagram) else {
             return;
         };
@@ -311,8 +273,7 @@ impl Exchange for ControlCall<'_> {
                 Control::Force => super::packet::ALL_SEGMENTS,
                 _ => 0,
             };
-            self.session
-                .send(self.control.kind(), round, segment, &self.body, out);
+            self.session.send(self.control.kind(), round, segment, &self.body, out);
         }
         None
     }
@@ -323,9 +284,6 @@ impl Exchange for ControlCall<'_> {
     }
 
     fn waits_for(&self, _now: Instant) -> String {
-        format!(
-            "the aggregator at {} has not answered",
-            self.session.aggregator
-        )
+        format!("the aggregator at {} has not answered", self.session.aggregator)
     }
 }

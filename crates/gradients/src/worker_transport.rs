@@ -55,13 +55,7 @@ impl<T: WorkerTransport> Worker<T> {
     }
 
     /// Replaces `values` by their sum over all workers, or by their mean. After an error some values are replaced and some are not.
-    pub fn sum(
-        &mut self,
-        values: &mut [f32],
-        mean: bool,
-        deadline: Duration,
-        wait: &Wait<'_>,
-    ) -> Result<Sum> {
+    pub fn sum(&mut self, values: &mut [f32], mean: bool, deadline: Duration, wait: &Wait<'_>) -> Result<Sum> {
         let now = Instant::now();
         let round = Round::new(&mut self.session, values, mean, now, now + deadline);
         run(round, &mut self.transport, wait)
@@ -80,11 +74,7 @@ impl<T: WorkerTransport> Worker<T> {
 }
 
 /// Runs an exchange to its end.
-fn run<E: Exchange, T: WorkerTransport>(
-    mut exchange: E,
-    transport: &mut T,
-    wait: &Wait<'_>,
-) -> Result<E::Output> {
+fn run<E: Exchange, T: WorkerTransport>(mut exchange: E, transport: &mut T, wait: &Wait<'_>) -> Result<E::Output> {
     let mut slices = wait.slices(None);
     loop {
         let now = Instant::now();
@@ -94,9 +84,7 @@ fn run<E: Exchange, T: WorkerTransport>(
         }
         wait.report(now, Wait::REPORT_AFTER, || exchange.waits_for(now));
         let wake = exchange.next_wake().min(slices.next_wake(now)?);
-        transport
-            .wait(wake.saturating_duration_since(now))
-            .map_err(|error| Error::Receive(error.into()))?;
+        transport.wait(wake.saturating_duration_since(now)).map_err(|error| Error::Receive(error.into()))?;
         transport.deliver(Instant::now(), &mut exchange);
     }
 }

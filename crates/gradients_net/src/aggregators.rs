@@ -20,8 +20,8 @@ use base::sync::lock;
 use base::wait::Wait;
 use gradients::settings::{self, JobSettings};
 use gradients::{
-    AggregatorCounters, AggregatorLimits, AggregatorTransport, JoinJob, ParentAggregator,
-    PendingRacks, dpdk_aggregators, udp_aggregators,
+    AggregatorCounters, AggregatorLimits, AggregatorTransport, JoinJob, ParentAggregator, PendingRacks,
+    dpdk_aggregators, udp_aggregators,
 };
 use replay_core::table::Attempt;
 use replay_net::client::ConnectOptions;
@@ -63,8 +63,7 @@ impl PendingJoins {
     /// Number of jobs, other than `job`, that are not created yet.
     fn count_without(&self, job: &str) -> usize {
         let sessions = self.sessions.iter();
-        let sessions =
-            sessions.filter(|(_, session)| !matches!(session.state, SessionState::InUse(_)));
+        let sessions = sessions.filter(|(_, session)| !matches!(session.state, SessionState::InUse(_)));
         let racks = self.racks.keys();
         let racks = racks.filter(|name| !self.sessions.contains_key(*name));
         let names = sessions.map(|(name, _)| name).chain(racks);
@@ -116,11 +115,7 @@ impl Aggregators {
                     tls_ca: own.parent_tls_ca.clone(),
                     ..ConnectOptions::default()
                 };
-                Some(ParentServer {
-                    dialer: Dialer::new(parent.clone(), options)?,
-                    rack: own.rack,
-                    racks: own.racks,
-                })
+                Some(ParentServer { dialer: Dialer::new(parent.clone(), options)?, rack: own.rack, racks: own.racks })
             }
         };
         let limits = own.limits();
@@ -172,10 +167,7 @@ impl Aggregators {
             if here != request.world {
                 let settings = JobSettings::of(&request, below.is_some());
                 let sessions = &mut joins.sessions;
-                match self
-                    .0
-                    .join_parent(sessions, server, requested, settings, here)?
-                {
+                match self.0.join_parent(sessions, server, requested, settings, here)? {
                     Attempt::Ready(joined) => parent = Some(joined),
                     Attempt::Blocked(waited_for) => return Ok(Attempt::Blocked(waited_for)),
                 }
@@ -233,9 +225,7 @@ impl Aggregators {
 impl Drop for Aggregators {
     fn drop(&mut self) {
         let sessions = std::mem::take(&mut *lock(&self.0.joins)).sessions;
-        let threads = sessions
-            .into_values()
-            .filter_map(|mut session| session.thread.take());
+        let threads = sessions.into_values().filter_map(|mut session| session.thread.take());
         // Collecting drops all sessions, which stops every thread before the first join.
         for thread in threads.collect::<Vec<_>>() {
             if thread.join().is_err() {
@@ -248,18 +238,10 @@ impl Drop for Aggregators {
 impl Inner {
     /// The aggregator that has the job, or the one with the fewest jobs.
     fn aggregator_for(&self, job: &str, joins: &PendingJoins) -> Result<&dyn AggregatorTransport> {
-        if let Some(found) = self
-            .aggregators
-            .iter()
-            .find(|one| one.aggregator().has(job))
-        {
+        if let Some(found) = self.aggregators.iter().find(|one| one.aggregator().has(job)) {
             return Ok(&**found);
         }
-        let counts: Vec<usize> = self
-            .aggregators
-            .iter()
-            .map(|one| one.aggregator().jobs())
-            .collect();
+        let counts: Vec<usize> = self.aggregators.iter().map(|one| one.aggregator().jobs()).collect();
         let jobs = counts.iter().sum::<usize>() + joins.count_without(job);
         check_size(
             "the number of gradient jobs",
@@ -267,41 +249,27 @@ impl Inner {
             self.limits.jobs as u64,
             "wait for another job to end, or start the server with a larger --gradients-jobs",
         )?;
-        let fewest = counts
-            .iter()
-            .zip(&self.aggregators)
-            .min_by_key(|(jobs, _)| **jobs);
-        fewest.map(|(_, one)| &**one).ok_or_else(|| {
-            NetError::Internal("a server sums gradients without a thread".into()).into()
-        })
+        let fewest = counts.iter().zip(&self.aggregators).min_by_key(|(jobs, _)| **jobs);
+        fewest
+            .map(|(_, one)| &**one)
+            .ok_or_else(|| NetError::Internal("a server sums gradients without a thread".into()).into())
     }
 
     /// Drops sessions and racks whose job has ended, or was not created in time.
     fn prune(&self, joins: &mut PendingJoins) {
-        joins
-            .racks
-            .retain(|_, racks| !racks.is_expired(Instant::now()));
+        joins.racks.retain(|_, racks| !racks.is_expired(Instant::now()));
         joins.sessions.retain(|job, session| match session.state {
             SessionState::Joining => true,
-            SessionState::Joined(_) | SessionState::Failed(_) => {
-                session.started.elapsed() < session.settings.deadline
-            }
+            SessionState::Joined(_) | SessionState::Failed(_) => session.started.elapsed() < session.settings.deadline,
             SessionState::InUse(_) => self.aggregators.iter().any(|one| one.aggregator().has(job)),
         });
     }
 
     /// Number of workers of all racks of a job; blocked while racks are missing.
-    fn count_racks(
-        &self,
-        joins: &mut PendingJoins,
-        request: &JoinJob,
-        below: u32,
-    ) -> Result<Attempt<u32>> {
+    fn count_racks(&self, joins: &mut PendingJoins, request: &JoinJob, below: u32) -> Result<Attempt<u32>> {
         let settings = JobSettings::of(request, true);
         let name = &request.job;
-        joins
-            .racks
-            .retain(|of, racks| of != name || !racks.is_superseded_by(&settings));
+        joins.racks.retain(|of, racks| of != name || !racks.is_superseded_by(&settings));
         let new = || PendingRacks::new(settings, Instant::now());
         let racks = joins.racks.entry(name.clone()).or_insert_with(new);
         let added = racks.add(request, &settings, below);
@@ -348,9 +316,7 @@ impl Inner {
         let reason = format!("the parent at {address} has not answered");
         let blocked = Attempt::Blocked(reason.into());
         let Some(session) = sessions.get(&request.job) else {
-            let session = self
-                .clone()
-                .start_session(parent, request, settings, below)?;
+            let session = self.clone().start_session(parent, request, settings, below)?;
             sessions.insert(request.job.clone(), session);
             return Ok(blocked);
         };
@@ -394,9 +360,7 @@ impl Inner {
                 let stop = stop.clone();
                 move || self.hold_session(&request, below, &stop)
             })
-            .map_err(io_error(
-                "cannot start a thread for the parent's connection",
-            ))?;
+            .map_err(io_error("cannot start a thread for the parent's connection"))?;
         Ok(ParentSession {
             state: SessionState::Joining,
             started: Instant::now(),
@@ -412,10 +376,7 @@ impl Inner {
         // Pairs with the store in `ParentSession::drop`. Relaxed: the flag carries no data.
         let stopped = || stop.load(Ordering::Relaxed);
         let until = Instant::now() + request.deadline;
-        let wait = Wait {
-            interrupted: &stopped,
-            ..Wait::until(Some(until))
-        };
+        let wait = Wait { interrupted: &stopped, ..Wait::until(Some(until)) };
         let refused = |reason: String| {
             let address = &parent.dialer.address;
             gradients::Error::Refused(format!("the parent at {address}: {reason}"))
@@ -431,27 +392,18 @@ impl Inner {
             // A socket for both receives from IPv4 hosts at mapped addresses.
             (SocketAddr::V6(_), SocketAddr::V4(at)) => (at.ip().to_ipv6_mapped(), at.port()).into(),
             (SocketAddr::V4(own), SocketAddr::V6(at)) => {
-                let reason = format!(
-                    "its aggregator is at {at}, and this server's, at {own}, has IPv4 alone"
-                );
+                let reason = format!("its aggregator is at {at}, and this server's, at {own}, has IPv4 alone");
                 return self.set_state(&request.job, stop, SessionState::Failed(refused(reason)));
             }
             (_, at) => at,
         };
         let aggregator = ParentAggregator::new(address, &joined.ticket, below);
         self.set_state(&request.job, stop, SessionState::Joined(aggregator));
-        let reason = joined.session.ended(&Wait {
-            interrupted: &stopped,
-            ..Wait::forever()
-        });
+        let reason = joined.session.ended(&Wait { interrupted: &stopped, ..Wait::forever() });
         if stopped() {
             return;
         }
-        tracing::warn!(
-            job = request.job,
-            reason,
-            "the connection to the parent ended"
-        );
+        tracing::warn!(job = request.job, reason, "the connection to the parent ended");
         self.set_state(&request.job, stop, SessionState::Failed(refused(reason)));
     }
 

@@ -49,13 +49,7 @@ pub struct GradientsConfig {
     #[arg(long, value_name = "DEVICE")]
     pub gradients_devices: Vec<String>,
     /// Arguments for DPDK's environment, separated by spaces: "--no-huge -m 512 --no-pci"; empty by default.
-    #[arg(
-        long,
-        value_name = "ARGUMENTS",
-        default_value = "",
-        hide_default_value = true,
-        allow_hyphen_values = true
-    )]
+    #[arg(long, value_name = "ARGUMENTS", default_value = "", hide_default_value = true, allow_hyphen_values = true)]
     pub gradients_eal: String,
     /// Prefix length of the network of a DPDK device, in bits.
     #[arg(long, value_name = "BITS", default_value_t = 24)]
@@ -150,31 +144,11 @@ impl GradientsConfig {
     pub fn validate(&self, config: &ServerConfig) -> Result<()> {
         for (name, value, least, most) in [
             ("gradients_jobs", self.gradients_jobs as u64, 1, 1024),
-            (
-                "gradients_job_bytes",
-                self.gradients_job_bytes as u64,
-                0,
-                1 << 40,
-            ),
+            ("gradients_job_bytes", self.gradients_job_bytes as u64, 0, 1 << 40),
             ("gradients_prefix", self.gradients_prefix.into(), 0, 32),
-            (
-                "gradients_idle_sleep_us",
-                self.gradients_idle_sleep_us,
-                0,
-                1_000_000,
-            ),
-            (
-                "gradients_threads",
-                self.gradients_threads as u64,
-                1,
-                MAX_THREADS,
-            ),
-            (
-                "gradients_window",
-                self.gradients_window.into(),
-                1,
-                MAX_WINDOW,
-            ),
+            ("gradients_idle_sleep_us", self.gradients_idle_sleep_us, 0, 1_000_000),
+            ("gradients_threads", self.gradients_threads as u64, 1, MAX_THREADS),
+            ("gradients_window", self.gradients_window.into(), 1, MAX_WINDOW),
         ] {
             within(name, value, least, most)?;
         }
@@ -228,9 +202,7 @@ impl GradientsConfig {
             };
         }
         match address {
-            SocketAddr::V4(address) if !address.ip().is_unspecified() && address.port() != 0 => {
-                Ok(())
-            }
+            SocketAddr::V4(address) if !address.ip().is_unspecified() && address.port() != 0 => Ok(()),
             _ => refuse(format!(
                 "gradients is {address}, and a DPDK device has no address of its own: give an IPv4 address that is free in its network, and a port"
             )),
@@ -245,9 +217,7 @@ impl GradientsConfig {
             };
         };
         if parent.stack() != StackName::Kernel {
-            return refuse(format!(
-                "{parent}: gradients go by the kernel's UDP, write innet:// or innets://"
-            ));
+            return refuse(format!("{parent}: gradients go by the kernel's UDP, write innet:// or innets://"));
         }
         let tls = matches!(parent, Address::Tcp { tls: true, .. });
         if tls != self.parent_tls_ca.is_some() {
@@ -263,10 +233,7 @@ impl GradientsConfig {
             ));
         }
         if self.rack >= self.racks {
-            return refuse(format!(
-                "rack {} of {}: racks are numbered from 0",
-                self.rack, self.racks
-            ));
+            return refuse(format!("rack {} of {}: racks are numbered from 0", self.rack, self.racks));
         }
         Ok(())
     }
@@ -304,10 +271,7 @@ mod tests {
         let safe = "listen = [\"innets://127.0.0.1:1\"]\ntoken = \"x\"\ntls_cert = \"c\"\ntls_key = \"k\"\n";
         let open = format!("{safe}gradients = \"0.0.0.0:1\"\n");
         let error = check(&open).unwrap_err().to_string();
-        assert!(
-            error.contains("neither encrypted nor authenticated"),
-            "{error}"
-        );
+        assert!(error.contains("neither encrypted nor authenticated"), "{error}");
         assert!(error.contains("set trusted_network"), "{error}");
         check(&format!("{open}trusted_network = true")).unwrap();
         for here in ["127.0.0.1:1", "[::1]:1"] {
@@ -339,39 +303,16 @@ mod tests {
             ("parent = \"innet://a:1\"", "is a parent"),
             ("gradients = \"0.0.0.0:1\"", "neither encrypted nor"),
             (&format!("{here}gradients_cores = [1]"), "gradients_devices"),
-            (
-                "gradients = \"[::1]:7711\"\ngradients_devices = [\"net_null0\"]",
-                "IPv4 address",
-            ),
-            (
-                "gradients = \"127.0.0.1:65530\"\ngradients_threads = 7",
-                "lower port",
-            ),
+            ("gradients = \"[::1]:7711\"\ngradients_devices = [\"net_null0\"]", "IPv4 address"),
+            ("gradients = \"127.0.0.1:65530\"\ngradients_threads = 7", "lower port"),
             (&format!("{here}gradients_threads = 0"), "1 to 64"),
-            (
-                &format!("{here}gradients_jobs = 0"),
-                "gradients_jobs is 1 to 1024, got 0",
-            ),
-            (
-                &format!("{here}gradients_window = 0"),
-                "gradients_window is",
-            ),
+            (&format!("{here}gradients_jobs = 0"), "gradients_jobs is 1 to 1024, got 0"),
+            (&format!("{here}gradients_window = 0"), "gradients_window is"),
             (&format!("{here}parent = \"innets://a:1\""), "parent_tls_ca"),
             (&format!("{here}parent_tls_ca = \"a\""), "without a parent"),
-            (
-                &format!("{here}parent = \"innet://a:1\"\nrack = 2\nracks = 2"),
-                "rack 2 of 2",
-            ),
-            (
-                &format!("{here}parent = \"innet://a:1\""),
-                "how many there are",
-            ),
-            (
-                &format!(
-                    "{here}gradients_only = true\n[[tables]]\nname = \"a\"\ncolumns = []\ncapacity = 1"
-                ),
-                "keep one",
-            ),
+            (&format!("{here}parent = \"innet://a:1\"\nrack = 2\nracks = 2"), "rack 2 of 2"),
+            (&format!("{here}parent = \"innet://a:1\""), "how many there are"),
+            (&format!("{here}gradients_only = true\n[[tables]]\nname = \"a\"\ncolumns = []\ncapacity = 1"), "keep one"),
         ] {
             let error = check(text).unwrap_err().to_string();
             assert!(error.contains(part), "{text}: {error}");

@@ -65,9 +65,7 @@ mod tests {
 
     fn found(rmem: &str, config: &GradientsConfig) -> Vec<Finding> {
         let root = tempfile::tempdir().unwrap();
-        let machine = MachineFiles {
-            root: root.path().to_owned(),
-        };
+        let machine = MachineFiles { root: root.path().to_owned() };
         let folder = machine.at("proc/sys/net/core");
         fs::create_dir_all(&folder).unwrap();
         fs::write(folder.join("rmem_max"), rmem).unwrap();
@@ -77,10 +75,7 @@ mod tests {
 
     #[test]
     fn what_is_short_is_named_with_the_setting() {
-        let config = GradientsConfig {
-            gradients: Some(([127, 0, 0, 1], 0).into()),
-            ..GradientsConfig::default()
-        };
+        let config = GradientsConfig { gradients: Some(([127, 0, 0, 1], 0).into()), ..GradientsConfig::default() };
         let ready = found("212992000\n", &config);
         assert!(ready.len() == 2 && ready.iter().all(|finding| finding.ok));
         assert_eq!(ready[0].found, "127.0.0.1:0 can be bound");
@@ -95,19 +90,12 @@ mod tests {
         };
         let second = second.to_string();
         for (rmem, config, part, says) in [
-            (
-                "212992000\n",
-                &taken,
-                "gradients",
-                [&*second, "--gradients"],
-            ),
+            ("212992000\n", &taken, "gradients", [&*second, "--gradients"]),
             ("212992\n", &config, "UDP buffers", ["212992", "sysctl"]),
         ] {
             let findings = found(rmem, config);
             let missing: Vec<_> = findings.iter().filter(|finding| !finding.ok).collect();
-            let [finding] = missing[..] else {
-                panic!("{findings:?}")
-            };
+            let [finding] = missing[..] else { panic!("{findings:?}") };
             let text = format!("{} {}", finding.found, finding.to_do);
             assert_eq!(finding.part, part);
             assert!(says.iter().all(|says| text.contains(says)), "{text}");

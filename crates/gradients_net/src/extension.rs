@@ -15,9 +15,7 @@ use replay_core::table::Attempt;
 use replay_net::cli::doctor::{Finding, MachineFiles};
 use replay_net::config::ServerConfig;
 use replay_net::error::{Error, Result};
-use replay_net::extension::{
-    self, Extension, MetricGroup, PluggedExtension, Session, SettingsType,
-};
+use replay_net::extension::{self, Extension, MetricGroup, PluggedExtension, Session, SettingsType};
 
 /// Name of the service in requests and statistics.
 pub const NAME: &str = "gradients";
@@ -54,12 +52,8 @@ impl PluggedExtension for Plug {
     fn start(&self, config: &ServerConfig) -> Result<Option<Arc<dyn Extension>>> {
         let own = GradientsConfig::of(config)?;
         let aggregators = Aggregators::start(config, &own)?;
-        Ok(aggregators.map(|aggregators| {
-            Arc::new(Gradients {
-                aggregators,
-                only: own.gradients_only,
-            }) as Arc<dyn Extension>
-        }))
+        Ok(aggregators
+            .map(|aggregators| Arc::new(Gradients { aggregators, only: own.gradients_only }) as Arc<dyn Extension>))
     }
 
     fn trust(&self, config: &ServerConfig) -> Option<&'static str> {
@@ -86,10 +80,7 @@ impl Extension for Gradients {
     }
 
     fn session(self: Arc<Self>) -> Box<dyn Session> {
-        Box::new(Membership {
-            service: self,
-            joined: None,
-        })
+        Box::new(Membership { service: self, joined: None })
     }
 
     fn address(&self) -> Option<String> {
@@ -152,14 +143,8 @@ mod tests {
 
     #[test]
     fn a_network_is_trusted_with_datagrams() {
-        let settings = GradientsConfig {
-            gradients: Some(([127, 0, 0, 1], 0).into()),
-            ..GradientsConfig::default()
-        };
-        let config = ServerConfig {
-            extensions: settings.settings().unwrap(),
-            ..ServerConfig::default()
-        };
+        let settings = GradientsConfig { gradients: Some(([127, 0, 0, 1], 0).into()), ..GradientsConfig::default() };
+        let config = ServerConfig { extensions: settings.settings().unwrap(), ..ServerConfig::default() };
         assert!(Plug.trust(&config).unwrap().contains("datagrams"));
         assert_eq!(Plug.trust(&ServerConfig::default()), None);
     }

@@ -44,9 +44,7 @@ pub struct Joined {
 /// [`Error::Internal`] for a value that JSON cannot represent.
 pub fn write(message: &impl Serialize) -> Result<Bytes> {
     let written = serde_json::to_vec(message);
-    written
-        .map(Bytes::from)
-        .map_err(|error| Error::Internal(error.to_string()))
+    written.map(Bytes::from).map_err(|error| Error::Internal(error.to_string()))
 }
 
 /// Decodes a message.

@@ -6,24 +6,9 @@ use MetricType::{Counter, Gauge};
 
 /// All groups.
 pub const GROUPS: &[MetricGroup] = &[
-    MetricGroup {
-        prefix: "gradients",
-        pointer: "",
-        label: None,
-        metrics: GRADIENTS,
-    },
-    MetricGroup {
-        prefix: "gradients_job",
-        pointer: "/jobs",
-        label: Some("job"),
-        metrics: JOB,
-    },
-    MetricGroup {
-        prefix: "gradients_frames",
-        pointer: "/frames",
-        label: None,
-        metrics: FRAMES,
-    },
+    MetricGroup { prefix: "gradients", pointer: "", label: None, metrics: GRADIENTS },
+    MetricGroup { prefix: "gradients_job", pointer: "/jobs", label: Some("job"), metrics: JOB },
+    MetricGroup { prefix: "gradients_frames", pointer: "/frames", label: None, metrics: FRAMES },
 ];
 
 const GRADIENTS: &[Metric] = &[
@@ -32,36 +17,20 @@ const GRADIENTS: &[Metric] = &[
     (Counter, "received", "Received datagrams"),
     (Counter, "counted", "Counted contributions"),
     (Counter, "sums", "Segments whose sum was sent"),
-    (
-        Counter,
-        "duplicates",
-        "Contributions that had been counted before",
-    ),
-    (
-        Counter,
-        "late",
-        "Contributions after the threshold was reached",
-    ),
+    (Counter, "duplicates", "Contributions that had been counted before"),
+    (Counter, "late", "Contributions after the threshold was reached"),
     (Counter, "stale", "Contributions to segments that are over"),
     (Counter, "ahead", "Contributions before their turn"),
     (Counter, "helped", "Segments that workers asked for"),
     (Counter, "failed", "Failed or halted jobs"),
     (Counter, "strangers", "Datagrams of unknown senders"),
-    (
-        Counter,
-        "malformed",
-        "Datagrams of another protocol, or that do not fit the job",
-    ),
+    (Counter, "malformed", "Datagrams of another protocol, or that do not fit the job"),
 ];
 
 const FRAMES: &[Metric] = &[
     (Counter, "received", "Received frames"),
     (Counter, "sent", "Sent frames"),
-    (
-        Counter,
-        "forwarded",
-        "Frames passed from one port of a switch to the other",
-    ),
+    (Counter, "forwarded", "Frames passed from one port of a switch to the other"),
     (Counter, "others", "Frames of no use here"),
     (Counter, "broken", "Damaged frames"),
     (Counter, "unresolved", "Frames without an answer of ARP"),

@@ -29,8 +29,7 @@ impl GradientUpdates {
                 request.job
             )));
         };
-        let (worker, connection) =
-            join_worker(client.dialer(), request, None, UdpTransport::to, wait)?;
+        let (worker, connection) = join_worker(client.dialer(), request, None, UdpTransport::to, wait)?;
         Ok(GradientUpdates {
             worker: AsynchronousWorker::start(worker, request, 0, last, request.deadline)?,
             values: settings.values as usize,
@@ -56,9 +55,7 @@ impl GradientUpdates {
         self.check_length(gradient.len())?;
         let newest = self.index();
         if index > newest {
-            return Err(Error::config(format!(
-                "index {index} is no update taken so far: the last one is {newest}"
-            )));
+            return Err(Error::config(format!("index {index} is no update taken so far: the last one is {newest}")));
         }
         Ok(self.worker.offer(gradient, index))
     }
@@ -79,9 +76,7 @@ impl GradientUpdates {
     /// [`Error::Sum`] after a failure; [`Error::Net`] after an interrupt or if the server is gone.
     pub fn wait(&self, for_gradient: bool, wait: &Wait<'_>) -> Result<bool> {
         let worker = &self.worker;
-        let signalled = self
-            .connection
-            .watch(wait, |left, wait| worker.wait(for_gradient, left, wait))?;
+        let signalled = self.connection.watch(wait, |left, wait| worker.wait(for_gradient, left, wait))?;
         if !signalled {
             self.connection.check()?;
         }
@@ -97,9 +92,6 @@ impl GradientUpdates {
         if length == self.values {
             return Ok(());
         }
-        Err(Error::config(format!(
-            "{length} values, but the job's gradients have {}",
-            self.values
-        )))
+        Err(Error::config(format!("{length} values, but the job's gradients have {}", self.values)))
     }
 }

@@ -10,10 +10,7 @@ use crate::extension::NAME;
 use crate::message::{self, Join, Joined};
 use base::sync::lock;
 use base::wait::Wait;
-use gradients::{
-    self, AnyTransport, Control, DpdkConfig, JoinJob, Sum, Ticket, UdpTransport, Worker,
-    WorkerTransport,
-};
+use gradients::{self, AnyTransport, Control, DpdkConfig, JoinJob, Sum, Ticket, UdpTransport, Worker, WorkerTransport};
 use replay_net::client::Client;
 use replay_net::client::connection::Dialer;
 use replay_net::client::session::ExtensionSession;
@@ -63,10 +60,7 @@ pub fn join_job(
     // The server's deadline is earlier, so that its error, which names missing racks, arrives in time.
     let left = until.saturating_duration_since(Instant::now());
     let due = Instant::now() + left * 3 / 4;
-    let message = message::write(&Join {
-        job: request.clone(),
-        below,
-    })?;
+    let message = message::write(&Join { job: request.clone(), below })?;
     let late = || {
         NetError::deadline(format!(
             "{} did not let worker {} into the gradient job {:?}",
@@ -79,11 +73,7 @@ pub fn join_job(
         let reason = "a ticket without a window or a round".to_owned();
         return Err(NetError::from(replay_wire::Error::Protocol(reason)).into());
     }
-    Ok(JoinedJob {
-        session,
-        aggregator: reach(&dialer.address, address)?,
-        ticket,
-    })
+    Ok(JoinedJob { session, aggregator: reach(&dialer.address, address)?, ticket })
 }
 
 /// UDP address of the aggregator. An unspecified IP address in `at` (all zeros) is replaced by the server's address.
@@ -98,13 +88,8 @@ fn reach(server: &Address, at: SocketAddr) -> Result<SocketAddr> {
         };
         return Ok(SocketAddr::new(here, at.port()));
     };
-    let unknown = |source| NetError::Connect {
-        address: format!("the aggregator of {server}"),
-        source,
-    };
-    let mut found = (host.as_str(), at.port())
-        .to_socket_addrs()
-        .map_err(unknown)?;
+    let unknown = |source| NetError::Connect { address: format!("the aggregator of {server}"), source };
+    let mut found = (host.as_str(), at.port()).to_socket_addrs().map_err(unknown)?;
     // The aggregator's IPv6 socket is dual-stack: it also receives IPv4.
     found
         .find(|found| at.is_ipv6() || found.is_ipv4())
@@ -140,11 +125,8 @@ pub(crate) fn join_worker<T: WorkerTransport>(
     let left = until.saturating_duration_since(Instant::now());
     let to = via.unwrap_or(job.aggregator);
     let worker = Worker::join(open(to)?, to, &shortened, &job.ticket, left, wait)?;
-    let connection = JobConnection {
-        session: Mutex::new(job.session),
-        server: dialer.address.clone(),
-        deadline: request.deadline,
-    };
+    let connection =
+        JobConnection { session: Mutex::new(job.session), server: dialer.address.clone(), deadline: request.deadline };
     Ok((worker, connection))
 }
 
@@ -174,14 +156,9 @@ impl JobConnection {
             ended.store(!alive, Ordering::Relaxed);
             !alive || (wait.interrupted)()
         };
-        let watching = Wait {
-            interrupted: &interrupted,
-            ..*wait
-        };
+        let watching = Wait { interrupted: &interrupted, ..*wait };
         match work(left, &watching) {
-            Err(gradients::Error::Interrupted) if ended.load(Ordering::Relaxed) => {
-                Err(self.disconnected())
-            }
+            Err(gradients::Error::Interrupted) if ended.load(Ordering::Relaxed) => Err(self.disconnected()),
             done => Ok(done?),
         }
     }
@@ -202,8 +179,7 @@ impl JobConnection {
     fn disconnected(&self) -> Error {
         Error::Net(NetError::Disconnected {
             address: self.server.to_string(),
-            reason: "it ended while gradients were summed; join again when the server is back"
-                .into(),
+            reason: "it ended while gradients were summed; join again when the server is back".into(),
         })
     }
 }
@@ -245,8 +221,7 @@ impl GradientWorker {
     /// [`Error::Sum`], [`NetError::Interrupted`], see [`gradients::Error`]; [`NetError::Disconnected`] if the server is gone.
     pub fn sum(&mut self, values: &mut [f32], mean: bool, wait: &Wait<'_>) -> Result<Sum> {
         let worker = &mut self.worker;
-        self.connection
-            .watch(wait, |left, wait| worker.sum(values, mean, left, wait))
+        self.connection.watch(wait, |left, wait| worker.sum(values, mean, left, wait))
     }
 
     /// Sends a control and waits for its answer.
@@ -255,8 +230,7 @@ impl GradientWorker {
     /// Errors of [`GradientWorker::sum`].
     pub fn call(&mut self, control: Control, wait: &Wait<'_>) -> Result<()> {
         let worker = &mut self.worker;
-        self.connection
-            .watch(wait, |left, wait| worker.call(control, left, wait))
+        self.connection.watch(wait, |left, wait| worker.call(control, left, wait))
     }
 
     /// Leaves the job, and returns when the server has closed the connection.
@@ -264,9 +238,7 @@ impl GradientWorker {
     /// # Errors
     /// [`NetError::Deadline`], [`NetError::Interrupted`]: the server still closes the connection.
     pub fn leave(self, wait: &Wait<'_>) -> Result<()> {
-        let JobConnection {
-            session, deadline, ..
-        } = self.connection;
+        let JobConnection { session, deadline, .. } = self.connection;
         let session = session.into_inner().unwrap_or_else(PoisonError::into_inner);
         Ok(session.end(sooner(wait, deadline), wait)?)
     }
@@ -284,9 +256,8 @@ mod tests {
 
     #[test]
     fn an_address_of_all_zeros_is_the_servers() {
-        let reach = |server: &str, at: &str| {
-            reach(&server.parse().unwrap(), at.parse().unwrap()).map(|at| at.to_string())
-        };
+        let reach =
+            |server: &str, at: &str| reach(&server.parse().unwrap(), at.parse().unwrap()).map(|at| at.to_string());
         let server = "innet://127.0.0.7:7710";
         assert_eq!(reach(server, "127.0.0.1:9").unwrap(), "127.0.0.1:9");
         assert_eq!(reach(server, "0.0.0.0:9").unwrap(), "127.0.0.7:9");

@@ -11,42 +11,27 @@ fn output(arguments: &[&str]) -> Output {
 #[test]
 fn the_version_is_the_release() {
     let text = String::from_utf8(output(&["--version"]).stdout).unwrap();
-    assert_eq!(
-        text.trim(),
-        format!("innet-replay {}", replay_wire::RELEASE)
-    );
+    assert_eq!(text.trim(), format!("innet-replay {}", replay_wire::RELEASE));
 }
 
 #[test]
 fn fstack_is_plugged_in() {
     let help = String::from_utf8(output(&["serve", "--help"]).stdout).unwrap();
     assert!(help.contains("fstack"), "{help}");
-    let checked = output(&[
-        "doctor",
-        "--json",
-        "--stack",
-        "fstack",
-        "--stack-config=/nowhere/a.ini",
-    ]);
+    let checked = output(&["doctor", "--json", "--stack", "fstack", "--stack-config=/nowhere/a.ini"]);
     assert_eq!(checked.status.code(), Some(2));
     let checked = output(&["doctor", "--json"]);
     let checked: serde_json::Value = serde_json::from_slice(&checked.stdout).unwrap();
     let parts = checked["parts"].as_array().unwrap().iter();
     let parts: Vec<_> = parts.map(|part| part["part"].as_str().unwrap()).collect();
-    assert!(
-        parts.starts_with(&["open files"]) && parts.contains(&"F-Stack support"),
-        "{parts:?}"
-    );
+    assert!(parts.starts_with(&["open files"]) && parts.contains(&"F-Stack support"), "{parts:?}");
     let config = tempfile::NamedTempFile::new().unwrap();
     let config = config.path().to_str().unwrap();
     let serve = output(&["serve", "--stack=fstack", "--stack-config", config]);
     assert_eq!(serve.status.code(), Some(2));
     let serve = String::from_utf8(serve.stderr).unwrap();
     let without = serve.contains("built without F-Stack");
-    assert!(
-        without || innet_replay::fstack_release().is_some(),
-        "{serve}"
-    );
+    assert!(without || innet_replay::fstack_release().is_some(), "{serve}");
 }
 
 #[test]
@@ -54,11 +39,7 @@ fn sums_of_gradients_are_plugged_in() {
     let help = String::from_utf8(output(&["serve", "--help"]).stdout).unwrap();
     assert!(help.contains("--gradients-threads"), "{help}");
     // The message of one guest about the address of another.
-    let parent = [
-        "serve",
-        "--gradients=127.0.0.1:0",
-        "--parent=innet+fstack://10.0.0.2:7710",
-    ];
+    let parent = ["serve", "--gradients=127.0.0.1:0", "--parent=innet+fstack://10.0.0.2:7710"];
     let refused = output(&parent);
     assert_eq!(refused.status.code(), Some(2));
     let error = String::from_utf8(refused.stderr).unwrap();

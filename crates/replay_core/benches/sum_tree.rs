@@ -39,9 +39,7 @@ fn independent(rng: &mut StdRng, n: usize) -> Vec<f64> {
 
 /// One target in each of `n` equal parts of [0, 1).
 fn stratified(rng: &mut StdRng, n: usize) -> Vec<f64> {
-    (0..n)
-        .map(|part| (part as f64 + rng.random::<f64>()) / n as f64)
-        .collect()
+    (0..n).map(|part| (part as f64 + rng.random::<f64>()) / n as f64).collect()
 }
 
 type Targets = fn(&mut StdRng, usize) -> Vec<f64>;
@@ -59,11 +57,7 @@ impl Bench {
         for slot in 0..items {
             tree.activate(slot, priority(&mut rng));
         }
-        Bench {
-            tree,
-            items,
-            measure,
-        }
+        Bench { tree, items, measure }
     }
 
     fn samples(&self, name: &str, batch: usize, targets: Targets) {
@@ -82,22 +76,11 @@ impl Bench {
             .map(|_| {
                 let slots = (0..batch).map(|_| rng.random_range(0..self.items));
                 let slots: Vec<_> = slots.collect();
-                slots
-                    .into_iter()
-                    .map(|slot| Update {
-                        slot,
-                        generation: 1,
-                        units: priority(&mut rng),
-                    })
-                    .collect()
+                slots.into_iter().map(|slot| Update { slot, generation: 1, units: priority(&mut rng) }).collect()
             })
             .collect();
         self.report(name, batch, 1, |turn| match &inputs[turn % INPUTS][..] {
-            [one] => assert!(self.tree.set(
-                one.slot,
-                one.generation,
-                one.units ^ (turn / INPUTS % 2) as u64
-            )),
+            [one] => assert!(self.tree.set(one.slot, one.generation, one.units ^ (turn / INPUTS % 2) as u64)),
             many => assert_eq!(self.tree.set_batch(many), batch),
         });
     }

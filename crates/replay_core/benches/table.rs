@@ -58,12 +58,7 @@ fn push(sequence: u64, payload: &Bytes) -> Push {
         body: PushBody {
             items: items.collect(),
             payload: Bytes::copy_from_slice(payload),
-            chunks: vec![ChunkHead {
-                stream: 0,
-                rows: CHUNK,
-                first_step,
-                bytes: payload.len() as u32,
-            }],
+            chunks: vec![ChunkHead { stream: 0, rows: CHUNK, first_step, bytes: payload.len() as u32 }],
         },
     }
 }
@@ -93,9 +88,7 @@ fn filled() -> Arc<Table> {
     table.open_writer(&open).expect("a valid writer");
     let payload = payload();
     for sequence in 1..=ITEMS / u64::from(CHUNK) {
-        table
-            .try_push(&push(sequence, &payload), &mut Turn::default())
-            .expect("a valid push");
+        table.try_push(&push(sequence, &payload), &mut Turn::default()).expect("a valid push");
     }
     table
 }
@@ -113,10 +106,7 @@ fn sample(before: u16) -> Sampled {
         part: None,
         repeated: false,
     };
-    match TABLE
-        .try_sample(&request, false, &mut Turn::default())
-        .expect("items to sample")
-    {
+    match TABLE.try_sample(&request, false, &mut Turn::default()).expect("items to sample") {
         Attempt::Ready(sampled) => sampled,
         Attempt::Blocked(waits) => unreachable!("nothing limits the sample: {waits}"),
     }

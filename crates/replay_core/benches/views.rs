@@ -24,18 +24,11 @@ const CAPACITY: u64 = 1 << 20;
 const STEPS: usize = 1000;
 const FRAME: usize = 84 * 84;
 const CODECS: [Codec; 2] = [Codec::Lz4, Codec::Zstd];
-const FOREVER: Wait<'static> = Wait {
-    deadline: None,
-    interrupted: &|| false,
-    notice: None,
-};
+const FOREVER: Wait<'static> = Wait { deadline: None, interrupted: &|| false, notice: None };
 
 /// Frames of every stream, step by step.
 static FRAMES: LazyLock<Vec<Vec<u8>>> = LazyLock::new(|| {
-    let recording = concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/../../target/benchmarks/frame.npy"
-    );
+    let recording = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/benchmarks/frame.npy");
     match std::fs::read(recording) {
         // The header of NumPy's format, whose size is a number of two bytes, comes before the array.
         Ok(file) => file[10 + usize::from(file[8]) + 256 * usize::from(file[9])..]
@@ -62,32 +55,19 @@ fn main() {
         let stats = filled(codec).stats();
         let stored = stats["tables"]["breakout"]["bytes"].as_u64().unwrap_or(0);
         let stored = stored as usize / (STREAMS * STEPS);
-        println!(
-            "{codec:?}: {alone} bytes a frame by itself; {stored} bytes a step, with differences"
-        );
+        println!("{codec:?}: {alone} bytes a frame by itself; {stored} bytes a step, with differences");
     }
     divan::main();
 }
 
 fn writer(memory: &Memory) -> Writer {
     let options = WriterOptions::default();
-    Writer::open(
-        memory,
-        "breakout",
-        STREAMS as u32,
-        &view(),
-        options,
-        &FOREVER,
-    )
-    .expect("a writer")
+    Writer::open(memory, "breakout", STREAMS as u32, &view(), options, &FOREVER).expect("a writer")
 }
 
 fn memory(codec: Codec, capacity: u64) -> Arc<Memory> {
     // A seed, so that every run samples the same.
-    let limits = MemoryLimits {
-        seed: Some(1),
-        ..MemoryLimits::default()
-    };
+    let limits = MemoryLimits { seed: Some(1), ..MemoryLimits::default() };
     let memory = Memory::new(limits);
     let config = table_of(codec, capacity);
     memory.create_table(&config).expect("a valid table");
@@ -120,9 +100,7 @@ fn pack_512(bencher: Bencher, codec: Codec) {
 fn unpack_512(bencher: Bencher, codec: Codec) {
     let mut out = vec![0; FRAME];
     let packed = |frame| {
-        let length = codec
-            .pack(frame, &mut out)
-            .expect("a frame that compresses");
+        let length = codec.pack(frame, &mut out).expect("a frame that compresses");
         out[..length].to_vec()
     };
     let blobs: Vec<_> = single_frames().map(packed).collect();
@@ -140,11 +118,7 @@ fn append_1024(bencher: Bencher, codec: Codec) {
     let steps = &FRAMES[..64];
     bencher
         .counter(ItemsCount::new(STREAMS * steps.len()))
-        .bench_local(|| {
-            steps
-                .iter()
-                .for_each(|frames| append(&mut writer, frames, STREAMS))
-        });
+        .bench_local(|| steps.iter().for_each(|frames| append(&mut writer, frames, STREAMS)));
 }
 
 /// A step of one environment that observes so many float32, others in every step, with and without their check for NaN and
@@ -158,8 +132,7 @@ fn append_floats(bencher: Bencher, (floats, checked): (u32, bool)) {
     let memory = Memory::new(MemoryLimits::default());
     memory.create_table(&config).expect("a valid table");
     let (view, options) = (ViewSpec::NStep(NStep::default()), WriterOptions::default());
-    let mut writer: Writer =
-        Writer::open(&*memory, "floats", 1, &view, options, &FOREVER).expect("a writer");
+    let mut writer: Writer = Writer::open(&*memory, "floats", 1, &view, options, &FOREVER).expect("a writer");
     let observe = |step: u32| -> Vec<u8> {
         let numbers = (0..floats).map(|i| ((i + floats * step) as f32).sin());
         numbers.flat_map(f32::to_le_bytes).collect()
@@ -170,15 +143,10 @@ fn append_floats(bencher: Bencher, (floats, checked): (u32, bool)) {
     bencher.bench_local(|| {
         let observation = observations.next().expect("a cycle");
         let columns = [
-            (
-                "observation",
-                Values::new(Dtype::Float32, &shape, observation),
-            ),
+            ("observation", Values::new(Dtype::Float32, &shape, observation)),
             ("reward", Values::new(Dtype::Float32, &[1], &[0; 4])),
         ];
-        writer
-            .append(&StepBatch::new(&columns), &FOREVER)
-            .expect("a step that fits");
+        writer.append(&StepBatch::new(&columns), &FOREVER).expect("a step that fits");
     });
 }
 
@@ -193,16 +161,9 @@ fn sample(codec: Codec) -> Sampled {
 /// A sample of 512 windows of 7 frames into arrays.
 #[divan::bench(args = CODECS.iter().flat_map(|&codec| [1, 2].map(|threads| (codec, threads))))]
 fn decode_512(bencher: Bencher, (codec, threads): (Codec, usize)) {
-    let options = DecodeOptions {
-        threads,
-        ..DecodeOptions::default()
-    };
+    let options = DecodeOptions { threads, ..DecodeOptions::default() };
     let config = table_of(codec, CAPACITY);
     let decoder = Decoder::new(&config, &view(), options).expect("a view that fits");
     let sampled = sample(codec);
-    bencher.counter(ItemsCount::new(BATCH)).bench(|| {
-        decoder
-            .decode(&sampled, 0.4)
-            .expect("a sample that decodes")
-    });
+    bencher.counter(ItemsCount::new(BATCH)).bench(|| decoder.decode(&sampled, 0.4).expect("a sample that decodes"));
 }

@@ -26,27 +26,17 @@ pub struct Reservation {
 impl Budget {
     /// A budget of `limit` bytes.
     pub fn new(limit: u64) -> Arc<Self> {
-        Arc::new(Budget {
-            limit,
-            reserved: AtomicU64::new(0),
-        })
+        Arc::new(Budget { limit, reserved: AtomicU64::new(0) })
     }
 
     /// Reserves `bytes`; `None` while fewer are left.
     pub fn reserve(self: &Arc<Self>, bytes: u64) -> Option<Reservation> {
-        let fits = |reserved: u64| {
-            reserved
-                .checked_add(bytes)
-                .filter(|&after| after <= self.limit)
-        };
+        let fits = |reserved: u64| reserved.checked_add(bytes).filter(|&after| after <= self.limit);
         // Relaxed: no data is published with the count.
         self.reserved
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits)
             .ok()
-            .map(|_| Reservation {
-                budget: Arc::clone(self),
-                bytes,
-            })
+            .map(|_| Reservation { budget: Arc::clone(self), bytes })
     }
 
     /// The limit.
@@ -67,9 +57,7 @@ impl Budget {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        self.budget
-            .reserved
-            .fetch_sub(self.bytes, Ordering::Relaxed);
+        self.budget.reserved.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 

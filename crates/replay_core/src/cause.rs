@@ -139,12 +139,7 @@ impl From<&str> for WaitReason {
 impl WaitReason {
     /// The wait of a call of `table` for this cause.
     pub fn at(table: &str, cause: Cause) -> Self {
-        WaitReason::Table(TableWait {
-            table: table.to_owned(),
-            cause,
-            ahead: 0,
-            steps_without_items: 0,
-        })
+        WaitReason::Table(TableWait { table: table.to_owned(), cause, ahead: 0, steps_without_items: 0 })
     }
 
     /// The wait of a call behind `calls` others, the first of which waits for this reason.
@@ -160,10 +155,9 @@ impl WaitReason {
     pub fn is_for_writers(&self) -> bool {
         use Cause::{Inserts, Items, MinSize, SamplesLeft};
         match self {
-            WaitReason::Table(wait) => matches!(
-                wait.cause,
-                MinSize { .. } | Inserts { .. } | SamplesLeft { .. } | Items { .. }
-            ),
+            WaitReason::Table(wait) => {
+                matches!(wait.cause, MinSize { .. } | Inserts { .. } | SamplesLeft { .. } | Items { .. })
+            }
             WaitReason::AtServer(_, reason) => reason.is_for_writers(),
             _ => false,
         }
@@ -191,24 +185,13 @@ impl fmt::Display for TableWait {
                 "table {table:?} holds {live} items of the {min_size} that min_size asks for; waiting for writers"
             ),
             Cause::Emptied => write!(f, "table {table:?} is being emptied"),
-            Cause::Inserts {
-                sampled,
-                inserted,
-                wanted,
-                missing,
-                samples_per_insert,
-                slack,
-            } => write!(
+            Cause::Inserts { sampled, inserted, wanted, missing, samples_per_insert, slack } => write!(
                 f,
                 "table {table:?} has {sampled} items sampled for {inserted} inserted, at samples_per_insert \
                  {samples_per_insert} and slack {slack}; a sample of {wanted} waits for writers to insert {} more",
                 (missing / samples_per_insert).ceil().max(1.0)
             ),
-            Cause::SamplesLeft {
-                left,
-                wanted,
-                max_times_sampled,
-            } => write!(
+            Cause::SamplesLeft { left, wanted, max_times_sampled } => write!(
                 f,
                 "table {table:?} has {left} samples left of the {wanted} asked for, at max_times_sampled \
                  {max_times_sampled}; waiting for writers"
@@ -217,23 +200,13 @@ impl fmt::Display for TableWait {
                 f,
                 "table {table:?} has {found} items to sample at the moment of the {wanted} asked for; waiting for writers"
             ),
-            Cause::Samples {
-                sampled,
-                inserted,
-                missing,
-                samples_per_insert,
-                slack,
-            } => write!(
+            Cause::Samples { sampled, inserted, missing, samples_per_insert, slack } => write!(
                 f,
                 "table {table:?} has {sampled} items sampled for {inserted} inserted, at samples_per_insert \
                  {samples_per_insert} and slack {slack}; the next insert waits for its readers to sample {} more",
                 missing.ceil()
             ),
-            Cause::PinnedBytes {
-                pinned,
-                missing,
-                capacity_bytes,
-            } => write!(
+            Cause::PinnedBytes { pinned, missing, capacity_bytes } => write!(
                 f,
                 "table {table:?} has {pinned} of its {capacity_bytes} bytes in evicted chunks that readers still hold; \
                  waiting for them to let go of {missing}"
@@ -244,10 +217,7 @@ impl fmt::Display for TableWait {
                  for them"
             ),
             Cause::LastItems => {
-                write!(
-                    f,
-                    "table {table:?} waits for readers that are taking its last items"
-                )
+                write!(f, "table {table:?} waits for readers that are taking its last items")
             }
         }?;
         if self.steps_without_items > 0 {
@@ -264,20 +234,10 @@ impl fmt::Display for TableWait {
 
 impl fmt::Display for OutdatedWriter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let OutdatedWriter {
-            table,
-            writer,
-            parameters,
-            version,
-            newest,
-            max_version_lag,
-        } = self;
+        let OutdatedWriter { table, writer, parameters, version, newest, max_version_lag } = self;
         write!(f, "writer {writer:?} of table {table:?} ")?;
         match version {
-            0 => write!(
-                f,
-                "has got no parameters, and {parameters:?} has version {newest}"
-            ),
+            0 => write!(f, "has got no parameters, and {parameters:?} has version {newest}"),
             version => write!(
                 f,
                 "makes its steps with version {version} of {parameters:?}, and version {newest} is the newest"
@@ -306,10 +266,9 @@ impl fmt::Display for WaitReason {
                 "{bytes} bytes of replies wait for clients of this role to read them, which is their part of the server's \
                  limit (--reply-bytes)"
             ),
-            WaitReason::Answers(requests) => write!(
-                f,
-                "the server reads no further request of this connection: {requests} wait for their answers"
-            ),
+            WaitReason::Answers(requests) => {
+                write!(f, "the server reads no further request of this connection: {requests} wait for their answers")
+            }
             WaitReason::ReceiveMemory => f.write_str(
                 "the server's receive memory is full of pushes that wait: 1 MiB of this writer, or its table's part of \
                  --max-frame-bytes",
@@ -326,20 +285,13 @@ mod tests {
 
     #[test]
     fn a_wait_is_for_writers_by_its_cause_whatever_the_names_say() {
-        let samples = Cause::Items {
-            found: 1,
-            wanted: 2,
-        };
+        let samples = Cause::Items { found: 1, wanted: 2 };
         let pushes = Cause::PinnedChunks;
         for (cause, for_writers) in [(samples, true), (pushes, false), (Cause::Emptied, false)] {
             let first = WaitReason::at("for writers", cause);
             let behind = first.behind(3);
             let of_several = WaitReason::AtServer("innet://a".into(), Box::new(behind.clone()));
-            assert!(
-                of_several
-                    .to_string()
-                    .starts_with("innet://a: 3 earlier calls wait: table")
-            );
+            assert!(of_several.to_string().starts_with("innet://a: 3 earlier calls wait: table"));
             for reason in [first, behind, of_several] {
                 assert_eq!(reason.is_for_writers(), for_writers, "{reason}");
             }

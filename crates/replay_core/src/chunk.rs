@@ -11,8 +11,7 @@ use crate::row_layout::{FLAGS_OFFSET, RowLayout};
 use crate::schema::flags;
 
 /// The flags that a row of a chunk may have.
-const CHUNK_FLAGS: u8 =
-    flags::FIRST | flags::TERMINATED | flags::TRUNCATED | flags::FINAL | flags::DIFFERENCE;
+const CHUNK_FLAGS: u8 = flags::FIRST | flags::TERMINATED | flags::TRUNCATED | flags::FINAL | flags::DIFFERENCE;
 
 /// Rows of fixed size, then their blobs, checked.
 #[derive(Debug, Clone)]
@@ -46,14 +45,10 @@ impl PackedRows {
         }
         let row_bytes = layout.row_bytes;
         let blobs_offset = row_bytes.checked_mul(rows as usize);
-        let (Some(blobs_offset), Ok(total)) = (
-            blobs_offset.filter(|&end| end <= bytes.len()),
-            u32::try_from(bytes.len()),
-        ) else {
-            return refuse(format!(
-                "{rows} steps of {row_bytes} bytes do not fit a chunk of {} bytes",
-                bytes.len()
-            ));
+        let (Some(blobs_offset), Ok(total)) =
+            (blobs_offset.filter(|&end| end <= bytes.len()), u32::try_from(bytes.len()))
+        else {
+            return refuse(format!("{rows} steps of {row_bytes} bytes do not fit a chunk of {} bytes", bytes.len()));
         };
         let blob_columns = &layout.blob_columns;
         let mut blobs = Vec::new();
@@ -78,10 +73,7 @@ impl PackedRows {
             if !has_differences {
                 key = index;
             }
-            blobs.push(RowBlobs {
-                start: end.min(u64::from(total)) as u32,
-                key,
-            });
+            blobs.push(RowBlobs { start: end.min(u64::from(total)) as u32, key });
             for (length, &column) in layout.blob_lengths(row).zip(blob_columns) {
                 if length.is_difference() && !has_differences {
                     return refuse(format!(
@@ -102,19 +94,12 @@ impl PackedRows {
             }
         }
         if end != u64::from(total) {
-            return refuse(format!(
-                "rows and blobs take {end} bytes, the chunk has {total}"
-            ));
+            return refuse(format!("rows and blobs take {end} bytes, the chunk has {total}"));
         }
         if !blob_columns.is_empty() {
             blobs.push(RowBlobs { start: total, key });
         }
-        Ok(PackedRows {
-            bytes,
-            rows,
-            row_bytes,
-            blobs: blobs.into_boxed_slice(),
-        })
+        Ok(PackedRows { bytes, rows, row_bytes, blobs: blobs.into_boxed_slice() })
     }
 
     /// Number of rows.
@@ -204,9 +189,7 @@ mod tests {
     /// One row: flags, action, blob lengths.
     fn row(flag: u8, lengths: [u32; 2]) -> Vec<u8> {
         let mut row = vec![flag, 0xAA, 0xBB];
-        lengths
-            .iter()
-            .for_each(|l| row.extend_from_slice(&l.to_le_bytes()));
+        lengths.iter().for_each(|l| row.extend_from_slice(&l.to_le_bytes()));
         row
     }
 
@@ -247,17 +230,9 @@ mod tests {
         assert_eq!(keys, [None, Some(0), Some(0), None, None, Some(4)]);
         assert_eq!(packed.blob_range(1..2).len(), 1);
 
-        let raw = |codec| Column {
-            codec,
-            ..config().columns[1].clone()
-        };
+        let raw = |codec| Column { codec, ..config().columns[1].clone() };
         let layout = RowLayout::of(&TableConfig::new("t", vec![raw(Codec::None)], 9));
-        assert_eq!(
-            PackedRows::check(&layout, 1, vec![0, 1, 2].into())
-                .unwrap()
-                .key_row(0),
-            None
-        );
+        assert_eq!(PackedRows::check(&layout, 1, vec![0, 1, 2].into()).unwrap().key_row(0), None);
         let with_difference = PackedRows::check(&layout, 2, vec![0, 1, 2, DIFFERENCE, 1, 2].into());
         assert!(reason(with_difference).contains("no key row"));
     }

@@ -81,17 +81,14 @@ impl Codec {
             return Ok(());
         }
         if blob.len() > out.len() {
-            return Err(format!(
-                "a blob of {} bytes for a value of {}",
-                blob.len(),
-                out.len()
-            ));
+            return Err(format!("a blob of {} bytes for a value of {}", blob.len(), out.len()));
         }
         let written = match self {
             Codec::None => Err("raw values are not packed".to_owned()),
             // A column has at most 2^28 bytes.
-            Codec::Lz4 => lz4::block::decompress_to_buffer(blob, Some(out.len() as i32), out)
-                .map_err(|error| error.to_string()),
+            Codec::Lz4 => {
+                lz4::block::decompress_to_buffer(blob, Some(out.len() as i32), out).map_err(|error| error.to_string())
+            }
             // A single call allocates no window, however large the frame declares it.
             Codec::Zstd => ZSTD_UNPACKER
                 .with_borrow_mut(|zstd| zstd.decompress(out, blob))
@@ -99,15 +96,8 @@ impl Codec {
         };
         match written {
             Ok(written) if written == out.len() => Ok(()),
-            Ok(written) => Err(format!(
-                "its {} blob unpacks to {written} bytes instead of {}",
-                self.name(),
-                out.len()
-            )),
-            Err(reason) => Err(format!(
-                "its {} blob does not unpack: {reason}",
-                self.name()
-            )),
+            Ok(written) => Err(format!("its {} blob unpacks to {written} bytes instead of {}", self.name(), out.len())),
+            Err(reason) => Err(format!("its {} blob does not unpack: {reason}", self.name())),
         }
     }
 }
@@ -136,10 +126,7 @@ mod tests {
             assert_eq!(Codec::from_name(codec.name()), Ok(codec));
         }
         let error = Codec::from_name("gzip").unwrap_err().to_string();
-        assert!(
-            error.contains("`none`") && error.contains("`lz4`"),
-            "{error}"
-        );
+        assert!(error.contains("`none`") && error.contains("`lz4`"), "{error}");
     }
 
     #[test]

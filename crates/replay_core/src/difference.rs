@@ -29,13 +29,7 @@ const SHORT: usize = 16;
 /// When `base` and `value` are of different sizes.
 pub fn encode(base: &[u8], value: &[u8], out: &mut [u8]) -> Option<usize> {
     assert_eq!(base.len(), value.len(), "a base is of the value's size");
-    let mut runs = Runs {
-        value,
-        out,
-        written: 0,
-        covered: 0,
-        open: 0..0,
-    };
+    let mut runs = Runs { value, out, written: 0, covered: 0, open: 0..0 };
     let (base_blocks, base_rest) = base.as_chunks::<BLOCK>();
     let (blocks, rest) = value.as_chunks::<BLOCK>();
     for (number, (base, block)) in base_blocks.iter().zip(blocks).enumerate() {
@@ -52,10 +46,7 @@ pub fn encode(base: &[u8], value: &[u8], out: &mut [u8]) -> Option<usize> {
         }
     }
     let rest_at = value.len() - rest.len();
-    for (index, _) in (rest_at..)
-        .zip(base_rest.iter().zip(rest))
-        .filter(|(_, (base, byte))| base != byte)
-    {
+    for (index, _) in (rest_at..).zip(base_rest.iter().zip(rest)).filter(|(_, (base, byte))| base != byte) {
         runs.add(index..index + 1)?;
     }
     runs.close()?;
@@ -77,11 +68,7 @@ impl Patched {
     ///
     /// # Errors
     /// Errors of `fill`; the base is then unspecified.
-    pub fn set_base<E>(
-        &mut self,
-        bytes: usize,
-        fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
-    ) -> Result<(), E> {
+    pub fn set_base<E>(&mut self, bytes: usize, fill: impl FnOnce(&mut [u8]) -> Result<(), E>) -> Result<(), E> {
         self.base.resize(bytes, 0);
         let filled = fill(&mut self.base);
         self.value.clone_from(&self.base);
@@ -113,10 +100,7 @@ impl Patched {
             }
             end = run.end;
             self.changed.push(run.clone());
-            match (
-                difference.first_chunk::<SHORT>(),
-                self.base[end..].first_chunk::<SHORT>(),
-            ) {
+            match (difference.first_chunk::<SHORT>(), self.base[end..].first_chunk::<SHORT>()) {
                 (Some(start), Some(after)) if count <= SHORT => {
                     // Most runs are a few bytes: two copies of a register's width are faster than a loop. The second one
                     // repairs the bytes that the first wrote beyond the run.
@@ -179,9 +163,7 @@ impl Runs<'_> {
         let count = end - start;
         match (self.value.get(start..start + SHORT), out.get_mut(..SHORT)) {
             (Some(from), Some(to)) if count <= SHORT => to.copy_from_slice(from),
-            _ => out
-                .get_mut(..count)?
-                .copy_from_slice(&self.value[start..end]),
+            _ => out.get_mut(..count)?.copy_from_slice(&self.value[start..end]),
         }
         self.written += count;
         self.covered = end;
@@ -297,11 +279,7 @@ mod tests {
         let value: Vec<u8> = (0..200).map(|i| u8::from(i % 10 == 0)).collect();
         let whole = difference(&[0; 200], &value);
         for room in 0..whole.len() {
-            assert_eq!(
-                encode(&[0; 200], &value, &mut vec![0; room]),
-                None,
-                "{room}"
-            );
+            assert_eq!(encode(&[0; 200], &value, &mut vec![0; room]), None, "{room}");
         }
         assert!(encode(&[0; 200], &value, &mut vec![0; whole.len()]).is_some());
     }

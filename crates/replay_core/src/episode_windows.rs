@@ -98,10 +98,7 @@ impl EpisodeWindows {
             ViewSpec::Sequences(view) => (
                 u64::from(view.period),
                 u64::from(view.burn_in) + 1,
-                BirthPriority::Sequence {
-                    gamma: view.gamma,
-                    burn_in: usize::from(view.burn_in),
-                },
+                BirthPriority::Sequence { gamma: view.gamma, burn_in: usize::from(view.burn_in) },
             ),
             ViewSpec::Window(_) => (1, 1, BirthPriority::Default),
         };
@@ -293,10 +290,7 @@ mod tests {
         (items.collect(), windows.dropped)
     }
 
-    const NOTHING: DroppedWindows = DroppedWindows {
-        by_reset: 0,
-        without_final_row: 0,
-    };
+    const NOTHING: DroppedWindows = DroppedWindows { by_reset: 0, without_final_row: 0 };
 
     #[test]
     fn a_window_completes_with_its_bootstrap_row() {
@@ -354,20 +348,14 @@ mod tests {
     #[test]
     fn the_row_after_a_final_row_starts_a_stack_whatever_its_flags_say() {
         let rows = [0, TERMINATED, FINAL, 0, 0];
-        assert_eq!(
-            windows(&n_step(4, 1), &rows).0,
-            [(0, 0, 1), (1, 1, 0), (3, 0, 1)]
-        );
+        assert_eq!(windows(&n_step(4, 1), &rows).0, [(0, 0, 1), (1, 1, 0), (3, 0, 1)]);
     }
 
     #[test]
     fn sequences_start_every_period_of_a_life() {
         let rows = [FIRST, 0, 0, TERMINATED, 0, 0, 0, 0];
         // Anchors 0 and 2 of the first life, 4 and 6 of the second, of which 6 is still open.
-        assert_eq!(
-            windows(&sequence(3, 0, 2), &rows).0,
-            [(0, 0, 3), (2, 0, 1), (4, 0, 3)]
-        );
+        assert_eq!(windows(&sequence(3, 0, 2), &rows).0, [(0, 0, 3), (2, 0, 1), (4, 0, 3)]);
     }
 
     #[test]
@@ -378,10 +366,7 @@ mod tests {
 
     #[test]
     fn raw_windows_of_no_rows_after_complete_at_once() {
-        let view = ViewSpec::Window(Window {
-            before: 1,
-            after: 0,
-        });
+        let view = ViewSpec::Window(Window { before: 1, after: 0 });
         assert_eq!(windows(&view, &[FIRST, 0]).0, [(0, 0, 0), (1, 1, 0)]);
     }
 
@@ -390,12 +375,7 @@ mod tests {
         let mut windows = EpisodeWindows::new(0, view);
         let mut items = Vec::new();
         for &(row, reward, taken, greedy) in rows {
-            let estimate = Estimate {
-                reward,
-                taken: Some(taken),
-                greedy: Some(greedy),
-                priority: None,
-            };
+            let estimate = Estimate { reward, taken: Some(taken), greedy: Some(greedy), priority: None };
             windows.append(row, estimate, &mut items);
         }
         items.iter().map(|item| item.priority).collect()
@@ -403,11 +383,7 @@ mod tests {
 
     #[test]
     fn priorities_are_n_step_td_errors() {
-        let rows = [
-            (FIRST, 1.0, 2.0, 9.0),
-            (0, 2.0, 9.0, 9.0),
-            (0, 0.0, 9.0, 4.0),
-        ];
+        let rows = [(FIRST, 1.0, 2.0, 9.0), (0, 2.0, 9.0, 9.0), (0, 0.0, 9.0, 4.0)];
         // 1 + 0.5 * 2 + 0.25 * 4 - 2
         assert_eq!(priorities(&n_step(1, 2), &rows), [Some(1.0)]);
         let rows = [(FIRST, 1.0, 5.0, 9.0), (TERMINATED, 2.0, 2.5, 9.0)];
@@ -420,16 +396,9 @@ mod tests {
 
     #[test]
     fn priorities_of_sequences_mix_the_largest_and_the_mean_error() {
-        let rows = [
-            (FIRST, 100.0, 0.0, 0.0),
-            (0, 1.0, 0.0, 0.0),
-            (TERMINATED, 3.0, 0.0, 0.0),
-        ];
+        let rows = [(FIRST, 100.0, 0.0, 0.0), (0, 1.0, 0.0, 0.0), (TERMINATED, 3.0, 0.0, 0.0)];
         // Errors 1 and 3 after one step of burn-in; the second window has error 3 alone.
-        assert_eq!(
-            priorities(&sequence(2, 1, 1), &rows),
-            [Some(2.9), Some(3.0)]
-        );
+        assert_eq!(priorities(&sequence(2, 1, 1), &rows), [Some(2.9), Some(3.0)]);
     }
 
     #[test]
@@ -442,11 +411,7 @@ mod tests {
     fn without_q_values_there_is_no_priority() {
         let mut windows = EpisodeWindows::new(0, &n_step(1, 1));
         let mut items = Vec::new();
-        let with_q = Estimate {
-            taken: Some(1.0),
-            greedy: Some(1.0),
-            ..Estimate::default()
-        };
+        let with_q = Estimate { taken: Some(1.0), greedy: Some(1.0), ..Estimate::default() };
         for estimate in [with_q, Estimate::default(), with_q, with_q] {
             windows.append(0, estimate, &mut items);
         }

@@ -63,11 +63,7 @@ impl EpisodeReader {
     pub fn new(config: &TableConfig, threads: usize) -> Result<Self> {
         let step_bytes: usize = config.columns.iter().map(Column::bytes).sum();
         Ok(EpisodeReader {
-            request: ReadSteps {
-                table: config.name.clone(),
-                from: ReadPosition::default(),
-                bytes: READ_BYTES,
-            },
+            request: ReadSteps { table: config.name.clone(), from: ReadPosition::default(), bytes: READ_BYTES },
             decoder: StepsDecoder::new(config, threads)?,
             most_steps: (PART_BYTES / step_bytes.max(1)).max(1),
             ended: false,
@@ -85,11 +81,7 @@ impl EpisodeReader {
     ///
     /// # Errors
     /// Errors of [`Replay::read_steps`], and [`Error::Corrupt`] for steps that do not decode.
-    pub fn next<E: From<Error>>(
-        &mut self,
-        replay: &dyn Replay<E>,
-        wait: &Wait<'_>,
-    ) -> Result<Option<Vec<Array>>, E> {
+    pub fn next<E: From<Error>>(&mut self, replay: &dyn Replay<E>, wait: &Wait<'_>) -> Result<Option<Vec<Array>>, E> {
         loop {
             if let Some(steps) = self.ready.pop_front() {
                 return Ok(Some(self.decoder.decode(&steps.into_sampled())?));
@@ -119,19 +111,16 @@ impl EpisodeReader {
         let packed = PackedRows::check(self.decoder.layout(), chunk.rows, chunk.packed)?;
         let has = |row: u32, flag: u8| packed.row_slice(row..row + 1)[FLAGS_OFFSET] & flag != 0;
         let name = (server, chunk.writer, chunk.stream);
-        let mut open = self.open.remove(&name).unwrap_or(OpenEpisode {
-            steps: Steps::default(),
-            next_step: chunk.first_step,
-        });
+        let mut open =
+            self.open.remove(&name).unwrap_or(OpenEpisode { steps: Steps::default(), next_step: chunk.first_step });
         self.open_bytes -= open.steps.bytes();
         if open.next_step != chunk.first_step {
             // Steps between them were evicted.
             open.end(&mut self.ready);
         }
         let next_step = chunk.first_step.checked_add(u64::from(chunk.rows));
-        open.next_step = next_step.ok_or_else(|| {
-            Error::Corrupt(format!("a chunk begins at step {}", chunk.first_step))
-        })?;
+        open.next_step =
+            next_step.ok_or_else(|| Error::Corrupt(format!("a chunk begins at step {}", chunk.first_step)))?;
         let mut from = 0;
         for row in 0..chunk.rows {
             let steps = open.steps.count + (row - from) as usize;
@@ -154,10 +143,7 @@ impl EpisodeReader {
             self.open.insert(name, open);
         }
         while self.open_bytes > OPEN_BYTES {
-            let largest = self
-                .open
-                .values_mut()
-                .max_by_key(|episode| episode.steps.bytes());
+            let largest = self.open.values_mut().max_by_key(|episode| episode.steps.bytes());
             let Some(largest) = largest else { break };
             self.open_bytes -= largest.steps.bytes();
             largest.end(&mut self.ready);
@@ -202,14 +188,7 @@ impl Steps {
 
     /// The steps as a sample of items of one row.
     fn into_sampled(self) -> Sampled {
-        let item = SampledItem {
-            id: 0,
-            probability: 1.0,
-            age: 0,
-            times_sampled: 0,
-            before: 0,
-            after: 0,
-        };
+        let item = SampledItem { id: 0, probability: 1.0, age: 0, times_sampled: 0, before: 0, after: 0 };
         Sampled {
             items: vec![item; self.count],
             live_items: self.count as u64,

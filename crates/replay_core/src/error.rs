@@ -87,13 +87,7 @@ pub enum Error {
     #[error(
         "the view needs {before} steps before and {after} after the anchor, but the items of table {table:?} were written with {window_before} and {window_after}; write with a view at least as wide"
     )]
-    View {
-        table: String,
-        before: u16,
-        after: u16,
-        window_before: u16,
-        window_after: u16,
-    },
+    View { table: String, before: u16, after: u16, window_before: u16, window_after: u16 },
     /// A writer that a newer connection has taken over.
     #[error("writer {writer:?} was fenced off: a newer connection of the same writer took over")]
     Fenced { writer: String },
@@ -174,34 +168,21 @@ pub fn check_priorities(priorities: &[f64]) -> Result<()> {
 }
 
 /// The error for the priority at `position`, if there is one.
-pub(crate) fn refuse_priority(
-    position: Option<usize>,
-    count: usize,
-    value: impl FnOnce(usize) -> f64,
-) -> Result<()> {
+pub(crate) fn refuse_priority(position: Option<usize>, count: usize, value: impl FnOnce(usize) -> f64) -> Result<()> {
     match position {
         None => Ok(()),
-        Some(position) => Err(Error::Priority {
-            position,
-            count,
-            value: value(position),
-        }),
+        Some(position) => Err(Error::Priority { position, count, value: value(position) }),
     }
 }
 
 impl Error {
     /// Data that does not fit the columns of `table`.
     pub fn schema(table: &str, reason: String) -> Self {
-        Error::Schema {
-            table: table.to_owned(),
-            reason,
-        }
+        Error::Schema { table: table.to_owned(), reason }
     }
 
     /// A deadline that passed while the call waited for this.
     pub fn deadline(waited_for: impl Into<WaitReason>) -> Self {
-        Error::Deadline {
-            waited_for: Box::new(waited_for.into()),
-        }
+        Error::Deadline { waited_for: Box::new(waited_for.into()) }
     }
 }

@@ -25,10 +25,7 @@ pub fn check_beta(beta: f64) -> Result<()> {
     if (0.0..=MAX_BETA).contains(&beta) {
         return Ok(());
     }
-    Err(Error::Config(format!(
-        "the importance-sampling exponent beta is 0 to {MAX_BETA}, got {}",
-        Number(beta)
-    )))
+    Err(Error::Config(format!("the importance-sampling exponent beta is 0 to {MAX_BETA}, got {}", Number(beta))))
 }
 
 /// Weights of items from their probabilities. N, the number of live items, cancels: the largest weight belongs to the
@@ -54,19 +51,12 @@ pub(crate) fn importance_weights(
             .min()
             .map_or(f64::INFINITY, f64::from_bits),
         Normalization::Memory => min_probability.filter(|&p| sampled(p)).ok_or_else(|| {
-            Error::Config(
-                "weights over the whole memory need a sample that asks for the smallest probability"
-                    .into(),
-            )
+            Error::Config("weights over the whole memory need a sample that asks for the smallest probability".into())
         })?,
     };
     // At most 1, though another client may have raised the smallest priority since the sample's scan.
     let ratio = |p| {
-        if sampled(p) {
-            (smallest / p).min(1.0)
-        } else {
-            1.0
-        }
+        if sampled(p) { (smallest / p).min(1.0) } else { 1.0 }
     };
     let mut weights: Vec<_> = probabilities.map(ratio).collect();
     power::raise(&mut weights, beta);

@@ -64,10 +64,7 @@ impl Admitted {
     /// Splits `items` off.
     pub fn split(&mut self, items: u32) -> Admitted {
         self.items -= items;
-        Admitted {
-            epoch: self.epoch,
-            items,
-        }
+        Admitted { epoch: self.epoch, items }
     }
 }
 
@@ -82,14 +79,8 @@ impl Drop for Inserting<'_> {
     fn drop(&mut self) {
         // Release: pairs with the Acquire in `admit_insert`.
         let ended = fault::weakened(Fault::EarlyEnd, Ordering::Release);
-        let push = if fault::injected(Fault::ForgottenEnd) {
-            0
-        } else {
-            ENDED
-        };
-        self.limiter
-            .inserting
-            .fetch_add(push.wrapping_sub(self.items), ended);
+        let push = if fault::injected(Fault::ForgottenEnd) { 0 } else { ENDED };
+        self.limiter.inserting.fetch_add(push.wrapping_sub(self.items), ended);
     }
 }
 
@@ -136,21 +127,15 @@ impl Limiter {
             let ahead = word & (ENDED - 1);
             let inserted = Count(self.inserted.load(Ordering::Relaxed)).items() + ahead;
             let sampled = Count(self.sampled.load(Ordering::Relaxed)).items();
-            let over = self.lead(inserted, sampled) + self.samples_per_insert
-                - (self.centre() + self.slack);
+            let over = self.lead(inserted, sampled) + self.samples_per_insert - (self.centre() + self.slack);
             let passes = needed || items == 0 || over <= TOLERANCE || live + ahead < self.min_size;
             refused = (!passes).then_some((inserted, sampled, over));
             passes.then_some(word + items)
         };
         // Acquire: pairs with the Release in the drop of `Inserting`. Items of an ended push are then visible in `inserted`.
-        let _ = self
-            .inserting
-            .fetch_update(Ordering::Acquire, Ordering::Acquire, admit);
+        let _ = self.inserting.fetch_update(Ordering::Acquire, Ordering::Acquire, admit);
         match refused {
-            None => Ok(Inserting {
-                limiter: self,
-                items,
-            }),
+            None => Ok(Inserting { limiter: self, items }),
             Some((inserted, sampled, missing)) => Err(Cause::Samples {
                 sampled,
                 inserted,
@@ -190,10 +175,7 @@ impl Limiter {
     /// the wait.
     pub fn admit_sample(&self, live: u64, wanted: u32, short: bool) -> Outcome<Admitted> {
         if live < self.min_size {
-            return Err(Cause::MinSize {
-                live,
-                min_size: self.min_size,
-            });
+            return Err(Cause::MinSize { live, min_size: self.min_size });
         }
         self.admit_part(wanted, short)
     }
@@ -207,9 +189,7 @@ impl Limiter {
             Some(seen + u64::from(admitted.items))
         };
         // The refusal is in `outcome`.
-        let _ = self
-            .sampled
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, admit);
+        let _ = self.sampled.fetch_update(Ordering::AcqRel, Ordering::Acquire, admit);
         outcome
     }
 
@@ -235,23 +215,17 @@ impl Limiter {
                 });
             }
         };
-        Ok(Admitted {
-            epoch: sampled.epoch(),
-            items,
-        })
+        Ok(Admitted { epoch: sampled.epoch(), items })
     }
 
     /// Takes back samples that were not delivered; those from before a `reset` are void.
     pub fn give_back(&self, admitted: Admitted) {
         let undo = |now: u64| {
-            let ours =
-                Count(now).epoch() == admitted.epoch || fault::injected(Fault::ForeignCredit);
+            let ours = Count(now).epoch() == admitted.epoch || fault::injected(Fault::ForeignCredit);
             ours.then(|| now.wrapping_sub(u64::from(admitted.items)))
         };
         // `Err`: the samples are from before a reset.
-        let _ = self
-            .sampled
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, undo);
+        let _ = self.sampled.fetch_update(Ordering::AcqRel, Ordering::Acquire, undo);
     }
 
     /// Resets both counts to zero. Only under the table's insert lock.
@@ -297,10 +271,7 @@ impl Limiter {
 
     /// Items sampled and items inserted since the last reset.
     pub fn counts(&self) -> (u64, u64) {
-        (
-            Count(self.sampled.load(Ordering::Relaxed)).items(),
-            Count(self.inserted.load(Ordering::Relaxed)).items(),
-        )
+        (Count(self.sampled.load(Ordering::Relaxed)).items(), Count(self.inserted.load(Ordering::Relaxed)).items())
     }
 
     /// How far inserts are ahead of samples, in sampled items.
@@ -317,11 +288,8 @@ impl Limiter {
         if planted(Mistake::LooseLimiter) {
             return None;
         }
-        self.limits_ratio().then(|| {
-            (self.lead(inserted, sampled) - (self.centre() - self.slack) + TOLERANCE)
-                .floor()
-                .max(0.0)
-        })
+        self.limits_ratio()
+            .then(|| (self.lead(inserted, sampled) - (self.centre() - self.slack) + TOLERANCE).floor().max(0.0))
     }
 }
 
@@ -331,12 +299,7 @@ mod tests {
     use crate::cause::WaitReason;
 
     fn limiter(samples_per_insert: f64, slack: f64, min_size: u64) -> Limiter {
-        Limiter::new(&TableConfig {
-            samples_per_insert,
-            slack,
-            min_size,
-            ..TableConfig::new("t", Vec::new(), 1000)
-        })
+        Limiter::new(&TableConfig { samples_per_insert, slack, min_size, ..TableConfig::new("t", Vec::new(), 1000) })
     }
 
     /// The sentence of a wait for the limiter.

@@ -7,8 +7,8 @@ use bytes::Bytes;
 use crate::error::{Error, Result};
 use crate::memory::Memory;
 use crate::replay::{
-    Listing, OpenWriter, Parameters, Push, PushBody, PushChannel, ReadSteps, Replay, SampleChannel,
-    SampleRequest, Sampled, StepsRead, UpdateReceipt, WriterId,
+    Listing, OpenWriter, Parameters, Push, PushBody, PushChannel, ReadSteps, Replay, SampleChannel, SampleRequest,
+    Sampled, StepsRead, UpdateReceipt, WriterId,
 };
 use crate::schema::TableConfig;
 use crate::sync::Listener;
@@ -18,13 +18,8 @@ use base::wait::Wait;
 
 /// Repeats `attempt` until it is ready, the deadline has passed or the caller is interrupted. Its argument is `true` in the
 /// last attempt before the deadline's error.
-fn block_on<T>(
-    wait: &Wait<'_>,
-    mut attempt: impl FnMut(bool, &mut Turn) -> Result<Attempt<T>>,
-) -> Result<T> {
-    let mut call = PendingCall::new(Turn::default(), wait.deadline, false, |reason| {
-        Error::deadline(reason)
-    });
+fn block_on<T>(wait: &Wait<'_>, mut attempt: impl FnMut(bool, &mut Turn) -> Result<Attempt<T>>) -> Result<T> {
+    let mut call = PendingCall::new(Turn::default(), wait.deadline, false, |reason| Error::deadline(reason));
     let mut slices = wait.slices(wait.deadline);
     loop {
         match call.step(host::now, Turn::changed, &mut attempt)? {
@@ -53,11 +48,7 @@ impl<E: From<Error>> Replay<E> for Memory {
         Ok(Memory::drop_table(self, table)?)
     }
 
-    fn open_writer(
-        &self,
-        open: OpenWriter,
-        _wait: &Wait<'_>,
-    ) -> Result<Box<dyn PushChannel<E>>, E> {
+    fn open_writer(&self, open: OpenWriter, _wait: &Wait<'_>) -> Result<Box<dyn PushChannel<E>>, E> {
         let table = self.table(&open.table)?;
         let opened = table.open_writer(&open)?;
         Ok(Box::new(LocalPushes {
@@ -70,17 +61,11 @@ impl<E: From<Error>> Replay<E> for Memory {
 
     fn sample(&self, request: &SampleRequest, wait: &Wait<'_>) -> Result<Sampled, E> {
         let table = self.table(&request.table)?;
-        Ok(block_on(wait, |last, turn| {
-            table.try_sample(request, last, turn)
-        })?)
+        Ok(block_on(wait, |last, turn| table.try_sample(request, last, turn))?)
     }
 
     /// Each `next` samples: no requests are in flight between calls.
-    fn sampler(
-        &self,
-        request: SampleRequest,
-        _in_flight: usize,
-    ) -> Result<Box<dyn SampleChannel<E>>, E> {
+    fn sampler(&self, request: SampleRequest, _in_flight: usize) -> Result<Box<dyn SampleChannel<E>>, E> {
         let table = self.table(&request.table)?;
         Ok(Box::new(LocalSamples { table, request }))
     }
@@ -99,13 +84,7 @@ impl<E: From<Error>> Replay<E> for Memory {
         Ok(self.table(&request.table)?.read_steps(request)?)
     }
 
-    fn report_corrupt(
-        &self,
-        table: &str,
-        id: u64,
-        reason: &str,
-        _wait: &Wait<'_>,
-    ) -> Result<Option<String>, E> {
+    fn report_corrupt(&self, table: &str, id: u64, reason: &str, _wait: &Wait<'_>) -> Result<Option<String>, E> {
         Ok(self.table(table)?.report_corrupt(id, reason))
     }
 
@@ -177,8 +156,6 @@ struct LocalSamples {
 
 impl<E: From<Error>> SampleChannel<E> for LocalSamples {
     fn next(&mut self, wait: &Wait<'_>) -> Result<Sampled, E> {
-        Ok(block_on(wait, |last, turn| {
-            self.table.try_sample(&self.request, last, turn)
-        })?)
+        Ok(block_on(wait, |last, turn| self.table.try_sample(&self.request, last, turn))?)
     }
 }

@@ -59,12 +59,7 @@ impl fmt::Display for MemoryShare {
 impl Default for MemoryLimits {
     /// No limit, 1 GiB of receive buffers and a random seed: for a memory in the user's own process.
     fn default() -> Self {
-        MemoryLimits {
-            max_bytes: u64::MAX,
-            receive_bytes: 1 << 30,
-            seed: None,
-            share: None,
-        }
+        MemoryLimits { max_bytes: u64::MAX, receive_bytes: 1 << 30, seed: None, share: None }
     }
 }
 
@@ -133,12 +128,7 @@ impl Memory {
     }
 
     /// [`ParameterStore::get`] for `writer`, which uses this version from now on. An unknown writer is ignored.
-    pub fn get_parameters(
-        &self,
-        name: &str,
-        newer_than: u64,
-        writer: Option<&WriterId>,
-    ) -> Option<Parameters> {
+    pub fn get_parameters(&self, name: &str, newer_than: u64, writer: Option<&WriterId>) -> Option<Parameters> {
         let newer = self.parameters.get(name, newer_than);
         if let Some(WriterId { table, writer }) = writer
             && let Ok(table) = self.table(table)
@@ -168,37 +158,21 @@ impl Memory {
         if let Some(table) = found {
             return match table.config().difference(config) {
                 None => Ok(table),
-                Some(difference) => Err(Error::TableDiffers {
-                    table: config.name.clone(),
-                    difference,
-                }),
+                Some(difference) => Err(Error::TableDiffers { table: config.name.clone(), difference }),
             };
         }
-        let refuse = |reason: String| Error::Table {
-            table: config.name.clone(),
-            reason,
-        };
+        let refuse = |reason: String| Error::Table { table: config.name.clone(), reason };
         if count >= Self::MAX_TABLES {
             return Err(refuse(format!("there are {count} tables already")));
         }
-        let (steps, index) = (
-            config.effective_capacity_bytes(),
-            Table::index_bytes(config),
-        );
+        let (steps, index) = (config.effective_capacity_bytes(), Table::index_bytes(config));
         let reservation = self
             .kept
             .reserve(steps.saturating_add(index))
             .ok_or_else(|| refuse(self.too_large(config, steps, index)))?;
         // Each table has its own sequence of samples, whatever the order of creation.
-        let seed = config.name.bytes().fold(self.seed, |seed, byte| {
-            seed.rotate_left(8) ^ u64::from(byte)
-        });
-        let table = Arc::new(Table::new(
-            config.clone(),
-            reservation,
-            self.parameters.clone(),
-            seed,
-        )?);
+        let seed = config.name.bytes().fold(self.seed, |seed, byte| seed.rotate_left(8) ^ u64::from(byte));
+        let table = Arc::new(Table::new(config.clone(), reservation, self.parameters.clone(), seed)?);
         let mut tables = self.tables.write().unwrap_or_else(PoisonError::into_inner);
         tables.insert(config.name.clone(), table.clone());
         Ok(table)
@@ -216,9 +190,10 @@ impl Memory {
             (most, _) => format!("lower capacity_bytes to at most {most}, or capacity"),
         };
         let limit = self.kept.limit();
-        let share = self.limits.share.map_or_else(String::new, |share| {
-            format!(" (max_bytes is not set, and by default {share})")
-        });
+        let share = self
+            .limits
+            .share
+            .map_or_else(String::new, |share| format!(" (max_bytes is not set, and by default {share})"));
         format!(
             "its index takes {index} bytes and its steps up to {steps}, and of the {limit} for tables and parameters{share} there \
              are {left} left: {advice}, or raise the memory's max_bytes"
@@ -231,10 +206,7 @@ impl Memory {
     /// [`Error::UnknownTable`] with the existing names.
     pub fn table(&self, name: &str) -> Result<Arc<Table>> {
         let tables = self.tables.read().unwrap_or_else(PoisonError::into_inner);
-        tables
-            .get(name)
-            .cloned()
-            .ok_or_else(|| unknown(name, &tables))
+        tables.get(name).cloned().ok_or_else(|| unknown(name, &tables))
     }
 
     /// All tables, by name.
@@ -247,10 +219,7 @@ impl Memory {
     pub fn list(&self) -> Listing {
         let tables = self.tables();
         Listing {
-            tables: tables
-                .iter()
-                .map(|table| TableConfig::clone(table.config()))
-                .collect(),
+            tables: tables.iter().map(|table| TableConfig::clone(table.config())).collect(),
             parameters: self.parameters.list(),
         }
     }
@@ -280,11 +249,8 @@ impl Memory {
     /// `reserved_bytes` (tables at their capacity with their indexes, and parameters), `bytes` (held by tables),
     /// `tables` (name to [`Table::stats`]) and `parameters` (name to version and bytes).
     pub fn stats(&self) -> Value {
-        let tables: Map<String, Value> = self
-            .tables()
-            .iter()
-            .map(|table| (table.config().name.clone(), table.stats()))
-            .collect();
+        let tables: Map<String, Value> =
+            self.tables().iter().map(|table| (table.config().name.clone(), table.stats())).collect();
         let bytes: u64 = tables.values().filter_map(|t| t["bytes"].as_u64()).sum();
         json!({
             "incarnation": format!("{:016x}", self.incarnation),
@@ -305,8 +271,5 @@ fn unknown(name: &str, tables: &BTreeMap<String, Arc<Table>>) -> Error {
         let names: Vec<_> = tables.keys().map(|name| format!("{name:?}")).collect();
         format!("there are {}", names.join(", "))
     };
-    Error::UnknownTable {
-        table: name.to_owned(),
-        known,
-    }
+    Error::UnknownTable { table: name.to_owned(), known }
 }

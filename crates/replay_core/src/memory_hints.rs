@@ -32,12 +32,6 @@ pub fn advise_huge_pages<T>(memory: &[T]) {
         let first = start.next_multiple_of(PAGE);
         let last = (start + bytes) / PAGE * PAGE;
         // SAFETY: the pages lie within the slice, and the advice does not change what is in them.
-        unsafe {
-            libc::madvise(
-                first as *mut libc::c_void,
-                last - first,
-                libc::MADV_HUGEPAGE,
-            )
-        };
+        unsafe { libc::madvise(first as *mut libc::c_void, last - first, libc::MADV_HUGEPAGE) };
     }
 }

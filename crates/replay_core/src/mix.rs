@@ -18,10 +18,7 @@ pub const MAX_TABLES: usize = 256;
 /// [`Error::Config`] unless there are 1 to 256, positive, with a sum of 1.
 pub fn check_shares(shares: &[f64]) -> Result<()> {
     if shares.is_empty() || shares.len() > MAX_TABLES {
-        return Err(Error::Config(format!(
-            "a mix has 1 to {MAX_TABLES} tables, got {}",
-            shares.len()
-        )));
+        return Err(Error::Config(format!("a mix has 1 to {MAX_TABLES} tables, got {}", shares.len())));
     }
     if let Some(share) = shares.iter().find(|&&share| !(share > 0.0 && share <= 1.0)) {
         return Err(Error::Config(format!(
@@ -31,10 +28,7 @@ pub fn check_shares(shares: &[f64]) -> Result<()> {
     }
     let sum: f64 = shares.iter().sum();
     if (sum - 1.0).abs() > 1e-6 {
-        return Err(Error::Config(format!(
-            "the shares of a mix add up to 1, got {}",
-            Number(sum)
-        )));
+        return Err(Error::Config(format!("the shares of a mix add up to 1, got {}", Number(sum))));
     }
     Ok(())
 }
@@ -44,10 +38,7 @@ pub fn check_shares(shares: &[f64]) -> Result<()> {
 /// # Errors
 /// [`Error::Config`] when a table would have none.
 pub fn divide(shares: &[f64], items: u32) -> Result<Vec<u32>> {
-    let exact: Vec<f64> = shares
-        .iter()
-        .map(|share| share * f64::from(items))
-        .collect();
+    let exact: Vec<f64> = shares.iter().map(|share| share * f64::from(items)).collect();
     // Rounding: the float 1/3 times 9 items may be just below 3.
     let mut counts: Vec<u32> = exact.iter().map(|exact| (exact + 1e-6) as u32).collect();
     let mut by_remainder: Vec<usize> = (0..shares.len()).collect();
@@ -99,8 +90,7 @@ pub fn combine(mut parts: Vec<Sampled>) -> Sampled {
     }
     mixed.min_probability = smallest.filter(|least| least.is_finite());
     mixed.rows = rows.into();
-    mixed.credit =
-        (!credits.is_empty()).then(|| Box::new(Credits(credits)) as Box<dyn SampleCredit>);
+    mixed.credit = (!credits.is_empty()).then(|| Box::new(Credits(credits)) as Box<dyn SampleCredit>);
     mixed
 }
 
@@ -126,13 +116,7 @@ mod tests {
         assert_eq!(divide(&[0.9, 0.1], 256).unwrap(), [230, 26]);
         let third = 1.0 / 3.0;
         assert_eq!(divide(&[third, third, third], 9).unwrap(), [3, 3, 3]);
-        assert_eq!(
-            divide(&[third, third, third], 8)
-                .unwrap()
-                .iter()
-                .sum::<u32>(),
-            8
-        );
+        assert_eq!(divide(&[third, third, third], 8).unwrap().iter().sum::<u32>(), 8);
         let none = divide(&[0.99, 0.01], 8).unwrap_err().to_string();
         assert!(none.contains("a batch of 8 items has none"), "{none}");
     }
@@ -152,14 +136,7 @@ mod tests {
         let part = |probabilities: &[f64], least| Sampled {
             items: probabilities
                 .iter()
-                .map(|&probability| SampledItem {
-                    id: 1,
-                    probability,
-                    age: 0,
-                    times_sampled: 1,
-                    before: 0,
-                    after: 0,
-                })
+                .map(|&probability| SampledItem { id: 1, probability, age: 0, times_sampled: 1, before: 0, after: 0 })
                 .collect(),
             live_items: 10,
             min_probability: Some(least),

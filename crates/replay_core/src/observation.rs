@@ -66,9 +66,7 @@ impl fmt::Display for Stack {
         match self {
             Stack::All(stack) => stack.fmt(f),
             Stack::Parts(parts) => {
-                let parts = parts
-                    .iter()
-                    .map(|(part, stack)| format!("'{part}': {stack}"));
+                let parts = parts.iter().map(|(part, stack)| format!("'{part}': {stack}"));
                 write!(f, "{{{}}}", parts.collect::<Vec<_>>().join(", "))
             }
         }
@@ -84,11 +82,7 @@ impl<'de> Deserialize<'de> for Stack {
             type Value = Stack;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(
-                    f,
-                    "a number of observations, or one for each of at most {} parts",
-                    TableConfig::MAX_COLUMNS
-                )
+                write!(f, "a number of observations, or one for each of at most {} parts", TableConfig::MAX_COLUMNS)
             }
 
             fn visit_u64<E: serde::de::Error>(self, stack: u64) -> std::result::Result<Stack, E> {
@@ -102,10 +96,7 @@ impl<'de> Deserialize<'de> for Stack {
                 self.visit_u64(stack as u64)
             }
 
-            fn visit_map<A: MapAccess<'de>>(
-                self,
-                mut map: A,
-            ) -> std::result::Result<Stack, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Stack, A::Error> {
                 let mut parts = BTreeMap::new();
                 while let Some((part, stack)) = map.next_entry()? {
                     if parts.len() == TableConfig::MAX_COLUMNS {
@@ -152,9 +143,8 @@ fn part_of<'a>(observation: &str, column: &'a str) -> Option<&'a str> {
 /// [`Error::Schema`] if the table has no such column; [`Error::Config`] if `stack` names a part that the observation does not have.
 pub(crate) fn parts(config: &TableConfig, observation: &str, stack: &Stack) -> Result<Vec<Part>> {
     let columns = config.columns.iter().enumerate();
-    let found: Vec<_> = columns
-        .filter_map(|(index, column)| Some((index, part_of(observation, &column.name)?)))
-        .collect();
+    let found: Vec<_> =
+        columns.filter_map(|(index, column)| Some((index, part_of(observation, &column.name)?))).collect();
     if found.is_empty() {
         find_column(config, observation)?;
     }
@@ -193,16 +183,12 @@ mod tests {
     use crate::schema::{Column, Dtype};
 
     fn table(columns: &[&str]) -> TableConfig {
-        let columns = columns
-            .iter()
-            .map(|name| Column::scalar(*name, Dtype::Float32));
+        let columns = columns.iter().map(|name| Column::scalar(*name, Dtype::Float32));
         TableConfig::new("table", columns.collect(), 10)
     }
 
     fn named(stacks: &[(&str, u16)]) -> Stack {
-        let stacks = stacks
-            .iter()
-            .map(|(part, stack)| ((*part).to_owned(), *stack));
+        let stacks = stacks.iter().map(|(part, stack)| ((*part).to_owned(), *stack));
         Stack::Parts(stacks.collect())
     }
 
@@ -210,10 +196,7 @@ mod tests {
     fn parts_are_columns_below_the_name() {
         let config = table(&["view/b", "reward", "view/a/c", "viewer"]);
         let found = parts(&config, "view", &named(&[("a/c", 4)])).unwrap();
-        let found: Vec<_> = found
-            .iter()
-            .map(|part| (part.column, part.stack, part.array.as_str()))
-            .collect();
+        let found: Vec<_> = found.iter().map(|part| (part.column, part.stack, part.array.as_str())).collect();
         assert_eq!(found, [(0, 1, "observation/b"), (2, 4, "observation/a/c")]);
         let whole = parts(&config, "viewer", &Stack::All(2)).unwrap();
         assert_eq!((whole[0].column, whole[0].stack), (3, 2));
@@ -223,11 +206,7 @@ mod tests {
     #[test]
     fn unknown_parts_are_refused() {
         let config = table(&["view/b", "view/a", "whole"]);
-        let error = |observation, stacks| {
-            parts(&config, observation, &named(stacks))
-                .unwrap_err()
-                .to_string()
-        };
+        let error = |observation, stacks| parts(&config, observation, &named(stacks)).unwrap_err().to_string();
         assert!(error("view", &[("c", 4)]).ends_with("has the parts b, a"));
         assert!(error("whole", &[("a", 4)]).ends_with("is one column: give a number"));
         assert!(error("whole", &[("", 4)]).ends_with("is one column: give a number"));

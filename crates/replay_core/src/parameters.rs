@@ -39,18 +39,13 @@ struct Stored {
 
 impl Stored {
     fn new(parameters: Parameters, puts: VecDeque<(u64, u64)>) -> Self {
-        Stored {
-            parameters,
-            puts,
-            lag: Histogram::new(0, 10),
-        }
+        Stored { parameters, puts, lag: Histogram::new(0, 10) }
     }
 
     /// The version of the put with the number `id`, if it is one of the last puts.
     fn put(&self, id: u64) -> Option<u64> {
         let mut puts = self.puts.iter();
-        puts.find(|&&(put, _)| id != 0 && put == id)
-            .map(|&(_, version)| version)
+        puts.find(|&&(put, _)| id != 0 && put == id).map(|&(_, version)| version)
     }
 }
 
@@ -82,11 +77,7 @@ impl ParameterStore {
 
     /// An empty store that reserves its bytes from `budget`.
     pub fn new(budget: Arc<Budget>) -> Self {
-        ParameterStore {
-            budget,
-            newest: RwLock::new(BTreeMap::new()),
-            dropped: Mutex::default(),
-        }
+        ParameterStore { budget, newest: RwLock::new(BTreeMap::new()), dropped: Mutex::default() }
     }
 
     /// Stores one safetensors file as the newest version of `name` and returns the version, 1 for the first. A put with the
@@ -133,15 +124,9 @@ impl ParameterStore {
             false => next.max(version),
         };
         if !known && newest.len() >= Self::MAX_NAMES {
-            return Err(Self::refusal(
-                name,
-                format!("there are {} names already", Self::MAX_NAMES),
-            ));
+            return Err(Self::refusal(name, format!("there are {} names already", Self::MAX_NAMES)));
         }
-        let parameters = Parameters {
-            version,
-            bytes: file,
-        };
+        let parameters = Parameters { version, bytes: file };
         let replaced = match newest.get_mut(name) {
             Some(stored) => {
                 if stored.puts.len() == Self::REMEMBERED_PUTS {
@@ -179,10 +164,7 @@ impl ParameterStore {
     }
 
     fn refusal(name: &str, reason: String) -> Error {
-        Error::Parameters {
-            name: name.chars().take(Self::MAX_NAME_BYTES).collect(),
-            reason,
-        }
+        Error::Parameters { name: name.chars().take(Self::MAX_NAME_BYTES).collect(), reason }
     }
 
     fn check_version(name: &str, version: u64, allowed: Range<u64>) -> Result<()> {
@@ -197,10 +179,7 @@ impl ParameterStore {
 
     fn check_name(name: &str) -> Result<()> {
         if name.is_empty() || name.len() > Self::MAX_NAME_BYTES {
-            return Err(Self::refusal(
-                name,
-                format!("a name has 1 to {} bytes", Self::MAX_NAME_BYTES),
-            ));
+            return Err(Self::refusal(name, format!("a name has 1 to {} bytes", Self::MAX_NAME_BYTES)));
         }
         Ok(())
     }
@@ -209,12 +188,7 @@ impl ParameterStore {
     fn count(&self, name: &str, bytes: Bytes) -> Result<Bytes> {
         let what = "parameters, in bytes,";
         let size = bytes.len() as u64;
-        check_size(
-            what,
-            size,
-            Self::MAX_BYTES,
-            "put them under several names, or as bfloat16",
-        )?;
+        check_size(what, size, Self::MAX_BYTES, "put them under several names, or as bfloat16")?;
         SafeTensors::deserialize(&bytes)
             .map_err(|e| Self::refusal(name, format!("they are not a safetensors file: {e}")))?;
         let reservation = self.budget.reserve(size).ok_or_else(|| TooLarge {
@@ -223,10 +197,7 @@ impl ParameterStore {
             limit: self.budget.left(),
             advice: "tables at their capacity and other parameters take the rest of max_bytes: raise it (by default it is a share of the memory that the process may have), or make tables smaller",
         })?;
-        Ok(Bytes::from_owner(CountedFile {
-            bytes,
-            _reservation: reservation,
-        }))
+        Ok(Bytes::from_owner(CountedFile { bytes, _reservation: reservation }))
     }
 
     /// The newest version of each name with its last puts, for a snapshot.
@@ -257,23 +228,16 @@ impl ParameterStore {
         let mut newest = self.newest.write().unwrap_or_else(PoisonError::into_inner);
         for record in staged {
             let skipped = record.puts.len().saturating_sub(Self::REMEMBERED_PUTS);
-            let parameters = Parameters {
-                version: record.version,
-                bytes: record.file,
-            };
+            let parameters = Parameters { version: record.version, bytes: record.file };
             let puts = record.puts.into_iter().skip(skipped).collect();
-            newest
-                .entry(record.name)
-                .or_insert_with(|| Stored::new(parameters, puts));
+            newest.entry(record.name).or_insert_with(|| Stored::new(parameters, puts));
         }
     }
 
     /// The newest version of `name`; `None` when it is not newer than `newer_than`, or there is none.
     pub fn get(&self, name: &str, newer_than: u64) -> Option<Parameters> {
         let newest = self.read();
-        let Stored {
-            parameters, lag, ..
-        } = newest.get(name)?;
+        let Stored { parameters, lag, .. } = newest.get(name)?;
         // A reader without a version is not behind.
         if newer_than > 0 {
             lag.record(parameters.version.saturating_sub(newer_than));
@@ -284,9 +248,7 @@ impl ParameterStore {
     /// The newest version of `name`; 0 when there is none.
     pub fn version(&self, name: &str) -> u64 {
         let newest = self.read();
-        newest
-            .get(name)
-            .map_or(0, |stored| stored.parameters.version)
+        newest.get(name).map_or(0, |stored| stored.parameters.version)
     }
 
     /// The name with the highest version, and this version.

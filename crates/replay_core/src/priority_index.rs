@@ -61,11 +61,7 @@ impl PriorityIndex {
     /// priority that is NaN, infinite or negative. Nothing is changed then.
     pub fn update(&self, indexes: &[i64], mut priorities: Vec<f64>) -> Result<()> {
         if indexes.len() != priorities.len() {
-            return Err(Error::Config(format!(
-                "{} indexes came with {} priorities",
-                indexes.len(),
-                priorities.len()
-            )));
+            return Err(Error::Config(format!("{} indexes came with {} priorities", indexes.len(), priorities.len())));
         }
         let capacity = i64::from(self.tree.capacity());
         if let Some(index) = indexes.iter().find(|&i| !(0..capacity).contains(i)) {
@@ -82,11 +78,7 @@ impl PriorityIndex {
         }
         let mut updates = Vec::with_capacity(indexes.len());
         for (&index, &mass) in indexes.iter().zip(&priorities) {
-            updates.push(Update {
-                slot: index as u32,
-                generation: GENERATION,
-                units: self.tree.units_of(mass),
-            });
+            updates.push(Update { slot: index as u32, generation: GENERATION, units: self.tree.units_of(mass) });
         }
         self.tree.set_batch(&updates);
         Ok(())
@@ -109,29 +101,14 @@ impl PriorityIndex {
             strata.fill(count - indexes.len() as u32, &mut targets);
             let total = self.tree.sample_batch(&targets, &mut sampled) as f64;
             if sampled.is_empty() {
-                return Err(Error::NothingSet {
-                    capacity: self.tree.capacity(),
-                });
+                return Err(Error::NothingSet { capacity: self.tree.capacity() });
             }
             indexes.extend(sampled.iter().map(|leaf| i64::from(leaf.slot)));
             // A leaf that a concurrent update raised may exceed the total.
-            probabilities.extend(
-                sampled
-                    .iter()
-                    .map(|leaf| (leaf.units as f64 / total).min(1.0)),
-            );
+            probabilities.extend(sampled.iter().map(|leaf| (leaf.units as f64 / total).min(1.0)));
         }
-        let weights = importance_weights(
-            probabilities.iter().copied(),
-            None,
-            beta,
-            Normalization::Batch,
-        )?;
-        Ok(SampledIndexes {
-            indexes,
-            probabilities,
-            weights,
-        })
+        let weights = importance_weights(probabilities.iter().copied(), None, beta, Normalization::Batch)?;
+        Ok(SampledIndexes { indexes, probabilities, weights })
     }
 
     /// Indexes with a priority above zero.

@@ -330,13 +330,7 @@ pub trait SampleChannel<E = Error>: Send {
 pub trait UpdateChannel<E = Error>: Send {
     /// Sends an update. Returns the counts of the updates that were answered since the last call. After an error, which may be an
     /// earlier update's, this update was not sent.
-    fn send(
-        &mut self,
-        table: &str,
-        ids: &[u64],
-        priorities: &[f64],
-        wait: &Wait<'_>,
-    ) -> Result<UpdateReceipt, E>;
+    fn send(&mut self, table: &str, ids: &[u64], priorities: &[f64], wait: &Wait<'_>) -> Result<UpdateReceipt, E>;
     /// Returns when all updates are answered, with the counts since the last call.
     fn flush(&mut self, wait: &Wait<'_>) -> Result<UpdateReceipt, E>;
 }
@@ -357,11 +351,7 @@ pub trait Replay<E = Error>: Send + Sync {
     /// Samples one table repeatedly with `in_flight` requests in flight. With 0 each batch is requested on demand; with 2 or more, a
     /// client of a distant server adds as many as its round trip needs. [`Error::UnknownTable`] once the table was dropped, even if a
     /// new table has its name.
-    fn sampler(
-        &self,
-        request: SampleRequest,
-        in_flight: usize,
-    ) -> Result<Box<dyn SampleChannel<E>>, E>;
+    fn sampler(&self, request: SampleRequest, in_flight: usize) -> Result<Box<dyn SampleChannel<E>>, E>;
     /// Sets priorities (before the exponent). The last value of a repeated id counts.
     fn update_priorities(
         &self,
@@ -377,13 +367,7 @@ pub trait Replay<E = Error>: Send + Sync {
         Ok(None)
     }
     /// Removes an item whose blob does not decode; returns the name of its writer, `None` when it is gone.
-    fn report_corrupt(
-        &self,
-        table: &str,
-        id: u64,
-        reason: &str,
-        wait: &Wait<'_>,
-    ) -> Result<Option<String>, E>;
+    fn report_corrupt(&self, table: &str, id: u64, reason: &str, wait: &Wait<'_>) -> Result<Option<String>, E>;
     /// Stores parameters (one safetensors file) and returns their version.
     fn put_parameters(&self, name: &str, bytes: Bytes, wait: &Wait<'_>) -> Result<u64, E>;
     /// The newest version, or `None` when it is not newer than `newer_than` (0: any). `writer` uses this version from now on, see

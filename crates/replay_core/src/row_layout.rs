@@ -65,11 +65,7 @@ impl RowLayout {
                 lengths_offset += bytes;
                 ValueLocation::Row(lengths_offset - bytes)
             };
-            ColumnLayout {
-                column: column.clone(),
-                bytes,
-                location,
-            }
+            ColumnLayout { column: column.clone(), bytes, location }
         });
         RowLayout {
             table: config.name.clone(),
@@ -83,9 +79,7 @@ impl RowLayout {
     /// The lengths of a row's blobs, in the order of the blobs.
     pub fn blob_lengths(&self, row: &[u8]) -> impl Iterator<Item = BlobLength> {
         let (lengths, _) = row[self.lengths_offset..].as_chunks();
-        lengths
-            .iter()
-            .map(|&bytes| BlobLength::from_le_bytes(bytes))
+        lengths.iter().map(|&bytes| BlobLength::from_le_bytes(bytes))
     }
 }
 

@@ -61,13 +61,7 @@ impl Column {
 
     /// A column with the default codec: LZ4 for values of 64 bytes and more, vectors of floats of 1,024 and more, else none.
     pub fn new(name: impl Into<String>, dtype: Dtype, shape: Vec<u32>) -> Self {
-        let mut column = Column {
-            name: name.into(),
-            dtype,
-            shape,
-            codec: Codec::None,
-            finite: true,
-        };
+        let mut column = Column { name: name.into(), dtype, shape, codec: Codec::None, finite: true };
         let least = match column.shape.len() {
             1 if dtype.is_float() => Self::PACKED_VECTOR_FROM_BYTES,
             _ => Self::PACKED_FROM_BYTES,
@@ -80,13 +74,7 @@ impl Column {
 
     /// A raw column of one number for each step.
     pub fn scalar(name: impl Into<String>, dtype: Dtype) -> Self {
-        Column {
-            name: name.into(),
-            dtype,
-            shape: Vec::new(),
-            codec: Codec::None,
-            finite: true,
-        }
+        Column { name: name.into(), dtype, shape: Vec::new(), codec: Codec::None, finite: true }
     }
 
     /// Bytes of a blob's length in a row.
@@ -99,9 +87,7 @@ impl Column {
 
     /// Bytes of one value, unpacked. Saturates; [`TableConfig::validate`] bounds it.
     pub fn bytes(&self) -> usize {
-        self.shape
-            .iter()
-            .fold(self.dtype.bytes(), |n, &d| n.saturating_mul(d as usize))
+        self.shape.iter().fold(self.dtype.bytes(), |n, &d| n.saturating_mul(d as usize))
     }
 
     /// Bytes of the column's part of a row: a value, or the length of its blob.
@@ -282,15 +268,9 @@ impl TableConfig {
     }
 
     /// Checks exponent and unit of priorities. The error names the fault and the valid range.
-    pub(crate) fn check_priorities(
-        exponent: f64,
-        unit_log2: i32,
-    ) -> std::result::Result<(), String> {
+    pub(crate) fn check_priorities(exponent: f64, unit_log2: i32) -> std::result::Result<(), String> {
         if !(0.0..=4.0).contains(&exponent) {
-            return Err(format!(
-                "priority_exponent is 0 to 4, got {}",
-                Number(exponent)
-            ));
+            return Err(format!("priority_exponent is 0 to 4, got {}", Number(exponent)));
         }
         if !(-30..=0).contains(&unit_log2) {
             return Err(format!("priority_unit_log2 is -30 to 0, got {unit_log2}"));
@@ -303,28 +283,17 @@ impl TableConfig {
     /// # Errors
     /// [`Error::Table`] that names the first invalid field and its valid values.
     pub fn validate(&self) -> Result<()> {
-        let refuse = |reason: String| {
-            Err(Error::Table {
-                table: self.name.clone(),
-                reason,
-            })
-        };
+        let refuse = |reason: String| Err(Error::Table { table: self.name.clone(), reason });
         if self.name.is_empty() || self.name.len() > 128 {
             return refuse("a name has 1 to 128 bytes, with its namespace".into());
         }
         if self.columns.is_empty() || self.columns.len() > Self::MAX_COLUMNS {
-            return refuse(format!(
-                "a table has 1 to {} columns, got {}",
-                Self::MAX_COLUMNS,
-                self.columns.len()
-            ));
+            return refuse(format!("a table has 1 to {} columns, got {}", Self::MAX_COLUMNS, self.columns.len()));
         }
         let mut step_bytes = 0u64;
         for (i, column) in self.columns.iter().enumerate() {
             if column.name.is_empty() || column.name.len() > 128 || column.shape.len() > 8 {
-                return refuse(format!(
-                    "column {i} needs a name of 1 to 128 bytes and at most 8 dimensions"
-                ));
+                return refuse(format!("column {i} needs a name of 1 to 128 bytes and at most 8 dimensions"));
             }
             if column.name.split('/').any(str::is_empty) {
                 return refuse(format!(
@@ -341,9 +310,8 @@ impl TableConfig {
             if self.columns[..i].iter().any(|c| c.name == column.name) {
                 return refuse(format!("column {:?} appears twice", column.name));
             }
-            let is_within = |part: &&Column| {
-                part.name != column.name && observation::has_column(&column.name, &part.name)
-            };
+            let is_within =
+                |part: &&Column| part.name != column.name && observation::has_column(&column.name, &part.name);
             if let Some(part) = self.columns.iter().find(is_within) {
                 return refuse(format!(
                     "column {:?} has the part {:?}, and a column with parts is no array: rename one",
@@ -356,25 +324,15 @@ impl TableConfig {
             step_bytes = step_bytes.saturating_add(column.bytes() as u64);
         }
         if step_bytes > Self::MAX_STEP_BYTES {
-            return refuse(format!(
-                "one step has {step_bytes} bytes; the limit is {}",
-                Self::MAX_STEP_BYTES
-            ));
+            return refuse(format!("one step has {step_bytes} bytes; the limit is {}", Self::MAX_STEP_BYTES));
         }
         if self.capacity == 0 || self.capacity > Self::MAX_CAPACITY {
-            return refuse(format!(
-                "capacity is 1 to {} steps, got {}",
-                Self::MAX_CAPACITY,
-                self.capacity
-            ));
+            return refuse(format!("capacity is 1 to {} steps, got {}", Self::MAX_CAPACITY, self.capacity));
         }
         Self::check_priorities(self.priority_exponent, self.priority_unit_log2).or_else(refuse)?;
         TableSampler::check(self).or_else(refuse)?;
         if self.min_size == 0 || self.min_size > self.capacity {
-            return refuse(format!(
-                "min_size is 1 to the capacity, got {}",
-                self.min_size
-            ));
+            return refuse(format!("min_size is 1 to the capacity, got {}", self.min_size));
         }
         if !(0.0..=Self::MAX_SAMPLES_PER_INSERT).contains(&self.samples_per_insert) {
             return refuse(format!(
@@ -382,8 +340,7 @@ impl TableConfig {
                 Number(self.samples_per_insert)
             ));
         }
-        if self.max_times_sampled > 0 && self.samples_per_insert > f64::from(self.max_times_sampled)
-        {
+        if self.max_times_sampled > 0 && self.samples_per_insert > f64::from(self.max_times_sampled) {
             return refuse(format!(
                 "samples_per_insert {} is more than max_times_sampled {}: no item is sampled that often, and writers would \
                  wait for ever; lower the one or raise the other",
@@ -391,15 +348,9 @@ impl TableConfig {
             ));
         }
         if !(0.0..=Self::MAX_SLACK).contains(&self.slack) {
-            return refuse(format!(
-                "slack is 0 (derived) to 1e15, got {}",
-                Number(self.slack)
-            ));
+            return refuse(format!("slack is 0 (derived) to 1e15, got {}", Number(self.slack)));
         }
-        if self.slack > 0.0
-            && self.slack < self.samples_per_insert.max(1.0)
-            && self.samples_per_insert > 0.0
-        {
+        if self.slack > 0.0 && self.slack < self.samples_per_insert.max(1.0) && self.samples_per_insert > 0.0 {
             return refuse(format!(
                 "slack {} is too small for samples_per_insert {}: at least {} so that one insert and one sample fit",
                 self.slack,
@@ -455,8 +406,7 @@ impl TableConfig {
             return self.capacity_bytes;
         }
         let raw: u64 = self.columns.iter().map(|c| c.bytes() as u64).sum();
-        self.capacity
-            .saturating_mul(raw + self.row_bytes() as u64 + Self::CHUNK_BYTES)
+        self.capacity.saturating_mul(raw + self.row_bytes() as u64 + Self::CHUNK_BYTES)
     }
 
     /// Effective slack: `slack`, or by default the samples of `min_size` / 10 inserts, at least of 1,024 inserts and at least 4,096
@@ -468,9 +418,7 @@ impl TableConfig {
         }
         let inserts = (self.min_size as f64 / 10.0).max(1024.0);
         let free = self.capacity.saturating_sub(self.min_size) as f64;
-        let most = (self.samples_per_insert * free)
-            .max(self.samples_per_insert)
-            .max(1.0);
+        let most = (self.samples_per_insert * free).max(self.samples_per_insert).max(1.0);
         (self.samples_per_insert * inserts).max(4096.0).min(most)
     }
 
@@ -491,11 +439,9 @@ impl TableConfig {
     /// any.
     pub fn difference(&self, asked: &TableConfig) -> Option<String> {
         let named = self.named(asked).into_iter().zip(asked.named(self));
-        let differ = named.filter(|((name, have), (_, want))| {
-            have != want && (*name != "view" || asked.view.is_some())
-        });
-        let texts =
-            differ.map(|((name, have), (_, want))| format!("{name} is {have}, asked for {want}"));
+        let differ =
+            named.filter(|((name, have), (_, want))| have != want && (*name != "view" || asked.view.is_some()));
+        let texts = differ.map(|((name, have), (_, want))| format!("{name} is {have}, asked for {want}"));
         let texts: Vec<_> = texts.collect();
         (!texts.is_empty()).then(|| texts.join("; "))
     }
@@ -511,28 +457,20 @@ impl TableConfig {
             ("sampler", self.sampler.to_string()),
             ("priority_exponent", float(self.priority_exponent)),
             ("priority_unit_log2", self.priority_unit_log2.to_string()),
-            (
-                "live_max_priority",
-                truth(self.live_max_priority).to_owned(),
-            ),
+            ("live_max_priority", truth(self.live_max_priority).to_owned()),
             ("max_times_sampled", self.max_times_sampled.to_string()),
             ("min_size", self.min_size.to_string()),
             ("samples_per_insert", float(self.samples_per_insert)),
             ("slack", float(self.slack)),
             ("max_version_lag", self.max_version_lag.to_string()),
-            (
-                "view",
-                view.map_or("None".to_owned(), |view| view.to_string()),
-            ),
+            ("view", view.map_or("None".to_owned(), |view| view.to_string())),
         ]
     }
 
     /// The columns that are not in `known`; all where only their order differs.
     fn columns_text(&self, known: &[Column]) -> String {
         let text = |column: &Column| {
-            let Column {
-                name, dtype, codec, ..
-            } = column;
+            let Column { name, dtype, codec, .. } = column;
             let shape = tuple(&column.shape);
             let finite = if column.finite { "" } else { " finite=False" };
             format!("{name}: {} {shape} {}{finite}", dtype.name(), codec.name())

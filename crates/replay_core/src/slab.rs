@@ -48,10 +48,7 @@ impl Handle {
 
     /// The handle in a number of [`Handle::to_bits`]. Any other number gives a handle that is safe to use.
     pub const fn from_bits(bits: u64) -> Self {
-        Handle {
-            slot: bits as u32,
-            generation: (bits >> 32) as u32,
-        }
+        Handle { slot: bits as u32, generation: (bits >> 32) as u32 }
     }
 }
 
@@ -116,10 +113,7 @@ impl<T> Slab<T> {
         });
         // Release: pairs with the Acquire in `pin`.
         let free = slot.word.fetch_or(LIVE, Ordering::Release);
-        Ok(Handle {
-            slot: index,
-            generation: (free >> 32) as u32,
-        })
+        Ok(Handle { slot: index, generation: (free >> 32) as u32 })
     }
 
     /// Keeps a value from being dropped before the pin; `None` when it is retired, or has 2^31 - 1 pins.
@@ -132,14 +126,9 @@ impl<T> Slab<T> {
         } else {
             // Acquire: pairs with the Release in `insert`. Every change in between is a read-modify-write and
             // carries that release on.
-            slot.word
-                .fetch_update(Ordering::Acquire, Ordering::Relaxed, count)
-                .ok()?;
+            slot.word.fetch_update(Ordering::Acquire, Ordering::Relaxed, count).ok()?;
         }
-        Some(Pinned {
-            slab: self,
-            slot: handle.slot,
-        })
+        Some(Pinned { slab: self, slot: handle.slot })
     }
 
     /// Asks for a slot's cache line ahead of a pin.
@@ -159,9 +148,7 @@ impl<T> Slab<T> {
         let end = |word| is_live(word, handle).then_some(word & !LIVE);
         // Acquire: pairs with the Release in `unpin` and in `insert`, for the drop below. Release: the caller's
         // reads of the value come before the drop, which may be the last pin's.
-        let ended = slot
-            .word
-            .fetch_update(Ordering::AcqRel, Ordering::Relaxed, end);
+        let ended = slot.word.fetch_update(Ordering::AcqRel, Ordering::Relaxed, end);
         let Ok(word) = ended else {
             return false;
         };
@@ -213,9 +200,7 @@ impl<T> Slab<T> {
             Some(pops << 32 | u64::from(next))
         };
         // Acquire: pairs with the Release in `push_free`.
-        let head = self
-            .free
-            .fetch_update(Ordering::Acquire, Ordering::Acquire, pop);
+        let head = self.free.fetch_update(Ordering::Acquire, Ordering::Acquire, pop);
         head.ok().map(|head| head as u32)
     }
 
@@ -227,9 +212,7 @@ impl<T> Slab<T> {
             Some(pops << 32 | u64::from(index))
         };
         // Release: pairs with the Acquire in `pop_free`. It never fails: `push` always returns a head.
-        let _ = self
-            .free
-            .fetch_update(Ordering::Release, Ordering::Relaxed, push);
+        let _ = self.free.fetch_update(Ordering::Release, Ordering::Relaxed, push);
     }
 }
 
@@ -308,10 +291,7 @@ mod tests {
         assert_eq!(*pinned, "a");
         drop(pinned);
         let third = slab.insert("c").unwrap();
-        assert_eq!(
-            (third.slot, third.generation),
-            (first.slot, first.generation + 1)
-        );
+        assert_eq!((third.slot, third.generation), (first.slot, first.generation + 1));
         assert!(slab.pin(first).is_none());
         assert_eq!(*slab.pin(second).unwrap(), "b");
         assert_eq!(Slab::new(0).insert("d"), Err("d"));
@@ -342,12 +322,8 @@ mod tests {
                     scope.spawn(move || {
                         let mut inserted = 0;
                         for round in 0..ROUNDS {
-                            let pinned =
-                                slab.pin(Handle::from_bits(newest.load(Ordering::Relaxed)));
-                            let value = Counted {
-                                halves: [user * ROUNDS + round; 2],
-                                drops,
-                            };
+                            let pinned = slab.pin(Handle::from_bits(newest.load(Ordering::Relaxed)));
+                            let value = Counted { halves: [user * ROUNDS + round; 2], drops };
                             inserted += 1;
                             if let Ok(handle) = slab.insert(value) {
                                 let old = newest.swap(handle.to_bits(), Ordering::Relaxed);
@@ -364,15 +340,7 @@ mod tests {
             users.into_iter().map(|user| user.join().unwrap()).sum()
         });
         assert!(slab.retire(Handle::from_bits(newest.load(Ordering::Relaxed))));
-        let free: Vec<_> = (0..4)
-            .map(|_| {
-                slab.insert(Counted {
-                    halves: [1; 2],
-                    drops: &drops,
-                })
-                .ok()
-            })
-            .collect();
+        let free: Vec<_> = (0..4).map(|_| slab.insert(Counted { halves: [1; 2], drops: &drops }).ok()).collect();
         assert!(free.iter().all(Option::is_some), "a slot was lost");
         drop(slab);
         assert_eq!(drops.load(Ordering::Relaxed), inserted + 4);

@@ -67,18 +67,13 @@ fn write(memory: &Memory, out: impl Write, server: bool) -> Result<()> {
     let _saving = memory.saving();
     let mut out = RecordWriter::new(out)?;
     let tables = memory.tables().into_iter();
-    let moments: Vec<Moment> = tables
-        .map(|table| table.moment(server))
-        .collect::<Result<_>>()?;
+    let moments: Vec<Moment> = tables.map(|table| table.moment(server)).collect::<Result<_>>()?;
     let parameters = match server {
         true => memory.parameters().records(),
         false => Vec::new(),
     };
     for parameters in parameters {
-        out.record(
-            RecordKind::Parameters,
-            &[&parameters.head(), &parameters.file],
-        )?;
+        out.record(RecordKind::Parameters, &[&parameters.head(), &parameters.file])?;
     }
     for moment in moments {
         Table::save(&moment, &mut out)?;
@@ -116,15 +111,9 @@ fn read(
                 tables.push(Staged::new(table, config)?);
             }
             (RecordKind::Parameters, None) => {
-                let record =
-                    ParametersRecord::from_bytes(body).map_err(|reason| records.damaged(reason))?;
-                if parameters.len() == ParameterStore::MAX_NAMES
-                    || parameters.iter().any(|p| p.name == record.name)
-                {
-                    return Err(records.damaged(format!(
-                        "parameters {:?} appear twice, or are too many",
-                        record.name
-                    )));
+                let record = ParametersRecord::from_bytes(body).map_err(|reason| records.damaged(reason))?;
+                if parameters.len() == ParameterStore::MAX_NAMES || parameters.iter().any(|p| p.name == record.name) {
+                    return Err(records.damaged(format!("parameters {:?} appear twice, or are too many", record.name)));
                 }
                 let staged = memory.parameters().stage(record);
                 parameters.push(staged.map_err(|error| match error {
@@ -140,18 +129,13 @@ fn read(
                 let reason = format!("the table {:?} is not complete", table.name());
                 return Err(records.damaged(reason));
             }
-            (_, Some(table)) => table
-                .take(kind, body)
-                .map_err(|reason| records.damaged(reason))?,
+            (_, Some(table)) => table.take(kind, body).map_err(|reason| records.damaged(reason))?,
             (_, None) => return Err(records.damaged("it has data that is of no table")),
         }
     }
 }
 
-fn place(
-    memory: &Memory,
-    (tables, parameters): (Vec<Staged>, Vec<ParametersRecord>),
-) -> Result<()> {
+fn place(memory: &Memory, (tables, parameters): (Vec<Staged>, Vec<ParametersRecord>)) -> Result<()> {
     let mut placed: Vec<Placed> = Vec::with_capacity(tables.len());
     for staged in tables {
         match staged.place() {

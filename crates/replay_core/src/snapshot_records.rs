@@ -59,11 +59,9 @@ pub enum RecordKind {
 impl RecordKind {
     fn of(number: u32) -> Option<Self> {
         use RecordKind::*;
-        [
-            Table, Stream, Chunk, Items, State, End, Parameters, Writer, Ids,
-        ]
-        .into_iter()
-        .find(|&kind| kind as u32 == number)
+        [Table, Stream, Chunk, Items, State, End, Parameters, Writer, Ids]
+            .into_iter()
+            .find(|&kind| kind as u32 == number)
     }
 }
 
@@ -83,10 +81,7 @@ impl<W: Write> RecordWriter<W> {
     /// # Errors
     /// [`Error::Io`], as every method.
     pub fn new(out: W) -> Result<Self> {
-        let mut writer = RecordWriter {
-            out,
-            sum: Hasher::new(),
-        };
+        let mut writer = RecordWriter { out, sum: Hasher::new() };
         writer.put(&MAGIC)?;
         writer.put(&VERSION.to_le_bytes())?;
         Ok(writer)
@@ -128,19 +123,13 @@ impl<R: Read> RecordReader<R> {
     /// # Errors
     /// [`Error::Snapshot`] when the file is no snapshot of this release, [`Error::Io`] when it cannot be read.
     pub fn new(from: R, bytes: u64) -> Result<Self> {
-        let mut reader = RecordReader {
-            from,
-            left: bytes,
-            sum: Hasher::new(),
-        };
+        let mut reader = RecordReader { from, left: bytes, sum: Hasher::new() };
         if reader.array()? != MAGIC {
             return Err(reader.damaged("it is no snapshot of a replay memory"));
         }
         let version = u32::from_le_bytes(reader.array()?);
         if version != VERSION {
-            return Err(reader.damaged(format!(
-                "it has format {version}, and this release reads format {VERSION}"
-            )));
+            return Err(reader.damaged(format!("it has format {version}, and this release reads format {VERSION}")));
         }
         Ok(reader)
     }
@@ -157,8 +146,8 @@ impl<R: Read> RecordReader<R> {
         if self.read(expected.len() as u64)? != expected {
             return Err(self.damaged("the checksum does not agree"));
         }
-        let kind = RecordKind::of(kind)
-            .ok_or_else(|| self.damaged(format!("it has a record of unknown kind {kind}")))?;
+        let kind =
+            RecordKind::of(kind).ok_or_else(|| self.damaged(format!("it has a record of unknown kind {kind}")))?;
         Ok((kind, body.into()))
     }
 
@@ -193,9 +182,7 @@ impl<R: Read> RecordReader<R> {
         }
         self.left -= length;
         let mut bytes = vec![0; length as usize];
-        self.from
-            .read_exact(&mut bytes)
-            .map_err(OsError::of("the snapshot cannot be read"))?;
+        self.from.read_exact(&mut bytes).map_err(OsError::of("the snapshot cannot be read"))?;
         Ok(bytes)
     }
 }

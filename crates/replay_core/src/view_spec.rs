@@ -101,9 +101,7 @@ pub struct Sequences {
 }
 
 /// Refuses more names than a table may have columns: a client's text may list far more.
-fn deserialize_state<'de, D: Deserializer<'de>>(
-    deserializer: D,
-) -> std::result::Result<Vec<String>, D::Error> {
+fn deserialize_state<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Vec<String>, D::Error> {
     struct State;
 
     impl<'de> Visitor<'de> for State {
@@ -113,10 +111,7 @@ fn deserialize_state<'de, D: Deserializer<'de>>(
             write!(f, "at most {} names of columns", TableConfig::MAX_COLUMNS)
         }
 
-        fn visit_seq<A: SeqAccess<'de>>(
-            self,
-            mut sequence: A,
-        ) -> std::result::Result<Vec<String>, A::Error> {
+        fn visit_seq<A: SeqAccess<'de>>(self, mut sequence: A) -> std::result::Result<Vec<String>, A::Error> {
             let mut names = Vec::new();
             while let Some(name) = sequence.next_element()? {
                 if names.len() == TableConfig::MAX_COLUMNS {
@@ -146,13 +141,7 @@ pub struct Window {
 /// Transitions of one step on single observations.
 impl Default for NStep {
     fn default() -> Self {
-        NStep {
-            observation: "observation".into(),
-            stack: Stack::All(1),
-            n: 1,
-            gamma: 0.99,
-            padding: Padding::Zero,
-        }
+        NStep { observation: "observation".into(), stack: Stack::All(1), n: 1, gamma: 0.99, padding: Padding::Zero }
     }
 }
 
@@ -174,33 +163,20 @@ pub enum ViewSpec {
 impl fmt::Display for ViewSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            ViewSpec::NStep(NStep {
-                observation,
-                stack,
-                n,
-                gamma,
-                padding,
-            }) => write!(
+            ViewSpec::NStep(NStep { observation, stack, n, gamma, padding }) => write!(
                 f,
                 "NStep(stack={stack}, n={n}, gamma={gamma:?}, observation='{observation}', padding='{}')",
                 padding.name()
             ),
-            ViewSpec::Sequences(Sequences {
-                observation,
-                stack,
-                length,
-                burn_in,
-                period,
-                gamma,
-                padding,
-                state,
-            }) => write!(
-                f,
-                "Sequences(length={length}, burn_in={burn_in}, period={period}, stack={stack}, observation='{observation}', \
+            ViewSpec::Sequences(Sequences { observation, stack, length, burn_in, period, gamma, padding, state }) => {
+                write!(
+                    f,
+                    "Sequences(length={length}, burn_in={burn_in}, period={period}, stack={stack}, observation='{observation}', \
                  padding='{}', gamma={gamma:?}, state={})",
-                padding.name(),
-                tuple(state.iter().map(|name| format!("'{name}'")))
-            ),
+                    padding.name(),
+                    tuple(state.iter().map(|name| format!("'{name}'")))
+                )
+            }
             ViewSpec::Window(Window { before, after }) => {
                 write!(f, "Window(before={before}, after={after})")
             }
@@ -306,9 +282,7 @@ impl ViewSpec {
             ViewSpec::Sequences(view) => {
                 for (i, name) in view.state.iter().enumerate() {
                     if view.state[..i].contains(name) {
-                        return Err(Error::Config(format!(
-                            "column {name:?} appears twice in the stored state"
-                        )));
+                        return Err(Error::Config(format!("column {name:?} appears twice in the stored state")));
                     }
                     if self.is_observation(name) || name == REWARD {
                         return Err(Error::Config(format!(
@@ -330,9 +304,7 @@ impl ViewSpec {
         match columns.find(|column| made.contains(&column.root())) {
             None => Ok(()),
             Some(Column { name, .. }) => {
-                let reason = format!(
-                    "column {name:?} has the name of an array that the view makes; rename it"
-                );
+                let reason = format!("column {name:?} has the name of an array that the view makes; rename it");
                 Err(Error::schema(&config.name, reason))
             }
         }
@@ -343,19 +315,14 @@ pub(crate) fn within(name: &str, value: u16, least: u16, most: u16) -> Result<()
     if (least..=most).contains(&value) {
         return Ok(());
     }
-    Err(Error::Config(format!(
-        "a view's {name} is {least} to {most}, got {value}"
-    )))
+    Err(Error::Config(format!("a view's {name} is {least} to {most}, got {value}")))
 }
 
 fn check_gamma(gamma: f64) -> Result<()> {
     if (0.0..=1.0).contains(&gamma) {
         return Ok(());
     }
-    Err(Error::Config(format!(
-        "a view's gamma is 0 to 1, got {}",
-        Number(gamma)
-    )))
+    Err(Error::Config(format!("a view's gamma is 0 to 1, got {}", Number(gamma))))
 }
 
 /// The index of a column.

@@ -40,11 +40,7 @@ pub struct WriterOptions {
 
 impl Default for WriterOptions {
     fn default() -> Self {
-        WriterOptions {
-            name: "writer".into(),
-            server: None,
-            chunk_steps: 50,
-        }
+        WriterOptions { name: "writer".into(), server: None, chunk_steps: 50 }
     }
 }
 
@@ -115,9 +111,7 @@ impl<E: From<Error>> Writer<E> {
         wait: &Wait<'_>,
     ) -> Result<Self, E> {
         let config = replay.table_config(table, wait)?;
-        Self::over_channel(config, streams, view, options, |open| {
-            replay.open_writer(open, wait)
-        })
+        Self::over_channel(config, streams, view, options, |open| replay.open_writer(open, wait))
     }
 
     /// A writer of the table with this definition, over the channel that `open_channel` opens.
@@ -138,18 +132,12 @@ impl<E: From<Error>> Writer<E> {
             return Err(Error::Config(reason.into()).into());
         }
         if !(1..=65_536).contains(&options.chunk_steps) {
-            let reason = format!(
-                "a writer's chunk_steps is 1 to 65536, got {}",
-                options.chunk_steps
-            );
+            let reason = format!("a writer's chunk_steps is 1 to 65536, got {}", options.chunk_steps);
             return Err(Error::Config(reason).into());
         }
         check_pushes_fit(&config, streams, options.chunk_steps)?;
         config.check_window(streams, view.before(), view.after())?;
-        let id = WriterId {
-            table: config.name.clone(),
-            writer: random_number().map_err(Error::from)?,
-        };
+        let id = WriterId { table: config.name.clone(), writer: random_number().map_err(Error::from)? };
         let name = options.name;
         let channel = open_channel(OpenWriter {
             table: id.table.clone(),
@@ -166,9 +154,7 @@ impl<E: From<Error>> Writer<E> {
             lag_limited: config.max_version_lag > 0,
             checker: Arc::new(StepChecker::new(config, view, streams as usize)),
             chunk_steps: options.chunk_steps,
-            windows: (0..streams)
-                .map(|stream| EpisodeWindows::new(stream, view))
-                .collect(),
+            windows: (0..streams).map(|stream| EpisodeWindows::new(stream, view)).collect(),
             chunks: (0..streams).map(|_| OpenChunk::default()).collect(),
             items: Vec::new(),
             unsent: VecDeque::new(),
@@ -196,21 +182,11 @@ impl<E: From<Error>> Writer<E> {
     ///
     /// # Errors
     /// Errors of [`Writer::append`]. In each case no step of the block is appended.
-    pub fn extend(
-        &mut self,
-        block: &StepBatch<'_>,
-        steps: usize,
-        wait: &Wait<'_>,
-    ) -> Result<(), E> {
+    pub fn extend(&mut self, block: &StepBatch<'_>, steps: usize, wait: &Wait<'_>) -> Result<(), E> {
         self.append_rows(block, Some(steps), wait)
     }
 
-    fn append_rows(
-        &mut self,
-        rows: &StepBatch<'_>,
-        steps: Option<usize>,
-        wait: &Wait<'_>,
-    ) -> Result<(), E> {
+    fn append_rows(&mut self, rows: &StepBatch<'_>, steps: Option<usize>, wait: &Wait<'_>) -> Result<(), E> {
         self.check_open()?;
         let checker = Arc::clone(&self.checker);
         let checked = checker.check(rows, steps, &self.windows)?;
@@ -287,19 +263,14 @@ impl<E: From<Error>> Writer<E> {
     }
 
     fn is_full(&self) -> bool {
-        self.chunks
-            .iter()
-            .any(|chunk| chunk.steps >= self.chunk_steps)
+        self.chunks.iter().any(|chunk| chunk.steps >= self.chunk_steps)
             || self.chunks.iter().map(OpenChunk::bytes).sum::<usize>() >= FULL_BYTES
     }
 
     /// Warns once of a writer that makes no items, or that drops many windows: usually flags were forgotten.
     fn warn_of_dropped_windows(&mut self) {
         let counters = self.counters();
-        let (by_reset, without_final_row) = (
-            counters.dropped_by_reset,
-            counters.dropped_without_final_row,
-        );
+        let (by_reset, without_final_row) = (counters.dropped_by_reset, counters.dropped_without_final_row);
         let dropped = counters.dropped();
         if self.warned || dropped == 0 || (counters.items > 0 && dropped < MANY_DROPPED) {
             return;
@@ -369,12 +340,10 @@ impl<E: From<Error>> Writer<E> {
     fn take(&mut self, rows: &CheckedStep<'_>, step: usize) {
         let items_before = self.items.len();
         let first = step * self.windows.len();
-        for (stream, (windows, chunk)) in self.windows.iter_mut().zip(&mut self.chunks).enumerate()
-        {
+        for (stream, (windows, chunk)) in self.windows.iter_mut().zip(&mut self.chunks).enumerate() {
             let row = first + stream;
             let row_flags = rows.flags(row, windows);
-            self.packer
-                .pack(chunk, row_flags, |column| rows.value(column, row));
+            self.packer.pack(chunk, row_flags, |column| rows.value(column, row));
             windows.append(row_flags, rows.estimate(row), &mut self.items);
             if row_flags & flags::FINAL != 0 {
                 self.counters.final_rows += 1;
@@ -382,8 +351,7 @@ impl<E: From<Error>> Writer<E> {
                 self.counters.steps += 1;
             }
             if let Some(last) = rows.last_observation(row) {
-                self.packer
-                    .pack(chunk, flags::FINAL, |column| last.value(column));
+                self.packer.pack(chunk, flags::FINAL, |column| last.value(column));
                 windows.append(flags::FINAL, last.estimate, &mut self.items);
                 self.counters.final_rows += 1;
             }
@@ -409,15 +377,10 @@ fn check_pushes_fit(config: &TableConfig, streams: u32, chunk_steps: u32) -> Res
     }
     // Without blobs, whose sizes are not known yet.
     let step = streams.saturating_mul(config.row_bytes() as u64);
-    let bytes = step
-        .saturating_mul(u64::from(chunk_steps))
-        .min(step.max(FULL_BYTES as u64));
+    let bytes = step.saturating_mul(u64::from(chunk_steps)).min(step.max(FULL_BYTES as u64));
     let capacity = config.effective_capacity_bytes();
     if bytes > capacity {
-        return refuse(
-            format!("{bytes} bytes and more"),
-            format!("{capacity} bytes"),
-        );
+        return refuse(format!("{bytes} bytes and more"), format!("{capacity} bytes"));
     }
     Ok(())
 }

@@ -9,18 +9,7 @@ use std::process::Command;
 fn dependencies(package: &str) -> BTreeSet<String> {
     let output = Command::new(env!("CARGO"))
         .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .args([
-            "tree",
-            "--locked",
-            "--edges",
-            "normal",
-            "--prefix",
-            "none",
-            "--format",
-            "{lib}",
-            "--package",
-            package,
-        ])
+        .args(["tree", "--locked", "--edges", "normal", "--prefix", "none", "--format", "{lib}", "--package", package])
         .output()
         .expect("cargo runs");
     let names = String::from_utf8_lossy(&output.stdout);
@@ -41,16 +30,8 @@ fn assert_without(package: &str, unwanted: &[&str]) {
 }
 
 /// Crates that only servers and clients need.
-const OF_THE_NETWORK: [&str; 8] = [
-    "tokio",
-    "capnp",
-    "rustls",
-    "replay_wire",
-    "replay_net",
-    "fstack_sys",
-    "mio",
-    "clap",
-];
+const OF_THE_NETWORK: [&str; 8] =
+    ["tokio", "capnp", "rustls", "replay_wire", "replay_net", "fstack_sys", "mio", "clap"];
 
 #[test]
 fn the_ground_floor_stands_on_no_other_crate() {
@@ -77,13 +58,7 @@ fn the_wire_has_no_runtime() {
 
 #[test]
 fn the_server_and_its_client_do_not_know_what_is_plugged_in() {
-    let guests = [
-        "fstack_sys",
-        "stack_fstack",
-        "gradients",
-        "gradients_net",
-        "innet_replay",
-    ];
+    let guests = ["fstack_sys", "stack_fstack", "gradients", "gradients_net", "innet_replay"];
     assert_without("replay_net", &guests);
     let mut known = Vec::new();
     for name in ["base", "replay_core", "replay_wire", "replay_net"] {

@@ -10,9 +10,7 @@ fn large_memory_is_advised_and_small_memory_is_not() {
         let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
         let mut within = false;
         for line in maps.lines() {
-            let range = line
-                .split_once(' ')
-                .and_then(|(range, _)| range.split_once('-'));
+            let range = line.split_once(' ').and_then(|(range, _)| range.split_once('-'));
             if let Some((from, to)) = range {
                 let [from, to] = [from, to].map(|at| usize::from_str_radix(at, 16).unwrap_or(0));
                 within = (from..to).contains(&address);

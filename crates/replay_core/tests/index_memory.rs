@@ -47,10 +47,7 @@ fn columns() -> Vec<Column> {
         codec,
         finite: true,
     };
-    vec![
-        column("number", Dtype::Uint64, &[], Codec::None),
-        column("frame", Dtype::Uint8, &[FRAME], Codec::Lz4),
-    ]
+    vec![column("number", Dtype::Uint64, &[], Codec::None), column("frame", Dtype::Uint8, &[FRAME], Codec::Lz4)]
 }
 
 /// One step, in a chunk of its own, that does not pack.
@@ -59,46 +56,22 @@ fn push(step: u64) -> Push {
     payload.extend(step.to_le_bytes());
     payload.extend(FRAME.to_le_bytes());
     payload.extend([7; FRAME as usize]);
-    let chunk = ChunkHead {
-        stream: 0,
-        rows: 1,
-        first_step: step,
-        bytes: payload.len() as u32,
-    };
-    let item = NewItem {
-        anchor: step,
-        stream: 0,
-        before: step.min(3) as u16,
-        after: 0,
-        priority: None,
-    };
+    let chunk = ChunkHead { stream: 0, rows: 1, first_step: step, bytes: payload.len() as u32 };
+    let item = NewItem { anchor: step, stream: 0, before: step.min(3) as u16, after: 0, priority: None };
     Push {
         table: "t".into(),
         writer: 1,
         epoch: 1,
         sequence: step + 1,
-        body: PushBody {
-            chunks: vec![chunk],
-            items: vec![item],
-            payload: Bytes::from(payload),
-        },
+        body: PushBody { chunks: vec![chunk], items: vec![item], payload: Bytes::from(payload) },
     }
 }
 
 #[test]
 fn a_full_table_takes_no_more_than_was_set_aside_for_it() {
     const STEPS: u64 = 1 << 14;
-    for sampler in [
-        Sampler::Prioritized,
-        Sampler::Fifo,
-        Sampler::MaxHeap,
-        Sampler::RankBased,
-    ] {
-        let config = TableConfig {
-            sampler,
-            max_times_sampled: 1,
-            ..TableConfig::new("t", columns(), STEPS)
-        };
+    for sampler in [Sampler::Prioritized, Sampler::Fifo, Sampler::MaxHeap, Sampler::RankBased] {
+        let config = TableConfig { sampler, max_times_sampled: 1, ..TableConfig::new("t", columns(), STEPS) };
         let memory = Memory::new(MemoryLimits::default());
         let before = allocated();
         let table = memory.create_table(&config).unwrap();
@@ -121,11 +94,7 @@ fn a_full_table_takes_no_more_than_was_set_aside_for_it() {
             let pushed = table.try_push(&push(step), &mut Turn::default());
             assert!(matches!(pushed, Ok(Attempt::Ready(_))));
         }
-        assert_eq!(
-            table.stats()["steps"],
-            STEPS,
-            "its bytes are enough for all"
-        );
+        assert_eq!(table.stats()["steps"], STEPS, "its bytes are enough for all");
         let taken = allocated() - before;
         let set_aside = memory.stats()["reserved_bytes"].as_u64().unwrap();
         assert!(taken <= set_aside, "{sampler:?}: {taken} of {set_aside}");

@@ -33,14 +33,8 @@ struct Memory {
     handles: [Handle; 2],
 }
 
-const OLD: ItemId = ItemId {
-    slot: 0,
-    generation: 1,
-};
-const NEW: ItemId = ItemId {
-    slot: 0,
-    generation: 3,
-};
+const OLD: ItemId = ItemId { slot: 0, generation: 1 };
+const NEW: ItemId = ItemId { slot: 0, generation: 3 };
 
 impl Memory {
     /// Without an item. The chunks are there from the start, so that no chunk's publication helps an item's.
@@ -62,11 +56,7 @@ impl Memory {
     /// Makes the item that is to have this id; false when the slot is not free.
     fn insert(&self, id: ItemId) -> bool {
         let oldest = self.handles[usize::from(id == NEW)];
-        let rows = ItemRows {
-            first_row: id.generation,
-            before: 0,
-            after: 0,
-        };
+        let rows = ItemRows { first_row: id.generation, before: 0, after: 0 };
         let inserted = self.items.insert(oldest, rows, id.generation.into(), 1);
         assert!(inserted.is_none_or(|inserted| inserted == id));
         inserted.is_some()
@@ -77,10 +67,7 @@ impl Memory {
         let mut sampled = Vec::new();
         self.items.tree.sample_batch(&[0.0], &mut sampled);
         let leaf = sampled.pop()?;
-        let id = ItemId {
-            slot: leaf.slot,
-            generation: leaf.generation,
-        };
+        let id = ItemId { slot: leaf.slot, generation: leaf.generation };
         let metadata = self.items.metadata(id.slot);
         let chunk = self.chunks.pin(metadata.oldest)?;
         if !self.items.confirm(id) {
@@ -93,10 +80,7 @@ impl Memory {
     }
 }
 
-fn spawn<R: 'static>(
-    memory: &Arc<Memory>,
-    run: impl FnOnce(&Memory) -> R + 'static,
-) -> thread::JoinHandle<R> {
+fn spawn<R: 'static>(memory: &Arc<Memory>, run: impl FnOnce(&Memory) -> R + 'static) -> thread::JoinHandle<R> {
     let memory = Arc::clone(memory);
     thread::spawn(move || run(&memory))
 }

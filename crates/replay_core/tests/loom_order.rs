@@ -26,20 +26,14 @@ struct Memory {
 }
 
 fn id(position: u64) -> ItemId {
-    ItemId {
-        slot: position as u32,
-        generation: 1,
-    }
+    ItemId { slot: position as u32, generation: 1 }
 }
 
 impl Memory {
     fn with_ids(ids: u64) -> Arc<Self> {
         let order = InsertionOrder::new(1);
         (0..ids).for_each(|position| order.append(id(position)));
-        Arc::new(Memory {
-            order,
-            dead: AtomicU64::new(0),
-        })
+        Arc::new(Memory { order, dead: AtomicU64::new(0) })
     }
 
     fn is_live(&self, id: ItemId) -> bool {

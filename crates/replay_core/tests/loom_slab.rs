@@ -29,10 +29,7 @@ struct Watched {
 
 impl Watched {
     fn new(content: u32, drops: &Arc<AtomicU32>) -> Self {
-        Watched {
-            content: UnsafeCell::new(content),
-            drops: Arc::clone(drops),
-        }
+        Watched { content: UnsafeCell::new(content), drops: Arc::clone(drops) }
     }
 
     fn read(&self) -> u32 {
@@ -49,8 +46,7 @@ impl Drop for Watched {
         // A model that has failed is gone when its values are dropped.
         if !std::thread::panicking() {
             // SAFETY: a value is dropped by who has it alone; loom checks it.
-            self.content
-                .with_mut(|content| unsafe { *content = u32::MAX });
+            self.content.with_mut(|content| unsafe { *content = u32::MAX });
             self.drops.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -58,10 +54,7 @@ impl Drop for Watched {
 
 type Chunks = Arc<Slab<Watched>>;
 
-fn spawn<R: 'static>(
-    slab: &Chunks,
-    run: impl FnOnce(&Chunks) -> R + 'static,
-) -> thread::JoinHandle<R> {
+fn spawn<R: 'static>(slab: &Chunks, run: impl FnOnce(&Chunks) -> R + 'static) -> thread::JoinHandle<R> {
     let slab = Arc::clone(slab);
     thread::spawn(move || run(&slab))
 }
@@ -149,10 +142,7 @@ fn a_pinned_value_is_published() {
         let drops = Arc::new(AtomicU32::new(0));
         let slab = Arc::new(Slab::new(1));
         // Handles are guessed, so that nothing but the pin orders the reader after the writer.
-        let handle = Handle {
-            slot: 0,
-            generation: 0,
-        };
+        let handle = Handle { slot: 0, generation: 0 };
         let writer = spawn(&slab, move |slab| {
             assert_eq!(slab.insert(Watched::new(7, &drops)).ok(), Some(handle));
         });

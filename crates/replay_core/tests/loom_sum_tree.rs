@@ -67,11 +67,7 @@ fn sums_are_conserved() {
         join([
             spawn(&tree, |tree| assert!(tree.set(0, 1, 1))),
             spawn(&tree, |tree| {
-                let update = |slot, units| Update {
-                    slot,
-                    generation: 1,
-                    units,
-                };
+                let update = |slot, units| Update { slot, generation: 1, units };
                 let updates = [update(1, 7), update(1, 2)];
                 assert_eq!(tree.set_batch(&updates), 2);
             }),
@@ -94,11 +90,7 @@ fn batches_are_conserved() {
         let tree = tree_with(&[(0, 3), (1, 5), (4, 2)]);
         join([
             spawn(&tree, |tree| {
-                let updates = [(0, 1), (4, 8), (1, 2)].map(|(slot, units)| Update {
-                    slot,
-                    generation: 1,
-                    units,
-                });
+                let updates = [(0, 1), (4, 8), (1, 2)].map(|(slot, units)| Update { slot, generation: 1, units });
                 let applied = tree.set_batch(&updates);
                 assert!(applied == 3 || applied == 2 && !tree.is_live(1, 1));
             }),
@@ -242,11 +234,7 @@ fn one_caller_ends_an_item() {
         let set = |tree: &Tree| {
             tree.set(0, 1, 9);
         };
-        join([
-            spawn(&tree, end(&ended)),
-            spawn(&tree, end(&ended)),
-            spawn(&tree, set),
-        ]);
+        join([spawn(&tree, end(&ended)), spawn(&tree, end(&ended)), spawn(&tree, set)]);
         assert_eq!(ended.load(Ordering::Relaxed), 1);
         tree.check_at_rest().unwrap();
         assert_eq!(tree.total(), 1);
@@ -270,11 +258,7 @@ fn metadata_is_seen_by_who_ends_the_item() {
                     }
                 }),
                 spawn(&tree, move |tree| {
-                    let seen = if ends {
-                        tree.kill(5, 1)
-                    } else {
-                        tree.is_live(5, 1)
-                    };
+                    let seen = if ends { tree.kill(5, 1) } else { tree.is_live(5, 1) };
                     if seen {
                         // SAFETY: nobody writes after the leaf is live; loom checks it.
                         assert_eq!(metadata.with(|metadata| unsafe { *metadata }), 42);

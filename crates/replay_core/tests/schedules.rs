@@ -35,9 +35,7 @@ const DEPTH: usize = 3;
 
 fn schedules() -> usize {
     let set = std::env::var("INNET_SCHEDULES").ok();
-    set.map_or(2000, |count| {
-        count.parse().expect("INNET_SCHEDULES is a number")
-    })
+    set.map_or(2000, |count| count.parse().expect("INNET_SCHEDULES is a number"))
 }
 
 /// Runs a model under many schedules, or under the one of `INNET_SCHEDULE`.
@@ -73,9 +71,7 @@ fn finds(fault: Fault, model: fn()) {
 }
 
 fn join(threads: impl IntoIterator<Item = JoinHandle<()>>) {
-    threads
-        .into_iter()
-        .for_each(|thread| thread.join().unwrap());
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
 }
 
 /// What each id named, and steps that may no longer be sampled.
@@ -101,38 +97,23 @@ impl Ledger {
             let (stream, step) = window[usize::from(item.before)];
             let known = *named.entry(item.id).or_insert((stream, step));
             assert_eq!(known, (stream, step), "what id {:#x} names", item.id);
-            assert!(
-                step >= first[stream as usize - 1],
-                "{stream} {step} was removed"
-            );
+            assert!(step >= first[stream as usize - 1], "{stream} {step} was removed");
         }
     }
 }
 
 /// A writer of single steps: a small table has no room for windows.
 fn open_one(writer: u64) -> OpenWriter {
-    OpenWriter {
-        window_before: 0,
-        window_after: 0,
-        ..open(writer)
-    }
+    OpenWriter { window_before: 0, window_after: 0, ..open(writer) }
 }
 
 /// Pushes `steps` steps of the stream that has the writer's number, one at a time.
 fn write(table: &Arc<Table>, writer: u64, steps: u64, ledger: &Ledger) {
     let opened = table.open_writer(&open_one(writer)).unwrap();
-    let mut actor = Actor {
-        table: table.clone(),
-        writer,
-        epoch: opened.epoch,
-        sequence: 0,
-        next_step: 0,
-    };
+    let mut actor = Actor { table: table.clone(), writer, epoch: opened.epoch, sequence: 0, next_step: 0 };
     let stream = writer as u32;
     for step in 0..steps {
-        let body = Body::default()
-            .chunk(stream, step, 1)
-            .item(stream, step, 1.0 + step as f32);
+        let body = Body::default().chunk(stream, step, 1).item(stream, step, 1.0 + step as f32);
         let mut turn = Turn::default();
         // Blocked while readers hold more than the table may.
         while let Attempt::Blocked(_) = actor.try_push_in_turn(body.clone(), &mut turn).unwrap() {
@@ -146,15 +127,10 @@ fn write(table: &Arc<Table>, writer: u64, steps: u64, ledger: &Ledger) {
 fn read(table: &Arc<Table>, batches: u32, ledger: &Ledger) {
     for _ in 0..batches {
         let first = ledger.first();
-        if let Attempt::Ready(mut sampled) = table
-            .try_sample(&request(2), false, &mut Turn::default())
-            .unwrap()
-        {
+        if let Attempt::Ready(mut sampled) = table.try_sample(&request(2), false, &mut Turn::default()).unwrap() {
             ledger.check(&sampled, first);
             deliver(&mut sampled);
-            table
-                .update_priorities(&ids(&sampled), &[3.0, 2.0])
-                .unwrap();
+            table.update_priorities(&ids(&sampled), &[3.0, 2.0]).unwrap();
         }
     }
 }
@@ -194,11 +170,7 @@ fn small() -> TableConfig {
 
 fn of(sampler: Sampler) -> TableConfig {
     let max_times_sampled = if sampler == Sampler::Fifo { 2 } else { 0 };
-    TableConfig {
-        sampler,
-        max_times_sampled,
-        ..small()
-    }
+    TableConfig { sampler, max_times_sampled, ..small() }
 }
 
 #[test]
@@ -228,19 +200,13 @@ fn a_table_by_rank_turns_over() {
 
 /// Waits without end: a notification that is lost is a deadlock.
 fn push_waiting(memory: &Arc<Memory>, writer: u64, steps: u64) -> Result<()> {
-    push_steps(
-        memory.open_writer(open_one(writer), &Wait::forever())?,
-        writer as u32,
-        steps,
-    )
+    push_steps(memory.open_writer(open_one(writer), &Wait::forever())?, writer as u32, steps)
 }
 
 fn push_steps(mut channel: Box<dyn PushChannel>, stream: u32, steps: u64) -> Result<()> {
     let wait = Wait::forever();
     for step in 0..steps {
-        let body = Body::default()
-            .chunk(stream, step, 1)
-            .item(stream, step, 1.0);
+        let body = Body::default().chunk(stream, step, 1).item(stream, step, 1.0);
         channel.push(body.build(), &wait)?;
     }
     channel.close(&wait)
@@ -254,12 +220,7 @@ fn sample_waiting(memory: &Memory, request: &SampleRequest) -> Result<Sampled> {
 fn hold_the_ratio(times: u32) {
     let memory = memory();
     let table = memory
-        .create_table(&TableConfig {
-            samples_per_insert: 1.0,
-            slack: 2.0,
-            max_times_sampled: times,
-            ..config(16)
-        })
+        .create_table(&TableConfig { samples_per_insert: 1.0, slack: 2.0, max_times_sampled: times, ..config(16) })
         .unwrap();
     let sampled = Arc::new(Mutex::new(Vec::new()));
     let writers = [1, 2].map(|writer| {
@@ -305,10 +266,7 @@ fn waiting_calls_end_when_their_table_is_dropped() {
             let memory = memory.clone();
             thread::spawn(move || {
                 let ended = sample_waiting(&memory, &request(1)).err();
-                assert!(
-                    matches!(ended, Some(Error::UnknownTable { .. })),
-                    "{ended:?}"
-                );
+                assert!(matches!(ended, Some(Error::UnknownTable { .. })), "{ended:?}");
             })
         });
         let operator = {
@@ -323,13 +281,7 @@ fn waiting_calls_end_when_their_table_is_dropped() {
 fn an_emptied_table_lets_waiting_pushes_through() {
     check(|| {
         let memory = memory();
-        let table = memory
-            .create_table(&TableConfig {
-                samples_per_insert: 1.0,
-                slack: 2.0,
-                ..config(16)
-            })
-            .unwrap();
+        let table = memory.create_table(&TableConfig { samples_per_insert: 1.0, slack: 2.0, ..config(16) }).unwrap();
         // The third push waits until the counts begin anew.
         let writer = {
             let memory = memory.clone();
@@ -353,19 +305,13 @@ fn an_emptied_table_lets_waiting_pushes_through() {
 fn a_writer_waits_for_newer_parameters() {
     check(|| {
         let memory = memory();
-        let lag = TableConfig {
-            max_version_lag: 1,
-            ..config(16)
-        };
+        let lag = TableConfig { max_version_lag: 1, ..config(16) };
         let table = memory.create_table(&lag).unwrap();
         let publish = |memory: &Memory| {
             memory.parameters().put("policy", 0, tensors()).unwrap();
         };
         let take = |memory: &Memory| {
-            let writer = WriterId {
-                table: "t".into(),
-                writer: 1,
-            };
+            let writer = WriterId { table: "t".into(), writer: 1 };
             memory.get_parameters("policy", 0, Some(&writer)).unwrap();
         };
         publish(&memory);
@@ -424,16 +370,11 @@ fn restored(bytes: &[u8], pushed: [u64; 2], ledger: &Ledger) {
     table.check_at_rest().unwrap();
     for writer in [1, 2] {
         // A writer that had not begun is unknown.
-        let told = table
-            .resume_writer(&open_one(writer))
-            .map_or(0, |opened| opened.last_sequence);
+        let told = table.resume_writer(&open_one(writer)).map_or(0, |opened| opened.last_sequence);
         let acknowledged = pushed[writer as usize - 1];
         assert!(told >= acknowledged, "{told} of {acknowledged}");
     }
-    if let Attempt::Ready(sampled) = table
-        .try_sample(&request(4), false, &mut Turn::default())
-        .unwrap()
-    {
+    if let Attempt::Ready(sampled) = table.try_sample(&request(4), false, &mut Turn::default()).unwrap() {
         ledger.check(&sampled, [0, 0]);
     }
 }

@@ -25,14 +25,9 @@ fn the_test_itself_refuses_a_wrong_distribution() {
         tree.activate(slot, 100);
     }
     let mut sampled = Vec::new();
-    tree.sample_batch(
-        &targets(&mut StdRng::seed_from_u64(1), 200_000),
-        &mut sampled,
-    );
+    tree.sample_batch(&targets(&mut StdRng::seed_from_u64(1), 200_000), &mut sampled);
     let mut counts = vec![0; 64];
-    sampled
-        .iter()
-        .for_each(|item| counts[item.slot as usize] += 1);
+    sampled.iter().for_each(|item| counts[item.slot as usize] += 1);
     let mut shares = vec![100.0; 64];
     assert_follows(&counts, &shares);
     // 25% off in one leaf of 64.
@@ -51,11 +46,7 @@ fn leaves_are_sampled_in_proportion_to_their_units() {
         let mut shares = vec![0.0; cells];
         for slot in 0..capacity {
             // Every seventh has none; the others differ by a factor of 50.
-            let units = if slot % 7 == 3 {
-                0
-            } else {
-                rng.random_range(20..1_000)
-            };
+            let units = if slot % 7 == 3 { 0 } else { rng.random_range(20..1_000) };
             tree.activate(slot, units);
             shares[slot as usize % cells] += units as f64;
         }
@@ -69,11 +60,8 @@ fn leaves_are_sampled_in_proportion_to_their_units() {
                 counts[item.slot as usize % cells] += 1;
             }
         }
-        let (counts, shares): (Vec<_>, Vec<_>) = counts
-            .into_iter()
-            .zip(shares)
-            .filter(|&(_, share)| share > 0.0)
-            .unzip();
+        let (counts, shares): (Vec<_>, Vec<_>) =
+            counts.into_iter().zip(shares).filter(|&(_, share)| share > 0.0).unzip();
         assert_follows(&counts, &shares);
     }
 }
@@ -107,11 +95,7 @@ fn leaves_that_stay_are_sampled_in_proportion_while_their_neighbours_change() {
                     updates.clear();
                     updates.extend((0..16).map(|_| {
                         let slot = rng.random_range(0..LEAVES / 16) * 16 + rng.random_range(1..15);
-                        Update {
-                            slot,
-                            generation: 1,
-                            units: rng.random_range(0..1_000),
-                        }
+                        Update { slot, generation: 1, units: rng.random_range(0..1_000) }
                     }));
                     assert_eq!(tree.set_batch(&updates), 16);
                     let one = updates[0];
@@ -159,11 +143,7 @@ fn the_ends_of_the_range_sample_the_first_and_the_last_leaf_with_mass() {
 #[test]
 fn nothing_is_sampled_without_mass() {
     let tree = Tree::new(1_000, 0);
-    let mut sampled = vec![SampledLeaf {
-        slot: 1,
-        generation: 1,
-        units: 1,
-    }];
+    let mut sampled = vec![SampledLeaf { slot: 1, generation: 1, units: 1 }];
     assert_eq!(tree.sample_batch(&[0.5; 10], &mut sampled), 0);
     assert!(sampled.is_empty());
     let generation = tree.activate(3, 0);

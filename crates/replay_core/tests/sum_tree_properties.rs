@@ -72,11 +72,7 @@ impl Naive {
         position = position.min(self.total() - 1);
         for (slot, &(generation, units)) in (0..).zip(&self.0) {
             if position < units {
-                return SampledLeaf {
-                    slot,
-                    generation,
-                    units,
-                };
+                return SampledLeaf { slot, generation, units };
             }
             position -= units;
         }
@@ -84,11 +80,7 @@ impl Naive {
     }
 }
 
-fn agree<const FANOUT: usize>(
-    capacity: u32,
-    steps: &[Step],
-    targets: &[f64],
-) -> Result<(), TestCaseError> {
+fn agree<const FANOUT: usize>(capacity: u32, steps: &[Step], targets: &[f64]) -> Result<(), TestCaseError> {
     let tree = SumTree::<FANOUT>::new(capacity, 0);
     let mut naive = Naive(vec![(0, 0); capacity as usize]);
     let mut sampled = Vec::new();
@@ -96,11 +88,7 @@ fn agree<const FANOUT: usize>(
         match step {
             &Step::Activate(slot, units) => {
                 // Only the owner of a dead slot may: the naive tree says which are.
-                if let Some(leaf) = naive
-                    .0
-                    .get_mut(slot as usize)
-                    .filter(|leaf| leaf.0 % 2 == 0)
-                {
+                if let Some(leaf) = naive.0.get_mut(slot as usize).filter(|leaf| leaf.0 % 2 == 0) {
                     *leaf = (leaf.0 + 1, units);
                     prop_assert_eq!(tree.activate(slot, units), leaf.0);
                 }
@@ -109,24 +97,13 @@ fn agree<const FANOUT: usize>(
                 prop_assert_eq!(tree.kill(slot, generation), naive.kill(slot, generation));
             }
             &Step::Set(slot, generation, units) => {
-                prop_assert_eq!(
-                    tree.set(slot, generation, units),
-                    naive.set(slot, generation, units)
-                );
+                prop_assert_eq!(tree.set(slot, generation, units), naive.set(slot, generation, units));
             }
             Step::SetBatch(updates) => {
-                let applied = updates
-                    .iter()
-                    .filter(|&&(s, g, units)| naive.set(s, g, units));
+                let applied = updates.iter().filter(|&&(s, g, units)| naive.set(s, g, units));
                 let applied = applied.count();
-                let updates: Vec<_> = updates
-                    .iter()
-                    .map(|&(slot, generation, units)| Update {
-                        slot,
-                        generation,
-                        units,
-                    })
-                    .collect();
+                let updates: Vec<_> =
+                    updates.iter().map(|&(slot, generation, units)| Update { slot, generation, units }).collect();
                 prop_assert_eq!(tree.set_batch(&updates), applied);
             }
         }
@@ -218,11 +195,7 @@ fn the_last_of_two_updates_of_one_item_counts() {
     for slot in 0..100 {
         tree.activate(slot, 1);
     }
-    let update = |slot, units| Update {
-        slot,
-        generation: 1,
-        units,
-    };
+    let update = |slot, units| Update { slot, generation: 1, units };
     let updates = [update(7, 50), update(90, 4), update(7, 0), update(7, 3)];
     assert_eq!(tree.set_batch(&updates), 4);
     assert_eq!((tree.units(7, 1), tree.units(90, 1)), (Some(3), Some(4)));
@@ -276,8 +249,7 @@ fn mass_is_conserved_when_threads_are_done() {
                                     continue;
                                 };
                                 let generation = tree.activate(slot, units);
-                                generations[slot as usize]
-                                    .store(generation.into(), Ordering::Relaxed);
+                                generations[slot as usize].store(generation.into(), Ordering::Relaxed);
                             }
                             1 => {
                                 if tree.kill(slot, generation) {
@@ -292,9 +264,7 @@ fn mass_is_conserved_when_threads_are_done() {
                                     .map(|slot| slot % SLOTS)
                                     .map(|slot| Update {
                                         slot,
-                                        generation: generations[slot as usize]
-                                            .load(Ordering::Relaxed)
-                                            as u32,
+                                        generation: generations[slot as usize].load(Ordering::Relaxed) as u32,
                                         units: u64::from(numbers.below(50)),
                                     })
                                     .collect();
@@ -310,18 +280,11 @@ fn mass_is_conserved_when_threads_are_done() {
         while writers.iter().any(|writer| !writer.is_finished()) {
             let targets: Vec<_> = (0..70).map(|_| numbers.unit()).collect();
             tree.sample_batch(&targets, &mut sampled);
-            assert!(
-                sampled
-                    .iter()
-                    .all(|item| item.units > 0 && item.generation % 2 == 1)
-            );
+            assert!(sampled.iter().all(|item| item.units > 0 && item.generation % 2 == 1));
             sampled_beside.fetch_or(!sampled.is_empty(), Ordering::Relaxed);
         }
     });
-    assert!(
-        sampled_beside.into_inner(),
-        "something was sampled meanwhile"
-    );
+    assert!(sampled_beside.into_inner(), "something was sampled meanwhile");
     tree.check_at_rest().unwrap();
     let live: u64 = (0..SLOTS)
         .filter_map(|slot| {

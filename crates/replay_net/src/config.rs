@@ -184,10 +184,7 @@ pub enum LogLevel {
 pub(crate) fn read_token_file(path: &Path) -> Result<String> {
     match fs::read_to_string(path) {
         Ok(token) => Ok(token.trim().to_owned()),
-        Err(error) => refuse(format!(
-            "token_file {} cannot be read: {error}",
-            path.display()
-        )),
+        Err(error) => refuse(format!("token_file {} cannot be read: {error}", path.display())),
     }
 }
 
@@ -238,43 +235,23 @@ impl ServerConfig {
         table.extend(overrides);
         let extensions = ExtensionSettings::take(&mut table);
         let config: ServerConfig = table.try_into().map_err(refuse)?;
-        Ok(ServerConfig {
-            extensions,
-            ..config
-        })
+        Ok(ServerConfig { extensions, ..config })
     }
 
     /// The tokens' settings, with their names.
     fn token_settings(&self) -> [TokenSetting<'_>; 3] {
-        let setting = |role, name, token, file| TokenSetting {
-            role,
-            name,
-            token,
-            file,
-        };
+        let setting = |role, name, token, file| TokenSetting { role, name, token, file };
         [
             setting(Role::Operator, "token", &self.token, &self.token_file),
-            setting(
-                Role::Learner,
-                "learner_token",
-                &self.learner_token,
-                &self.learner_token_file,
-            ),
-            setting(
-                Role::Actor,
-                "actor_token",
-                &self.actor_token,
-                &self.actor_token_file,
-            ),
+            setting(Role::Learner, "learner_token", &self.learner_token, &self.learner_token_file),
+            setting(Role::Actor, "actor_token", &self.actor_token, &self.actor_token_file),
         ]
     }
 
     /// Whether any token is set.
     pub(crate) fn has_token(&self) -> bool {
         let settings = self.token_settings();
-        settings
-            .iter()
-            .any(|setting| setting.token.is_some() || setting.file.is_some())
+        settings.iter().any(|setting| setting.token.is_some() || setting.file.is_some())
     }
 
     /// The tokens, from the fields or the files, without surrounding white space; the operator's first.
@@ -337,9 +314,8 @@ impl ServerConfig {
     /// `io_threads`, with 0 replaced by one for every two cores.
     pub fn effective_io_threads(&self) -> usize {
         match self.io_threads {
-            0 => std::thread::available_parallelism().map_or(1, |cores| {
-                (cores.get() / 2).clamp(1, MAX_IO_THREADS as usize)
-            }),
+            0 => std::thread::available_parallelism()
+                .map_or(1, |cores| (cores.get() / 2).clamp(1, MAX_IO_THREADS as usize)),
             threads => threads,
         }
     }
@@ -358,10 +334,7 @@ mod tests {
     }
 
     pub(super) fn refusal(text: &str) -> String {
-        read(text)
-            .and_then(|config| config.validate())
-            .unwrap_err()
-            .to_string()
+        read(text).and_then(|config| config.validate()).unwrap_err().to_string()
     }
 
     #[test]
@@ -377,10 +350,7 @@ mod tests {
         assert!(refusal("listen = [\"nowhere:x\"]").contains("nowhere:x"));
         assert!(refusal("max_bytes = \"much\"").contains("much"));
         let error = refusal("\nio_threads = \"two\"");
-        assert!(
-            error.contains("server.toml") && error.contains("line 2"),
-            "{error}"
-        );
+        assert!(error.contains("server.toml") && error.contains("line 2"), "{error}");
         let table = "[[tables]]\nname = \"a\"\ncolums = []";
         assert!(refusal(table).contains("colums"));
     }
@@ -388,8 +358,7 @@ mod tests {
     /// As in Python: LZ4 from 64 bytes (vectors of floats: 1,024), unless the file names a codec.
     #[test]
     fn a_column_without_a_codec_has_the_default() {
-        let column =
-            |rest: &str| format!("[[tables.columns]]\nname = \"c\"\ndtype = \"uint8\"\n{rest}\n");
+        let column = |rest: &str| format!("[[tables.columns]]\nname = \"c\"\ndtype = \"uint8\"\n{rest}\n");
         let codec = |rest: &str| {
             let text = format!("[[tables]]\nname = \"t\"\ncapacity = 1\n{}", column(rest));
             let config = read(&text).unwrap();
@@ -405,23 +374,16 @@ mod tests {
 
     #[test]
     fn a_table_may_have_a_view() {
-        let columns = ["observation", "reward"]
-            .map(|name| format!("[[tables.columns]]\nname = {name:?}\ndtype = \"float32\"\n"));
+        let columns =
+            ["observation", "reward"].map(|name| format!("[[tables.columns]]\nname = {name:?}\ndtype = \"float32\"\n"));
         let view = |view: &str| {
-            let text = format!(
-                "[[tables]]\nname = \"t\"\ncapacity = 9\nview = {view}\n{}",
-                columns.concat()
-            );
+            let text = format!("[[tables]]\nname = \"t\"\ncapacity = 9\nview = {view}\n{}", columns.concat());
             let config = read(&text)?;
             config.validate()?;
             Ok::<_, Error>(config.tables[0].view.clone().unwrap())
         };
         let three = view("{ n_step = { n = 3, padding = \"repeat\" } }").unwrap();
-        let defaults = NStep {
-            n: 3,
-            padding: Padding::RepeatFirst,
-            ..NStep::default()
-        };
+        let defaults = NStep { n: 3, padding: Padding::RepeatFirst, ..NStep::default() };
         assert_eq!(three, ViewSpec::NStep(defaults));
         let wrong = view("{ n_step = { steps = 3 } }").unwrap_err().to_string();
         assert!(wrong.contains("steps"), "{wrong}");
@@ -432,8 +394,7 @@ mod tests {
     fn overrides_replace_keys_of_the_file() {
         let mut flags = toml::Table::new();
         flags.insert("io_threads".into(), 3.into());
-        let config =
-            ServerConfig::from_toml("io_threads = 1\nmax_connections = 5", "a", flags).unwrap();
+        let config = ServerConfig::from_toml("io_threads = 1\nmax_connections = 5", "a", flags).unwrap();
         assert_eq!((config.io_threads, config.max_connections), (3, 5));
     }
 
@@ -470,19 +431,10 @@ mod tests {
         let read = roles.read_tokens().unwrap();
         let read: Vec<Role> = read.iter().map(|(role, _)| *role).collect();
         assert_eq!(read, [Role::Learner, Role::Actor]);
-        for (token, part) in [
-            ("token of learners", "role learner"),
-            ("short", "openssl rand"),
-        ] {
-            let same = ServerConfig {
-                actor_token: secret(token),
-                ..roles.clone()
-            };
+        for (token, part) in [("token of learners", "role learner"), ("short", "openssl rand")] {
+            let same = ServerConfig { actor_token: secret(token), ..roles.clone() };
             let error = same.read_tokens().unwrap_err().to_string();
-            assert!(
-                error.contains("actor_token") && error.contains(part),
-                "{error}"
-            );
+            assert!(error.contains("actor_token") && error.contains(part), "{error}");
         }
     }
 }

@@ -41,9 +41,7 @@ use replay_core::table::{Activity, Attempt, PendingCall, Step, Turn};
 use replay_wire::auth::ChannelBinding;
 use replay_wire::handshake::Handshake;
 use replay_wire::role::Role;
-use replay_wire::{
-    ErrorCode, FrameLimits, NO_REQUEST, OpenOrResume, ReplyBody, Request, RequestBody, Snapshot,
-};
+use replay_wire::{ErrorCode, FrameLimits, NO_REQUEST, OpenOrResume, ReplyBody, Request, RequestBody, Snapshot};
 
 /// Bytes of one read. Larger payloads are read into their own buffer directly.
 const READ_BUFFER: usize = 16 << 10;
@@ -80,10 +78,7 @@ impl ServerContext {
         if self.closed.load(Ordering::Relaxed) {
             return Error::Closed("the server");
         }
-        Error::Disconnected {
-            address: "the server".into(),
-            reason: "it is shutting down".into(),
-        }
+        Error::Disconnected { address: "the server".into(), reason: "it is shutting down".into() }
     }
 }
 
@@ -139,9 +134,7 @@ impl Received {
     /// The request as a call that may block.
     fn call(&self, turn: Turn) -> PendingCall<Error> {
         let ended = match self.renewable {
-            true => |reason| Error::Renew {
-                waited_for: Box::new(reason),
-            },
+            true => |reason| Error::Renew { waited_for: Box::new(reason) },
             false => |reason: WaitReason| Error::deadline(reason),
         };
         PendingCall::new(turn, Some(self.until), self.renewable, ended)
@@ -162,9 +155,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         let (read, mut write) = tokio::io::split(stream);
         let mut read = BufReader::with_capacity(READ_BUFFER, read);
         let mut frames = FrameReader::new(&mut read, FrameLimits::HANDSHAKE, self.peer);
-        let end = self
-            .converse(&mut frames, &mut write, channel_binding)
-            .await;
+        let end = self.converse(&mut frames, &mut write, channel_binding).await;
         let linger = async {
             let _ = write.shutdown().await;
             let _ = tokio::io::copy_buf(&mut read, &mut tokio::io::sink()).await;
@@ -176,9 +167,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
     /// Sends `reason` to a client that is not served.
     pub async fn refuse<T: AsyncRead + AsyncWrite + Unpin>(&self, mut stream: T, reason: &Error) {
         let reply = async {
-            let _ = self
-                .write_reply(&mut stream, NO_REQUEST, reason.into())
-                .await;
+            let _ = self.write_reply(&mut stream, NO_REQUEST, reason.into()).await;
             let _ = stream.shutdown().await;
             let _ = tokio::io::copy(&mut stream, &mut tokio::io::sink()).await;
         };
@@ -213,8 +202,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         let reader = Reader::new(self.context.service.reply_budgets().of(client.role));
         let (replies, outbox) = ReplySender::new(Rc::clone(&reader));
         let work = async {
-            let mut answer =
-                pin!(self.answer(incoming, replies.clone(), Rc::clone(&reader), client));
+            let mut answer = pin!(self.answer(incoming, replies.clone(), Rc::clone(&reader), client));
             tokio::select! {
                 biased;
                 end = &mut answer => end,
@@ -256,16 +244,12 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         quota: &mut ReceiveQuota<'_>,
         replies: &ReplySender,
     ) -> Result<Option<Received>> {
-        let permit = self
-            .unread_until(replies, quota::ANSWERS, quota.next_request())
-            .await;
+        let permit = self.unread_until(replies, quota::ANSWERS, quota.next_request()).await;
         let Some(header) = frames.header().await? else {
             return Ok(None);
         };
         let bytes = header.frame_bytes();
-        let reservation = self
-            .unread_until(replies, WaitReason::ReceiveMemory, quota.reserve(header))
-            .await;
+        let reservation = self.unread_until(replies, WaitReason::ReceiveMemory, quota.reserve(header)).await;
         // Starts after the reservation, which may have waited for other connections' pushes.
         let deadline = self.stack.now() + self.context.write_deadline;
         let arrived = until(self.stack, deadline, frames.body()).await;
@@ -293,12 +277,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
 
     /// Waits for `space` without reading the connection (backpressure). Meanwhile sends the client the `reason`, which also shows whether
     /// the client is still there.
-    async fn unread_until<T>(
-        &self,
-        replies: &ReplySender,
-        reason: WaitReason,
-        space: impl Future<Output = T>,
-    ) -> T {
+    async fn unread_until<T>(&self, replies: &ReplySender, reason: WaitReason, space: impl Future<Output = T>) -> T {
         let mut space = pin!(space);
         // Fast path: usually there is space, and no timer is needed.
         if let Some(space) = space.as_mut().now_or_never() {
@@ -310,12 +289,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
             if let Some(space) = until(self.stack, next, &mut space).await {
                 return space;
             }
-            self.queue(
-                replies,
-                NO_REQUEST,
-                ReplyBody::Waiting(reason.clone()),
-                None,
-            );
+            self.queue(replies, NO_REQUEST, ReplyBody::Waiting(reason.clone()), None);
         }
     }
 
@@ -397,11 +371,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
 
     /// Answers requests that the role does not allow and, on another thread, requests to create, empty or drop a table or to save a
     /// snapshot; `None` for other requests. The connection's later requests are tried afterwards, in order of arrival.
-    async fn answer_about_table(
-        &self,
-        received: &Received,
-        role: Role,
-    ) -> Option<Result<ReplyBody>> {
+    async fn answer_about_table(&self, received: &Received, role: Role) -> Option<Result<ReplyBody>> {
         let refused = self.context.service.refuse(&received.request.body, role);
         if refused.is_some() {
             return refused;
@@ -440,9 +410,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
             Ok(Attempt::Ready(reply)) => Ok(reply),
             Err(error) => Err(error),
         };
-        if let (RequestBody::OpenWriter(OpenOrResume { open, .. }), Ok(ReplyBody::Writer(opened))) =
-            (body, &reply)
-        {
+        if let (RequestBody::OpenWriter(OpenOrResume { open, .. }), Ok(ReplyBody::Writer(opened))) = (body, &reply) {
             self.context.service.attach_writer(open, &self.unread);
             log_opened(open, opened);
         }
@@ -463,9 +431,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
             // An error is the normal end: the sender is dropped.
             let _ = ahead.await;
         }
-        let reply = self
-            .wait_for_change(&received, call, attempts, replies)
-            .await;
+        let reply = self.wait_for_change(&received, call, attempts, replies).await;
         drop(done);
         (received, reply)
     }
@@ -496,9 +462,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
             };
             // Not `Wait::slices`: there is no interrupt to check, and the stack's clock may be a simulated one.
             let woken = Attempts::waits_for_readers(body, call.turn());
-            let again = call
-                .again(self.stack.now(), woken)
-                .unwrap_or(received.until);
+            let again = call.again(self.stack.now(), woken).unwrap_or(received.until);
             let mut woken = pin!(async {
                 tokio::select! {
                     biased;

@@ -123,17 +123,15 @@ impl Error {
 
     /// The error of a deadline that passed during a wait for `waited_for`.
     pub fn deadline(waited_for: impl Into<WaitReason>) -> Self {
-        Error::Deadline {
-            waited_for: Box::new(waited_for.into()),
-        }
+        Error::Deadline { waited_for: Box::new(waited_for.into()) }
     }
 
     /// Condition that a call waited for when its wait ended; `None` for an error of another cause.
     pub fn waited_for(&self) -> Option<&WaitReason> {
         match self {
-            Error::Deadline { waited_for }
-            | Error::RemoteDeadline { waited_for }
-            | Error::Renew { waited_for } => Some(waited_for),
+            Error::Deadline { waited_for } | Error::RemoteDeadline { waited_for } | Error::Renew { waited_for } => {
+                Some(waited_for)
+            }
             _ => None,
         }
     }

@@ -121,10 +121,7 @@ static PLUGGED_IN: Mutex<Vec<&'static dyn PluggedExtension>> = Mutex::new(Vec::n
 /// Plugs a service in, once for each name. No two settings may have the same name, the server's own included.
 pub fn plug_in(extension: &'static dyn PluggedExtension) {
     let mut extensions = lock(&PLUGGED_IN);
-    if extensions
-        .iter()
-        .all(|known| known.name() != extension.name())
-    {
+    if extensions.iter().all(|known| known.name() != extension.name()) {
         extensions.push(extension);
     }
 }

@@ -105,9 +105,7 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
         let Some(header) = self.header else {
             return Err(Error::Internal("a frame's body before its header".into()));
         };
-        let incoming = self
-            .incoming
-            .get_or_insert_with(|| IncomingFrame::new(header));
+        let incoming = self.incoming.get_or_insert_with(|| IncomingFrame::new(header));
         loop {
             let rest = incoming.control_rest();
             if rest.is_empty() {
@@ -140,11 +138,7 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
 ///
 /// # Errors
 /// [`Error::Disconnected`].
-pub async fn write_frame<W: AsyncWrite + Unpin>(
-    frame: &mut OutgoingFrame,
-    writer: &mut W,
-    peer: &str,
-) -> Result<()> {
+pub async fn write_frame<W: AsyncWrite + Unpin>(frame: &mut OutgoingFrame, writer: &mut W, peer: &str) -> Result<()> {
     loop {
         let part = write_part(frame, writer).await;
         if part.map_err(|error| broken(peer, error))? == 0 {
@@ -154,10 +148,7 @@ pub async fn write_frame<W: AsyncWrite + Unpin>(
 }
 
 /// Writes the part of the frame that the writer accepts at once, and returns its length. After the last byte, flushes and returns 0.
-pub(crate) async fn write_part<W: AsyncWrite + Unpin>(
-    frame: &mut OutgoingFrame,
-    writer: &mut W,
-) -> io::Result<usize> {
+pub(crate) async fn write_part<W: AsyncWrite + Unpin>(frame: &mut OutgoingFrame, writer: &mut W) -> io::Result<usize> {
     let slices = frame.unwritten();
     if slices.is_empty() {
         writer.flush().await?;
@@ -181,10 +172,7 @@ pub(crate) fn is_closed(error: &io::Error) -> bool {
 
 /// Error of a broken connection to `peer`.
 pub(crate) fn broken(peer: &str, error: io::Error) -> Error {
-    Error::Disconnected {
-        address: peer.into(),
-        reason: error.to_string(),
-    }
+    Error::Disconnected { address: peer.into(), reason: error.to_string() }
 }
 
 fn truncated(peer: &str, (filled, wanted): (usize, usize)) -> Error {

@@ -48,11 +48,7 @@ pub fn log_targets() -> impl Iterator<Item = &'static str> {
     let extensions = extension::plugged_in().into_iter();
     own.into_iter()
         .chain(stacks.map(|stack| stack.log_target()))
-        .chain(
-            extensions
-                .flat_map(|extension| extension.log_targets())
-                .copied(),
-        )
+        .chain(extensions.flat_map(|extension| extension.log_targets()).copied())
 }
 
 /// Conversion of an error of the operating system; `what` names the failed operation.

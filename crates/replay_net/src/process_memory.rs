@@ -25,11 +25,7 @@ fn share_below(root: &Path, percent: u8) -> Option<MemoryShare> {
     let groups = group_limits(root).into_iter();
     let groups = groups.map(|group| (group.bytes, "the control group of this process"));
     // The machine is first, so that it wins a tie: a group without a limit may report the machine's memory.
-    machine
-        .into_iter()
-        .chain(groups)
-        .min_by_key(|(bytes, _)| *bytes)
-        .map(share)
+    machine.into_iter().chain(groups).min_by_key(|(bytes, _)| *bytes).map(share)
 }
 
 /// Bytes of the machine's memory.
@@ -87,10 +83,7 @@ fn limits_of(mount: &Path, group: &str, [limit, used]: &Files) -> impl Iterator<
 mod tests {
     use super::*;
 
-    const MACHINE: (&str, &str) = (
-        "proc/meminfo",
-        "MemTotal:       16777216 kB\nMemFree:         1000000 kB\n",
-    );
+    const MACHINE: (&str, &str) = ("proc/meminfo", "MemTotal:       16777216 kB\nMemFree:         1000000 kB\n");
     const GIB: u64 = 1 << 30;
 
     /// Memory of which a system with these files takes a share, and its owner.
@@ -119,30 +112,19 @@ mod tests {
         let own = "sys/fs/cgroup/user.slice/job.scope/memory.max";
         let above = "sys/fs/cgroup/user.slice/memory.max";
         let group_of = |bytes| Some((bytes, "the control group of this process"));
-        let found =
-            |own_limit, above_limit| of(&[MACHINE, group, (own, own_limit), (above, above_limit)]);
+        let found = |own_limit, above_limit| of(&[MACHINE, group, (own, own_limit), (above, above_limit)]);
         assert_eq!(found("max\n", "max\n"), Some((16 * GIB, "the machine")));
         assert_eq!(found("4294967296\n", "max\n"), group_of(4 * GIB));
         assert_eq!(found("4294967296\n", "2147483648\n"), group_of(2 * GIB));
-        assert_eq!(
-            found("99999999999999\n", "max\n"),
-            Some((16 * GIB, "the machine"))
-        );
+        assert_eq!(found("99999999999999\n", "max\n"), Some((16 * GIB, "the machine")));
         // A container, whose own group is the root of its mount.
-        let container = [
-            MACHINE,
-            ("proc/self/cgroup", "0::/\n"),
-            ("sys/fs/cgroup/memory.max", "1073741824\n"),
-        ];
+        let container = [MACHINE, ("proc/self/cgroup", "0::/\n"), ("sys/fs/cgroup/memory.max", "1073741824\n")];
         assert_eq!(of(&container), group_of(GIB));
     }
 
     #[test]
     fn groups_of_version_1() {
-        let groups = (
-            "proc/self/cgroup",
-            "9:name=systemd:/\n4:cpu,memory:/docker/abc\n3:cpuset:/other\n0::/\n",
-        );
+        let groups = ("proc/self/cgroup", "9:name=systemd:/\n4:cpu,memory:/docker/abc\n3:cpuset:/other\n0::/\n");
         let unlimited = "9223372036854771712\n";
         let own = "sys/fs/cgroup/memory/docker/abc/memory.limit_in_bytes";
         let root = "sys/fs/cgroup/memory/memory.limit_in_bytes";
@@ -151,9 +133,6 @@ mod tests {
         assert_eq!(found("3221225472\n"), group_of(3 * GIB));
         assert_eq!(found(unlimited), Some((16 * GIB, "the machine")));
         // A container that does not see its own path.
-        assert_eq!(
-            of(&[MACHINE, groups, (root, "1073741824\n")]),
-            group_of(GIB)
-        );
+        assert_eq!(of(&[MACHINE, groups, (root, "1073741824\n")]), group_of(GIB));
     }
 }

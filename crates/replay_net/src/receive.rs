@@ -25,10 +25,7 @@ impl ReceiveBudgets {
     /// The budgets within a memory's limits.
     pub fn new(limits: &MemoryLimits) -> Self {
         let half = limits.receive_bytes.min(limits.max_bytes) / 2;
-        ReceiveBudgets {
-            pushes: PushBudget::new(half),
-            others: ReceiveBudget::new(half),
-        }
+        ReceiveBudgets { pushes: PushBudget::new(half), others: ReceiveBudget::new(half) }
     }
 
     /// Bytes reserved now.
@@ -49,13 +46,8 @@ pub type ReceivePermit = OwnedSemaphorePermit;
 impl ReceiveBudget {
     /// A budget of `limit` bytes.
     pub fn new(limit: u64) -> Self {
-        let limit = usize::try_from(limit).map_or(Semaphore::MAX_PERMITS, |limit| {
-            limit.min(Semaphore::MAX_PERMITS)
-        });
-        ReceiveBudget {
-            limit,
-            left: Arc::new(Semaphore::new(limit)),
-        }
+        let limit = usize::try_from(limit).map_or(Semaphore::MAX_PERMITS, |limit| limit.min(Semaphore::MAX_PERMITS));
+        ReceiveBudget { limit, left: Arc::new(Semaphore::new(limit)) }
     }
 
     /// Waits for `bytes`, capped at the limit: with its decoded request, a frame of maximum length takes up to 16 MiB more than the
@@ -63,9 +55,7 @@ impl ReceiveBudget {
     pub async fn reserve(&self, bytes: u32) -> ReceivePermit {
         let left = Arc::clone(&self.left);
         let bytes = u32::try_from(self.limit).map_or(bytes, |limit| bytes.min(limit));
-        left.acquire_many_owned(bytes)
-            .await
-            .expect("the semaphore is never closed")
+        left.acquire_many_owned(bytes).await.expect("the semaphore is never closed")
     }
 
     /// Reserves `bytes` without waiting; `None` when they are not free.
@@ -104,10 +94,7 @@ mod tests {
         let first = budget.try_reserve(60).unwrap();
         let mut long = pin!(budget.reserve(80));
         assert!(long.as_mut().now_or_never().is_none());
-        assert!(
-            budget.try_reserve(10).is_none(),
-            "it is behind the long one"
-        );
+        assert!(budget.try_reserve(10).is_none(), "it is behind the long one");
         drop(first);
         let long = long.now_or_never().expect("memory is free now");
         assert_eq!(budget.reserved(), 80);

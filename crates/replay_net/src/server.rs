@@ -89,12 +89,7 @@ impl Server {
         let handshake = Handshake::new(tokens, memory.incarnation(), config.max_frame_bytes);
         Ok(Server {
             context: ServerContext {
-                service: Service::new(
-                    memory,
-                    &config.tables,
-                    config.max_frame_bytes,
-                    reply_budgets,
-                )?,
+                service: Service::new(memory, &config.tables, config.max_frame_bytes, reply_budgets)?,
                 handshake,
                 max_frame_bytes: config.max_frame_bytes,
                 write_deadline: Duration::from_millis(config.write_deadline_ms),
@@ -177,9 +172,7 @@ impl Server {
         let (sender, accepted) = mpsc::unbounded_channel();
         let mut threads = others;
         threads.push(sender);
-        let accepting = listeners
-            .into_iter()
-            .map(|listener| self.accept(stack.clone(), listener, &threads));
+        let accepting = listeners.into_iter().map(|listener| self.accept(stack.clone(), listener, &threads));
         let accept_all = async {
             futures_util::future::join_all(accepting).await;
         };
@@ -189,10 +182,7 @@ impl Server {
             let ended = self.admission.all_ended();
             let deadline = stack.now() + self.drain_deadline;
             if until(&stack, deadline, ended).await.is_none() {
-                tracing::warn!(
-                    connections = self.admission.open(),
-                    "still open at the drain deadline: dropped"
-                );
+                tracing::warn!(connections = self.admission.open(), "still open at the drain deadline: dropped");
             }
             self.stop();
         };
@@ -230,17 +220,11 @@ impl Server {
             }
             let Some(slot) = slot else {
                 let reason = "closed without a reply: too many clients connect at the same time";
-                self.strangers
-                    .report(StrangerEvent::Refused, &peer, &reason, stack.now());
+                self.strangers.report(StrangerEvent::Refused, &peer, &reason, stack.now());
                 continue;
             };
             // An I/O thread ends only with the server.
-            let _ = thread.send(Accepted {
-                incoming,
-                peer,
-                tls,
-                slot,
-            });
+            let _ = thread.send(Accepted { incoming, peer, tls, slot });
         }
     }
 
@@ -287,22 +271,18 @@ impl Server {
             let Some(current) = self.tls.as_ref().filter(|_| accepted.tls) else {
                 return self.converse(&connection, stream, None).await;
             };
-            let acceptor = current
-                .read()
-                .unwrap_or_else(PoisonError::into_inner)
-                .clone();
+            let acceptor = current.read().unwrap_or_else(PoisonError::into_inner).clone();
             let deadline = connection.handshake_deadline;
             match until(&stack, deadline, acceptor.accept(stream)).await {
                 Some(Ok(stream)) => {
                     let channel_binding = tls::channel_binding(stream.get_ref().1)?;
-                    self.converse(&connection, stream, Some(channel_binding))
-                        .await
+                    self.converse(&connection, stream, Some(channel_binding)).await
                 }
                 Some(Err(error)) => Err(match tls::tls_error(&error) {
                     None => broken(&accepted.peer, error),
-                    Some(error) => Error::authentication(format!(
-                        "TLS failed: {error}; clients connect to innets:// here"
-                    )),
+                    Some(error) => {
+                        Error::authentication(format!("TLS failed: {error}; clients connect to innets:// here"))
+                    }
                 }),
                 None => Err(late_handshake()),
             }

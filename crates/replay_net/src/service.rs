@@ -124,9 +124,9 @@ impl Service {
     /// # Errors
     /// [`Error::Config`] when the server saves none.
     pub fn snapshots(&self) -> Result<&Arc<Snapshots>> {
-        self.snapshots.as_ref().ok_or_else(|| {
-            Error::Config("this server saves no snapshots: start it with --snapshot DIR".to_owned())
-        })
+        self.snapshots
+            .as_ref()
+            .ok_or_else(|| Error::Config("this server saves no snapshots: start it with --snapshot DIR".to_owned()))
     }
 
     /// The services beside the memory.
@@ -140,16 +140,14 @@ impl Service {
     /// [`Error::Config`] when the server does not have it.
     pub fn extension(&self, name: &str) -> Result<&Arc<dyn Extension>> {
         let mut extensions = self.extensions.iter();
-        extensions
-            .find(|extension| extension.name() == name)
-            .ok_or_else(|| {
-                let mut known = extension::plugged_in().into_iter();
-                let known = known.find(|extension| extension.name() == name);
-                Error::Config(known.map_or_else(
-                    || format!("this program does not know the service {name:?}"),
-                    |extension| extension.absent(),
-                ))
-            })
+        extensions.find(|extension| extension.name() == name).ok_or_else(|| {
+            let mut known = extension::plugged_in().into_iter();
+            let known = known.find(|extension| extension.name() == name);
+            Error::Config(known.map_or_else(
+                || format!("this program does not know the service {name:?}"),
+                |extension| extension.absent(),
+            ))
+        })
     }
 
     /// The served memory.
@@ -202,27 +200,18 @@ impl Service {
     ///
     /// # Errors
     /// The error to answer the request with.
-    pub fn attempt(
-        &self,
-        request: &RequestBody,
-        last: bool,
-        turn: &mut Turn,
-    ) -> Result<Attempt<ReplyBody>> {
+    pub fn attempt(&self, request: &RequestBody, last: bool, turn: &mut Turn) -> Result<Attempt<ReplyBody>> {
         self.check_there_is_memory(request)?;
         let reply = match request {
-            RequestBody::CreateTable(_)
-            | RequestBody::EmptyTable(_)
-            | RequestBody::DropTable(_) => self.tables.answer(request)?,
+            RequestBody::CreateTable(_) | RequestBody::EmptyTable(_) | RequestBody::DropTable(_) => {
+                self.tables.answer(request)?
+            }
             RequestBody::DescribeTable(DescribeTable(name)) => {
                 ReplyBody::Table(TableConfig::clone(self.memory.table(name)?.config()))
             }
             RequestBody::OpenWriter(OpenOrResume { open, resume }) => {
                 let table = self.memory.table(&open.table)?;
-                let opened = if *resume {
-                    table.resume_writer(open)
-                } else {
-                    table.open_writer(open)
-                };
+                let opened = if *resume { table.resume_writer(open) } else { table.open_writer(open) };
                 ReplyBody::Writer(opened?)
             }
             RequestBody::Push(push) => {
@@ -239,9 +228,7 @@ impl Service {
                 let table = self.memory.table(&update.table)?;
                 ReplyBody::Updated(table.update_priorities(&update.ids, &update.priorities)?)
             }
-            RequestBody::ReadSteps(read) => {
-                ReplyBody::StepsRead(self.memory.table(&read.table)?.read_steps(read)?)
-            }
+            RequestBody::ReadSteps(read) => ReplyBody::StepsRead(self.memory.table(&read.table)?.read_steps(read)?),
             RequestBody::ReportCorrupt(report) => {
                 let table = self.memory.table(&report.table)?;
                 ReplyBody::Corrupt(table.report_corrupt(report.id, &report.reason))
@@ -249,21 +236,13 @@ impl Service {
             RequestBody::PutParameters(put) => {
                 let stored = self.memory.parameters();
                 ReplyBody::Parameters(Some(Parameters {
-                    version: stored.put_version(
-                        &put.name,
-                        put.id,
-                        put.version,
-                        put.bytes.clone(),
-                    )?,
+                    version: stored.put_version(&put.name, put.id, put.version, put.bytes.clone())?,
                     bytes: bytes::Bytes::new(),
                 }))
             }
             RequestBody::GetParameters(get) => {
                 let writer = get.writer.as_ref();
-                ReplyBody::Parameters(
-                    self.memory
-                        .get_parameters(&get.name, get.newer_than, writer),
-                )
+                ReplyBody::Parameters(self.memory.get_parameters(&get.name, get.newer_than, writer))
             }
             RequestBody::List(_) => ReplyBody::Listing(self.memory.list()),
             RequestBody::Snapshot(_) => {
@@ -341,10 +320,8 @@ impl Service {
     }
 
     fn check_there_is_memory(&self, request: &RequestBody) -> Result<()> {
-        let needs_none = matches!(
-            request,
-            RequestBody::CallExtension(_) | RequestBody::Stats(_) | RequestBody::List(_)
-        );
+        let needs_none =
+            matches!(request, RequestBody::CallExtension(_) | RequestBody::Stats(_) | RequestBody::List(_));
         let mut extensions = self.extensions.iter();
         match extensions.find_map(|extension| extension.instead_of_memory()) {
             Some(reason) if !needs_none => Err(Error::Config(reason.to_owned())),
@@ -361,12 +338,7 @@ impl Service {
         })
     }
 
-    fn sample(
-        &self,
-        request: &SampleRequest,
-        last: bool,
-        turn: &mut Turn,
-    ) -> Result<Attempt<Sampled>> {
+    fn sample(&self, request: &SampleRequest, last: bool, turn: &mut Turn) -> Result<Attempt<Sampled>> {
         let table = self.table(&request.table, turn)?;
         check_size(
             "a sampled batch, in bytes of rows alone,",
@@ -381,9 +353,7 @@ impl Service {
 /// Bytes of the rows in a full batch.
 fn row_bytes(table: &Table, request: &SampleRequest) -> u64 {
     let rows = 1 + u64::from(request.before) + u64::from(request.after);
-    u64::from(request.count)
-        .saturating_mul(rows)
-        .saturating_mul(table.config().row_bytes() as u64)
+    u64::from(request.count).saturating_mul(rows).saturating_mul(table.config().row_bytes() as u64)
 }
 
 /// Counts an open connection until dropped.

@@ -105,10 +105,7 @@ impl Snapshots {
             disk,
             folder: folder.to_owned(),
             _lock: lock,
-            files: Mutex::new(Files {
-                next: numbers.first().map_or(1, |newest| newest + 1),
-                damaged,
-            }),
+            files: Mutex::new(Files { next: numbers.first().map_or(1, |newest| newest + 1), damaged }),
             report: Mutex::default(),
             restored,
             stopped: AtomicBool::new(false),
@@ -176,12 +173,7 @@ impl Snapshots {
         tracing::info!(path = %path.display(), bytes, seconds = duration.as_secs_f64(), "snapshot saved");
         let mut report = lock(&self.report);
         report.saved += 1;
-        report.last = Some(Saved {
-            path,
-            bytes,
-            duration,
-            at: host::now(),
-        });
+        report.last = Some(Saved { path, bytes, duration, at: host::now() });
         drop(report);
         files.next += 1;
         if let Err(error) = self.remove_old(&mut files) {
@@ -192,9 +184,7 @@ impl Snapshots {
 
     fn remove_old(&self, files: &mut Files) -> io::Result<()> {
         let mut numbers = numbers(&*self.disk, &self.folder)?;
-        let (damaged, whole): (Vec<_>, Vec<_>) = numbers
-            .drain(..)
-            .partition(|number| files.damaged.contains(number));
+        let (damaged, whole): (Vec<_>, Vec<_>) = numbers.drain(..).partition(|number| files.damaged.contains(number));
         for number in whole.into_iter().skip(KEPT).chain(damaged) {
             self.disk.remove(&self.folder.join(file_name(number)))?;
         }
@@ -272,20 +262,13 @@ fn numbers(disk: &dyn Disk, folder: &Path) -> io::Result<Vec<u64>> {
 fn try_space(disk: &dyn Disk, folder: &Path) -> io::Result<()> {
     let path = folder.join(format!("{:010}{PARTIAL_SUFFIX}", 0));
     let mut file = disk.create(&path)?;
-    let written = file
-        .write_all(&vec![0; TRIAL_BYTES])
-        .and_then(|()| file.sync());
+    let written = file.write_all(&vec![0; TRIAL_BYTES]).and_then(|()| file.sync());
     disk.remove(&path)?;
     written.map(drop)
 }
 
 /// Restores the newest undamaged snapshot. Returns its entry in [`Snapshots::stats`], and the numbers of damaged newer ones.
-fn restore(
-    memory: &Memory,
-    disk: &dyn Disk,
-    folder: &Path,
-    numbers: &[u64],
-) -> Result<(Value, Vec<u64>)> {
+fn restore(memory: &Memory, disk: &dyn Disk, folder: &Path, numbers: &[u64]) -> Result<(Value, Vec<u64>)> {
     let mut damaged = Vec::new();
     for &number in numbers {
         let path = folder.join(file_name(number));
@@ -330,15 +313,7 @@ fn report_restored(memory: &Memory, path: &Path, seconds: f64) -> Value {
     }
     let parameters = memory.list().parameters.len();
     let (path, count) = (path.display().to_string(), tables.len());
-    tracing::info!(
-        path,
-        tables = count,
-        steps,
-        writers,
-        parameters,
-        seconds,
-        "snapshot restored"
-    );
+    tracing::info!(path, tables = count, steps, writers, parameters, seconds, "snapshot restored");
     json!({"path": path, "tables": tables})
 }
 

@@ -52,8 +52,7 @@ pub(crate) fn certificates(field: &str, path: &Path) -> Result<Vec<CertificateDe
 /// [`Error::Config`] with the file that is missing, not of its kind, or does not match the other one.
 pub fn acceptor(certificate: &Path, key: &Path) -> Result<TlsAcceptor> {
     let chain = certificates("tls_cert", certificate)?;
-    let private =
-        PrivateKeyDer::from_pem_file(key).map_err(|error| unreadable("tls_key", key, &error))?;
+    let private = PrivateKeyDer::from_pem_file(key).map_err(|error| unreadable("tls_key", key, &error))?;
     let refused = |error: rustls::Error| {
         Error::Config(match error {
             rustls::Error::InconsistentKeys(_) => format!(
@@ -61,11 +60,9 @@ pub fn acceptor(certificate: &Path, key: &Path) -> Result<TlsAcceptor> {
                 key.display(),
                 certificate.display()
             ),
-            error => format!(
-                "TLS cannot use tls_cert {} with tls_key {}: {error}",
-                certificate.display(),
-                key.display()
-            ),
+            error => {
+                format!("TLS cannot use tls_cert {} with tls_key {}: {error}", certificate.display(), key.display())
+            }
         })
     };
     // An explicit provider, independent of the process's default.
@@ -116,8 +113,7 @@ mod tests {
         let missing = folder.path().join("missing.pem");
         let empty = file("empty.pem", "");
 
-        let error =
-            |certificate: &Path, key: &Path| acceptor(certificate, key).err().unwrap().to_string();
+        let error = |certificate: &Path, key: &Path| acceptor(certificate, key).err().unwrap().to_string();
         assert!(acceptor(&certificate, &key).is_ok());
         assert!(error(&missing, &key).contains("missing.pem cannot be read"));
         assert!(error(&certificate, &missing).contains("missing.pem cannot be read"));

@@ -20,18 +20,11 @@ use support::*;
 /// Every call of the trait, once.
 pub fn exercise(replay: &Client) {
     let wait = &soon();
-    let config = TableConfig {
-        sampler: Sampler::Prioritized,
-        max_times_sampled: 0,
-        ..queue("steps")
-    };
+    let config = TableConfig { sampler: Sampler::Prioritized, max_times_sampled: 0, ..queue("steps") };
     replay.create_table(&config, wait).unwrap();
     replay.create_table(&config, wait).unwrap();
     assert_eq!(*replay.table_config("steps", wait).unwrap(), config);
-    let other = TableConfig {
-        capacity: 7,
-        ..config.clone()
-    };
+    let other = TableConfig { capacity: 7, ..config.clone() };
     let error = replay.create_table(&other, wait).unwrap_err();
     assert_eq!(error.code(), ErrorCode::TableDiffers, "{error}");
 
@@ -47,59 +40,22 @@ pub fn exercise(replay: &Client) {
     let mut ids: Vec<u64> = sampled.items.iter().map(|item| item.id).collect();
     ids.sort_unstable();
     ids.dedup();
-    let receipt = replay
-        .update_priorities("steps", &ids, &vec![2.0; ids.len()], wait)
-        .unwrap();
-    assert_eq!(
-        receipt,
-        UpdateReceipt {
-            applied: ids.len() as u32,
-            stale: 0
-        }
-    );
+    let receipt = replay.update_priorities("steps", &ids, &vec![2.0; ids.len()], wait).unwrap();
+    assert_eq!(receipt, UpdateReceipt { applied: ids.len() as u32, stale: 0 });
 
-    let name = replay
-        .report_corrupt("steps", ids[0], "does not decode", wait)
-        .unwrap();
+    let name = replay.report_corrupt("steps", ids[0], "does not decode", wait).unwrap();
     assert_eq!(name.as_deref(), Some("writer 1"));
-    assert_eq!(
-        replay
-            .report_corrupt("steps", ids[0], "again", wait)
-            .unwrap(),
-        None
-    );
-    let receipt = replay
-        .update_priorities("steps", &ids[..1], &[1.0], wait)
-        .unwrap();
-    assert_eq!(
-        receipt,
-        UpdateReceipt {
-            applied: 0,
-            stale: 1
-        }
-    );
+    assert_eq!(replay.report_corrupt("steps", ids[0], "again", wait).unwrap(), None);
+    let receipt = replay.update_priorities("steps", &ids[..1], &[1.0], wait).unwrap();
+    assert_eq!(receipt, UpdateReceipt { applied: 0, stale: 1 });
 
-    assert_eq!(
-        replay.get_parameters("policy", 0, None, wait).unwrap(),
-        None
-    );
+    assert_eq!(replay.get_parameters("policy", 0, None, wait).unwrap(), None);
     for version in 1..=2 {
         let file = parameters(version as usize * 300_000);
-        assert_eq!(
-            replay.put_parameters("policy", file.clone(), wait).unwrap(),
-            version
-        );
-        let got = replay
-            .get_parameters("policy", version - 1, None, wait)
-            .unwrap()
-            .unwrap();
+        assert_eq!(replay.put_parameters("policy", file.clone(), wait).unwrap(), version);
+        let got = replay.get_parameters("policy", version - 1, None, wait).unwrap().unwrap();
         assert_eq!((got.version, got.bytes), (version, file));
-        assert_eq!(
-            replay
-                .get_parameters("policy", version, None, wait)
-                .unwrap(),
-            None
-        );
+        assert_eq!(replay.get_parameters("policy", version, None, wait).unwrap(), None);
     }
 
     let stats = replay.stats(wait).unwrap();
@@ -111,16 +67,10 @@ pub fn exercise(replay: &Client) {
 
     let empty = EmptyTable("steps".into());
     replay.command(empty.into(), wait).unwrap();
-    let error = replay
-        .sample(&sample_request("steps", 1), &one_try())
-        .err()
-        .unwrap();
+    let error = replay.sample(&sample_request("steps", 1), &one_try()).err().unwrap();
     assert_eq!(error.code(), ErrorCode::Deadline, "{error}");
     replay.drop_table("steps", wait).unwrap();
-    let error = replay
-        .sample(&sample_request("steps", 1), wait)
-        .err()
-        .unwrap();
+    let error = replay.sample(&sample_request("steps", 1), wait).err().unwrap();
     assert_eq!(error.code(), ErrorCode::UnknownTable, "{error}");
 }
 
@@ -134,13 +84,8 @@ fn every_call_works_over_tcp() {
 fn every_call_works_over_a_unix_socket_with_a_token() {
     let folder = tempfile::tempdir().unwrap();
     let address = format!("unix://{}/replay.sock", folder.path().display());
-    let server = serve(&[&address], |config| {
-        config.token = Some(Secret("secret of the tests".into()))
-    });
-    let options = ConnectOptions {
-        token: Some(Secret("secret of the tests".into())),
-        ..ConnectOptions::default()
-    };
+    let server = serve(&[&address], |config| config.token = Some(Secret("secret of the tests".into())));
+    let options = ConnectOptions { token: Some(Secret("secret of the tests".into())), ..ConnectOptions::default() };
     exercise(&connect(&server.addresses()[0], options).unwrap());
 }
 
@@ -172,10 +117,7 @@ impl Certificate {
     }
 
     fn trusted(&self) -> ConnectOptions {
-        ConnectOptions {
-            tls_ca: Some(self.folder.path().join("cert.pem")),
-            ..ConnectOptions::default()
-        }
+        ConnectOptions { tls_ca: Some(self.folder.path().join("cert.pem")), ..ConnectOptions::default() }
     }
 }
 
@@ -209,10 +151,7 @@ fn tls_without_certificates_and_certificates_without_tls_are_refused() {
     let certificate = Certificate::new(host(), false);
     let plain: Address = "innet://127.0.0.1:1".parse().unwrap();
     let tls: Address = "innets://127.0.0.1:1".parse().unwrap();
-    let missing = ConnectOptions {
-        tls_ca: Some("/no/such.pem".into()),
-        ..Default::default()
-    };
+    let missing = ConnectOptions { tls_ca: Some("/no/such.pem".into()), ..Default::default() };
     for (address, options, reason) in [
         (&plain, certificate.trusted(), "innets://"),
         (&tls, ConnectOptions::default(), "needs tls_ca"),
@@ -241,10 +180,7 @@ fn tokens_are_checked_at_both_ends() {
     });
     let without = serve(&[&any_port("innet")], |_| {});
     let attempt = |server: &replay_net::server::RunningServer, token: Option<&str>| {
-        let options = ConnectOptions {
-            token: token.map(|token| Secret(token.into())),
-            ..Default::default()
-        };
+        let options = ConnectOptions { token: token.map(|token| Secret(token.into())), ..Default::default() };
         connect(&server.addresses()[0], options).map(drop)
     };
     attempt(&with, Some("secret of the tests")).unwrap();
@@ -269,10 +205,7 @@ fn a_client_may_be_dropped_inside_of_a_runtime() {
 
 #[test]
 fn nobody_at_the_address_is_an_error_at_once() {
-    let free = TcpListener::bind((kernel_host(), 0))
-        .unwrap()
-        .local_addr()
-        .unwrap();
+    let free = TcpListener::bind((kernel_host(), 0)).unwrap().local_addr().unwrap();
     for address in [format!("innet://{free}"), "unix:///no/such/socket".into()] {
         let address = address.parse().unwrap();
         let error = connect(&address, ConnectOptions::default()).err().unwrap();
@@ -285,13 +218,8 @@ fn nobody_at_the_address_is_an_error_at_once() {
 #[test]
 fn a_peer_that_says_nothing_is_given_up() {
     let silent = TcpListener::bind((kernel_host(), 0)).unwrap();
-    let address = format!("innet://{}", silent.local_addr().unwrap())
-        .parse()
-        .unwrap();
-    let options = ConnectOptions {
-        connect_timeout: Duration::from_millis(50),
-        ..ConnectOptions::default()
-    };
+    let address = format!("innet://{}", silent.local_addr().unwrap()).parse().unwrap();
+    let options = ConnectOptions { connect_timeout: Duration::from_millis(50), ..ConnectOptions::default() };
     let error = connect(&address, options).err().unwrap();
     assert_eq!(error.code(), ErrorCode::Connect, "{error}");
 }
@@ -311,10 +239,7 @@ fn a_deadline_ends_a_sample_and_says_what_is_missing() {
         let sampled = client.sample(&sample_request("steps", 3), &Wait::until(Some(deadline)));
         let error = sampled.err().unwrap();
         assert_eq!(error.code(), ErrorCode::Deadline);
-        assert!(
-            matches!(error, Error::RemoteDeadline { .. }),
-            "the server's reason: {error}"
-        );
+        assert!(matches!(error, Error::RemoteDeadline { .. }), "the server's reason: {error}");
         assert!(error.to_string().contains("steps"), "{error}");
     }
 }
@@ -323,10 +248,7 @@ fn a_deadline_ends_a_sample_and_says_what_is_missing() {
 fn a_server_that_stops_answering_is_given_up_after_the_grace() {
     let (server, _) = connected();
     let proxy = Proxy::start(port(&server), vec![]);
-    let options = ConnectOptions {
-        grace: Duration::from_millis(20),
-        ..Default::default()
-    };
+    let options = ConnectOptions { grace: Duration::from_millis(20), ..Default::default() };
     let client = connect(&proxy.address, options).unwrap();
     let mut pushes = client.open_writer(writer("steps", 1), &soon()).unwrap();
     pushes.push(steps(0, 5), &soon()).unwrap();
@@ -341,12 +263,7 @@ fn a_server_that_stops_answering_is_given_up_after_the_grace() {
     ] {
         // The client's own error: the server's would be `Remote`.
         assert!(matches!(error, Error::Deadline { .. }), "{error:?}");
-        assert!(
-            error
-                .to_string()
-                .contains(&dialed(&proxy.address).to_string()),
-            "{error}"
-        );
+        assert!(error.to_string().contains(&dialed(&proxy.address).to_string()), "{error}");
     }
 }
 
@@ -360,10 +277,7 @@ fn a_first_connection_that_is_closed_without_a_reply_is_tried_again() {
     assert_eq!(proxy.connections(), 4);
 
     let closed = Proxy::start(port(&server), vec![0; 1000]);
-    let options = ConnectOptions {
-        connect_timeout: Duration::from_millis(50),
-        ..Default::default()
-    };
+    let options = ConnectOptions { connect_timeout: Duration::from_millis(50), ..Default::default() };
     let error = connect(&closed.address, options).err().unwrap();
     assert_eq!(error.code(), ErrorCode::Disconnected, "{error}");
 }
@@ -373,20 +287,11 @@ fn an_interrupt_ends_a_call_and_the_next_one_works() {
     let (_server, client) = connected();
     let asked = AtomicUsize::new(0);
     let interrupted = || asked.fetch_add(1, Ordering::Relaxed) == 1;
-    let wait = Wait {
-        interrupted: &interrupted,
-        ..Wait::forever()
-    };
-    let error = client
-        .sample(&sample_request("steps", 1), &wait)
-        .err()
-        .unwrap();
+    let wait = Wait { interrupted: &interrupted, ..Wait::forever() };
+    let error = client.sample(&sample_request("steps", 1), &wait).err().unwrap();
     assert!(matches!(error, Error::Interrupted), "{error}");
     assert_eq!(asked.load(Ordering::Relaxed), 2);
-    let now = Wait {
-        interrupted: &|| true,
-        ..Wait::forever()
-    };
+    let now = Wait { interrupted: &|| true, ..Wait::forever() };
     let mut batches = client.sampler(sample_request("steps", 1), 2).unwrap();
     let error = batches.next(&now).err().unwrap();
     assert!(matches!(error, Error::Interrupted), "{error}");
@@ -411,18 +316,12 @@ fn a_blocked_sample_goes_on_when_steps_arrive() {
 fn calls_wait_longer_than_the_server_holds_a_request() {
     let server = serve(&[&any_port("innet")], |config| config.max_wait_ms = 5);
     let client = connect(&server.addresses()[0], ConnectOptions::default()).unwrap();
-    let limited = TableConfig {
-        samples_per_insert: 1.0,
-        slack: 10.0,
-        ..queue("steps")
-    };
+    let limited = TableConfig { samples_per_insert: 1.0, slack: 10.0, ..queue("steps") };
     client.create_table(&limited, &soon()).unwrap();
     let asked = Cell::new(0);
     let statistic = |name: &str| {
         asked.set(asked.get() + 1);
-        client.stats(&soon()).unwrap()["server"][name]
-            .as_u64()
-            .unwrap()
+        client.stats(&soon()).unwrap()["server"][name].as_u64().unwrap()
     };
     let requests = || statistic("requests") - asked.get();
     let held_often = |what| {
@@ -430,8 +329,7 @@ fn calls_wait_longer_than_the_server_holds_a_request() {
         until(what, || requests() >= before + 10);
     };
     std::thread::scope(|scope| {
-        let sample_one =
-            scope.spawn(|| client.sample(&sample_request("steps", 5), &Wait::forever()));
+        let sample_one = scope.spawn(|| client.sample(&sample_request("steps", 5), &Wait::forever()));
         held_often("a request that is sent again");
         let mut batches = client.sampler(sample_request("steps", 5), 2).unwrap();
         let sample_next = scope.spawn(move || (batches.next(&Wait::forever()).unwrap(), batches));
@@ -480,10 +378,7 @@ fn a_sampler_samples_everything_once_and_in_order() {
     let mut pushes = client.open_writer(writer("steps", 2), &soon()).unwrap();
     pushes.push(steps(0, 10), &soon()).unwrap();
     pushes.close(&soon()).unwrap();
-    assert_eq!(
-        numbers(&batches.next(&soon()).unwrap()),
-        (0..10).collect::<Vec<_>>()
-    );
+    assert_eq!(numbers(&batches.next(&soon()).unwrap()), (0..10).collect::<Vec<_>>());
 }
 
 #[test]

@@ -33,26 +33,15 @@ fn pushes_through_cut_connections_are_applied_once_each() {
     // of acknowledgements, or of the handshake.
     for cut in (400..6_000).step_by(353) {
         let (server, direct) = server_with_a_queue();
-        let proxy = Proxy::start(
-            port(&server),
-            vec![usize::MAX, cut, 2 * cut, 130, cut + 777],
-        );
+        let proxy = Proxy::start(port(&server), vec![usize::MAX, cut, 2 * cut, 130, cut + 777]);
         let through = connect(&proxy.address, ConnectOptions::default()).unwrap();
         let mut pushes = through.open_writer(writer("steps", 1), &soon()).unwrap();
         for first in (0..300).step_by(5) {
             pushes.push(steps(first, 5), &soon()).unwrap();
         }
         pushes.flush(&soon()).unwrap();
-        assert!(
-            proxy.connections() > 3,
-            "cut {cut}: {}",
-            proxy.connections()
-        );
-        assert_eq!(
-            drain(&direct, "steps"),
-            (0..300).collect::<Vec<_>>(),
-            "cut {cut}"
-        );
+        assert!(proxy.connections() > 3, "cut {cut}: {}", proxy.connections());
+        assert_eq!(drain(&direct, "steps"), (0..300).collect::<Vec<_>>(), "cut {cut}");
         pushes.close(&soon()).unwrap();
     }
 }
@@ -64,10 +53,7 @@ fn calls_go_on_over_new_connections() {
     let proxy = Proxy::start(port(&server), cuts);
     let through = connect(&proxy.address, ConnectOptions::default()).unwrap();
     for _ in 0..60 {
-        assert_eq!(
-            through.table_config("steps", &soon()).unwrap().name,
-            "steps"
-        );
+        assert_eq!(through.table_config("steps", &soon()).unwrap().name, "steps");
     }
     assert!(proxy.connections() > 10, "{}", proxy.connections());
 }
@@ -126,10 +112,7 @@ fn a_sampler_asks_again_over_a_new_connection() {
 #[test]
 fn without_a_server_a_call_gives_up_after_its_time() {
     let (server, _) = server_with_a_queue();
-    let options = ConnectOptions {
-        reconnect_for: Duration::from_millis(50),
-        ..Default::default()
-    };
+    let options = ConnectOptions { reconnect_for: Duration::from_millis(50), ..Default::default() };
     let client = connect(&server.addresses()[0], options).unwrap();
     let mut pushes = client.open_writer(writer("steps", 1), &soon()).unwrap();
     drop(server);
@@ -165,19 +148,12 @@ fn only_a_server_that_never_answered_may_be_another_program() {
 #[test]
 fn a_call_that_waited_for_long_connects_again_for_its_whole_time() {
     let (server, direct) = server_with_a_queue();
-    let limited = TableConfig {
-        samples_per_insert: 1.0,
-        slack: 10.0,
-        ..queue("limited")
-    };
+    let limited = TableConfig { samples_per_insert: 1.0, slack: 10.0, ..queue("limited") };
     direct.create_table(&limited, &soon()).unwrap();
     let proxy = Proxy::start(port(&server), vec![]);
     // The call below has waited for longer when its connection breaks.
     let reconnect_for = Duration::from_millis(1);
-    let options = ConnectOptions {
-        reconnect_for,
-        ..Default::default()
-    };
+    let options = ConnectOptions { reconnect_for, ..Default::default() };
     let through = connect(&proxy.address, options).unwrap();
     let mut pushes = through.open_writer(writer("limited", 1), &soon()).unwrap();
     for first in (0..30).step_by(5) {
@@ -209,11 +185,8 @@ fn a_newer_connection_of_a_writer_fences_the_older_off() {
     let mut new = client.open_writer(writer("steps", 7), &soon()).unwrap();
     new.push(steps(5, 5), &soon()).unwrap();
     new.flush(&soon()).unwrap();
-    let push_and_flush = |pushes: &mut dyn PushChannel<Error>| {
-        pushes
-            .push(steps(5, 5), &soon())
-            .and_then(|()| pushes.flush(&soon()))
-    };
+    let push_and_flush =
+        |pushes: &mut dyn PushChannel<Error>| pushes.push(steps(5, 5), &soon()).and_then(|()| pushes.flush(&soon()));
     for _ in 0..2 {
         let error = push_and_flush(old.as_mut()).unwrap_err();
         assert_eq!(error.code(), ErrorCode::Fenced, "{error}");
@@ -237,17 +210,12 @@ fn a_push_that_the_table_refuses_ends_the_writer() {
 
 #[test]
 fn a_push_over_the_servers_limit_is_refused_and_the_writer_goes_on() {
-    let server = serve(&[&any_port("innet")], |config| {
-        config.max_frame_bytes = 1 << 16
-    });
+    let server = serve(&[&any_port("innet")], |config| config.max_frame_bytes = 1 << 16);
     let client = client(&server);
     client.create_table(&queue("steps"), &soon()).unwrap();
     let mut pushes = client.open_writer(writer("steps", 1), &soon()).unwrap();
     let error = pushes.push(steps(0, 5000), &soon()).unwrap_err();
-    assert!(
-        matches!(error, Error::TooLarge(TooLarge { limit: 65536, .. })),
-        "{error}"
-    );
+    assert!(matches!(error, Error::TooLarge(TooLarge { limit: 65536, .. })), "{error}");
     assert!(error.to_string().contains("--max-frame-bytes"), "{error}");
     pushes.push(steps(0, 5), &soon()).unwrap();
     pushes.close(&soon()).unwrap();
@@ -257,11 +225,7 @@ fn a_push_over_the_servers_limit_is_refused_and_the_writer_goes_on() {
 #[test]
 fn pushes_that_the_rate_limiter_holds_back_are_taken_when_it_lets_them() {
     let (_server, client) = server_with_a_queue();
-    let limited = TableConfig {
-        samples_per_insert: 1.0,
-        slack: 10.0,
-        ..queue("limited")
-    };
+    let limited = TableConfig { samples_per_insert: 1.0, slack: 10.0, ..queue("limited") };
     client.create_table(&limited, &soon()).unwrap();
     let mut pushes = client.open_writer(writer("limited", 1), &soon()).unwrap();
     let mut taken = 0;
@@ -273,16 +237,10 @@ fn pushes_that_the_rate_limiter_holds_back_are_taken_when_it_lets_them() {
         }
     };
     assert_eq!(error.code(), ErrorCode::Deadline);
-    assert!(
-        error.to_string().contains("limited"),
-        "the server's reason: {error}"
-    );
+    assert!(error.to_string().contains("limited"), "the server's reason: {error}");
     let error = pushes.flush(&one_try()).unwrap_err();
     assert_eq!(error.code(), ErrorCode::Deadline, "{error}");
-    let interrupted = Wait {
-        interrupted: &|| true,
-        ..Wait::forever()
-    };
+    let interrupted = Wait { interrupted: &|| true, ..Wait::forever() };
     let error = pushes.push(steps(taken, 5), &interrupted).unwrap_err();
     assert!(matches!(error, Error::Interrupted), "{error}");
 
@@ -291,11 +249,7 @@ fn pushes_that_the_rate_limiter_holds_back_are_taken_when_it_lets_them() {
         let flushed = scope.spawn(|| pushes.flush(&soon()));
         let mut seen = Vec::new();
         while (seen.len() as u64) < taken {
-            seen.extend(numbers(
-                &client
-                    .sample(&sample_request("limited", 5), &soon())
-                    .unwrap(),
-            ));
+            seen.extend(numbers(&client.sample(&sample_request("limited", 5), &soon()).unwrap()));
         }
         flushed.join().unwrap().unwrap();
         assert_eq!(seen, (0..taken).collect::<Vec<_>>());
@@ -316,21 +270,12 @@ struct RestartableServer {
 impl RestartableServer {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
-        RestartableServer {
-            address: fixed_address(&folder),
-            _folder: folder,
-        }
+        RestartableServer { address: fixed_address(&folder), _folder: folder }
     }
 
     fn serve(&self) -> RunningServer {
-        let replay = TableConfig {
-            sampler: Sampler::Prioritized,
-            max_times_sampled: 0,
-            ..queue("replay")
-        };
-        serve(&[&self.address], |config| {
-            config.tables = vec![queue("steps"), replay]
-        })
+        let replay = TableConfig { sampler: Sampler::Prioritized, max_times_sampled: 0, ..queue("replay") };
+        serve(&[&self.address], |config| config.tables = vec![queue("steps"), replay])
     }
 }
 
@@ -360,16 +305,8 @@ fn keys_of_a_server_that_was_started_again_are_stale() {
 
     // The old items' priorities would take the newcomers' mass.
     let priorities = [[1.0; ITEMS as usize], [0.0; ITEMS as usize]].concat();
-    let receipt = client
-        .update_priorities("replay", &[new, old.clone()].concat(), &priorities, &soon())
-        .unwrap();
-    assert_eq!(
-        receipt,
-        UpdateReceipt {
-            applied: ITEMS,
-            stale: ITEMS
-        }
-    );
+    let receipt = client.update_priorities("replay", &[new, old.clone()].concat(), &priorities, &soon()).unwrap();
+    assert_eq!(receipt, UpdateReceipt { applied: ITEMS, stale: ITEMS });
     for id in old {
         let writer = client.report_corrupt("replay", id, "x", &soon()).unwrap();
         assert_eq!(writer, None);
@@ -390,10 +327,7 @@ fn a_table_whose_drop_was_refused_is_made_again_on_a_restarted_server() {
         })
     };
     let server = start();
-    let options = ConnectOptions {
-        token: secret(LEARNER),
-        ..Default::default()
-    };
+    let options = ConnectOptions { token: secret(LEARNER), ..Default::default() };
     let client = connect(&server.addresses()[0], options).unwrap();
     client.create_table(&queue("own"), &soon()).unwrap();
     let error = client.drop_table("own", &soon()).unwrap_err();
@@ -418,10 +352,7 @@ fn a_writer_whose_acknowledged_pushes_are_gone_has_expired() {
     for _ in 0..2 {
         let error = pushes.push(steps(10, 10), &soon()).unwrap_err();
         assert_eq!(error.code(), ErrorCode::Expired, "{error}");
-        assert!(
-            error.to_string().contains("had acknowledged 10 steps"),
-            "{error}"
-        );
+        assert!(error.to_string().contains("had acknowledged 10 steps"), "{error}");
     }
     assert!(drain(&client, "steps").is_empty());
 }
@@ -464,38 +395,18 @@ fn parameters_of_a_server_that_was_started_again_are_newer_than_the_old_ones() {
     let server = restartable.serve();
     let client = client(&server);
     for _ in 0..3 {
-        client
-            .put_parameters("policy", parameters(10), &soon())
-            .unwrap();
+        client.put_parameters("policy", parameters(10), &soon()).unwrap();
     }
-    let old = client
-        .get_parameters("policy", 0, None, &soon())
-        .unwrap()
-        .unwrap();
+    let old = client.get_parameters("policy", 0, None, &soon()).unwrap().unwrap();
     assert_eq!(old.version, 3);
     drop(server);
 
     let _server = restartable.serve();
-    assert_eq!(
-        client
-            .get_parameters("policy", old.version, None, &soon())
-            .unwrap(),
-        None
-    );
-    client
-        .put_parameters("policy", parameters(20), &soon())
-        .unwrap();
-    let new = client
-        .get_parameters("policy", old.version, None, &soon())
-        .unwrap()
-        .unwrap();
+    assert_eq!(client.get_parameters("policy", old.version, None, &soon()).unwrap(), None);
+    client.put_parameters("policy", parameters(20), &soon()).unwrap();
+    let new = client.get_parameters("policy", old.version, None, &soon()).unwrap().unwrap();
     assert_eq!((new.version, new.bytes), (1, parameters(20)));
-    assert_eq!(
-        client
-            .get_parameters("policy", new.version, None, &soon())
-            .unwrap(),
-        None
-    );
+    assert_eq!(client.get_parameters("policy", new.version, None, &soon()).unwrap(), None);
 }
 
 #[test]
@@ -525,10 +436,7 @@ fn a_sampler_with_short_deadlines_waits_for_its_server() {
 #[test]
 fn a_sampler_with_short_deadlines_gives_up_after_its_time() {
     let (server, _) = server_with_a_queue();
-    let options = ConnectOptions {
-        reconnect_for: Duration::ZERO,
-        ..Default::default()
-    };
+    let options = ConnectOptions { reconnect_for: Duration::ZERO, ..Default::default() };
     let client = connect(&server.addresses()[0], options).unwrap();
     let mut batches = client.sampler(sample_request("steps", 1), 1).unwrap();
     drop(server);
@@ -547,9 +455,7 @@ fn a_sample_that_waits_while_its_server_shuts_down_is_answered_by_the_next_one()
             numbers(&batches.next(&soon()).unwrap())
         });
         let stats = || server.server().service().stats();
-        until("a sample waits", || {
-            stats()["tables"]["steps"]["blocked_samples"] != 0
-        });
+        until("a sample waits", || stats()["tables"]["steps"]["blocked_samples"] != 0);
         server.shut_down();
         server.wait().unwrap();
 

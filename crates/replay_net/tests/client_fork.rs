@@ -26,9 +26,7 @@ fn a_fork_is_told_to_connect_again_and_leaves_the_parent_its_connections() {
             client.sampler(sample_request("steps", 1), 1).err(),
         ];
         let told = refused.into_iter().all(|error| {
-            error.is_some_and(|error| {
-                error.code() == ErrorCode::Config && error.to_string().contains("after a fork")
-            })
+            error.is_some_and(|error| error.code() == ErrorCode::Config && error.to_string().contains("after a fork"))
         });
         drop(pushes);
         drop(client);

@@ -14,10 +14,7 @@ use replay_wire::auth::{self, Side, Transcript};
 use replay_wire::*;
 
 fn block_on<F: Future>(future: F) -> F::Output {
-    tokio::runtime::Builder::new_current_thread()
-        .build()
-        .unwrap()
-        .block_on(future)
+    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
 }
 
 /// The server's end.
@@ -27,16 +24,11 @@ struct Server {
 }
 
 /// A client's stream and the server's end of it: one pipe for each direction.
-fn pipes() -> (
-    impl tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
-    Server,
-) {
+fn pipes() -> (impl tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin, Server) {
     let (client_read, server_write) = duplex(64);
     let (client_write, server_read) = duplex(64);
-    let server = Server {
-        frames: FrameReader::new(server_read, FrameLimits::default(), "client"),
-        write: server_write,
-    };
+    let server =
+        Server { frames: FrameReader::new(server_read, FrameLimits::default(), "client"), write: server_write };
     (tokio::io::join(client_read, client_write), server)
 }
 
@@ -47,9 +39,7 @@ impl Server {
 
     async fn reply(&mut self, id: u64, body: ReplyBody) {
         let mut outgoing = encode_reply(Reply { id, body }).unwrap();
-        write_frame(&mut outgoing, &mut self.write, "client")
-            .await
-            .unwrap();
+        write_frame(&mut outgoing, &mut self.write, "client").await.unwrap();
     }
 
     /// Answers the hello with what `challenge` makes of it and returns the request after it.
@@ -61,8 +51,7 @@ impl Server {
         assert_eq!(hello.protocol, PROTOCOL);
         assert_eq!(hello.release, RELEASE);
         let challenge = challenge(hello.nonce);
-        self.reply(request.id, ReplyBody::Challenge(challenge))
-            .await;
+        self.reply(request.id, ReplyBody::Challenge(challenge)).await;
         self.request().await
     }
 }
@@ -87,8 +76,7 @@ fn handshake(
 ) -> (Result<u64>, Option<[u8; 32]>) {
     block_on(async {
         let (stream, mut server) = pipes();
-        let mut pipeline =
-            RequestPipeline::new(stream, FrameLimits::default(), "the server".into());
+        let mut pipeline = RequestPipeline::new(stream, FrameLimits::default(), "the server".into());
         let mut proved = None;
         let serve = async {
             let request = server.challenge(challenge).await;
@@ -96,9 +84,7 @@ fn handshake(
                 panic!("{request:?} comes after the challenge");
             };
             proved = proof;
-            let welcome = ReplyBody::Welcome(Welcome {
-                proof: server_proof(),
-            });
+            let welcome = ReplyBody::Welcome(Welcome { proof: server_proof() });
             server.reply(request.id, welcome).await;
             std::future::pending().await
         };
@@ -114,18 +100,11 @@ const TOKEN: &str = "secret of the tests";
 const BINDING: Option<auth::ChannelBinding> = Some([5; 32]);
 
 fn needs_token() -> Challenge {
-    Challenge {
-        token_needed: true,
-        ..open_challenge()
-    }
+    Challenge { token_needed: true, ..open_challenge() }
 }
 
 fn transcript(client_nonce: [u8; 32], channel_binding: Option<[u8; 32]>) -> Transcript {
-    Transcript {
-        client_nonce,
-        server_nonce: [9; 32],
-        channel_binding,
-    }
+    Transcript { client_nonce, server_nonce: [9; 32], channel_binding }
 }
 
 #[test]
@@ -137,11 +116,7 @@ fn without_a_token_nothing_is_proved() {
 
 #[test]
 fn both_ends_prove_that_they_know_the_token_on_this_tls_session() {
-    let cases = [
-        (TOKEN, BINDING, true),
-        (TOKEN, None, false),
-        ("another one", BINDING, false),
-    ];
+    let cases = [(TOKEN, BINDING, true), (TOKEN, None, false), ("another one", BINDING, false)];
     for (token, binding, right) in cases {
         let nonce = Cell::new([0; 32]);
         let challenge = |client| {
@@ -168,11 +143,7 @@ fn both_ends_prove_that_they_know_the_token_on_this_tls_session() {
 #[test]
 fn nothing_is_proved_to_a_server_that_needs_no_token_or_when_there_is_none() {
     for (token, challenge, reason) in [
-        (
-            None,
-            needs_token(),
-            "pass one, or set the environment variable INNET_TOKEN",
-        ),
+        (None, needs_token(), "pass one, or set the environment variable INNET_TOKEN"),
         (Some(TOKEN), open_challenge(), "asks for no token"),
     ] {
         let (result, proof) = handshake(token, |_| challenge, || None);
@@ -188,8 +159,7 @@ fn a_long_frame_before_the_servers_proof_is_refused() {
     for at_the_challenge in [true, false] {
         let error = block_on(async {
             let (stream, mut server) = pipes();
-            let mut pipeline =
-                RequestPipeline::new(stream, FrameLimits::default(), "the server".into());
+            let mut pipeline = RequestPipeline::new(stream, FrameLimits::default(), "the server".into());
             let serve = async {
                 match at_the_challenge {
                     true => drop(server.request().await),
@@ -210,10 +180,7 @@ fn a_long_frame_before_the_servers_proof_is_refused() {
 
 #[test]
 fn another_protocol_version_is_an_error_that_names_both() {
-    let challenge = |_| Challenge {
-        protocol: 8,
-        ..open_challenge()
-    };
+    let challenge = |_| Challenge { protocol: 8, ..open_challenge() };
     let (result, _) = handshake(None, challenge, || None);
     let error = result.unwrap_err().to_string();
     for part in ["8", "9.9.9", &PROTOCOL.to_string(), RELEASE] {
@@ -225,10 +192,7 @@ fn another_protocol_version_is_an_error_that_names_both() {
 fn stats(answer: impl AsyncFnOnce(&mut Server, u64)) -> Result<ReplyBody> {
     block_on(async {
         let (stream, mut server) = pipes();
-        let limits = FrameLimits {
-            max_frame_bytes: 1024,
-            max_control_bytes: 512,
-        };
+        let limits = FrameLimits { max_frame_bytes: 1024, max_control_bytes: 512 };
         let mut pipeline = RequestPipeline::new(stream, limits, "the server".into());
         let serve = async {
             let authenticate = server.challenge(|_| open_challenge()).await;
@@ -255,24 +219,11 @@ fn stats(answer: impl AsyncFnOnce(&mut Server, u64)) -> Result<ReplyBody> {
 fn an_error_reply_is_the_callers_error() {
     let error = stats(async |server, id| {
         let (code, message) = (ErrorCode::NoMass, "nothing here".into());
-        let body = ReplyBody::Error {
-            code,
-            message,
-            waited_for: None,
-        };
+        let body = ReplyBody::Error { code, message, waited_for: None };
         server.reply(id, body).await;
     });
     let error = error.err().unwrap();
-    assert!(
-        matches!(
-            &error,
-            Error::Remote {
-                code: ErrorCode::NoMass,
-                ..
-            }
-        ),
-        "{error}"
-    );
+    assert!(matches!(&error, Error::Remote { code: ErrorCode::NoMass, .. }), "{error}");
     assert_eq!(error.to_string(), "nothing here");
 }
 
@@ -280,16 +231,7 @@ fn an_error_reply_is_the_callers_error() {
 fn an_error_of_the_connection_is_the_callers_error() {
     let error = stats(async |server, _| {
         let (code, message) = (ErrorCode::Protocol, "that was no request".into());
-        server
-            .reply(
-                NO_REQUEST,
-                ReplyBody::Error {
-                    code,
-                    message,
-                    waited_for: None,
-                },
-            )
-            .await;
+        server.reply(NO_REQUEST, ReplyBody::Error { code, message, waited_for: None }).await;
     });
     assert_eq!(error.err().unwrap().to_string(), "that was no request");
 }
@@ -298,28 +240,17 @@ fn an_error_of_the_connection_is_the_callers_error() {
 fn a_server_that_hangs_up_is_a_broken_connection() {
     let error = stats(async |_, _| {}).err().unwrap();
     assert_eq!(error.code(), ErrorCode::Disconnected, "{error}");
-    assert!(
-        error.to_string().contains("the server closed it"),
-        "{error}"
-    );
+    assert!(error.to_string().contains("the server closed it"), "{error}");
 }
 
 #[test]
 fn a_reply_cut_short_is_a_broken_connection() {
     let error = stats(async |server, id| {
-        let reply = encode_reply(Reply {
-            id,
-            body: ReplyBody::Stats("{}".into()),
-        })
-        .unwrap();
+        let reply = encode_reply(Reply { id, body: ReplyBody::Stats("{}".into()) }).unwrap();
         let header = (reply.control().len() as u32).to_le_bytes();
         server.write.write_all(&header).await.unwrap();
         server.write.write_all(&[0; 4]).await.unwrap();
-        server
-            .write
-            .write_all(&reply.control()[..20])
-            .await
-            .unwrap();
+        server.write.write_all(&reply.control()[..20]).await.unwrap();
     });
     let error = error.err().unwrap();
     assert_eq!(error.code(), ErrorCode::Disconnected, "{error}");
@@ -330,11 +261,7 @@ fn a_reply_cut_short_is_a_broken_connection() {
 fn a_reply_over_the_clients_limit_is_refused() {
     let error = stats(async |server, id| {
         let json = "x".repeat(600);
-        let mut reply = encode_reply(Reply {
-            id,
-            body: ReplyBody::Stats(json),
-        })
-        .unwrap();
+        let mut reply = encode_reply(Reply { id, body: ReplyBody::Stats(json) }).unwrap();
         // The client stops reading.
         let _ = write_frame(&mut reply, &mut server.write, "client").await;
     });
@@ -353,29 +280,18 @@ fn a_reply_to_another_request_is_refused() {
 fn a_request_over_the_servers_limit_is_not_sent() {
     block_on(async {
         let (stream, mut server) = pipes();
-        let mut pipeline =
-            RequestPipeline::new(stream, FrameLimits::default(), "the server".into());
+        let mut pipeline = RequestPipeline::new(stream, FrameLimits::default(), "the server".into());
         let serve = async {
             let request = server.challenge(|_| open_challenge()).await;
-            server
-                .reply(request.id, ReplyBody::Welcome(Welcome { proof: None }))
-                .await;
+            server.reply(request.id, ReplyBody::Welcome(Welcome { proof: None })).await;
             server.request().await
         };
         let ask = async {
             pipeline.handshake(None, None, 0).await.unwrap();
             let bytes = Bytes::from(vec![0; 4096]);
-            let put = RequestBody::PutParameters(PutParameters {
-                name: "p".into(),
-                version: 0,
-                id: 0,
-                bytes,
-            });
+            let put = RequestBody::PutParameters(PutParameters { name: "p".into(), version: 0, id: 0, bytes });
             let error = pipeline.call(0, put).await.err().unwrap();
-            assert!(
-                matches!(error, Error::TooLarge(TooLarge { limit: 4096, .. })),
-                "{error}"
-            );
+            assert!(matches!(error, Error::TooLarge(TooLarge { limit: 4096, .. })), "{error}");
             // The pipeline is as good as before.
             pipeline.send(0, RequestBody::Stats(Stats)).unwrap();
             pipeline.flush().await.unwrap();
@@ -390,26 +306,16 @@ fn replies_are_read_while_requests_are_written() {
     // Both pipes are smaller than the frames in flight in either direction.
     block_on(async {
         let (stream, mut server) = pipes();
-        let mut pipeline =
-            RequestPipeline::new(stream, FrameLimits::default(), "the server".into());
+        let mut pipeline = RequestPipeline::new(stream, FrameLimits::default(), "the server".into());
         let serve = async {
             for _ in 0..20 {
                 let request = server.request().await;
-                server
-                    .reply(request.id, ReplyBody::Stats("y".repeat(500)))
-                    .await;
+                server.reply(request.id, ReplyBody::Stats("y".repeat(500))).await;
             }
         };
         let ask = async {
             let ids: Vec<u64> = (0..20)
-                .map(|_| {
-                    pipeline
-                        .send(
-                            0,
-                            RequestBody::DescribeTable(DescribeTable("x".repeat(500))),
-                        )
-                        .unwrap()
-                })
+                .map(|_| pipeline.send(0, RequestBody::DescribeTable(DescribeTable("x".repeat(500)))).unwrap())
                 .collect();
             pipeline.flush().await.unwrap();
             for id in ids {

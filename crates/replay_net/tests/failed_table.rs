@@ -40,9 +40,7 @@ impl Log {
 fn metrics(server: &RunningServer) -> String {
     let url = server.http().unwrap().to_string();
     let mut stream = TcpStream::connect(url.trim_start_matches("http://")).unwrap();
-    stream
-        .write_all(b"GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n")
-        .unwrap();
+    stream.write_all(b"GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n").unwrap();
     let mut text = String::new();
     stream.read_to_string(&mut text).unwrap();
     text
@@ -52,20 +50,14 @@ fn metrics(server: &RunningServer) -> String {
 fn a_panic_in_an_insert_fails_its_table_alone() {
     let log = Log::default();
     let lines = log.clone();
-    tracing_subscriber::fmt()
-        .with_ansi(false)
-        .with_writer(move || lines.clone())
-        .init();
+    tracing_subscriber::fmt().with_ansi(false).with_writer(move || lines.clone()).init();
     let server = serve(&["innet://127.0.0.1:0"], |config| {
         config.http = Some("127.0.0.1:0".parse().unwrap());
     });
     let connect = || connect(&server.addresses()[0], ConnectOptions::default()).unwrap();
     let (client, reader, wait) = (connect(), connect(), &soon());
     let [mut failing, mut other] = ["failing", "other"].map(|name| {
-        let config = TableConfig {
-            capacity: 8,
-            ..queue(name)
-        };
+        let config = TableConfig { capacity: 8, ..queue(name) };
         client.create_table(&config, wait).unwrap();
         let mut pushes = client.open_writer(writer(name, 1), wait).unwrap();
         pushes.push(steps(0, 8), wait).unwrap();
@@ -76,9 +68,7 @@ fn a_panic_in_an_insert_fails_its_table_alone() {
     let half = client.sample(&sample_request("failing", 4), wait).unwrap();
     assert_eq!(numbers(&half), [0, 1, 2, 3]);
     let waiting = thread::spawn(move || reader.sample(&sample_request("failing", 8), &soon()));
-    until("a sample waits", || {
-        memory.stats()["tables"]["failing"]["waiting_samples"] == 1
-    });
+    until("a sample waits", || memory.stats()["tables"]["failing"]["waiting_samples"] == 1);
 
     // The next push evicts an item whose slot is free already.
     memory.table("failing").unwrap().free_all_slots();
@@ -94,17 +84,8 @@ fn a_panic_in_an_insert_fails_its_table_alone() {
     refused(waiting.join().unwrap().err().unwrap());
     let request = sample_request("failing", 1);
     refused(client.sample(&request, wait).err().unwrap());
-    refused(
-        client
-            .update_priorities("failing", &[1], &[1.0], wait)
-            .unwrap_err(),
-    );
-    refused(
-        client
-            .open_writer(writer("failing", 2), wait)
-            .err()
-            .unwrap(),
-    );
+    refused(client.update_priorities("failing", &[1], &[1.0], wait).unwrap_err());
+    refused(client.open_writer(writer("failing", 2), wait).err().unwrap());
     let empty = EmptyTable("failing".into());
     refused(client.command(empty.into(), wait).unwrap_err());
 
@@ -114,14 +95,8 @@ fn a_panic_in_an_insert_fails_its_table_alone() {
 
     let stats = client.stats(wait).unwrap();
     let tables = &stats["tables"];
-    assert_eq!(
-        (&tables["failing"]["failed"], &tables["failing"]["panics"]),
-        (&true.into(), &1.into())
-    );
-    assert_eq!(
-        (&tables["other"]["failed"], &tables["other"]["panics"]),
-        (&false.into(), &0.into())
-    );
+    assert_eq!((&tables["failing"]["failed"], &tables["failing"]["panics"]), (&true.into(), &1.into()));
+    assert_eq!((&tables["other"]["failed"], &tables["other"]["panics"]), (&false.into(), &0.into()));
     // Of the push, the waiting sample and four calls: the writer's second push is not sent.
     assert_eq!(stats["server"]["errors"], 6);
     let metrics = metrics(&server);

@@ -18,24 +18,13 @@ use replay_wire::ErrorCode;
 use replay_wire::*;
 
 fn block_on<F: Future>(future: F) -> F::Output {
-    tokio::runtime::Builder::new_current_thread()
-        .build()
-        .unwrap()
-        .block_on(future)
+    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
 }
 
 fn put(bytes: impl Into<Bytes>) -> Request {
-    let body = RequestBody::PutParameters(PutParameters {
-        name: "policy".into(),
-        version: 0,
-        id: 0,
-        bytes: bytes.into(),
-    });
-    Request {
-        id: 3,
-        deadline_ms: 5,
-        body,
-    }
+    let body =
+        RequestBody::PutParameters(PutParameters { name: "policy".into(), version: 0, id: 0, bytes: bytes.into() });
+    Request { id: 3, deadline_ms: 5, body }
 }
 
 /// The bytes of a frame.
@@ -53,14 +42,7 @@ fn read(bytes: &[u8], limits: FrameLimits) -> Result<Option<Frame>, Error> {
 
 #[test]
 fn frames_come_one_after_the_other_and_then_the_end() {
-    let (first, second) = (
-        put("one"),
-        Request {
-            id: 4,
-            deadline_ms: 0,
-            body: RequestBody::Stats(Stats),
-        },
-    );
+    let (first, second) = (put("one"), Request { id: 4, deadline_ms: 0, body: RequestBody::Stats(Stats) });
     let bytes = [wire_bytes(&first), wire_bytes(&second)].concat();
     let mut frames = FrameReader::new(&bytes[..], FrameLimits::default(), "peer");
     block_on(async {
@@ -84,38 +66,15 @@ fn a_connection_that_ends_within_a_frame_is_an_error_at_every_byte() {
 
 #[test]
 fn lengths_over_the_limits_are_refused_before_the_rest_arrives() {
-    let limits = FrameLimits {
-        max_frame_bytes: 1000,
-        max_control_bytes: 512,
-    };
+    let limits = FrameLimits { max_frame_bytes: 1000, max_control_bytes: 512 };
     let lengths = |control: u32, payload: u32| {
         let header = [control.to_le_bytes(), payload.to_le_bytes()].concat();
         read(&header, limits).err().unwrap()
     };
     let refused = lengths(520, 0);
-    assert!(
-        matches!(
-            refused,
-            Error::TooLarge(TooLarge {
-                size: 520,
-                limit: 512,
-                ..
-            })
-        ),
-        "{refused}"
-    );
+    assert!(matches!(refused, Error::TooLarge(TooLarge { size: 520, limit: 512, .. })), "{refused}");
     let refused = lengths(512, 489);
-    assert!(
-        matches!(
-            refused,
-            Error::TooLarge(TooLarge {
-                size: 1001,
-                limit: 1000,
-                ..
-            })
-        ),
-        "{refused}"
-    );
+    assert!(matches!(refused, Error::TooLarge(TooLarge { size: 1001, limit: 1000, .. })), "{refused}");
     let refused = lengths(8, u32::MAX);
     assert!(matches!(refused, Error::TooLarge { .. }), "{refused}");
     assert_eq!(lengths(512, 488).code(), ErrorCode::Disconnected);
@@ -126,13 +85,8 @@ fn lengths_over_the_limits_are_refused_before_the_rest_arrives() {
 
 #[test]
 fn another_protocol_is_named_as_such() {
-    let error = read(b"GET / HTTP/1.1\r\n\r\n", FrameLimits::default())
-        .err()
-        .unwrap();
-    assert!(
-        matches!(error.code(), ErrorCode::Protocol | ErrorCode::TooLarge),
-        "{error}"
-    );
+    let error = read(b"GET / HTTP/1.1\r\n\r\n", FrameLimits::default()).err().unwrap();
+    assert!(matches!(error.code(), ErrorCode::Protocol | ErrorCode::TooLarge), "{error}");
 }
 
 #[test]
@@ -162,11 +116,7 @@ struct Trickle {
 }
 
 impl AsyncWrite for Trickle {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        _: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<std::io::Result<usize>> {
+    fn poll_write(mut self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<std::io::Result<usize>> {
         let n = bytes.len().min(self.step);
         self.taken.extend_from_slice(&bytes[..n]);
         Poll::Ready(Ok(n))
@@ -179,11 +129,7 @@ impl AsyncWrite for Trickle {
     ) -> Poll<std::io::Result<usize>> {
         assert!(slices.len() <= 1024, "more than Linux takes");
         let step = self.step;
-        let taken: Vec<u8> = slices
-            .iter()
-            .flat_map(|s| s.iter().copied())
-            .take(step)
-            .collect();
+        let taken: Vec<u8> = slices.iter().flat_map(|s| s.iter().copied()).take(step).collect();
         self.taken.extend_from_slice(&taken);
         Poll::Ready(Ok(taken.len()))
     }
@@ -219,11 +165,7 @@ fn batch(blobs: &[Vec<u8>], delivered: &Arc<AtomicU32>) -> OutgoingFrame {
         blobs: blobs.iter().map(|b| b.clone().into()).collect(),
         credit: Some(Box::new(Credit(delivered.clone()))),
     };
-    encode_reply(Reply {
-        id: 9,
-        body: ReplyBody::Sampled(sampled),
-    })
-    .unwrap()
+    encode_reply(Reply { id: 9, body: ReplyBody::Sampled(sampled) }).unwrap()
 }
 
 proptest! {
@@ -248,17 +190,9 @@ proptest! {
 #[test]
 fn a_thousand_and_more_segments_are_written() {
     let blobs: Vec<_> = (0..5000u32).map(|i| i.to_le_bytes().to_vec()).collect();
-    let mut writer = Trickle {
-        step: usize::MAX,
-        taken: Vec::new(),
-    };
+    let mut writer = Trickle { step: usize::MAX, taken: Vec::new() };
     let delivered = Arc::default();
-    block_on(write_frame(
-        &mut batch(&blobs, &delivered),
-        &mut writer,
-        "peer",
-    ))
-    .unwrap();
+    block_on(write_frame(&mut batch(&blobs, &delivered), &mut writer, "peer")).unwrap();
     assert!(writer.taken.ends_with(&blobs.concat()));
 }
 
@@ -269,9 +203,7 @@ fn a_batch_that_was_not_written_is_not_delivered() {
         let (mut near, far) = duplex(16);
         drop(far);
         let mut frame = batch(&[vec![0; 100]], &delivered);
-        let error = write_frame(&mut frame, &mut near, "peer")
-            .await
-            .unwrap_err();
+        let error = write_frame(&mut frame, &mut near, "peer").await.unwrap_err();
         assert_eq!(error.code(), ErrorCode::Disconnected);
         near.shutdown().await.ok();
     });

@@ -74,10 +74,7 @@ impl PluggedStack for Threads {
         let Address::Tcp { host, port, .. } = address else {
             return refuse("no TCP");
         };
-        Ok(Arc::new(Way {
-            peer: format!("{host}:{port}"),
-            runtime: runtime(),
-        }))
+        Ok(Arc::new(Way { peer: format!("{host}:{port}"), runtime: runtime() }))
     }
 
     fn findings(&self, _: Option<&Path>) -> Result<Vec<Finding>> {
@@ -98,13 +95,7 @@ impl StackClient for Way {
         })
     }
 
-    fn run(
-        &self,
-        _: &Wait<'_>,
-        until: Option<Instant>,
-        _: &ServerWait,
-        work: StackFuture<'_, ()>,
-    ) -> Result<()> {
+    fn run(&self, _: &Wait<'_>, until: Option<Instant>, _: &ServerWait, work: StackFuture<'_, ()>) -> Result<()> {
         let late = until.unwrap_or(Instant::now() + Duration::from_secs(60));
         let work = async {
             tokio::select! {
@@ -119,10 +110,7 @@ impl StackClient for Way {
 }
 
 fn options() -> ConnectOptions {
-    ConnectOptions {
-        connect_timeout: Duration::ZERO,
-        ..ConnectOptions::default()
-    }
+    ConnectOptions { connect_timeout: Duration::ZERO, ..ConnectOptions::default() }
 }
 
 #[test]
@@ -149,10 +137,7 @@ fn a_server_that_does_not_answer_is_late() {
     plug_in(&Threads);
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("innet+threads://{}", silent.local_addr().unwrap());
-    let options = ConnectOptions {
-        grace: Duration::from_millis(50),
-        ..options()
-    };
+    let options = ConnectOptions { grace: Duration::from_millis(50), ..options() };
     let error = client::connect(&address.parse().unwrap(), options).err();
     assert!(error.unwrap().to_string().contains("no answer within"));
 }
@@ -169,12 +154,7 @@ fn its_name_is_in_settings_addresses_and_messages() {
     assert_eq!(config.stack.name(), "threads");
     let help = ServerConfig::command().render_long_help().to_string();
     assert!(help.contains("threads") && help.contains("A thread for each call"));
-    assert_eq!(
-        log_targets()
-            .filter(|name| *name == "plugged_stack")
-            .count(),
-        1
-    );
+    assert_eq!(log_targets().filter(|name| *name == "plugged_stack").count(), 1);
     for text in ["innet+threads://10.0.0.2:7710", "innets+threads://[::1]:1"] {
         assert_eq!(text.parse::<Address>().unwrap().to_string(), text);
     }
@@ -188,10 +168,7 @@ fn its_name_is_in_settings_addresses_and_messages() {
         "thread".parse::<StackName>().map(drop),
         client::connect(
             &"innet://127.0.0.1:1".parse().unwrap(),
-            ConnectOptions {
-                stack_config: Some("a".into()),
-                ..options()
-            },
+            ConnectOptions { stack_config: Some("a".into()), ..options() },
         )
         .map(drop),
     ];

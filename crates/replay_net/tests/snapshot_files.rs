@@ -52,10 +52,7 @@ fn a_full_disk_leaves_the_snapshot_that_was_there() {
         .output()
         .unwrap();
     let said = String::from_utf8_lossy(&child.stdout);
-    assert!(
-        child.status.success() && said.contains("1 passed"),
-        "{said}"
-    );
+    assert!(child.status.success() && said.contains("1 passed"), "{said}");
     assert_eq!(fs::read(&path).unwrap(), before);
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
 }
@@ -88,10 +85,7 @@ fn errors_of_a_restore_name_the_file() {
     let named = format!("the snapshot {} cannot be used: ", path.display());
     assert!(text.starts_with(&named), "{text}");
     assert!(text.ends_with("; nothing was restored"), "{text}");
-    for (missing, reason) in [
-        ("/nowhere/snapshot", "No such file"),
-        ("/dev/null", "not a regular file"),
-    ] {
+    for (missing, reason) in [("/nowhere/snapshot", "No such file"), ("/dev/null", "not a regular file")] {
         let error = refused(missing.as_ref());
         assert!(matches!(error, Error::Io(_)), "{error}");
         let named = format!("the snapshot {missing} cannot be read: ");

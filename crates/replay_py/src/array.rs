@@ -5,8 +5,8 @@ use std::ptr::NonNull;
 
 use numpy::npyffi::{self, PY_ARRAY_API, npy_intp};
 use numpy::{
-    PyArrayDescrMethods, PyArrayDyn, PyArrayMethods, PyReadonlyArrayDyn, PyReadwriteArrayDyn,
-    PyUntypedArray, PyUntypedArrayMethods,
+    PyArrayDescrMethods, PyArrayDyn, PyArrayMethods, PyReadonlyArrayDyn, PyReadwriteArrayDyn, PyUntypedArray,
+    PyUntypedArrayMethods,
 };
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -54,9 +54,7 @@ pub fn read<'py>(
 ) -> PyResult<Input<'py>> {
     let array = as_array(value, &refuse)?;
     let array = match expected {
-        Some(expected) if array.ndim() == 0 || is_literal(value)? => {
-            convert_literal(array, expected)?
-        }
+        Some(expected) if array.ndim() == 0 || is_literal(value)? => convert_literal(array, expected)?,
         _ => array,
     };
     let Some(dtype) = dtype::from_numpy(&array.dtype()) else {
@@ -67,20 +65,14 @@ pub fn read<'py>(
     let array = if array.is_c_contiguous() {
         array
     } else {
-        array
-            .py()
-            .import("numpy")?
-            .call_method1("ascontiguousarray", (&array,))?
-            .cast_into::<PyUntypedArray>()?
+        array.py().import("numpy")?.call_method1("ascontiguousarray", (&array,))?.cast_into::<PyUntypedArray>()?
     };
     let len = array.len() * dtype.bytes();
     // SAFETY: the pointer belongs to the array object that `array` holds.
     let data = unsafe { (*array.as_array_ptr()).fields.data };
     // SAFETY: it is an array; nothing reads its elements as u8, and borrows do not depend on their type.
     let bytes = unsafe { array.cast_into_unchecked::<PyArrayDyn<u8>>() };
-    let borrow = bytes
-        .try_readonly()
-        .map_err(|_| refuse("another call is writing to this array".into()))?;
+    let borrow = bytes.try_readonly().map_err(|_| refuse("another call is writing to this array".into()))?;
     Ok(Input {
         dtype,
         shape,
@@ -112,9 +104,7 @@ pub fn floats_to_change<'py>(value: &Bound<'py, PyAny>) -> PyResult<PyReadwriteA
     if !array.data().is_aligned() {
         return Err(refuse("one that is not aligned".into()));
     }
-    array
-        .try_readwrite()
-        .map_err(|error| refuse(error.to_string()))
+    array.try_readwrite().map_err(|error| refuse(error.to_string()))
 }
 
 /// One dimension of numbers.
@@ -127,10 +117,7 @@ impl Numbers<'_> {
         match self.0.dtype {
             Dtype::Float32 => map(bytes, |b| f64::from(f32::from_ne_bytes(b))),
             Dtype::Float64 => map(bytes, f64::from_ne_bytes),
-            other => bytes
-                .chunks_exact(other.bytes())
-                .map(|element| other.read(element))
-                .collect(),
+            other => bytes.chunks_exact(other.bytes()).map(|element| other.read(element)).collect(),
         }
     }
 
@@ -169,11 +156,7 @@ pub const PRIORITIES: [Dtype; 11] = [
 ///
 /// # Errors
 /// `ConfigError` that names `what`.
-pub fn numbers<'py>(
-    value: &Bound<'py, PyAny>,
-    what: &str,
-    allowed: &[Dtype],
-) -> PyResult<Numbers<'py>> {
+pub fn numbers<'py>(value: &Bound<'py, PyAny>, what: &str, allowed: &[Dtype]) -> PyResult<Numbers<'py>> {
     let refuse = |got: String| {
         let names = match allowed {
             // All dtypes that are converted to float64.
@@ -183,10 +166,7 @@ pub fn numbers<'py>(
                 names.join(" or ")
             }
         };
-        error::config(
-            value.py(),
-            format!("{what} has one dimension of {names}, got {got}"),
-        )
+        error::config(value.py(), format!("{what} has one dimension of {names}, got {got}"))
     };
     let input = read(value, None, refuse)?;
     let empty = input.shape == [0];
@@ -204,10 +184,7 @@ pub fn numbers<'py>(
     Ok(Numbers(input))
 }
 
-fn as_array<'py>(
-    value: &Bound<'py, PyAny>,
-    refuse: &impl Fn(String) -> PyErr,
-) -> PyResult<Bound<'py, PyUntypedArray>> {
+fn as_array<'py>(value: &Bound<'py, PyAny>, refuse: &impl Fn(String) -> PyErr) -> PyResult<Bound<'py, PyUntypedArray>> {
     if let Ok(array) = value.cast::<PyUntypedArray>() {
         return Ok(array.clone());
     }
@@ -227,8 +204,7 @@ fn as_array<'py>(
 /// Whether a value is a list or another value without a dtype.
 fn is_literal(value: &Bound<'_, PyAny>) -> PyResult<bool> {
     // The type is checked first: an attribute lookup takes longer than reading the array.
-    Ok(!value.is_instance_of::<PyUntypedArray>()
-        && !value.hasattr(intern!(value.py(), "__array__"))?)
+    Ok(!value.is_instance_of::<PyUntypedArray>() && !value.hasattr(intern!(value.py(), "__array__"))?)
 }
 
 /// A scalar or list converted to the expected array, or unchanged if a number would change.
@@ -251,11 +227,8 @@ fn convert_literal<'py>(
         }
         _ => return Ok(array),
     };
-    let converted = if array.ndim() == 0 {
-        numpy.call_method1("full", (expected.shape, &converted))?
-    } else {
-        converted
-    };
+    let converted =
+        if array.ndim() == 0 { numpy.call_method1("full", (expected.shape, &converted))? } else { converted };
     Ok(converted.cast_into::<PyUntypedArray>()?)
 }
 
@@ -285,8 +258,7 @@ pub unsafe fn over<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = owner.py();
     let mut shape: Vec<npy_intp> = shape.iter().map(|&n| n as npy_intp).collect();
-    let mut strides: Option<Vec<npy_intp>> =
-        strides.map(|strides| strides.iter().map(|&n| n as npy_intp).collect());
+    let mut strides: Option<Vec<npy_intp>> = strides.map(|strides| strides.iter().map(|&n| n as npy_intp).collect());
     // SAFETY: the descriptor's reference is handed over, shape and strides have `shape.len()` entries that
     // NumPy copies, and the caller vouches for `data`.
     let array = unsafe {
@@ -296,23 +268,15 @@ pub unsafe fn over<'py>(
             dtype::to_numpy(py, dtype).into_dtype_ptr(),
             shape.len() as c_int,
             shape.as_mut_ptr(),
-            strides
-                .as_mut()
-                .map_or(std::ptr::null_mut(), |strides| strides.as_mut_ptr()),
+            strides.as_mut().map_or(std::ptr::null_mut(), |strides| strides.as_mut_ptr()),
             data.cast(),
-            if writable {
-                npyffi::NPY_ARRAY_WRITEABLE
-            } else {
-                0
-            },
+            if writable { npyffi::NPY_ARRAY_WRITEABLE } else { 0 },
             std::ptr::null_mut(),
         );
         Bound::from_owned_ptr_or_err(py, array)?
     };
     // SAFETY: `array` is a new array without a base; the call takes over one reference to `owner`.
-    let status = unsafe {
-        PY_ARRAY_API.PyArray_SetBaseObject(py, array.as_ptr().cast(), owner.clone().into_ptr())
-    };
+    let status = unsafe { PY_ARRAY_API.PyArray_SetBaseObject(py, array.as_ptr().cast(), owner.clone().into_ptr()) };
     if status < 0 {
         return Err(PyErr::fetch(py));
     }

@@ -38,11 +38,7 @@ impl PyBatch {
     }
 
     fn over(len: usize, layout: Vec<Array>) -> Self {
-        PyBatch {
-            len,
-            layout,
-            arrays: PyOnceLock::new(),
-        }
+        PyBatch { len, layout, arrays: PyOnceLock::new() }
     }
 
     fn arrays<'py>(&self, py: Python<'py>) -> PyResult<&Bound<'py, PyDict>> {
@@ -54,15 +50,8 @@ impl PyBatch {
     }
 
     fn unknown(&self, name: impl std::fmt::Display) -> String {
-        let names: Vec<_> = self
-            .layout
-            .iter()
-            .map(|array| array.name.as_str())
-            .collect();
-        format!(
-            "this batch has no array {name}; it has {}",
-            names.join(", ")
-        )
+        let names: Vec<_> = self.layout.iter().map(|array| array.name.as_str()).collect();
+        format!("this batch has no array {name}; it has {}", names.join(", "))
     }
 }
 
@@ -81,12 +70,7 @@ impl<'py> Owners<'py> {
         })
     }
 
-    fn array(
-        &mut self,
-        py: Python<'py>,
-        array: &Array,
-        writable: bool,
-    ) -> PyResult<Bound<'py, PyAny>> {
+    fn array(&mut self, py: Python<'py>, array: &Array, writable: bool) -> PyResult<Bound<'py, PyAny>> {
         let owner = self.of(py, &array.buffer)?;
         // SAFETY: the core aligns the elements of an array and keeps them inside its buffer. The buffer does not move, and
         // while a reference to it exists, which `owner` holds, Rust reads it by address alone (`__reduce__`).
@@ -154,15 +138,10 @@ impl PyBatch {
         if let Ok(slice) = key.cast::<PySlice>() {
             let indices = slice.indices(self.len as isize)?;
             let Ok(step) = usize::try_from(indices.step) else {
-                return Err(PyTypeError::new_err(
-                    "the step of a slice of a batch is 1 or more",
-                ));
+                return Err(PyTypeError::new_err("the step of a slice of a batch is 1 or more"));
             };
             let (first, len) = (indices.start as usize, indices.slicelength);
-            let items = self
-                .layout
-                .iter()
-                .map(|array| array.items(first, len, step));
+            let items = self.layout.iter().map(|array| array.items(first, len, step));
             let part = PyBatch::over(len, items.collect());
             return Ok(Bound::new(py, part)?.into_any());
         }
@@ -221,11 +200,7 @@ impl PyBatch {
 
     fn __dir__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyList>> {
         let py = slf.py();
-        let names = py
-            .import("builtins")?
-            .getattr("object")?
-            .call_method1("__dir__", (slf,))?
-            .cast_into::<PyList>()?;
+        let names = py.import("builtins")?.getattr("object")?.call_method1("__dir__", (slf,))?.cast_into::<PyList>()?;
         for name in slf.get().arrays(py)?.keys().iter() {
             names.append(name)?;
         }
@@ -233,11 +208,7 @@ impl PyBatch {
     }
 
     fn __repr__(&self) -> String {
-        let names: Vec<_> = self
-            .layout
-            .iter()
-            .map(|array| array.name.as_str())
-            .collect();
+        let names: Vec<_> = self.layout.iter().map(|array| array.name.as_str()).collect();
         format!("<Batch of {} items: {}>", self.len, names.join(", "))
     }
 
@@ -304,16 +275,7 @@ impl PyBatch {
         for (buffer, arrays) in self.by_buffer() {
             let owner = owners.of(py, buffer)?;
             // SAFETY: as in `Owners::array`; these are the buffer's bytes.
-            let flat = unsafe {
-                array::over(
-                    &owner,
-                    buffer.as_mut_ptr(),
-                    Dtype::Uint8,
-                    &[buffer.len()],
-                    None,
-                    true,
-                )
-            }?;
+            let flat = unsafe { array::over(&owner, buffer.as_mut_ptr(), Dtype::Uint8, &[buffer.len()], None, true) }?;
             let laid_out = PyList::empty(py);
             for array in arrays {
                 let size = array.dtype.bytes();

@@ -61,10 +61,7 @@ impl<'py> FromPyObject<'_, 'py> for Beta {
             return Ok(Beta::Schedule(value.to_owned().unbind()));
         }
         value.extract().map(Beta::Number).map_err(|_| {
-            PyTypeError::new_err(format!(
-                "beta is a number, or a function that returns one, got {}",
-                *value
-            ))
+            PyTypeError::new_err(format!("beta is a number, or a function that returns one, got {}", *value))
         })
     }
 }
@@ -75,11 +72,9 @@ impl Beta {
             Beta::Number(beta) => *beta,
             Beta::Schedule(schedule) => {
                 let returned = schedule.call0(py)?;
-                returned.extract(py).map_err(|_| {
-                    PyTypeError::new_err(format!(
-                        "the function beta returns a number, got {returned}"
-                    ))
-                })?
+                returned
+                    .extract(py)
+                    .map_err(|_| PyTypeError::new_err(format!("the function beta returns a number, got {returned}")))?
             }
         };
         importance::check_beta(beta).map_err(|error| error::to_python(py, error))?;
@@ -225,12 +220,7 @@ struct DecoderState {
 }
 
 impl Ahead {
-    fn start(
-        mut sampler: DecodedSampler,
-        channels: Channels,
-        prefetch: usize,
-        beta: f64,
-    ) -> Result<Self> {
+    fn start(mut sampler: DecodedSampler, channels: Channels, prefetch: usize, beta: f64) -> Result<Self> {
         let (sender, receiver) = mpsc::sync_channel(prefetch.saturating_sub(1));
         let shared = Arc::new(DecoderState {
             stop: AtomicBool::new(false),
@@ -243,11 +233,7 @@ impl Ahead {
             .name("innet-batches".into())
             .spawn(move || decode_ahead(&mut sampler, channels, &for_thread, &sender))
             .map_err(OsError::of("starting the thread that decodes batches"))?;
-        Ok(Ahead {
-            batches: Some(receiver),
-            shared,
-            thread: Some(thread),
-        })
+        Ok(Ahead { batches: Some(receiver), shared, thread: Some(thread) })
     }
 
     /// The next batch. `send_open` sends the open chunks of this program's writers if the background thread waits for steps.
@@ -312,10 +298,7 @@ fn decode_ahead(
             None if !tried => Duration::ZERO,
             _ => 2 * Wait::CHECK_EVERY,
         };
-        let wait = Wait {
-            interrupted: &stopped,
-            ..Wait::until(Some(Instant::now() + longest))
-        };
+        let wait = Wait { interrupted: &stopped, ..Wait::until(Some(Instant::now() + longest)) };
         let beta = || f64::from_bits(shared.beta.load(Ordering::Relaxed));
         let result = sampler.next(&wait, beta, |part, _, wait| channels[part].next(wait));
         match result {

@@ -85,9 +85,5 @@ pub fn call(object: &Bound<'_, PyAny>, names: &[&str]) -> PyResult<String> {
     for name in names {
         arguments.push(format!("{name}={}", object.getattr(name)?.repr()?));
     }
-    Ok(format!(
-        "{}({})",
-        object.get_type().name()?,
-        arguments.join(", ")
-    ))
+    Ok(format!("{}({})", object.get_type().name()?, arguments.join(", ")))
 }

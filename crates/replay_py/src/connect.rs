@@ -57,9 +57,7 @@ pub fn connect(
         Some(token) => Some(token.trim().to_owned()).filter(|token| !token.is_empty()),
         None => auth::environment_token(),
     };
-    let longest = deadline.map_or(LONGEST_CONNECT, |deadline| {
-        deadline.saturating_duration_since(Instant::now())
-    });
+    let longest = deadline.map_or(LONGEST_CONNECT, |deadline| deadline.saturating_duration_since(Instant::now()));
     let program = std::env::var("INNET_PROGRAM").ok();
     let program = program.filter(|program| !program.is_empty());
     let options = ConnectOptions {
@@ -76,14 +74,10 @@ pub fn connect(
         ..ConnectOptions::default()
     };
     let replay = if let [address] = &addresses[..] {
-        let client = wait::blocking(py, deadline, None, |wait| {
-            Client::connect(address, options, wait)
-        })?;
+        let client = wait::blocking(py, deadline, None, |wait| Client::connect(address, options, wait))?;
         PyReplay::remote(Arc::new(client), &address.to_string(), namespace)
     } else {
-        let client = wait::blocking(py, deadline, None, |wait| {
-            ShardedClient::connect(&addresses, &options, wait)
-        })?;
+        let client = wait::blocking(py, deadline, None, |wait| ShardedClient::connect(&addresses, &options, wait))?;
         PyReplay::sharded(client, namespace)
     };
     replay.make_tables(py, tables, timeout)?;

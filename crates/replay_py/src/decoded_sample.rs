@@ -46,11 +46,7 @@ impl Reading {
     ///
     /// # Errors
     /// Errors of [`TableConfig::view_or_own`] and [`Decoder::new`].
-    pub fn new(
-        config: Arc<TableConfig>,
-        view: Option<ViewSpec>,
-        options: DecodeOptions,
-    ) -> Result<Self> {
+    pub fn new(config: Arc<TableConfig>, view: Option<ViewSpec>, options: DecodeOptions) -> Result<Self> {
         let own = view.is_none();
         let view = config.view_or_own(view)?;
         Ok(Reading {
@@ -79,14 +75,8 @@ impl Reading {
     /// # Errors
     /// [`replay_core::Error::Schema`].
     pub fn check_mixed(&self) -> Result<()> {
-        if self
-            .config
-            .columns
-            .iter()
-            .any(|column| column.root() == TABLES)
-        {
-            let reason =
-                format!("column {TABLES:?} has the name of an array of mixed batches; rename it");
+        if self.config.columns.iter().any(|column| column.root() == TABLES) {
+            let reason = format!("column {TABLES:?} has the name of an array of mixed batches; rename it");
             return Err(replay_core::Error::schema(&self.config.name, reason).into());
         }
         Ok(())
@@ -106,14 +96,9 @@ impl Reading {
         }
         let describe = |column: &Column| {
             let (dtype, codec) = (column.dtype.name(), column.codec.name());
-            format!(
-                "{} ({dtype}, {}, {codec})",
-                column.name,
-                tuple(&column.shape)
-            )
+            format!("{} ({dtype}, {}, {codec})", column.name, tuple(&column.shape))
         };
-        let columns =
-            |config: &TableConfig| -> Vec<String> { config.columns.iter().map(describe).collect() };
+        let columns = |config: &TableConfig| -> Vec<String> { config.columns.iter().map(describe).collect() };
         let (our_columns, their_columns) = (columns(ours), columns(theirs));
         if our_columns == their_columns {
             return Ok(());
@@ -129,11 +114,7 @@ impl Reading {
 
     /// Checks, at the first sample with a new table number, that the table's definition is still the decoder's. `definition` requests it.
     /// The next sample with the same number shows that the reply was about that table.
-    fn check(
-        &self,
-        sampled: &Sampled,
-        definition: impl FnOnce() -> Result<Arc<TableConfig>>,
-    ) -> Result<()> {
+    fn check(&self, sampled: &Sampled, definition: impl FnOnce() -> Result<Arc<TableConfig>>) -> Result<()> {
         let mut unknown = Vec::new();
         {
             let tables = lock(&self.tables);
@@ -151,8 +132,7 @@ impl Reading {
         let Ok(now) = definition() else {
             return Ok(());
         };
-        let same =
-            now.columns == self.config.columns && (!self.own || now.view == self.config.view);
+        let same = now.columns == self.config.columns && (!self.own || now.view == self.config.view);
         if !same {
             let difference = now.difference(&self.config);
             return Err(replay_core::Error::TableDiffers {
@@ -188,11 +168,7 @@ pub struct Part {
 
 impl Part {
     pub fn new(request: SampleRequest, reading: Arc<Reading>) -> Self {
-        Part {
-            request,
-            reading,
-            arrived: None,
-        }
+        Part { request, reading, arrived: None }
     }
 }
 
@@ -228,13 +204,7 @@ impl DecodedSampler {
     ) -> Result<DecodedSample> {
         let sampled = self.decoded(wait, beta, sample);
         let code = sampled.as_ref().err().map(Error::code);
-        if let Some(
-            ErrorCode::UnknownTable
-            | ErrorCode::Corrupt
-            | ErrorCode::View
-            | ErrorCode::TableDiffers,
-        ) = code
-        {
+        if let Some(ErrorCode::UnknownTable | ErrorCode::Corrupt | ErrorCode::View | ErrorCode::TableDiffers) = code {
             for part in &self.parts {
                 part.reading.outdated.store(true, Ordering::Relaxed);
             }
@@ -254,20 +224,14 @@ impl DecodedSampler {
                     continue;
                 }
                 let sampled = sample(index, &part.request, wait)?;
-                let asking = Wait {
-                    deadline: Some(Instant::now() + ASK_WITHIN),
-                    ..*wait
-                };
+                let asking = Wait { deadline: Some(Instant::now() + ASK_WITHIN), ..*wait };
                 let definition = || self.replay.table_config(&part.request.table, &asking);
                 part.reading.check(&sampled, definition)?;
                 part.arrived = Some(sampled);
             }
             let arrived = self.parts.iter_mut().filter_map(|part| part.arrived.take());
             let arrived = arrived.collect();
-            let asking = Wait {
-                deadline: Some(Instant::now() + ASK_WITHIN),
-                ..*wait
-            };
+            let asking = Wait { deadline: Some(Instant::now() + ASK_WITHIN), ..*wait };
             self.name_others(&asking);
             let sampled = self.decode(arrived, beta())?;
             let rejected = sampled.batch.rejected.len();
@@ -326,10 +290,7 @@ impl DecodedSampler {
         for (rejected, table) in batch.rejected.iter().zip(of_rejected) {
             let wait = Wait::until(Some(Instant::now() + ASK_WITHIN));
             let table = &self.parts[usize::from(table)].request.table;
-            match self
-                .replay
-                .report_corrupt(table, rejected.id, &rejected.reason, &wait)
-            {
+            match self.replay.report_corrupt(table, rejected.id, &rejected.reason, &wait) {
                 Ok(writer) => tracing::warn!(
                     table,
                     writer = writer.as_deref().unwrap_or("(already removed)"),
@@ -350,9 +311,7 @@ impl DecodedSampler {
 
 /// The part of each decoded item, and of each rejected one, of a batch whose parts have these lengths.
 fn tables_of(lengths: &[usize], sampled: &Sampled, rejected: &[Rejected]) -> (Vec<u8>, Vec<u8>) {
-    let parts = (0..=u8::MAX)
-        .zip(lengths)
-        .flat_map(|(part, &length)| std::iter::repeat_n(part, length));
+    let parts = (0..=u8::MAX).zip(lengths).flat_map(|(part, &length)| std::iter::repeat_n(part, length));
     let mut rejected = rejected.iter().map(|rejected| rejected.id).peekable();
     let (of_rejected, of_items): (Vec<_>, Vec<_>) = parts
         .zip(&sampled.items)

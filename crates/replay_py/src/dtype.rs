@@ -26,8 +26,7 @@ pub fn from_numpy(descr: &Bound<'_, PyArrayDescr>) -> Option<Dtype> {
         return None;
     }
     let kind = descr.kind();
-    ALL.into_iter()
-        .find(|&dtype| self::kind(dtype) == kind && dtype.bytes() == descr.itemsize())
+    ALL.into_iter().find(|&dtype| self::kind(dtype) == kind && dtype.bytes() == descr.itemsize())
 }
 
 /// The core's type of this name.

@@ -107,27 +107,14 @@ pub fn config(py: Python<'_>, message: impl Into<String>) -> PyErr {
 }
 
 /// The value that an argument names, out of two.
-pub fn choice<T>(
-    py: Python<'_>,
-    argument: &str,
-    name: &str,
-    choices: [(&str, T); 2],
-) -> PyResult<T> {
+pub fn choice<T>(py: Python<'_>, argument: &str, name: &str, choices: [(&str, T); 2]) -> PyResult<T> {
     let [(first, _), (second, _)] = &choices;
     let wanted = format!("{argument} is {first:?} or {second:?}, got {name:?}");
     let chosen = choices.into_iter().find(|(known, _)| *known == name);
-    chosen
-        .map(|(_, value)| value)
-        .ok_or_else(|| config(py, wanted))
+    chosen.map(|(_, value)| value).ok_or_else(|| config(py, wanted))
 }
 
 /// The exception for data that does not fit the columns of `table`.
 pub fn schema(py: Python<'_>, table: &str, reason: impl Into<String>) -> PyErr {
-    to_python(
-        py,
-        replay_core::Error::Schema {
-            table: table.to_owned(),
-            reason: reason.into(),
-        },
-    )
+    to_python(py, replay_core::Error::Schema { table: table.to_owned(), reason: reason.into() })
 }

@@ -33,12 +33,7 @@ struct End<'a> {
 impl<T> Exclusive<T> {
     /// A value that errors call `what`.
     pub fn new(what: &'static str, value: T) -> Self {
-        Exclusive {
-            value: Mutex::new(value),
-            taken: Mutex::new(false),
-            ended: Condvar::new(),
-            what,
-        }
+        Exclusive { value: Mutex::new(value), taken: Mutex::new(false), ended: Condvar::new(), what }
     }
 
     fn waited_for(&self) -> String {
@@ -64,14 +59,8 @@ impl<T> Exclusive<T> {
                 drop(self.ended.wait_timeout(taken, slice));
             }
         }
-        let end = End {
-            taken: &self.taken,
-            ended: &self.ended,
-        };
-        Ok(ExclusiveGuard {
-            value: lock(&self.value),
-            _end: end,
-        })
+        let end = End { taken: &self.taken, ended: &self.ended };
+        Ok(ExclusiveGuard { value: lock(&self.value), _end: end })
     }
 }
 

@@ -40,10 +40,7 @@ impl PyGradientUpdates {
         let updates = summed(py, updates)?;
         Ok(PyGradientUpdates {
             updates: ProcessLocal::new("asynchronous gradient worker", Arc::new(updates)),
-            description: format!(
-                "{} of {} in {:?}",
-                request.worker, request.workers, request.job
-            ),
+            description: format!("{} of {} in {:?}", request.worker, request.workers, request.job),
         })
     }
 }
@@ -55,8 +52,7 @@ impl PyGradientUpdates {
     #[doc = stub_doc!("GradientUpdates.index")]
     #[getter]
     fn index(&self, py: Python<'_>) -> PyResult<u64> {
-        self.updates
-            .call(py, None, |updates, _| Ok(updates.index()))
+        self.updates.call(py, None, |updates, _| Ok(updates.index()))
     }
 
     #[doc = stub_doc!("GradientUpdates.offer")]
@@ -69,9 +65,7 @@ impl PyGradientUpdates {
         let _call = Call::begin(py);
         let mut gradient = array::floats_to_change(gradient)?;
         let gradient = gradient.as_slice_mut()?;
-        let offered = self
-            .updates
-            .call(py, None, |updates, _| apart(updates.offer(gradient, index)));
+        let offered = self.updates.call(py, None, |updates, _| apart(updates.offer(gradient, index)));
         summed(py, offered?)
     }
 
@@ -80,9 +74,7 @@ impl PyGradientUpdates {
         let _call = Call::begin(py);
         let mut mean = array::floats_to_change(mean)?;
         let mean = mean.as_slice_mut()?;
-        let taken = self
-            .updates
-            .call(py, None, |updates, _| apart(updates.take(mean)));
+        let taken = self.updates.call(py, None, |updates, _| apart(updates.take(mean)));
         summed(py, taken?)
     }
 
@@ -90,21 +82,13 @@ impl PyGradientUpdates {
     #[pyo3(signature = (deadline = None, *, for_gradient = false))]
     fn wait(&self, py: Python<'_>, deadline: Option<f64>, for_gradient: bool) -> PyResult<bool> {
         let deadline = deadline.map(|seconds| wait::seconds(py, "deadline", seconds));
-        let until = deadline
-            .transpose()?
-            .map(|longest| Instant::now() + longest);
-        let waited = self.updates.call_until(py, until, |updates, wait| {
-            apart(updates.wait(for_gradient, wait))
-        });
+        let until = deadline.transpose()?.map(|longest| Instant::now() + longest);
+        let waited = self.updates.call_until(py, until, |updates, wait| apart(updates.wait(for_gradient, wait)));
         summed(py, waited?)
     }
 
     #[doc = stub_doc!("GradientUpdates.restart")]
-    fn restart(
-        &self,
-        py: Python<'_>,
-        #[pyo3(from_py_with = integer::index)] index: u64,
-    ) -> PyResult<()> {
+    fn restart(&self, py: Python<'_>, #[pyo3(from_py_with = integer::index)] index: u64) -> PyResult<()> {
         self.updates.call(py, None, |updates, _| {
             updates.restart(index);
             Ok(())
@@ -114,9 +98,7 @@ impl PyGradientUpdates {
     #[doc = stub_doc!("GradientUpdates.contributions")]
     fn contributions<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let _call = Call::begin(py);
-        let counted = self
-            .updates
-            .call(py, None, |updates, _| Ok(updates.contributions()))?;
+        let counted = self.updates.call(py, None, |updates, _| Ok(updates.contributions()))?;
         let counts = PyDict::new(py);
         for (name, count) in [
             ("offered", counted.offered),
@@ -144,8 +126,6 @@ impl PyGradientUpdates {
     }
 
     fn __reduce__(&self) -> PyResult<()> {
-        Err(PyTypeError::new_err(
-            "a GradientUpdates cannot be pickled: join in the other process",
-        ))
+        Err(PyTypeError::new_err("a GradientUpdates cannot be pickled: join in the other process"))
     }
 }

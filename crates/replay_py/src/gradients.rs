@@ -48,9 +48,7 @@ impl SharedWorker {
         work: impl FnOnce(&mut GradientWorker) -> Result<T, WorkerError>,
     ) -> Result<Summed<T>> {
         let mut worker = self.worker.take(wait)?;
-        let worker = worker
-            .as_mut()
-            .ok_or(Error::Closed("this gradient worker"))?;
+        let worker = worker.as_mut().ok_or(Error::Closed("this gradient worker"))?;
         let done = work(worker);
         self.round.store(worker.next_round(), Ordering::Relaxed);
         apart(done)
@@ -76,8 +74,7 @@ pub fn summed<T>(py: Python<'_>, done: Summed<T>) -> PyResult<T> {
 
 /// Parses `ip:port`.
 pub fn socket_address(py: Python<'_>, text: &str) -> PyResult<SocketAddr> {
-    text.parse()
-        .map_err(|_| error::config(py, format!("{text:?} is no IP address and port")))
+    text.parse().map_err(|_| error::config(py, format!("{text:?} is no IP address and port")))
 }
 
 /// Display name of a worker: `name` unless it is empty.
@@ -85,10 +82,7 @@ pub fn worker_name(py: Python<'_>, name: &str) -> PyResult<String> {
     if !name.is_empty() {
         return Ok(name.to_owned());
     }
-    let host: String = py
-        .import("socket")?
-        .call_method0("gethostname")?
-        .extract()?;
+    let host: String = py.import("socket")?.call_method0("gethostname")?.extract()?;
     let process = format!(", process {}", std::process::id());
     let host = packet::cut(&host, MAX_NAME - process.len());
     Ok(format!("{host}{process}"))
@@ -107,10 +101,7 @@ impl PyGradientWorker {
         let station = station.map(|station| &station.config);
         if let (Some(via), Some(_)) = (via, station) {
             let advice = "a station sends to the server's own address: leave one of them out";
-            return Err(error::config(
-                py,
-                format!("both via ({via}) and station: {advice}"),
-            ));
+            return Err(error::config(py, format!("both via ({via}) and station: {advice}")));
         }
         let worker = wait::blocking(py, None, None, |wait| {
             let joined = GradientWorker::join(client, request, via, station, wait);
@@ -118,17 +109,11 @@ impl PyGradientWorker {
         })?;
         let worker = summed(py, worker)?;
         let round = AtomicU64::new(worker.next_round());
-        let shared = SharedWorker {
-            worker: Exclusive::new("gradient worker", Some(worker)),
-            round,
-        };
+        let shared = SharedWorker { worker: Exclusive::new("gradient worker", Some(worker)), round };
         Ok(PyGradientWorker {
             worker: ProcessLocal::new("gradient worker", Arc::new(shared)),
             deadline: request.deadline.as_secs_f64(),
-            description: format!(
-                "{} of {} in {:?}",
-                request.worker, request.workers, request.job
-            ),
+            description: format!("{} of {} in {:?}", request.worker, request.workers, request.job),
         })
     }
 
@@ -140,9 +125,8 @@ impl PyGradientWorker {
 
     fn call(&self, py: Python<'_>, command: Control, deadline: Option<f64>) -> PyResult<()> {
         let until = self.until(py, deadline)?;
-        let called = self.worker.call_until(py, until, |shared, wait| {
-            shared.with(wait, |worker| worker.call(command, wait))
-        });
+        let called =
+            self.worker.call_until(py, until, |shared, wait| shared.with(wait, |worker| worker.call(command, wait)));
         summed(py, called?)
     }
 }
@@ -165,20 +149,14 @@ context_manager!(PyGradientWorker, |worker, py, failed| match failed {
 impl PyGradientWorker {
     #[doc = stub_doc!("GradientWorker.sum")]
     #[pyo3(signature = (values, *, mean = false, deadline = None))]
-    fn sum(
-        &self,
-        py: Python<'_>,
-        values: &Bound<'_, PyAny>,
-        mean: bool,
-        deadline: Option<f64>,
-    ) -> PyResult<u32> {
+    fn sum(&self, py: Python<'_>, values: &Bound<'_, PyAny>, mean: bool, deadline: Option<f64>) -> PyResult<u32> {
         let _call = Call::begin(py);
         let mut values = array::floats_to_change(values)?;
         let values = values.as_slice_mut()?;
         let until = self.until(py, deadline)?;
-        let sum = self.worker.call_until(py, until, |shared, wait| {
-            shared.with(wait, |worker| worker.sum(values, mean, wait))
-        });
+        let sum = self
+            .worker
+            .call_until(py, until, |shared, wait| shared.with(wait, |worker| worker.sum(values, mean, wait)));
         Ok(summed(py, sum?)?.workers)
     }
 
@@ -231,8 +209,6 @@ impl PyGradientWorker {
     }
 
     fn __reduce__(&self) -> PyResult<()> {
-        Err(PyTypeError::new_err(
-            "a GradientWorker cannot be pickled: join in the other process",
-        ))
+        Err(PyTypeError::new_err("a GradientWorker cannot be pickled: join in the other process"))
     }
 }

@@ -15,10 +15,7 @@
 //!
 //! CPython unwinds no call when it finalizes.
 
-#![expect(
-    clippy::disallowed_methods,
-    reason = "other files call the functions here"
-)]
+#![expect(clippy::disallowed_methods, reason = "other files call the functions here")]
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -100,9 +97,7 @@ impl Call {
             return None;
         }
         CALLS.set(calls + 1);
-        Some(Call {
-            _thread: PhantomData,
-        })
+        Some(Call { _thread: PhantomData })
     }
 }
 
@@ -124,9 +119,7 @@ struct Detached {
 impl Detached {
     fn begin() -> Self {
         leave();
-        Detached {
-            calls: CALLS.replace(0),
-        }
+        Detached { calls: CALLS.replace(0) }
     }
 }
 
@@ -167,8 +160,7 @@ pub fn watch_end(py: Python<'_>) -> PyResult<()> {
     })?;
     let after_in_child = PyDict::new(py);
     after_in_child.set_item("after_in_child", forked)?;
-    py.import("os")?
-        .call_method("register_at_fork", (), Some(&after_in_child))?;
+    py.import("os")?.call_method("register_at_fork", (), Some(&after_in_child))?;
     Ok(())
 }
 

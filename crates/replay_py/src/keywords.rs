@@ -21,13 +21,9 @@ pub fn refuse<'py>(
     let py = name.py();
     let _call = Call::begin(py);
     let callable = callable()?;
-    let signature = py
-        .import("inspect")?
-        .call_method1("signature", (&callable,))?;
+    let signature = py.import("inspect")?.call_method1("signature", (&callable,))?;
     let known = signature.getattr("parameters")?;
-    let near = py
-        .import("difflib")?
-        .call_method1("get_close_matches", (&name, &known, 1))?;
+    let near = py.import("difflib")?.call_method1("get_close_matches", (&name, &known, 1))?;
     let hint = match near.get_item(0) {
         Ok(near) => format!("Did you mean {}?", near.repr()?),
         Err(_) => {

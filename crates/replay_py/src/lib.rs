@@ -22,10 +22,7 @@
 //!
 //! Types, shapes and errors are documented in `python/innet_drl/_core.pyi`, whose docstrings are compiled in (`stub_doc`).
 
-#![expect(
-    clippy::too_many_arguments,
-    reason = "methods in Python have keyword arguments"
-)]
+#![expect(clippy::too_many_arguments, reason = "methods in Python have keyword arguments")]
 
 use std::ffi::OsString;
 
@@ -108,10 +105,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<view::PyWindow>()?;
     module.add_class::<writer::PyWriter>()?;
     // Not in `__all__`: for pickles.
-    module.setattr(
-        "_restored_batch",
-        wrap_pyfunction!(batch::restored_batch, module)?,
-    )?;
+    module.setattr("_restored_batch", wrap_pyfunction!(batch::restored_batch, module)?)?;
     module.add_function(wrap_pyfunction!(connect::connect, module)?)?;
     module.add_function(wrap_pyfunction!(run_server_cli, module)?)?;
     Ok(())

@@ -24,9 +24,7 @@ pub fn start() {
             .with_target(env!("CARGO_CRATE_NAME"), LevelFilter::INFO)
             .with_default(LevelFilter::WARN);
         // A program with a subscriber of its own keeps it.
-        let _ = tracing_subscriber::registry()
-            .with(PythonLogging.with_filter(targets))
-            .try_init();
+        let _ = tracing_subscriber::registry().with(PythonLogging.with_filter(targets)).try_init();
     });
 }
 
@@ -64,10 +62,7 @@ impl<S: Subscriber> Layer<S> for PythonLogging {
 }
 
 fn log(py: Python<'_>, level: u8, text: &str) -> PyResult<()> {
-    py.import("logging")?
-        .call_method1("getLogger", ("innet_drl",))?
-        .call_method1("log", (level, "%s", text))
-        .map(drop)
+    py.import("logging")?.call_method1("getLogger", ("innet_drl",))?.call_method1("log", (level, "%s", text)).map(drop)
 }
 
 /// The message of an event, and its fields as ` name=value`.

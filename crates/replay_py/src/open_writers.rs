@@ -30,11 +30,7 @@ pub struct WriterState {
 
 impl WriterState {
     /// Runs `work` on the writer.
-    pub fn call(
-        &self,
-        wait: &Wait<'_>,
-        work: impl FnOnce(&mut Writer<Error>) -> Result<()>,
-    ) -> Result<()> {
+    pub fn call(&self, wait: &Wait<'_>, work: impl FnOnce(&mut Writer<Error>) -> Result<()>) -> Result<()> {
         let mut writer = self.writer.take(wait)?;
         let done = work(&mut writer);
         if done.is_ok() && self.awaited.load(Ordering::Relaxed) > 0 {
@@ -52,11 +48,8 @@ impl WriterState {
     /// Sends the open chunks for a sample that waits for them. The writer's next call raises errors other than an interrupt.
     fn send_open(&self, wait: &Wait<'_>) -> Result<()> {
         let soon = Instant::now() + SEND_WITHIN;
-        let wait = Wait {
-            deadline: Some(wait.deadline.map_or(soon, |deadline| deadline.min(soon))),
-            notice: None,
-            ..*wait
-        };
+        let wait =
+            Wait { deadline: Some(wait.deadline.map_or(soon, |deadline| deadline.min(soon))), notice: None, ..*wait };
         let sent = self.writer.take(&wait).and_then(|mut writer| {
             let sent = writer.flush(&wait);
             *lock(&self.counters) = writer.counters();
@@ -96,17 +89,12 @@ impl OpenWriters {
     fn of_table(&self, table: &str) -> Vec<Arc<WriterState>> {
         let writers = lock(&self.writers);
         let of_table = writers.iter().filter(|(of, _)| of == table);
-        of_table
-            .filter_map(|(_, writer)| writer.upgrade())
-            .collect()
+        of_table.filter_map(|(_, writer)| writer.upgrade()).collect()
     }
 
     /// Number of samples that wait for steps of the table.
     pub fn awaited(&self, table: &str) -> Arc<AtomicUsize> {
-        lock(&self.awaited)
-            .entry(table.to_owned())
-            .or_default()
-            .clone()
+        lock(&self.awaited).entry(table.to_owned()).or_default().clone()
     }
 
     /// Advice for a wait for steps of a table: windows that these writers dropped.
@@ -149,10 +137,7 @@ impl OpenWriters {
         mut attempt: impl FnMut(&Wait<'_>) -> Result<T>,
     ) -> Result<T> {
         if !(allow_short || self.of_table(table).is_empty()) {
-            let at_once = Wait {
-                deadline: Some(Instant::now()),
-                ..*wait
-            };
+            let at_once = Wait { deadline: Some(Instant::now()), ..*wait };
             match attempt(&at_once) {
                 Err(error) if error.waited_for().is_some_and(WaitReason::is_for_writers) => {}
                 // Also where the connection broke: a try without time does not reconnect.
@@ -167,8 +152,5 @@ impl OpenWriters {
 
 /// Whether a call that had more time might succeed.
 fn is_for_lack_of_time(error: &Error) -> bool {
-    matches!(
-        error.code(),
-        ErrorCode::Deadline | ErrorCode::Connect | ErrorCode::Disconnected
-    )
+    matches!(error.code(), ErrorCode::Deadline | ErrorCode::Connect | ErrorCode::Disconnected)
 }

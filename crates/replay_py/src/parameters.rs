@@ -29,12 +29,7 @@ pub struct PyParameters {
 
 impl PyParameters {
     /// The tensors of a file: NumPy arrays, or torch tensors on `device`.
-    pub fn new(
-        py: Python<'_>,
-        version: u64,
-        contents: Contents,
-        device: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<Self> {
+    pub fn new(py: Python<'_>, version: u64, contents: Contents, device: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
         let Contents { stored, mut memory } = contents;
         // Moving the memory into its owner does not move the bytes, in either variant.
         let start = memory.as_mut_ptr();
@@ -56,21 +51,14 @@ impl PyParameters {
             };
             tensors.set_item(entry.name, tensor)?;
         }
-        Ok(PyParameters {
-            version,
-            tensors: tensors.unbind(),
-        })
+        Ok(PyParameters { version, tensors: tensors.unbind() })
     }
 }
 
 #[pymethods]
 impl PyParameters {
     fn __repr__(&self, py: Python<'_>) -> String {
-        format!(
-            "<Parameters version {}, {} tensors>",
-            self.version,
-            self.tensors.bind(py).len()
-        )
+        format!("<Parameters version {}, {} tensors>", self.version, self.tensors.bind(py).len())
     }
 }
 
@@ -92,11 +80,7 @@ pub struct TensorView<'a> {
 
 impl View for &TensorView<'_> {
     fn dtype(&self) -> FileDtype {
-        if self.to_bfloat16 {
-            FileDtype::BF16
-        } else {
-            self.dtype
-        }
+        if self.to_bfloat16 { FileDtype::BF16 } else { self.dtype }
     }
 
     fn shape(&self) -> &[usize] {
@@ -118,21 +102,12 @@ impl View for &TensorView<'_> {
     }
 
     fn data_len(&self) -> usize {
-        if self.to_bfloat16 {
-            2 * self.shape.iter().product::<usize>()
-        } else {
-            self.bytes.len()
-        }
+        if self.to_bfloat16 { 2 * self.shape.iter().product::<usize>() } else { self.bytes.len() }
     }
 }
 
 fn narrowed<const N: usize>(bytes: &[u8], narrow: impl Fn([u8; N]) -> [u8; 2]) -> Vec<u8> {
-    bytes
-        .as_chunks::<N>()
-        .0
-        .iter()
-        .flat_map(|&value| narrow(value))
-        .collect()
+    bytes.as_chunks::<N>().0.iter().flat_map(|&value| narrow(value)).collect()
 }
 
 /// Takes the arrays or torch tensors of a mapping, without copying those that are contiguous and on the CPU.
@@ -153,10 +128,7 @@ pub fn collect<'py>(
         None => false,
         Some("bfloat16") => true,
         Some(other) => {
-            return Err(error::config(
-                py,
-                format!("dtype is None or \"bfloat16\", got {other:?}"),
-            ));
+            return Err(error::config(py, format!("dtype is None or \"bfloat16\", got {other:?}")));
         }
     };
     tensors
@@ -192,18 +164,9 @@ fn to_tensor<'py>(
         }
     }
     let array = array::read(&value, None, refuse)?;
-    let dtype = if is_bfloat16 {
-        FileDtype::BF16
-    } else {
-        file_dtype(array.dtype)
-    };
+    let dtype = if is_bfloat16 { FileDtype::BF16 } else { file_dtype(array.dtype) };
     let float = matches!(dtype, FileDtype::F16 | FileDtype::F32 | FileDtype::F64);
-    Ok(Tensor {
-        name,
-        dtype,
-        array,
-        to_bfloat16: to_bfloat16 && float,
-    })
+    Ok(Tensor { name, dtype, array, to_bfloat16: to_bfloat16 && float })
 }
 
 /// The contents of tensors, by name.
@@ -214,9 +177,7 @@ pub fn views<'a>(tensors: &'a [Tensor<'_>]) -> HashMap<&'a str, TensorView<'a>> 
         bytes: tensor.array.bytes(),
         to_bfloat16: tensor.to_bfloat16,
     };
-    let named = tensors
-        .iter()
-        .map(|tensor| (tensor.name.as_str(), view(tensor)));
+    let named = tensors.iter().map(|tensor| (tensor.name.as_str(), view(tensor)));
     named.collect()
 }
 
@@ -224,10 +185,7 @@ pub fn views<'a>(tensors: &'a [Tensor<'_>]) -> HashMap<&'a str, TensorView<'a>> 
 pub fn write(name: &str, tensors: &HashMap<&str, TensorView<'_>>) -> replay_core::Result<Bytes> {
     safetensors::serialize(tensors, None)
         .map(Bytes::from)
-        .map_err(|error| replay_core::Error::Parameters {
-            name: name.to_owned(),
-            reason: error.to_string(),
-        })
+        .map_err(|error| replay_core::Error::Parameters { name: name.to_owned(), reason: error.to_string() })
 }
 
 /// The tensors of a file, in memory that belongs to the reader.
@@ -262,17 +220,12 @@ impl TensorMemory {
 
 /// Reads a safetensors file; bfloat16, which NumPy does not have, becomes float32.
 pub fn read(name: &str, file: Bytes) -> replay_core::Result<Contents> {
-    let refuse = |reason: String| replay_core::Error::Parameters {
-        name: name.to_owned(),
-        reason,
-    };
+    let refuse = |reason: String| replay_core::Error::Parameters { name: name.to_owned(), reason };
     let parsed = SafeTensors::deserialize(&file).map_err(|error| refuse(error.to_string()))?;
     let tensors = parsed.iter().map(|(key, view)| {
         let dtype = view.dtype();
         if python_dtype(dtype).is_none() {
-            return Err(refuse(format!(
-                "tensor {key:?} has elements of {dtype:?}, which NumPy does not have"
-            )));
+            return Err(refuse(format!("tensor {key:?} has elements of {dtype:?}, which NumPy does not have")));
         }
         let start = view.data().as_ptr().addr() - file.as_ptr().addr();
         Ok(StoredTensor {
@@ -293,10 +246,7 @@ pub fn read(name: &str, file: Bytes) -> replay_core::Result<Contents> {
     }
     // A file without other references needs no copy.
     Ok(match file.try_into_mut() {
-        Ok(file) => Contents {
-            stored,
-            memory: TensorMemory::Received(file),
-        },
+        Ok(file) => Contents { stored, memory: TensorMemory::Received(file) },
         Err(shared) => unpack(stored, &shared),
     })
 }
@@ -304,9 +254,7 @@ pub fn read(name: &str, file: Bytes) -> replay_core::Result<Contents> {
 /// Copies tensors out of a file.
 fn unpack(mut stored: Vec<StoredTensor>, file: &[u8]) -> Contents {
     let widening = |entry: &StoredTensor| if entry.dtype == FileDtype::BF16 { 2 } else { 1 };
-    let size = |entry: &StoredTensor| {
-        (widening(entry) * entry.range.len()).next_multiple_of(Buffer::ALIGNMENT)
-    };
+    let size = |entry: &StoredTensor| (widening(entry) * entry.range.len()).next_multiple_of(Buffer::ALIGNMENT);
     let mut buffer = Buffer::zeros(stored.iter().map(size).sum());
     let mut rest = buffer.as_mut_slice();
     let mut start = 0;
@@ -316,11 +264,7 @@ fn unpack(mut stored: Vec<StoredTensor>, file: &[u8]) -> Contents {
         let (to, after) = std::mem::take(&mut rest).split_at_mut(size(entry));
         rest = after;
         if entry.dtype == FileDtype::BF16 {
-            let values = from
-                .as_chunks()
-                .0
-                .iter()
-                .map(|&bits| bf16::from_le_bytes(bits).to_f32());
+            let values = from.as_chunks().0.iter().map(|&bits| bf16::from_le_bytes(bits).to_f32());
             for (to, value) in to.as_chunks_mut().0.iter_mut().zip(values) {
                 *to = value.to_ne_bytes();
             }
@@ -330,10 +274,7 @@ fn unpack(mut stored: Vec<StoredTensor>, file: &[u8]) -> Contents {
         entry.range = start..start + len;
         start += to.len();
     }
-    Contents {
-        stored,
-        memory: TensorMemory::Unpacked(buffer),
-    }
+    Contents { stored, memory: TensorMemory::Unpacked(buffer) }
 }
 
 const DTYPES: [(Dtype, FileDtype); 12] = [

@@ -67,11 +67,7 @@ impl Closing {
     /// enough.
     pub fn ended(&self, begun: u32) -> Option<&'static str> {
         let ended = self.0.closes.load(Ordering::Relaxed) != begun;
-        if ended {
-            Some(self.0.what)
-        } else {
-            self.closed()
-        }
+        if ended { Some(self.0.what) } else { self.closed() }
     }
 
     /// Name of the object or of its replay, if it is closed.
@@ -161,17 +157,9 @@ impl<T: Send> ProcessLocal<T> {
         Ok(part)
     }
 
-    fn with(
-        replay: Option<Closing>,
-        what: &'static str,
-        value: T,
-        end: fn(T) -> Result<()>,
-    ) -> Self {
+    fn with(replay: Option<Closing>, what: &'static str, value: T, end: fn(T) -> Result<()>) -> Self {
         ProcessLocal {
-            open: Arc::new(Open {
-                value: Mutex::new(Some(value)),
-                end,
-            }),
+            open: Arc::new(Open { value: Mutex::new(Some(value)), end }),
             process: std::process::id(),
             closing: Closing::new(what, replay),
         }
@@ -220,9 +208,7 @@ impl<T: Send> ProcessLocal<T> {
         if let Some(what) = self.closing.closed() {
             return Err(Closing::exception(py, what));
         }
-        self.lock()
-            .clone()
-            .ok_or_else(|| Closing::exception(py, self.closing.0.what))
+        self.lock().clone().ok_or_else(|| Closing::exception(py, self.closing.0.what))
     }
 
     /// Runs a blocking call without the interpreter lock, at most until `deadline`; `close` ends it.
@@ -282,10 +268,7 @@ impl<T: Send> Drop for ProcessLocal<T> {
         }
         // Without the interpreter lock, because dropping may join threads and end connections. During the interpreter's
         // shutdown there are no other Python threads.
-        #[expect(
-            clippy::disallowed_methods,
-            reason = "the interpreter that drops the object has the lock"
-        )]
+        #[expect(clippy::disallowed_methods, reason = "the interpreter that drops the object has the lock")]
         Python::try_attach(|py| interpreter::detach(py, || drop(value)));
     }
 }

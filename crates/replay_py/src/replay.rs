@@ -97,9 +97,7 @@ impl Backend {
             *updates = self.replay.updates()?;
         }
         let channel = updates.as_mut();
-        channel
-            .map(|channel| channel.send(table, ids, priorities, wait))
-            .transpose()
+        channel.map(|channel| channel.send(table, ids, priorities, wait)).transpose()
     }
 
     /// Updates a table's priorities, without waiting for the answer unless `applied`.
@@ -115,13 +113,8 @@ impl Backend {
             return Ok(receipt);
         }
         let earlier = self.flush_updates(wait)?;
-        let receipt = self
-            .replay
-            .update_priorities(table, ids, priorities, wait)?;
-        Ok(UpdateReceipt {
-            applied: earlier.applied + receipt.applied,
-            stale: earlier.stale + receipt.stale,
-        })
+        let receipt = self.replay.update_priorities(table, ids, priorities, wait)?;
+        Ok(UpdateReceipt { applied: earlier.applied + receipt.applied, stale: earlier.stale + receipt.stale })
     }
 
     /// Waits for outstanding updates, and returns the counts since the last call.
@@ -168,12 +161,7 @@ impl PyReplay {
         Self::served(Arc::new(client), first, &names, namespace)
     }
 
-    fn served(
-        replay: Arc<dyn Commands>,
-        client: Arc<Client>,
-        at: &str,
-        namespace: Option<Namespace>,
-    ) -> Self {
+    fn served(replay: Arc<dyn Commands>, client: Arc<Client>, at: &str, namespace: Option<Namespace>) -> Self {
         let inside = namespace.as_ref().map(|name| format!(", namespace {name}"));
         let location = format!("at {at}{}", inside.unwrap_or_default());
         let backend = Backend {
@@ -186,12 +174,7 @@ impl PyReplay {
         Self::over(backend, location)
     }
 
-    pub fn make_tables(
-        &self,
-        py: Python<'_>,
-        tables: Tables<'_>,
-        timeout: Option<f64>,
-    ) -> PyResult<()> {
+    pub fn make_tables(&self, py: Python<'_>, tables: Tables<'_>, timeout: Option<f64>) -> PyResult<()> {
         for table in tables.0 {
             self.create_table(py, &table, timeout)?;
         }
@@ -222,21 +205,12 @@ impl PyReplay {
         timeout: Option<f64>,
         work: impl FnOnce(&dyn Replay<Error>, &Wait<'_>) -> Result<T> + Send,
     ) -> PyResult<T> {
-        self.backend.call(py, timeout, |backend, wait| {
-            work(backend.replay.as_ref(), wait)
-        })
+        self.backend.call(py, timeout, |backend, wait| work(backend.replay.as_ref(), wait))
     }
 
-    fn command(
-        &self,
-        py: Python<'_>,
-        timeout: Option<f64>,
-        command: impl Into<RequestBody>,
-    ) -> PyResult<()> {
+    fn command(&self, py: Python<'_>, timeout: Option<f64>, command: impl Into<RequestBody>) -> PyResult<()> {
         let command = command.into();
-        self.backend.call(py, timeout, |backend, wait| {
-            backend.replay.command(command, wait)
-        })
+        self.backend.call(py, timeout, |backend, wait| backend.replay.command(command, wait))
     }
 }
 
@@ -251,9 +225,7 @@ impl PyReplay {
     )]
     fn create_table(&self, py: Python<'_>, table: &PyTable, timeout: Option<f64>) -> PyResult<()> {
         self.forget_decoders(&table.config.name);
-        self.call(py, timeout, |replay, wait| {
-            replay.create_table(&table.config, wait)
-        })
+        self.call(py, timeout, |replay, wait| replay.create_table(&table.config, wait))
     }
 
     #[doc = stub_doc!("Replay.table")]
@@ -263,9 +235,7 @@ impl PyReplay {
     )]
     fn table(&self, py: Python<'_>, name: &str, timeout: Option<f64>) -> PyResult<PyTable> {
         let config = self.call(py, timeout, |replay, wait| replay.table_config(name, wait))?;
-        Ok(PyTable {
-            config: TableConfig::clone(&config),
-        })
+        Ok(PyTable { config: TableConfig::clone(&config) })
     }
 
     #[doc = stub_doc!("Replay.empty_table")]
@@ -303,9 +273,7 @@ impl PyReplay {
         let _call = Call::begin(py);
         let tensors = parameters::collect(py, name, tensors, dtype)?;
         let views = parameters::views(&tensors);
-        self.call(py, timeout, |replay, wait| {
-            replay.put_parameters(name, parameters::write(name, &views)?, wait)
-        })
+        self.call(py, timeout, |replay, wait| replay.put_parameters(name, parameters::write(name, &views)?, wait))
     }
 
     #[doc = stub_doc!("Replay.drop_parameters")]
@@ -344,21 +312,15 @@ impl PyReplay {
             let tensors = parameters::read(name, found.bytes)?;
             Ok(Some((found.version, tensors)))
         })?;
-        found
-            .map(|(version, tensors)| PyParameters::new(py, version, tensors, device.as_ref()))
-            .transpose()
+        found.map(|(version, tensors)| PyParameters::new(py, version, tensors, device.as_ref())).transpose()
     }
 
     #[doc = stub_doc!("Replay.tables")]
     #[pyo3(signature = (timeout = wait::TIMEOUT), text_signature = "($self, timeout=60.0)")]
     fn tables(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<BTreeMap<String, PyTable>> {
         let _call = Call::begin(py);
-        let tables = self
-            .call(py, timeout, |replay, wait| replay.list(wait))?
-            .tables;
-        let named = tables
-            .into_iter()
-            .map(|config| (config.name.clone(), PyTable { config }));
+        let tables = self.call(py, timeout, |replay, wait| replay.list(wait))?.tables;
+        let named = tables.into_iter().map(|config| (config.name.clone(), PyTable { config }));
         Ok(named.collect())
     }
 
@@ -366,12 +328,8 @@ impl PyReplay {
     #[pyo3(signature = (timeout = wait::TIMEOUT), text_signature = "($self, timeout=60.0)")]
     fn parameters(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<BTreeMap<String, u64>> {
         let _call = Call::begin(py);
-        let parameters = self
-            .call(py, timeout, |replay, wait| replay.list(wait))?
-            .parameters;
-        let versions = parameters
-            .into_iter()
-            .map(|listed| (listed.name, listed.version));
+        let parameters = self.call(py, timeout, |replay, wait| replay.list(wait))?.parameters;
+        let versions = parameters.into_iter().map(|listed| (listed.name, listed.version));
         Ok(versions.collect())
     }
 
@@ -380,8 +338,7 @@ impl PyReplay {
     fn stats<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, PyAny>> {
         let _call = Call::begin(py);
         let stats = self.call(py, timeout, |replay, wait| replay.stats(wait))?;
-        py.import("json")?
-            .call_method1("loads", (stats.to_string(),))
+        py.import("json")?.call_method1("loads", (stats.to_string(),))
     }
 
     #[doc = stub_doc!("Replay.close")]

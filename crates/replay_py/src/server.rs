@@ -63,13 +63,9 @@ fn udp(py: Python<'_>, address: &str) -> PyResult<SocketAddr> {
 
 /// Settings of the server's extensions: gradient sums at a UDP address.
 pub fn extensions(py: Python<'_>, gradients: Option<&str>) -> PyResult<ExtensionSettings> {
-    let config = GradientsConfig {
-        gradients: gradients.map(|at| udp(py, at)).transpose()?,
-        ..GradientsConfig::default()
-    };
-    config
-        .settings()
-        .map_err(|error| error::to_python(py, error))
+    let config =
+        GradientsConfig { gradients: gradients.map(|at| udp(py, at)).transpose()?, ..GradientsConfig::default() };
+    config.settings().map_err(|error| error::to_python(py, error))
 }
 
 /// The interval of snapshots, in seconds.
@@ -84,24 +80,14 @@ pub fn http(py: Python<'_>, address: &str) -> PyResult<HttpAddress> {
 
 impl PyServer {
     /// A server of the memory of `replay`; closing the replay ends it.
-    pub fn start(
-        py: Python<'_>,
-        memory: Arc<Memory>,
-        replay: Closing,
-        config: &ServerConfig,
-    ) -> PyResult<Self> {
+    pub fn start(py: Python<'_>, memory: Arc<Memory>, replay: Closing, config: &ServerConfig) -> PyResult<Self> {
         let server = wait::unlocked(py, || Server::start(config, memory))?;
         let addresses = server.addresses().iter().map(Address::to_string).collect();
         let extensions = server.server().service().extensions().iter();
         let mut gradients = extensions.filter(|one| one.name() == gradients_net::NAME);
         let gradients = gradients.next().and_then(|one| one.address());
         let http = server.http().map(HttpAddress::to_string);
-        Ok(PyServer {
-            server: ProcessLocal::within(py, replay, "server", server, end)?,
-            addresses,
-            gradients,
-            http,
-        })
+        Ok(PyServer { server: ProcessLocal::within(py, replay, "server", server, end)?, addresses, gradients, http })
     }
 }
 

@@ -35,13 +35,11 @@ impl PyStation {
     ) -> PyResult<Self> {
         keywords::refuse(unknown, || Ok(py.get_type::<PyStation>().into_any()))?;
         let address: SocketAddrV4 = address.parse().map_err(|_| {
-            let wanted =
-                "a free IPv4 address of the device's network and a port, such as 10.0.0.3:7711";
+            let wanted = "a free IPv4 address of the device's network and a port, such as 10.0.0.3:7711";
             error::config(py, format!("address is {wanted}, got {address:?}"))
         })?;
         let gateway = gateway.map(|text| {
-            text.parse::<Ipv4Addr>()
-                .map_err(|_| error::config(py, format!("gateway is an IPv4 address, got {text:?}")))
+            text.parse::<Ipv4Addr>().map_err(|_| error::config(py, format!("gateway is an IPv4 address, got {text:?}")))
         });
         Ok(PyStation {
             config: DpdkConfig {
@@ -58,12 +56,7 @@ impl PyStation {
     }
 
     fn __repr__(&self) -> String {
-        let DpdkConfig {
-            devices,
-            address,
-            prefix,
-            ..
-        } = &self.config;
+        let DpdkConfig { devices, address, prefix, .. } = &self.config;
         format!("<Station {address}/{prefix} on {}>", devices.join(", "))
     }
 }

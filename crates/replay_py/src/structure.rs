@@ -13,8 +13,7 @@ impl Structure {
     pub fn of<'a>(names: impl IntoIterator<Item = &'a str>) -> Self {
         let mut root = Structure::default();
         for name in names {
-            name.split('/')
-                .fold(&mut root, |parent, part| parent.add(part));
+            name.split('/').fold(&mut root, |parent, part| parent.add(part));
         }
         root
     }
@@ -31,9 +30,7 @@ impl Structure {
     /// The part of this name.
     pub fn get(&self, part: &str) -> Option<&Structure> {
         let mut parts = self.0.iter();
-        parts
-            .find(|(known, _)| known == part)
-            .map(|(_, structure)| structure)
+        parts.find(|(known, _)| known == part).map(|(_, structure)| structure)
     }
 
     /// Whether it is one array.
@@ -69,10 +66,7 @@ impl Structure {
             _ => {
                 let kind = if is_tuple { "tuple" } else { "dictionary" };
                 let got = value.get_type().name()?;
-                return Err(refuse(format!(
-                    "{path:?} is a {kind} with the parts {}, got one {got}",
-                    names()
-                )));
+                return Err(refuse(format!("{path:?} is a {kind} with the parts {}, got one {got}", names())));
             }
         };
         for (index, (part, structure)) in self.0.iter().enumerate() {
@@ -80,12 +74,8 @@ impl Structure {
                 true => value.get_item(index),
                 false => value.get_item(part),
             };
-            let found = found.map_err(|_| {
-                refuse(format!(
-                    "{path:?} has the parts {}, and {part:?} is missing",
-                    names()
-                ))
-            })?;
+            let found =
+                found.map_err(|_| refuse(format!("{path:?} has the parts {}, and {part:?} is missing", names())))?;
             structure.read(&format!("{path}/{part}"), &found, refuse, read)?;
         }
         if size > self.0.len() {

@@ -35,11 +35,8 @@ impl PySumTree {
         entries: usize,
         work: impl FnOnce(&PriorityIndex) -> replay_core::Result<T> + Send,
     ) -> PyResult<T> {
-        let result = if entries < RELEASED_FROM {
-            work(&self.index)
-        } else {
-            interpreter::detach(py, || work(&self.index))
-        };
+        let result =
+            if entries < RELEASED_FROM { work(&self.index) } else { interpreter::detach(py, || work(&self.index)) };
         result.map_err(|error| error::to_python(py, error))
     }
 }
@@ -61,19 +58,12 @@ impl PySumTree {
     ) -> PyResult<Self> {
         keywords::refuse(unknown, || Ok(py.get_type::<PySumTree>().into_any()))?;
         PriorityIndex::new(capacity, priority_exponent, priority_unit_log2, seed)
-            .map(|index| PySumTree {
-                index: Box::new(index),
-            })
+            .map(|index| PySumTree { index: Box::new(index) })
             .map_err(|error| error::to_python(py, error))
     }
 
     #[doc = stub_doc!("SumTree.update")]
-    fn update(
-        &self,
-        py: Python<'_>,
-        indexes: &Bound<'_, PyAny>,
-        priorities: &Bound<'_, PyAny>,
-    ) -> PyResult<()> {
+    fn update(&self, py: Python<'_>, indexes: &Bound<'_, PyAny>, priorities: &Bound<'_, PyAny>) -> PyResult<()> {
         let _call = Call::begin(py);
         let indexes = array::numbers(indexes, "indexes", &INDEXES)?;
         let priorities = array::numbers(priorities, "priorities", &array::PRIORITIES)?;
@@ -90,9 +80,7 @@ impl PySumTree {
         beta: f64,
     ) -> PyResult<PySampledIndexes> {
         let _call = Call::begin(py);
-        let sampled = self.run(py, batch_size as usize, |tree| {
-            tree.sample(batch_size, beta)
-        })?;
+        let sampled = self.run(py, batch_size as usize, |tree| tree.sample(batch_size, beta))?;
         Ok(PySampledIndexes::new(py, &sampled))
     }
 
@@ -141,9 +129,6 @@ impl PySampledIndexes {
     }
 
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
-        Ok(format!(
-            "<SampledIndexes: {} of indexes, probabilities, weights>",
-            self.__len__(py)?
-        ))
+        Ok(format!("<SampledIndexes: {} of indexes, probabilities, weights>", self.__len__(py)?))
     }
 }

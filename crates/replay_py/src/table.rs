@@ -41,16 +41,14 @@ impl PyColumn {
         let element = known.ok_or_else(|| {
             error::config(
                 py,
-                format!(
-                    "a column's dtype is bool, an integer or a float of this machine's byte order; got {dtype}"
-                ),
+                format!("a column's dtype is bool, an integer or a float of this machine's byte order; got {dtype}"),
             )
         })?;
         let mut column = Column::new("", element, shape.0);
         column.finite = finite;
         if let Some(name) = codec {
-            column.codec = Codec::from_name(name)
-                .map_err(|error| error::config(py, format!("a column's codec: {error}")))?;
+            column.codec =
+                Codec::from_name(name).map_err(|error| error::config(py, format!("a column's codec: {error}")))?;
         }
         Ok(PyColumn { column })
     }
@@ -80,11 +78,7 @@ impl PyColumn {
     }
 
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
-        let finite = if self.column.finite {
-            ""
-        } else {
-            ", finite=False"
-        };
+        let finite = if self.column.finite { "" } else { ", finite=False" };
         Ok(format!(
             "Column({:?}, shape={}, codec={:?}{finite})",
             self.column.dtype.name(),
@@ -93,18 +87,11 @@ impl PyColumn {
         ))
     }
 
-    fn __reduce__<'py>(
-        slf: &Bound<'py, Self>,
-    ) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyTuple>)> {
+    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyTuple>)> {
         let py = slf.py();
         let this = slf.get();
         let column = &this.column;
-        let arguments = (
-            column.dtype.name(),
-            this.shape(py)?,
-            this.codec(),
-            column.finite,
-        );
+        let arguments = (column.dtype.name(), this.shape(py)?, this.codec(), column.finite);
         Ok((slf.get_type().into_any(), arguments.into_pyobject(py)?))
     }
 }
@@ -120,12 +107,10 @@ impl<'py> FromPyObject<'_, 'py> for Shape {
         if let Ok(one) = value.extract::<u32>() {
             return Ok(Shape(vec![one]));
         }
-        value.extract::<Vec<u32>>().map(Shape).map_err(|_| {
-            error::config(
-                value.py(),
-                format!("a shape is a tuple of positive integers, got {}", *value),
-            )
-        })
+        value
+            .extract::<Vec<u32>>()
+            .map(Shape)
+            .map_err(|_| error::config(value.py(), format!("a shape is a tuple of positive integers, got {}", *value)))
     }
 }
 
@@ -184,9 +169,7 @@ impl PyTable {
             columns,
             capacity,
             capacity_bytes,
-            sampler: sampler
-                .parse()
-                .map_err(|reason| error::config(py, format!("sampler: {reason}")))?,
+            sampler: sampler.parse().map_err(|reason| error::config(py, format!("sampler: {reason}")))?,
             priority_exponent,
             priority_unit_log2,
             live_max_priority,
@@ -197,9 +180,7 @@ impl PyTable {
             max_version_lag,
             view: view.map(|view| view.0),
         };
-        config
-            .validate()
-            .map_err(|error| error::to_python(py, error))?;
+        config.validate().map_err(|error| error::to_python(py, error))?;
         Ok(PyTable { config })
     }
 
@@ -231,12 +212,7 @@ impl PyTable {
     fn columns<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let columns = PyDict::new(py);
         for column in &self.config.columns {
-            let value = PyColumn {
-                column: Column {
-                    name: String::new(),
-                    ..column.clone()
-                },
-            };
+            let value = PyColumn { column: Column { name: String::new(), ..column.clone() } };
             columns.set_item(&column.name, Bound::new(py, value)?)?;
         }
         Ok(columns)
@@ -274,10 +250,7 @@ fn to_column(name: String, definition: &Bound<'_, PyAny>) -> PyResult<Column> {
     } else {
         PyColumn::new(py, definition, Shape(Vec::new()), None, true)?
     };
-    Ok(Column {
-        name,
-        ..value.column
-    })
+    Ok(Column { name, ..value.column })
 }
 
 /// Bytes of a text without a limit of its own.
@@ -287,11 +260,7 @@ const TEXT_BYTES: usize = 256;
 ///
 /// # Errors
 /// `ConfigError` for a space whose values have no fixed size.
-fn space_columns<'py>(
-    name: &str,
-    space: &Bound<'py, PyAny>,
-    columns: &Bound<'py, PyDict>,
-) -> PyResult<()> {
+fn space_columns<'py>(name: &str, space: &Bound<'py, PyAny>, columns: &Bound<'py, PyDict>) -> PyResult<()> {
     let py = space.py();
     let attribute = |name| {
         let found = space.getattr_opt(name);
@@ -306,11 +275,7 @@ fn space_columns<'py>(
             for part in parts.items()?.iter() {
                 let (part, space): (Bound<'_, PyAny>, Bound<'_, PyAny>) = part.extract()?;
                 match part.extract::<String>() {
-                    Ok(part)
-                        if !part.contains('/')
-                            && part.parse::<u64>().is_err()
-                            && !part.is_empty() =>
-                    {
+                    Ok(part) if !part.contains('/') && part.parse::<u64>().is_err() && !part.is_empty() => {
                         space_columns(&format!("{name}/{part}"), &space, columns)?;
                     }
                     _ => {
@@ -364,10 +329,7 @@ impl<'py> FromPyObject<'_, 'py> for Tables<'py> {
         match value.extract() {
             Ok(table) => Ok(Tables(vec![table])),
             Err(_) => value.extract().map(Tables).map_err(|_| {
-                PyTypeError::new_err(format!(
-                    "tables is a Table or a sequence of them, got {}",
-                    value.get_type()
-                ))
+                PyTypeError::new_err(format!("tables is a Table or a sequence of them, got {}", value.get_type()))
             }),
         }
     }

@@ -20,9 +20,7 @@ pub fn to_bytes<'py>(
     let may_be_text = match value.cast::<PyUntypedArray>() {
         Ok(array) => holds_text(array),
         Err(_) => {
-            value.is_instance_of::<PyString>()
-                || value.is_instance_of::<PyList>()
-                || value.is_instance_of::<PyTuple>()
+            value.is_instance_of::<PyString>() || value.is_instance_of::<PyList>() || value.is_instance_of::<PyTuple>()
         }
     };
     if !may_be_text {

@@ -18,14 +18,10 @@ pub fn device<'py>(py: Python<'py>, name: &Bound<'py, PyAny>) -> PyResult<Bound<
 ///
 /// # Errors
 /// Its exceptions.
-pub fn call<'py>(
-    name: &Bound<'py, PyString>,
-    arguments: impl PyCallArgs<'py>,
-) -> PyResult<Bound<'py, PyAny>> {
+pub fn call<'py>(name: &Bound<'py, PyString>, arguments: impl PyCallArgs<'py>) -> PyResult<Bound<'py, PyAny>> {
     let py = name.py();
     // An import takes as long as a tensor.
     static MODULE: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
-    let module =
-        MODULE.get_or_try_init(py, || py.import("innet_drl.batches").map(Bound::unbind))?;
+    let module = MODULE.get_or_try_init(py, || py.import("innet_drl.batches").map(Bound::unbind))?;
     module.bind(py).getattr(name)?.call1(arguments)
 }

@@ -15,8 +15,7 @@ use crate::{error, integer, keywords};
 const PADDINGS: [(&str, Padding); 2] = [("zero", Padding::Zero), ("repeat", Padding::RepeatFirst)];
 
 fn check(py: Python<'_>, view: ViewSpec) -> PyResult<()> {
-    view.check_numbers()
-        .map_err(|error| error::to_python(py, error))
+    view.check_numbers().map_err(|error| error::to_python(py, error))
 }
 
 #[doc = stub_doc!("NStep")]
@@ -144,10 +143,7 @@ impl<'py> FromPyObject<'_, 'py> for Columns {
     fn extract(value: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
         let _call = Call::begin(value.py());
         value.extract().map(Columns).map_err(|_| {
-            PyTypeError::new_err(format!(
-                "state is a sequence of names of columns, as [\"hidden\"], got {}",
-                *value
-            ))
+            PyTypeError::new_err(format!("state is a sequence of names of columns, as [\"hidden\"], got {}", *value))
         })
     }
 }

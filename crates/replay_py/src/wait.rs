@@ -29,13 +29,9 @@ pub const MAX_SECONDS: f64 = 1e9;
 pub fn deadline(py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Instant>> {
     let limited = timeout.filter(|&seconds| seconds != f64::INFINITY);
     let duration = limited.map(|value| {
-        within(value, |value| {
-            format!("timeout is in seconds, 0 to 1e9, or None to wait without limit; got {value}")
-        })
+        within(value, |value| format!("timeout is in seconds, 0 to 1e9, or None to wait without limit; got {value}"))
     });
-    let duration = duration
-        .transpose()
-        .map_err(|reason| error::config(py, reason))?;
+    let duration = duration.transpose().map_err(|reason| error::config(py, reason))?;
     Ok(duration.map(|duration| Instant::now() + duration))
 }
 
@@ -48,10 +44,7 @@ pub fn seconds(py: Python<'_>, argument: &str, seconds: f64) -> PyResult<Duratio
     within(seconds, refused).map_err(|reason| error::config(py, reason))
 }
 
-fn within(
-    seconds: f64,
-    refused: impl FnOnce(Number) -> String,
-) -> std::result::Result<Duration, String> {
+fn within(seconds: f64, refused: impl FnOnce(Number) -> String) -> std::result::Result<Duration, String> {
     match (0.0..=MAX_SECONDS).contains(&seconds) {
         true => Ok(Duration::from_secs_f64(seconds)),
         false => Err(refused(Number(seconds))),
@@ -121,11 +114,7 @@ pub fn blocking_advised<T: Send>(
                 None => true,
             }
         };
-        work(&Wait {
-            deadline,
-            interrupted: &interrupted,
-            notice: Some(&WaitNotice::advised(advice)),
-        })
+        work(&Wait { deadline, interrupted: &interrupted, notice: Some(&WaitNotice::advised(advice)) })
     });
     if let Some(raised) = lock(&raised).take().or_else(|| RAISED.take()) {
         return Err(raised);

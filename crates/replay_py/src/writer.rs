@@ -98,24 +98,14 @@ impl PyWriter {
         row: &[u32],
     ) -> PyResult<Input<'py>> {
         let shape = self.shape(steps, row);
-        let expected = Expected {
-            dtype,
-            shape: &shape,
-        };
+        let expected = Expected { dtype, shape: &shape };
         array::read(value, Some(expected), |reason| {
             let reason = format!("{name:?} has to be {}{shape:?}: {reason}", dtype.name());
             error::schema(value.py(), &self.config.name, reason)
         })
     }
 
-    fn refuse(
-        &self,
-        py: Python<'_>,
-        steps: Option<usize>,
-        name: &str,
-        expected: &str,
-        got: &Input<'_>,
-    ) -> PyErr {
+    fn refuse(&self, py: Python<'_>, steps: Option<usize>, name: &str, expected: &str, got: &Input<'_>) -> PyErr {
         let (shape, words) = match steps {
             Some(_) => (self.shape(steps, &[]), "steps, environments"),
             None => (self.shape(steps, &[]), "environments"),
@@ -123,20 +113,11 @@ impl PyWriter {
         error::schema(
             py,
             &self.config.name,
-            format!(
-                "{name:?} has to be {expected}{shape:?} ({words}), got {}{:?}",
-                got.dtype.name(),
-                got.shape
-            ),
+            format!("{name:?} has to be {expected}{shape:?} ({words}), got {}{:?}", got.dtype.name(), got.shape),
         )
     }
 
-    fn flags(
-        &self,
-        steps: Option<usize>,
-        name: &str,
-        value: &Bound<'_, PyAny>,
-    ) -> PyResult<Vec<bool>> {
+    fn flags(&self, steps: Option<usize>, name: &str, value: &Bound<'_, PyAny>) -> PyResult<Vec<bool>> {
         let input = self.read(steps, name, value, Dtype::Bool, &[])?;
         if input.dtype != Dtype::Bool || input.shape != self.shape(steps, &[]) {
             return Err(self.refuse(value.py(), steps, name, "bool", &input));
@@ -160,16 +141,10 @@ impl PyWriter {
         column: &str,
         value: &Bound<'py, PyAny>,
     ) -> PyResult<Input<'py>> {
-        let found = self
-            .config
-            .columns
-            .iter()
-            .find(|known| known.name == column);
+        let found = self.config.columns.iter().find(|known| known.name == column);
         match found {
             Some(column) => {
-                let refuse = |reason| {
-                    error::schema(value.py(), &self.config.name, format!("{name:?}: {reason}"))
-                };
+                let refuse = |reason| error::schema(value.py(), &self.config.name, format!("{name:?}: {reason}"));
                 let text = text::to_bytes(column, value, refuse)?;
                 let value = text.as_ref().unwrap_or(value);
                 self.read(steps, name, value, column.dtype, &column.shape)
@@ -283,15 +258,12 @@ impl PyWriter {
     }
 
     fn counters(&self, py: Python<'_>) -> PyResult<WriterCounters> {
-        self.writer
-            .call(py, None, |writer, _| Ok(*lock(&writer.counters)))
+        self.writer.call(py, None, |writer, _| Ok(*lock(&writer.counters)))
     }
 
     /// Whether the last call ended at its deadline or by a signal.
     fn is_late(&self, py: Python<'_>) -> bool {
-        let late = self.writer.call(py, None, |writer, _| {
-            Ok(writer.late.load(Ordering::Relaxed))
-        });
+        let late = self.writer.call(py, None, |writer, _| Ok(writer.late.load(Ordering::Relaxed)));
         late.unwrap_or(false)
     }
 
@@ -319,9 +291,7 @@ fn values<'a>(input: &'a Input<'_>) -> Values<'a> {
 
 fn by_column<'a>(inputs: &'a [(String, Input<'_>)]) -> Vec<(&'a str, Values<'a>)> {
     let inputs = inputs.iter();
-    inputs
-        .map(|(column, input)| (column.as_str(), values(input)))
-        .collect()
+    inputs.map(|(column, input)| (column.as_str(), values(input))).collect()
 }
 
 attributes! { PyWriter as "Writer", |writer, py|
@@ -372,16 +342,7 @@ impl PyWriter {
         columns: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<()> {
         let _call = Call::begin(py);
-        let rows = Rows {
-            terminated,
-            truncated,
-            first,
-            r#final,
-            q,
-            priority,
-            final_q,
-            columns,
-        };
+        let rows = Rows { terminated, truncated, first, r#final, q, priority, final_q, columns };
         self.append_rows(py, &rows, None, timeout)
     }
 
@@ -408,16 +369,7 @@ impl PyWriter {
         columns: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<()> {
         let _call = Call::begin(py);
-        let rows = Rows {
-            terminated,
-            truncated,
-            first,
-            r#final,
-            q,
-            priority,
-            final_q,
-            columns,
-        };
+        let rows = Rows { terminated, truncated, first, r#final, q, priority, final_q, columns };
         // Only the steps: `flags` checks the rest.
         let block = array::read(terminated, None, |reason| {
             error::schema(py, &self.config.name, format!("\"terminated\": {reason}"))
@@ -440,16 +392,13 @@ impl PyWriter {
     /// For the recorder: the parts of each column as dictionaries, and `None` for one array.
     #[getter]
     fn _parts<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        self.structure
-            .to_dict(py, "", &|_| Ok(py.None().into_bound(py)))
+        self.structure.to_dict(py, "", &|_| Ok(py.None().into_bound(py)))
     }
 
     #[doc = stub_doc!("Writer.flush")]
     #[pyo3(signature = (timeout = wait::TIMEOUT), text_signature = "($self, timeout=60.0)")]
     fn flush(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
-        self.writer.call(py, timeout, |writer, wait| {
-            writer.call(wait, |writer| writer.flush(wait))
-        })
+        self.writer.call(py, timeout, |writer, wait| writer.call(wait, |writer| writer.flush(wait)))
     }
 
     #[doc = stub_doc!("Writer.close")]
@@ -467,9 +416,6 @@ impl PyWriter {
     }
 
     fn __repr__(&self) -> String {
-        format!(
-            "<Writer {:?} of table {:?}, {} environments>",
-            self.name, self.config.name, self.num_envs
-        )
+        format!("<Writer {:?} of table {:?}, {} environments>", self.name, self.config.name, self.num_envs)
     }
 }

@@ -94,8 +94,7 @@ pub fn verify(token: &str, side: Side, transcript: &Transcript, claimed: &[u8; 3
 }
 
 fn mac(token: &str, side: Side, transcript: &Transcript) -> Hmac<Sha256> {
-    let mut mac =
-        Hmac::<Sha256>::new_from_slice(token.as_bytes()).expect("HMAC takes keys of any length");
+    let mut mac = Hmac::<Sha256>::new_from_slice(token.as_bytes()).expect("HMAC takes keys of any length");
     mac.update(match side {
         Side::Client => b"innet client",
         Side::Server => b"innet server",
@@ -127,12 +126,9 @@ mod tests {
         assert!(verify("secret", Side::Client, &here, &good));
         assert!(!verify("Secret", Side::Client, &here, &good));
         assert!(!verify("secret", Side::Server, &here, &good));
-        for other in [
-            transcript(2, 1, Some(3)),
-            transcript(1, 1, Some(3)),
-            transcript(1, 2, Some(4)),
-            transcript(1, 2, None),
-        ] {
+        for other in
+            [transcript(2, 1, Some(3)), transcript(1, 1, Some(3)), transcript(1, 2, Some(4)), transcript(1, 2, None)]
+        {
             assert!(!verify("secret", Side::Client, &other, &good));
         }
     }
@@ -155,9 +151,6 @@ mod tests {
     fn a_short_token_is_refused_with_the_way_to_a_good_one() {
         assert!(check_token("0123456789abcdef").is_ok());
         let error = check_token("0123456789abcde").unwrap_err().to_string();
-        assert!(
-            error.contains("15") && error.contains("openssl rand"),
-            "{error}"
-        );
+        assert!(error.contains("15") && error.contains("openssl rand"), "{error}");
     }
 }

@@ -76,11 +76,7 @@ pub fn decode_request(frame: Frame) -> Result<Request> {
     let rest = Rest::new(frame.payload.clone(), frame.control_bytes() + SMALL_LISTS);
     let body = RequestBody::read(root, &rest)?;
     refuse_unused(&rest)?;
-    Ok(Request {
-        id: root.get_id(),
-        deadline_ms: root.get_deadline_ms(),
-        body,
-    })
+    Ok(Request { id: root.get_id(), deadline_ms: root.get_deadline_ms(), body })
 }
 
 /// The reply in a frame.
@@ -93,10 +89,7 @@ pub fn decode_reply(frame: Frame) -> Result<Reply> {
     let rest = Rest::new(frame.payload.clone(), REPLY_LISTS * frame.control_bytes());
     let body = ReplyBody::read(root, &rest)?;
     refuse_unused(&rest)?;
-    Ok(Reply {
-        id: root.get_id(),
-        body,
-    })
+    Ok(Reply { id: root.get_id(), body })
 }
 
 fn reader(frame: &Frame) -> Result<Reader<BufferSegments<&[u8]>>> {

@@ -24,12 +24,7 @@ pub enum Error {
     #[error(
         "the server speaks protocol {server} (release {server_release}), this client {client} (release {client_release}); install the same release at both ends"
     )]
-    Version {
-        server: u32,
-        server_release: String,
-        client: u32,
-        client_release: String,
-    },
+    Version { server: u32, server_release: String, client: u32, client_release: String },
     /// A missing or wrong token, or a failed TLS handshake.
     #[error("authentication failed: {0}")]
     Authentication(String),

@@ -41,10 +41,7 @@ pub struct Rest {
 impl Rest {
     /// The payload, and a budget of `room` bytes for lists.
     pub fn new(payload: Bytes, room: usize) -> Self {
-        Rest {
-            payload: Cell::new(payload),
-            room: Cell::new(room),
-        }
+        Rest { payload: Cell::new(payload), room: Cell::new(room) }
     }
 
     /// Takes the payload.
@@ -53,9 +50,11 @@ impl Rest {
     }
 
     fn take_room(&self, bytes: usize) -> Result<()> {
-        let left = self.room.get().checked_sub(bytes).ok_or_else(|| {
-            Error::Protocol("a message whose lists are much longer decoded than encoded".into())
-        })?;
+        let left = self
+            .room
+            .get()
+            .checked_sub(bytes)
+            .ok_or_else(|| Error::Protocol("a message whose lists are much longer decoded than encoded".into()))?;
         self.room.set(left);
         Ok(())
     }
@@ -211,18 +210,11 @@ pub fn read<T: Message>(reader: capnp::Result<Reader<'_, T>>, rest: &Rest) -> Re
 }
 
 /// A struct that may be missing.
-pub fn read_optional<T: Message>(
-    there: bool,
-    reader: capnp::Result<Reader<'_, T>>,
-    rest: &Rest,
-) -> Result<Option<T>> {
+pub fn read_optional<T: Message>(there: bool, reader: capnp::Result<Reader<'_, T>>, rest: &Rest) -> Result<Option<T>> {
     there.then(|| read(reader, rest)).transpose()
 }
 
-pub fn read_list<T: Message>(
-    list: capnp::Result<struct_list::Reader<'_, T::Struct>>,
-    rest: &Rest,
-) -> Result<Vec<T>> {
+pub fn read_list<T: Message>(list: capnp::Result<struct_list::Reader<'_, T::Struct>>, rest: &Rest) -> Result<Vec<T>> {
     let list = list.map_err(malformed)?;
     rest.take_room(list.len() as usize * size_of::<T>())?;
     // Not `collect`: an iterator of results has no lower size hint, so it would reallocate.
@@ -233,10 +225,7 @@ pub fn read_list<T: Message>(
     Ok(values)
 }
 
-pub fn write_list<T: Message>(
-    mut list: struct_list::Builder<'_, T::Struct>,
-    values: &[T],
-) -> Result<()> {
+pub fn write_list<T: Message>(mut list: struct_list::Builder<'_, T::Struct>, values: &[T]) -> Result<()> {
     for (i, value) in values.iter().enumerate() {
         value.write(list.reborrow().get(i as u32))?;
     }
@@ -258,7 +247,5 @@ pub fn malformed(error: capnp::Error) -> Error {
 }
 
 pub fn unknown(error: NotInSchema) -> Error {
-    Error::Protocol(format!(
-        "a message with a variant that this release does not know: {error}"
-    ))
+    Error::Protocol(format!("a message with a variant that this release does not know: {error}"))
 }

@@ -28,23 +28,13 @@ pub struct FrameLimits {
 
 impl FrameLimits {
     /// Limits for a peer that is not authenticated.
-    pub const HANDSHAKE: FrameLimits = FrameLimits {
-        max_frame_bytes: 1 << 16,
-        max_control_bytes: 1 << 16,
-    };
+    pub const HANDSHAKE: FrameLimits = FrameLimits { max_frame_bytes: 1 << 16, max_control_bytes: 1 << 16 };
 
     /// Frames of up to `max_frame_bytes`, of which the control message takes up to 16 MiB: enough for
     /// 600,000 items in a push or in a batch.
     pub const fn new(max_frame_bytes: u64) -> Self {
-        let control = if max_frame_bytes < 1 << 24 {
-            max_frame_bytes as u32
-        } else {
-            1 << 24
-        };
-        FrameLimits {
-            max_frame_bytes,
-            max_control_bytes: control,
-        }
+        let control = if max_frame_bytes < 1 << 24 { max_frame_bytes as u32 } else { 1 << 24 };
+        FrameLimits { max_frame_bytes, max_control_bytes: control }
     }
 }
 
@@ -71,10 +61,7 @@ impl Header {
     /// [`Error::Protocol`] for invalid lengths; [`Error::TooLarge`] beyond the limits.
     pub fn parse(bytes: [u8; HEADER_BYTES], limits: &FrameLimits) -> Result<Self> {
         let [a, b, c, d, e, f, g, h] = bytes;
-        let header = Header {
-            control: u32::from_le_bytes([a, b, c, d]),
-            payload: u32::from_le_bytes([e, f, g, h]),
-        };
+        let header = Header { control: u32::from_le_bytes([a, b, c, d]), payload: u32::from_le_bytes([e, f, g, h]) };
         if header.control == 0 || !header.control.is_multiple_of(8) {
             return Err(Error::Protocol(format!(
                 "a frame starts with a control length of {}, which is no positive multiple of 8: the peer does not speak this protocol",
@@ -121,10 +108,7 @@ impl Frame {
     pub fn new(control: &[u8], payload: Bytes) -> Self {
         let mut words = Word::allocate_zeroed_vec(control.len().div_ceil(8));
         Word::words_to_bytes_mut(&mut words)[..control.len()].copy_from_slice(control);
-        Frame {
-            control: words,
-            payload,
-        }
+        Frame { control: words, payload }
     }
 
     /// Bytes of the control message.
@@ -148,12 +132,7 @@ impl IncomingFrame {
     pub fn new(header: Header) -> Self {
         let mut payload = Vec::with_capacity(header.payload as usize);
         advise_huge_pages(payload.spare_capacity_mut());
-        IncomingFrame {
-            control: Word::allocate_zeroed_vec(header.control as usize / 8),
-            filled: 0,
-            payload,
-            header,
-        }
+        IncomingFrame { control: Word::allocate_zeroed_vec(header.control as usize / 8), filled: 0, payload, header }
     }
 
     /// The missing part of the control message, to be filled from the front; empty once it is complete.
@@ -186,19 +165,9 @@ impl IncomingFrame {
     /// # Panics
     /// When a part is missing.
     pub fn finish(self) -> Frame {
-        assert_eq!(
-            self.filled, self.header.control as usize,
-            "a whole control message"
-        );
-        assert_eq!(
-            self.payload.len(),
-            self.header.payload as usize,
-            "a whole payload"
-        );
-        Frame {
-            control: self.control,
-            payload: Bytes::from(self.payload),
-        }
+        assert_eq!(self.filled, self.header.control as usize, "a whole control message");
+        assert_eq!(self.payload.len(), self.header.payload as usize, "a whole payload");
+        Frame { control: self.control, payload: Bytes::from(self.payload) }
     }
 }
 
@@ -216,24 +185,13 @@ pub struct OutgoingFrame {
 impl OutgoingFrame {
     /// A frame from `head`, which has [`HEADER_BYTES`] free bytes before the control message, and a payload. `credit` is
     /// delivered once the last byte is written, and returned if that never happens.
-    pub(super) fn new(
-        mut head: Vec<u8>,
-        payload: Vec<Bytes>,
-        credit: Option<Box<dyn SampleCredit>>,
-    ) -> Result<Self> {
+    pub(super) fn new(mut head: Vec<u8>, payload: Vec<Bytes>, credit: Option<Box<dyn SampleCredit>>) -> Result<Self> {
         let control = limited("a control message, in bytes,", head.len() - HEADER_BYTES)?;
         let payload_bytes = payload.iter().map(|s| s.as_ref().len()).sum();
         let payload_bytes = limited("a payload, in bytes,", payload_bytes)?;
         head[..4].copy_from_slice(&control.to_le_bytes());
         head[4..HEADER_BYTES].copy_from_slice(&payload_bytes.to_le_bytes());
-        Ok(OutgoingFrame {
-            head,
-            payload,
-            payload_bytes,
-            credit,
-            part: 0,
-            offset: 0,
-        })
+        Ok(OutgoingFrame { head, payload, payload_bytes, credit, part: 0, offset: 0 })
     }
 
     /// Control message and payload together, as the peer's `max_frame_bytes` counts them.

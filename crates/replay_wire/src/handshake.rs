@@ -52,11 +52,7 @@ impl Challenged {
 impl Handshake {
     /// Handshakes of a server.
     pub fn new(tokens: Tokens, incarnation: u64, max_frame_bytes: u64) -> Self {
-        Handshake {
-            tokens: RwLock::new(Arc::new(tokens)),
-            incarnation,
-            max_frame_bytes,
-        }
+        Handshake { tokens: RwLock::new(Arc::new(tokens)), incarnation, max_frame_bytes }
     }
 
     /// Replaces the tokens for later challenges.
@@ -68,11 +64,7 @@ impl Handshake {
     ///
     /// # Errors
     /// [`Error::Version`] for a client of another protocol.
-    pub fn challenge(
-        &self,
-        hello: &Hello,
-        channel_binding: Option<ChannelBinding>,
-    ) -> Result<(Challenge, Challenged)> {
+    pub fn challenge(&self, hello: &Hello, channel_binding: Option<ChannelBinding>) -> Result<(Challenge, Challenged)> {
         if hello.protocol != PROTOCOL {
             return Err(Error::Version {
                 server: PROTOCOL,
@@ -84,11 +76,7 @@ impl Handshake {
         let tokens = self.tokens.read().unwrap_or_else(PoisonError::into_inner);
         let challenged = Challenged {
             tokens: Arc::clone(&tokens),
-            transcript: Transcript {
-                client_nonce: hello.nonce,
-                server_nonce: random()?,
-                channel_binding,
-            },
+            transcript: Transcript { client_nonce: hello.nonce, server_nonce: random()?, channel_binding },
         };
         let challenge = Challenge {
             protocol: PROTOCOL,
@@ -107,15 +95,8 @@ impl Handshake {
     /// [`Error::Authentication`] when it is missing or wrong.
     pub fn role_of(&self, sent: Option<&str>) -> Result<Role> {
         let tokens = self.tokens.read().unwrap_or_else(PoisonError::into_inner);
-        let transcript = Transcript {
-            client_nonce: random()?,
-            server_nonce: random()?,
-            channel_binding: None,
-        };
-        let challenged = Challenged {
-            tokens: Arc::clone(&tokens),
-            transcript,
-        };
+        let transcript = Transcript { client_nonce: random()?, server_nonce: random()?, channel_binding: None };
+        let challenged = Challenged { tokens: Arc::clone(&tokens), transcript };
         drop(tokens);
         let proof = sent.map(|token| auth::proof(token, Side::Client, &transcript));
         let authenticated = self.authenticate(&challenged, proof)?;
@@ -126,16 +107,9 @@ impl Handshake {
     ///
     /// # Errors
     /// [`Error::Authentication`] when it is missing or wrong.
-    pub fn authenticate(
-        &self,
-        challenged: &Challenged,
-        proof: Option<[u8; 32]>,
-    ) -> Result<Authenticated> {
+    pub fn authenticate(&self, challenged: &Challenged, proof: Option<[u8; 32]>) -> Result<Authenticated> {
         if !challenged.needs_token() {
-            return Ok(Authenticated {
-                role: Role::Operator,
-                proof: None,
-            });
+            return Ok(Authenticated { role: Role::Operator, proof: None });
         }
         let refuse = |reason: &str| Err(Error::Authentication(reason.to_owned()));
         let Some(proof) = proof else {
@@ -144,19 +118,17 @@ impl Handshake {
             );
         };
         let transcript = &challenged.transcript;
-        let proved =
-            |(_, token): &&(Role, Secret)| auth::verify(&token.0, Side::Client, transcript, &proof);
+        let proved = |(_, token): &&(Role, Secret)| auth::verify(&token.0, Side::Client, transcript, &proof);
         match challenged.tokens.iter().find(proved) {
-            Some((role, token)) => Ok(Authenticated {
-                role: *role,
-                proof: Some(auth::proof(&token.0, Side::Server, transcript)),
-            }),
+            Some((role, token)) => {
+                Ok(Authenticated { role: *role, proof: Some(auth::proof(&token.0, Side::Server, transcript)) })
+            }
             None if transcript.channel_binding.is_some() => refuse(
                 "the server has another token than the client, or TLS ends at a relay between them: use a token that the server was started with, and connect to the server itself",
             ),
-            None => refuse(
-                "the server has another token than the client: use a token that the server was started with",
-            ),
+            None => {
+                refuse("the server has another token than the client: use a token that the server was started with")
+            }
         }
     }
 }

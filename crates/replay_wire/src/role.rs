@@ -40,9 +40,7 @@ impl Role {
             request: request.name(),
             allowed_by: match required {
                 Role::Operator => "the server's operator token (--token-file)",
-                _ => {
-                    "the server's learner token (--learner-token-file) or operator token (--token-file)"
-                }
+                _ => "the server's learner token (--learner-token-file) or operator token (--token-file)",
             },
         })
     }

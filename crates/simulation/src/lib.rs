@@ -156,10 +156,7 @@ impl Sim {
                     return value;
                 }
             }
-            assert!(
-                self.stack.jump_to_next_timer(),
-                "every task of the simulation waits and no timer is set"
-            );
+            assert!(self.stack.jump_to_next_timer(), "every task of the simulation waits and no timer is set");
         }
     }
 }
@@ -193,9 +190,7 @@ impl SimStack {
     pub fn set_service_times(&self, times: ServiceTimes) {
         let mut world = self.world.borrow_mut();
         let queues = Queues::new(times, world.now);
-        world
-            .machines
-            .insert(self.program, Rc::new(RefCell::new(queues)));
+        world.machines.insert(self.program, Rc::new(RefCell::new(queues)));
     }
 
     /// Time that the processors of this program's machine have worked.
@@ -235,19 +230,15 @@ impl SimStack {
         let mut world = self.world.borrow_mut();
         let program = world.next_program;
         world.next_program += 1;
-        SimStack {
-            world: self.world.clone(),
-            program,
-        }
+        SimStack { world: self.world.clone(), program }
     }
 
     /// Ends the program of `of` at once: drops its tasks wherever they wait, which closes its connections and listeners.
     pub fn kill(&self, of: &SimStack) {
         let mut world = self.world.borrow_mut();
         let tasks = std::mem::take(&mut world.tasks);
-        let (killed, others): (BTreeMap<_, _>, _) = tasks
-            .into_iter()
-            .partition(|(_, (program, _))| *program == of.program);
+        let (killed, others): (BTreeMap<_, _>, _) =
+            tasks.into_iter().partition(|(_, (program, _))| *program == of.program);
         world.tasks = others;
         world.paused.remove(&of.program);
         // Tasks use the world as they are dropped.
@@ -278,11 +269,7 @@ impl SimStack {
     pub fn links(&self) -> Vec<SimLink> {
         let mut world = self.world.borrow_mut();
         world.links.retain(|link| link.upgrade(self).is_some());
-        world
-            .links
-            .iter()
-            .filter_map(|link| link.upgrade(self))
-            .collect()
+        world.links.iter().filter_map(|link| link.upgrade(self)).collect()
     }
 
     /// Adds an event to [`Self::events`].
@@ -334,11 +321,7 @@ impl SimStack {
         };
         self.note(id);
         let waker = Waker::from(Arc::new(TaskWaker { task: id, ready }));
-        if task
-            .as_mut()
-            .poll(&mut Context::from_waker(&waker))
-            .is_pending()
-        {
+        if task.as_mut().poll(&mut Context::from_waker(&waker)).is_pending() {
             self.world.borrow_mut().tasks.insert(id, (program, task));
         }
     }
@@ -397,18 +380,11 @@ impl Stack for SimStack {
             let what = format!("cannot listen on {bound}");
             return Err(OsError::of(what)(io::ErrorKind::AddrInUse.into()).into());
         }
-        let backlog = Rc::new(RefCell::new(Backlog {
-            program: self.program,
-            connections: VecDeque::new(),
-            waker: None,
-        }));
+        let backlog =
+            Rc::new(RefCell::new(Backlog { program: self.program, connections: VecDeque::new(), waker: None }));
         world.listeners.insert(bound.clone(), backlog.clone());
         drop(world);
-        Ok(SimListener {
-            stack: self.clone(),
-            address: bound,
-            backlog,
-        })
+        Ok(SimListener { stack: self.clone(), address: bound, backlog })
     }
 
     fn address(&self, listener: &SimListener) -> Address {
@@ -438,11 +414,7 @@ impl Stack for SimStack {
     }
 
     fn sleep_until(&self, deadline: Instant) -> impl Future<Output = ()> + 'static {
-        Sleep {
-            stack: self.clone(),
-            deadline,
-            timer: None,
-        }
+        Sleep { stack: self.clone(), deadline, timer: None }
     }
 
     fn spawn(&self, task: impl Future<Output = ()> + 'static) {
@@ -454,10 +426,7 @@ impl Stack for SimStack {
     }
 
     /// Takes the time of [`Self::set_blocking`] by this world's clock.
-    async fn run_blocking<T: Send + 'static>(
-        &self,
-        work: impl FnOnce() -> T + Send + 'static,
-    ) -> Result<T> {
+    async fn run_blocking<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
         let time = self.world.borrow().blocking;
         self.sleep(time).await;
         Ok(work())
@@ -473,11 +442,7 @@ pub struct SimListener {
 
 impl Drop for SimListener {
     fn drop(&mut self) {
-        self.stack
-            .world
-            .borrow_mut()
-            .listeners
-            .remove(&self.address);
+        self.stack.world.borrow_mut().listeners.remove(&self.address);
     }
 }
 

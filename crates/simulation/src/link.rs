@@ -38,11 +38,7 @@ pub struct WeakLink {
 
 impl WeakLink {
     pub fn upgrade(&self, stack: &SimStack) -> Option<SimLink> {
-        Some(SimLink {
-            stack: stack.clone(),
-            connection: self.connection.upgrade()?,
-            end: self.end,
-        })
+        Some(SimLink { stack: stack.clone(), connection: self.connection.upgrade()?, end: self.end })
     }
 }
 
@@ -76,10 +72,7 @@ struct Pipe {
 
 impl Pipe {
     fn wake(&mut self) {
-        for waker in [self.reader.take(), self.writer.take()]
-            .into_iter()
-            .flatten()
-        {
+        for waker in [self.reader.take(), self.writer.take()].into_iter().flatten() {
             waker.wake();
         }
     }
@@ -92,45 +85,23 @@ impl Connection {
 }
 
 impl SimStream {
-    pub(super) fn pair(
-        stack: &SimStack,
-        limit: usize,
-        machine: Option<Rc<RefCell<Queues>>>,
-    ) -> (SimStream, SimStream) {
-        let pipe = || Pipe {
-            limit,
-            ..Pipe::default()
-        };
-        let connection = Rc::new(RefCell::new(Connection {
-            pipes: [pipe(), pipe()],
-            machine,
-            held: false,
-            broken: false,
-        }));
-        let end = |end| SimStream {
-            stack: stack.clone(),
-            connection: connection.clone(),
-            end,
-        };
+    pub(super) fn pair(stack: &SimStack, limit: usize, machine: Option<Rc<RefCell<Queues>>>) -> (SimStream, SimStream) {
+        let pipe = || Pipe { limit, ..Pipe::default() };
+        let connection =
+            Rc::new(RefCell::new(Connection { pipes: [pipe(), pipe()], machine, held: false, broken: false }));
+        let end = |end| SimStream { stack: stack.clone(), connection: connection.clone(), end };
         (end(0), end(1))
     }
 
     /// Fault injection from this end.
     pub fn link(&self) -> SimLink {
-        SimLink {
-            stack: self.stack.clone(),
-            connection: self.connection.clone(),
-            end: self.end,
-        }
+        SimLink { stack: self.stack.clone(), connection: self.connection.clone(), end: self.end }
     }
 }
 
 impl SimLink {
     pub(super) fn downgrade(&self) -> WeakLink {
-        WeakLink {
-            connection: Rc::downgrade(&self.connection),
-            end: self.end,
-        }
+        WeakLink { connection: Rc::downgrade(&self.connection), end: self.end }
     }
 
     /// Begins a partition: nothing arrives at either end until [`SimLink::release`].
@@ -153,8 +124,7 @@ impl SimLink {
         // Nothing has arrived during a partition.
         let held = std::mem::take(&mut connection.held);
         for pipe in &mut connection.pipes {
-            pipe.segments
-                .retain(|&(arrival, _)| arrival <= now && !held);
+            pipe.segments.retain(|&(arrival, _)| arrival <= now && !held);
         }
         connection.wake();
     }
@@ -171,11 +141,7 @@ impl SimLink {
 }
 
 impl AsyncRead for SimStream {
-    fn poll_read(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let now = self.stack.now();
         let mut connection = self.connection.borrow_mut();
         let (held, broken) = (connection.held, connection.broken);
@@ -188,11 +154,7 @@ impl AsyncRead for SimStream {
                 if most == 0 {
                     return Poll::Ready(Ok(()));
                 }
-                let part = if whole {
-                    most
-                } else {
-                    self.stack.sample_part(most)
-                };
+                let part = if whole { most } else { self.stack.sample_part(most) };
                 buffer.put_slice(&segment[..part]);
                 segment.advance(part);
                 if segment.is_empty() {
@@ -217,11 +179,7 @@ impl AsyncRead for SimStream {
 }
 
 impl AsyncWrite for SimStream {
-    fn poll_write(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let mut connection = self.connection.borrow_mut();
         if connection.broken {
             return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
@@ -264,8 +222,7 @@ impl AsyncWrite for SimStream {
         };
         // Segments do not overtake each other.
         let arrival = pipe.segments.back().map_or(sent, |last| last.0.max(sent));
-        pipe.segments
-            .push_back((arrival, Bytes::copy_from_slice(&bytes[..part])));
+        pipe.segments.push_back((arrival, Bytes::copy_from_slice(&bytes[..part])));
         // Not the bytes: ids have numbers of tables, which a process counts over all of its worlds.
         self.stack.note(part);
         pipe.waiting += part;

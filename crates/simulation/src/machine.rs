@@ -34,23 +34,12 @@ pub(super) struct Queues {
 
 impl Queues {
     pub fn new(times: ServiceTimes, now: Instant) -> Self {
-        Queues {
-            times,
-            processors: vec![now; times.processors.max(1)],
-            ports: [now; 2],
-            busy: Duration::ZERO,
-        }
+        Queues { times, processors: vec![now; times.processors.max(1)], ports: [now; 2], busy: Duration::ZERO }
     }
 
     /// Time at which a part of a message that comes at `at` has passed port and processor, in the order of its direction; `begins` if it is
     /// the first part. Messages are served in the order of the calls: a processor waits for one that is still on its way.
-    pub fn pass(
-        &mut self,
-        direction: Direction,
-        begins: bool,
-        bytes: usize,
-        at: Instant,
-    ) -> Instant {
+    pub fn pass(&mut self, direction: Direction, begins: bool, bytes: usize, at: Instant) -> Instant {
         match direction {
             Direction::Received => {
                 let received = self.pass_port(direction, bytes, at);
@@ -75,11 +64,7 @@ impl Queues {
     }
 
     fn process(&mut self, begins: bool, bytes: usize, at: Instant) -> Instant {
-        let message = if begins {
-            self.times.message
-        } else {
-            Duration::ZERO
-        };
+        let message = if begins { self.times.message } else { Duration::ZERO };
         let work = message + for_bytes(self.times.nanoseconds_per_byte, bytes);
         self.busy += work;
         let free = self.processors.iter_mut().min();

@@ -54,28 +54,16 @@ impl Config {
     /// # Errors
     /// [`Error::Config`] with the file, the line and valid values.
     pub fn read(path: &Path) -> Result<Self> {
-        let refuse = |reason: String| {
-            Error::Config(format!(
-                "F-Stack's configuration {}: {reason}",
-                path.display()
-            ))
-        };
-        let full = path
-            .canonicalize()
-            .map_err(|error| refuse(error.to_string()))?;
+        let refuse = |reason: String| Error::Config(format!("F-Stack's configuration {}: {reason}", path.display()));
+        let full = path.canonicalize().map_err(|error| refuse(error.to_string()))?;
         let text = fs::read_to_string(&full).map_err(|error| refuse(error.to_string()))?;
-        let mut config = Config {
-            path: full,
-            ..Config::default()
-        };
+        let mut config = Config { path: full, ..Config::default() };
         config.parse(&text).map_err(refuse)?;
         config.virtual_only = config.eal.iter().any(|argument| argument == "--no-pci");
         config.size_segment_buffers().map_err(refuse)?;
         let memif = |argument: &String| {
             let (name, parameters) = argument.strip_prefix("--vdev=")?.split_once(',')?;
-            let listens = parameters
-                .split(',')
-                .any(|p| ["role=server", "role=master"].contains(&p));
+            let listens = parameters.split(',').any(|p| ["role=server", "role=master"].contains(&p));
             (name.starts_with("net_memif") && !listens).then(|| name.to_owned())
         };
         config.memif_clients = config.eal.iter().filter_map(memif).collect();
@@ -99,9 +87,7 @@ impl Config {
                 continue;
             }
             let Some((key, value)) = line.split_once(['=', ':']) else {
-                return Err(format!(
-                    "line {number} is neither [section] nor key = value"
-                ));
+                return Err(format!("line {number} is neither [section] nor key = value"));
             };
             let (key, value) = (key.trim(), value.trim());
             match (section, key) {
@@ -111,23 +97,17 @@ impl Config {
                         "0" => false,
                         "1" => true,
                         _ => {
-                            return Err(format!(
-                                "line {number}: memif_segments is 0 or 1, got {value:?}"
-                            ));
+                            return Err(format!("line {number}: memif_segments is 0 or 1, got {value:?}"));
                         }
                     };
                 }
                 ("innet", _) => {
-                    return Err(format!(
-                        "line {number}: [innet] has no key {key:?}, only eal and memif_segments"
-                    ));
+                    return Err(format!("line {number}: [innet] has no key {key:?}, only eal and memif_segments"));
                 }
                 ("dpdk", "idle_sleep") => {
-                    self.idle_sleep = value.parse().map_err(|_| {
-                        format!(
-                            "line {number}: idle_sleep is a number of microseconds, got {value:?}"
-                        )
-                    })?;
+                    self.idle_sleep = value
+                        .parse()
+                        .map_err(|_| format!("line {number}: idle_sleep is a number of microseconds, got {value:?}"))?;
                 }
                 ("dpdk", "nb_vdev") => self.vdev_sections = is_nonzero(value),
                 ("dpdk", "no_huge") => self.no_huge = is_nonzero(value),
@@ -136,9 +116,7 @@ impl Config {
             }
         }
         if self.lcore_mask.is_empty() {
-            return Err(
-                "[dpdk] needs lcore_mask: the core of the loop, 1 for the first".to_owned(),
-            );
+            return Err("[dpdk] needs lcore_mask: the core of the loop, 1 for the first".to_owned());
         }
         self.cores = cores_of(&self.lcore_mask).ok_or_else(|| {
             format!(
@@ -174,9 +152,7 @@ impl Config {
             }
             for own in [",bsize=", ",zero-copy=yes"] {
                 if device.contains(own) {
-                    return Err(format!(
-                        "memif_segments = 1 has buffers of its own: take {own} out of {device}"
-                    ));
+                    return Err(format!("memif_segments = 1 has buffers of its own: take {own} out of {device}"));
                 }
             }
             device.push_str(SEGMENT_BUFFERS);
@@ -225,14 +201,9 @@ mod tests {
         .unwrap();
         assert_eq!(config.idle_sleep, 20);
         assert_eq!(config.lcore_mask, "2");
-        assert_eq!(
-            config.eal,
-            ["--no-pci", "--vdev=net_af_packet0,iface=veth1"]
-        );
+        assert_eq!(config.eal, ["--no-pci", "--vdev=net_af_packet0,iface=veth1"]);
         assert!(!config.no_huge);
-        assert!(
-            config.path.is_absolute() && config.virtual_only && config.memif_clients.is_empty()
-        );
+        assert!(config.path.is_absolute() && config.virtual_only && config.memif_clients.is_empty());
         let config = read(
             "[dpdk]\nlcore_mask=1\nno_huge=1\n[port0]\n[innet]\neal=--vdev=net_memif0,role=server,socket=a\n\
              eal=--vdev=net_memif1,socket=b,role=client\n",
@@ -252,24 +223,14 @@ mod tests {
         let memif = "--vdev=net_memif0,socket=a";
         assert_eq!(with(""), memif);
         assert_eq!(with("\nmemif_segments = 0"), memif);
-        assert_eq!(
-            with("\nmemif_segments = 1"),
-            format!("{memif},bsize=65535,rsize=7")
-        );
-        assert_eq!(
-            with(",rsize=9\nmemif_segments = 1"),
-            format!("{memif},rsize=9,bsize=65535")
-        );
+        assert_eq!(with("\nmemif_segments = 1"), format!("{memif},bsize=65535,rsize=7"));
+        assert_eq!(with(",rsize=9\nmemif_segments = 1"), format!("{memif},rsize=9,bsize=65535"));
     }
 
     #[test]
     fn a_mask_names_cores_by_hexadecimal_bits() {
-        for (mask, cores) in [
-            ("1", vec![0]),
-            ("0x2", vec![1]),
-            ("C", vec![2, 3]),
-            ("0x80000000000000001", vec![0, 67]),
-        ] {
+        for (mask, cores) in [("1", vec![0]), ("0x2", vec![1]), ("C", vec![2, 3]), ("0x80000000000000001", vec![0, 67])]
+        {
             let config = read(&format!("[dpdk]\nlcore_mask={mask}\n[port0]\n")).unwrap();
             assert_eq!((config.lcore_mask.as_str(), config.cores), (mask, cores));
         }

@@ -28,14 +28,9 @@ const LIBRARY_FOLDERS: [&str; 8] = [
 ];
 
 /// Bits of `CapEff` in `/proc/self/status` (capabilities(7)).
-const CAPABILITIES: [(u32, &str); 3] = [
-    (12, "cap_net_admin"),
-    (13, "cap_net_raw"),
-    (14, "cap_ipc_lock"),
-];
+const CAPABILITIES: [(u32, &str); 3] = [(12, "cap_net_admin"), (13, "cap_net_raw"), (14, "cap_ipc_lock")];
 
-const NO_NIC: &str =
-    "af_packet, af_xdp and memif devices need none (--stack-config FILE looks for what FILE needs)";
+const NO_NIC: &str = "af_packet, af_xdp and memif devices need none (--stack-config FILE looks for what FILE needs)";
 /// Advice for a different shared library: the build-time headers define its structures' layout.
 const BUILD_AGAIN: &str = "build this program again, with the F-Stack that it is to run with";
 const NOT_NEEDED: &str = "not needed: the configuration names virtual devices alone";
@@ -51,10 +46,7 @@ struct Linked {
 impl Linked {
     #[cfg(feature = "fstack")]
     fn here() -> Option<Self> {
-        Some(Linked {
-            release: fstack_sys::fstack::RELEASE,
-            shared: fstack_sys::fstack::shared_library(),
-        })
+        Some(Linked { release: fstack_sys::fstack::RELEASE, shared: fstack_sys::fstack::shared_library() })
     }
 
     #[cfg(not(feature = "fstack"))]
@@ -93,9 +85,7 @@ impl Machine {
             ("rights", self.rights()),
             ("cores", self.cores(config)),
         ];
-        parts
-            .map(|(part, checked)| Finding::new(part, checked))
-            .into()
+        parts.map(|(part, checked)| Finding::new(part, checked)).into()
     }
 
     fn support(&self) -> CheckResult {
@@ -120,13 +110,8 @@ impl Machine {
             return missing(found, BUILD_AGAIN);
         };
         match fs::read(self.at(&library[1..])) {
-            Ok(bytes) if crc32fast::hash(&bytes) == checksum => {
-                Ok(format!("{built}, which is {library}"))
-            }
-            _ => missing(
-                format!("{built}, and {library} is not that library"),
-                BUILD_AGAIN,
-            ),
+            Ok(bytes) if crc32fast::hash(&bytes) == checksum => Ok(format!("{built}, which is {library}")),
+            _ => missing(format!("{built}, and {library} is not that library"), BUILD_AGAIN),
         }
     }
 
@@ -137,10 +122,7 @@ impl Machine {
                 return Ok(format!("{name} in /{folder}"));
             }
         }
-        missing(
-            "librte_eal is in none of the folders for libraries",
-            "install it (Debian: apt install libdpdk-dev)",
-        )
+        missing("librte_eal is in none of the folders for libraries", "install it (Debian: apt install libdpdk-dev)")
     }
 
     fn hugepages(&self, config: &Config) -> CheckResult {
@@ -283,11 +265,8 @@ impl Machine {
             return Ok("root".to_owned());
         }
         let effective = u64::from_str_radix(&self.status("CapEff:"), 16).unwrap_or(0);
-        let lacking: Vec<&str> = CAPABILITIES
-            .iter()
-            .filter(|(bit, _)| effective >> bit & 1 == 0)
-            .map(|(_, name)| *name)
-            .collect();
+        let lacking: Vec<&str> =
+            CAPABILITIES.iter().filter(|(bit, _)| effective >> bit & 1 == 0).map(|(_, name)| *name).collect();
         if lacking.is_empty() {
             return Ok("the capabilities for network and locked memory".to_owned());
         }

@@ -102,9 +102,7 @@ impl PluggedStack for Plug {
                 }
                 Ok(_) => {}
                 Err(_) => {
-                    return refuse(format!(
-                        "{address} has a host name: with F-Stack write its IP address"
-                    ));
+                    return refuse(format!("{address} has a host name: with F-Stack write its IP address"));
                 }
             }
         }
@@ -124,9 +122,7 @@ impl PluggedStack for Plug {
         }
         self.check_built_in()?;
         let Some(file) = &options.stack_config else {
-            return refuse(format!(
-                "{address} needs F-Stack's configuration file (config)"
-            ));
+            return refuse(format!("{address} needs F-Stack's configuration file (config)"));
         };
         tcp::client(address, file)
     }

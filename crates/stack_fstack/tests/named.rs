@@ -15,29 +15,14 @@ const SERVER: &str = "stack = \"fstack\"\ntrusted_network = true\n";
 #[test]
 fn settings_that_fstack_cannot_serve_are_refused() {
     let good = "stack_config = \"a.ini\"\nlisten = [\"10.0.0.2:7710\"]\n";
-    assert_eq!(
-        read(&[SERVER, good].concat()).unwrap().stack.name(),
-        "fstack"
-    );
+    assert_eq!(read(&[SERVER, good].concat()).unwrap().stack.name(), "fstack");
     for (text, part) in [
-        (
-            "listen = [\"10.0.0.2:7710\"]",
-            "name F-Stack's configuration file",
-        ),
+        ("listen = [\"10.0.0.2:7710\"]", "name F-Stack's configuration file"),
         (&[good, "spin = true"].concat(), "F-Stack polls"),
-        (
-            &[good, "io_threads = 2"].concat(),
-            "one thread in a process",
-        ),
-        (
-            "stack_config = \"a\"\nlisten = [\"unix:///a\"]",
-            "a socket file",
-        ),
+        (&[good, "io_threads = 2"].concat(), "one thread in a process"),
+        ("stack_config = \"a\"\nlisten = [\"unix:///a\"]", "a socket file"),
         ("stack_config = \"a\"", "a loopback address"),
-        (
-            "stack_config = \"a\"\nlisten = [\"localhost:1\"]",
-            "write its IP address",
-        ),
+        ("stack_config = \"a\"\nlisten = [\"localhost:1\"]", "write its IP address"),
     ] {
         let error = read(&[SERVER, text].concat()).unwrap_err().to_string();
         assert!(error.contains(part), "{text}: {error}");
@@ -55,10 +40,7 @@ fn clients_have_addresses_of_fstack() {
         assert_eq!(text.parse::<Address>().unwrap().to_string(), text);
     }
     let error = "innet+dpdk://a".parse::<Address>().unwrap_err().to_string();
-    assert!(
-        error.ends_with("or innet+fstack://address:port for a client over F-Stack"),
-        "{error}"
-    );
+    assert!(error.ends_with("or innet+fstack://address:port for a client over F-Stack"), "{error}");
 }
 
 #[test]
@@ -68,10 +50,7 @@ fn options_that_do_not_fit_are_refused_before_anything_starts() {
         let refused = connect(&ADDRESS.parse().unwrap(), options).err();
         refused.unwrap().to_string()
     };
-    let spinning = refused(ConnectOptions {
-        spin: true,
-        ..ConnectOptions::default()
-    });
+    let spinning = refused(ConnectOptions { spin: true, ..ConnectOptions::default() });
     assert!(spinning.contains("leave spin out"), "{spinning}");
     let bare = refused(ConnectOptions::default());
     let expected = match stack_fstack::release() {

@@ -81,27 +81,16 @@ unsafe impl<T> Sync for OneThread<T> {}
 
 impl<T> OneThread<T> {
     fn new(value: T) -> Self {
-        OneThread {
-            value,
-            thread: thread::current().id(),
-        }
+        OneThread { value, thread: thread::current().id() }
     }
 
     fn get(&self) -> &T {
-        assert_eq!(
-            self.thread,
-            thread::current().id(),
-            "a world has one thread"
-        );
+        assert_eq!(self.thread, thread::current().id(), "a world has one thread");
         &self.value
     }
 
     fn get_mut(&mut self) -> &mut T {
-        assert_eq!(
-            self.thread,
-            thread::current().id(),
-            "a world has one thread"
-        );
+        assert_eq!(self.thread, thread::current().id(), "a world has one thread");
         &mut self.value
     }
 }
@@ -155,11 +144,7 @@ impl AsyncRead for Stream {
 }
 
 impl AsyncWrite for Stream {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(self.0.get_mut()).poll_write(context, bytes)
     }
 

@@ -127,12 +127,7 @@ impl SimDisk {
     /// reorder, any subset; of the unsynced bytes of a file any part, the rest old bytes or zeros.
     pub fn restart(&self) {
         let mut state = lock(&self.0);
-        let State {
-            random,
-            durable,
-            unsynced,
-            ..
-        } = &mut *state;
+        let State { random, durable, unsynced, .. } = &mut *state;
         let reordered = random.random_bool(0.5);
         let kept = random.random_range(0..=unsynced.len());
         for (at, change) in std::mem::take(unsynced).into_iter().enumerate() {
@@ -165,8 +160,7 @@ fn tear(content: &mut Content, random: &mut StdRng) {
     if content.bytes == content.synced {
         return;
     }
-    let length =
-        random.random_range(content.synced.len().min(content.bytes.len())..=content.bytes.len());
+    let length = random.random_range(content.synced.len().min(content.bytes.len())..=content.bytes.len());
     const PAGE: usize = 512;
     let mut torn = vec![0; length];
     for start in (0..length).step_by(PAGE) {
@@ -199,14 +193,8 @@ impl Disk for SimDisk {
 
     fn names(&self, folder: &Path) -> io::Result<Vec<OsString>> {
         self.operate(|state| {
-            let inside = state
-                .visible
-                .keys()
-                .filter(|path| path.parent() == Some(folder));
-            Ok(inside
-                .filter_map(|path| path.file_name())
-                .map(OsString::from)
-                .collect())
+            let inside = state.visible.keys().filter(|path| path.parent() == Some(folder));
+            Ok(inside.filter_map(|path| path.file_name()).map(OsString::from).collect())
         })
     }
 

@@ -56,15 +56,10 @@ impl Frequencies {
             last.1 += seen;
         }
         let terms = bins.iter();
-        let sum: f64 = terms
-            .map(|(expected, seen)| (seen - expected).powi(2) / expected)
-            .sum();
+        let sum: f64 = terms.map(|(expected, seen)| (seen - expected).powi(2) / expected).sum();
         let freedom = (bins.len() as f64 - 1.0).max(0.0);
         let most = freedom + 2.0 * (freedom * RARE).sqrt() + 2.0 * RARE;
-        assert!(
-            sum <= most,
-            "chi-square {sum:.0} of {freedom} degrees of freedom, in {samples} samples"
-        );
+        assert!(sum <= most, "chi-square {sum:.0} of {freedom} degrees of freedom, in {samples} samples");
     }
 }
 

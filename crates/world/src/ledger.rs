@@ -6,9 +6,7 @@ use std::rc::Rc;
 
 use bytes::Bytes;
 use replay_core::memory::Memory;
-use replay_core::replay::{
-    ChunkHead, NewItem, PushBody, ReadPosition, ReadSteps, SampleRequest, Sampled,
-};
+use replay_core::replay::{ChunkHead, NewItem, PushBody, ReadPosition, ReadSteps, SampleRequest, Sampled};
 use replay_core::schema::{Codec, Column, Dtype, TableConfig, flags};
 
 use crate::frequencies::Frequencies;
@@ -22,15 +20,8 @@ const ROW: usize = 1 + 8 + 8 + 4;
 
 /// Definition of the table. It holds all steps of a world.
 pub fn table() -> TableConfig {
-    let frame = Column {
-        codec: Codec::Lz4,
-        ..Column::new("frame", Dtype::Uint8, vec![FRAME as u32])
-    };
-    let columns = vec![
-        Column::scalar("writer", Dtype::Uint64),
-        Column::scalar("number", Dtype::Uint64),
-        frame,
-    ];
+    let frame = Column { codec: Codec::Lz4, ..Column::new("frame", Dtype::Uint8, vec![FRAME as u32]) };
+    let columns = vec![Column::scalar("writer", Dtype::Uint64), Column::scalar("number", Dtype::Uint64), frame];
     TableConfig::new(TABLE, columns, 1 << 16)
 }
 
@@ -50,21 +41,10 @@ pub fn push_body(writer: u64, first: u64, rows: u32, window: u16) -> PushBody {
     }
     packed.extend(numbers.clone().flat_map(|number| frame(writer, number)));
     PushBody {
-        chunks: vec![ChunkHead {
-            stream: 0,
-            rows,
-            first_step: first,
-            bytes: packed.len() as u32,
-        }],
+        chunks: vec![ChunkHead { stream: 0, rows, first_step: first, bytes: packed.len() as u32 }],
         items: numbers
             .filter(|&number| number >= u64::from(window))
-            .map(|anchor| NewItem {
-                anchor,
-                stream: 0,
-                before: window,
-                after: 0,
-                priority: None,
-            })
+            .map(|anchor| NewItem { anchor, stream: 0, before: window, after: 0, priority: None })
             .collect(),
         payload: Bytes::from(packed),
     }
@@ -75,11 +55,7 @@ pub type Step = (u64, u64);
 
 /// The steps in rows with their blobs.
 fn unpack(rows: &[u8], blobs: &[u8]) -> Vec<Step> {
-    assert_eq!(
-        rows.len() / ROW * FRAME,
-        blobs.len(),
-        "a frame for each row"
-    );
+    assert_eq!(rows.len() / ROW * FRAME, blobs.len(), "a frame for each row");
     let number = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
     let rows = rows.chunks_exact(ROW).zip(blobs.chunks_exact(FRAME));
     rows.map(|(row, blob)| {
@@ -145,11 +121,7 @@ impl Ledger {
     pub fn acknowledged(&self, writer: u64, end: u64, since: u64) {
         let mut state = self.0.borrow_mut();
         if state.starts == since {
-            state
-                .writers
-                .get_mut(&writer)
-                .expect("a known writer")
-                .acknowledged = end;
+            state.writers.get_mut(&writer).expect("a known writer").acknowledged = end;
         }
     }
 
@@ -169,9 +141,7 @@ impl Ledger {
     pub fn acknowledgements(&self) -> BTreeMap<u64, u64> {
         let state = self.0.borrow();
         let writers = state.writers.iter();
-        writers
-            .map(|(&number, writer)| (number, writer.acknowledged))
-            .collect()
+        writers.map(|(&number, writer)| (number, writer.acknowledged)).collect()
     }
 
     /// A server starts with what its newest snapshot has, at least `saved`. Later steps of its writers, `own`, are lost.
@@ -196,10 +166,7 @@ impl Ledger {
             }
             let steps = there.get(&number).copied().unwrap_or(0);
             let promised = saved.get(&number).copied().unwrap_or(0);
-            assert!(
-                steps >= promised,
-                "writer {number} had {promised} steps in a snapshot, and has {steps}"
-            );
+            assert!(steps >= promised, "writer {number} had {promised} steps in a snapshot, and has {steps}");
             writer.acknowledged = writer.acknowledged.min(steps);
         }
     }
@@ -216,14 +183,8 @@ impl Ledger {
         };
         let mut from = Some(ReadPosition::default());
         while let Some(position) = from {
-            let request = ReadSteps {
-                table: TABLE.into(),
-                from: position,
-                bytes: 1 << 20,
-            };
-            let read = table
-                .read_steps(&request)
-                .expect("the table has not failed");
+            let request = ReadSteps { table: TABLE.into(), from: position, bytes: 1 << 20 };
+            let read = table.read_steps(&request).expect("the table has not failed");
             for chunk in &read.chunks {
                 let (rows, blobs) = chunk.packed.split_at(ROW * chunk.rows as usize);
                 for (writer, number) in unpack(rows, blobs) {
@@ -238,10 +199,7 @@ impl Ledger {
         let state = self.0.borrow();
         for (writer, steps) in &applied {
             let sent = state.writers.get(writer).expect("a known writer").sent;
-            assert!(
-                *steps <= sent,
-                "writer {writer} has sent {sent} steps, not {steps}"
-            );
+            assert!(*steps <= sent, "writer {writer} has sent {sent} steps, not {steps}");
         }
         applied
     }
@@ -267,18 +225,12 @@ impl Ledger {
             }
             let steps = everywhere.get(number).copied().unwrap_or(0);
             let least = writer.acknowledged;
-            assert!(
-                steps >= least,
-                "writer {number}: {least} steps acknowledged, {steps} there"
-            );
+            assert!(steps >= least, "writer {number}: {least} steps acknowledged, {steps} there");
             match writer.told {
                 Some((told, starts)) if starts == state.starts => {
                     assert_eq!(steps, told, "writer {number} was told")
                 }
-                Some((told, _)) => assert!(
-                    steps <= told,
-                    "writer {number} was told {told}, not {steps}"
-                ),
+                Some((told, _)) => assert!(steps <= told, "writer {number} was told {told}, not {steps}"),
                 None => {}
             }
         }
@@ -303,11 +255,7 @@ impl Ledger {
             let sent = state.writers.get(&writer).map_or(0, |writer| writer.sent);
             assert!(number < sent, "step {number} of {sent} of writer {writer}");
             for (at, &step) in window.iter().enumerate() {
-                assert_eq!(
-                    step,
-                    (writer, number + at as u64 - before as u64),
-                    "its window"
-                );
+                assert_eq!(step, (writer, number + at as u64 - before as u64), "its window");
             }
             let named = *state.ids.entry(item.id).or_insert((writer, number));
             assert_eq!(named, (writer, number), "an id names one item");
@@ -345,12 +293,7 @@ impl Ledger {
 
     /// Steps acknowledged so far, of all writers.
     pub fn steps(&self) -> u64 {
-        self.0
-            .borrow()
-            .writers
-            .values()
-            .map(|writer| writer.acknowledged)
-            .sum()
+        self.0.borrow().writers.values().map(|writer| writer.acknowledged).sum()
     }
 
     /// Writers so far.

@@ -47,13 +47,7 @@ const FOLDER: &str = "/snapshots";
 
 impl Machine {
     /// A machine whose server is not running yet.
-    pub fn new(
-        world: &SimStack,
-        index: usize,
-        config: ServerConfig,
-        disk: SimDisk,
-        ledger: &Ledger,
-    ) -> Self {
+    pub fn new(world: &SimStack, index: usize, config: ServerConfig, disk: SimDisk, ledger: &Ledger) -> Self {
         Machine(Rc::new(State {
             world: world.clone(),
             address: config.listen[0].clone(),
@@ -75,29 +69,17 @@ impl Machine {
 
     /// Memory of the running server.
     pub fn memory(&self) -> Option<Arc<Memory>> {
-        self.0
-            .running
-            .borrow()
-            .as_ref()
-            .map(|running| running.memory.clone())
+        self.0.running.borrow().as_ref().map(|running| running.memory.clone())
     }
 
     /// Stack of the running server's program.
     pub fn program(&self) -> Option<SimStack> {
-        self.0
-            .running
-            .borrow()
-            .as_ref()
-            .map(|running| running.stack.clone())
+        self.0.running.borrow().as_ref().map(|running| running.stack.clone())
     }
 
     /// The running server.
     pub fn server(&self) -> Option<Arc<Server>> {
-        self.0
-            .running
-            .borrow()
-            .as_ref()
-            .map(|running| running.server.clone())
+        self.0.running.borrow().as_ref().map(|running| running.server.clone())
     }
 
     /// Starts the server; `false` if the disk refuses.
@@ -106,10 +88,7 @@ impl Machine {
         let stack = state.world.program();
         *state.starts.borrow_mut() += 1;
         let seed = state.index as u64 * 1000 + *state.starts.borrow();
-        let memory = Memory::new(MemoryLimits {
-            seed: Some(seed),
-            ..state.config.memory_limits()
-        });
+        let memory = Memory::new(MemoryLimits { seed: Some(seed), ..state.config.memory_limits() });
         let mut server = match Server::new(&state.config, memory.clone()) {
             Ok(server) => server,
             Err(error) => panic!("{error}"),
@@ -134,11 +113,7 @@ impl Machine {
         let listener = stack.listen(&state.address).expect("a free address");
         stack.spawn(server.clone().run(stack.clone(), vec![listener], vec![]));
         stack.spawn(self.clone().save(stack.clone(), server.clone(), save_every));
-        *state.running.borrow_mut() = Some(Running {
-            stack,
-            server,
-            memory,
-        });
+        *state.running.borrow_mut() = Some(Running { stack, server, memory });
         true
     }
 
@@ -147,17 +122,11 @@ impl Machine {
         loop {
             stack.sleep(every).await;
             let acknowledged = self.0.ledger.acknowledgements();
-            let snapshots = server
-                .service()
-                .snapshots()
-                .expect("it saves snapshots")
-                .clone();
+            let snapshots = server.service().snapshots().expect("it saves snapshots").clone();
             let saved = stack.run_blocking(move || snapshots.save()).await;
             if let Ok(Ok(())) = saved {
                 let there = self.0.ledger.applied(server.service().memory());
-                let own = acknowledged
-                    .into_iter()
-                    .filter(|(writer, _)| there.contains_key(writer));
+                let own = acknowledged.into_iter().filter(|(writer, _)| there.contains_key(writer));
                 *self.0.saved.borrow_mut() = own.collect();
             }
         }
@@ -177,11 +146,7 @@ impl Machine {
         self.0.world.kill(&running.stack);
         self.0.disk.release();
         drop(running);
-        assert_eq!(
-            memory.strong_count(),
-            0,
-            "nothing keeps the memory of a killed server"
-        );
+        assert_eq!(memory.strong_count(), 0, "nothing keeps the memory of a killed server");
     }
 
     /// The power of the machine fails.

@@ -63,10 +63,7 @@ pub fn start(stack: &SimStack, work: impl FnOnce() + 'static) {
         WAKER.set(Some(waker));
         work();
     });
-    stack.spawn(Process {
-        stack: stack.clone(),
-        coroutine,
-    });
+    stack.spawn(Process { stack: stack.clone(), coroutine });
 }
 
 /// Suspends the running process until the future is complete; `None` if the process is being killed.
@@ -128,8 +125,5 @@ impl Host for WorldHost {
 
 /// Makes the world of `stack` the host of this thread.
 pub fn host(stack: &SimStack, seed: u64) -> Entered {
-    enter(Rc::new(WorldHost {
-        stack: stack.clone(),
-        random: RefCell::new(StdRng::seed_from_u64(seed)),
-    }))
+    enter(Rc::new(WorldHost { stack: stack.clone(), random: RefCell::new(StdRng::seed_from_u64(seed)) }))
 }

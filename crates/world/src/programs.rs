@@ -64,10 +64,8 @@ impl Users {
         while !self.ended() {
             let wait = within(20);
             let connected: Result<Arc<dyn Commands>> = match self.addresses.as_slice() {
-                [one] => Client::connect(one, self.options.clone(), &wait)
-                    .map(|client| Arc::new(client) as _),
-                several => ShardedClient::connect(several, &self.options, &wait)
-                    .map(|client| Arc::new(client) as _),
+                [one] => Client::connect(one, self.options.clone(), &wait).map(|client| Arc::new(client) as _),
+                several => ShardedClient::connect(several, &self.options, &wait).map(|client| Arc::new(client) as _),
             };
             match connected.and_then(|client| {
                 client.create_table(&self.table, &wait)?;
@@ -201,12 +199,7 @@ pub fn learn(users: &Users, seed: u64) {
     }
 }
 
-fn learn_from(
-    users: &Users,
-    replay: &dyn Replay<Error>,
-    steps: u32,
-    random: &mut StdRng,
-) -> Result<()> {
+fn learn_from(users: &Users, replay: &dyn Replay<Error>, steps: u32, random: &mut StdRng) -> Result<()> {
     let request = SampleRequest {
         table: TABLE.into(),
         count: random.random_range(1..40),
@@ -239,11 +232,7 @@ fn learn_from(
         }
         if !users.still.get() {
             let receipt = replay.update_priorities(TABLE, &ids, &priorities, &within(30))?;
-            assert_eq!(
-                (receipt.applied + receipt.stale) as usize,
-                ids.len(),
-                "every id counts"
-            );
+            assert_eq!((receipt.applied + receipt.stale) as usize, ids.len(), "every id counts");
         }
         if random.random_bool(0.1) {
             let file = b"\x02\0\0\0\0\0\0\0{}".as_slice();
@@ -290,9 +279,7 @@ pub fn operate(users: &Users, seed: u64) {
 pub async fn annoy(stack: SimStack, server: Address, users: Users, seed: u64) {
     let mut random = StdRng::seed_from_u64(seed);
     while !users.ended() {
-        stack
-            .sleep(Duration::from_millis(random.random_range(0..3_000)))
-            .await;
+        stack.sleep(Duration::from_millis(random.random_range(0..3_000))).await;
         let Ok(mut stream) = stack.connect(&server) else {
             continue;
         };
@@ -305,12 +292,8 @@ pub async fn annoy(stack: SimStack, server: Address, users: Users, seed: u64) {
         let _ = stream.write_all(&bytes).await;
         if random.random_bool(0.5) {
             let mut reply = [0; 64];
-            let _ = replay_net::stack::until(
-                &stack,
-                stack.now() + Duration::from_secs(5),
-                stream.read(&mut reply),
-            )
-            .await;
+            let _ =
+                replay_net::stack::until(&stack, stack.now() + Duration::from_secs(5), stream.read(&mut reply)).await;
         }
     }
 }

@@ -117,11 +117,7 @@ impl Done {
 impl Counts {
     /// Begins a period.
     fn clear(&self, job: &Job) {
-        let none = Done {
-            count: 0,
-            last: host::now(),
-            longest_pause: Duration::ZERO,
-        };
+        let none = Done { count: 0, last: host::now(), longest_pause: Duration::ZERO };
         *self.actors.borrow_mut() = vec![none; job.actors];
         *self.learners.borrow_mut() = vec![none; job.learners];
         self.pushes.borrow_mut().clear();
@@ -148,9 +144,7 @@ pub fn run(job: &Job, seed: u64) -> Found {
 }
 
 async fn measure(stack: SimStack, job: Job, seed: u64) -> Found {
-    let mut servers: Vec<_> = (0..job.servers)
-        .map(|index| serve(&stack, &job, index))
-        .collect();
+    let mut servers: Vec<_> = (0..job.servers).map(|index| serve(&stack, &job, index)).collect();
     let counts = Rc::new(Counts::default());
     counts.clear(&job);
     let mut random = StdRng::seed_from_u64(seed);
@@ -171,10 +165,7 @@ async fn measure(stack: SimStack, job: Job, seed: u64) -> Found {
     let busy: Vec<_> = servers.iter().map(SimStack::busy).collect();
     stack.sleep(job.measured).await;
     let mut found = found(&job, &counts);
-    let worked = servers
-        .iter()
-        .zip(busy)
-        .map(|(server, before)| server.busy() - before);
+    let worked = servers.iter().zip(busy).map(|(server, before)| server.busy() - before);
     let most = worked.max().unwrap_or_default().as_secs_f64();
     found.busiest_server = most / job.measured.as_secs_f64() / job.times.processors as f64;
     if job.lose_server {
@@ -186,15 +177,10 @@ async fn measure(stack: SimStack, job: Job, seed: u64) -> Found {
         stack.sleep(AFTER_LOSS).await;
         let longest = |programs: &[Done]| {
             // Programs that still wait have the longest pause.
-            let pauses = programs
-                .iter()
-                .map(|done| done.longest_pause.max(stack.now() - done.last));
+            let pauses = programs.iter().map(|done| done.longest_pause.max(stack.now() - done.last));
             pauses.max().unwrap_or_default().as_secs_f64()
         };
-        found.pauses = Some([
-            longest(&counts.actors.borrow()),
-            longest(&counts.learners.borrow()),
-        ]);
+        found.pauses = Some([longest(&counts.actors.borrow()), longest(&counts.learners.borrow())]);
     }
     counts.end.set(true);
     found
@@ -249,14 +235,10 @@ fn serve(world: &SimStack, job: &Job, index: usize) -> SimStack {
     let config = ServerConfig {
         listen: vec![address(index, StackName::Kernel)],
         // Of each client, and of each writer.
-        max_connections: u32::try_from(2 * job.actors + 16 * job.learners + 16)
-            .expect("fewer than 2^31 actors"),
+        max_connections: u32::try_from(2 * job.actors + 16 * job.learners + 16).expect("fewer than 2^31 actors"),
         ..ServerConfig::default()
     };
-    let memory = Memory::new(MemoryLimits {
-        seed: Some(index as u64),
-        ..config.memory_limits()
-    });
+    let memory = Memory::new(MemoryLimits { seed: Some(index as u64), ..config.memory_limits() });
     let server = Arc::new(Server::new(&config, memory).expect("a server"));
     let stack = world.program();
     stack.set_service_times(job.times);
@@ -269,25 +251,16 @@ fn serve(world: &SimStack, job: &Job, index: usize) -> SimStack {
 /// When the servers refuse the client.
 fn connect(job: &Job) -> Box<dyn Replay<Error>> {
     let simulated = "sim".parse().expect("a stack that is plugged in");
-    let addresses: Vec<_> = (0..job.servers)
-        .map(|index| address(index, simulated))
-        .collect();
-    let options = ConnectOptions {
-        program: 1,
-        ..ConnectOptions::default()
-    };
+    let addresses: Vec<_> = (0..job.servers).map(|index| address(index, simulated)).collect();
+    let options = ConnectOptions { program: 1, ..ConnectOptions::default() };
     let wait = within(600);
     let client: Result<Box<dyn Replay<Error>>> = match addresses.as_slice() {
         [one] => Client::connect(one, options, &wait).map(|client| Box::new(client) as _),
-        several => {
-            ShardedClient::connect(several, &options, &wait).map(|client| Box::new(client) as _)
-        }
+        several => ShardedClient::connect(several, &options, &wait).map(|client| Box::new(client) as _),
     };
     let client = client.unwrap_or_else(|error| panic!("{error}"));
-    let columns = vec![Column {
-        codec: Codec::Lz4,
-        ..Column::new("observation", Dtype::Uint8, vec![job.step_bytes as u32])
-    }];
+    let columns =
+        vec![Column { codec: Codec::Lz4, ..Column::new("observation", Dtype::Uint8, vec![job.step_bytes as u32]) }];
     let mut table = TableConfig::new(TABLE, columns, 1 << 18);
     table.priority_exponent = 0.6;
     let made = client.create_table(&table, &wait);
@@ -319,13 +292,7 @@ fn act(job: &Job, counts: &Counts, index: usize) {
     }
 }
 
-fn write(
-    job: &Job,
-    counts: &Counts,
-    client: &dyn Replay<Error>,
-    index: usize,
-    writer: u64,
-) -> Result<()> {
+fn write(job: &Job, counts: &Counts, client: &dyn Replay<Error>, index: usize, writer: u64) -> Result<()> {
     let open = OpenWriter {
         table: TABLE.into(),
         writer,
@@ -344,10 +311,7 @@ fn write(
         let begun = host::now();
         channel.push(push_body(job, step, payload), &within(60))?;
         channel.flush(&within(60))?;
-        counts
-            .pushes
-            .borrow_mut()
-            .push(host::elapsed(begun).as_secs_f64());
+        counts.pushes.borrow_mut().push(host::elapsed(begun).as_secs_f64());
         counts.actors.borrow_mut()[index].add(job.steps_per_push);
         step += u64::from(job.steps_per_push);
         pace(&mut next, period);
@@ -363,32 +327,16 @@ fn payload(job: &Job, first: u8) -> Bytes {
         packed.push(if step == 0 { first } else { 0 });
         packed.extend(size);
     }
-    packed.resize(
-        packed.len() + job.steps_per_push as usize * job.step_bytes,
-        7,
-    );
+    packed.resize(packed.len() + job.steps_per_push as usize * job.step_bytes, 7);
     Bytes::from(packed)
 }
 
 fn push_body(job: &Job, first_step: u64, payload: &Bytes) -> PushBody {
     let rows = job.steps_per_push;
-    let item = |anchor| NewItem {
-        anchor,
-        stream: 0,
-        before: 0,
-        after: 0,
-        priority: Some(1.0),
-    };
+    let item = |anchor| NewItem { anchor, stream: 0, before: 0, after: 0, priority: Some(1.0) };
     PushBody {
-        chunks: vec![ChunkHead {
-            stream: 0,
-            rows,
-            first_step,
-            bytes: payload.len() as u32,
-        }],
-        items: (first_step..first_step + u64::from(rows))
-            .map(item)
-            .collect(),
+        chunks: vec![ChunkHead { stream: 0, rows, first_step, bytes: payload.len() as u32 }],
+        items: (first_step..first_step + u64::from(rows)).map(item).collect(),
         payload: payload.clone(),
     }
 }
@@ -420,10 +368,7 @@ fn learn_from(job: &Job, counts: &Counts, client: &dyn Replay<Error>, index: usi
     while !counts.end.get() {
         let begun = host::now();
         let sampled = channel.next(&within(60))?;
-        counts
-            .samples
-            .borrow_mut()
-            .push(host::elapsed(begun).as_secs_f64());
+        counts.samples.borrow_mut().push(host::elapsed(begun).as_secs_f64());
         counts.learners.borrow_mut()[index].add(1);
         let ids: Vec<_> = sampled.items.iter().map(|item| item.id).collect();
         if let Some(credit) = sampled.credit {
@@ -431,10 +376,7 @@ fn learn_from(job: &Job, counts: &Counts, client: &dyn Replay<Error>, index: usi
         }
         let priorities: Vec<_> = (0..ids.len()).map(|item| 1.0 + item as f64).collect();
         updates.send(TABLE, &ids, &priorities, &within(60))?;
-        pace(
-            &mut next,
-            Duration::from_secs_f64(1.0 / job.batches_per_second),
-        );
+        pace(&mut next, Duration::from_secs_f64(1.0 / job.batches_per_second));
     }
     updates.flush(&within(60)).map(drop)
 }

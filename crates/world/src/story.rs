@@ -49,10 +49,7 @@ pub struct Outcome {
 /// When a promise is broken.
 pub fn run(seed: u64) -> Outcome {
     plug_in(&Simulated);
-    let options = ConnectOptions {
-        program: 1,
-        ..ConnectOptions::default()
-    };
+    let options = ConnectOptions { program: 1, ..ConnectOptions::default() };
     let sim = Sim::new(seed);
     let stack = sim.stack();
     let host = process::host(&stack, seed);
@@ -94,13 +91,7 @@ enum Role {
 }
 
 impl Story {
-    fn new(
-        stack: &SimStack,
-        seed: u64,
-        options: ConnectOptions,
-        ledger: &Ledger,
-        faults: Rc<Cell<u32>>,
-    ) -> Self {
+    fn new(stack: &SimStack, seed: u64, options: ConnectOptions, ledger: &Ledger, faults: Rc<Cell<u32>>) -> Self {
         let mut random = StdRng::seed_from_u64(seed);
         let servers = random.random_range(1..=3);
         let mut definition = table();
@@ -131,15 +122,10 @@ impl Story {
         let machines = machines.collect();
         let simulated = "sim".parse().expect("a stack that is plugged in");
         let users = Users {
-            addresses: (0..servers)
-                .map(|index| address(index, simulated))
-                .collect(),
+            addresses: (0..servers).map(|index| address(index, simulated)).collect(),
             table: definition,
             ledger: ledger.clone(),
-            options: ConnectOptions {
-                push_window: random.random_range(1..32),
-                ..options
-            },
+            options: ConnectOptions { push_window: random.random_range(1..32), ..options },
             removes,
             calm: Rc::default(),
             still: Rc::default(),
@@ -220,12 +206,9 @@ impl Story {
             2 => self.partition(),
             3 => {
                 let longest = [2, 50, 1_000][self.random.random_range(0..3)];
-                self.stack
-                    .set_delay(Duration::ZERO..=Duration::from_millis(longest));
+                self.stack.set_delay(Duration::ZERO..=Duration::from_millis(longest));
             }
-            4 => self
-                .stack
-                .set_buffer([256, 4 << 10, 64 << 10][self.random.random_range(0..3)]),
+            4 => self.stack.set_buffer([256, 4 << 10, 64 << 10][self.random.random_range(0..3)]),
             5 => self.restart(Machine::kill).await,
             6 => {
                 for link in self.stack.links() {
@@ -241,10 +224,7 @@ impl Story {
                 machine.disk().set_faults(DiskFaults {
                     failing: [0.0, 0.05, 0.5][self.random.random_range(0..3)],
                     capacity: [0, 0, 1 << 16][self.random.random_range(0..3)],
-                    power_fails_after: self
-                        .random
-                        .random_bool(0.5)
-                        .then(|| self.random.random_range(0..40)),
+                    power_fails_after: self.random.random_bool(0.5).then(|| self.random.random_range(0..40)),
                 });
             }
             8 => {
@@ -352,8 +332,7 @@ impl Story {
     /// The faults end; everybody goes on within a bound.
     async fn recover(&mut self) {
         self.users.calm.set(true);
-        self.stack
-            .set_delay(Duration::ZERO..=Duration::from_millis(2));
+        self.stack.set_delay(Duration::ZERO..=Duration::from_millis(2));
         self.stack.set_buffer(64 << 10);
         self.power_failures().await;
         for machine in &self.machines {
@@ -381,9 +360,7 @@ impl Story {
             let stats = memories.map(|memory| memory.stats()["tables"][TABLE]["items"].as_u64());
             let live = stats.map(|items| items.expect("the table is there")).sum();
             // A batch may have been requested a second before it is looked at: of few items, many are new.
-            self.users
-                .live_items
-                .set(Some(live).filter(|&live| live > 500));
+            self.users.live_items.set(Some(live).filter(|&live| live > 500));
             self.stack.sleep(Duration::from_secs(1)).await;
             self.check_ratio();
         }
@@ -429,11 +406,7 @@ impl Story {
             let server = machine.server().expect("it runs");
             server.service().stats()["server"]["connections"].as_u64()
         };
-        while self
-            .machines
-            .iter()
-            .any(|machine| connections(machine) != Some(0))
-        {
+        while self.machines.iter().any(|machine| connections(machine) != Some(0)) {
             assert!(self.stack.now() < late, "connections stay open");
             self.stack.sleep(Duration::from_secs(1)).await;
         }

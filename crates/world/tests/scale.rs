@@ -30,12 +30,7 @@ fn job() -> Job {
 #[test]
 fn a_job_that_fits_is_done_by_everybody() {
     let found = run(&job(), 1);
-    for share in [
-        found.step_share,
-        found.batch_share,
-        found.slowest_actor,
-        found.slowest_learner,
-    ] {
+    for share in [found.step_share, found.batch_share, found.slowest_actor, found.slowest_learner] {
         assert!((0.95..1.05).contains(&share), "{found:?}");
     }
     // Of two servers, each with two processors: 20 pushes of 8 KiB, 40 states, 40 parts of batches and 40 updates, of 40 us each.
@@ -54,10 +49,7 @@ fn a_full_machine_is_shared_fairly() {
     job.servers = 1;
     job.batches_per_second = 1.0;
     let fits = run(&job, 1);
-    assert!(
-        fits.step_share > 0.95 && fits.busiest_server > 0.7,
-        "{fits:?}"
-    );
+    assert!(fits.step_share > 0.95 && fits.busiest_server > 0.7, "{fits:?}");
     job.steps_per_second = 300.0;
     let full = run(&job, 1);
     assert!(full.step_share < 0.5, "{full:?}");
@@ -68,10 +60,7 @@ fn a_full_machine_is_shared_fairly() {
 
 #[test]
 fn a_batch_of_many_servers_waits_for_all_of_them_at_once() {
-    let many = Job {
-        servers: 16,
-        ..job()
-    };
+    let many = Job { servers: 16, ..job() };
     let (few, many) = (run(&job(), 1), run(&many, 1));
     // Eight times as many servers: asked one after the other, eight times as long.
     assert!(many.sample[0] < 2.0 * few.sample[0], "{many:?} {few:?}");
@@ -79,10 +68,7 @@ fn a_batch_of_many_servers_waits_for_all_of_them_at_once() {
 
 #[test]
 fn programs_go_on_when_a_lost_server_is_back() {
-    let job = Job {
-        lose_server: true,
-        ..job()
-    };
+    let job = Job { lose_server: true, ..job() };
     let [actor, learner] = run(&job, 1).pauses.expect("a server was lost");
     // It is away for 5 s. Its actors wait for it; learners take what the other one has.
     assert!((5.0..8.0).contains(&actor), "{actor}");

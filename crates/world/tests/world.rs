@@ -33,8 +33,7 @@ fn seeds() -> Range<u64> {
 fn run_part(part: u64) {
     for seed in seeds().filter(|seed| seed % PARTS == part) {
         let outcome = catch_unwind(|| world::run(seed));
-        let outcome = outcome
-            .unwrap_or_else(|_| panic!("world {seed} failed: `make world SEED={seed}` repeats it"));
+        let outcome = outcome.unwrap_or_else(|_| panic!("world {seed} failed: `make world SEED={seed}` repeats it"));
         eprintln!("{seed}: {outcome:?}");
     }
 }

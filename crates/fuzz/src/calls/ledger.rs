@@ -2,9 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use replay_core::replay::{
-    NewItem, OpenWriter, Push, SampleRequest, Sampled, StepsRead, WriterOpened,
-};
+use replay_core::replay::{NewItem, OpenWriter, Push, SampleRequest, Sampled, StepsRead, WriterOpened};
 use replay_core::schema::{Codec, Column, Dtype, Sampler, TableConfig, flags};
 
 /// Names of tables.
@@ -16,15 +14,8 @@ const ROW: usize = 1 + 8 + 4;
 
 /// A table whose settings depend on `kind`.
 pub fn table_config(name: &str, kind: u8, capacity: u64) -> TableConfig {
-    let frame = Column {
-        codec: Codec::Lz4,
-        ..Column::new("frame", Dtype::Uint8, vec![FRAME as u32])
-    };
-    let mut config = TableConfig::new(
-        name,
-        vec![Column::scalar("number", Dtype::Uint64), frame],
-        capacity,
-    );
+    let frame = Column { codec: Codec::Lz4, ..Column::new("frame", Dtype::Uint8, vec![FRAME as u32]) };
+    let mut config = TableConfig::new(name, vec![Column::scalar("number", Dtype::Uint64), frame], capacity);
     config.sampler = match kind % 7 {
         0 => Sampler::Prioritized,
         1 => Sampler::Uniform,
@@ -65,11 +56,7 @@ impl Step {
 
     fn of_code(code: u64, generation: u16) -> Step {
         assert_eq!(code >> 48, u64::from(generation), "a step of another table");
-        Step {
-            writer: (code >> 40) as u8,
-            stream: (code >> 32) as u8,
-            number: code as u32,
-        }
+        Step { writer: (code >> 40) as u8, stream: (code >> 32) as u8, number: code as u32 }
     }
 }
 
@@ -97,11 +84,7 @@ pub fn pack(generation: u16, first: Step, rows: u32) -> Vec<u8> {
 /// The steps in rows with their blobs.
 fn unpack(generation: u16, rows: &[u8], blobs: &[u8]) -> Vec<Step> {
     assert_eq!(rows.len() / ROW * ROW, rows.len(), "whole rows");
-    assert_eq!(
-        rows.len() / ROW * FRAME,
-        blobs.len(),
-        "a frame for each row"
-    );
+    assert_eq!(rows.len() / ROW * FRAME, blobs.len(), "a frame for each row");
     let rows = rows.chunks_exact(ROW).zip(blobs.chunks_exact(FRAME));
     rows.map(|(row, blob)| {
         let code = u64::from_le_bytes(row[1..9].try_into().expect("eight bytes"));
@@ -114,10 +97,7 @@ fn unpack(generation: u16, rows: &[u8], blobs: &[u8]) -> Vec<Step> {
 /// Asserts that each step follows the one before.
 fn assert_consecutive(steps: &[Step]) {
     for pair in steps.windows(2) {
-        let next = Step {
-            number: pair[0].number + 1,
-            ..pair[0]
-        };
+        let next = Step { number: pair[0].number + 1, ..pair[0] };
         assert_eq!(pair[1], next, "steps of one stream, without gaps");
     }
 }
@@ -178,10 +158,7 @@ impl TableLedger {
             *known = WriterState::default();
         }
         assert!(opened.epoch > known.epoch, "an epoch rises");
-        assert_eq!(
-            opened.last_sequence, known.sequence,
-            "the last applied push"
-        );
+        assert_eq!(opened.last_sequence, known.sequence, "the last applied push");
         known.epoch = opened.epoch;
         known.closed = false;
         known.streams = open.streams;
@@ -190,14 +167,8 @@ impl TableLedger {
 
     /// Notes an acknowledged push of `writer`.
     pub fn push(&mut self, writer: u8, push: &Push) {
-        let known = self
-            .writers
-            .get_mut(&writer)
-            .expect("only an opened writer pushes");
-        assert_eq!(
-            push.epoch, known.epoch,
-            "a push of an earlier epoch is refused"
-        );
+        let known = self.writers.get_mut(&writer).expect("only an opened writer pushes");
+        assert_eq!(push.epoch, known.epoch, "a push of an earlier epoch is refused");
         if push.sequence <= known.sequence {
             return;
         }
@@ -230,10 +201,7 @@ impl TableLedger {
         let wanted = request.count as usize;
         let enough = request.allow_short || request.part.is_some();
         assert!(sampled.items.len() <= wanted, "no more items than wanted");
-        assert!(
-            enough || sampled.items.len() == wanted,
-            "as many items as wanted"
-        );
+        assert!(enough || sampled.items.len() == wanted, "as many items as wanted");
         if self.spoiled {
             return;
         }
@@ -247,9 +215,8 @@ impl TableLedger {
             let anchor = window[before];
             // Several items may have an anchor.
             let windows = self.items.get(&anchor).expect("an item that was pushed");
-            let mut returned = windows
-                .iter()
-                .map(|&(before, after)| (request.before.min(before), request.after.min(after)));
+            let mut returned =
+                windows.iter().map(|&(before, after)| (request.before.min(before), request.after.min(after)));
             assert!(
                 returned.any(|rows| rows == (item.before, item.after)),
                 "a window that was pushed, as far as it is asked for"
@@ -257,16 +224,9 @@ impl TableLedger {
             assert!(!self.removed.contains(&item.id), "a removed item is gone");
             let named = *self.ids.entry(item.id).or_insert(anchor);
             assert_eq!(named, anchor, "an id names one item");
-            assert!(
-                item.probability > 0.0 && item.probability <= 1.0,
-                "a probability, not {}",
-                item.probability
-            );
+            assert!(item.probability > 0.0 && item.probability <= 1.0, "a probability, not {}", item.probability);
             let limit = self.config.max_times_sampled;
-            assert!(
-                limit == 0 || item.times_sampled <= limit,
-                "max_times_sampled"
-            );
+            assert!(limit == 0 || item.times_sampled <= limit, "max_times_sampled");
         }
         assert!(rest.is_empty(), "rows of the items alone");
     }
@@ -287,9 +247,5 @@ impl TableLedger {
 }
 
 fn anchor(writer: u8, item: &NewItem) -> Step {
-    Step {
-        writer,
-        stream: item.stream as u8,
-        number: item.anchor as u32,
-    }
+    Step { writer, stream: item.stream as u8, number: item.anchor as u32 }
 }

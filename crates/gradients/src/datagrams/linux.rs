@@ -78,11 +78,7 @@ impl UdpReceiver {
     }
 
     fn ready(&self, time: Duration) -> io::Result<bool> {
-        let mut poll = libc::pollfd {
-            fd: self.socket.as_raw_fd(),
-            events: libc::POLLIN,
-            revents: 0,
-        };
+        let mut poll = libc::pollfd { fd: self.socket.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         let time = libc::timespec {
             tv_sec: time.as_secs().try_into().unwrap_or(libc::time_t::MAX),
             tv_nsec: time.subsec_nanos().into(),
@@ -167,11 +163,7 @@ fn gro_segment_bytes(message: &libc::msghdr) -> Option<usize> {
         return None;
     }
     // SAFETY: a control message of this type holds an integer.
-    let size = unsafe {
-        libc::CMSG_DATA(control)
-            .cast::<libc::c_int>()
-            .read_unaligned()
-    };
+    let size = unsafe { libc::CMSG_DATA(control).cast::<libc::c_int>().read_unaligned() };
     usize::try_from(size).ok()
 }
 
@@ -254,19 +246,14 @@ impl UdpSender {
                 }
             }
         }
-        self.spare
-            .extend(batches.drain(..).map(|batch| batch.bytes));
+        self.spare.extend(batches.drain(..).map(|batch| batch.bytes));
         self.batches = batches;
     }
 
     /// A segmentation error disables GSO for that address only. Other errors, such as an unreachable address, do not concern GSO.
     fn disable_gso_after(&mut self, batch: &GsoBatch, error: &io::Error) {
         let of_gso = [libc::EIO, libc::EINVAL, libc::EMSGSIZE, libc::EOPNOTSUPP];
-        if batch.count() == 1
-            || error
-                .raw_os_error()
-                .is_none_or(|code| !of_gso.contains(&code))
-        {
+        if batch.count() == 1 || error.raw_os_error().is_none_or(|code| !of_gso.contains(&code)) {
             return;
         }
         if self.without_gso.len() == MAX_WITHOUT_GSO {
@@ -308,14 +295,7 @@ impl UdpSender {
         }
         // SAFETY: each message points to an address, one vector of readable bytes and perhaps a control buffer; all outlive the call, which
         // does not change them.
-        let sent = unsafe {
-            libc::sendmmsg(
-                self.socket.as_raw_fd(),
-                messages.as_mut_ptr(),
-                batches.len() as u32,
-                0,
-            )
-        };
+        let sent = unsafe { libc::sendmmsg(self.socket.as_raw_fd(), messages.as_mut_ptr(), batches.len() as u32, 0) };
         none_if_interrupted(sent as isize)
     }
 }
@@ -340,8 +320,7 @@ impl Transmit for UdpSender {
         let length = head.len() + body.len();
         // The newest batch to this address, so datagrams to one address keep their order.
         let newest = self.batches.iter().rposition(|batch| batch.to == to);
-        let open =
-            newest.filter(|&at| self.may_use_gso(to) && self.batches[at].has_room_for(length));
+        let open = newest.filter(|&at| self.may_use_gso(to) && self.batches[at].has_room_for(length));
         let at = open.unwrap_or_else(|| {
             if self.batches.len() == BATCHES_PER_CALL {
                 self.flush();
@@ -349,12 +328,7 @@ impl Transmit for UdpSender {
             let spare = self.spare.pop();
             let mut bytes = spare.unwrap_or_else(|| Vec::with_capacity(GSO_MAX_BYTES));
             bytes.clear();
-            self.batches.push(GsoBatch {
-                to,
-                name: to.into(),
-                bytes,
-                segment_bytes: length,
-            });
+            self.batches.push(GsoBatch { to, name: to.into(), bytes, segment_bytes: length });
             self.batches.len() - 1
         });
         let bytes = &mut self.batches[at].bytes;

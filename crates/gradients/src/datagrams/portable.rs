@@ -25,11 +25,7 @@ pub struct UdpReceiver {
 
 impl UdpReceiver {
     pub fn new(socket: Arc<UdpSocket>) -> Self {
-        UdpReceiver {
-            socket,
-            bytes: vec![0; SPACE * DATAGRAMS],
-            received: Vec::with_capacity(DATAGRAMS),
-        }
+        UdpReceiver { socket, bytes: vec![0; SPACE * DATAGRAMS], received: Vec::with_capacity(DATAGRAMS) }
     }
 
     /// Waits up to `time` for datagrams, and receives as many as fit the buffers: see [`UdpReceiver::iter`]. A signal ends the wait without an
@@ -64,9 +60,7 @@ impl UdpReceiver {
                 Ok(true)
             }
             Err(error) => match error.kind() {
-                io::ErrorKind::WouldBlock
-                | io::ErrorKind::TimedOut
-                | io::ErrorKind::Interrupted => Ok(false),
+                io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted => Ok(false),
                 _ => Err(error),
             },
         }
@@ -85,12 +79,7 @@ pub struct UdpSender {
 
 impl UdpSender {
     pub fn new(socket: Arc<UdpSocket>) -> Self {
-        UdpSender {
-            socket,
-            datagram: Vec::with_capacity(MAX_DATAGRAM),
-            sent: 0,
-            refused: 0,
-        }
+        UdpSender { socket, datagram: Vec::with_capacity(MAX_DATAGRAM), sent: 0, refused: 0 }
     }
 
     pub fn socket(&self) -> &Arc<UdpSocket> {

@@ -89,9 +89,7 @@ impl DpdkAggregator {
             };
             let shared = shared.clone();
             threads
-                .start(format!("innet-dpdk-{number}"), move |stop| {
-                    core.run(&shared, &stop)
-                })
+                .start(format!("innet-dpdk-{number}"), move |stop| core.run(&shared, &stop))
                 .map_err(OsError::of("cannot start a thread for gradients over DPDK"))?;
         }
         if config.idle_sleep.is_zero() {
@@ -102,11 +100,7 @@ impl DpdkAggregator {
             );
         }
         let threads = Arc::new(threads);
-        let one = |number| DpdkAggregator {
-            _threads: threads.clone(),
-            shared: shared.clone(),
-            number,
-        };
+        let one = |number| DpdkAggregator { _threads: threads.clone(), shared: shared.clone(), number };
         Ok((0..config.threads).map(one).collect())
     }
 
@@ -172,12 +166,7 @@ impl Core {
 
     /// Receives a burst of each device and sends the answers. `true` if anything had arrived.
     fn poll(&mut self, shared: &SharedCores, now: Instant, deadline: &mut Instant) -> bool {
-        let Core {
-            number,
-            receiver,
-            sender,
-            ..
-        } = self;
+        let Core { number, receiver, sender, .. } = self;
         let own = &shared.cores[*number];
         sender.begin(now);
         let frames = receiver.fetch();

@@ -31,11 +31,7 @@ impl Device {
     ///
     /// # Errors
     /// [`Error::Config`] with DPDK's reason.
-    pub fn open(
-        arguments: &str,
-        queues: usize,
-        pool: &Arc<PacketPool>,
-    ) -> Result<(Arc<Self>, Vec<RxQueue>)> {
+    pub fn open(arguments: &str, queues: usize, pool: &Arc<PacketPool>) -> Result<(Arc<Self>, Vec<RxQueue>)> {
         let refuse = |step: &str, error: c_int| {
             Error::Config(format!(
                 "the DPDK device {arguments:?}: {step}: {}; DPDK's own message is in standard error",
@@ -63,31 +59,17 @@ impl Device {
         check("it has no port of this name", unsafe {
             rte::rte_eth_dev_get_port_by_name(port_name.as_ptr(), &mut port)
         })?;
-        let mut device = Device {
-            claim,
-            port,
-            mac: Mac::default(),
-            sending: Vec::new(),
-            _pool: pool.clone(),
-        };
+        let mut device = Device { claim, port, mac: Mac::default(), sending: Vec::new(), _pool: pool.clone() };
         // SAFETY: `port` is the number of a device.
         let most = check("its queues", unsafe { rte::innet_eth_max_queues(port) })?;
         let queues = queues.clamp(1, most.max(1) as usize);
         // SAFETY: the port is not started, and the pool outlives it, as `device` holds the pool.
         check("it does not start", unsafe {
-            rte::innet_eth_open(
-                port,
-                queues as u16,
-                DESCRIPTORS,
-                DESCRIPTORS,
-                pool.0.as_ptr(),
-            )
+            rte::innet_eth_open(port, queues as u16, DESCRIPTORS, DESCRIPTORS, pool.0.as_ptr())
         })?;
         let mut mac = rte::rte_ether_addr::default();
         // SAFETY: an address to write to.
-        check("its address", unsafe {
-            rte::rte_eth_macaddr_get(port, &mut mac)
-        })?;
+        check("its address", unsafe { rte::rte_eth_macaddr_get(port, &mut mac) })?;
         device.mac = mac.addr_bytes;
         device.sending = (0..queues).map(|_| Mutex::new(())).collect();
         let device = Arc::new(device);
@@ -235,17 +217,9 @@ impl RxQueue {
     pub fn take(&mut self, at: usize) -> Option<Packet> {
         let frame = self.frames.get(at)?;
         let packet = self.packets[..self.count].get_mut(at)?;
-        let (packet, data) = (
-            NonNull::new(std::mem::replace(packet, ptr::null_mut()))?,
-            NonNull::new(frame.data.cast())?,
-        );
-        Some(Packet {
-            packet,
-            data,
-            bytes: frame.bytes,
-            whole: frame.segments == 1,
-            fresh: false,
-        })
+        let (packet, data) =
+            (NonNull::new(std::mem::replace(packet, ptr::null_mut()))?, NonNull::new(frame.data.cast())?);
+        Some(Packet { packet, data, bytes: frame.bytes, whole: frame.segments == 1, fresh: false })
     }
 
     fn clear(&mut self) {
@@ -267,10 +241,7 @@ pub fn reconnect_memif(queues: &mut [RxQueue]) {
     let Some(RxQueue { device, .. }) = queues.first() else {
         return;
     };
-    let all = queues.len() == device.sending.len()
-        && queues
-            .iter()
-            .all(|other| Arc::ptr_eq(&other.device, device));
+    let all = queues.len() == device.sending.len() && queues.iter().all(|other| Arc::ptr_eq(&other.device, device));
     // SAFETY: `port` is this device's.
     let up = || unsafe { rte::innet_eth_link_is_up(device.port) } != 0;
     if !all || !is_memif(&device.claim.0) || up() {
@@ -347,14 +318,8 @@ impl TxQueue {
         // Retries a full queue while its peer may be emptying it, but not for ever: the peer may be gone.
         for _ in 0..SEND_ATTEMPTS {
             // SAFETY: this value owns the packets, and has the lock of the queue.
-            let taken = unsafe {
-                rte::innet_eth_tx_burst(
-                    self.device.port,
-                    self.queue,
-                    left.as_mut_ptr(),
-                    left.len() as u16,
-                )
-            };
+            let taken =
+                unsafe { rte::innet_eth_tx_burst(self.device.port, self.queue, left.as_mut_ptr(), left.len() as u16) };
             self.sent += u64::from(taken);
             left = &mut left[usize::from(taken)..];
             if left.is_empty() {

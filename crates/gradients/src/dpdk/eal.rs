@@ -49,11 +49,7 @@ pub fn start(arguments: &[String]) -> Result<()> {
         return started.failed.clone().map_or(Ok(()), refuse);
     }
     let failed = initialise(arguments).err();
-    *state = Some(Started {
-        arguments: arguments.to_vec(),
-        process: std::process::id(),
-        failed: failed.clone(),
-    });
+    *state = Some(Started { arguments: arguments.to_vec(), process: std::process::id(), failed: failed.clone() });
     failed.map_or(Ok(()), refuse)
 }
 
@@ -84,11 +80,7 @@ fn initialise(arguments: &[String]) -> std::result::Result<(), String> {
             let taken = rte::rte_eal_init(count, list.leak().as_mut_ptr());
             (taken, rte::innet_errno())
         };
-        if taken < 0 {
-            Err(describe(error))
-        } else {
-            Ok(())
-        }
+        if taken < 0 { Err(describe(error)) } else { Ok(()) }
     });
     let started = start.map_err(|error| error.to_string())?.join();
     let started = started.unwrap_or_else(|_| Err("its start panicked".into()));
@@ -116,8 +108,7 @@ pub fn on_interrupt_thread<F: FnOnce() + Send>(work: F) {
     }
     unsafe extern "C" fn call<F: FnOnce()>(job: *mut c_void) {
         // SAFETY: `job` is the box leaked below, whose only pointer was passed to the alarm, and each alarm calls once.
-        let InterruptCall { work, done } =
-            *unsafe { Box::from_raw(job.cast::<InterruptCall<F>>()) };
+        let InterruptCall { work, done } = *unsafe { Box::from_raw(job.cast::<InterruptCall<F>>()) };
         work();
         // The receiver waits until this message, so sending cannot fail.
         let _ = done.send(());

@@ -34,9 +34,7 @@ impl Interface {
     }
 
     fn next_hop(&self, to: Ipv4Addr) -> Option<Ipv4Addr> {
-        let mask = u32::MAX
-            .checked_shl(32 - u32::from(self.prefix))
-            .unwrap_or(0);
+        let mask = u32::MAX.checked_shl(32 - u32::from(self.prefix)).unwrap_or(0);
         let beyond = (to.to_bits() ^ self.address.ip().to_bits()) & mask != 0;
         if beyond { self.gateway } else { Some(to) }
     }
@@ -121,9 +119,7 @@ impl FrameReceiver {
                         });
                         datagram.into_iter().for_each(|one| hand_over(one, out));
                     }
-                    (None, _) => {
-                        Self::read_other(&self.interface, queue, at, device, is_switch, out)
-                    }
+                    (None, _) => Self::read_other(&self.interface, queue, at, device, is_switch, out),
                 }
             }
         }
@@ -146,9 +142,7 @@ impl FrameReceiver {
             ParsedFrame::Broken => out.counters.broken += 1,
             _ if is_switch => {
                 let packet = queue.take(at);
-                packet
-                    .into_iter()
-                    .for_each(|one| out.forward(1 - device, one));
+                packet.into_iter().for_each(|one| out.forward(1 - device, one));
             }
             _ => out.counters.others += 1,
         }
@@ -256,20 +250,12 @@ impl FrameSender {
     fn request_arp(&mut self, ip: Ipv4Addr) {
         for device in 0..self.queues.len() {
             let mac = self.queues[device].device().mac();
-            let request = Arp {
-                is_request: true,
-                from: (*self.interface.address.ip(), mac),
-                to: (ip, [0; 6]),
-            };
+            let request = Arp { is_request: true, from: (*self.interface.address.ip(), mac), to: (ip, [0; 6]) };
             self.send_frame(device, |room| Some(request.write(room)));
         }
     }
 
-    fn send_frame(
-        &mut self,
-        device: usize,
-        write: impl FnOnce(&mut [u8; MAX_FRAME]) -> Option<usize>,
-    ) {
+    fn send_frame(&mut self, device: usize, write: impl FnOnce(&mut [u8; MAX_FRAME]) -> Option<usize>) {
         match self.free_packets.fill(write) {
             Some(packet) => self.queues[device].send(packet),
             None => self.counters.refused += 1,
@@ -282,11 +268,7 @@ impl FrameSender {
         match self.interface.neighbours.find(hop, self.now) {
             Ok(Neighbour { mac, device }) => {
                 let from = (self.from, self.queues.get(device)?.device().mac());
-                Some(CachedRoute {
-                    to,
-                    device,
-                    headers: HeaderTemplate::new(from, (to, mac)),
-                })
+                Some(CachedRoute { to, device, headers: HeaderTemplate::new(from, (to, mac)) })
             }
             Err(ask) => {
                 if ask {
@@ -299,13 +281,7 @@ impl FrameSender {
 
     /// Sends a datagram of two parts; `body_sum` is the [`sum`] of `body`, so that a loop over receivers computes it once.
     #[inline(always)]
-    fn send_summed<const HEAD: usize>(
-        &mut self,
-        to: SocketAddr,
-        head: &[u8; HEAD],
-        body: &[u8],
-        body_sum: u64,
-    ) {
+    fn send_summed<const HEAD: usize>(&mut self, to: SocketAddr, head: &[u8; HEAD], body: &[u8], body_sum: u64) {
         let SocketAddr::V4(to) = to else {
             self.counters.unresolved += 1;
             return;
@@ -333,11 +309,7 @@ impl Transmit for FrameSender {
     }
 
     #[inline]
-    fn send_each<const HEAD: usize>(
-        &mut self,
-        to: impl Iterator<Item = (SocketAddr, [u8; HEAD])>,
-        body: &[u8],
-    ) {
+    fn send_each<const HEAD: usize>(&mut self, to: impl Iterator<Item = (SocketAddr, [u8; HEAD])>, body: &[u8]) {
         let body_sum = sum(body);
         to.for_each(|(to, head)| self.send_summed(to, &head, body, body_sum));
     }

@@ -72,9 +72,7 @@ impl DpdkConfig {
         }
         let allowed = cores::allowed();
         if let Some(core) = self.cores.iter().find(|core| !allowed.contains(core)) {
-            return refuse(format!(
-                "this process may not use core {core}, only {allowed:?}"
-            ));
+            return refuse(format!("this process may not use core {core}, only {allowed:?}"));
         }
         if !self.cores.is_empty() && self.cores.len() != self.threads {
             return refuse(format!(
@@ -141,12 +139,7 @@ impl OpenDevices {
             gateway: config.gateway,
             neighbours: Neighbours::default(),
         };
-        let mut opened = OpenDevices {
-            interface: Arc::new(interface),
-            pool,
-            devices: Vec::new(),
-            queues: Vec::new(),
-        };
+        let mut opened = OpenDevices { interface: Arc::new(interface), pool, devices: Vec::new(), queues: Vec::new() };
         for arguments in &config.devices {
             // Both ends of a memif need the same number of queues, and the peer may be another program: all have one.
             let queues = match arguments.starts_with("net_memif") {

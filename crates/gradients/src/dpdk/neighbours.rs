@@ -145,12 +145,7 @@ fn make_room(table: &mut HashMap<Ipv4Addr, ArpEntry>) -> bool {
 
 impl ArpEntry {
     fn new(neighbour: Option<Neighbour>, now: Instant, asked: Option<Instant>) -> Self {
-        ArpEntry {
-            neighbour,
-            last_heard: now,
-            asked,
-            used: false,
-        }
+        ArpEntry { neighbour, last_heard: now, asked, used: false }
     }
 
     /// Whether a request is due, `time` after the last one; notes a due request as sent.
@@ -173,11 +168,7 @@ mod tests {
     const TWO: Mac = [2, 0, 0, 0, 0, 2];
 
     fn request(ip: Ipv4Addr, mac: Mac, target: Ipv4Addr) -> Arp {
-        Arp {
-            is_request: true,
-            from: (ip, mac),
-            to: (target, [0; 6]),
-        }
+        Arp { is_request: true, from: (ip, mac), to: (target, [0; 6]) }
     }
 
     #[test]
@@ -188,26 +179,14 @@ mod tests {
         neighbours.learn(&request(worker, ONE, OTHER), HERE, 0, now);
         assert_eq!(neighbours.version(), 0, "the request was for another host");
         neighbours.learn(&request(worker, ONE, HERE), HERE, 0, now);
-        assert_eq!(
-            neighbours.find(worker, now),
-            Ok(Neighbour {
-                mac: ONE,
-                device: 0
-            })
-        );
+        assert_eq!(neighbours.find(worker, now), Ok(Neighbour { mac: ONE, device: 0 }));
         let version = neighbours.version();
         neighbours.learn(&request(worker, ONE, HERE), HERE, 0, now);
         assert_eq!(neighbours.version(), version, "nothing has changed");
         // A gratuitous announcement after a move.
         neighbours.learn(&request(worker, TWO, worker), HERE, 1, now);
         assert_ne!(neighbours.version(), version);
-        assert_eq!(
-            neighbours.find(worker, now),
-            Ok(Neighbour {
-                mac: TWO,
-                device: 1
-            })
-        );
+        assert_eq!(neighbours.find(worker, now), Ok(Neighbour { mac: TWO, device: 1 }));
     }
 
     #[test]

@@ -32,11 +32,7 @@ const HEADROOM: usize = 128;
 const _: () = assert!(MAX_FRAME <= BUFFER as usize - HEADROOM);
 
 /// A frame without packet.
-pub(super) const EMPTY: rte::innet_frame = rte::innet_frame {
-    data: ptr::null_mut(),
-    bytes: 0,
-    segments: 0,
-};
+pub(super) const EMPTY: rte::innet_frame = rte::innet_frame { data: ptr::null_mut(), bytes: 0, segments: 0 };
 
 /// Memory for packets (DPDK's mempool).
 pub struct PacketPool(pub(super) NonNull<rte::rte_mempool>);
@@ -59,16 +55,8 @@ impl PacketPool {
         let count = count.next_power_of_two() as u32 - 1;
         let name = CString::new(format!("innet-{number}")).unwrap_or_default();
         // SAFETY: EAL runs, as callers start it first; the name is a terminated string.
-        let pool = unsafe {
-            rte::rte_pktmbuf_pool_create(
-                name.as_ptr(),
-                count,
-                CORE_CACHE,
-                0,
-                BUFFER,
-                rte::SOCKET_ID_ANY,
-            )
-        };
+        let pool =
+            unsafe { rte::rte_pktmbuf_pool_create(name.as_ptr(), count, CORE_CACHE, 0, BUFFER, rte::SOCKET_ID_ANY) };
         let Some(pool) = NonNull::new(pool) else {
             // SAFETY: it takes no arguments and reads this thread's error number.
             let why = eal::describe(unsafe { rte::innet_errno() });
@@ -137,21 +125,13 @@ unsafe impl Send for FreePackets {}
 impl FreePackets {
     /// Allocates packets from `pool`, a burst at a time.
     pub fn new(pool: Arc<PacketPool>) -> Self {
-        FreePackets {
-            pool,
-            packets: [ptr::null_mut(); BURST],
-            frames: [EMPTY; BURST],
-            left: 0,
-        }
+        FreePackets { pool, packets: [ptr::null_mut(); BURST], frames: [EMPTY; BURST], left: 0 }
     }
 
     /// A packet with the frame that `write` puts into the buffer, returning its length. `None` if `write` returns `None`, or if all packets
     /// are in use.
     #[inline]
-    pub fn fill(
-        &mut self,
-        write: impl FnOnce(&mut [u8; MAX_FRAME]) -> Option<usize>,
-    ) -> Option<Packet> {
+    pub fn fill(&mut self, write: impl FnOnce(&mut [u8; MAX_FRAME]) -> Option<usize>) -> Option<Packet> {
         if self.left == 0 {
             // SAFETY: both arrays have space for `BURST` entries.
             let failed = unsafe {
@@ -174,13 +154,7 @@ impl FreePackets {
         // pools are made of cleared pages; this value owns the packet.
         let bytes = write(unsafe { &mut *data.as_ptr().cast() })?.min(MAX_FRAME) as u16;
         self.left = at;
-        Some(Packet {
-            packet,
-            data,
-            bytes,
-            whole: true,
-            fresh: true,
-        })
+        Some(Packet { packet, data, bytes, whole: true, fresh: true })
     }
 }
 

@@ -10,9 +10,7 @@ pub fn sum(bytes: &[u8]) -> u64 {
         return unsafe { sum_with_avx2(bytes) };
     }
     let (words, rest) = bytes.as_chunks::<8>();
-    let words = words
-        .iter()
-        .map(|word| u128::from(u64::from_le_bytes(*word)));
+    let words = words.iter().map(|word| u128::from(u64::from_le_bytes(*word)));
     let words: u128 = words.sum();
     let halves = |word: u64| (word >> 32) + (word & 0xFFFF_FFFF);
     halves(words as u64) + (words >> 64) as u64 + sum_rest(rest)
@@ -22,9 +20,7 @@ pub fn sum(bytes: &[u8]) -> u64 {
 #[target_feature(enable = "avx2")]
 fn sum_with_avx2(bytes: &[u8]) -> u64 {
     let (words, rest) = bytes.as_chunks::<4>();
-    let words = words
-        .iter()
-        .map(|word| u64::from(u32::from_le_bytes(*word)));
+    let words = words.iter().map(|word| u64::from(u32::from_le_bytes(*word)));
     words.sum::<u64>() + sum_rest(rest)
 }
 

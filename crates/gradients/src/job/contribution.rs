@@ -41,12 +41,7 @@ impl Job {
 
     /// The open segment that waits for this contribution. It passed all checks when it began, and a reset or a suspension would have freed it.
     #[inline(always)]
-    fn awaiting_segment(
-        &self,
-        worker: u16,
-        header: PacketHeader,
-        body: &[u8],
-    ) -> Option<(usize, SegmentId)> {
+    fn awaiting_segment(&self, worker: u16, header: PacketHeader, body: &[u8]) -> Option<(usize, SegmentId)> {
         let id = SegmentId::new(header.round_near(self.newest)?, header.segment);
         let index = self.slots.awaiting(id, header.kind, worker, body.len())?;
         debug_assert!(self.halted.is_none() && id.round >= self.floor);
@@ -125,9 +120,7 @@ impl Job {
     /// Number of segments that a round may have.
     fn segments(&self) -> u32 {
         let settings = &self.settings;
-        let of_vector = settings
-            .asynchronous
-            .map(|a| a.segments(settings.segment_values));
+        let of_vector = settings.asynchronous.map(|a| a.segments(settings.segment_values));
         of_vector.unwrap_or(ALL_SEGMENTS)
     }
 
@@ -146,8 +139,7 @@ impl Job {
         out: &mut T,
     ) -> Option<SegmentId> {
         let round = header.round_near(self.newest);
-        if self.settings.asynchronous.is_some() && round.is_none_or(|round| round > self.newest + 1)
-        {
+        if self.settings.asynchronous.is_some() && round.is_none_or(|round| round > self.newest + 1) {
             self.counters.ahead += 1;
             return self.refuse_weights(worker, header, out);
         }
@@ -177,12 +169,7 @@ impl Job {
     }
 
     /// Refuses a worker of an asynchronous job that contributes beyond round `newest + 1`: its weights are newer than the job's sums.
-    fn refuse_weights<T: Transmit>(
-        &self,
-        worker: u16,
-        header: PacketHeader,
-        out: &mut T,
-    ) -> Option<SegmentId> {
+    fn refuse_weights<T: Transmit>(&self, worker: u16, header: PacketHeader, out: &mut T) -> Option<SegmentId> {
         let text = format!(
             "worker {worker} has weights of a later update than this job's newest, {}: they are of an earlier job of this name; give \
              each job a name of its own",

@@ -13,13 +13,7 @@ pub(super) const RESET_DISTANCE: u64 = 3;
 
 impl Job {
     /// Applies a control with a valid key.
-    pub fn control<T: Transmit>(
-        &mut self,
-        worker: u16,
-        header: PacketHeader,
-        argument: &[u8],
-        out: &mut T,
-    ) {
+    pub fn control<T: Transmit>(&mut self, worker: u16, header: PacketHeader, argument: &[u8], out: &mut T) {
         let about = header.kind;
         let refused = match about {
             PacketKind::Reset => {
@@ -42,9 +36,9 @@ impl Job {
                     None
                 }
             },
-            _ if self.settings.arithmetic == Arithmetic::Fixed => Some(
-                "in fixed point every worker has to be counted: the grid is made for all of them",
-            ),
+            _ if self.settings.arithmetic == Arithmetic::Fixed => {
+                Some("in fixed point every worker has to be counted: the grid is made for all of them")
+            }
             _ if u32::from(self.settings.workers) != self.settings.world => {
                 Some("with a parent aggregator every worker has to be counted")
             }
@@ -110,11 +104,7 @@ impl Job {
 
     /// Slots of segments without all contributions.
     fn open_segments(&self) -> Vec<usize> {
-        self.slots
-            .iter()
-            .filter(|(_, slot)| slot.state == SegmentState::Open)
-            .map(|(index, _)| index)
-            .collect()
+        self.slots.iter().filter(|(_, slot)| slot.state == SegmentState::Open).map(|(index, _)| index).collect()
     }
 
     /// Resets the job for a member that gave up a round, or passes the request to the parent, which chooses the next round.

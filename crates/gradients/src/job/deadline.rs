@@ -74,15 +74,8 @@ impl Job {
     /// Segments without a sum, with their deadlines.
     fn waiting(&self) -> impl Iterator<Item = (Instant, &SegmentSlot)> {
         let slots = self.slots.iter().map(|(_, slot)| slot);
-        let waiting = |slot: &&SegmentSlot| {
-            matches!(
-                slot.state,
-                SegmentState::Open | SegmentState::AwaitingParent
-            )
-        };
-        slots
-            .filter(waiting)
-            .map(|slot| (slot.waiting_since + self.patience(slot), slot))
+        let waiting = |slot: &&SegmentSlot| matches!(slot.state, SegmentState::Open | SegmentState::AwaitingParent);
+        slots.filter(waiting).map(|slot| (slot.waiting_since + self.patience(slot), slot))
     }
 
     /// Longest time that a segment may wait: see the table above.
@@ -109,9 +102,7 @@ impl Job {
         let described = missing.map(|(worker, member)| match member {
             MemberState::NeverJoined => format!("{role} {worker}, which never joined"),
             MemberState::Left(name) => format!("{role} {worker} ({name}), which left"),
-            MemberState::Joined(Member {
-                name, last_heard, ..
-            }) => {
+            MemberState::Joined(Member { name, last_heard, .. }) => {
                 let silent = now.saturating_duration_since(*last_heard).as_secs_f64();
                 format!("{role} {worker} ({name}), last heard {silent:.1} s ago")
             }

@@ -38,13 +38,7 @@ impl Job {
         }
     }
 
-    pub fn receive_from_parent<T: Transmit>(
-        &mut self,
-        now: Instant,
-        header: PacketHeader,
-        body: &[u8],
-        out: &mut T,
-    ) {
+    pub fn receive_from_parent<T: Transmit>(&mut self, now: Instant, header: PacketHeader, body: &[u8], out: &mut T) {
         let Some(round) = header.round_near(self.newest) else {
             self.counters.malformed += 1;
             return;
@@ -139,9 +133,7 @@ impl Job {
                 self.reset(round, "the job was reset", out);
             }
             // A failure of an earlier round is from before a reset.
-            (Status::Failed | Status::Halted, _)
-                if self.halted.is_none() && round >= self.floor =>
-            {
+            (Status::Failed | Status::Halted, _) if self.halted.is_none() && round >= self.floor => {
                 let text = format!("above this aggregator: {}", ack.text);
                 self.halt(Ack { text, ..ack }, out);
             }

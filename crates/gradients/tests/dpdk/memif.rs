@@ -17,18 +17,9 @@ fn configs(workers: usize) -> (tempfile::TempDir, DpdkConfig, Vec<DpdkConfig>) {
     let mut clients = Vec::new();
     for worker in 0..workers {
         let socket = folder.path().join(format!("{worker}.sock"));
-        let device = |role| {
-            format!(
-                "net_memif{},role={role},id=0,socket={}",
-                number(),
-                socket.display()
-            )
-        };
+        let device = |role| format!("net_memif{},role={role},id=0,socket={}", number(), socket.display());
         servers.push(device("server"));
-        clients.push(config(
-            &format!("10.8.0.{}", 2 + worker),
-            &[device("client")],
-        ));
+        clients.push(config(&format!("10.8.0.{}", 2 + worker), &[device("client")]));
     }
     (folder, config(AGGREGATOR, &servers), clients)
 }
@@ -40,10 +31,7 @@ fn workers_sum_over_memif() {
         let (_folder, server, clients) = configs(4);
         let aggregator = start(&server);
         let join = |(number, client): (u16, &DpdkConfig)| {
-            let request = JoinJob {
-                arithmetic,
-                ..request("job", number, 4)
-            };
+            let request = JoinJob { arithmetic, ..request("job", number, 4) };
             let ticket = aggregator.join(&request, None, None).unwrap();
             work(Some(client), aggregator.address(), &request, &ticket)
         };
@@ -60,10 +48,7 @@ fn workers_sum_over_memif() {
 fn each_core_sums_its_own_jobs_at_a_port_of_its_own() {
     let _alone = alone();
     let (_folder, server, clients) = configs(4);
-    let several = DpdkConfig {
-        threads: 3,
-        ..server
-    };
+    let several = DpdkConfig { threads: 3, ..server };
     let aggregators = DpdkAggregator::start_all(&several, AggregatorLimits::default()).unwrap();
     let ports: Vec<u16> = aggregators.iter().map(|one| one.address().port()).collect();
     assert_eq!(ports, [PORT, PORT + 1, PORT + 2]);
@@ -95,22 +80,14 @@ fn a_worker_that_is_gone_is_named() {
     let _alone = alone();
     let (_folder, server, clients) = configs(2);
     let aggregator = start(&server);
-    let soon = |number| JoinJob {
-        deadline: Duration::from_millis(500),
-        ..request("job", number, 2)
-    };
+    let soon = |number| JoinJob { deadline: Duration::from_millis(500), ..request("job", number, 2) };
     let tickets = [0, 1].map(|number| aggregator.join(&soon(number), None, None).unwrap());
     let at = aggregator.address();
     let mut worker = work(Some(&clients[0]), at, &soon(0), &tickets[0]);
     let other = work(Some(&clients[1]), at, &soon(1), &tickets[1]);
     drop(other);
-    let missing = worker
-        .sum(&mut [1.0; 1000], false, LONG, &Wait::forever())
-        .unwrap_err();
-    assert!(
-        matches!(&missing, Error::Missing { workers, .. } if workers == &[1]),
-        "{missing}"
-    );
+    let missing = worker.sum(&mut [1.0; 1000], false, LONG, &Wait::forever()).unwrap_err();
+    assert!(matches!(&missing, Error::Missing { workers, .. } if workers == &[1]), "{missing}");
     assert!(missing.to_string().contains("host-1"), "{missing}");
 }
 

@@ -47,10 +47,7 @@ fn a_device_has_one_user_at_a_time() {
     assert!(refusal(&config).contains("in use"));
     drop(first);
     drop(start(&config));
-    let two = DpdkConfig {
-        devices: vec!["net_null90".into(), "net_null91".into()],
-        ..good()
-    };
+    let two = DpdkConfig { devices: vec!["net_null90".into(), "net_null91".into()], ..good() };
     let error = DpdkTransport::open(&two).err().unwrap().to_string();
     assert!(error.contains("a worker has one device"), "{error}");
 }

@@ -11,9 +11,7 @@ use std::time::{Duration, Instant};
 
 use base::wait::Wait;
 use gradients::dpdk::{DpdkAggregator, DpdkConfig};
-use gradients::{
-    AggregatorLimits, AnyTransport, Arithmetic, JoinJob, Ticket, UdpTransport, Worker,
-};
+use gradients::{AggregatorLimits, AnyTransport, Arithmetic, JoinJob, Ticket, UdpTransport, Worker};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
@@ -68,33 +66,18 @@ pub fn request(job: &str, worker: u16, workers: u16) -> JoinJob {
 }
 
 /// A worker of an aggregator at `at`, on UDP or on the device of `dpdk`.
-pub fn work(
-    dpdk: Option<&DpdkConfig>,
-    at: SocketAddr,
-    request: &JoinJob,
-    ticket: &Ticket,
-) -> Worker<AnyTransport> {
+pub fn work(dpdk: Option<&DpdkConfig>, at: SocketAddr, request: &JoinJob, ticket: &Ticket) -> Worker<AnyTransport> {
     let transport = match dpdk {
         None => UdpTransport::to(at).map(AnyTransport::Udp),
         Some(dpdk) => AnyTransport::dpdk(dpdk),
     };
-    Worker::join(
-        transport.unwrap(),
-        at,
-        request,
-        ticket,
-        LONG,
-        &Wait::forever(),
-    )
-    .unwrap()
+    Worker::join(transport.unwrap(), at, request, ticket, LONG, &Wait::forever()).unwrap()
 }
 
 /// Vectors of whole numbers, whose sums are exact in float32, in every order.
 fn vector(worker: usize, length: usize, round: u64) -> Vec<f32> {
     let mut rng = StdRng::seed_from_u64(round << 8 | worker as u64);
-    (0..length)
-        .map(|_| rng.random_range(-1000..1000) as f32)
-        .collect()
+    (0..length).map(|_| rng.random_range(-1000..1000) as f32).collect()
 }
 
 /// Sums several rounds, each worker on a thread of its own, and checks the sums.
@@ -140,10 +123,7 @@ fn unshare() -> Result<(), String> {
     // SAFETY: a system call for this thread.
     match unsafe { libc::unshare(libc::CLONE_NEWNET) } {
         0 => shell("echo 1 > /proc/sys/net/ipv6/conf/default/disable_ipv6; ip link set lo up"),
-        _ => Err(format!(
-            "no network namespace can be made: {}",
-            io::Error::last_os_error()
-        )),
+        _ => Err(format!("no network namespace can be made: {}", io::Error::last_os_error())),
     }
 }
 
@@ -215,35 +195,16 @@ impl Raw {
             address.sll_protocol = every.to_be();
             address.sll_ifindex = libc::if_nametoindex(name.as_ptr()) as i32;
             let size = size_of_val(&address) as u32;
-            assert_eq!(
-                libc::bind(socket.as_raw_fd(), (&raw const address).cast(), size),
-                0
-            );
+            assert_eq!(libc::bind(socket.as_raw_fd(), (&raw const address).cast(), size), 0);
             // No frames that this end sends.
             const PACKET_IGNORE_OUTGOING: libc::c_int = 23;
             let yes: libc::c_int = 1;
-            let seconds = libc::timeval {
-                tv_sec: LONG.as_secs() as i64,
-                tv_usec: 0,
-            };
+            let seconds = libc::timeval { tv_sec: LONG.as_secs() as i64, tv_usec: 0 };
             let set = |level, option, value: *const libc::c_void, size| {
-                assert_eq!(
-                    libc::setsockopt(socket.as_raw_fd(), level, option, value, size as u32),
-                    0
-                );
+                assert_eq!(libc::setsockopt(socket.as_raw_fd(), level, option, value, size as u32), 0);
             };
-            set(
-                libc::SOL_PACKET,
-                PACKET_IGNORE_OUTGOING,
-                (&raw const yes).cast(),
-                size_of_val(&yes),
-            );
-            set(
-                libc::SOL_SOCKET,
-                libc::SO_RCVTIMEO,
-                (&raw const seconds).cast(),
-                size_of_val(&seconds),
-            );
+            set(libc::SOL_PACKET, PACKET_IGNORE_OUTGOING, (&raw const yes).cast(), size_of_val(&yes));
+            set(libc::SOL_SOCKET, libc::SO_RCVTIMEO, (&raw const seconds).cast(), size_of_val(&seconds));
             Raw(socket)
         }
     }
@@ -257,14 +218,7 @@ impl Raw {
     pub fn receive(&self) -> Vec<u8> {
         let mut frame = vec![0; 4096];
         // SAFETY: a slice and its length.
-        let bytes = unsafe {
-            libc::recv(
-                self.0.as_raw_fd(),
-                frame.as_mut_ptr().cast(),
-                frame.len(),
-                0,
-            )
-        };
+        let bytes = unsafe { libc::recv(self.0.as_raw_fd(), frame.as_mut_ptr().cast(), frame.len(), 0) };
         assert!(bytes >= 0, "no frame: {}", io::Error::last_os_error());
         frame.truncate(bytes as usize);
         frame

@@ -38,11 +38,8 @@ fn unmarked(mut frame: Vec<u8>) -> Vec<u8> {
 
 fn arp(target: &str) -> Vec<u8> {
     let mut room = [0; MAX_FRAME];
-    let request = Arp {
-        is_request: true,
-        from: ("10.9.0.1".parse().unwrap(), HERE),
-        to: (target.parse().unwrap(), [0; 6]),
-    };
+    let request =
+        Arp { is_request: true, from: ("10.9.0.1".parse().unwrap(), HERE), to: (target.parse().unwrap(), [0; 6]) };
     let bytes = request.write(&mut room);
     room[..bytes].to_vec()
 }
@@ -67,11 +64,7 @@ fn others() -> Vec<Vec<u8>> {
         })
         .collect();
     // Marked, but for another host; for the switch, but not marked; ARP for another host.
-    frames.extend([
-        datagram("10.9.0.8"),
-        unmarked(datagram(SWITCH)),
-        arp("10.9.0.8"),
-    ]);
+    frames.extend([datagram("10.9.0.8"), unmarked(datagram(SWITCH)), arp("10.9.0.8")]);
     frames
 }
 
@@ -92,14 +85,9 @@ fn a_switch_forwards_other_frames_unchanged_and_receives_its_own() {
                 assert_eq!((&answer[..6], &answer[20..22]), (&HERE[..], &[0, 2][..]));
             }
             let sent = others().len() as u64;
-            until("the last datagram", || {
-                aggregator.counters().received - before == sent
-            });
+            until("the last datagram", || aggregator.counters().received - before == sent);
             // Their session is unknown.
-            assert_eq!(
-                aggregator.counters().strangers,
-                aggregator.counters().received
-            );
+            assert_eq!(aggregator.counters().strangers, aggregator.counters().received);
         }
         let frames = aggregator.frames().unwrap();
         assert_eq!((frames.broken, frames.others, frames.refused), (0, 0, 0));
@@ -131,9 +119,7 @@ fn hosts_on_both_sides_of_a_switch_sum_at_it_and_communicate_through_it() {
                 });
                 for _ in 0..5 {
                     let mut values = vec![1.0; 20_000];
-                    worker
-                        .sum(&mut values, false, LONG, &Wait::forever())
-                        .unwrap();
+                    worker.sum(&mut values, false, LONG, &Wait::forever()).unwrap();
                     assert!(values.iter().all(|&value| value == 3.0));
                 }
                 stream.join().unwrap();
@@ -150,9 +136,7 @@ fn hosts_on_both_sides_of_a_switch_sum_at_it_and_communicate_through_it() {
                 ready.send(()).unwrap();
                 for _ in 0..5 {
                     let mut values = vec![2.0; 20_000];
-                    worker
-                        .sum(&mut values, false, LONG, &Wait::forever())
-                        .unwrap();
+                    worker.sum(&mut values, false, LONG, &Wait::forever()).unwrap();
                     assert!(values.iter().all(|&value| value == 3.0));
                 }
                 assert!(reader.join().unwrap() == *text, "the stream was changed");
@@ -161,8 +145,6 @@ fn hosts_on_both_sides_of_a_switch_sum_at_it_and_communicate_through_it() {
         let counters = aggregator.counters();
         assert_eq!(counters.counted, 2 * counters.sums);
         // A megabyte in frames of 1,500 bytes.
-        until("the stream", || {
-            aggregator.frames().unwrap().forwarded > 600
-        });
+        until("the stream", || aggregator.frames().unwrap().forwarded > 600);
     });
 }

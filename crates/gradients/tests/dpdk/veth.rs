@@ -33,10 +33,7 @@ fn udp_workers_sum_at_a_dpdk_aggregator() {
         sum_all((0..3).map(join).collect(), 3, 40_000);
         let (counters, frames) = (aggregator.counters(), aggregator.frames().unwrap());
         assert_eq!(counters.counted, 3 * counters.sums);
-        assert_eq!(
-            (counters.malformed, frames.broken, frames.forwarded),
-            (0, 0, 0)
-        );
+        assert_eq!((counters.malformed, frames.broken, frames.forwarded), (0, 0, 0));
     });
 }
 
@@ -46,11 +43,7 @@ fn a_dpdk_worker_and_a_udp_worker_sum_at_a_udp_aggregator() {
         address();
         let at: SocketAddr = format!("{KERNEL}:{PORT}").parse().unwrap();
         let aggregator = UdpAggregator::start(at, AggregatorLimits::default()).unwrap();
-        let tickets = [0, 1].map(|number| {
-            aggregator
-                .join(&request("job", number, 2), None, None)
-                .unwrap()
-        });
+        let tickets = [0, 1].map(|number| aggregator.join(&request("job", number, 2), None, None).unwrap());
         let workers = vec![
             work(None, at, &request("job", 0, 2), &tickets[0]),
             work(Some(&dpdk()), at, &request("job", 1, 2), &tickets[1]),
@@ -66,16 +59,10 @@ fn a_dpdk_aggregator_sums_with_a_udp_parent() {
         let at: SocketAddr = format!("{KERNEL}:{PORT}").parse().unwrap();
         let parent = UdpAggregator::start(at, AggregatorLimits::default()).unwrap();
         // Datagrams of the parent arrive at the first core, and are for a job on the third.
-        let three = DpdkConfig {
-            threads: 3,
-            ..dpdk()
-        };
+        let three = DpdkConfig { threads: 3, ..dpdk() };
         let children = DpdkAggregator::start_all(&three, AggregatorLimits::default()).unwrap();
         let child = &children[2];
-        let of_three = |number| JoinJob {
-            world: 3,
-            ..request("job", number, 2)
-        };
+        let of_three = |number| JoinJob { world: 3, ..request("job", number, 2) };
         let up = parent.join(&of_three(0), Some(2), None).unwrap();
         let mut upstream = Some(ParentAggregator::new(at, &up, 2));
         let mut join = |number| {
@@ -101,18 +88,10 @@ fn an_unknown_neighbour_is_requested_by_arp() {
         // The kernel knows the aggregator's address, so it sends no request.
         let mac = ask_for(DPDK);
         let mac: Vec<String> = mac.iter().map(|byte| format!("{byte:02x}")).collect();
-        shell(&format!(
-            "ip neighbour replace {DPDK} lladdr {} dev a0 nud permanent",
-            mac.join(":")
-        ))
-        .unwrap();
+        shell(&format!("ip neighbour replace {DPDK} lladdr {} dev a0 nud permanent", mac.join(":"))).unwrap();
         let request = request("job", 0, 1);
         let ticket = aggregator.join(&request, None, None).unwrap();
-        sum_all(
-            vec![work(None, aggregator.address(), &request, &ticket)],
-            1,
-            1000,
-        );
+        sum_all(vec![work(None, aggregator.address(), &request, &ticket)], 1, 1000);
         assert!(aggregator.frames().unwrap().unresolved > 0);
     });
 }
@@ -122,11 +101,8 @@ fn ask_for(ip: &str) -> [u8; 6] {
     let raw = Raw::open("a0");
     let mut room = [0; MAX_FRAME];
     let mac = [2, 0, 0, 0, 0, 77];
-    let request = Arp {
-        is_request: true,
-        from: ("10.9.0.77".parse().unwrap(), mac),
-        to: (ip.parse().unwrap(), [0; 6]),
-    };
+    let request =
+        Arp { is_request: true, from: ("10.9.0.77".parse().unwrap(), mac), to: (ip.parse().unwrap(), [0; 6]) };
     let bytes = request.write(&mut room);
     raw.send(&room[..bytes]);
     loop {
@@ -143,16 +119,11 @@ fn damaged_frames_are_dropped_and_counted() {
     with_veth(&["a"], || {
         let aggregator = start(&dpdk());
         let mac = ask_for(DPDK);
-        let from = (
-            format!("10.9.0.77:{PORT}").parse().unwrap(),
-            [2, 0, 0, 0, 0, 77],
-        );
+        let from = (format!("10.9.0.77:{PORT}").parse().unwrap(), [2, 0, 0, 0, 0, 77]);
         let to = (format!("{DPDK}:{PORT}").parse().unwrap(), mac);
         let mut room = [0; MAX_FRAME];
         let header = PacketHeader::new(PacketKind::Float, 1, 1, 0).encode();
-        let bytes = HeaderTemplate::new(from, to)
-            .write(&mut room, &header, &[0; 8])
-            .unwrap();
+        let bytes = HeaderTemplate::new(from, to).write(&mut room, &header, &[0; 8]).unwrap();
         let raw = Raw::open("a0");
         let good = &room[..bytes];
         let broken = |at: usize| {
@@ -168,8 +139,6 @@ fn damaged_frames_are_dropped_and_counted() {
         until("the last frame", || aggregator.counters().received > 0);
         let counters = aggregator.counters();
         assert_eq!((counters.received, counters.strangers), (1, 1));
-        until("the count", || {
-            aggregator.frames().unwrap().broken == damaged.len() as u64 + 1
-        });
+        until("the count", || aggregator.frames().unwrap().broken == damaged.len() as u64 + 1);
     });
 }

@@ -4,9 +4,7 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use gradients::{
-    AggregatorLimits, Asynchronous, AsynchronousSession, Error, Exchange, JoinJob, Result, Transmit,
-};
+use gradients::{AggregatorLimits, Asynchronous, AsynchronousSession, Error, Exchange, JoinJob, Result, Transmit};
 use proptest::prelude::*;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -21,11 +19,7 @@ const LONG: Duration = Duration::from_secs(1000);
 fn asynchronous(worker: u16, workers: u16, threshold: u16, staleness: u16) -> JoinJob {
     JoinJob {
         deadline: LONG,
-        asynchronous: Some(Asynchronous {
-            values: LENGTH as u32,
-            threshold,
-            staleness,
-        }),
+        asynchronous: Some(Asynchronous { values: LENGTH as u32, threshold, staleness }),
         ..request(worker, workers)
     }
 }
@@ -47,14 +41,7 @@ impl Trainer {
         let now = network.wire.now;
         Trainer {
             at: address(request.worker),
-            session: AsynchronousSession::new(
-                worker,
-                request,
-                0,
-                last,
-                Duration::from_secs(10),
-                now,
-            ),
+            session: AsynchronousSession::new(worker, request, 0, last, Duration::from_secs(10), now),
             means: Vec::new(),
             offered: Vec::new(),
             computing: 0,
@@ -79,13 +66,7 @@ impl Trainer {
     }
 }
 
-fn join_all(
-    network: &mut Network,
-    workers: u16,
-    threshold: u16,
-    staleness: u16,
-    last: u64,
-) -> Vec<Trainer> {
+fn join_all(network: &mut Network, workers: u16, threshold: u16, staleness: u16, last: u64) -> Vec<Trainer> {
     let join = |worker| {
         let request = asynchronous(worker, workers, threshold, staleness);
         Trainer::join(network, &request, last)
@@ -99,13 +80,7 @@ struct IgnoringFailures<'a>(&'a mut AsynchronousSession);
 impl Exchange for IgnoringFailures<'_> {
     type Output = ();
 
-    fn receive<T: Transmit>(
-        &mut self,
-        now: Instant,
-        from: SocketAddr,
-        datagram: &[u8],
-        out: &mut T,
-    ) {
+    fn receive<T: Transmit>(&mut self, now: Instant, from: SocketAddr, datagram: &[u8], out: &mut T) {
         self.0.receive(now, from, datagram, out);
     }
 
@@ -128,9 +103,7 @@ impl Exchange for IgnoringFailures<'_> {
 
 /// Lets time pass. A worker that is too far behind takes the means of the worker that is furthest ahead.
 fn pass_and_pull(network: &mut Network, trainers: &mut [Trainer], time: Duration) {
-    let updates = trainers
-        .iter_mut()
-        .map(|t| (t.at, IgnoringFailures(&mut t.session)));
+    let updates = trainers.iter_mut().map(|t| (t.at, IgnoringFailures(&mut t.session)));
     network.run_for(&mut updates.collect::<Vec<_>>(), time);
     trainers.iter_mut().for_each(Trainer::take_all);
     let furthest = trainers.iter().map(|t| &t.means).max_by_key(|m| m.len());
@@ -140,9 +113,7 @@ fn pass_and_pull(network: &mut Network, trainers: &mut [Trainer], time: Duration
             None => {}
             Some(Error::Behind { .. }) => {
                 trainer.means.clone_from(&furthest);
-                trainer
-                    .session
-                    .restart(furthest.len() as u64, network.wire.now);
+                trainer.session.restart(furthest.len() as u64, network.wire.now);
             }
             Some(other) => panic!("{other}"),
         }
@@ -239,11 +210,7 @@ proptest! {
 fn partly_counted_gradients_do_not_deadlock() {
     for seed in 0..20 {
         // Segments are reordered by up to a round; every second network loses some.
-        let faults = Faults {
-            delay_us: 2000,
-            loss: 0.05 * (seed % 2) as f64,
-            ..Faults::NONE
-        };
+        let faults = Faults { delay_us: 2000, loss: 0.05 * (seed % 2) as f64, ..Faults::NONE };
         let mut network = Network::new(seed, faults, AggregatorLimits::default());
         let mut trainers = join_all(&mut network, 3, 2, 3, u64::MAX);
         for turn in 0.. {
@@ -306,22 +273,15 @@ fn a_worker_finds_the_sums_of_s_plus_one_rounds() {
         }
         assert_eq!(trainers[0].means.len(), missed);
         network.wire.dead.clear();
-        let [first, second] = trainers.as_mut_slice() else {
-            unreachable!()
-        };
+        let [first, second] = trainers.as_mut_slice() else { unreachable!() };
         if found {
             pass(&mut network, &mut trainers, Duration::from_secs(1));
             trainers[1].take_all();
             assert_eq!(trainers[1].means, trainers[0].means);
             continue;
         }
-        let behind = network
-            .drive(vec![(second.at, &mut second.session)])
-            .remove(0);
-        assert!(
-            matches!(behind, Err(Error::Behind { round: 1 })),
-            "{behind:?}"
-        );
+        let behind = network.drive(vec![(second.at, &mut second.session)]).remove(0);
+        assert!(matches!(behind, Err(Error::Behind { round: 1 })), "{behind:?}");
         // It pulls the weights of the third update, and continues with the fourth.
         second.session.restart(3, network.wire.now);
         second.means = first.means[..3].to_vec();
@@ -367,8 +327,7 @@ fn no_contribution_goes_to_a_round_after_the_last() {
         assert!(!trainer.session.is_busy());
     }
     let counts = trainers.iter().map(|t| t.session.contributions());
-    let (dropped, counted) =
-        counts.fold((0, 0), |(d, c), t| (d + t.dropped_segments, c + t.counted));
+    let (dropped, counted) = counts.fold((0, 0), |(d, c), t| (d + t.dropped_segments, c + t.counted));
     // If each is in the sum of some segments, both were dropped in part.
     assert_eq!(dropped, LENGTH.div_ceil(7) as u64);
     assert!(counted <= 1);
@@ -378,10 +337,7 @@ fn no_contribution_goes_to_a_round_after_the_last() {
 fn a_round_with_too_few_contributions_names_the_missing_workers() {
     let mut network = Network::new(1, Faults::MANY, AggregatorLimits::default());
     let join = |network: &mut Network, worker| {
-        let request = JoinJob {
-            deadline: Duration::from_secs(2),
-            ..asynchronous(worker, 3, 2, 3)
-        };
+        let request = JoinJob { deadline: Duration::from_secs(2), ..asynchronous(worker, 3, 2, 3) };
         Trainer::join(network, &request, u64::MAX)
     };
     let mut trainers: Vec<Trainer> = (0..2).map(|w| join(&mut network, w)).collect();
@@ -424,11 +380,7 @@ fn a_worker_that_restarts_does_not_disturb_the_others() {
     pass(&mut network, &mut trainers, Duration::from_secs(1));
     for trainer in &mut trainers {
         trainer.take_all();
-        assert_eq!(
-            trainer.means,
-            [[3.0; LENGTH]],
-            "its earlier contribution counts once"
-        );
+        assert_eq!(trainer.means, [[3.0; LENGTH]], "its earlier contribution counts once");
     }
 }
 
@@ -447,37 +399,20 @@ fn weights_of_an_earlier_job_are_refused_at_once() {
         let answered = network.wire.now;
         assert!(trainers[1].offer(1.0));
         pass(&mut network, &mut trainers[1..], Duration::from_secs(1));
-        assert!(
-            network.wire.now - answered <= Duration::from_secs(1),
-            "the job continues"
-        );
+        assert!(network.wire.now - answered <= Duration::from_secs(1), "the job continues");
     }
 }
 
 #[test]
 fn jobs_beyond_the_limits_are_refused() {
-    let mut network = Network::new(
-        1,
-        Faults::NONE,
-        AggregatorLimits {
-            job_bytes: 10_000,
-            ..AggregatorLimits::default()
-        },
-    );
+    let mut network =
+        Network::new(1, Faults::NONE, AggregatorLimits { job_bytes: 10_000, ..AggregatorLimits::default() });
     let mut refused = |change: &dyn Fn(&mut JoinJob)| {
         let mut request = asynchronous(0, 2, 1, 3);
         change(&mut request);
-        network
-            .join(0, &request)
-            .err()
-            .map(|error| error.to_string())
-            .unwrap_or_default()
+        network.join(0, &request).err().map(|error| error.to_string()).unwrap_or_default()
     };
-    let settings = |values, threshold, staleness| Asynchronous {
-        values,
-        threshold,
-        staleness,
-    };
+    let settings = |values, threshold, staleness| Asynchronous { values, threshold, staleness };
     let large = refused(&|r| r.asynchronous = Some(settings(1000, 1, 20)));
     assert!(large.contains("staleness bound"), "{large}");
     for threshold in [0, 3] {

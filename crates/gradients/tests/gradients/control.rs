@@ -3,9 +3,7 @@
 use std::time::Duration;
 
 use gradients::packet::{Ack, PacketHeader, PacketKind, Status};
-use gradients::{
-    AggregatorLimits, Arithmetic, Control, Error, JoinJob, Round, Ticket, WorkerSession,
-};
+use gradients::{AggregatorLimits, Arithmetic, Control, Error, JoinJob, Round, Ticket, WorkerSession};
 
 use crate::network::{Faults, Network, Port, address, request};
 
@@ -18,9 +16,7 @@ fn trio(network: &mut Network) -> Vec<WorkerSession> {
 fn a_lower_threshold_sums_the_first_workers_and_answers_late_ones_with_that_sum() {
     let mut network = Network::new(1, Faults::MANY, AggregatorLimits::default());
     let mut workers = trio(&mut network);
-    network
-        .call(0, &mut workers[0], Control::SetThreshold(2))
-        .unwrap();
+    network.call(0, &mut workers[0], Control::SetThreshold(2)).unwrap();
     let mut vectors = vec![vec![1.0; 20], vec![2.0; 20]];
     for result in network.sum(&mut workers[..2], &mut vectors, true) {
         assert_eq!(result.unwrap().workers, 2);
@@ -38,9 +34,7 @@ fn a_lower_threshold_sums_the_first_workers_and_answers_late_ones_with_that_sum(
 fn a_worker_too_far_behind_has_to_pull_the_weights() {
     let mut network = Network::new(1, Faults::NONE, AggregatorLimits::default());
     let mut workers = trio(&mut network);
-    network
-        .call(0, &mut workers[0], Control::SetThreshold(2))
-        .unwrap();
+    network.call(0, &mut workers[0], Control::SetThreshold(2)).unwrap();
     for _ in 0..3 {
         let mut vectors = vec![vec![1.0; 20], vec![2.0; 20]];
         for result in network.sum(&mut workers[..2], &mut vectors, false) {
@@ -49,10 +43,7 @@ fn a_worker_too_far_behind_has_to_pull_the_weights() {
     }
     let mut late = vec![100.0; 20];
     let result = network.sum_at(2, &mut workers[2], &mut late);
-    assert!(
-        matches!(result, Err(Error::Behind { round: 1 })),
-        "{result:?}"
-    );
+    assert!(matches!(result, Err(Error::Behind { round: 1 })), "{result:?}");
 }
 
 #[test]
@@ -62,9 +53,7 @@ fn a_forced_broadcast_sends_incomplete_sums() {
     network.call(2, &mut workers[2], Control::Join).unwrap();
     let now = network.wire.now;
     let mut vectors = [vec![1.0; 20], vec![3.0; 20]];
-    let [a, b, c] = workers.as_mut_slice() else {
-        unreachable!()
-    };
+    let [a, b, c] = workers.as_mut_slice() else { unreachable!() };
     let deadline = now + Duration::from_secs(1);
     let [first, second] = &mut vectors;
     let mut rounds = vec![
@@ -88,10 +77,7 @@ fn a_halted_job_returns_the_reason_until_a_reset() {
     let mut vectors = vec![vec![1.0; 20]; 3];
     for result in network.sum(&mut workers, &mut vectors, false) {
         let error = result.unwrap_err().to_string();
-        assert!(
-            error.contains("worker 1 suspended the job: out of disk"),
-            "{error}"
-        );
+        assert!(error.contains("worker 1 suspended the job: out of disk"), "{error}");
     }
     for (port, worker) in workers.iter_mut().enumerate() {
         network.call(port as u16, worker, Control::Reset).unwrap();
@@ -106,24 +92,13 @@ fn a_halted_job_returns_the_reason_until_a_reset() {
 #[test]
 fn in_fixed_point_no_worker_can_be_left_out() {
     let mut network = Network::new(1, Faults::NONE, AggregatorLimits::default());
-    let fixed = JoinJob {
-        arithmetic: Arithmetic::Fixed,
-        ..request(0, 2)
-    };
+    let fixed = JoinJob { arithmetic: Arithmetic::Fixed, ..request(0, 2) };
     let mut worker = network.join(0, &fixed).unwrap();
     for command in [Control::SetThreshold(1), Control::Force] {
         let refused = network.call(0, &mut worker, command);
         assert!(matches!(refused, Err(Error::Refused(_))), "{refused:?}");
     }
-    let mut float = network
-        .join(
-            0,
-            &JoinJob {
-                job: "float".into(),
-                ..request(0, 2)
-            },
-        )
-        .unwrap();
+    let mut float = network.join(0, &JoinJob { job: "float".into(), ..request(0, 2) }).unwrap();
     let refused = network.call(0, &mut float, Control::SetThreshold(3));
     assert!(matches!(refused, Err(Error::Refused(_))), "{refused:?}");
 }
@@ -144,30 +119,13 @@ fn invalid_and_differing_requests_are_refused() {
     let mut network = Network::new(1, Faults::NONE, AggregatorLimits::default());
     network.join(0, &request(0, 2)).unwrap();
     let bad = [
-        JoinJob {
-            arithmetic: Arithmetic::Fixed,
-            ..request(1, 2)
-        },
+        JoinJob { arithmetic: Arithmetic::Fixed, ..request(1, 2) },
         request(1, 3),
         request(2, 2),
-        JoinJob {
-            job: "x".into(),
-            segment_values: 361,
-            ..request(0, 1)
-        },
-        JoinJob {
-            job: String::new(),
-            ..request(0, 1)
-        },
-        JoinJob {
-            job: "y".into(),
-            ..request(0, 65)
-        },
-        JoinJob {
-            job: "needs a parent".into(),
-            world: 4,
-            ..request(0, 2)
-        },
+        JoinJob { job: "x".into(), segment_values: 361, ..request(0, 1) },
+        JoinJob { job: String::new(), ..request(0, 1) },
+        JoinJob { job: "y".into(), ..request(0, 65) },
+        JoinJob { job: "needs a parent".into(), world: 4, ..request(0, 2) },
     ];
     for request in bad {
         let refused = network.join(0, &request);
@@ -200,22 +158,13 @@ fn unknown_datagrams_are_dropped_counted_and_not_answered() {
     inject(&mut network, 0, &contribution(ticket.session ^ 1));
     inject(&mut network, 7, &contribution(ticket.session));
     // Controls need the key, whatever the source.
-    for kind in [
-        PacketKind::Leave,
-        PacketKind::Reset,
-        PacketKind::SetH,
-        PacketKind::FBcast,
-        PacketKind::Halt,
-        PacketKind::Join,
-    ] {
+    for kind in
+        [PacketKind::Leave, PacketKind::Reset, PacketKind::SetH, PacketKind::FBcast, PacketKind::Halt, PacketKind::Join]
+    {
         let header = PacketHeader::new(kind, ticket.session, 1, 0).encode();
         let mut wrong = ticket.key;
         wrong[15] ^= 1;
-        inject(
-            &mut network,
-            0,
-            &[header.as_slice(), &wrong, &[0; 8]].concat(),
-        );
+        inject(&mut network, 0, &[header.as_slice(), &wrong, &[0; 8]].concat());
         inject(&mut network, 0, &header);
     }
     assert_eq!(network.counters().strangers, 3 + 12);
@@ -258,9 +207,7 @@ fn any_worker_resets_a_job_that_is_halted_before_its_first_sum() {
         assert!(matches!(failed, Err(Error::Halted(_))), "{failed:?}");
         for worker in [first, 1 - first] {
             let port = worker as u16;
-            network
-                .call(port, &mut workers[worker], Control::Reset)
-                .unwrap();
+            network.call(port, &mut workers[worker], Control::Reset).unwrap();
         }
         let mut vectors = vec![vec![1.0; 20]; 2];
         for result in network.sum(&mut workers, &mut vectors, false) {
@@ -304,12 +251,7 @@ fn datagrams_from_before_a_reset_have_no_effect() {
     let late = [
         [contribution.encode().as_slice(), &[0; 28]].concat(),
         control(PacketKind::Halt, &tickets[0], round + 1, &reason),
-        control(
-            PacketKind::SetH,
-            &tickets[0],
-            round + 1,
-            &1u16.to_le_bytes(),
-        ),
+        control(PacketKind::SetH, &tickets[0], round + 1, &1u16.to_le_bytes()),
         control(PacketKind::Reset, &tickets[0], round, &[]),
     ];
     let before = network.counters();

@@ -21,23 +21,14 @@ fn a_worker_that_dies_in_a_round_is_named_to_all_others() {
     let mut first = vectors[2].clone();
     let now = network.wire.now;
     let begun = now;
-    let mut round = Round::new(
-        &mut workers[2],
-        &mut first,
-        false,
-        now,
-        now + Duration::from_secs(9),
-    );
+    let mut round = Round::new(&mut workers[2], &mut first, false, now, now + Duration::from_secs(9));
     round.poll(now, &mut Port(&mut network.wire, address(2)));
     drop(round);
     network.pass(Duration::from_millis(1));
     network.wire.dead.insert(address(2));
     let results = network.sum(&mut workers[..2], &mut vectors[..2], false);
     for result in results {
-        let Err(Error::Missing {
-            workers, reason, ..
-        }) = result
-        else {
+        let Err(Error::Missing { workers, reason, .. }) = result else {
             panic!("{result:?}");
         };
         assert_eq!(workers, [2]);
@@ -65,23 +56,14 @@ fn a_worker_whose_connection_breaks_fails_the_round_at_once() {
     let (_, ticket) = network.ticket(0, &requests[1], None).unwrap();
     let begun = network.wire.now;
     let mut values = vec![1.0; 9];
-    let round = Round::new(
-        &mut worker,
-        &mut values,
-        false,
-        begun,
-        begun + Duration::from_secs(9),
-    );
+    let round = Round::new(&mut worker, &mut values, false, begun, begun + Duration::from_secs(9));
     let mut rounds = vec![(address(0), round)];
     network.run_for(&mut rounds, Duration::from_millis(4));
     let (at, aggregator) = &mut network.aggregators[0];
     aggregator.leave(ticket.session, &mut Port(&mut network.wire, *at));
     let result = network.drive(rounds).remove(0);
     let error = result.unwrap_err().to_string();
-    assert!(
-        error.contains("worker 1 (host-1) left in the middle of round 1"),
-        "{error}"
-    );
+    assert!(error.contains("worker 1 (host-1) left in the middle of round 1"), "{error}");
     assert!(network.wire.now - begun < Duration::from_millis(100));
 }
 
@@ -100,29 +82,17 @@ fn an_aggregator_that_is_gone_is_an_error_at_the_workers_deadline() {
     for result in network.sum(&mut workers, &mut vectors, false) {
         assert!(matches!(result, Err(Error::Broken)), "{result:?}");
     }
-    assert!(matches!(
-        network.call(0, &mut workers[0], Control::Reset),
-        Err(Error::Silent { .. })
-    ));
+    assert!(matches!(network.call(0, &mut workers[0], Control::Reset), Err(Error::Silent { .. })));
 }
 
 #[test]
 fn a_silent_aggregator_is_not_blamed_on_a_worker() {
     let mut network = Network::new(1, Faults::NONE, AggregatorLimits::default());
-    let patient = |worker| JoinJob {
-        deadline: Duration::from_secs(60),
-        ..request(worker, 2)
-    };
+    let patient = |worker| JoinJob { deadline: Duration::from_secs(60), ..request(worker, 2) };
     let mut workers = network.join_all(&[patient(0), patient(1)]);
     let mut values = vec![1.0; 9];
     let begun = network.wire.now;
-    let round = Round::new(
-        &mut workers[0],
-        &mut values,
-        false,
-        begun,
-        begun + Duration::from_secs(10),
-    );
+    let round = Round::new(&mut workers[0], &mut values, false, begun, begun + Duration::from_secs(10));
     let mut rounds = vec![(address(0), round)];
     // It has named the worker that it waits for.
     network.run_for(&mut rounds, Duration::from_secs(3));
@@ -194,19 +164,12 @@ fn vectors_of_different_lengths_are_an_error_that_says_so() {
 
 #[test]
 fn idle_jobs_are_forgotten() {
-    let limits = AggregatorLimits {
-        idle: Duration::from_secs(60),
-        jobs: 1,
-        ..AggregatorLimits::default()
-    };
+    let limits = AggregatorLimits { idle: Duration::from_secs(60), jobs: 1, ..AggregatorLimits::default() };
     let mut network = Network::new(1, Faults::NONE, limits);
     let mut workers = pair(&mut network);
     let mut vectors = whole_numbers(2, 50, 1);
     network.sum(&mut workers, &mut vectors, false);
-    let other = JoinJob {
-        job: "other".into(),
-        ..request(0, 2)
-    };
+    let other = JoinJob { job: "other".into(), ..request(0, 2) };
     let error = network.join(0, &other).err().unwrap().to_string();
     assert!(error.contains("gradient jobs"), "{error}");
     network.pass(Duration::from_secs(61));

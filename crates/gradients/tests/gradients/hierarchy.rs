@@ -2,9 +2,7 @@
 
 use gradients::{AggregatorLimits, Arithmetic, JoinJob, WorkerSession};
 
-use crate::network::{
-    ALL, Faults, Network, RACKS, as_f32, exact, gradients, request, two_levels, whole_numbers,
-};
+use crate::network::{ALL, Faults, Network, RACKS, as_f32, exact, gradients, request, two_levels, whole_numbers};
 
 #[test]
 fn two_levels_sum_as_one_under_faults() {
@@ -38,10 +36,7 @@ fn in_fixed_point_two_levels_have_the_bits_of_one() {
     };
     let mut flat = Network::new(1, Faults::NONE, AggregatorLimits::default());
     let requests: Vec<JoinJob> = (0..ALL as u16)
-        .map(|worker| JoinJob {
-            arithmetic: Arithmetic::Fixed,
-            ..request(worker, ALL as u16)
-        })
+        .map(|worker| JoinJob { arithmetic: Arithmetic::Fixed, ..request(worker, ALL as u16) })
         .collect();
     let mut workers = flat.join_all(&requests);
     let one = sum(&mut flat, &mut workers);
@@ -55,10 +50,7 @@ fn in_fixed_point_two_levels_have_the_bits_of_one() {
 #[test]
 fn windows_may_differ_between_the_levels() {
     for (above, below) in [(4, 8), (8, 4), (3, 256)] {
-        let window = |window| AggregatorLimits {
-            window,
-            ..AggregatorLimits::default()
-        };
+        let window = |window| AggregatorLimits { window, ..AggregatorLimits::default() };
         let mut network = Network::new(5, Faults::MANY, window(above));
         let mut workers = two_levels(&mut network, Arithmetic::Float, window(below));
         for round in 0..3 {

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use gradients::packet::{PacketHeader, PacketKind};
 use gradients::{
-    Aggregator, AggregatorCounters, AggregatorLimits, Arithmetic, Control, Exchange, JoinJob,
-    ParentAggregator, Result, Round, Sum, Ticket, Transmit, WorkerSession,
+    Aggregator, AggregatorCounters, AggregatorLimits, Arithmetic, Control, Exchange, JoinJob, ParentAggregator, Result,
+    Round, Sum, Ticket, Transmit, WorkerSession,
 };
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -25,18 +25,8 @@ pub struct Faults {
 }
 
 impl Faults {
-    pub const NONE: Faults = Faults {
-        loss: 0.0,
-        duplicate: 0.0,
-        delay_us: 50,
-        straggler: 0.0,
-    };
-    pub const MANY: Faults = Faults {
-        loss: 0.1,
-        duplicate: 0.1,
-        delay_us: 500,
-        straggler: 0.05,
-    };
+    pub const NONE: Faults = Faults { loss: 0.0, duplicate: 0.0, delay_us: 50, straggler: 0.0 };
+    pub const MANY: Faults = Faults { loss: 0.1, duplicate: 0.1, delay_us: 500, straggler: 0.05 };
 }
 
 type Datagram = (Instant, u64, SocketAddr, SocketAddr, Vec<u8>);
@@ -84,8 +74,7 @@ impl Wire {
         let delay = Duration::from_micros(self.rng.random_range(1..=most_us));
         self.sent += 1;
         let datagram = [head, body].concat();
-        self.queue
-            .push(Reverse((self.now + delay, self.sent, to, from, datagram)));
+        self.queue.push(Reverse((self.now + delay, self.sent, to, from, datagram)));
     }
 
     fn due(&mut self) -> Option<Datagram> {
@@ -141,27 +130,16 @@ pub fn rack_request(rack: u16, racks: u16, world: u32) -> JoinJob {
 }
 
 /// Aggregator 0 is the parent of 1 and 2, which have `limits` and three workers each.
-pub fn two_levels(
-    network: &mut Network,
-    arithmetic: Arithmetic,
-    limits: AggregatorLimits,
-) -> Vec<WorkerSession> {
+pub fn two_levels(network: &mut Network, arithmetic: Arithmetic, limits: AggregatorLimits) -> Vec<WorkerSession> {
     let mut workers = Vec::new();
     for rack in 0..RACKS {
         let child = network.add_aggregator(limits);
-        let up = JoinJob {
-            arithmetic,
-            ..rack_request(rack, RACKS, ALL as u32)
-        };
+        let up = JoinJob { arithmetic, ..rack_request(rack, RACKS, ALL as u32) };
         let below = PER_RACK.into();
         let (parent, ticket) = network.rack_ticket(0, &up, below, None).unwrap();
         let mut upstream = Some(ParentAggregator::new(parent, &ticket, below));
         for worker in 0..PER_RACK {
-            let request = JoinJob {
-                arithmetic,
-                world: ALL as u32,
-                ..request(worker, PER_RACK)
-            };
+            let request = JoinJob { arithmetic, world: ALL as u32, ..request(worker, PER_RACK) };
             let (at, ticket) = network.ticket(child, &request, upstream.take()).unwrap();
             workers.push(WorkerSession::new(at, &request, &ticket));
         }
@@ -212,10 +190,7 @@ impl Network {
         let (at, aggregator) = &mut self.aggregators[aggregator];
         let mut port = Port(&mut self.wire, *at);
         let now = port.0.now;
-        Ok((
-            *at,
-            aggregator.join(now, request, None, upstream, &mut port)?,
-        ))
+        Ok((*at, aggregator.join(now, request, None, upstream, &mut port)?))
     }
 
     /// Joins a rack with `below` workers.
@@ -244,12 +219,7 @@ impl Network {
     }
 
     /// Sums the vectors; worker `i` is at port `i`. Returns when all have a result.
-    pub fn sum(
-        &mut self,
-        workers: &mut [WorkerSession],
-        vectors: &mut [Vec<f32>],
-        mean: bool,
-    ) -> Vec<Result<Sum>> {
+    pub fn sum(&mut self, workers: &mut [WorkerSession], vectors: &mut [Vec<f32>], mean: bool) -> Vec<Result<Sum>> {
         let now = self.wire.now;
         let deadline = now + self.deadline;
         let rounds = workers.iter_mut().zip(vectors).enumerate();
@@ -262,12 +232,7 @@ impl Network {
     }
 
     /// Sums the values of one worker, at any port.
-    pub fn sum_at(
-        &mut self,
-        port: u16,
-        worker: &mut WorkerSession,
-        values: &mut [f32],
-    ) -> Result<Sum> {
+    pub fn sum_at(&mut self, port: u16, worker: &mut WorkerSession, values: &mut [f32]) -> Result<Sum> {
         let now = self.wire.now;
         let round = Round::new(worker, values, false, now, now + self.deadline);
         self.drive(vec![(address(port), round)]).remove(0)
@@ -312,10 +277,7 @@ impl Network {
     }
 
     /// Runs exchanges until all have ended.
-    pub fn drive<E: Exchange>(
-        &mut self,
-        exchanges: Vec<(SocketAddr, E)>,
-    ) -> Vec<Result<E::Output>> {
+    pub fn drive<E: Exchange>(&mut self, exchanges: Vec<(SocketAddr, E)>) -> Vec<Result<E::Output>> {
         let mut results: Vec<_> = exchanges.iter().map(|_| None).collect();
         let mut exchanges: Vec<_> = exchanges.into_iter().map(|(a, e)| (a, Some(e))).collect();
         loop {

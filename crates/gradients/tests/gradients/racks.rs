@@ -4,13 +4,11 @@ use std::time::Duration;
 
 use gradients::packet::{Ack, PacketHeader, PacketKind, Status};
 use gradients::{
-    AggregatorLimits, Arithmetic, Control, Error, JoinJob, ParentAggregator, Result, Round, Sum,
-    WorkerSession,
+    AggregatorLimits, Arithmetic, Control, Error, JoinJob, ParentAggregator, Result, Round, Sum, WorkerSession,
 };
 
 use crate::network::{
-    ALL, Faults, Network, Port, address, as_f32, exact, rack_request, request, two_levels,
-    whole_numbers,
+    ALL, Faults, Network, Port, address, as_f32, exact, rack_request, request, two_levels, whole_numbers,
 };
 
 fn racks(network: &mut Network) -> Vec<WorkerSession> {
@@ -27,11 +25,7 @@ fn assert_last_is_named(results: &[Result<Sum>]) {
         assert_eq!(workers, &[2], "{reason}");
         assert!(reason.contains("worker 2 (host-2)"), "{reason}");
         // In the other rack with its rack.
-        assert_eq!(
-            reason.contains("in rack 1 (rack-1)"),
-            worker < 3,
-            "{reason}"
-        );
+        assert_eq!(reason.contains("in rack 1 (rack-1)"), worker < 3, "{reason}");
     }
 }
 
@@ -43,32 +37,17 @@ fn racks_with_different_settings_are_refused_with_the_differences() {
     let second = rack_request(1, 2, 7);
     let refused = network.rack_ticket(0, &second, 1, None).unwrap_err();
     assert!(refused.to_string().contains("rack 1 joins"), "{refused}");
-    assert!(
-        refused.to_string().contains("(world: 7, not 2)"),
-        "{refused}"
-    );
+    assert!(refused.to_string().contains("(world: 7, not 2)"), "{refused}");
     // A worker is no rack.
-    let worker = network
-        .join(0, &JoinJob { world: 2, ..first })
-        .err()
-        .unwrap();
-    assert!(
-        worker.to_string().contains("2 (workers), not 2 (racks)"),
-        "{worker}"
-    );
+    let worker = network.join(0, &JoinJob { world: 2, ..first }).err().unwrap();
+    assert!(worker.to_string().contains("2 (workers), not 2 (racks)"), "{worker}");
 }
 
 #[test]
 fn racks_whose_workers_cannot_add_up_are_refused_before_the_first_sum() {
     // Workers of the job, workers of each rack, and the number of racks that can join.
-    let cases: [(u32, &[u32], usize); 6] = [
-        (4, &[2], 0),
-        (4, &[4, 4], 0),
-        (4, &[2, 3], 1),
-        (4, &[2, 1], 1),
-        (6, &[2, 2, 3], 2),
-        (6, &[2, 2, 2], 3),
-    ];
+    let cases: [(u32, &[u32], usize); 6] =
+        [(4, &[2], 0), (4, &[4, 4], 0), (4, &[2, 3], 1), (4, &[2, 1], 1), (6, &[2, 2, 3], 2), (6, &[2, 2, 2], 3)];
     for (world, racks, fit) in cases {
         let mut network = Network::new(1, Faults::NONE, AggregatorLimits::default());
         for (rack, &below) in (0..).zip(racks) {
@@ -177,10 +156,7 @@ fn a_rack_that_is_missing_as_a_whole_is_named() {
         };
         // Workers would take numbers for those in their own rack.
         assert!(workers.is_empty());
-        assert!(
-            reason.contains("for rack 1 (rack-1), last heard"),
-            "{reason}"
-        );
+        assert!(reason.contains("for rack 1 (rack-1), last heard"), "{reason}");
     }
 }
 
@@ -195,10 +171,7 @@ fn a_suspension_reaches_all_racks() {
         let Err(Error::Halted(reason)) = result else {
             panic!("{result:?}");
         };
-        assert!(
-            reason.contains("worker 1 suspended the job: out of disk"),
-            "{reason}"
-        );
+        assert!(reason.contains("worker 1 suspended the job: out of disk"), "{reason}");
     }
 }
 
@@ -210,18 +183,12 @@ fn a_worker_that_restarts_is_an_error_in_all_racks_until_a_reset() {
     for result in network.sum(&mut workers, &mut vectors, false) {
         result.unwrap();
     }
-    let again = JoinJob {
-        world: ALL as u32,
-        ..request(1, 3)
-    };
+    let again = JoinJob { world: ALL as u32, ..request(1, 3) };
     workers[1] = network.join(1, &again).unwrap();
     let begun = network.wire.now;
     for result in network.sum(&mut workers, &mut vectors, false) {
         let error = result.unwrap_err().to_string();
-        assert!(
-            error.contains("worker 1 came back as another process"),
-            "{error}"
-        );
+        assert!(error.contains("worker 1 came back as another process"), "{error}");
     }
     assert!(network.wire.now - begun < Duration::from_millis(500));
     for (port, worker) in workers.iter_mut().enumerate() {
@@ -276,13 +243,8 @@ fn a_worker_that_gives_up_first_names_the_rack_that_the_parent_waits_for() {
 /// One rack of two, with one worker. Tests forge the datagrams of its parent.
 fn lone_rack(network: &mut Network) -> (WorkerSession, u32) {
     let child = network.add_aggregator(AggregatorLimits::default());
-    let (parent, ticket) = network
-        .rack_ticket(0, &rack_request(0, 2, 2), 1, None)
-        .unwrap();
-    let request = JoinJob {
-        world: 2,
-        ..request(0, 1)
-    };
+    let (parent, ticket) = network.rack_ticket(0, &rack_request(0, 2, 2), 1, None).unwrap();
+    let request = JoinJob { world: 2, ..request(0, 1) };
     let upstream = ParentAggregator::new(parent, &ticket, 1);
     let (at, own) = network.ticket(child, &request, Some(upstream)).unwrap();
     (WorkerSession::new(at, &request, &own), ticket.session)
@@ -303,22 +265,13 @@ fn a_sum_that_the_parent_discarded_is_an_error_at_once() {
     let (mut worker, session) = lone_rack(&mut network);
     let mut values = [1.0; 7];
     let begun = network.wire.now;
-    let round = Round::new(
-        &mut worker,
-        &mut values,
-        false,
-        begun,
-        begun + Duration::from_secs(10),
-    );
+    let round = Round::new(&mut worker, &mut values, false, begun, begun + Duration::from_secs(10));
     let mut rounds = vec![(address(0), round)];
     network.run_for(&mut rounds, Duration::from_millis(5));
     let gone = Ack::new(Status::Gone, PacketKind::Float);
     receive_from_parent(&mut network, session, &gone);
     let error = network.drive(rounds).remove(0).unwrap_err().to_string();
-    assert!(
-        error.contains("10.0.0.1:1000, no longer keeps segment 0 of round 1"),
-        "{error}"
-    );
+    assert!(error.contains("10.0.0.1:1000, no longer keeps segment 0 of round 1"), "{error}");
     assert!(network.wire.now - begun < Duration::from_millis(100));
 }
 
@@ -328,21 +281,11 @@ fn repeated_path_validation_has_no_effect() {
     let (mut worker, session) = lone_rack(&mut network);
     let mut values = [1.0; 70];
     let begun = network.wire.now;
-    let round = Round::new(
-        &mut worker,
-        &mut values,
-        false,
-        begun,
-        begun + Duration::from_secs(10),
-    );
+    let round = Round::new(&mut worker, &mut values, false, begun, begun + Duration::from_secs(10));
     let mut rounds = vec![(address(0), round)];
     network.run_for(&mut rounds, Duration::from_millis(5));
     let (sent, counted) = (network.wire.sent, network.counters().counted);
     assert_eq!(counted, 10);
-    receive_from_parent(
-        &mut network,
-        session,
-        &Ack::new(Status::Done, PacketKind::Join),
-    );
+    receive_from_parent(&mut network, session, &Ack::new(Status::Done, PacketKind::Join));
     assert_eq!(network.wire.sent, sent);
 }

@@ -14,14 +14,12 @@ fn requests(workers: u16, change: impl Fn(&mut JoinJob)) -> Vec<JoinJob> {
 }
 
 fn faults() -> impl Strategy<Value = Faults> {
-    (0.0..0.25, 0.0..0.3, 1u64..2000, 0.0..0.1).prop_map(
-        |(loss, duplicate, delay_us, straggler)| Faults {
-            loss,
-            duplicate,
-            delay_us,
-            straggler,
-        },
-    )
+    (0.0..0.25, 0.0..0.3, 1u64..2000, 0.0..0.1).prop_map(|(loss, duplicate, delay_us, straggler)| Faults {
+        loss,
+        duplicate,
+        delay_us,
+        straggler,
+    })
 }
 
 proptest! {
@@ -111,10 +109,7 @@ fn a_float_sum_equals_that_of_an_all_reduce_up_to_rounding() {
     for result in network.sum(&mut joined, &mut vectors, false) {
         result.unwrap();
     }
-    assert!(
-        vectors.iter().all(|v| v == &vectors[0]),
-        "all have the same bits"
-    );
+    assert!(vectors.iter().all(|v| v == &vectors[0]), "all have the same bits");
     for (i, exact) in exact(&original).into_iter().enumerate() {
         let magnitude: f64 = original.iter().map(|v| f64::from(v[i].abs())).sum();
         let allowed = 3.0 * f64::from(f32::EPSILON) * magnitude;
@@ -125,11 +120,7 @@ fn a_float_sum_equals_that_of_an_all_reduce_up_to_rounding() {
 #[test]
 fn two_workers_add_up_to_the_same_bits_in_either_order() {
     let original = gradients(2, 1000, 9);
-    let expected: Vec<f32> = original[0]
-        .iter()
-        .zip(&original[1])
-        .map(|(a, b)| a + b)
-        .collect();
+    let expected: Vec<f32> = original[0].iter().zip(&original[1]).map(|(a, b)| a + b).collect();
     let mut network = Network::new(9, Faults::MANY, AggregatorLimits::default());
     let mut joined = network.join_all(&requests(2, |_| {}));
     let mut vectors = original.clone();
@@ -166,12 +157,7 @@ fn hundreds_of_rounds_with_stragglers_stay_exact() {
 #[test]
 fn jobs_do_not_affect_each_other() {
     let mut network = Network::new(2, Faults::MANY, AggregatorLimits::default());
-    let all: Vec<JoinJob> = (0..6)
-        .map(|i| JoinJob {
-            job: format!("job {}", i / 2),
-            ..request(i % 2, 2)
-        })
-        .collect();
+    let all: Vec<JoinJob> = (0..6).map(|i| JoinJob { job: format!("job {}", i / 2), ..request(i % 2, 2) }).collect();
     let mut joined = network.join_all(&all);
     let mut vectors = whole_numbers(6, 300, 4);
     let expected: Vec<Vec<f32>> = vectors.chunks(2).map(|pair| as_f32(&exact(pair))).collect();
@@ -186,10 +172,7 @@ fn jobs_do_not_affect_each_other() {
 
 #[test]
 fn in_order_and_without_loss_each_contribution_is_sent_once() {
-    let in_order = Faults {
-        delay_us: 1,
-        ..Faults::NONE
-    };
+    let in_order = Faults { delay_us: 1, ..Faults::NONE };
     let mut network = Network::new(2, in_order, AggregatorLimits::default());
     let mut joined = network.join_all(&requests(4, |r| r.segment_values = 360));
     let mut vectors = whole_numbers(4, 360 * 1000, 1);

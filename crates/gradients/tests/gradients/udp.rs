@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use base::wait::Wait;
 use gradients::{
-    AggregatorLimits, AggregatorTransport, Arithmetic, Asynchronous, AsynchronousWorker, Control,
-    Error, JoinJob, ParentAggregator, Result, Ticket, UdpAggregator, UdpTransport, Worker,
+    AggregatorLimits, AggregatorTransport, Arithmetic, Asynchronous, AsynchronousWorker, Control, Error, JoinJob,
+    ParentAggregator, Result, Ticket, UdpAggregator, UdpTransport, Worker,
 };
 
 use crate::network::{as_f32, exact, request, whole_numbers};
@@ -22,22 +22,12 @@ fn start() -> UdpAggregator {
 }
 
 fn full(request: JoinJob) -> JoinJob {
-    JoinJob {
-        segment_values: 360,
-        deadline: LONG,
-        ..request
-    }
+    JoinJob { segment_values: 360, deadline: LONG, ..request }
 }
 
 type UdpWorker = Worker<UdpTransport>;
 
-fn work(
-    at: SocketAddr,
-    request: &JoinJob,
-    ticket: &Ticket,
-    deadline: Duration,
-    wait: &Wait<'_>,
-) -> Result<UdpWorker> {
+fn work(at: SocketAddr, request: &JoinJob, ticket: &Ticket, deadline: Duration, wait: &Wait<'_>) -> Result<UdpWorker> {
     Worker::join(UdpTransport::to(at)?, at, request, ticket, deadline, wait)
 }
 
@@ -70,10 +60,7 @@ fn workers_sum_over_udp() {
     for arithmetic in [Arithmetic::Float, Arithmetic::Fixed] {
         let aggregator = start();
         let join = |number| {
-            let request = JoinJob {
-                arithmetic,
-                ..full(request(number, 4))
-            };
+            let request = JoinJob { arithmetic, ..full(request(number, 4)) };
             join(&aggregator, &request)
         };
         sum_all((0..4).map(join).collect(), 4, 50_000);
@@ -90,10 +77,7 @@ fn an_aggregator_with_a_parent_sums_over_udp() {
     let mut workers = Vec::new();
     for rack in 0..2 {
         let child = start();
-        let of_four = |number| JoinJob {
-            world: 4,
-            ..full(request(number, 2))
-        };
+        let of_four = |number| JoinJob { world: 4, ..full(request(number, 2)) };
         let up = parent.join(&of_four(rack), Some(2), None).unwrap();
         let mut upstream = Some(ParentAggregator::new(parent.address(), &up, 2));
         for number in 0..2 {
@@ -135,10 +119,7 @@ fn a_worker_whose_connection_ends_fails_the_others_at_once() {
 #[test]
 fn a_missing_worker_is_named_at_the_jobs_deadline_and_a_reset_continues() {
     let aggregator = start();
-    let soon = |number| JoinJob {
-        deadline: Duration::from_secs(1),
-        ..full(request(number, 2))
-    };
+    let soon = |number| JoinJob { deadline: Duration::from_secs(1), ..full(request(number, 2)) };
     let mut worker = join(&aggregator, &soon(0));
     let failed = worker.sum(&mut [1.0; 10], false, LONG, &Wait::forever());
     assert!(matches!(failed, Err(Error::Missing { workers, .. }) if workers == [1]));
@@ -150,9 +131,7 @@ fn a_missing_worker_is_named_at_the_jobs_deadline_and_a_reset_continues() {
     thread::scope(|scope| {
         let sum = |worker: &mut UdpWorker| {
             let mut values = [1.0; 10];
-            worker
-                .sum(&mut values, false, LONG, &Wait::forever())
-                .map(|_| values)
+            worker.sum(&mut values, false, LONG, &Wait::forever()).map(|_| values)
         };
         let first = scope.spawn(move || sum(&mut worker));
         let second = sum(&mut other);
@@ -172,10 +151,7 @@ fn a_silent_aggregator_and_an_interrupt_end_a_call() {
     let nobody = work(at, &request, &ticket, short, &Wait::forever());
     assert!(matches!(nobody.err(), Some(Error::Silent { .. })));
     let begun = Instant::now();
-    let interrupted = Wait {
-        interrupted: &|| true,
-        ..Wait::forever()
-    };
+    let interrupted = Wait { interrupted: &|| true, ..Wait::forever() };
     let ended = work(at, &request, &ticket, LONG, &interrupted);
     assert!(matches!(ended.err(), Some(Error::Interrupted)));
     assert!(begun.elapsed() < LONG);
@@ -188,11 +164,7 @@ fn asynchronous_workers_take_the_same_means_over_udp() {
     let aggregator = start();
     let join = |number| {
         let request = JoinJob {
-            asynchronous: Some(Asynchronous {
-                values: LENGTH as u32,
-                threshold: 2,
-                staleness: 3,
-            }),
+            asynchronous: Some(Asynchronous { values: LENGTH as u32, threshold: 2, staleness: 3 }),
             ..full(request(number, 3))
         };
         let worker = join(&aggregator, &request);
@@ -239,8 +211,5 @@ fn asynchronous_workers_take_the_same_means_over_udp() {
     let counts = workers.iter().map(AsynchronousWorker::contributions);
     assert!(counts.map(|counts| counts.counted).sum::<u64>() > 0);
     let counters = aggregator.counters();
-    assert_eq!(
-        (counters.strangers, counters.malformed, counters.failed),
-        (0, 0, 0)
-    );
+    assert_eq!((counters.strangers, counters.malformed, counters.failed), (0, 0, 0));
 }

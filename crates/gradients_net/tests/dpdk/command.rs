@@ -40,9 +40,7 @@ impl Serving {
     fn address(&self) -> String {
         let mut words = self.ready.split_whitespace();
         let found = words.find(|word| word.starts_with("innet://"));
-        found
-            .unwrap_or_else(|| panic!("{:?}", self.ready))
-            .to_owned()
+        found.unwrap_or_else(|| panic!("{:?}", self.ready)).to_owned()
     }
 
     /// Standard error, once the command has ended.
@@ -63,11 +61,7 @@ impl Drop for Serving {
 
 /// Two workers sum at the server, each on UDP or on a device.
 fn sum_through(serving: &Serving, devices: [Option<&DpdkConfig>; 2]) {
-    let client = connect(
-        &serving.address().parse().unwrap(),
-        ConnectOptions::default(),
-    )
-    .unwrap();
+    let client = connect(&serving.address().parse().unwrap(), ConnectOptions::default()).unwrap();
     let (client, wait) = (&client, &Wait::forever());
     std::thread::scope(|scope| {
         for (number, dpdk) in (0u16..).zip(devices) {
@@ -89,10 +83,7 @@ fn sum_through(serving: &Serving, devices: [Option<&DpdkConfig>; 2]) {
     });
     let stats = client.stats(wait).unwrap();
     let gradients = &stats["gradients"];
-    assert_eq!(
-        gradients["counted"],
-        gradients["sums"].as_u64().unwrap() * 2
-    );
+    assert_eq!(gradients["counted"], gradients["sums"].as_u64().unwrap() * 2);
     assert!(gradients["frames"]["received"].as_u64() >= gradients["received"].as_u64());
 }
 
@@ -101,12 +92,8 @@ fn the_command_sums_on_a_veth_pair() {
     with_veth(&["a"], || {
         shell("ip address add 10.9.0.1/24 dev a0").unwrap();
         let device = af_packet("a1");
-        let serving = Serving::start(&[
-            "--gradients=10.9.0.2:7711",
-            "--gradients-threads=2",
-            "--gradients-devices",
-            &device,
-        ]);
+        let serving =
+            Serving::start(&["--gradients=10.9.0.2:7711", "--gradients-threads=2", "--gradients-devices", &device]);
         sum_through(&serving, [None, None]);
     });
 }
@@ -117,15 +104,8 @@ fn the_command_sums_on_memifs() {
     let folder = tempfile::tempdir().unwrap();
     let device = |role: &str, number: usize| {
         let socket = folder.path().join(format!("{number}.sock"));
-        let name = if role == "server" {
-            number as u32
-        } else {
-            crate::setup::number()
-        };
-        format!(
-            "net_memif{name},role={role},id=0,socket={}",
-            socket.display()
-        )
+        let name = if role == "server" { number as u32 } else { crate::setup::number() };
+        format!("net_memif{name},role={role},id=0,socket={}", socket.display())
     };
     let serving = Serving::start(&[
         "--gradients=10.8.0.1:7711",
@@ -134,25 +114,15 @@ fn the_command_sums_on_memifs() {
         "--gradients-devices",
         &device("server", 1),
     ]);
-    let configs = [0, 1].map(|number| {
-        config(
-            &format!("10.8.0.{}", 2 + number),
-            &[device("client", number)],
-        )
-    });
+    let configs = [0, 1].map(|number| config(&format!("10.8.0.{}", 2 + number), &[device("client", number)]));
     sum_through(&serving, [Some(&configs[0]), Some(&configs[1])]);
 }
 
 #[test]
 fn a_missing_device_ends_the_command_with_the_reason() {
-    let mut serving = Serving::start(&[
-        "--gradients=10.9.0.2:7711",
-        "--gradients-devices=net_af_packet0,iface=nowhere",
-    ]);
+    let mut serving =
+        Serving::start(&["--gradients=10.9.0.2:7711", "--gradients-devices=net_af_packet0,iface=nowhere"]);
     assert_eq!(serving.ready, "");
     let log = serving.log();
-    assert!(
-        log.contains("innet-replay: ") && log.contains("iface=nowhere"),
-        "{log}"
-    );
+    assert!(log.contains("innet-replay: ") && log.contains("iface=nowhere"), "{log}");
 }

@@ -82,9 +82,7 @@ impl Secrets {
 fn joining_needs_the_token_and_the_certificate() {
     let secrets = Secrets::new();
     let (_serving, address) = secrets.serve();
-    let mut workers: Vec<_> = requests(2)
-        .map(|one| secrets.join(&address, &one))
-        .collect();
+    let mut workers: Vec<_> = requests(2).map(|one| secrets.join(&address, &one)).collect();
     sum_rounds(&mut workers, 2, 5000);
     for token in [Some("some other secret"), None] {
         let error = secrets.connect(&address, token).err().unwrap();
@@ -108,18 +106,11 @@ fn a_server_joins_its_parent_with_its_own_token() {
         ])
     };
     let racks = [below(0, TOKEN), below(1, TOKEN)];
-    let request = JoinJob {
-        world: 2,
-        ..request(0, 1)
-    };
-    let mut workers = racks
-        .each_ref()
-        .map(|rack| secrets.join(&rack.address, &request));
+    let request = JoinJob { world: 2, ..request(0, 1) };
+    let mut workers = racks.each_ref().map(|rack| secrets.join(&rack.address, &request));
     sum_rounds(&mut workers, 2, 5000);
     let other = below(1, "some other secret");
-    let client = secrets
-        .connect(&other.address, Some("some other secret"))
-        .unwrap();
+    let client = secrets.connect(&other.address, Some("some other secret")).unwrap();
     let error = join(&client, &request, &Wait::forever()).err().unwrap();
     assert_eq!(error.code(), ErrorCode::Extension);
     assert!(error.to_string().contains("has another token"), "{error}");
@@ -130,22 +121,14 @@ fn an_aggregator_on_the_network_needs_trust_in_it_whatever_protects_the_connecti
     let secrets = Secrets::new();
     let output = std::process::Command::new(env!("CARGO_BIN_EXE_innet-replay-gradients"))
         .args(["serve", "--listen=127.0.0.1:0", "--gradients=0.0.0.0:0"])
-        .args([
-            "--token-file",
-            &secrets.token,
-            "--tls-cert",
-            &secrets.certificate,
-        ])
+        .args(["--token-file", &secrets.token, "--tls-cert", &secrets.certificate])
         .args(["--tls-key", &secrets.key])
         .env_remove("INNET_TOKEN")
         .output()
         .unwrap();
     assert_eq!(output.status.code(), Some(2));
     let message = String::from_utf8(output.stderr).unwrap();
-    assert!(
-        message.contains("gradients 0.0.0.0:0") && message.contains("set trusted_network"),
-        "{message}"
-    );
+    assert!(message.contains("gradients 0.0.0.0:0") && message.contains("set trusted_network"), "{message}");
 }
 
 /// Joins a job as its only worker, without sending datagrams.
@@ -173,10 +156,7 @@ impl<'a> Source<'a> {
     }
 
     fn validate_path(&self, cookie: &[u8]) -> (PacketKind, Vec<u8>) {
-        self.send(
-            PacketKind::Join,
-            &[self.1.ticket.key.as_slice(), cookie].concat(),
-        );
+        self.send(PacketKind::Join, &[self.1.ticket.key.as_slice(), cookie].concat());
         self.receive()
     }
 
@@ -212,10 +192,7 @@ fn no_sum_is_sent_to_an_address_before_path_validation() {
     assert_eq!(Ack::decode(&answer).unwrap().status, Status::Done);
     worker.send(PacketKind::Float, &1f32.to_le_bytes());
     let (kind, sum) = worker.receive();
-    assert_eq!(
-        (kind, sum),
-        (PacketKind::Float, 1f32.to_le_bytes().to_vec())
-    );
+    assert_eq!((kind, sum), (PacketKind::Float, 1f32.to_le_bytes().to_vec()));
     assert_eq!(serving.stats()["strangers"], 1);
 }
 
@@ -230,21 +207,13 @@ fn unknown_datagrams_ended_sessions_and_wrong_keys_are_dropped_and_counted() {
     let elsewhere = Source::new(&joined);
     elsewhere.send(PacketKind::Float, &9f32.to_le_bytes());
     worker.send(PacketKind::Reset, &[0; 16]);
-    elsewhere
-        .0
-        .send_to(b"what is this?", joined.aggregator)
-        .unwrap();
+    elsewhere.0.send_to(b"what is this?", joined.aggregator).unwrap();
     serving.until(|stats| stats["strangers"] == 2 && stats["malformed"] == 1);
     assert_eq!(serving.stats()["counted"], 0);
     let own = worker.0.try_clone().unwrap();
     drop(joined.session);
     serving.until(|stats| stats["jobs"].as_object().unwrap().is_empty());
-    let header = PacketHeader::new(
-        PacketKind::Float,
-        joined.ticket.session,
-        joined.ticket.round,
-        0,
-    );
+    let header = PacketHeader::new(PacketKind::Float, joined.ticket.session, joined.ticket.round, 0);
     let late = [&header.encode()[..], &[0; 4]].concat();
     own.send_to(&late, joined.aggregator).unwrap();
     serving.until(|stats| stats["strangers"] == 3);

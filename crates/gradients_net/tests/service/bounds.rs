@@ -14,12 +14,9 @@ fn absurd_numbers_are_refused_by_name_or_served_with() {
     assert_eq!(keys.len(), 8, "{keys:?}");
     for key in &keys {
         for value in [0, 1, 1 << 31, 1 << 40, i64::MAX, -1] {
-            let text = format!(
-                "listen = [\"innet://127.0.0.1:0\"]\ngradients = \"127.0.0.1:0\"\n{key} = {value}"
-            );
+            let text = format!("listen = [\"innet://127.0.0.1:0\"]\ngradients = \"127.0.0.1:0\"\n{key} = {value}");
             let config = ServerConfig::from_toml(&text, "server.toml", toml::Table::new());
-            let started = config
-                .and_then(|config| Server::start(&config, Memory::new(MemoryLimits::default())));
+            let started = config.and_then(|config| Server::start(&config, Memory::new(MemoryLimits::default())));
             match started {
                 Ok(server) => {
                     server.close();

@@ -16,28 +16,18 @@ const PER_RACK: u16 = 2;
 const ALL: u16 = RACKS * PER_RACK;
 
 fn below(parent: &Serving, rack: u16) -> Serving {
-    Serving::start(&[
-        "--parent",
-        &parent.address.to_string(),
-        &format!("--rack={rack}"),
-        &format!("--racks={RACKS}"),
-    ])
+    Serving::start(&["--parent", &parent.address.to_string(), &format!("--rack={rack}"), &format!("--racks={RACKS}")])
 }
 
 fn in_rack(rack: u16, worker: u16) -> JoinJob {
-    JoinJob {
-        world: ALL.into(),
-        name: format!("host-{rack}-{worker}"),
-        ..request(worker, PER_RACK)
-    }
+    JoinJob { world: ALL.into(), name: format!("host-{rack}-{worker}"), ..request(worker, PER_RACK) }
 }
 
 /// Joins the workers of all racks.
 fn join_all(racks: &[Serving], change: impl Fn(JoinJob) -> JoinJob) -> Vec<GradientWorker> {
     let each = racks.iter().enumerate().flat_map(|(rack, serving)| {
         let change = &change;
-        (0..PER_RACK)
-            .map(move |worker| serving.join(&change(in_rack(rack as u16, worker))).unwrap())
+        (0..PER_RACK).map(move |worker| serving.join(&change(in_rack(rack as u16, worker))).unwrap())
     });
     each.collect()
 }
@@ -58,18 +48,10 @@ fn two_levels_sum_as_one() {
 
 #[test]
 fn in_fixed_point_two_levels_have_the_bits_of_one() {
-    let fixed = |request| JoinJob {
-        arithmetic: Arithmetic::Fixed,
-        ..request
-    };
+    let fixed = |request| JoinJob { arithmetic: Arithmetic::Fixed, ..request };
     let original: Vec<Vec<f32>> = whole_numbers(ALL.into(), 3000, 1)
         .into_iter()
-        .map(|vector| {
-            vector
-                .into_iter()
-                .map(|value| (value * 0.61).cos())
-                .collect()
-        })
+        .map(|vector| vector.into_iter().map(|value| (value * 0.61).cos()).collect())
         .collect();
     let one = Serving::start(&[]);
     let mut flat = original.clone();
@@ -77,10 +59,7 @@ fn in_fixed_point_two_levels_have_the_bits_of_one() {
         sum.unwrap();
     }
     let racks = [below(&one, 0), below(&one, 1)];
-    let other_job = |request| JoinJob {
-        job: "tree".into(),
-        ..fixed(request)
-    };
+    let other_job = |request| JoinJob { job: "tree".into(), ..fixed(request) };
     let mut tree = original;
     for sum in sum_all(&mut join_all(&racks, other_job), &mut tree) {
         sum.unwrap();
@@ -96,20 +75,11 @@ fn racks_with_different_settings_are_refused_when_a_worker_joins() {
     let _first = racks[0].join(&in_rack(0, 0)).unwrap();
     let refused = |request: JoinJob| racks[1].join(&request).err().unwrap().to_string();
     // A different number of workers.
-    let said = refused(JoinJob {
-        world: 7,
-        ..in_rack(1, 0)
-    });
+    let said = refused(JoinJob { world: 7, ..in_rack(1, 0) });
     assert!(said.contains("world: 7, not 4"), "{said}");
     // The same number, to which the workers do not add up.
-    let said = refused(JoinJob {
-        workers: 3,
-        ..in_rack(1, 0)
-    });
-    assert!(
-        said.contains("4 workers") && said.contains("rack 0 has 2, rack 1 has 3"),
-        "{said}"
-    );
+    let said = refused(JoinJob { workers: 3, ..in_rack(1, 0) });
+    assert!(said.contains("4 workers") && said.contains("rack 0 has 2, rack 1 has 3"), "{said}");
     racks[1].join(&in_rack(1, 0)).unwrap();
 }
 
@@ -120,12 +90,7 @@ fn three_levels_sum_as_one() {
     let leaves = [below(&middle, 0), below(&middle, 1)];
     // Below the middle server a worker of one rack is admitted when the other rack has asked, too.
     let join = |world| {
-        let joining = |serving: &Serving| {
-            serving.join(&JoinJob {
-                world,
-                ..request(0, 1)
-            })
-        };
+        let joining = |serving: &Serving| serving.join(&JoinJob { world, ..request(0, 1) });
         thread::scope(|scope| {
             let servers = [&single, &leaves[0], &leaves[1]];
             let threads = servers.map(|serving| scope.spawn(move || joining(serving)));
@@ -137,10 +102,7 @@ fn three_levels_sum_as_one() {
     let refused: Vec<String> = refused.map(Error::to_string).collect();
     assert!(!refused.is_empty());
     for said in refused {
-        assert!(
-            said.contains("4 workers") && said.contains("rack 0 has 2, rack 1 has 1"),
-            "{said}"
-        );
+        assert!(said.contains("4 workers") && said.contains("rack 0 has 2, rack 1 has 1"), "{said}");
     }
     drop(joined);
     for serving in [&top, &middle] {
@@ -153,10 +115,7 @@ fn three_levels_sum_as_one() {
     // All workers are below the middle server, so the job does not join the top one.
     top.until(|stats| stats["jobs"].as_object().unwrap().is_empty());
     let two = |serving: &Serving| {
-        let request = JoinJob {
-            world: 2,
-            ..request(0, 1)
-        };
+        let request = JoinJob { world: 2, ..request(0, 1) };
         serving.join(&request).unwrap()
     };
     let mut workers = thread::scope(|scope| {
@@ -172,10 +131,7 @@ fn three_levels_sum_as_one() {
 fn a_worker_missing_in_one_rack_is_named_in_all_and_a_reset_continues() {
     let parent = Serving::start(&[]);
     let racks = [below(&parent, 0), below(&parent, 1)];
-    let mut workers = join_all(&racks, |request| JoinJob {
-        deadline: Duration::from_secs(6),
-        ..request
-    });
+    let mut workers = join_all(&racks, |request| JoinJob { deadline: Duration::from_secs(6), ..request });
     sum_rounds(&mut workers, 1, 2000);
     let mut vectors = whole_numbers(ALL.into(), 2000, 5);
     for failed in sum_all(&mut workers[..3], &mut vectors[..3]) {
@@ -200,26 +156,16 @@ fn a_lost_parent_is_named_at_once_and_joining_again_continues() {
     let mut workers = join_all(&racks, |request| request);
     sum_rounds(&mut workers, 1, 2000);
     parent.signal(libc::SIGKILL);
-    let error = workers[0]
-        .sum(&mut [1.0; 10], false, &Wait::forever())
-        .unwrap_err();
+    let error = workers[0].sum(&mut [1.0; 10], false, &Wait::forever()).unwrap_err();
     let said = error.to_string();
-    assert!(
-        said.contains("the aggregator above this one") && said.contains("join it again"),
-        "{said}"
-    );
-    let error = workers[0]
-        .call(Control::Reset, &Wait::forever())
-        .unwrap_err();
+    assert!(said.contains("the aggregator above this one") && said.contains("join it again"), "{said}");
+    let error = workers[0].call(Control::Reset, &Wait::forever()).unwrap_err();
     assert!(error.to_string().contains("join it again"), "{error}");
     // While it is away, joining names it, too.
     drop(workers);
     let error = racks[0].join(&in_rack(0, 0)).err().unwrap();
     assert_eq!(error.code(), ErrorCode::Extension, "{error}");
-    assert!(
-        error.to_string().contains(&format!("the parent at {port}")),
-        "{error}"
-    );
+    assert!(error.to_string().contains(&format!("the parent at {port}")), "{error}");
     drop(parent);
     parent = Serving::with(&["--listen", &port.to_string(), "--gradients=127.0.0.1:0"]);
     let mut workers = join_all(&racks, |request| request);
@@ -250,15 +196,10 @@ fn a_killed_rack_ends_sums_in_all_racks_and_can_rejoin() {
         };
         // Workers would take numbers for those in their own rack.
         assert!(workers.is_empty());
-        assert!(
-            reason.contains("rack 1 ") && reason.contains("left in the middle of round 2"),
-            "{reason}"
-        );
+        assert!(reason.contains("rack 1 ") && reason.contains("left in the middle of round 2"), "{reason}");
     }
     for mut worker in there {
-        let error = worker
-            .sum(&mut [1.0; 10], false, &Wait::forever())
-            .unwrap_err();
+        let error = worker.sum(&mut [1.0; 10], false, &Wait::forever()).unwrap_err();
         assert_eq!(error.code(), ErrorCode::Disconnected, "{error}");
     }
     racks[1] = below(&parent, 1);
@@ -273,20 +214,12 @@ fn a_killed_rack_ends_sums_in_all_racks_and_can_rejoin() {
 #[test]
 fn a_job_that_waits_for_the_parent_counts_as_a_job() {
     let parent = Serving::start(&[]);
-    let rack = Serving::start(&[
-        "--parent",
-        &parent.address.to_string(),
-        "--racks=2",
-        "--gradients-jobs=1",
-    ]);
+    let rack = Serving::start(&["--parent", &parent.address.to_string(), "--racks=2", "--gradients-jobs=1"]);
     parent.signal(libc::SIGSTOP);
     let soon = Wait::until(Some(Instant::now() + Duration::from_secs(1)));
     let waited = join(&rack.client(), &in_rack(0, 0), &soon);
     assert_eq!(waited.err().unwrap().code(), ErrorCode::Deadline);
-    let other = JoinJob {
-        job: "other".into(),
-        ..in_rack(0, 0)
-    };
+    let other = JoinJob { job: "other".into(), ..in_rack(0, 0) };
     let refused = rack.join(&other).err().unwrap();
     assert_eq!(refused.code(), ErrorCode::TooLarge, "{refused}");
     parent.signal(libc::SIGCONT);

@@ -41,13 +41,7 @@ pub fn table_of(codec: Codec, capacity: u64) -> TableConfig {
 
 /// Four frames and three steps, as Ape-X learns from them.
 pub fn view() -> ViewSpec {
-    ViewSpec::NStep(NStep {
-        observation: "frame".into(),
-        stack: 4.into(),
-        n: 3,
-        gamma: 0.99,
-        padding: Padding::Zero,
-    })
+    ViewSpec::NStep(NStep { observation: "frame".into(), stack: 4.into(), n: 3, gamma: 0.99, padding: Padding::Zero })
 }
 
 /// Walls, a score, rows of bricks with holes, a paddle and a ball.
@@ -77,9 +71,7 @@ fn frame(step: usize) -> Vec<u8> {
 
 /// Frames of every stream at a step.
 pub fn frames(step: usize, streams: usize) -> Vec<u8> {
-    (0..streams)
-        .flat_map(|stream| frame(step + 57 * stream))
-        .collect()
+    (0..streams).flat_map(|stream| frame(step + 57 * stream)).collect()
 }
 
 /// Appends a step of `streams` streams, at most [`STREAMS`], with their frames and Q-values of 0; each is rewarded.
@@ -90,19 +82,10 @@ pub fn append<E: Debug + From<Error>>(writer: &mut Writer<E>, frames: &[u8], str
     let rewards = &rewards.as_flattened()[..4 * streams];
     let columns = [
         ("frame", Values::new(Dtype::Uint8, &images, frames)),
-        (
-            "action",
-            Values::new(Dtype::Uint8, &scalars, &ZEROS[..streams]),
-        ),
+        ("action", Values::new(Dtype::Uint8, &scalars, &ZEROS[..streams])),
         ("reward", Values::new(Dtype::Float32, &scalars, rewards)),
     ];
     let mut step = StepBatch::new(&columns);
-    step.q = Some(Values::new(
-        Dtype::Float32,
-        &q,
-        &ZEROS[..4 * ACTIONS * streams],
-    ));
-    writer
-        .append(&step, &Wait::forever())
-        .expect("a step that fits");
+    step.q = Some(Values::new(Dtype::Float32, &q, &ZEROS[..4 * ACTIONS * streams]));
+    writer.append(&step, &Wait::forever()).expect("a step that fits");
 }

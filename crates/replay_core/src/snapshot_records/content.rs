@@ -32,8 +32,7 @@ impl StreamRecord {
             window_before: body.get_u16_le(),
             window_after: body.get_u16_le(),
             number: body.get_u32_le(),
-            writer: String::from_utf8(body.into())
-                .map_err(|_| "a writer's name that is not UTF-8".to_owned())?,
+            writer: String::from_utf8(body.into()).map_err(|_| "a writer's name that is not UTF-8".to_owned())?,
         })
     }
 }
@@ -64,11 +63,7 @@ impl ChunkRecord {
         if body.len() < Self::BYTES {
             return Err(format!("a chunk of {} bytes", body.len()));
         }
-        let head = ChunkRecord {
-            stream: body.get_u32_le(),
-            rows: body.get_u32_le(),
-            first_step: body.get_u64_le(),
-        };
+        let head = ChunkRecord { stream: body.get_u32_le(), rows: body.get_u32_le(), first_step: body.get_u64_le() };
         Ok((head, body))
     }
 }
@@ -146,23 +141,13 @@ impl TableState {
     /// The numbers that are counts: all but the largest priority, which is 0 here.
     pub fn counts(self) -> impl Iterator<Item = u64> {
         let max_priority = 0;
-        TableState {
-            max_priority,
-            ..self
-        }
-        .numbers()
+        TableState { max_priority, ..self }.numbers()
     }
 
     fn numbers(self) -> impl Iterator<Item = u64> {
-        [
-            self.evicted_chunks,
-            self.limiter_inserted,
-            self.limiter_sampled,
-            self.max_priority,
-            self.samples,
-        ]
-        .into_iter()
-        .chain(self.counters)
+        [self.evicted_chunks, self.limiter_inserted, self.limiter_sampled, self.max_priority, self.samples]
+            .into_iter()
+            .chain(self.counters)
     }
 
     pub fn to_bytes(self) -> Vec<u8> {
@@ -218,12 +203,7 @@ impl ParametersRecord {
             let id = get(&mut body, Bytes::try_get_u64_le)?;
             Ok((id, get(&mut body, Bytes::try_get_u64_le)?))
         };
-        Ok(ParametersRecord {
-            version,
-            name,
-            puts: (0..puts).map(put).collect::<Result<_, String>>()?,
-            file: body,
-        })
+        Ok(ParametersRecord { version, name, puts: (0..puts).map(put).collect::<Result<_, String>>()?, file: body })
     }
 }
 
@@ -296,10 +276,7 @@ impl WriterRecord {
 }
 
 /// Reads a number from the front of the body.
-fn get<T>(
-    body: &mut Bytes,
-    number: impl FnOnce(&mut Bytes) -> Result<T, TryGetError>,
-) -> Result<T, String> {
+fn get<T>(body: &mut Bytes, number: impl FnOnce(&mut Bytes) -> Result<T, TryGetError>) -> Result<T, String> {
     number(body).map_err(|_| "a record that ends too early".to_owned())
 }
 
@@ -307,8 +284,7 @@ fn text(body: &mut Bytes, length: u32) -> Result<String, String> {
     if length as usize > body.len() {
         return Err("a name that is cut off".to_owned());
     }
-    String::from_utf8(body.split_to(length as usize).into())
-        .map_err(|_| "a name that is not UTF-8".to_owned())
+    String::from_utf8(body.split_to(length as usize).into()).map_err(|_| "a name that is not UTF-8".to_owned())
 }
 
 /// The ids of an ids record.

@@ -45,16 +45,12 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
                 applied += 1;
                 if old != new {
                     mass += mass_change(old, new);
-                    changes.push(Change {
-                        index: update.slot,
-                        difference: difference(old, new),
-                    });
+                    changes.push(Change { index: update.slot, difference: difference(old, new) });
                 }
             }
         });
         let sums = &self.levels[1..];
-        let (wide, narrow) =
-            sums.split_at(sums.partition_point(|level| level.len() * FANOUT > changes.len()));
+        let (wide, narrow) = sums.split_at(sums.partition_point(|level| level.len() * FANOUT > changes.len()));
         for level in wide {
             merge_neighbours(&mut changes, Self::CHILD_BITS);
             for_each_ahead(
@@ -86,9 +82,7 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
             }
             let sum = |sum: u64, &difference: &u64| sum.wrapping_add(difference);
             let children = differences.chunks(FANOUT);
-            differences = children
-                .map(|children| children.iter().fold(0, sum))
-                .collect();
+            differences = children.map(|children| children.iter().fold(0, sum)).collect();
         }
     }
 }

@@ -61,16 +61,9 @@ pub const MAX_SAMPLES: u32 = 1 << 16;
 /// [`Error::Config`] for 0, [`Error::TooLarge`] for more than [`MAX_SAMPLES`].
 pub fn check_samples(count: u32) -> Result<()> {
     if count == 0 {
-        return Err(Error::Config(format!(
-            "batch_size is 1 to {MAX_SAMPLES}, got 0"
-        )));
+        return Err(Error::Config(format!("batch_size is 1 to {MAX_SAMPLES}, got 0")));
     }
-    Ok(check_size(
-        "batch_size",
-        u64::from(count),
-        u64::from(MAX_SAMPLES),
-        "sample fewer items at a time",
-    )?)
+    Ok(check_size("batch_size", u64::from(count), u64::from(MAX_SAMPLES), "sample fewer items at a time")?)
 }
 
 /// Counters that many threads write, on cache lines of their own.
@@ -128,10 +121,7 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
     }
 
     fn filled(capacity: u32, unit_log2: i32, leaf: Leaf) -> Self {
-        assert!(
-            (1..=Self::MAX_CAPACITY).contains(&capacity),
-            "a sum tree has 1 to 2^24 leaves, not {capacity}"
-        );
+        assert!((1..=Self::MAX_CAPACITY).contains(&capacity), "a sum tree has 1 to 2^24 leaves, not {capacity}");
         let level = |(height, nodes): (usize, usize)| {
             let word = if height == 0 { leaf.word() } else { 0 };
             (0..nodes).map(|_| Node::filled(word)).collect()
@@ -213,9 +203,8 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
     /// may free it for reuse; false when `generation` has passed. O(depth).
     pub fn kill(&self, slot: u32, generation: u32) -> bool {
         // Acquire: pairs with the Release in `activate`, so that the winner sees the item's metadata.
-        let Some((live, dead)) = self.exchange(slot, generation, Ordering::Acquire, |live| {
-            live.next_generation(0)
-        }) else {
+        let Some((live, dead)) = self.exchange(slot, generation, Ordering::Acquire, |live| live.next_generation(0))
+        else {
             return false;
         };
         self.spread(slot, live.units().wrapping_neg());
@@ -229,8 +218,7 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
         // with the Release fence before the metadata were stored (`Items::insert`), and the kill came before that.
         fence(Ordering::Acquire);
         // Acquire: pairs with the Release in `activate`, for reads of metadata after this check.
-        self.leaf(slot)
-            .is_some_and(|word| Leaf::from_word(word.load(Ordering::Acquire)).holds(generation))
+        self.leaf(slot).is_some_and(|word| Leaf::from_word(word.load(Ordering::Acquire)).holds(generation))
     }
 
     /// Priority of an item in units, `None` when it has gone.
@@ -261,10 +249,7 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
 
     /// The smallest positive priority in units, `None` without one. Scans the leaves: O(capacity).
     pub fn min_positive(&self) -> Option<u64> {
-        self.leaves()
-            .map(|(_, leaf)| leaf.units())
-            .filter(|&units| units > 0)
-            .min()
+        self.leaves().map(|(_, leaf)| leaf.units()).filter(|&units| units > 0).min()
     }
 
     /// Priorities that were cut to [`SumTree::MAX_UNITS`] so far.
@@ -292,11 +277,7 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
             )));
         }
         for (height, pair) in self.levels.windows(2).enumerate() {
-            let level = if height == 0 {
-                Level::Leaves
-            } else {
-                Level::Sums
-            };
+            let level = if height == 0 { Level::Leaves } else { Level::Sums };
             for (index, node) in pair[0].iter().enumerate() {
                 let children = node.read(level).sum();
                 let sum = pair[1][index / FANOUT].words[index % FANOUT].load(Ordering::Relaxed);
@@ -344,9 +325,7 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
     #[inline]
     fn replace(&self, slot: u32, generation: u32, units: u64) -> Option<(Leaf, Leaf)> {
         let units = units.min(Self::MAX_UNITS);
-        self.exchange(slot, generation, Ordering::Relaxed, |old| {
-            old.with_units(units)
-        })
+        self.exchange(slot, generation, Ordering::Relaxed, |old| old.with_units(units))
     }
 
     /// Adds a difference (modulo 2^64) to every sum above a leaf. Relaxed: sums guide a sample, the leaf decides.
@@ -426,11 +405,7 @@ mod tests {
             let mut sampled = Vec::new();
             let units = tree.units(0, 1).expect("the item is live");
             tree.sample_batch(&TARGETS, &mut sampled);
-            assert!(
-                sampled
-                    .iter()
-                    .all(|item| (item.slot, item.units) == (0, units))
-            );
+            assert!(sampled.iter().all(|item| (item.slot, item.units) == (0, units)));
             // Beside it, in its node, and in the other half of the tree.
             for slot in [1, 6] {
                 let generation = tree.activate(slot, 5);
@@ -438,11 +413,7 @@ mod tests {
             }
             tree.sample_batch(&TARGETS, &mut sampled);
             assert_eq!(sampled.len(), TARGETS.len());
-            assert!(
-                sampled
-                    .iter()
-                    .all(|item| item.units == 4 || item.slot == 0 && item.units == 7)
-            );
+            assert!(sampled.iter().all(|item| item.units == 4 || item.slot == 0 && item.units == 7));
             assert!(tree.kill(0, 1) && tree.kill(1, 1));
             tree.sample_batch(&TARGETS, &mut sampled);
             assert_eq!(sampled.len(), TARGETS.len());

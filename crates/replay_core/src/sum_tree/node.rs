@@ -23,9 +23,7 @@ pub(super) enum Level {
 
 impl<const FANOUT: usize> Node<FANOUT> {
     pub fn filled(word: u64) -> Self {
-        Node {
-            words: std::array::from_fn(|_| AtomicU64::new(word)),
-        }
+        Node { words: std::array::from_fn(|_| AtomicU64::new(word)) }
     }
 
     /// The children as they are now. Relaxed: a caller that needs writes from before a leaf went live puts an Acquire
@@ -103,11 +101,7 @@ impl<const FANOUT: usize> ChildSums for Children<FANOUT> {
 /// The first of `range` whose running sum of `units` passes `position`, the last when none does, and the position
 /// within it.
 #[inline(always)]
-fn first_beyond(
-    range: std::ops::Range<usize>,
-    position: u64,
-    units: impl Fn(usize) -> u64,
-) -> (usize, u64) {
+fn first_beyond(range: std::ops::Range<usize>, position: u64, units: impl Fn(usize) -> u64) -> (usize, u64) {
     let (mut found, mut before, mut sum) = (range.start, 0, 0u64);
     for index in range.start..range.end - 1 {
         sum = sum.wrapping_add(units(index));
@@ -123,9 +117,7 @@ mod tests {
     use super::*;
 
     fn read(level: Level, words: [u64; 8]) -> Children<8> {
-        let node = Node {
-            words: words.map(AtomicU64::new),
-        };
+        let node = Node { words: words.map(AtomicU64::new) };
         node.read(level)
     }
 
@@ -134,14 +126,7 @@ mod tests {
         let children = read(Level::Sums, [0, 3, 0, 2, 0, 0, 1, 0]);
         assert_eq!(children.sum(), 6);
         let found: Vec<_> = (0..6).map(|position| children.find(position)).collect();
-        let expected = [
-            (1, 0, 3),
-            (1, 1, 3),
-            (1, 2, 3),
-            (3, 0, 2),
-            (3, 1, 2),
-            (6, 0, 1),
-        ];
+        let expected = [(1, 0, 3), (1, 1, 3), (1, 2, 3), (3, 0, 2), (3, 1, 2), (6, 0, 1)];
         assert_eq!(found, expected);
     }
 

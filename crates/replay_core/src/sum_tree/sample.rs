@@ -28,11 +28,7 @@ pub struct SampledLeaf {
 impl SampledLeaf {
     #[inline(always)]
     fn new(slot: u32, leaf: Leaf) -> Self {
-        SampledLeaf {
-            slot,
-            generation: leaf.generation(),
-            units: leaf.units(),
-        }
+        SampledLeaf { slot, generation: leaf.generation(), units: leaf.units() }
     }
 }
 
@@ -109,9 +105,7 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
             if missed.is_empty() {
                 break;
             }
-            missed
-                .iter_mut()
-                .for_each(|target| *target = another_target(*target));
+            missed.iter_mut().for_each(|target| *target = another_target(*target));
             let now = self.total();
             missed = self.descend(&missed, now, out);
             if total == 0 && !fault::injected(Fault::StaleTotal) {
@@ -153,9 +147,7 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
             return targets.to_vec();
         }
         let mut missed = Vec::new();
-        let [leaves, sums @ ..] = &*self.levels else {
-            unreachable!("a tree has at least its leaves")
-        };
+        let [leaves, sums @ ..] = &*self.levels else { unreachable!("a tree has at least its leaves") };
         let mut descents = Vec::with_capacity(targets.len().min(SIDE_BY_SIDE));
         for targets in targets.chunks(SIDE_BY_SIDE) {
             descents.clear();
@@ -165,11 +157,7 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
                 expected: total,
             }));
             for height in (0..sums.len()).rev() {
-                let below = if height == 0 {
-                    leaves
-                } else {
-                    &sums[height - 1]
-                };
+                let below = if height == 0 { leaves } else { &sums[height - 1] };
                 let read = |node| read(&sums[height][node as usize], Level::Sums);
                 for_each(&mut descents, read, |_, descent, children| {
                     if let Some(child) = descent.choose(children) {
@@ -186,10 +174,9 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
                     (child, Leaf::from_word(word.load(Ordering::Relaxed)))
                 });
                 match leaf {
-                    Some((child, leaf)) if leaf.units() > 0 => out.push(SampledLeaf::new(
-                        descent.node << Self::CHILD_BITS | child as u32,
-                        leaf,
-                    )),
+                    Some((child, leaf)) if leaf.units() > 0 => {
+                        out.push(SampledLeaf::new(descent.node << Self::CHILD_BITS | child as u32, leaf))
+                    }
                     _ => missed.push(targets[i]),
                 }
             });

@@ -3,10 +3,9 @@
 
 use core::arch::asm;
 use core::arch::x86_64::{
-    __m256i, _mm256_add_epi64, _mm256_andnot_si256, _mm256_blend_epi32, _mm256_castsi256_pd,
-    _mm256_cmpgt_epi64, _mm256_movemask_pd, _mm256_or_si256, _mm256_permute4x64_epi64,
-    _mm256_set1_epi64x, _mm256_setzero_si256, _mm256_slli_si256, _mm256_srli_epi64,
-    _mm256_store_si256,
+    __m256i, _mm256_add_epi64, _mm256_andnot_si256, _mm256_blend_epi32, _mm256_castsi256_pd, _mm256_cmpgt_epi64,
+    _mm256_movemask_pd, _mm256_or_si256, _mm256_permute4x64_epi64, _mm256_set1_epi64x, _mm256_setzero_si256,
+    _mm256_slli_si256, _mm256_srli_epi64, _mm256_store_si256,
 };
 use std::mem::MaybeUninit;
 
@@ -73,8 +72,7 @@ pub fn read<const N: usize>(node: &Node<N>, level: Level) -> RunningSums {
             let [a, b, c, d] = vectors;
             let signs = _mm256_or_si256(_mm256_or_si256(a, b), _mm256_or_si256(c, d));
             if _mm256_movemask_pd(_mm256_castsi256_pd(signs)) != 0 {
-                let no_less_than_0 =
-                    |words| _mm256_andnot_si256(_mm256_cmpgt_epi64(zero, words), words);
+                let no_less_than_0 = |words| _mm256_andnot_si256(_mm256_cmpgt_epi64(zero, words), words);
                 vectors = vectors.map(no_less_than_0);
             }
         }
@@ -92,9 +90,8 @@ pub fn read<const N: usize>(node: &Node<N>, level: Level) -> RunningSums {
         let total = _mm256_permute4x64_epi64::<0b11_11_11_11>(*vector);
         *vector = _mm256_add_epi64(*vector, before);
         before = _mm256_add_epi64(before, total);
-        let place: &mut [_; 4] = lines.0[FIRST..].as_chunks_mut().0[part..]
-            .first_mut()
-            .expect("16 sums are four times four");
+        let place: &mut [_; 4] =
+            lines.0[FIRST..].as_chunks_mut().0[part..].first_mut().expect("16 sums are four times four");
         // SAFETY: 32 bytes at a multiple of 32 from an address aligned to 64.
         unsafe { _mm256_store_si256(place.as_mut_ptr().cast(), *vector) };
     }

@@ -45,11 +45,7 @@ pub enum Fault {
 /// `ordering`, or relaxed if `fault` was injected.
 #[inline(always)]
 pub fn weakened(fault: Fault, ordering: Ordering) -> Ordering {
-    if injected(fault) {
-        Ordering::Relaxed
-    } else {
-        ordering
-    }
+    if injected(fault) { Ordering::Relaxed } else { ordering }
 }
 
 /// Whether `fault` was injected.

@@ -9,10 +9,7 @@ pub(crate) struct ArrayQueue<T> {
 
 impl<T> ArrayQueue<T> {
     pub fn new(capacity: usize) -> Self {
-        ArrayQueue {
-            values: loom::sync::Mutex::default(),
-            capacity,
-        }
+        ArrayQueue { values: loom::sync::Mutex::default(), capacity }
     }
 
     /// Appends a value, or returns it if the queue is full.

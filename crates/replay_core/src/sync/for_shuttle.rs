@@ -27,10 +27,7 @@ impl Event {
     }
 
     pub fn listen(&self) -> EventListener {
-        EventListener {
-            seen: *lock(&self.0.count),
-            event: self.0.clone(),
-        }
+        EventListener { seen: *lock(&self.0.count), event: self.0.clone() }
     }
 
     /// Notifies all listeners: the crate never notifies fewer.
@@ -58,11 +55,7 @@ impl Listener for EventListener {
     fn wait_deadline(self, _deadline: Instant) -> Option<()> {
         let mut count = lock(&self.event.count);
         while *count == self.seen {
-            count = self
-                .event
-                .rises
-                .wait(count)
-                .unwrap_or_else(PoisonError::into_inner);
+            count = self.event.rises.wait(count).unwrap_or_else(PoisonError::into_inner);
         }
         Some(())
     }

@@ -23,11 +23,7 @@ impl Credit {
         if !table.items.limits_samples() {
             claims.clear();
         }
-        Credit {
-            table: table.clone(),
-            admitted,
-            claims,
-        }
+        Credit { table: table.clone(), admitted, claims }
     }
 }
 

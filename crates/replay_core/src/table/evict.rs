@@ -20,12 +20,7 @@ pub const EVICTED_AT_ONCE: usize = 64;
 impl Table {
     /// Evicts the oldest chunks until the push fits, at most [`EVICTED_AT_ONCE`] of them. `false`: the caller drops `evicted`
     /// and tries again. `Err` is the cause of the wait.
-    pub(super) fn make_room(
-        &self,
-        residents: &mut Residents,
-        push: &Prepared,
-        evicted: &mut Evicted,
-    ) -> Outcome<bool> {
+    pub(super) fn make_room(&self, residents: &mut Residents, push: &Prepared, evicted: &mut Evicted) -> Outcome<bool> {
         // Evicted chunks whose blobs readers hold, or that another push is about to drop.
         let pinned = self.held.bytes().saturating_sub(residents.bytes);
         if pinned + push.bytes > self.capacity_bytes {
@@ -102,12 +97,8 @@ impl Table {
     fn end_items(&self, chunk: &Resident) {
         let ended = chunk.items.iter().filter(|&&id| self.kill(id)).count();
         let counters = &self.counters;
-        counters
-            .evicted_items
-            .fetch_add(ended as u64, Ordering::Relaxed);
-        counters
-            .evicted_steps
-            .fetch_add(u64::from(chunk.rows), Ordering::Relaxed);
+        counters.evicted_items.fetch_add(ended as u64, Ordering::Relaxed);
+        counters.evicted_steps.fetch_add(u64::from(chunk.rows), Ordering::Relaxed);
     }
 
     /// Ends an item that may have samples left; true for exactly one caller.
@@ -151,9 +142,7 @@ mod tests {
     /// A table of more chunks than one hold of the lock removes, and its newest item.
     fn table() -> (Arc<Table>, ItemId) {
         let config = TableConfig::new("t", vec![Column::scalar("value", Dtype::Uint8)], 1000);
-        let table = Memory::new(MemoryLimits::default())
-            .create_table(&config)
-            .unwrap();
+        let table = Memory::new(MemoryLimits::default()).create_table(&config).unwrap();
         table.open_writer(&test_requests::open(1, 1)).unwrap();
         let items: Vec<_> = (1..=CHUNKS).map(|n| push(&table, n, 1.0)).collect();
         (table, items[items.len() - 1])
@@ -195,9 +184,7 @@ mod tests {
         let (table, old) = table();
         assert!(table.items.confirm(old));
         table.empty().unwrap();
-        table
-            .max_priority
-            .update(&table.items, &[old], &[TOO_LARGE]);
+        table.max_priority.update(&table.items, &[old], &[TOO_LARGE]);
         assert_eq!(largest(&table), None);
     }
 }

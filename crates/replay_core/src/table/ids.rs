@@ -32,10 +32,7 @@ impl ItemId {
 
     /// The id in a number of [`ItemId::to_word`].
     pub const fn from_word(word: u64) -> Self {
-        ItemId {
-            slot: (word >> 32) as u32,
-            generation: word as u32,
-        }
+        ItemId { slot: (word >> 32) as u32, generation: word as u32 }
     }
 }
 
@@ -79,10 +76,7 @@ impl IdSpace {
 
     /// Ids of the number `number`, whose slots begin with the lifetime `lifetime`, modulo 2^24.
     pub const fn of(number: u16, lifetime: u32) -> Self {
-        IdSpace {
-            number,
-            first_generation: lifetime << 1 & ((1 << (LIFETIME_BITS + 1)) - 1),
-        }
+        IdSpace { number, first_generation: lifetime << 1 & ((1 << (LIFETIME_BITS + 1)) - 1) }
     }
 
     /// The generation of a slot before its first item.
@@ -93,9 +87,7 @@ impl IdSpace {
     /// The id of an item outside its table: lifetime (the generation without its lowest bit, which is 1) in bits 0 to
     /// 23, slot in bits 24 to 47, number in bits 48 to 63.
     pub fn to_bits(self, id: ItemId) -> u64 {
-        u64::from(self.number) << SPACE_SHIFT
-            | u64::from(id.slot) << LIFETIME_BITS
-            | u64::from(id.generation >> 1)
+        u64::from(self.number) << SPACE_SHIFT | u64::from(id.slot) << LIFETIME_BITS | u64::from(id.generation >> 1)
     }
 
     /// The item that an id names; `None` for another table's id.
@@ -132,11 +124,7 @@ impl RestoredIds {
         for (index, (_, item)) in (0..).zip(&ids) {
             by_slot[item.slot as usize] = index;
         }
-        RestoredIds {
-            ids: ids.into(),
-            by_slot: by_slot.into(),
-            _reservation: reservation,
-        }
+        RestoredIds { ids: ids.into(), by_slot: by_slot.into(), _reservation: reservation }
     }
 
     /// The item of an id.
@@ -170,10 +158,7 @@ mod tests {
 
     #[test]
     fn ids_round_trip_and_name_nothing_elsewhere() {
-        let id = ItemId {
-            slot: (1 << 24) - 1,
-            generation: (1 << 25) - 1,
-        };
+        let id = ItemId { slot: (1 << 24) - 1, generation: (1 << 25) - 1 };
         assert_eq!(ItemId::from_word(id.to_word()), id);
         let ids = IdSpace::of(3, 7);
         let bits = ids.to_bits(id);
@@ -199,18 +184,11 @@ mod tests {
     fn restored_items_keep_their_ids_even_of_this_tables_number() {
         let own = IdSpace::of(1, 0);
         let items = Items::new(own, 3, -19, 0);
-        let rows = ItemRows {
-            first_row: 0,
-            before: 0,
-            after: 0,
-        };
+        let rows = ItemRows { first_row: 0, before: 0, after: 0 };
         let insert = || items.insert(Handle::from_bits(0), rows, 0, 5).unwrap();
         let [first, second] = [insert(), insert()];
         let earlier = IdSpace::of(1, 900);
-        let dead = ItemId {
-            slot: 0,
-            generation: 1901,
-        };
+        let dead = ItemId { slot: 0, generation: 1901 };
         let (of_first, of_second) = (earlier.to_bits(dead), IdSpace::of(2, 0).to_bits(dead));
         let ids = vec![(of_second, second), (of_first, first)];
         let budget = Budget::new(100);

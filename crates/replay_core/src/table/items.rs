@@ -94,17 +94,9 @@ pub struct Items {
 
 impl Items {
     /// `capacity` free slots (at most 2^24), whose items have ids of `ids`.
-    pub fn new(
-        ids: IdSpace,
-        capacity: u32,
-        priority_unit_log2: i32,
-        max_times_sampled: u32,
-    ) -> Self {
+    pub fn new(ids: IdSpace, capacity: u32, priority_unit_log2: i32, max_times_sampled: u32) -> Self {
         let free = ArrayQueue::new(capacity as usize);
-        (0..capacity).for_each(|slot| {
-            free.push(slot)
-                .expect("the queue has the capacity of all slots")
-        });
+        (0..capacity).for_each(|slot| free.push(slot).expect("the queue has the capacity of all slots"));
         let dead = |_| Words {
             oldest: AtomicU64::new(0),
             window: AtomicU64::new(0),
@@ -167,8 +159,7 @@ impl Items {
     pub fn insert(&self, oldest: Handle, rows: ItemRows, born: u64, units: u64) -> Option<ItemId> {
         let slot = self.free.pop()?;
         let words = &self.words[slot as usize];
-        let window =
-            u64::from(rows.first_row) << 32 | u64::from(rows.before) << 16 | u64::from(rows.after);
+        let window = u64::from(rows.first_row) << 32 | u64::from(rows.before) << 16 | u64::from(rows.after);
         let lifetime = (words.samples.load(Ordering::Relaxed) >> 32) as u32;
         // Orders the kill of the slot's last item before these stores. Pairs with the Acquire fence in
         // `SumTree::is_live`: a reader that has loaded one of them for the last item finds it dead.
@@ -178,18 +169,14 @@ impl Items {
         words.oldest.store(oldest.to_bits(), Ordering::Relaxed);
         words.window.store(window, Ordering::Relaxed);
         words.born.store(born, Ordering::Relaxed);
-        words
-            .samples
-            .store(u64::from(lifetime.wrapping_add(1)) << 32, Ordering::Relaxed);
+        words.samples.store(u64::from(lifetime.wrapping_add(1)) << 32, Ordering::Relaxed);
         // Before the item can die, so that the count of live items never falls below zero.
         self.live.fetch_add(1, Ordering::Relaxed);
         // `activate` publishes the words (Release).
         let generation = self.tree.activate(slot, units);
         // After activation: counted samples have mass in the tree. Pairs with the Acquire in `reserve_samples`.
-        self.samples_left.fetch_add(
-            i64::from(self.max_times_sampled),
-            fault::weakened(Fault::EarlySamples, Ordering::Release),
-        );
+        self.samples_left
+            .fetch_add(i64::from(self.max_times_sampled), fault::weakened(Fault::EarlySamples, Ordering::Release));
         Some(ItemId { slot, generation })
     }
 
@@ -204,11 +191,7 @@ impl Items {
         let window = words.window.load(Ordering::Relaxed);
         Metadata {
             oldest: Handle::from_bits(words.oldest.load(Ordering::Relaxed)),
-            rows: ItemRows {
-                first_row: (window >> 32) as u32,
-                before: (window >> 16) as u16,
-                after: window as u16,
-            },
+            rows: ItemRows { first_row: (window >> 32) as u32, before: (window >> 16) as u16, after: window as u16 },
             born: words.born.load(Ordering::Relaxed),
             lifetime: (words.samples.load(Ordering::Relaxed) >> 32) as u32,
         }
@@ -234,9 +217,7 @@ impl Items {
             return own;
         };
         // One table in 65,536 has the number of the earlier one whose items it has restored.
-        own.filter(|&id| self.confirm(id))
-            .or_else(|| restored.item(bits))
-            .or(own)
+        own.filter(|&id| self.confirm(id)).or_else(|| restored.item(bits)).or(own)
     }
 
     /// The table's number in its ids.
@@ -290,9 +271,7 @@ impl Items {
         };
         // Acquire: pairs with the Release in `insert` and `undo`, so the mass of a reserved sample is seen in the tree.
         self.samples_left
-            .fetch_update(Ordering::Acquire, Ordering::Relaxed, |left| {
-                grant(left).map(|n| left - i64::from(n))
-            })
+            .fetch_update(Ordering::Acquire, Ordering::Relaxed, |left| grant(left).map(|n| left - i64::from(n)))
             .map(|before| grant(before).unwrap_or(0))
             .map_err(|left| left.max(0) as u64)
     }
@@ -300,8 +279,7 @@ impl Items {
     /// Returns reserved samples that no claim has used.
     pub fn return_samples(&self, count: u32) {
         if self.max_times_sampled > 0 {
-            self.samples_left
-                .fetch_add(i64::from(count), Ordering::Release);
+            self.samples_left.fetch_add(i64::from(count), Ordering::Release);
         }
     }
 
@@ -312,26 +290,17 @@ impl Items {
             0 => CLOSED,
             n => u64::from(n),
         };
-        let ours = |word: u64| {
-            word >> 32 == u64::from(metadata.lifetime) || fault::injected(Fault::ForeignClaim)
-        };
+        let ours = |word: u64| word >> 32 == u64::from(metadata.lifetime) || fault::injected(Fault::ForeignClaim);
         let count = |word: u64| {
             (ours(word) && word & CLOSED < most)
                 .then(|| word + 1)
                 // Without a limit the count saturates one below `CLOSED`.
                 .map(|next| if next & CLOSED == CLOSED { word } else { next })
         };
-        let before = self.words[id.slot as usize]
-            .samples
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, count)
-            .ok()?;
+        let before =
+            self.words[id.slot as usize].samples.fetch_update(Ordering::Relaxed, Ordering::Relaxed, count).ok()?;
         let times_sampled = (before & CLOSED) as u32 + 1;
-        let claim = Claim {
-            id,
-            lifetime: metadata.lifetime,
-            units,
-            times_sampled,
-        };
+        let claim = Claim { id, lifetime: metadata.lifetime, units, times_sampled };
         if self.is_last(&claim) {
             self.tree.set(id.slot, id.generation, 0);
         }
@@ -357,17 +326,15 @@ impl Items {
 
     /// Takes a claim back, and returns its sample if the item is still alive.
     pub fn undo(&self, claim: &Claim) {
-        let uncount = |word: u64| {
-            (word >> 32 == u64::from(claim.lifetime) && word & CLOSED != CLOSED).then(|| word - 1)
-        };
+        let uncount =
+            |word: u64| (word >> 32 == u64::from(claim.lifetime) && word & CLOSED != CLOSED).then(|| word - 1);
         let undone = self.words[claim.id.slot as usize]
             .samples
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, uncount)
             .is_ok();
         if undone && self.max_times_sampled > 0 {
             if self.is_last(claim) {
-                self.tree
-                    .set(claim.id.slot, claim.id.generation, claim.units);
+                self.tree.set(claim.id.slot, claim.id.generation, claim.units);
             }
             self.return_samples(1);
         }
@@ -393,16 +360,13 @@ impl Items {
     /// unknown to the sampler.
     pub fn count_earlier_samples(&self, id: ItemId, samples: u32) {
         let samples = if self.max_times_sampled > 0 {
-            self.samples_left
-                .fetch_sub(i64::from(samples), Ordering::Relaxed);
+            self.samples_left.fetch_sub(i64::from(samples), Ordering::Relaxed);
             samples
         } else {
             // The count stays below `CLOSED`.
             samples.min(u32::MAX - 1)
         };
-        self.words[id.slot as usize]
-            .samples
-            .fetch_add(u64::from(samples), Ordering::Relaxed);
+        self.words[id.slot as usize].samples.fetch_add(u64::from(samples), Ordering::Relaxed);
     }
 
     /// Ends an item; true for exactly one caller.
@@ -418,9 +382,7 @@ impl Items {
             self.samples_left.fetch_sub(left, Ordering::Relaxed);
         }
         // The queue publishes the slot, and this thread's writes to it, to its next owner.
-        self.free
-            .push(id.slot)
-            .expect("a slot is in the queue once: one caller wins the kill");
+        self.free.push(id.slot).expect("a slot is in the queue once: one caller wins the kill");
         true
     }
 }
@@ -431,16 +393,9 @@ mod tests {
 
     const IDS: IdSpace = IdSpace::of(1, 0);
 
-    const OLDEST: Handle = Handle {
-        slot: 7,
-        generation: 3,
-    };
+    const OLDEST: Handle = Handle { slot: 7, generation: 3 };
 
-    const ROWS: ItemRows = ItemRows {
-        first_row: 1,
-        before: 2,
-        after: 5,
-    };
+    const ROWS: ItemRows = ItemRows { first_row: 1, before: 2, after: 5 };
 
     #[test]
     fn slots_begin_with_the_generation_of_their_table() {
@@ -452,10 +407,7 @@ mod tests {
         assert!(items.confirm(first) && items.kill(first));
         let wrapped = items.insert(OLDEST, ROWS, 0, 5).unwrap();
         assert_eq!(wrapped.generation, 1);
-        let elsewhere = IdSpace::of(9, 0).to_bits(ItemId {
-            slot: 1,
-            generation: 1,
-        });
+        let elsewhere = IdSpace::of(9, 0).to_bits(ItemId { slot: 1, generation: 1 });
         assert_eq!(items.named(elsewhere), None, "a slot beyond the table");
     }
 
@@ -470,10 +422,7 @@ mod tests {
         let second = items.insert(OLDEST, ROWS, 9, 5).unwrap();
         assert_ne!(first, second);
         assert!(!items.confirm(first) && items.confirm(second));
-        assert!(
-            items.claim(first, &metadata, 5).is_none(),
-            "a late claim must not count for the newcomer"
-        );
+        assert!(items.claim(first, &metadata, 5).is_none(), "a late claim must not count for the newcomer");
         assert_eq!(items.metadata(second.slot).born, 9);
         assert_eq!(items.live(), 1);
     }

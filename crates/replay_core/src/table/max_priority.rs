@@ -24,11 +24,7 @@ impl MaxPriority {
     /// Largest priority of an empty table.
     pub fn new(config: &TableConfig) -> Self {
         let heap = || Mutex::new(Heap::new(config.capacity as u32));
-        MaxPriority {
-            ever: AtomicU64::new(0),
-            emptied_at: Mutex::new(0),
-            live: config.live_max_priority.then(heap),
-        }
+        MaxPriority { ever: AtomicU64::new(0), emptied_at: Mutex::new(0), live: config.live_max_priority.then(heap) }
     }
 
     /// Bytes that it allocates.

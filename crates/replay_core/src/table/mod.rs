@@ -155,12 +155,7 @@ impl Table {
         Ok(Table {
             layout: RowLayout::of(&config),
             capacity_bytes: config.effective_capacity_bytes(),
-            items: Items::new(
-                IdSpace::new()?,
-                capacity,
-                config.priority_unit_log2,
-                config.max_times_sampled,
-            ),
+            items: Items::new(IdSpace::new()?, capacity, config.priority_unit_log2, config.max_times_sampled),
             chunks: Slab::new(capacity + Self::PINNED_CHUNKS),
             residents: Mutex::new(Residents::new(capacity as usize)),
             first_arrival: AtomicU64::new(0),
@@ -205,8 +200,7 @@ impl Table {
     pub fn open_writer_at(&self, open: &OpenWriter, now: Instant) -> Result<WriterOpened> {
         self.check_open()?;
         // Checked for one stream: the others may get no steps.
-        self.config
-            .check_window(1, open.window_before, open.window_after)?;
+        self.config.check_window(1, open.window_before, open.window_after)?;
         self.writers.open(open, now)
     }
 
@@ -272,17 +266,10 @@ impl Table {
             let reason = text.or(panic.downcast_ref::<&str>().copied());
             let (table, reason) = (&self.config.name, reason.unwrap_or("no reason"));
             let failed = self.has_failed();
-            tracing::error!(
-                table,
-                reason,
-                failed,
-                "a call that changes the table panicked"
-            );
+            tracing::error!(table, reason, failed, "a call that changes the table panicked");
             Err(match failed {
                 true => self.failed(),
-                false => Error::Internal(format!(
-                    "a call that changes table {table:?} panicked: {reason}"
-                )),
+                false => Error::Internal(format!("a call that changes table {table:?} panicked: {reason}")),
             })
         })
     }
@@ -324,10 +311,7 @@ impl Table {
 
     /// The error of calls on a dropped table, even if a new table has its name.
     pub fn was_dropped(name: &str) -> Error {
-        Error::UnknownTable {
-            table: name.to_owned(),
-            known: "it was dropped".to_owned(),
-        }
+        Error::UnknownTable { table: name.to_owned(), known: "it was dropped".to_owned() }
     }
 
     /// The table's number in its ids, which no other table of this process has.

@@ -37,19 +37,8 @@ pub enum Step<T, L> {
 
 impl<E> PendingCall<E> {
     /// A call that waits until `until`, then fails with `ended`; its caller repeats it if it is `renewable`.
-    pub fn new(
-        turn: Turn,
-        until: Option<Instant>,
-        renewable: bool,
-        ended: fn(WaitReason) -> E,
-    ) -> Self {
-        PendingCall {
-            turn,
-            until,
-            renewable,
-            ended,
-            tried: false,
-        }
+    pub fn new(turn: Turn, until: Option<Instant>, renewable: bool, ended: fn(WaitReason) -> E) -> Self {
+        PendingCall { turn, until, renewable, ended, tried: false }
     }
 
     /// Queue membership of the call.
@@ -145,17 +134,10 @@ mod tests {
     }
 
     impl<'a> Call<'a> {
-        fn new(
-            line: &'a Arc<WaitingLine>,
-            clock: &'a Clock,
-            until: Option<u64>,
-            renewable: bool,
-        ) -> Self {
+        fn new(line: &'a Arc<WaitingLine>, clock: &'a Clock, until: Option<u64>, renewable: bool) -> Self {
             let until = until.map(|seconds| clock.at(seconds));
             Call {
-                pending: PendingCall::new(Turn::default(), until, renewable, |reason| {
-                    Error::deadline(reason)
-                }),
+                pending: PendingCall::new(Turn::default(), until, renewable, |reason| Error::deadline(reason)),
                 line,
                 clock,
                 ready: 7,
@@ -183,10 +165,7 @@ mod tests {
     }
 
     fn clock() -> Clock {
-        Clock {
-            begun: Instant::now(),
-            seconds: Cell::new(0),
-        }
+        Clock { begun: Instant::now(), seconds: Cell::new(0) }
     }
 
     #[test]

@@ -87,30 +87,15 @@ impl Table {
                 continues: stream.continues(head.first_step),
             }
         });
-        Ok(Prepared {
-            chunks: chunks.collect(),
-            items,
-            charge,
-            rows,
-            bytes,
-            late,
-        })
+        Ok(Prepared { chunks: chunks.collect(), items, charge, rows, bytes, late })
     }
 
-    fn check_chunks(
-        &self,
-        writer: &mut TableWriter,
-        body: &PushBody,
-        mut rest: Bytes,
-    ) -> Result<Vec<PackedRows>> {
+    fn check_chunks(&self, writer: &mut TableWriter, body: &PushBody, mut rest: Bytes) -> Result<Vec<PackedRows>> {
         let streams = writer.streams.len();
         let mut named: Vec<u32> = body.chunks.iter().map(|c| c.stream).collect();
         named.sort_unstable();
         if let Some(pair) = named.windows(2).find(|pair| pair[0] == pair[1]) {
-            return Err(self.refuse(format!(
-                "stream {} has two chunks in one push; it may have one",
-                pair[0]
-            )));
+            return Err(self.refuse(format!("stream {} has two chunks in one push; it may have one", pair[0])));
         }
         if let Some(&stream) = named.last()
             && stream as usize >= streams
@@ -124,19 +109,16 @@ impl Table {
         let mut packed = Vec::with_capacity(body.chunks.len());
         for head in &body.chunks {
             if head.bytes as usize > rest.len() {
-                return Err(self.refuse(format!(
-                    "the chunks take more than the payload's {} bytes",
-                    body.payload.len()
-                )));
+                return Err(
+                    self.refuse(format!("the chunks take more than the payload's {} bytes", body.payload.len()))
+                );
             }
             let chunk = rest.split_to(head.bytes as usize);
             packed.push(PackedRows::check(&self.layout, head.rows, chunk)?);
             let stream = &mut writer.streams[head.stream as usize];
             stream.forget_before(first_arrival);
             stream.reserve();
-            if head.first_step < stream.next_step
-                || head.first_step.checked_add(u64::from(head.rows)).is_none()
-            {
+            if head.first_step < stream.next_step || head.first_step.checked_add(u64::from(head.rows)).is_none() {
                 return Err(self.refuse(format!(
                     "step {} of stream {} after step {}: step numbers do not go back",
                     head.first_step, head.stream, stream.next_step
@@ -144,10 +126,7 @@ impl Table {
             }
         }
         if !rest.is_empty() {
-            return Err(self.refuse(format!(
-                "the payload has {} bytes more than its chunks",
-                rest.len()
-            )));
+            return Err(self.refuse(format!("the payload has {} bytes more than its chunks", rest.len())));
         }
         Ok(packed)
     }
@@ -173,11 +152,7 @@ impl Table {
             priorities.push(priority);
             items.push(PreparedItem {
                 first_chunk,
-                rows: ItemRows {
-                    first_row,
-                    before: item.before,
-                    after: item.after,
-                },
+                rows: ItemRows { first_row, before: item.before, after: item.after },
                 priority,
                 // A maximum from before the table was emptied does not count again.
                 raises: item.priority.map_or(priority.min(1.0), f64::from),
@@ -199,10 +174,7 @@ impl Table {
         pushed: &[Option<(usize, u64, u32)>],
     ) -> Result<Option<(FirstChunk, u32)>> {
         let missing = |reason: String| {
-            self.refuse(format!(
-                "the item at step {} of stream {} needs {reason}",
-                item.anchor, item.stream
-            ))
+            self.refuse(format!("the item at step {} of stream {} needs {reason}", item.anchor, item.stream))
         };
         let Some(stream) = writer.streams.get(item.stream as usize) else {
             return Err(missing(format!(
@@ -245,16 +217,10 @@ mod tests {
 
     /// A table, and a writer of one stream with windows of `before` and `after` steps.
     fn table(capacity: u64, before: u16, after: u16) -> Arc<Table> {
-        let column = Column {
-            name: "value".into(),
-            dtype: Dtype::Uint8,
-            shape: vec![],
-            codec: Codec::None,
-            finite: true,
-        };
-        let table = Memory::new(MemoryLimits::default())
-            .create_table(&TableConfig::new("t", vec![column], capacity))
-            .unwrap();
+        let column =
+            Column { name: "value".into(), dtype: Dtype::Uint8, shape: vec![], codec: Codec::None, finite: true };
+        let table =
+            Memory::new(MemoryLimits::default()).create_table(&TableConfig::new("t", vec![column], capacity)).unwrap();
         let open = OpenWriter {
             table: "t".into(),
             writer: 1,
@@ -270,27 +236,16 @@ mod tests {
 
     /// Pushes the next chunk, of `rows` rows as the ones before it.
     fn push(table: &Table, rows: u64, sequence: u64, items: Vec<NewItem>) {
-        let head = ChunkHead {
-            stream: 0,
-            rows: rows as u32,
-            first_step: (sequence - 1) * rows,
-            bytes: 2 * rows as u32,
-        };
+        let head =
+            ChunkHead { stream: 0, rows: rows as u32, first_step: (sequence - 1) * rows, bytes: 2 * rows as u32 };
         let push = Push {
             table: "t".into(),
             writer: 1,
             epoch: 1,
             sequence,
-            body: PushBody {
-                chunks: vec![head],
-                items,
-                payload: vec![0; 2 * rows as usize].into(),
-            },
+            body: PushBody { chunks: vec![head], items, payload: vec![0; 2 * rows as usize].into() },
         };
-        assert!(matches!(
-            table.try_push(&push, &mut Turn::default()),
-            Ok(Attempt::Ready(_))
-        ));
+        assert!(matches!(table.try_push(&push, &mut Turn::default()), Ok(Attempt::Ready(_))));
     }
 
     #[test]

@@ -72,11 +72,7 @@ impl Table {
         match &writer.parameters {
             Some((name, version)) => Some(self.parameters.version(name).saturating_sub(*version)),
             None if self.config.max_version_lag == 0 => None,
-            None => Some(
-                self.parameters
-                    .highest_version()
-                    .map_or(0, |(_, version)| version),
-            ),
+            None => Some(self.parameters.highest_version().map_or(0, |(_, version)| version)),
         }
     }
 
@@ -124,8 +120,7 @@ impl Table {
         loop {
             let mut residents = self.lock_residents()?;
             let room = self.make_room(&mut residents, &prepared, &mut evicted);
-            let placed =
-                room.and_then(|enough| Ok(enough && self.place(&mut residents, &mut prepared)?));
+            let placed = room.and_then(|enough| Ok(enough && self.place(&mut residents, &mut prepared)?));
             if let Ok(true) = placed {
                 // Under the lock: after a panic before this the table fails, so chunks in place are never pushed again.
                 for chunk in &prepared.chunks {
@@ -160,8 +155,7 @@ impl Table {
         // Both are hints: a blocked call retries soon.
         let wanted = self.samples_wanted.load(Ordering::Relaxed);
         let needed = self.items.samples_left() < i64::from(wanted);
-        self.limiter
-            .admit_insert(self.items.live(), items as u64, needed)
+        self.limiter.admit_insert(self.items.live(), items as u64, needed)
     }
 
     /// Puts a push in place: chunks, links between them, items. Only under the insert lock. `Err` when no slot is left
@@ -182,11 +176,7 @@ impl Table {
             }
             chunk.span.arrival = residents.push(resident);
         }
-        let born = push.rows
-            + self
-                .counters
-                .inserted_steps
-                .fetch_add(push.rows, Ordering::Relaxed);
+        let born = push.rows + self.counters.inserted_steps.fetch_add(push.rows, Ordering::Relaxed);
         let (mut inserted, mut largest) = (0, 0.0f64);
         for item in &push.items {
             let arrival = match item.first_chunk {
@@ -204,11 +194,7 @@ impl Table {
             self.sampler.insert(id, item.priority);
             self.max_priority.insert(id, item.priority);
             resident.items.push(id);
-            if let Some(after) = residents
-                .after_moment
-                .as_mut()
-                .filter(|after| after.taken == born)
-            {
+            if let Some(after) = residents.after_moment.as_mut().filter(|after| after.taken == born) {
                 after.items.insert(id);
             }
             largest = largest.max(item.raises);
@@ -217,9 +203,7 @@ impl Table {
         self.max_priority.raise(largest);
         self.limiter.count_insert(inserted);
         let late = push.late + push.items.len() as u64 - inserted;
-        self.counters
-            .inserted_items
-            .fetch_add(inserted, Ordering::Relaxed);
+        self.counters.inserted_items.fetch_add(inserted, Ordering::Relaxed);
         self.counters.late_items.fetch_add(late, Ordering::Relaxed);
         Ok(true)
     }
@@ -240,23 +224,14 @@ mod tests {
     use super::*;
 
     fn config() -> TableConfig {
-        let column = Column {
-            name: "value".into(),
-            dtype: Dtype::Uint8,
-            shape: vec![],
-            codec: Codec::None,
-            finite: true,
-        };
+        let column =
+            Column { name: "value".into(), dtype: Dtype::Uint8, shape: vec![], codec: Codec::None, finite: true };
         TableConfig::new("t", vec![column], 100)
     }
 
     #[test]
     fn a_writer_whose_push_waits_is_not_idle() {
-        let limited = TableConfig {
-            samples_per_insert: 1.0,
-            slack: 4.0,
-            ..config()
-        };
+        let limited = TableConfig { samples_per_insert: 1.0, slack: 4.0, ..config() };
         let memory = Memory::new(MemoryLimits::default());
         let table = memory.create_table(&limited).unwrap();
         let start = Instant::now();
@@ -281,10 +256,7 @@ mod tests {
 
     #[test]
     fn a_table_in_which_a_call_panicked_fails_and_stores_nothing_twice() {
-        let config = TableConfig {
-            capacity: 4,
-            ..config()
-        };
+        let config = TableConfig { capacity: 4, ..config() };
         fn refused<T>(call: Result<T>) {
             match call {
                 Err(Error::Internal(reason)) => assert!(reason.contains("\"t\" has failed")),
@@ -325,10 +297,7 @@ mod tests {
             refused(table.open_writer(&open));
             refused(memory.empty_table("t"));
             let stats = &memory.stats()["tables"]["t"];
-            assert_eq!(
-                (&stats["failed"], &stats["panics"]),
-                (&true.into(), &1.into())
-            );
+            assert_eq!((&stats["failed"], &stats["panics"]), (&true.into(), &1.into()));
             memory.drop_table("t").unwrap();
             let again: Arc<Table> = memory.create_table(&config).unwrap();
             assert_eq!(again.stats()["failed"], false);
@@ -342,10 +311,7 @@ mod tests {
         let error = table.catch_panic::<()>(|| panic!("fault {}", 7));
         assert!(error.unwrap_err().to_string().contains("panicked: fault 7"));
         let stats = table.stats();
-        assert_eq!(
-            (&stats["failed"], &stats["panics"]),
-            (&false.into(), &1.into())
-        );
+        assert_eq!((&stats["failed"], &stats["panics"]), (&false.into(), &1.into()));
         table.open_writer(&open(1, 1)).unwrap();
         let pushed = table.try_push(&push(1, None), &mut Turn::default());
         assert!(matches!(pushed, Ok(Attempt::Ready(1))));

@@ -22,10 +22,7 @@ impl Table {
         if !begins && request.from.number != self.number() {
             return Err(Self::was_dropped(&self.config.name));
         }
-        let mut at = ReadPosition {
-            number: self.number(),
-            ..request.from
-        };
+        let mut at = ReadPosition { number: self.number(), ..request.from };
         if begins {
             at.end = self.lock_residents()?.end();
         }

@@ -44,13 +44,7 @@ pub struct AfterMoment {
 impl Residents {
     /// Allocates a list for `chunks` chunks, so that nothing is allocated under the lock.
     pub fn new(chunks: usize) -> Self {
-        Residents {
-            chunks: VecDeque::with_capacity(chunks),
-            first: 0,
-            steps: 0,
-            bytes: 0,
-            after_moment: None,
-        }
+        Residents { chunks: VecDeque::with_capacity(chunks), first: 0, steps: 0, bytes: 0, after_moment: None }
     }
 
     /// Bytes of the list for `chunks` chunks.

@@ -104,10 +104,7 @@ impl Staged {
             ..TableConfig::clone(&table.config)
         };
         if let Some(difference) = table.config.difference(&asked) {
-            return Err(Error::TableDiffers {
-                table: saved.name,
-                difference,
-            });
+            return Err(Error::TableDiffers { table: saved.name, difference });
         }
         Ok(Staged {
             table,
@@ -189,10 +186,7 @@ impl Staged {
             .map_err(|error| error.to_string())?;
         let next_step = head.first_step.checked_add(u64::from(head.rows));
         let Some(next_step) = next_step.filter(|_| head.first_step >= stream.next_step) else {
-            return Err(format!(
-                "step {} of stream {index} after step {}",
-                head.first_step, stream.next_step
-            ));
+            return Err(format!("step {} of stream {index} after step {}", head.first_step, stream.next_step));
         };
         let continues = stream.next_step == head.first_step;
         let previous = stream.last_chunk.replace(number).filter(|_| continues);
@@ -235,11 +229,7 @@ impl Staged {
         if writer.streams.is_empty() || streams > Writers::MOST_STREAMS as usize {
             return refuse("with more streams than a table has, or without one");
         }
-        if self
-            .writers
-            .iter()
-            .any(|other| other.number == writer.number)
-        {
+        if self.writers.iter().any(|other| other.number == writer.number) {
             return refuse("appears twice");
         }
         if writer.epoch == 0 || writer.epoch == u32::MAX {
@@ -270,11 +260,7 @@ impl Staged {
 
     fn take_ids(&mut self, ids: &[u64]) -> RecordResult {
         if ids.len() != self.last_items.len() {
-            return Err(format!(
-                "{} ids of {} items",
-                ids.len(),
-                self.last_items.len()
-            ));
+            return Err(format!("{} ids of {} items", ids.len(), self.last_items.len()));
         }
         for (&id, index) in ids.iter().zip(self.last_items.drain(..)) {
             if let Some(index) = index {
@@ -301,10 +287,7 @@ impl Staged {
             return Ok(());
         }
         if self.items.len() as u64 >= self.saved.capacity {
-            return Err(format!(
-                "more than the {} items that its table could hold",
-                self.saved.capacity
-            ));
+            return Err(format!("more than the {} items that its table could hold", self.saved.capacity));
         }
         self.check_window(&item)?;
         if let Some(chunk) = self.chunk_mut(number) {
@@ -370,16 +353,13 @@ impl Staged {
     }
 
     fn chunk_mut(&mut self, number: u64) -> Option<&mut StagedChunk> {
-        self.chunks
-            .get_mut(number.checked_sub(self.first)? as usize)
+        self.chunks.get_mut(number.checked_sub(self.first)? as usize)
     }
 
     /// [`Self::drop_oldest`] for a chunk that the table is too small for.
     fn leave_out_oldest(&mut self) -> Option<StagedChunk> {
         let oldest = self.drop_oldest();
-        self.left_out += oldest
-            .as_ref()
-            .map_or(0, |chunk| u64::from(chunk.packed.rows()));
+        self.left_out += oldest.as_ref().map_or(0, |chunk| u64::from(chunk.packed.rows()));
         oldest
     }
 

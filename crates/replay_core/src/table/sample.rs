@@ -124,9 +124,7 @@ impl Table {
         let waited = turn.waits();
         let attempt = turn.attempt(&self.held.samples, false, || self.sample(request, short))?;
         if let (Attempt::Blocked(_), false) = (&attempt, waited) {
-            self.counters
-                .blocked_samples
-                .fetch_add(1, Ordering::Relaxed);
+            self.counters.blocked_samples.fetch_add(1, Ordering::Relaxed);
         }
         Ok(attempt)
     }
@@ -157,10 +155,7 @@ impl Table {
             return Err(Error::Config(format!(
                 "table {:?} never has the {} samples asked for: its capacity of {} at max_times_sampled {} gives {most}; \
                  sample fewer items, or make a table with more of either",
-                self.config.name,
-                request.count,
-                self.config.capacity,
-                self.config.max_times_sampled
+                self.config.name, request.count, self.config.capacity, self.config.max_times_sampled
             )));
         }
         self.limiter.check_sample(limiter_samples)
@@ -176,8 +171,7 @@ impl Table {
     /// Reason of a sample's wait for the limiter, with the number of steps if none has made an item.
     fn limited(&self, cause: Cause) -> WaitReason {
         let steps = self.counters.inserted_steps.load(Ordering::Relaxed);
-        let none =
-            steps >= STEPS_OF_ITEMS && self.counters.inserted_items.load(Ordering::Relaxed) == 0;
+        let none = steps >= STEPS_OF_ITEMS && self.counters.inserted_items.load(Ordering::Relaxed) == 0;
         WaitReason::Table(TableWait {
             table: self.config.name.clone(),
             cause,
@@ -242,15 +236,9 @@ impl Table {
         };
         if batch.reserved > 0 && (batch.items.is_empty() || !few) {
             if batch.items.is_empty() && self.is_massless()? {
-                return Err(Error::NoMass {
-                    table: self.config.name.clone(),
-                    items: self.items.live(),
-                });
+                return Err(Error::NoMass { table: self.config.name.clone(), items: self.items.live() });
             }
-            return Ok(self.blocked(Cause::Items {
-                found: batch.items.len() as u64,
-                wanted: request.count,
-            }));
+            return Ok(self.blocked(Cause::Items { found: batch.items.len() as u64, wanted: request.count }));
         }
         let mut sampled = batch.finish(live_items, min_probability)?;
         sampled.shard = request.part.map(|_| self.shard_state(total));
@@ -364,10 +352,7 @@ impl<'a> Sampling<'a> {
             let metadata = items.metadata(leaf.slot);
             chunks.prefetch(metadata.oldest);
             candidates.push(Candidate {
-                id: ItemId {
-                    slot: leaf.slot,
-                    generation: leaf.generation,
-                },
+                id: ItemId { slot: leaf.slot, generation: leaf.generation },
                 units: leaf.units,
                 // A concurrently raised leaf may exceed the total.
                 probability: (leaf.units as f64 / total as f64).min(1.0),
@@ -383,11 +368,7 @@ impl<'a> Sampling<'a> {
         }
         for candidate in &candidates {
             if let Some(chunk) = &candidate.oldest {
-                let ItemRows {
-                    first_row,
-                    before,
-                    after,
-                } = candidate.metadata.rows;
+                let ItemRows { first_row, before, after } = candidate.metadata.rows;
                 let rows = u32::from(before) + 1 + u32::from(after);
                 chunk.packed.prefetch(first_row, rows);
             }
@@ -461,13 +442,7 @@ impl<'a> Sampling<'a> {
     ///
     /// # Errors
     /// [`Error::TooLarge`] for more pieces than a batch may have.
-    fn pin(
-        &mut self,
-        oldest: PinnedChunk<'a>,
-        item: &ItemRows,
-        before: u16,
-        after: u16,
-    ) -> Result<Option<()>> {
+    fn pin(&mut self, oldest: PinnedChunk<'a>, item: &ItemRows, before: u16, after: u16) -> Result<Option<()>> {
         let mut skip = item.first_row + u32::from(item.before - before);
         let mut wanted = u32::from(before) + 1 + u32::from(after);
         let mut chunk = oldest;
@@ -481,11 +456,7 @@ impl<'a> Sampling<'a> {
                 if let Some(row) = key {
                     chunk.packed.prefetch(row, 1);
                 }
-                self.pieces.push(Piece {
-                    chunk,
-                    rows: skip..end,
-                    key,
-                });
+                self.pieces.push(Piece { chunk, rows: skip..end, key });
                 check_size(
                     "a sampled batch, in pieces of chunks,",
                     self.pieces.len() as u64,
@@ -556,10 +527,7 @@ impl<'a> Sampling<'a> {
         }
         self.finished = true;
         let sampled = self.claims.len() as u32;
-        table
-            .counters
-            .sampled_items
-            .fetch_add(u64::from(sampled), Ordering::Relaxed);
+        table.counters.sampled_items.fetch_add(u64::from(sampled), Ordering::Relaxed);
         let ages = self.items.iter().map(|item| u64::from(item.age));
         table.counters.sample_age.record_batch(ages);
         let counted = match self.request.part {
@@ -569,8 +537,7 @@ impl<'a> Sampling<'a> {
         let admitted = self.admitted.split(counted);
         let claims = std::mem::take(&mut self.claims);
         let counts = table.limiter.limits_ratio() || table.items.limits_samples();
-        let credit =
-            counts.then(|| Box::new(Credit::new(table, admitted, claims)) as Box<dyn SampleCredit>);
+        let credit = counts.then(|| Box::new(Credit::new(table, admitted, claims)) as Box<dyn SampleCredit>);
         Ok(Sampled {
             items: std::mem::take(&mut self.items),
             live_items,

@@ -8,9 +8,7 @@ use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::slab::Handle;
-use crate::snapshot_records::content::{
-    ChunkRecord, ItemRecord, StreamRecord, TableState, WriterRecord, WriterStream,
-};
+use crate::snapshot_records::content::{ChunkRecord, ItemRecord, StreamRecord, TableState, WriterRecord, WriterStream};
 use crate::snapshot_records::{RecordKind, RecordWriter};
 use crate::sync::Ordering;
 use base::mistake::{Mistake, planted};
@@ -88,20 +86,12 @@ impl Table {
             let (end, state) = self.note(&mut *self.lock_residents()?);
             (end, state, None)
         };
-        Ok(Moment {
-            table: self,
-            end,
-            state,
-            writers,
-        })
+        Ok(Moment { table: self, end, state, writers })
     }
 
     fn note(&self, residents: &mut Residents) -> (u64, TableState) {
         let state = self.state();
-        residents.after_moment = Some(AfterMoment {
-            taken: state.counters[INSERTED_STEPS],
-            items: HashSet::new(),
-        });
+        residents.after_moment = Some(AfterMoment { taken: state.counters[INSERTED_STEPS], items: HashSet::new() });
         (residents.end(), state)
     }
 
@@ -109,8 +99,7 @@ impl Table {
     /// of the instant in which it is written.
     pub(crate) fn save<W: Write>(moment: &Moment, out: &mut RecordWriter<W>) -> Result<()> {
         let table = &moment.table;
-        let definition = serde_json::to_vec(&*table.config)
-            .map_err(|error| Error::Internal(error.to_string()))?;
+        let definition = serde_json::to_vec(&*table.config).map_err(|error| Error::Internal(error.to_string()))?;
         out.record(RecordKind::Table, &[&definition])?;
         let mut saved = Saved::default();
         table.save_chunks(moment.end, &mut saved, out)?;
@@ -124,12 +113,7 @@ impl Table {
     }
 
     /// Writes the live chunks of the numbers up to `end`, exclusive.
-    fn save_chunks<W: Write>(
-        &self,
-        end: u64,
-        saved: &mut Saved,
-        out: &mut RecordWriter<W>,
-    ) -> Result<()> {
+    fn save_chunks<W: Write>(&self, end: u64, saved: &mut Saved, out: &mut RecordWriter<W>) -> Result<()> {
         let mut next = 0;
         loop {
             let named = self.name_chunks(&mut next, end)?;
@@ -145,15 +129,8 @@ impl Table {
                     continue;
                 };
                 let stream = saved.stream_of(&chunk, out)?;
-                let head = ChunkRecord {
-                    stream,
-                    rows: chunk.packed.rows(),
-                    first_step: chunk.first_step,
-                };
-                out.record(
-                    RecordKind::Chunk,
-                    &[&head.to_bytes(), chunk.packed.as_bytes()],
-                )?;
+                let head = ChunkRecord { stream, rows: chunk.packed.rows(), first_step: chunk.first_step };
+                out.record(RecordKind::Chunk, &[&head.to_bytes(), chunk.packed.as_bytes()])?;
                 saved.chunks.insert(handle, saved.arrivals.len() as u32);
                 saved.arrivals.push(arrival);
             }
@@ -161,12 +138,7 @@ impl Table {
     }
 
     /// Writes the live items of the moment: all rows of their windows were there.
-    fn save_items<W: Write>(
-        &self,
-        moment: &Moment,
-        saved: &Saved,
-        out: &mut RecordWriter<W>,
-    ) -> Result<()> {
+    fn save_items<W: Write>(&self, moment: &Moment, saved: &Saved, out: &mut RecordWriter<W>) -> Result<()> {
         let mut body = Vec::with_capacity(ITEMS_AT_ONCE * ItemRecord::BYTES);
         let mut ids = Vec::with_capacity(ITEMS_AT_ONCE * size_of::<u64>());
         let mut write = |body: &mut Vec<u8>, ids: &mut Vec<u8>| {
@@ -237,10 +209,7 @@ impl Table {
             limiter_sampled,
             max_priority: self.max_priority.ever_bits(),
             samples: self.samples.load(Ordering::Relaxed),
-            counters: self
-                .counters
-                .all()
-                .map(|(_, counter)| counter.load(Ordering::Relaxed)),
+            counters: self.counters.all().map(|(_, counter)| counter.load(Ordering::Relaxed)),
         }
     }
 }
@@ -250,15 +219,9 @@ impl Moment {
     /// snapshot exceeds.
     fn state_after(&self, evicted_chunks: usize) -> TableState {
         let now = self.table.state();
-        let mut state = TableState {
-            evicted_chunks: evicted_chunks as u64,
-            max_priority: now.max_priority,
-            ..self.state
-        };
-        for (evicted, inserted) in [
-            (EVICTED_STEPS, INSERTED_STEPS),
-            (EVICTED_ITEMS, INSERTED_ITEMS),
-        ] {
+        let mut state =
+            TableState { evicted_chunks: evicted_chunks as u64, max_priority: now.max_priority, ..self.state };
+        for (evicted, inserted) in [(EVICTED_STEPS, INSERTED_STEPS), (EVICTED_ITEMS, INSERTED_ITEMS)] {
             // Chunks that arrived since may have been evicted, too.
             state.counters[evicted] = now.counters[evicted].min(state.counters[inserted]);
         }
@@ -272,21 +235,13 @@ impl Saved {
         let mut record = noted.record.clone();
         for (number, stream) in (0..).zip(&mut record.streams) {
             let name = (Arc::as_ptr(&noted.identity), number);
-            stream.record = self
-                .streams
-                .get(&name)
-                .copied()
-                .unwrap_or(WriterStream::WITHOUT_CHUNKS);
+            stream.record = self.streams.get(&name).copied().unwrap_or(WriterStream::WITHOUT_CHUNKS);
         }
         record
     }
 
     /// The number of the chunk's stream, whose record is written before its first chunk.
-    fn stream_of<W: Write>(
-        &mut self,
-        chunk: &StoredChunk,
-        out: &mut RecordWriter<W>,
-    ) -> Result<u32> {
+    fn stream_of<W: Write>(&mut self, chunk: &StoredChunk, out: &mut RecordWriter<W>) -> Result<u32> {
         let name = (Arc::as_ptr(&chunk.writer), chunk.stream);
         if let Some(&number) = self.streams.get(&name) {
             return Ok(number);
@@ -332,10 +287,7 @@ mod tests {
         // Another item of the first step.
         let item = Push {
             sequence: 2,
-            body: PushBody {
-                items: push(1, None).body.items,
-                ..PushBody::default()
-            },
+            body: PushBody { items: push(1, None).body.items, ..PushBody::default() },
             ..push(2, None)
         };
         apply(&table, &item);
@@ -357,10 +309,7 @@ mod tests {
                 }
                 (RecordKind::State, body) => {
                     let state = TableState::from_bytes(body).unwrap();
-                    assert_eq!(
-                        (state.counters[INSERTED_STEPS], state.limiter_inserted),
-                        (1, 1)
-                    );
+                    assert_eq!((state.counters[INSERTED_STEPS], state.limiter_inserted), (1, 1));
                     break;
                 }
                 _ => {}

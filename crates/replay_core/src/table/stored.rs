@@ -37,19 +37,8 @@ pub struct StoredChunk {
 
 impl StoredChunk {
     /// A chunk that nothing continues yet.
-    pub fn new(
-        packed: PackedRows,
-        writer: Arc<WriterIdentity>,
-        stream: u32,
-        first_step: u64,
-    ) -> Box<Self> {
-        Box::new(StoredChunk {
-            packed,
-            writer,
-            stream,
-            first_step,
-            next: AtomicU64::new(NO_CHUNK),
-        })
+    pub fn new(packed: PackedRows, writer: Arc<WriterIdentity>, stream: u32, first_step: u64) -> Box<Self> {
+        Box::new(StoredChunk { packed, writer, stream, first_step, next: AtomicU64::new(NO_CHUNK) })
     }
 
     /// Links the chunk whose first row follows this one's last. Under the insert lock, before any item that spans both
@@ -151,8 +140,7 @@ impl Held {
 const _: () = {
     let chunk = size_of::<StoredChunk>() + size_of::<Resident>();
     // The list of a stream's chunks may be half empty. `Table::index_bytes` has the part of each row.
-    let lists =
-        2 * size_of::<ChunkSpan>() + EXTRA_ITEMS * size_of::<ItemId>() + size_of::<RowBlobs>();
+    let lists = 2 * size_of::<ChunkSpan>() + EXTRA_ITEMS * size_of::<ItemId>() + size_of::<RowBlobs>();
     // With the counters of an `Arc` and of a `Bytes` with an owner, and the three words that slices of a `Vec` share.
     let push = size_of::<Charge>() + size_of::<Payload>() + (2 + 1 + 3) * size_of::<usize>();
     let kept_by_the_allocator = 7 * 16;
@@ -171,18 +159,12 @@ pub struct Charge {
 impl Charge {
     /// A charge that does not count yet.
     pub fn new(held: &Arc<Held>) -> Arc<Self> {
-        Arc::new(Charge {
-            held: held.clone(),
-            bytes: AtomicU64::new(0),
-        })
+        Arc::new(Charge { held: held.clone(), bytes: AtomicU64::new(0) })
     }
 
     /// The push's payload, which keeps the charge for as long as there is a slice of it.
     pub fn payload(self: &Arc<Self>, bytes: Bytes) -> Bytes {
-        Bytes::from_owner(Payload {
-            bytes,
-            _charge: self.clone(),
-        })
+        Bytes::from_owner(Payload { bytes, _charge: self.clone() })
     }
 
     /// Counts `bytes`. Under the insert lock, so that the sum stays within the table's limit.

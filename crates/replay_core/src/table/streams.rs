@@ -49,10 +49,7 @@ pub enum FirstChunk {
 impl Stream {
     /// The stream of a writer of a snapshot, whose chunks are pushed next.
     pub fn restored(next_step: u64) -> Self {
-        Stream {
-            next_step,
-            spans: VecDeque::new(),
-        }
+        Stream { next_step, spans: VecDeque::new() }
     }
 
     /// Adds a chunk of a snapshot, in the order of arrival; `next_step` stays.
@@ -72,10 +69,7 @@ impl Stream {
 
     /// The last chunk that a chunk starting at `first_step` continues without a gap.
     pub fn continues(&self, first_step: u64) -> Option<u64> {
-        self.spans
-            .back()
-            .filter(|span| span.end() == first_step)
-            .map(|span| span.arrival)
+        self.spans.back().filter(|span| span.end() == first_step).map(|span| span.arrival)
     }
 
     /// The steps of a chunk that is being pushed.
@@ -84,12 +78,7 @@ impl Stream {
             None => 0,
             Some(last) => last.gaps.wrapping_add(u32::from(last.end() != first_step)),
         };
-        ChunkSpan {
-            arrival: u64::MAX,
-            first_step,
-            rows,
-            gaps,
-        }
+        ChunkSpan { arrival: u64::MAX, first_step, rows, gaps }
     }
 
     /// Allocates for one more chunk.
@@ -116,9 +105,7 @@ impl Stream {
     ) -> Result<Option<(FirstChunk, u32)>, String> {
         let end = pushed.map_or(self.next_step, |(_, span)| span.end());
         if last >= end {
-            return Err(format!(
-                "steps up to {last}, and the stream has been written up to step {end}, exclusive"
-            ));
+            return Err(format!("steps up to {last}, and the stream has been written up to step {end}, exclusive"));
         }
         let begin = self.position(first);
         let known = self.spans.get(begin).map(|&span| {
@@ -133,10 +120,7 @@ impl Stream {
             return if begin == 0 {
                 Ok(None)
             } else {
-                Err(format!(
-                    "step {first}, which the stream's gap before step {} leaves out",
-                    holder.first_step
-                ))
+                Err(format!("step {first}, which the stream's gap before step {} leaves out", holder.first_step))
             };
         }
         let pushed = pushed.map(|(_, span)| span);
@@ -184,12 +168,7 @@ mod tests {
         stream
     }
 
-    fn pushed(
-        stream: &Stream,
-        index: usize,
-        first_step: u64,
-        rows: u32,
-    ) -> Option<(FirstChunk, ChunkSpan)> {
+    fn pushed(stream: &Stream, index: usize, first_step: u64, rows: u32) -> Option<(FirstChunk, ChunkSpan)> {
         let span = stream.arriving(first_step, rows);
         Some((FirstChunk::Pushed(index), span))
     }
@@ -201,10 +180,7 @@ mod tests {
         assert_eq!(s.locate(1, 3, None), stored(3, 1));
         assert_eq!(s.locate(3, 7, None), stored(3, 3));
         assert_eq!(s.locate(12, 15, pushed(&s, 6, 14, 2)), stored(9, 2));
-        assert_eq!(
-            s.locate(14, 15, pushed(&s, 6, 14, 2)),
-            Ok(Some((FirstChunk::Pushed(6), 0)))
-        );
+        assert_eq!(s.locate(14, 15, pushed(&s, 6, 14, 2)), Ok(Some((FirstChunk::Pushed(6), 0))));
         assert_eq!(s.continues(14), Some(9));
         assert_eq!(s.continues(15), None);
     }
@@ -212,26 +188,10 @@ mod tests {
     #[test]
     fn refuses_steps_that_are_not_there() {
         let s = stream();
-        assert!(
-            s.locate(13, 14, None)
-                .unwrap_err()
-                .contains("up to step 14")
-        );
-        assert!(
-            s.locate(6, 10, None)
-                .unwrap_err()
-                .contains("gap before step 10")
-        );
-        assert!(
-            s.locate(8, 10, None)
-                .unwrap_err()
-                .contains("gap before step 10")
-        );
-        assert!(
-            s.locate(13, 17, pushed(&s, 0, 16, 4))
-                .unwrap_err()
-                .contains("gap before step 16")
-        );
+        assert!(s.locate(13, 14, None).unwrap_err().contains("up to step 14"));
+        assert!(s.locate(6, 10, None).unwrap_err().contains("gap before step 10"));
+        assert!(s.locate(8, 10, None).unwrap_err().contains("gap before step 10"));
+        assert!(s.locate(13, 17, pushed(&s, 0, 16, 4)).unwrap_err().contains("gap before step 16"));
     }
 
     #[test]
@@ -239,16 +199,10 @@ mod tests {
         let mut s = Stream::default();
         for step in (0..1000).filter(|&step| step != 500) {
             let span = s.arriving(step, 1);
-            s.push(ChunkSpan {
-                arrival: step,
-                ..span
-            });
+            s.push(ChunkSpan { arrival: step, ..span });
         }
         assert_eq!(s.locate(0, 499, None), Ok(Some((FirstChunk::Stored(0), 0))));
-        assert_eq!(
-            s.locate(501, 999, None),
-            Ok(Some((FirstChunk::Stored(501), 0)))
-        );
+        assert_eq!(s.locate(501, 999, None), Ok(Some((FirstChunk::Stored(501), 0))));
         for (first, last) in [(0, 999), (499, 501), (499, 500)] {
             let refused = s.locate(first, last, pushed(&s, 0, 1000, 1)).unwrap_err();
             assert!(refused.contains("gap before step 501"), "{refused}");

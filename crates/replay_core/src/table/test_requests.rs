@@ -23,19 +23,8 @@ pub fn push(sequence: u64, priority: Option<f32>) -> Push {
         epoch: 1,
         sequence,
         body: PushBody {
-            chunks: vec![ChunkHead {
-                stream: 0,
-                rows: 1,
-                first_step: sequence - 1,
-                bytes: 2,
-            }],
-            items: vec![NewItem {
-                anchor: sequence - 1,
-                stream: 0,
-                before: 0,
-                after: 0,
-                priority,
-            }],
+            chunks: vec![ChunkHead { stream: 0, rows: 1, first_step: sequence - 1, bytes: 2 }],
+            items: vec![NewItem { anchor: sequence - 1, stream: 0, before: 0, after: 0, priority }],
             payload: vec![0; 2].into(),
         },
     }

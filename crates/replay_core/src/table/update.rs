@@ -37,18 +37,11 @@ impl Table {
         self.max_priority.update(&self.items, &items, &new);
         let applied = self.sampler.update(&self.items, &items, new);
         let stale = ids.len() - applied;
-        self.counters
-            .updated_priorities
-            .fetch_add(applied as u64, Ordering::Relaxed);
-        self.counters
-            .stale_updates
-            .fetch_add(stale as u64, Ordering::Relaxed);
+        self.counters.updated_priorities.fetch_add(applied as u64, Ordering::Relaxed);
+        self.counters.stale_updates.fetch_add(stale as u64, Ordering::Relaxed);
         // A sample may be waiting for more items with mass.
         self.held.wake();
-        Ok(UpdateReceipt {
-            applied: applied as u32,
-            stale: stale as u32,
-        })
+        Ok(UpdateReceipt { applied: applied as u32, stale: stale as u32 })
     }
 
     /// Removes an item whose data a reader could not decode, and returns the name of the writer that pushed it;

@@ -59,10 +59,7 @@ impl WaitingLine {
     /// Number of calls that wait, and the reason of the first one's wait.
     pub fn waits(&self) -> (usize, Option<String>) {
         let waiting = lock(&self.waiting);
-        let reason = waiting
-            .reason
-            .as_ref()
-            .filter(|_| !waiting.places.is_empty());
+        let reason = waiting.reason.as_ref().filter(|_| !waiting.places.is_empty());
         (waiting.places.len(), reason.map(WaitReason::to_string))
     }
 
@@ -113,9 +110,7 @@ impl Turn {
 
     /// Whether the call waits behind another one.
     pub fn is_behind(&self) -> bool {
-        self.place
-            .as_ref()
-            .is_some_and(|(line, place)| !lock(&line.waiting).is_first(place))
+        self.place.as_ref().is_some_and(|(line, place)| !lock(&line.waiting).is_first(place))
     }
 
     /// Reason of the wait of a call behind others.
@@ -188,10 +183,7 @@ impl Turn {
         }
         let (_, place) = self.place.get_or_insert_with(|| {
             let mut waiting = lock(&line.waiting);
-            let place = Arc::new(Place {
-                number: waiting.next,
-                woken: Event::new(),
-            });
+            let place = Arc::new(Place { number: waiting.next, woken: Event::new() });
             waiting.next += 1;
             waiting.places.push_back(place.clone());
             line.length.store(waiting.places.len(), Ordering::Relaxed);
@@ -220,9 +212,7 @@ impl Waiting {
     }
 
     fn is_first(&self, place: &Arc<Place>) -> bool {
-        self.places
-            .front()
-            .is_some_and(|one| Arc::ptr_eq(one, place))
+        self.places.front().is_some_and(|one| Arc::ptr_eq(one, place))
     }
 
     fn wake_first(&self) {

@@ -115,9 +115,7 @@ impl TableWriter {
     pub fn record(&self, number: u64) -> WriterRecord {
         WriterRecord {
             number,
-            last_sequence: self
-                .last_sequence
-                .saturating_sub(planted(Mistake::OldProgress).into()),
+            last_sequence: self.last_sequence.saturating_sub(planted(Mistake::OldProgress).into()),
             steps: self.steps,
             epoch: self.epoch,
             window_before: self.identity.window_before,
@@ -129,9 +127,7 @@ impl TableWriter {
 
     fn check_epoch(&self, epoch: u32) -> Result<()> {
         if epoch < self.epoch {
-            return Err(Error::Fenced {
-                writer: self.identity.name.clone(),
-            });
+            return Err(Error::Fenced { writer: self.identity.name.clone() });
         }
         if epoch > self.epoch {
             return Err(Error::Misuse(format!(
@@ -165,10 +161,7 @@ impl Writers {
 
     /// No writers yet.
     pub fn new(table: &str) -> Self {
-        Writers {
-            table: table.to_owned(),
-            entries: Mutex::new(HashMap::new()),
-        }
+        Writers { table: table.to_owned(), entries: Mutex::new(HashMap::new()) }
     }
 
     /// Opens a writer, or takes over one that is open under the same number: its epoch rises, which fences the older
@@ -212,18 +205,10 @@ impl Writers {
             parameters: None,
             outdated: Arc::default(),
         };
-        let entry = KnownWriter {
-            writer: Arc::new(Mutex::new(writer)),
-            streams: open.streams,
-            activity,
-            connection: None,
-        };
+        let entry =
+            KnownWriter { writer: Arc::new(Mutex::new(writer)), streams: open.streams, activity, connection: None };
         entries.insert(open.writer, entry);
-        Ok(WriterOpened {
-            epoch: 1,
-            last_sequence: 0,
-            steps: 0,
-        })
+        Ok(WriterOpened { epoch: 1, last_sequence: 0, steps: 0 })
     }
 
     /// Takes over a writer that was opened before. An unknown one is not opened anew: the pushes that it is about to
@@ -233,9 +218,7 @@ impl Writers {
     /// [`Error::Expired`] when it is not; [`Error::Misuse`] when it is open with other streams or another window.
     pub fn resume(&self, open: &OpenWriter) -> Result<WriterOpened> {
         let known = taken_over(&mut lock(&self.entries), open.writer, host::now());
-        let writer = known.ok_or_else(|| Error::Expired {
-            writer: open.name.clone(),
-        })?;
+        let writer = known.ok_or_else(|| Error::Expired { writer: open.name.clone() })?;
         take_over(&mut lock(&writer), open)
     }
 
@@ -245,9 +228,7 @@ impl Writers {
     /// [`Error::Expired`] when it was closed, has expired, or was never opened.
     pub fn get(&self, writer: u64) -> Result<Arc<Mutex<TableWriter>>> {
         let entries = lock(&self.entries);
-        let entry = entries.get(&writer).ok_or_else(|| Error::Expired {
-            writer: format!("{writer:#018x}"),
-        })?;
+        let entry = entries.get(&writer).ok_or_else(|| Error::Expired { writer: format!("{writer:#018x}") })?;
         entry.activity.touch(host::now());
         Ok(Arc::clone(&entry.writer))
     }
@@ -269,10 +250,7 @@ impl Writers {
 
     /// The lines of pushes that wait for newer parameters.
     pub fn outdated(&self) -> Vec<Arc<WaitingLine>> {
-        let writers: Vec<_> = lock(&self.entries)
-            .values()
-            .map(|known| known.writer.clone())
-            .collect();
+        let writers: Vec<_> = lock(&self.entries).values().map(|known| known.writer.clone()).collect();
         writers.iter().map(|w| lock(w).outdated.clone()).collect()
     }
 
@@ -299,40 +277,25 @@ impl Writers {
     }
 
     /// Calls `note` with all writers, while no push of theirs is being applied. No other writer is opened meanwhile.
-    pub fn between_pushes<T>(
-        &self,
-        note: impl FnOnce(&[(u64, MutexGuard<'_, TableWriter>)]) -> T,
-    ) -> T {
+    pub fn between_pushes<T>(&self, note: impl FnOnce(&[(u64, MutexGuard<'_, TableWriter>)]) -> T) -> T {
         loop {
             let known: Vec<_> = {
                 let entries = lock(&self.entries);
                 let known = entries.iter();
-                known
-                    .map(|(&number, entry)| (number, entry.writer.clone()))
-                    .collect()
+                known.map(|(&number, entry)| (number, entry.writer.clone())).collect()
             };
             // A push holds the lock of its writer alone, and takes the insert lock after it: no two threads wait for each other.
-            let held: Vec<_> = known
-                .iter()
-                .map(|(number, writer)| (*number, lock(writer)))
-                .collect();
+            let held: Vec<_> = known.iter().map(|(number, writer)| (*number, lock(writer))).collect();
             // After the writers, as in `close`.
             let entries = lock(&self.entries);
-            if entries.len() == held.len()
-                && held.iter().all(|(number, _)| entries.contains_key(number))
-            {
+            if entries.len() == held.len() && held.iter().all(|(number, _)| entries.contains_key(number)) {
                 return note(&held);
             }
         }
     }
 
     /// Adds a writer of a snapshot; one that is open under its number stays.
-    pub fn restore(
-        &self,
-        record: &WriterRecord,
-        identity: Arc<WriterIdentity>,
-        streams: Vec<Stream>,
-    ) {
+    pub fn restore(&self, record: &WriterRecord, identity: Arc<WriterIdentity>, streams: Vec<Stream>) {
         let activity = Activity::new(host::now());
         let entry = KnownWriter {
             streams: streams.len() as u32,
@@ -364,20 +327,12 @@ impl Writers {
 
     /// Name, steps, blocked pushes and seconds of waiting, of the [`Self::MOST_LISTED`] writers that have waited longest.
     pub fn stats(&self) -> Vec<Value> {
-        let writers: Vec<_> = lock(&self.entries)
-            .values()
-            .map(|known| known.writer.clone())
-            .collect();
+        let writers: Vec<_> = lock(&self.entries).values().map(|known| known.writer.clone()).collect();
         let mut waits: Vec<_> = writers
             .iter()
             .map(|writer| {
                 let writer = lock(writer);
-                (
-                    writer.waited,
-                    writer.identity.clone(),
-                    writer.steps,
-                    writer.blocked,
-                )
+                (writer.waited, writer.identity.clone(), writer.steps, writer.blocked)
             })
             .collect();
         waits.sort_by(|one, other| other.0.cmp(&one.0).then(one.1.name.cmp(&other.1.name)));
@@ -395,11 +350,7 @@ impl Writers {
 }
 
 /// The writer of that number, for a new connection that is attached later; until then none counts as ended.
-fn taken_over(
-    entries: &mut HashMap<u64, KnownWriter>,
-    writer: u64,
-    now: Instant,
-) -> Option<Arc<Mutex<TableWriter>>> {
+fn taken_over(entries: &mut HashMap<u64, KnownWriter>, writer: u64, now: Instant) -> Option<Arc<Mutex<TableWriter>>> {
     let entry = entries.get_mut(&writer)?;
     entry.activity.touch(now);
     entry.connection = None;
@@ -408,11 +359,7 @@ fn taken_over(
 
 fn take_over(writer: &mut TableWriter, open: &OpenWriter) -> Result<WriterOpened> {
     let identity = &writer.identity;
-    let have = (
-        writer.streams.len(),
-        identity.window_before,
-        identity.window_after,
-    );
+    let have = (writer.streams.len(), identity.window_before, identity.window_after);
     let asked = (open.streams as usize, open.window_before, open.window_after);
     if have != asked {
         return Err(Error::Misuse(format!(
@@ -421,11 +368,7 @@ fn take_over(writer: &mut TableWriter, open: &OpenWriter) -> Result<WriterOpened
         )));
     }
     writer.epoch += 1;
-    Ok(WriterOpened {
-        epoch: writer.epoch,
-        last_sequence: writer.last_sequence,
-        steps: writer.steps,
-    })
+    Ok(WriterOpened { epoch: writer.epoch, last_sequence: writer.last_sequence, steps: writer.steps })
 }
 
 #[cfg(test)]

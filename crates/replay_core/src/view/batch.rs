@@ -41,12 +41,7 @@ impl Buffer {
 
     fn over(storage: Storage, len: usize, pool: Weak<BufferPool>) -> Self {
         let start = storage.as_mut_ptr().align_offset(Self::ALIGNMENT);
-        Buffer {
-            storage,
-            start,
-            len,
-            pool,
-        }
+        Buffer { storage, start, len, pool }
     }
 
     /// The bytes.
@@ -187,11 +182,7 @@ impl Array {
     /// Whether every element is aligned and within the buffer: for arrays from outside.
     pub fn is_within_buffer(&self) -> bool {
         let size = self.dtype.bytes();
-        let aligned = self
-            .strides
-            .iter()
-            .chain([&self.offset])
-            .all(|bytes| bytes % size == 0);
+        let aligned = self.strides.iter().chain([&self.offset]).all(|bytes| bytes % size == 0);
         let mut end = Some(self.offset);
         for (&n, &stride) in self.shape.iter().zip(&self.strides) {
             let last = n.saturating_sub(1).checked_mul(stride);
@@ -202,9 +193,7 @@ impl Array {
         self.shape.len() == self.strides.len()
             && !self.shape.is_empty()
             && aligned
-            && end.is_some_and(|end| {
-                end <= self.buffer.len() || empty && self.offset <= self.buffer.len()
-            })
+            && end.is_some_and(|end| end <= self.buffer.len() || empty && self.offset <= self.buffer.len())
     }
 
     /// The elements in row-major order, as a copy.
@@ -269,27 +258,19 @@ pub(super) struct ArraySpec {
 
 impl ArraySpec {
     pub(super) fn new(name: &str, dtype: Dtype, shape: Vec<usize>) -> Self {
-        ArraySpec {
-            name: name.to_owned(),
-            dtype,
-            shape,
-        }
+        ArraySpec { name: name.to_owned(), dtype, shape }
     }
 
     /// An array of `steps` values of a column for each item; without that dimension where `steps` is `None`.
     pub(super) fn of_column(layout: &RowLayout, column: usize, steps: Option<usize>) -> Self {
-        let Column {
-            name, dtype, shape, ..
-        } = &layout.columns[column].column;
+        let Column { name, dtype, shape, .. } = &layout.columns[column].column;
         let shape = shape.iter().map(|&n| n as usize);
         ArraySpec::new(name, *dtype, steps.into_iter().chain(shape).collect())
     }
 
     /// Bytes of one item; saturates, [`BufferPool::take`] bounds it.
     pub(super) fn item_bytes(&self) -> usize {
-        self.shape
-            .iter()
-            .fold(self.dtype.bytes(), |bytes, &n| bytes.saturating_mul(n))
+        self.shape.iter().fold(self.dtype.bytes(), |bytes, &n| bytes.saturating_mul(n))
     }
 
     /// The contiguous array of `items` in a filled buffer.
@@ -300,29 +281,13 @@ impl ArraySpec {
         for axis in (1..shape.len()).rev() {
             strides[axis - 1] = strides[axis] * shape[axis];
         }
-        Array {
-            name: self.name.clone(),
-            dtype: self.dtype,
-            shape,
-            strides,
-            offset: 0,
-            buffer,
-            shared: false,
-        }
+        Array { name: self.name.clone(), dtype: self.dtype, shape, strides, offset: 0, buffer, shared: false }
     }
 }
 
 /// One array in each filled buffer.
-pub(super) fn whole_arrays(
-    specs: &[ArraySpec],
-    items: usize,
-    buffers: Vec<Arc<Buffer>>,
-) -> Vec<Array> {
-    specs
-        .iter()
-        .zip(buffers)
-        .map(|(spec, buffer)| spec.array(items, buffer))
-        .collect()
+pub(super) fn whole_arrays(specs: &[ArraySpec], items: usize, buffers: Vec<Arc<Buffer>>) -> Vec<Array> {
+    specs.iter().zip(buffers).map(|(spec, buffer)| spec.array(items, buffer)).collect()
 }
 
 #[cfg(test)]
@@ -341,19 +306,14 @@ mod tests {
         let other = pool.take(2, SMALLEST_KEPT).unwrap();
         assert_ne!(other.as_slice().as_ptr(), address);
         drop(second);
-        assert_eq!(
-            pool.take(2, SMALLEST_KEPT).unwrap().as_slice().as_ptr(),
-            address
-        );
+        assert_eq!(pool.take(2, SMALLEST_KEPT).unwrap().as_slice().as_ptr(), address);
         drop(other);
     }
 
     #[test]
     fn a_pool_keeps_a_bounded_number_of_buffers() {
         let pool = Arc::new(BufferPool::default());
-        let buffers: Vec<_> = (0..2 * MOST_KEPT)
-            .map(|_| pool.take(1, SMALLEST_KEPT).unwrap())
-            .collect();
+        let buffers: Vec<_> = (0..2 * MOST_KEPT).map(|_| pool.take(1, SMALLEST_KEPT).unwrap()).collect();
         drop(buffers);
         assert_eq!(lock(&pool.free).len(), MOST_KEPT);
     }
@@ -361,10 +321,7 @@ mod tests {
     #[test]
     fn an_array_beyond_the_limit_is_refused_before_it_is_allocated() {
         let pool = Arc::new(BufferPool::default());
-        assert!(matches!(
-            pool.take(usize::MAX, 2),
-            Err(crate::Error::TooLarge { .. })
-        ));
+        assert!(matches!(pool.take(usize::MAX, 2), Err(crate::Error::TooLarge { .. })));
     }
 
     #[test]

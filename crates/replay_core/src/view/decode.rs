@@ -38,12 +38,7 @@ struct KeyValue<'a> {
 
 impl<'a> Unpacker<'a> {
     pub(super) fn new(layout: &'a RowLayout, copies: Copies) -> Self {
-        Unpacker {
-            layout,
-            keys: vec![KeyValue::default(); layout.blob_columns.len()],
-            value: Vec::new(),
-            copies,
-        }
+        Unpacker { layout, keys: vec![KeyValue::default(); layout.blob_columns.len()], value: Vec::new(), copies }
     }
 
     pub(super) fn bytes(&self, column: usize) -> usize {
@@ -51,12 +46,7 @@ impl<'a> Unpacker<'a> {
     }
 
     /// Unpacks one value into `out`, which has exactly its size.
-    pub(super) fn unpack(
-        &mut self,
-        row: SampledRow<'a>,
-        column: usize,
-        out: &mut [u8],
-    ) -> Decoded<()> {
+    pub(super) fn unpack(&mut self, row: SampledRow<'a>, column: usize, out: &mut [u8]) -> Decoded<()> {
         let layout = &self.layout.columns[column];
         match layout.location {
             ValueLocation::Row(offset) => {
@@ -88,9 +78,7 @@ impl<'a> Unpacker<'a> {
                 value.fill(0);
                 continue;
             };
-            let row = window
-                .row(offset.max(first))
-                .ok_or("an observation of the window is missing")?;
+            let row = window.row(offset.max(first)).ok_or("an observation of the window is missing")?;
             self.unpack(row, column, value)?;
         }
         Ok(())
@@ -104,17 +92,9 @@ impl<'a> Unpacker<'a> {
         Ok(self.layout.columns[column].column.dtype.read(value))
     }
 
-    fn unpack_blob(
-        &mut self,
-        row: SampledRow<'a>,
-        number: usize,
-        codec: Codec,
-        out: &mut [u8],
-    ) -> Decoded<()> {
+    fn unpack_blob(&mut self, row: SampledRow<'a>, number: usize, codec: Codec, out: &mut [u8]) -> Decoded<()> {
         let value = match (row.parts.blob(self.layout, number), row.role) {
-            (key @ Blob::Value(_), KeyRole::Key) => {
-                self.keys[number].unpack(key, codec, out.len())?.base()
-            }
+            (key @ Blob::Value(_), KeyRole::Key) => self.keys[number].unpack(key, codec, out.len())?.base(),
             // Not packed, see `Codec::unpack`.
             (Blob::Value(blob), _) if blob.len() == out.len() => blob,
             // Not streamed: unpacked in its place.
@@ -148,8 +128,7 @@ impl<'a> KeyValue<'a> {
         // A blob at the same address is the same blob: its bytes are borrowed for as long as the value is remembered.
         if !self.blob.is_some_and(|known| std::ptr::eq(known, blob)) {
             self.blob = None;
-            self.value
-                .set_base(bytes, |base| codec.unpack(blob, base))?;
+            self.value.set_base(bytes, |base| codec.unpack(blob, base))?;
             self.blob = Some(blob);
         }
         Ok(&mut self.value)
@@ -191,11 +170,7 @@ impl<'a> RowParts<'a> {
         // A row has a length for each of its layout's blobs.
         let length = lengths.next().unwrap_or(BlobLength::of_value(0));
         let blob = &self.blobs[start..start + length.bytes()];
-        if length.is_difference() {
-            Blob::Difference(blob)
-        } else {
-            Blob::Value(blob)
-        }
+        if length.is_difference() { Blob::Difference(blob) } else { Blob::Value(blob) }
     }
 }
 
@@ -246,10 +221,7 @@ impl<'a> SampledWindow<'a> {
 ///
 /// # Errors
 /// [`Error::Corrupt`] when the reply does not have the rows, the blobs or the key rows that it announces.
-pub(super) fn split_rows<'a>(
-    sampled: &'a Sampled,
-    layout: &RowLayout,
-) -> Result<Vec<SampledRow<'a>>> {
+pub(super) fn split_rows<'a>(sampled: &'a Sampled, layout: &RowLayout) -> Result<Vec<SampledRow<'a>>> {
     let row_bytes = layout.row_bytes;
     if !sampled.rows.len().is_multiple_of(row_bytes) {
         return Err(Error::Corrupt(format!(
@@ -266,19 +238,16 @@ pub(super) fn split_rows<'a>(
         let lengths = layout.blob_lengths(fields).map(BlobLength::bytes);
         let length = lengths.fold(0, usize::saturating_add);
         while rest.is_empty() && length > 0 {
-            rest = segments.next().ok_or_else(|| {
-                Error::Corrupt("the blobs of a sample end before its rows".into())
-            })?;
+            rest = segments.next().ok_or_else(|| Error::Corrupt("the blobs of a sample end before its rows".into()))?;
         }
-        let (blobs, left) = rest.split_at_checked(length).ok_or_else(|| {
-            Error::Corrupt("the blobs of a row reach beyond their segment".into())
-        })?;
+        let (blobs, left) = rest
+            .split_at_checked(length)
+            .ok_or_else(|| Error::Corrupt("the blobs of a row reach beyond their segment".into()))?;
         rest = left;
         let parts = RowParts { fields, blobs };
         let role = if parts.has(flags::DIFFERENCE) {
-            let key = key.ok_or_else(|| {
-                Error::Corrupt("a sample begins with a row that needs the one before".into())
-            })?;
+            let key =
+                key.ok_or_else(|| Error::Corrupt("a sample begins with a row that needs the one before".into()))?;
             if let Some(before) = rows.last_mut()
                 && std::ptr::eq(before.parts.fields, key.fields)
             {
@@ -300,10 +269,7 @@ pub(super) fn split_rows<'a>(
 ///
 /// # Errors
 /// [`Error::Corrupt`] when the windows do not add up to the rows.
-pub(super) fn split_windows<'a>(
-    sampled: &Sampled,
-    rows: &'a [SampledRow<'a>],
-) -> Result<Vec<SampledWindow<'a>>> {
+pub(super) fn split_windows<'a>(sampled: &Sampled, rows: &'a [SampledRow<'a>]) -> Result<Vec<SampledWindow<'a>>> {
     let mut rest = rows;
     let windows = sampled
         .items

@@ -51,9 +51,7 @@ impl Fillers {
                     OsError::of(what)(std::io::Error::other(error))
                 })
         };
-        Ok(Fillers {
-            others: (threads > 1).then(|| start(threads - 1)).transpose()?,
-        })
+        Ok(Fillers { others: (threads > 1).then(|| start(threads - 1)).transpose()? })
     }
 
     /// Fills the buffers of a batch, item by item. Returns the failed items and the reasons, in order.
@@ -67,22 +65,18 @@ impl Fillers {
     ) -> Vec<(usize, String)> {
         let bytes = buffers.iter().map(Buffer::len).sum();
         let mut rest: Vec<&mut [u8]> = buffers.iter_mut().map(Buffer::as_mut_slice).collect();
-        let parts = windows
-            .chunks(PART_ITEMS)
-            .enumerate()
-            .map(|(part, windows)| {
-                let taken: Vec<_> = rest
-                    .iter_mut()
-                    .zip(specs)
-                    .map(|(bytes, spec)| {
-                        let (taken, left) =
-                            std::mem::take(bytes).split_at_mut(windows.len() * spec.item_bytes());
-                        *bytes = left;
-                        taken
-                    })
-                    .collect();
-                (part * PART_ITEMS, windows, taken)
-            });
+        let parts = windows.chunks(PART_ITEMS).enumerate().map(|(part, windows)| {
+            let taken: Vec<_> = rest
+                .iter_mut()
+                .zip(specs)
+                .map(|(bytes, spec)| {
+                    let (taken, left) = std::mem::take(bytes).split_at_mut(windows.len() * spec.item_bytes());
+                    *bytes = left;
+                    taken
+                })
+                .collect();
+            (part * PART_ITEMS, windows, taken)
+        });
         let parts = Mutex::new(parts);
         let failures = Mutex::new(Vec::new());
         let work = || {
@@ -92,11 +86,8 @@ impl Fillers {
                 let Some((first, windows, taken)) = lock(&parts).next() else {
                     return;
                 };
-                let mut items: Vec<_> = taken
-                    .into_iter()
-                    .zip(specs)
-                    .map(|(part, spec)| part.chunks_exact_mut(spec.item_bytes()))
-                    .collect();
+                let mut items: Vec<_> =
+                    taken.into_iter().zip(specs).map(|(part, spec)| part.chunks_exact_mut(spec.item_bytes())).collect();
                 for (index, window) in windows.iter().enumerate() {
                     out.extend(items.iter_mut().map_while(Iterator::next));
                     if let Err(reason) = fill(&mut unpacker, window, &mut out) {
@@ -131,9 +122,7 @@ impl Fillers {
             }
             _ => work(),
         }
-        let mut failures = failures
-            .into_inner()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut failures = failures.into_inner().unwrap_or_else(PoisonError::into_inner);
         failures.sort_unstable_by_key(|(item, _)| *item);
         failures
     }
@@ -148,10 +137,7 @@ pub(super) fn remove_items(bytes: &mut [u8], item_bytes: usize, failed: &[(usize
             continue;
         }
         if kept < item {
-            bytes.copy_within(
-                item * item_bytes..(item + 1) * item_bytes,
-                kept * item_bytes,
-            );
+            bytes.copy_within(item * item_bytes..(item + 1) * item_bytes, kept * item_bytes);
         }
         kept += 1;
     }

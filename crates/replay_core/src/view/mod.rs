@@ -41,10 +41,7 @@ pub struct DecodeOptions {
 
 impl Default for DecodeOptions {
     fn default() -> Self {
-        DecodeOptions {
-            normalization: Normalization::default(),
-            threads: 2,
-        }
+        DecodeOptions { normalization: Normalization::default(), threads: 2 }
     }
 }
 
@@ -75,9 +72,7 @@ impl Decoder {
             layout: RowLayout::of(config),
             view: match view {
                 ViewSpec::NStep(spec) => View::NStep(nstep::NStepView::new(spec.clone(), config)?),
-                ViewSpec::Sequences(spec) => {
-                    View::Sequences(sequence::SequenceView::new(spec.clone(), config)?)
-                }
+                ViewSpec::Sequences(spec) => View::Sequences(sequence::SequenceView::new(spec.clone(), config)?),
                 ViewSpec::Window(spec) => View::Window(*spec),
             },
             normalization: options.normalization,
@@ -101,8 +96,7 @@ impl Decoder {
             View::NStep(view) => {
                 let any_short = view.any_short(&windows);
                 let specs = view.array_specs(layout, any_short);
-                let fill: Fill =
-                    &|unpacker, window, out| view.fill(unpacker, any_short, window, out);
+                let fill: Fill = &|unpacker, window, out| view.fill(unpacker, any_short, window, out);
                 let arrays = |items, buffers| view.arrays(any_short, &specs, items, buffers);
                 self.assemble(sampled, beta, &windows, &specs, fill, arrays)
             }
@@ -131,13 +125,9 @@ impl Decoder {
         fill: Fill<'_, 'a>,
         arrays: impl Fn(usize, Vec<Arc<Buffer>>) -> Vec<Array>,
     ) -> Result<Batch> {
-        let mut buffers = specs
-            .iter()
-            .map(|spec| self.pool.take(windows.len(), spec.item_bytes()))
-            .collect::<Result<Vec<_>>>()?;
-        let failed = self
-            .fillers
-            .fill_arrays(&self.layout, windows, specs, &mut buffers, fill);
+        let mut buffers =
+            specs.iter().map(|spec| self.pool.take(windows.len(), spec.item_bytes())).collect::<Result<Vec<_>>>()?;
+        let failed = self.fillers.fill_arrays(&self.layout, windows, specs, &mut buffers, fill);
         if !failed.is_empty() {
             for (buffer, spec) in buffers.iter_mut().zip(specs) {
                 fill::remove_items(buffer.as_mut_slice(), spec.item_bytes(), &failed);
@@ -176,17 +166,8 @@ impl Decoder {
         let bytes = kept.iter().flat_map(|v| v.age.to_ne_bytes());
         column("ages", Dtype::Uint32, bytes.collect())?;
 
-        let rejected = failed
-            .into_iter()
-            .map(|(item, reason)| Rejected {
-                id: sampled.items[item].id,
-                reason,
-            })
-            .collect();
-        Ok(Batch {
-            len,
-            arrays,
-            rejected,
-        })
+        let rejected =
+            failed.into_iter().map(|(item, reason)| Rejected { id: sampled.items[item].id, reason }).collect();
+        Ok(Batch { len, arrays, rejected })
     }
 }

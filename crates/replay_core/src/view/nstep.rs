@@ -47,12 +47,7 @@ impl NStepView {
         let others = (0..config.columns.len())
             .filter(|&column| column != reward && parts.iter().all(|part| part.column != column))
             .collect();
-        Ok(NStepView {
-            spec,
-            parts,
-            reward,
-            others,
-        })
+        Ok(NStepView { spec, parts, reward, others })
     }
 
     fn n(&self) -> usize {
@@ -61,7 +56,8 @@ impl NStepView {
 
     /// Whether a window of the batch is truncated before its last step.
     pub(super) fn any_short(&self, windows: &[SampledWindow<'_>]) -> bool {
-        let short = |window: &SampledWindow<'_>| matches!(window.steps(self.n()), Ok((steps, false)) if steps.len() < self.n());
+        let short =
+            |window: &SampledWindow<'_>| matches!(window.steps(self.n()), Ok((steps, false)) if steps.len() < self.n());
         windows.iter().any(short)
     }
 
@@ -83,11 +79,7 @@ impl NStepView {
         }
         specs.push(ArraySpec::new(REWARD, Dtype::Float32, vec![]));
         specs.push(ArraySpec::new("discount", Dtype::Float32, vec![]));
-        specs.extend(
-            self.others
-                .iter()
-                .map(|&column| ArraySpec::of_column(layout, column, None)),
-        );
+        specs.extend(self.others.iter().map(|&column| ArraySpec::of_column(layout, column, None)));
         specs
     }
 
@@ -119,20 +111,16 @@ impl NStepView {
         for part in &self.parts {
             let (column, padding) = (part.column, self.spec.padding);
             let newest = part.stack as isize - 1;
-            let offset = |step: usize| {
-                Some(step as isize - newest).filter(|&offset| !terminated || offset <= 0)
-            };
+            let offset = |step: usize| Some(step as isize - newest).filter(|&offset| !terminated || offset <= 0);
             let following = |slot: usize| offset(slot + next);
             let Some(shift) = self.shift(part, any_short) else {
                 unpacker.unpack_slots(window, column, padding, array()?, offset)?;
                 unpacker.unpack_slots(window, column, padding, array()?, following)?;
                 continue;
             };
-            unpacker.unpack_slots(window, column, padding, array()?, |slot| {
-                match slot.checked_sub(part.stack) {
-                    Some(_) => following(slot - shift),
-                    None => offset(slot),
-                }
+            unpacker.unpack_slots(window, column, padding, array()?, |slot| match slot.checked_sub(part.stack) {
+                Some(_) => following(slot - shift),
+                None => offset(slot),
             })?;
         }
 

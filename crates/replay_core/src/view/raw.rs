@@ -16,9 +16,7 @@ pub(super) const FLAGS: [(&str, u8); 4] = [
 
 /// Bool arrays of the flags, with `shape` for each item.
 pub(super) fn flag_specs(shape: &[usize]) -> impl Iterator<Item = ArraySpec> {
-    FLAGS
-        .iter()
-        .map(|(name, _)| ArraySpec::new(name, Dtype::Bool, shape.to_vec()))
+    FLAGS.iter().map(|(name, _)| ArraySpec::new(name, Dtype::Bool, shape.to_vec()))
 }
 
 impl Window {
@@ -30,10 +28,7 @@ impl Window {
     pub(super) fn array_specs(&self, layout: &RowLayout) -> Vec<ArraySpec> {
         let mut specs = vec![ArraySpec::new("mask", Dtype::Bool, vec![self.rows()])];
         specs.extend(flag_specs(&[self.rows()]));
-        specs.extend(
-            (0..layout.columns.len())
-                .map(|column| ArraySpec::of_column(layout, column, Some(self.rows()))),
-        );
+        specs.extend((0..layout.columns.len()).map(|column| ArraySpec::of_column(layout, column, Some(self.rows()))));
         specs
     }
 

@@ -25,11 +25,7 @@ impl StepsDecoder {
     /// # Errors
     /// [`Error::Io`] when no thread can be started.
     pub fn new(config: &TableConfig, threads: usize) -> Result<Self> {
-        Ok(StepsDecoder {
-            layout: RowLayout::of(config),
-            fillers: Fillers::new(threads)?,
-            pool: Arc::default(),
-        })
+        Ok(StepsDecoder { layout: RowLayout::of(config), fillers: Fillers::new(threads)?, pool: Arc::default() })
     }
 
     /// The layout of the rows.
@@ -47,10 +43,8 @@ impl StepsDecoder {
         let mut specs: Vec<_> = flag_specs(&[]).collect();
         let columns = 0..self.layout.columns.len();
         specs.extend(columns.map(|column| ArraySpec::of_column(&self.layout, column, None)));
-        let mut buffers = specs
-            .iter()
-            .map(|spec| self.pool.take(windows.len(), spec.item_bytes()))
-            .collect::<Result<Vec<_>>>()?;
+        let mut buffers =
+            specs.iter().map(|spec| self.pool.take(windows.len(), spec.item_bytes())).collect::<Result<Vec<_>>>()?;
         let fill: Fill = &|unpacker, window, out| {
             let row = window.row(0).ok_or("a step is missing")?;
             let (bits, columns) = out.split_at_mut(FLAGS.len());

@@ -26,11 +26,8 @@ pub(super) struct SequenceView {
 }
 
 /// The bool arrays after `mask`, and the flags in them.
-const FLAGS: [(&str, u8); 3] = [
-    ("terminated", flags::TERMINATED),
-    ("truncated", flags::TRUNCATED),
-    ("first", flags::FIRST),
-];
+const FLAGS: [(&str, u8); 3] =
+    [("terminated", flags::TERMINATED), ("truncated", flags::TRUNCATED), ("first", flags::FIRST)];
 
 impl SequenceView {
     pub(super) fn new(spec: Sequences, config: &TableConfig) -> Result<Self> {
@@ -43,13 +40,7 @@ impl SequenceView {
                 let mut state = spec.state.iter();
                 state.any(|state| observation::has_column(state, name))
             });
-        Ok(SequenceView {
-            spec,
-            parts,
-            reward,
-            state,
-            others,
-        })
+        Ok(SequenceView { spec, parts, reward, state, others })
     }
 
     /// Steps of a full window.
@@ -61,23 +52,14 @@ impl SequenceView {
     pub(super) fn array_specs(&self, layout: &RowLayout) -> Vec<ArraySpec> {
         let steps = self.steps();
         let parts = self.parts.iter();
-        let mut specs: Vec<_> = parts
-            .map(|part| ArraySpec::of_column(layout, part.column, Some(part.stack + steps)))
-            .collect();
+        let mut specs: Vec<_> =
+            parts.map(|part| ArraySpec::of_column(layout, part.column, Some(part.stack + steps))).collect();
         specs.push(ArraySpec::new(REWARD, Dtype::Float32, vec![steps]));
         specs.push(ArraySpec::new("discount", Dtype::Float32, vec![steps]));
         specs.push(ArraySpec::new("mask", Dtype::Bool, vec![steps]));
         specs.extend(FLAGS.map(|(name, _)| ArraySpec::new(name, Dtype::Bool, vec![steps])));
-        specs.extend(
-            self.state
-                .iter()
-                .map(|&column| ArraySpec::of_column(layout, column, None)),
-        );
-        specs.extend(
-            self.others
-                .iter()
-                .map(|&column| ArraySpec::of_column(layout, column, Some(steps))),
-        );
+        specs.extend(self.state.iter().map(|&column| ArraySpec::of_column(layout, column, None)));
+        specs.extend(self.others.iter().map(|&column| ArraySpec::of_column(layout, column, Some(steps))));
         specs
     }
 
@@ -89,16 +71,7 @@ impl SequenceView {
     ) -> Decoded<()> {
         let (steps, terminates) = window.steps(self.steps())?;
         let (observed, rest) = out.split_at_mut(self.parts.len());
-        let [
-            reward,
-            discount,
-            mask,
-            terminated,
-            truncated,
-            first,
-            columns @ ..,
-        ] = rest
-        else {
+        let [reward, discount, mask, terminated, truncated, first, columns @ ..] = rest else {
             return Err("the batch has too few arrays".into());
         };
 
@@ -138,22 +111,14 @@ impl SequenceView {
         for (&column, values) in self.others.iter().zip(others) {
             let used = steps.len() * unpacker.bytes(column);
             values[used..].fill(0);
-            for (&row, value) in steps
-                .iter()
-                .zip(values.chunks_exact_mut(unpacker.bytes(column)))
-            {
+            for (&row, value) in steps.iter().zip(values.chunks_exact_mut(unpacker.bytes(column))) {
                 unpacker.unpack(row, column, value)?;
             }
         }
         Ok(())
     }
 
-    pub(super) fn arrays(
-        &self,
-        specs: &[ArraySpec],
-        items: usize,
-        buffers: Vec<Arc<Buffer>>,
-    ) -> Vec<Array> {
+    pub(super) fn arrays(&self, specs: &[ArraySpec], items: usize, buffers: Vec<Arc<Buffer>>) -> Vec<Array> {
         let mut arrays = whole_arrays(specs, items, buffers);
         for (part, window) in self.parts.iter().zip(&mut arrays) {
             // A stack of one observation has no dimension of its own.

@@ -17,9 +17,7 @@ impl Copies {
     pub(super) fn to_batch(bytes: usize) -> Self {
         /// About one core's share of the caches. A smaller batch is read before it is evicted.
         const CACHED: usize = 4 << 20;
-        Copies {
-            streamed: cfg!(target_arch = "x86_64") && bytes > CACHED,
-        }
+        Copies { streamed: cfg!(target_arch = "x86_64") && bytes > CACHED }
     }
 
     /// Whether values of `bytes` are streamed.
@@ -55,10 +53,7 @@ fn stream(from: &[u8], to: &mut [u8]) {
     use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
 
     assert_eq!(from.len(), to.len(), "a value has the size of its place");
-    let ahead = to
-        .as_ptr()
-        .align_offset(align_of::<__m128i>())
-        .min(to.len());
+    let ahead = to.as_ptr().align_offset(align_of::<__m128i>()).min(to.len());
     let (head, rest) = from.split_at(ahead);
     let (to_head, to_rest) = to.split_at_mut(ahead);
     to_head.copy_from_slice(head);
@@ -69,11 +64,6 @@ fn stream(from: &[u8], to: &mut [u8]) {
         // SAFETY: SSE2 is a part of x86_64. Both blocks are 16 bytes, and the one that is written begins at a multiple of
         // 16. A streamed store is seen by its own thread at once and by others after a fence: `Copies` has one in its
         // `drop`, and the borrow of the batch that it fills ends later.
-        unsafe {
-            _mm_stream_si128(
-                to_block.as_mut_ptr().cast(),
-                _mm_loadu_si128(block.as_ptr().cast()),
-            )
-        };
+        unsafe { _mm_stream_si128(to_block.as_mut_ptr().cast(), _mm_loadu_si128(block.as_ptr().cast())) };
     }
 }

@@ -11,9 +11,9 @@ macro_rules! all_finite {
         const EXPONENT: $bits = $infinity.to_bits();
         const ONE: $bits = EXPONENT & EXPONENT.wrapping_neg();
         let (elements, _) = $bytes.as_chunks();
-        let carries = elements.iter().fold(0, |carries, &element| {
-            carries | (<$bits>::from_le_bytes(element) & EXPONENT).wrapping_add(ONE)
-        });
+        let carries = elements
+            .iter()
+            .fold(0, |carries, &element| carries | (<$bits>::from_le_bytes(element) & EXPONENT).wrapping_add(ONE));
         carries >> (<$bits>::BITS - 1) == 0
     }};
 }
@@ -55,17 +55,14 @@ mod tests {
             let good = [0.0, -0.0, 1.0, -1.5, 1e-7, largest(dtype), -largest(dtype)];
             for len in [0, 1, 3, 8, 67] {
                 let numbers: Vec<f64> = good.iter().copied().cycle().take(len).collect();
-                let bytes = |numbers: &[f64]| -> Vec<u8> {
-                    numbers.iter().flat_map(|&n| encode(dtype, n)).collect()
-                };
+                let bytes = |numbers: &[f64]| -> Vec<u8> { numbers.iter().flat_map(|&n| encode(dtype, n)).collect() };
                 assert_eq!(first_not_finite(dtype, &bytes(&numbers)), None);
                 for place in 0..len {
                     for bad in [f64::NAN, -f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
                         let mut numbers = numbers.clone();
                         numbers[place] = bad;
                         numbers[len - 1] = if place == len - 1 { bad } else { f64::NAN };
-                        let (found, number) =
-                            first_not_finite(dtype, &bytes(&numbers)).expect("one is not finite");
+                        let (found, number) = first_not_finite(dtype, &bytes(&numbers)).expect("one is not finite");
                         assert_eq!(found, place, "{dtype:?} {bad} among {len}");
                         assert!(number == bad || (number.is_nan() && bad.is_nan()));
                     }

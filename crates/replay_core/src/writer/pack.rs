@@ -58,23 +58,11 @@ impl Packer {
         let layout = RowLayout::of(config);
         let largest = layout.columns.iter().map(|column| column.bytes).max();
         let largest = largest.unwrap_or_default();
-        Packer {
-            layout,
-            blobs: BlobPacker {
-                scratch: vec![0; largest],
-                lengths: Vec::new(),
-            },
-            zeros: vec![0; largest],
-        }
+        Packer { layout, blobs: BlobPacker { scratch: vec![0; largest], lengths: Vec::new() }, zeros: vec![0; largest] }
     }
 
     /// Adds a row. `value` gives the bytes of a column; `None` is zeros.
-    pub(super) fn pack<'a>(
-        &mut self,
-        chunk: &mut OpenChunk,
-        flags: u8,
-        value: impl Fn(usize) -> Option<&'a [u8]>,
-    ) {
+    pub(super) fn pack<'a>(&mut self, chunk: &mut OpenChunk, flags: u8, value: impl Fn(usize) -> Option<&'a [u8]>) {
         let columns = &self.layout.columns;
         let value = |column: usize| value(column).unwrap_or(&self.zeros[..columns[column].bytes]);
         let blob_values = || {
@@ -114,11 +102,7 @@ impl BlobPacker {
     /// Packs values that changed little since the key row as differences, and the others by themselves. Returns false,
     /// with nothing packed, when it is time for another key row: no column changes little, or one that did no longer
     /// does.
-    fn pack_differences<'a>(
-        &mut self,
-        chunk: &mut OpenChunk,
-        values: impl Iterator<Item = (Codec, &'a [u8])>,
-    ) -> bool {
+    fn pack_differences<'a>(&mut self, chunk: &mut OpenChunk, values: impl Iterator<Item = (Codec, &'a [u8])>) -> bool {
         self.lengths.clear();
         let OpenChunk { blobs, key, .. } = chunk;
         let blobs_before = blobs.len();
@@ -149,11 +133,7 @@ impl BlobPacker {
         true
     }
 
-    fn pack_key_row<'a>(
-        &mut self,
-        chunk: &mut OpenChunk,
-        values: impl Iterator<Item = (Codec, &'a [u8])>,
-    ) {
+    fn pack_key_row<'a>(&mut self, chunk: &mut OpenChunk, values: impl Iterator<Item = (Codec, &'a [u8])>) {
         self.lengths.clear();
         let OpenChunk { blobs, key, .. } = chunk;
         key.values.clear();
@@ -234,9 +214,7 @@ mod tests {
     #[test]
     fn a_column_that_changes_altogether_leaves_the_others_their_differences() {
         let frame = noise(FRAME);
-        let steps: Vec<_> = (0..5)
-            .map(|step| (touched(&frame, step), noise(STATE)))
-            .collect();
+        let steps: Vec<_> = (0..5).map(|step| (touched(&frame, step), noise(STATE))).collect();
         let rows = packed(&steps);
         assert_eq!(rows[0].0, 0);
         for (flags, [frame, state]) in &rows[1..] {

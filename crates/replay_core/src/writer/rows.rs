@@ -30,17 +30,11 @@ impl Rows {
     pub(super) fn fit(self, shape: &[usize], row: &[u32]) -> bool {
         let leading = match (self.steps, shape) {
             (None, [streams, rest @ ..]) => (*streams == self.streams).then_some(rest),
-            (Some(steps), [first, streams, rest @ ..]) => {
-                ((*first, *streams) == (steps, self.streams)).then_some(rest)
-            }
+            (Some(steps), [first, streams, rest @ ..]) => ((*first, *streams) == (steps, self.streams)).then_some(rest),
             _ => None,
         };
         leading.is_some_and(|rest| {
-            rest.len() == row.len()
-                && rest
-                    .iter()
-                    .zip(row)
-                    .all(|(&n, &of_row)| n == of_row as usize)
+            rest.len() == row.len() && rest.iter().zip(row).all(|(&n, &of_row)| n == of_row as usize)
         })
     }
 
@@ -52,10 +46,7 @@ impl Rows {
     }
 
     pub(super) fn place(self, row: usize) -> Place {
-        Place {
-            step: self.steps.map(|_| row / self.streams),
-            stream: row % self.streams,
-        }
+        Place { step: self.steps.map(|_| row / self.streams), stream: row % self.streams }
     }
 }
 
@@ -127,9 +118,7 @@ pub(super) struct LastObservations<'a> {
 impl<'a> LastObservations<'a> {
     pub(super) fn values(&self, column: usize) -> Option<Strided<'a>> {
         let mut columns = self.columns.iter();
-        columns
-            .find(|(of, _)| *of == column)
-            .map(|(_, values)| *values)
+        columns.find(|(of, _)| *of == column).map(|(_, values)| *values)
     }
 }
 
@@ -209,10 +198,7 @@ impl<'a> CheckedStep<'a> {
     pub(super) fn estimate(&self, row: usize) -> Estimate {
         let greedy = self.q.map(|q| q.greedy(row));
         if self.is_final(row) {
-            return Estimate {
-                greedy,
-                ..Estimate::default()
-            };
+            return Estimate { greedy, ..Estimate::default() };
         }
         let taken = self.q.zip(self.checker.action).map(|(q, column)| {
             let action = self.number(column, row);
@@ -229,16 +215,11 @@ impl<'a> CheckedStep<'a> {
     /// The final row to append after a row.
     pub(super) fn last_observation(&self, row: usize) -> Option<LastObservation<'_, 'a>> {
         let last = self.last.as_ref()?;
-        let ended = last
-            .ended
-            .map_or_else(|| self.ends(row), |ended| ended[row]);
+        let ended = last.ended.map_or_else(|| self.ends(row), |ended| ended[row]);
         (ended && !self.is_final(row)).then(|| LastObservation {
             last,
             row,
-            estimate: Estimate {
-                greedy: last.q.map(|q| q.greedy(row)),
-                ..Estimate::default()
-            },
+            estimate: Estimate { greedy: last.q.map(|q| q.greedy(row)), ..Estimate::default() },
         })
     }
 }

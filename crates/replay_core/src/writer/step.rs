@@ -24,11 +24,7 @@ pub struct Values<'a> {
 impl<'a> Values<'a> {
     /// Elements of `dtype` in the shape `[streams, ...]`: little endian, in row-major order.
     pub const fn new(dtype: Dtype, shape: &'a [usize], bytes: &'a [u8]) -> Self {
-        Values {
-            dtype,
-            shape,
-            bytes,
-        }
+        Values { dtype, shape, bytes }
     }
 }
 
@@ -72,10 +68,7 @@ pub struct StepBatch<'a> {
 impl<'a> StepBatch<'a> {
     /// A step with every column of the table; no episode ends with it.
     pub fn new(columns: &'a [(&'a str, Values<'a>)]) -> Self {
-        StepBatch {
-            columns,
-            ..StepBatch::default()
-        }
+        StepBatch { columns, ..StepBatch::default() }
     }
 }
 
@@ -105,14 +98,10 @@ impl StepChecker {
             column.finite && column.dtype.is_float() && learned(&column.name)
         });
         let columns = config.columns.iter();
-        let observed: Vec<_> = columns
-            .map(|column| view.is_observation(&column.name))
-            .collect();
+        let observed: Vec<_> = columns.map(|column| view.is_observation(&column.name)).collect();
         StepChecker {
             streams,
-            observation: (0..observed.len())
-                .filter(|&column| observed[column])
-                .collect(),
+            observation: (0..observed.len()).filter(|&column| observed[column]).collect(),
             kept: match observed.contains(&true) {
                 true => observed,
                 false => vec![true; observed.len()],
@@ -134,16 +123,11 @@ impl StepChecker {
         steps: Option<usize>,
         windows: &[EpisodeWindows],
     ) -> Result<CheckedStep<'a>> {
-        let rows = Rows {
-            steps,
-            streams: self.streams,
-        };
+        let rows = Rows { steps, streams: self.streams };
         for (name, _) in step.columns {
             if self.config.column_index(name).is_none() {
                 let names = self.config.column_names();
-                return Err(
-                    self.refuse(format!("the table has no column {name:?}; it has {names}"))
-                );
+                return Err(self.refuse(format!("the table has no column {name:?}; it has {names}")));
             }
         }
         let columns = (0..self.config.columns.len())
@@ -162,18 +146,8 @@ impl StepChecker {
         let bad = |priority: &f64| !(0.0..=f64::from(f32::MAX)).contains(priority);
         let position = priorities.iter().position(bad);
         refuse_priority(position, priorities.len(), |at| priorities[at])?;
-        let last = step
-            .final_observations
-            .map(|last| self.check_last_observations(rows, &last))
-            .transpose()?;
-        let mut checked = CheckedStep {
-            checker: self,
-            rows,
-            columns,
-            step: *step,
-            q: None,
-            last,
-        };
+        let last = step.final_observations.map(|last| self.check_last_observations(rows, &last)).transpose()?;
+        let mut checked = CheckedStep { checker: self, rows, columns, step: *step, q: None, last };
         self.check_finite(&checked)?;
         // Checked after the observations, whose NaN would also be in the Q-values.
         checked.q = step.q.map(|q| self.check_q(rows, "q", &q)).transpose()?;
@@ -191,12 +165,7 @@ impl StepChecker {
         Ok(checked)
     }
 
-    fn check_column<'a>(
-        &self,
-        rows: Rows,
-        column: usize,
-        given: &[(&str, Values<'a>)],
-    ) -> Result<Strided<'a>> {
+    fn check_column<'a>(&self, rows: Rows, column: usize, given: &[(&str, Values<'a>)]) -> Result<Strided<'a>> {
         let name = &self.config.columns[column].name;
         match given.iter().find(|(given, _)| given == name) {
             Some((_, values)) => self.check_values(rows, name, column, values),
@@ -204,13 +173,7 @@ impl StepChecker {
         }
     }
 
-    fn check_values<'a>(
-        &self,
-        rows: Rows,
-        name: &str,
-        column: usize,
-        values: &Values<'a>,
-    ) -> Result<Strided<'a>> {
+    fn check_values<'a>(&self, rows: Rows, name: &str, column: usize, values: &Values<'a>) -> Result<Strided<'a>> {
         let column = &self.config.columns[column];
         let each = column.bytes();
         let fits = column.dtype == values.dtype
@@ -220,20 +183,14 @@ impl StepChecker {
             let shape: Vec<_> = column.shape.iter().map(|&n| n as usize).collect();
             self.check_array(rows, name, column.dtype, &shape, values)?;
         }
-        Ok(Strided {
-            bytes: values.bytes,
-            each,
-        })
+        Ok(Strided { bytes: values.bytes, each })
     }
 
     fn check_q<'a>(&self, rows: Rows, name: &str, values: &Values<'a>) -> Result<QValues<'a>> {
         let actions = values.shape.get(rows.shape(&[]).len());
         let actions = actions.copied().unwrap_or_default().max(1);
         self.check_array(rows, name, Dtype::Float32, &[actions], values)?;
-        let q = QValues(Strided {
-            bytes: values.bytes,
-            each: 4 * actions,
-        });
+        let q = QValues(Strided { bytes: values.bytes, each: 4 * actions });
         let mut numbers = values.bytes.chunks_exact(4).map(read_f32);
         match numbers.find(|q| !q.is_finite()) {
             Some(value) => Err(self.refuse(format!("{name} has to be finite, got {value}"))),
@@ -242,14 +199,7 @@ impl StepChecker {
     }
 
     /// Checks an array whose rows have this shape.
-    fn check_array(
-        &self,
-        rows: Rows,
-        name: &str,
-        dtype: Dtype,
-        shape: &[usize],
-        values: &Values<'_>,
-    ) -> Result<()> {
+    fn check_array(&self, rows: Rows, name: &str, dtype: Dtype, shape: &[usize], values: &Values<'_>) -> Result<()> {
         let shape = rows.shape(shape);
         if (dtype, &shape[..]) != (values.dtype, values.shape) {
             let advice = match shape.as_slice() {
@@ -278,10 +228,7 @@ impl StepChecker {
         }
         let bytes = shape.iter().product::<usize>() * dtype.bytes();
         if values.bytes.len() != bytes {
-            return Err(self.refuse(format!(
-                "{name:?} has to have {bytes} bytes, got {}",
-                values.bytes.len()
-            )));
+            return Err(self.refuse(format!("{name:?} has to have {bytes} bytes, got {}", values.bytes.len())));
         }
         Ok(())
     }
@@ -297,11 +244,7 @@ impl StepChecker {
         }
     }
 
-    fn check_last_observations<'a>(
-        &self,
-        rows: Rows,
-        last: &FinalObservations<'a>,
-    ) -> Result<LastObservations<'a>> {
+    fn check_last_observations<'a>(&self, rows: Rows, last: &FinalObservations<'a>) -> Result<LastObservations<'a>> {
         if self.observation.is_empty() {
             let reason = "final observations need a view that names the observation column";
             return Err(self.refuse(reason.into()));
@@ -315,11 +258,7 @@ impl StepChecker {
                 None => Err(self.refuse(format!("{name:?} is missing"))),
             }
         });
-        Ok(LastObservations {
-            columns: columns.collect::<Result<_>>()?,
-            ended: last.ended,
-            q: None,
-        })
+        Ok(LastObservations { columns: columns.collect::<Result<_>>()?, ended: last.ended, q: None })
     }
 
     /// Refuses NaN and infinities that learning would read.
@@ -345,16 +284,8 @@ impl StepChecker {
         Ok(())
     }
 
-    fn check_value(
-        &self,
-        prefix: &str,
-        column: usize,
-        of: Place,
-        value: Option<&[u8]>,
-    ) -> Result<()> {
-        let Column {
-            name, dtype, shape, ..
-        } = &self.config.columns[column];
+    fn check_value(&self, prefix: &str, column: usize, of: Place, value: Option<&[u8]>) -> Result<()> {
+        let Column { name, dtype, shape, .. } = &self.config.columns[column];
         let found = value.and_then(|value| first_not_finite(*dtype, value));
         let Some((mut element, number)) = found else {
             return Ok(());
@@ -403,10 +334,9 @@ impl StepChecker {
         })?;
         let action = step.number(action, row);
         if !(action >= 0.0 && action < q.actions() as f64) {
-            return Err(self.refuse(format!(
-                "action {action} of {place} has no Q-value: q has {} actions",
-                q.actions()
-            )));
+            return Err(
+                self.refuse(format!("action {action} of {place} has no Q-value: q has {} actions", q.actions()))
+            );
         }
         let reward = step.reward(row);
         if !reward.is_finite() {

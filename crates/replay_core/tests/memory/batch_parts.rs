@@ -8,20 +8,12 @@ use crate::parameters::file;
 use crate::support::*;
 
 fn part(count: u32, limiter_samples: u32) -> SampleRequest {
-    SampleRequest {
-        part: Some(BatchPart { limiter_samples }),
-        ..request(count)
-    }
+    SampleRequest { part: Some(BatchPart { limiter_samples }), ..request(count) }
 }
 
 #[test]
 fn a_part_counts_its_own_samples_and_does_not_wait_for_min_size() {
-    let table = table(&TableConfig {
-        samples_per_insert: 2.0,
-        slack: 8.0,
-        min_size: 4,
-        ..config(100)
-    });
+    let table = table(&TableConfig { samples_per_insert: 2.0, slack: 8.0, min_size: 4, ..config(100) });
     let mut actor = Actor::open(&table, 1);
     actor.push_next(2);
     let whole = table.try_sample(&request(1), false, &mut Turn::default());
@@ -29,13 +21,7 @@ fn a_part_counts_its_own_samples_and_does_not_wait_for_min_size() {
 
     // Two items allow 2 * (2 - 4) + 8 samples.
     let state = sample_as(&table, &part(0, 0)).shard.unwrap();
-    let expected = ShardState {
-        number: state.number,
-        total_priority: 2.0,
-        items: 2,
-        inserted: 2,
-        allowance: 4.0,
-    };
+    let expected = ShardState { number: state.number, total_priority: 2.0, items: 2, inserted: 2, allowance: 4.0 };
     assert_eq!(state, expected);
     let mut sampled = sample_as(&table, &part(3, 1));
     assert_eq!(sampled.items.len(), 3);
@@ -57,10 +43,7 @@ fn a_table_without_a_ratio_allows_any_number() {
     let table = table(&config(100));
     Actor::open(&table, 1).push_next(3);
     let state = sample_as(&table, &part(5, 5)).shard.unwrap();
-    assert_eq!(
-        (state.items, state.inserted, state.allowance),
-        (3, 3, f64::INFINITY)
-    );
+    assert_eq!((state.items, state.inserted, state.allowance), (3, 3, f64::INFINITY));
 }
 
 #[test]
@@ -74,23 +57,13 @@ fn parameters_are_stored_as_the_version_that_all_memories_have() {
     assert_eq!(store.put("policy", 3, file(3, 4)).unwrap(), 7);
     // Copies of another memory's versions: the newest one here, an older one, a newer one.
     for (version, newest) in [(7, 7), (6, 7), (9, 9)] {
-        assert_eq!(
-            store
-                .put_version("policy", 0, version, file(version as u8, 4))
-                .unwrap(),
-            newest
-        );
+        assert_eq!(store.put_version("policy", 0, version, file(version as u8, 4)).unwrap(), newest);
     }
     assert_eq!(store.get("policy", 0).unwrap().bytes, file(9, 4));
     // A snapshot with such a version would not be restored.
     let unreached = refusal(store.put_version("policy", 4, 1 << 46, file(4, 4)));
-    assert!(
-        unreached.to_string().contains("none that puts reach"),
-        "{unreached}"
-    );
-    let highest = store
-        .put_version("policy", 4, (1 << 46) - 1, file(4, 4))
-        .unwrap();
+    assert!(unreached.to_string().contains("none that puts reach"), "{unreached}");
+    let highest = store.put_version("policy", 4, (1 << 46) - 1, file(4, 4)).unwrap();
     assert_eq!(store.put("policy", 5, file(5, 4)).unwrap(), highest + 1);
     let mut bytes = Vec::new();
     snapshot::save_server(&memory, &mut bytes).unwrap();

@@ -116,10 +116,7 @@ fn records_that_are_missing_doubled_or_out_of_place_are_refused() {
 #[test]
 fn a_checksum_covers_the_records_before_its_own() {
     let (bytes, target) = small_case();
-    let lengths = records(&bytes)
-        .iter()
-        .map(|(_, body)| 12 + body.len() + 4)
-        .collect::<Vec<_>>();
+    let lengths = records(&bytes).iter().map(|(_, body)| 12 + body.len() + 4).collect::<Vec<_>>();
     // Without the third chunk, and then without the items: what is left makes sense.
     for missing in [4, 6] {
         let from = 12 + lengths[..missing].iter().sum::<usize>();
@@ -189,11 +186,7 @@ fn a_file_of_another_kind_or_release_is_told_so() {
 #[test]
 fn a_snapshot_takes_no_more_than_its_limit_allows() {
     let (bytes, _) = small_case();
-    let narrow = Memory::new(MemoryLimits {
-        max_bytes: 100,
-        receive_bytes: 0,
-        ..MemoryLimits::default()
-    });
+    let narrow = Memory::new(MemoryLimits { max_bytes: 100, receive_bytes: 0, ..MemoryLimits::default() });
     let error = refusal(restore(&narrow, &bytes));
     assert!(matches!(error, Error::Table { .. }));
     assert!(narrow.table("t").is_err());

@@ -21,10 +21,7 @@ fn the_oldest_chunks_make_room_for_steps() {
     assert_eq!(stat(&table, "evicted_items"), 6);
     let mut sampled = anchors(&sample(&table, 9));
     sampled.sort_unstable();
-    assert!(
-        sampled.into_iter().eq(6..15),
-        "equal strata sample each item once"
-    );
+    assert!(sampled.into_iter().eq(6..15), "equal strata sample each item once");
     table.check_at_rest().unwrap();
 }
 
@@ -33,37 +30,22 @@ fn an_item_dies_with_the_oldest_chunk_of_its_window() {
     let table = table(&config(10));
     let mut actor = Actor::open(&table, 1);
     actor.push(Body::default().chunk(0, 0, 5));
-    actor.push(
-        Body::default()
-            .chunk(0, 5, 5)
-            .window(0, 5, (1, 0), None)
-            .window(0, 6, (1, 0), None),
-    );
+    actor.push(Body::default().chunk(0, 5, 5).window(0, 5, (1, 0), None).window(0, 6, (1, 0), None));
     actor.push(Body::default().chunk(1, 0, 1));
     assert_eq!(stat(&table, "items"), 1);
-    let wide = SampleRequest {
-        before: 1,
-        ..request(1)
-    };
+    let wide = SampleRequest { before: 1, ..request(1) };
     assert_eq!(windows(&sample_as(&table, &wide)), [[(0, 5), (0, 6)]]);
 }
 
 #[test]
 fn the_oldest_chunks_make_room_for_bytes() {
     let three = steps_bytes(0, 3) + steps_bytes(3, 3) + steps_bytes(6, 3);
-    let table = table(&TableConfig {
-        capacity_bytes: three,
-        ..config(1000)
-    });
+    let table = table(&TableConfig { capacity_bytes: three, ..config(1000) });
     let mut actor = Actor::open(&table, 1);
     (0..3).for_each(|_| actor.push_next(3));
     assert_eq!(stat(&table, "bytes"), three);
     actor.push_next(3);
-    assert_eq!(
-        stat(&table, "steps"),
-        6,
-        "one more is longer than one of the three"
-    );
+    assert_eq!(stat(&table, "steps"), 6, "one more is longer than one of the three");
     assert!(stat(&table, "bytes") <= three);
     for _ in 0..50 {
         actor.push_next(3);
@@ -76,30 +58,20 @@ fn the_oldest_chunks_make_room_for_bytes() {
 #[test]
 fn pinned_bytes_count_until_the_reader_lets_go() {
     let chunk = steps_bytes(0, 16);
-    let table = table(&TableConfig {
-        capacity_bytes: 2 * chunk,
-        ..config(1000)
-    });
+    let table = table(&TableConfig { capacity_bytes: 2 * chunk, ..config(1000) });
     let mut actor = Actor::open(&table, 1);
     actor.push_next(16);
     let first = sample(&table, 1);
     actor.push_next(16);
     actor.push_next(16);
     // The first chunk is evicted but read: the third had room only because the second went too.
-    assert_eq!(
-        (stat(&table, "steps"), stat(&table, "pinned_bytes")),
-        (16, chunk)
-    );
+    assert_eq!((stat(&table, "steps"), stat(&table, "pinned_bytes")), (16, chunk));
     let second = sample(&table, 1);
     let mut turn = Turn::default();
     let two = Body::default().chunk(0, 48, 16).chunk(1, 0, 16);
     let text = blocked(actor.try_push_in_turn(two, &mut turn));
     assert!(text.contains("readers still hold"), "{text}");
-    assert_eq!(
-        stat(&table, "steps"),
-        16,
-        "a blocked push evicts nothing for nothing"
-    );
+    assert_eq!(stat(&table, "steps"), 16, "a blocked push evicts nothing for nothing");
     assert_eq!(stat(&table, "blocked_pushes"), 1);
 
     let changed = turn.changed().unwrap();
@@ -113,12 +85,7 @@ fn pinned_bytes_count_until_the_reader_lets_go() {
 
 #[test]
 fn a_push_whose_chunks_are_all_gone_but_one_counts_whole() {
-    let push = |step| {
-        Body::default()
-            .chunk(0, step, 4)
-            .chunk(1, step, 4)
-            .item(1, step, 1.0)
-    };
+    let push = |step| Body::default().chunk(0, step, 4).chunk(1, step, 4).item(1, step, 1.0);
     let table = table(&config(16));
     let mut actor = Actor::open(&table, 1);
     actor.push(push(0));
@@ -135,94 +102,48 @@ fn a_push_whose_chunks_are_all_gone_but_one_counts_whole() {
 #[test]
 fn an_emptied_table_starts_again_and_its_writers_go_on() {
     let memory = memory();
-    let table = memory
-        .create_table(&TableConfig {
-            samples_per_insert: 1.0,
-            slack: 4.0,
-            ..config(100)
-        })
-        .unwrap();
+    let table = memory.create_table(&TableConfig { samples_per_insert: 1.0, slack: 4.0, ..config(100) }).unwrap();
     let mut actor = Actor::open(&table, 1);
     actor.push_next(4);
     let old = sample(&table, 4);
     memory.empty_table("t").unwrap();
     assert_eq!((stat(&table, "steps"), stat(&table, "items")), (0, 0));
-    assert_eq!(
-        (
-            stat(&table, "limiter_sampled"),
-            stat(&table, "limiter_inserted")
-        ),
-        (0, 0)
-    );
+    assert_eq!((stat(&table, "limiter_sampled"), stat(&table, "limiter_inserted")), (0, 0));
     assert_eq!(anchors(&old).len(), 4, "a sampled batch stays whole");
-    assert_eq!(
-        table
-            .update_priorities(&ids(&old), &[1.0; 4])
-            .unwrap()
-            .stale,
-        4
-    );
+    assert_eq!(table.update_priorities(&ids(&old), &[1.0; 4]).unwrap().stale, 4);
     drop(old);
     assert_eq!(stat(&table, "limiter_sampled"), 0, "an old credit is void");
     assert_eq!(stat(&table, "bytes"), 0);
 
     // Step numbers continue; a window does not reach back over the emptying.
-    actor.push(
-        Body::default()
-            .chunk(0, 4, 4)
-            .window(0, 4, (1, 0), None)
-            .window(0, 5, (1, 0), None),
-    );
+    actor.push(Body::default().chunk(0, 4, 4).window(0, 4, (1, 0), None).window(0, 5, (1, 0), None));
     assert_eq!((stat(&table, "items"), stat(&table, "late_items")), (1, 1));
     table.check_at_rest().unwrap();
-    assert!(matches!(
-        refusal(memory.empty_table("other")),
-        Error::UnknownTable { .. }
-    ));
+    assert!(matches!(refusal(memory.empty_table("other")), Error::UnknownTable { .. }));
 }
 
 #[test]
 fn a_dropped_table_is_unknown_and_its_bytes_come_back() {
     let index = Table::index_bytes(&config(100));
-    let limits = MemoryLimits {
-        max_bytes: index + 1000,
-        receive_bytes: 100,
-        ..MemoryLimits::default()
-    };
+    let limits = MemoryLimits { max_bytes: index + 1000, receive_bytes: 100, ..MemoryLimits::default() };
     let memory = Memory::new(limits);
-    let with_bytes = |name: &str, bytes| TableConfig {
-        name: name.into(),
-        capacity_bytes: bytes,
-        ..config(100)
-    };
+    let with_bytes = |name: &str, bytes| TableConfig { name: name.into(), capacity_bytes: bytes, ..config(100) };
     let refused = |config| refusal(memory.create_table(&config)).to_string();
-    for (bytes, advice) in [
-        (901, "lower capacity_bytes to at most 900"),
-        (0, "set capacity_bytes to at most 900"),
-    ] {
+    for (bytes, advice) in [(901, "lower capacity_bytes to at most 900"), (0, "set capacity_bytes to at most 900")] {
         let error = refused(with_bytes("t", bytes));
         let left = format!("there are {} left: {advice}", index + 900);
-        assert!(
-            error.contains(&left) && error.contains("max_bytes"),
-            "{error}"
-        );
+        assert!(error.contains(&left) && error.contains("max_bytes"), "{error}");
     }
     let table = memory.create_table(&with_bytes("t", 900)).unwrap();
     let error = refused(with_bytes("u", 1));
-    assert!(
-        error.contains("there are 0 left: lower capacity, or raise"),
-        "{error}"
-    );
+    assert!(error.contains("there are 0 left: lower capacity, or raise"), "{error}");
 
     let mut actor = Actor::open(&table, 1);
     actor.push_next(10);
     let held = sample(&table, 2);
     memory.drop_table("t").unwrap();
     let error = refusal(memory.table("t"));
-    assert!(
-        error.to_string().contains("the memory has no tables"),
-        "{error}"
-    );
+    assert!(error.to_string().contains("the memory has no tables"), "{error}");
     for error in [
         refusal(actor.try_push(actor.next(1))),
         refusal(table.try_sample(&request(1), false, &mut Turn::default())),
@@ -233,10 +154,7 @@ fn a_dropped_table_is_unknown_and_its_bytes_come_back() {
         assert!(matches!(error, Error::UnknownTable { .. }), "{error}");
     }
     drop((actor, table));
-    assert!(
-        memory.create_table(&with_bytes("u", 900)).is_err(),
-        "a reader still holds its bytes"
-    );
+    assert!(memory.create_table(&with_bytes("u", 900)).is_err(), "a reader still holds its bytes");
     assert_eq!(anchors(&held).len(), 2);
     drop(held);
     memory.create_table(&with_bytes("u", 900)).unwrap();
@@ -244,22 +162,11 @@ fn a_dropped_table_is_unknown_and_its_bytes_come_back() {
 
 #[test]
 fn an_error_at_a_limit_that_nobody_set_says_where_it_comes_from() {
-    let share = MemoryShare {
-        percent: 80,
-        of: 1_000_000,
-        whose: "the machine",
-    };
-    let limits = MemoryLimits {
-        max_bytes: share.bytes(),
-        receive_bytes: 0,
-        share: Some(share),
-        ..MemoryLimits::default()
-    };
+    let share = MemoryShare { percent: 80, of: 1_000_000, whose: "the machine" };
+    let limits =
+        MemoryLimits { max_bytes: share.bytes(), receive_bytes: 0, share: Some(share), ..MemoryLimits::default() };
     let memory = Memory::new(limits);
-    let large = TableConfig {
-        capacity_bytes: 900_000,
-        ..config(100)
-    };
+    let large = TableConfig { capacity_bytes: 900_000, ..config(100) };
     let error = refusal(memory.create_table(&large)).to_string();
     for part in [
         "its steps up to 900000",
@@ -276,10 +183,7 @@ fn the_same_table_again_is_fine_and_another_one_shows_the_difference() {
     let memory = memory();
     memory.create_table(&config(100)).unwrap();
     memory.create_table(&config(100)).unwrap();
-    let error = refusal(memory.create_table(&TableConfig {
-        min_size: 5,
-        ..config(200)
-    }));
+    let error = refusal(memory.create_table(&TableConfig { min_size: 5, ..config(200) }));
     assert!(matches!(error, Error::TableDiffers { .. }));
     let text = error.to_string();
     assert!(text.contains("capacity is 100, asked for 200"), "{text}");
@@ -289,16 +193,10 @@ fn the_same_table_again_is_fine_and_another_one_shows_the_difference() {
     let text = refusal(memory.create_table(&infinite)).to_string();
     assert!(text.contains("finite=False"), "{text}");
     assert!(matches!(
-        refusal(memory.create_table(&TableConfig {
-            name: "u".into(),
-            ..config(0)
-        })),
+        refusal(memory.create_table(&TableConfig { name: "u".into(), ..config(0) })),
         Error::Table { .. }
     ));
     let stats = memory.stats();
-    assert_eq!(
-        stats["incarnation"],
-        format!("{:016x}", memory.incarnation())
-    );
+    assert_eq!(stats["incarnation"], format!("{:016x}", memory.incarnation()));
     assert_eq!(stats["tables"]["t"]["capacity"], 100);
 }

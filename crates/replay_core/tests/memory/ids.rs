@@ -25,11 +25,7 @@ fn updates_of_batches_in_flight_skip_what_was_evicted_since() {
     let total = 4.0 * 50.0 + 4.0;
     (4..8).for_each(|step| assert_eq!(item_of(&batch, step).probability, 50.0 / total));
     assert!(
-        batch
-            .items
-            .iter()
-            .zip(anchors(&batch))
-            .all(|(i, s)| s < 8 || i.probability == 1.0 / total),
+        batch.items.iter().zip(anchors(&batch)).all(|(i, s)| s < 8 || i.probability == 1.0 / total),
         "no newcomer got an old item's priority"
     );
     table.check_at_rest().unwrap();
@@ -40,12 +36,8 @@ fn the_last_priority_of_a_key_that_stands_twice_counts() {
     let table = table(&config(8));
     Actor::open(&table, 1).push_next(2);
     let batch = sample(&table, 2);
-    let [a, b] = ids(&batch)[..] else {
-        panic!("two items")
-    };
-    let receipt = table
-        .update_priorities(&[a, b, a], &[9.0, 1.0, 3.0])
-        .unwrap();
+    let [a, b] = ids(&batch)[..] else { panic!("two items") };
+    let receipt = table.update_priorities(&[a, b, a], &[9.0, 1.0, 3.0]).unwrap();
     assert_eq!((receipt.applied, receipt.stale), (3, 0));
     assert_eq!(sample(&table, 1).live_items, 2);
     assert_eq!(item_of(&sample(&table, 8), 0).probability, 0.75);
@@ -56,23 +48,11 @@ fn keys_from_elsewhere_are_stale() {
     let table = table(&config(8));
     Actor::open(&table, 1).push_next(1);
     let id = sample(&table, 1).items[0].id;
-    let strange = [
-        id ^ 1 << 48,
-        id ^ 1 << 63,
-        id + 1,
-        id ^ 2,
-        1 << 30,
-        u64::MAX,
-        (1 << 49) - 1,
-    ];
+    let strange = [id ^ 1 << 48, id ^ 1 << 63, id + 1, id ^ 2, 1 << 30, u64::MAX, (1 << 49) - 1];
     let receipt = table.update_priorities(&strange, &[9.0; 7]).unwrap();
     assert_eq!((receipt.applied, receipt.stale), (0, 7));
     assert_eq!(table.stats()["total_priority"], 1.0);
-    assert!(
-        strange
-            .iter()
-            .all(|&id| table.report_corrupt(id, "").is_none())
-    );
+    assert!(strange.iter().all(|&id| table.report_corrupt(id, "").is_none()));
 }
 
 /// Tables of the same layout, each with one step and its item in the first slot.
@@ -94,10 +74,7 @@ fn assert_stale(table: &Table, id: u64) {
 fn keys_of_other_tables_and_memories_are_stale() {
     let (memory, other) = (memory(), memory());
     let make = |memory: &Memory, name: &str| {
-        let config = replay_core::TableConfig {
-            name: name.into(),
-            ..config(8)
-        };
+        let config = replay_core::TableConfig { name: name.into(), ..config(8) };
         memory.create_table(&config).unwrap()
     };
     let table = make(&memory, "t");
@@ -107,16 +84,8 @@ fn keys_of_other_tables_and_memories_are_stale() {
         let opened = beside.open_writer(&open(1)).unwrap();
         assert_eq!(opened.epoch, 1);
         let body = Body::default().chunk(0, 0, 1).item(0, 0, 1.0).build();
-        let push = replay_core::replay::Push {
-            table: "u".into(),
-            writer: 1,
-            epoch: 1,
-            sequence: 1,
-            body,
-        };
-        beside
-            .try_push(&push, &mut replay_core::table::Turn::default())
-            .unwrap();
+        let push = replay_core::replay::Push { table: "u".into(), writer: 1, epoch: 1, sequence: 1, body };
+        beside.try_push(&push, &mut replay_core::table::Turn::default()).unwrap();
         sample(&beside, 1).items[0].id
     };
     assert_stale(&table, beside_key);
@@ -171,9 +140,7 @@ fn a_bad_priority_among_good_ones_changes_nothing() {
     assert_eq!(table.stats()["total_priority"], 2.0);
     assert_eq!(table.stats()["max_priority"], 1.0);
     // Beyond what a priority can be is cut and counted; next to nothing stays drawable.
-    table
-        .update_priorities(&ids, &[f64::MAX, f64::MIN_POSITIVE])
-        .unwrap();
+    table.update_priorities(&ids, &[f64::MAX, f64::MIN_POSITIVE]).unwrap();
     assert_eq!(stat(&table, "saturated_priorities"), 1);
     assert_eq!(stat(&table, "items_with_priority"), 2);
 }
@@ -184,15 +151,9 @@ fn a_corrupt_item_is_removed_once_and_its_writer_named() {
     let mut actor = Actor::open(&table, 1);
     actor.push_next(2);
     let id = item_of(&sample(&table, 2), 0).id;
-    assert_eq!(
-        table.report_corrupt(id, "bad block").as_deref(),
-        Some("actor 1")
-    );
+    assert_eq!(table.report_corrupt(id, "bad block").as_deref(), Some("actor 1"));
     assert_eq!(table.report_corrupt(id, "bad block"), None);
-    assert_eq!(
-        (stat(&table, "corrupt_items"), stat(&table, "items")),
-        (1, 1)
-    );
+    assert_eq!((stat(&table, "corrupt_items"), stat(&table, "items")), (1, 1));
     assert_eq!(anchors(&sample(&table, 4)), [1; 4]);
     // Its slot is used again, and its chunk's end does not touch the newcomer.
     (0..3).for_each(|_| actor.push_next(3));

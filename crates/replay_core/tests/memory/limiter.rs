@@ -15,31 +15,16 @@ use replay_core::{Error, Replay, TableConfig};
 use crate::support::*;
 
 fn limited() -> TableConfig {
-    TableConfig {
-        samples_per_insert: 2.0,
-        slack: 8.0,
-        min_size: 4,
-        ..config(100)
-    }
+    TableConfig { samples_per_insert: 2.0, slack: 8.0, min_size: 4, ..config(100) }
 }
 
 #[test]
 fn the_slack_is_derived_from_the_ratio_min_size_and_capacity() {
     let slack = |samples_per_insert, min_size, capacity, slack| {
-        let table = TableConfig {
-            samples_per_insert,
-            min_size,
-            slack,
-            ..config(capacity)
-        };
+        let table = TableConfig { samples_per_insert, min_size, slack, ..config(capacity) };
         let derived = table.effective_slack();
         // It is also valid as a setting.
-        TableConfig {
-            slack: derived,
-            ..table
-        }
-        .validate()
-        .unwrap();
+        TableConfig { slack: derived, ..table }.validate().unwrap();
         derived
     };
     assert_eq!(slack(8.0, 1, 1 << 20, 0.0), 8.0 * 1024.0);
@@ -59,9 +44,7 @@ fn one_try() -> Wait<'static> {
 
 fn body(first: u64, rows: u32) -> PushBody {
     let body = Body::default().chunk(0, first, rows);
-    (first..first + u64::from(rows))
-        .fold(body, |body, step| body.item(0, step, 1.0))
-        .build()
+    (first..first + u64::from(rows)).fold(body, |body, step| body.item(0, step, 1.0)).build()
 }
 
 fn deadline(result: replay_core::Result<impl Sized>) -> String {
@@ -94,17 +77,11 @@ fn inserts_and_samples_wait_for_each_other() {
     // 8 sampled items are due after 4 inserts; the slack lets writers run 8 ahead: 4 more inserts.
     (4..8).for_each(|step| writer.push(body(step, 1), &one_try()).unwrap());
     let text = deadline(writer.push(body(8, 1), &one_try()));
-    assert!(
-        text.contains("waits for its readers to sample 2 more"),
-        "{text}"
-    );
+    assert!(text.contains("waits for its readers to sample 2 more"), "{text}");
     // Down to 8 behind.
     let batch = replay(&memory).sample(&request(14), &one_try()).unwrap();
     let text = deadline(replay(&memory).sample(&request(4), &one_try()));
-    assert!(
-        text.contains("waits for writers to insert 1 more"),
-        "{text}"
-    );
+    assert!(text.contains("waits for writers to insert 1 more"), "{text}");
     writer.push(body(8, 1), &one_try()).unwrap();
 
     // A batch that nobody received is taken back.
@@ -126,11 +103,7 @@ fn steps_without_items_are_not_limited() {
     actor.push(Body::default().chunk(0, 8, 4));
     actor.sequence = 0;
     actor.push(actor.next(1));
-    assert_eq!(
-        stat(&table, "limiter_inserted"),
-        8,
-        "a push sent again does not count"
-    );
+    assert_eq!(stat(&table, "limiter_inserted"), 8, "a push sent again does not count");
 }
 
 #[test]
@@ -139,22 +112,12 @@ fn a_sample_larger_than_the_slack_allows_is_an_error_unless_it_may_be_short() {
     Actor::open(&table, 1).push_next(8);
     let error = refusal(table.try_sample(&request(15), false, &mut Turn::default()));
     assert!(error.to_string().contains("a slack of 9"), "{error}");
-    let asked = SampleRequest {
-        allow_short: true,
-        ..request(100)
-    };
+    let asked = SampleRequest { allow_short: true, ..request(100) };
     blocked(table.try_sample(&asked, false, &mut Turn::default()));
     let memory = memory_with(&limited());
     let mut writer = replay(&memory).open_writer(open(1), &one_try()).unwrap();
     writer.push(body(0, 8), &one_try()).unwrap();
-    assert_eq!(
-        replay(&memory)
-            .sample(&asked, &one_try())
-            .unwrap()
-            .items
-            .len(),
-        16
-    );
+    assert_eq!(replay(&memory).sample(&asked, &one_try()).unwrap().items.len(), 16);
 }
 
 /// The memory as its users in this process have it.
@@ -173,11 +136,7 @@ fn a_blocked_sample_goes_on_when_a_push_comes() {
     let memory = memory_with(&limited());
     let mut writer = replay(&memory).open_writer(open(1), &one_try()).unwrap();
     thread::scope(|scope| {
-        let sample = scope.spawn(|| {
-            replay(&memory)
-                .sample(&request(4), &Wait::forever())
-                .unwrap()
-        });
+        let sample = scope.spawn(|| replay(&memory).sample(&request(4), &Wait::forever()).unwrap());
         (0..4).for_each(|step| writer.push(body(step, 1), &Wait::forever()).unwrap());
         assert_eq!(anchors(&sample.join().unwrap()).len(), 4);
     });
@@ -189,9 +148,7 @@ fn actors_and_learner_take_turns_to_the_end() {
     const ITEMS: u64 = 500;
     thread::scope(|scope| {
         scope.spawn(|| {
-            let mut writer = replay(&memory)
-                .open_writer(open(1), &Wait::forever())
-                .unwrap();
+            let mut writer = replay(&memory).open_writer(open(1), &Wait::forever()).unwrap();
             (0..ITEMS).for_each(|step| writer.push(body(step, 1), &Wait::forever()).unwrap());
         });
         let mut batches = replay(&memory).sampler(request(4), 1).unwrap();
@@ -211,11 +168,7 @@ fn actors_and_learner_take_turns_to_the_end() {
 fn writers_at_the_same_time_overshoot_by_one_push() {
     const WRITERS: u64 = 4;
     const ITEMS: u32 = 5;
-    let table = table(&TableConfig {
-        samples_per_insert: 2.0,
-        slack: 30.0,
-        ..config(1000)
-    });
+    let table = table(&TableConfig { samples_per_insert: 2.0, slack: 30.0, ..config(1000) });
     let mut actors: Vec<_> = (1..=WRITERS).map(|w| Actor::open(&table, w)).collect();
     // centre is 2; the first item of a push has to stay within the slack.
     let most = 2.0 + 30.0 + 2.0 * f64::from(ITEMS - 1);
@@ -231,8 +184,7 @@ fn writers_at_the_same_time_overshoot_by_one_push() {
                 });
             }
         });
-        let lead =
-            2.0 * stat(&table, "limiter_inserted") as f64 - stat(&table, "limiter_sampled") as f64;
+        let lead = 2.0 * stat(&table, "limiter_inserted") as f64 - stat(&table, "limiter_sampled") as f64;
         assert!(lead <= most, "round {round}: {lead}");
         sample(&table, 12).credit.unwrap().delivered();
     }
@@ -253,18 +205,11 @@ fn a_push_that_is_refused_gives_its_admission_back() {
 #[test]
 fn samples_that_went_with_evicted_items_do_not_stop_the_table() {
     // The slack lets writers run further ahead than the table holds.
-    let table = table(&TableConfig {
-        max_times_sampled: 1,
-        samples_per_insert: 1.0,
-        slack: 64.0,
-        ..config(8)
-    });
+    let table = table(&TableConfig { max_times_sampled: 1, samples_per_insert: 1.0, slack: 64.0, ..config(8) });
     let mut actor = Actor::open(&table, 1);
     let mut sampled = 0;
     for _ in 0..400 {
-        let sample = table
-            .try_sample(&request(6), false, &mut Turn::default())
-            .unwrap();
+        let sample = table.try_sample(&request(6), false, &mut Turn::default()).unwrap();
         if let Attempt::Ready(batch) = sample {
             batch.credit.unwrap().delivered();
             sampled += 1;
@@ -283,18 +228,11 @@ fn samples_that_went_with_evicted_items_do_not_stop_the_table() {
 
 #[test]
 fn more_samples_for_each_item_than_it_has_are_refused() {
-    let config = |max_times_sampled| TableConfig {
-        max_times_sampled,
-        samples_per_insert: 2.0,
-        slack: 64.0,
-        ..config(100)
-    };
+    let config =
+        |max_times_sampled| TableConfig { max_times_sampled, samples_per_insert: 2.0, slack: 64.0, ..config(100) };
     assert!(config(0).validate().is_ok() && config(2).validate().is_ok());
     let error = refusal(config(1).validate()).to_string();
-    assert!(
-        error.contains("samples_per_insert 2 is more than max_times_sampled 1"),
-        "{error}"
-    );
+    assert!(error.contains("samples_per_insert 2 is more than max_times_sampled 1"), "{error}");
 }
 
 #[test]
@@ -302,14 +240,8 @@ fn a_waiting_call_can_be_interrupted_and_ends_when_its_table_is_dropped() {
     let memory = memory_with(&limited());
     let asked = AtomicU32::new(0);
     let interrupted = || asked.fetch_add(1, Ordering::Relaxed) > 0;
-    let wait = Wait {
-        interrupted: &interrupted,
-        ..Wait::forever()
-    };
-    assert!(matches!(
-        refusal(replay(&memory).sample(&request(1), &wait)),
-        Error::Interrupted
-    ));
+    let wait = Wait { interrupted: &interrupted, ..Wait::forever() };
+    assert!(matches!(refusal(replay(&memory).sample(&request(1), &wait)), Error::Interrupted));
 
     let waiting = AtomicBool::new(false);
     let say_so = || {
@@ -318,38 +250,26 @@ fn a_waiting_call_can_be_interrupted_and_ends_when_its_table_is_dropped() {
     };
     thread::scope(|scope| {
         let call = scope.spawn(|| {
-            let wait = Wait {
-                interrupted: &say_so,
-                ..Wait::forever()
-            };
+            let wait = Wait { interrupted: &say_so, ..Wait::forever() };
             replay(&memory).sample(&request(1), &wait).map(drop)
         });
         while !waiting.load(Ordering::Acquire) {
             thread::yield_now();
         }
         memory.drop_table("t").unwrap();
-        assert!(matches!(
-            refusal(call.join().unwrap()),
-            Error::UnknownTable { .. }
-        ));
+        assert!(matches!(refusal(call.join().unwrap()), Error::UnknownTable { .. }));
     });
 }
 
 #[test]
 fn a_deadline_in_the_future_returns_what_there_is_when_it_may_be_short() {
-    let memory = memory_with(&TableConfig {
-        max_times_sampled: 1,
-        ..config(100)
-    });
+    let memory = memory_with(&TableConfig { max_times_sampled: 1, ..config(100) });
     let mut writer = replay(&memory).open_writer(open(1), &one_try()).unwrap();
     writer.push(body(0, 3), &one_try()).unwrap();
     writer.flush(&one_try()).unwrap();
     writer.close(&one_try()).unwrap();
     let soon = Wait::until(Some(Instant::now() + Duration::from_millis(1)));
-    let asked = SampleRequest {
-        allow_short: true,
-        ..request(4)
-    };
+    let asked = SampleRequest { allow_short: true, ..request(4) };
     let mut batch = replay(&memory).sample(&asked, &soon).unwrap();
     deliver(&mut batch);
     assert_eq!(batch.items.len(), 3);
@@ -371,10 +291,7 @@ fn a_push_that_waits_is_passed_by_no_later_one() {
     let text = blocked(second.try_push_in_turn(second.next(1), &mut late));
     assert!(text.starts_with("1 earlier calls wait: table"), "{text}");
     let empty = second.try_push(Body::default().chunk(1, 0, 1)).unwrap();
-    assert!(
-        matches!(empty, Attempt::Ready(1)),
-        "a push without items is not limited"
-    );
+    assert!(matches!(empty, Attempt::Ready(1)), "a push without items is not limited");
     let woken = late.changed().unwrap();
     assert!(second.try_push_in_turn(second.next(1), &mut late).is_ok());
     let pushed = first.try_push_in_turn(first.next(1), &mut early).unwrap();
@@ -388,13 +305,8 @@ fn a_push_that_waits_is_passed_by_no_later_one() {
     for (writer, steps) in [("actor 1", first.next_step + 1), ("actor 2", 2)] {
         let found = writers.as_array().unwrap().iter();
         let found = found.filter(|found| found["name"] == writer);
-        let [found] = found.collect::<Vec<_>>()[..] else {
-            panic!("{writers}")
-        };
-        assert_eq!(
-            (&found["steps"], &found["blocked_pushes"]),
-            (&steps.into(), &1.into())
-        );
+        let [found] = found.collect::<Vec<_>>()[..] else { panic!("{writers}") };
+        assert_eq!((&found["steps"], &found["blocked_pushes"]), (&steps.into(), &1.into()));
         assert!(found["waited_s"].as_f64().unwrap() > 0.0);
     }
 }

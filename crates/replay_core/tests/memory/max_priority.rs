@@ -43,19 +43,11 @@ fn poisoned(config: &TableConfig) -> Case {
     let id = ids(&sample(&table, 1))[0];
     table.update_priorities(&[id], &[TOO_LARGE]).unwrap();
     assert_eq!(largest(&table), Some(TOO_LARGE));
-    Case {
-        memory,
-        table,
-        actor,
-        id,
-    }
+    Case { memory, table, actor, id }
 }
 
 fn live(capacity: u64) -> TableConfig {
-    TableConfig {
-        live_max_priority: true,
-        ..config(capacity)
-    }
+    TableConfig { live_max_priority: true, ..config(capacity) }
 }
 
 #[test]
@@ -80,12 +72,7 @@ fn the_largest_priority_ever_held_outlives_its_item_unless_live_ones_alone_count
 
 #[test]
 fn of_live_items_a_priority_counts_until_its_item_is_gone() {
-    let Case {
-        table,
-        mut actor,
-        id,
-        ..
-    } = poisoned(&live(8));
+    let Case { table, mut actor, id, .. } = poisoned(&live(8));
     table.update_priorities(&[id], &[3.0]).unwrap();
     assert_eq!(newcomer(&mut actor), 6.0);
     table.update_priorities(&[id], &[5.0]).unwrap();

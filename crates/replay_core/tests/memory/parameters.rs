@@ -83,27 +83,15 @@ fn what_is_not_a_safetensors_file_is_refused() {
         let error = refusal(store.put("policy", 0, bad));
         assert!(matches!(error, Error::Parameters { .. }), "{error}");
     }
-    assert!(matches!(
-        refusal(store.put("", 0, good.clone())),
-        Error::Parameters { .. }
-    ));
-    assert!(matches!(
-        refusal(store.put(&"x".repeat(129), 0, good.clone())),
-        Error::Parameters { .. }
-    ));
+    assert!(matches!(refusal(store.put("", 0, good.clone())), Error::Parameters { .. }));
+    assert!(matches!(refusal(store.put(&"x".repeat(129), 0, good.clone())), Error::Parameters { .. }));
     for name in 0..ParameterStore::MAX_NAMES {
         store.put(&name.to_string(), 0, file(1, 1)).unwrap();
     }
     let error = refusal(store.put("one more", 0, good.clone()));
     assert!(error.to_string().contains("1024 names"), "{error}");
     store.put("7", 0, good).unwrap();
-    let held: u64 = store
-        .stats()
-        .as_object()
-        .unwrap()
-        .values()
-        .map(|v| v["bytes"].as_u64().unwrap())
-        .sum();
+    let held: u64 = store.stats().as_object().unwrap().values().map(|v| v["bytes"].as_u64().unwrap()).sum();
     assert_eq!(budget.reserved(), held, "refused files are not counted");
 }
 
@@ -115,10 +103,7 @@ fn versions_count_against_the_limit_until_their_last_reader() {
     let first = store.get("policy", 0).unwrap();
     store.put("policy", 0, file(2, 100)).unwrap();
     let error = refusal(store.put("policy", 0, file(3, 100)));
-    assert!(
-        matches!(error, Error::TooLarge(TooLarge { limit: 0, .. })),
-        "{error}"
-    );
+    assert!(matches!(error, Error::TooLarge(TooLarge { limit: 0, .. })), "{error}");
     assert!(error.to_string().contains("max_bytes: raise it"), "{error}");
     assert_eq!(first.bytes, file(1, 100));
     drop(first);

@@ -17,29 +17,21 @@ const CAPACITY: u32 = 3_000;
 const EXPONENT: f64 = 0.7;
 
 fn config() -> TableConfig {
-    TableConfig {
-        sampler: Sampler::RankBased,
-        priority_exponent: EXPONENT,
-        ..crate::support::config(CAPACITY.into())
-    }
+    TableConfig { sampler: Sampler::RankBased, priority_exponent: EXPONENT, ..crate::support::config(CAPACITY.into()) }
 }
 
 /// The rows of a batch: step, id and probability.
 fn draw(table: &Arc<Table>, count: u32) -> Vec<(u64, u64, f64)> {
     let batch = sample(table, count);
     let rows = anchors(&batch).into_iter().zip(&batch.items);
-    rows.map(|(step, item)| (step, item.id, item.probability))
-        .collect()
+    rows.map(|(step, item)| (step, item.id, item.probability)).collect()
 }
 
 /// Samples often, and compares each item's count with the rank of its priority, both summed over groups of neighbouring ranks.
 fn assert_follows_ranks(table: &Arc<Table>, priorities: &HashMap<u64, f64>) {
     let mut by_rank: Vec<_> = priorities.iter().map(|(&step, &p)| (step, p)).collect();
     by_rank.sort_by(|a, b| b.1.total_cmp(&a.1));
-    let ranks: HashMap<_, _> = (1..)
-        .zip(&by_rank)
-        .map(|(rank, &(step, _))| (step, rank))
-        .collect();
+    let ranks: HashMap<_, _> = (1..).zip(&by_rank).map(|(rank, &(step, _))| (step, rank)).collect();
     let share = |rank: usize| (rank as f64).powf(-EXPONENT);
     let total: f64 = (1..=ranks.len()).map(share).sum();
     // The first ranks alone, then ever more of them.
@@ -95,10 +87,8 @@ fn items_are_sampled_by_rank_after_updates_evictions_and_a_restore() {
     assert_eq!(priorities.len(), CAPACITY as usize);
     for round in 0..40 {
         let drawn = draw(&table, 100);
-        let changed: Vec<_> = (0..)
-            .map(|n| f64::from(n * 37 + round) * 1.37 + 0.01 * f64::from(round))
-            .zip(&drawn)
-            .collect();
+        let changed: Vec<_> =
+            (0..).map(|n| f64::from(n * 37 + round) * 1.37 + 0.01 * f64::from(round)).zip(&drawn).collect();
         let ids: Vec<_> = changed.iter().map(|(_, row)| row.1).collect();
         let new: Vec<_> = changed.iter().map(|&(priority, _)| priority).collect();
         table.update_priorities(&ids, &new).unwrap();
@@ -127,10 +117,7 @@ fn a_batch_has_one_item_of_each_range_of_equal_probability() {
     let up_to = |rank: u64| (1..=rank).map(share).sum::<f64>() / total;
     for count in [1, 7, 64, 300] {
         for (n, (step, _, _)) in draw(&table, count).into_iter().enumerate() {
-            let (begin, end) = (
-                n as f64 / f64::from(count),
-                (n + 1) as f64 / f64::from(count),
-            );
+            let (begin, end) = (n as f64 / f64::from(count), (n + 1) as f64 / f64::from(count));
             let rank = step + 1;
             assert!(up_to(rank) > begin - 1e-9 && up_to(rank - 1) < end + 1e-9);
         }
@@ -139,11 +126,7 @@ fn a_batch_has_one_item_of_each_range_of_equal_probability() {
 
 #[test]
 fn an_item_that_dies_or_is_updated_on_its_way_to_a_reader() {
-    let once = TableConfig {
-        max_times_sampled: 1,
-        capacity: 8,
-        ..config()
-    };
+    let once = TableConfig { max_times_sampled: 1, capacity: 8, ..config() };
     let total = |table: &Table| table.stats()["total_priority"].as_f64().unwrap();
     let of_ranks = |ranks: u32| {
         let shares = (1..=ranks).map(|rank| f64::from(rank).powf(-EXPONENT));
@@ -162,8 +145,7 @@ fn an_item_that_dies_or_is_updated_on_its_way_to_a_reader() {
 
     let body = Body::default().chunk(0, 12, 3);
     actor.push((12..15).fold(body, |body, step| body.item(0, step, step as f32)));
-    let Ok(Attempt::Ready(batch)) = table.try_sample(&request(3), false, &mut Turn::default())
-    else {
+    let Ok(Attempt::Ready(batch)) = table.try_sample(&request(3), false, &mut Turn::default()) else {
         panic!("three items have a sample left");
     };
     let (updated, id) = (anchors(&batch)[2], ids(&batch)[2]);

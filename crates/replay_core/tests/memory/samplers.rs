@@ -17,11 +17,7 @@ const CAPACITY: u64 = 12;
 const EXPONENT: f64 = 0.7;
 
 fn ordered(sampler: Sampler, max_times_sampled: u32) -> TableConfig {
-    TableConfig {
-        sampler,
-        max_times_sampled,
-        ..config(CAPACITY)
-    }
+    TableConfig { sampler, max_times_sampled, ..config(CAPACITY) }
 }
 
 /// A table with one item for each priority, at steps 0, 1, ...
@@ -44,18 +40,12 @@ fn sampled_anchors(table: &Arc<Table>, count: u32) -> Vec<u64> {
 #[test]
 fn the_sum_of_priorities_is_after_the_exponent_and_none_for_an_order() {
     let total = |sampler, priority_exponent| {
-        let config = TableConfig {
-            priority_exponent,
-            ..ordered(sampler, 1)
-        };
+        let config = TableConfig { priority_exponent, ..ordered(sampler, 1) };
         let mut actor = Actor::open(&table(&config), 1);
         actor.push(chunk(0, &[4.0, 9.0, 0.0]));
         let stats = actor.table.stats()["total_priority"].clone();
         if let Sampler::Prioritized | Sampler::Uniform | Sampler::RankBased = sampler {
-            let part = SampleRequest {
-                part: Some(BatchPart { limiter_samples: 0 }),
-                ..request(0)
-            };
+            let part = SampleRequest { part: Some(BatchPart { limiter_samples: 0 }), ..request(0) };
             let state = sample_as(&actor.table, &part).shard.unwrap();
             assert_eq!(Some(state.total_priority), stats.as_f64(), "{sampler:?}");
         }
@@ -70,12 +60,7 @@ fn the_sum_of_priorities_is_after_the_exponent_and_none_for_an_order() {
     assert!((ranks - (1.0 + 0.5 + 1.0 / 3.0)).abs() < 1e-9, "{ranks}");
     for exponent in [0.0, 0.6, 1.0] {
         assert_eq!(total(Sampler::Uniform, exponent), Some(3.0));
-        for sampler in [
-            Sampler::Fifo,
-            Sampler::Lifo,
-            Sampler::MaxHeap,
-            Sampler::MinHeap,
-        ] {
+        for sampler in [Sampler::Fifo, Sampler::Lifo, Sampler::MaxHeap, Sampler::MinHeap] {
             assert_eq!(total(sampler, exponent), None, "{sampler:?}");
         }
     }
@@ -84,16 +69,11 @@ fn the_sum_of_priorities_is_after_the_exponent_and_none_for_an_order() {
 #[test]
 fn the_newest_the_highest_or_the_lowest_comes_first() {
     let priorities = [3.0, 5.0, 0.0, 5.0, 0.0];
-    for (sampler, expected) in [
-        (Sampler::Lifo, [4, 3, 2, 1, 0]),
-        (Sampler::MaxHeap, [1, 3, 0, 2, 4]),
-        (Sampler::MinHeap, [2, 4, 0, 1, 3]),
-    ] {
+    for (sampler, expected) in
+        [(Sampler::Lifo, [4, 3, 2, 1, 0]), (Sampler::MaxHeap, [1, 3, 0, 2, 4]), (Sampler::MinHeap, [2, 4, 0, 1, 3])]
+    {
         let actor = filled(sampler, 1, &priorities);
-        let asked = SampleRequest {
-            min_probability: true,
-            ..request(5)
-        };
+        let asked = SampleRequest { min_probability: true, ..request(5) };
         let batch = sample_as(&actor.table, &asked);
         assert_eq!(anchors(&batch), expected, "{sampler:?}");
         assert!(batch.items.iter().all(|item| item.probability == 1.0));
@@ -131,19 +111,13 @@ fn without_a_limit_an_item_is_sampled_until_another_one_comes_first() {
 fn a_sample_that_fails_gives_its_items_back_in_their_order() {
     for sampler in [Sampler::Fifo, Sampler::MaxHeap] {
         let mut actor = filled(sampler, 1, &[9.0, 8.0]);
-        let narrow = replay_core::replay::OpenWriter {
-            window_before: 0,
-            ..open(2)
-        };
+        let narrow = replay_core::replay::OpenWriter { window_before: 0, ..open(2) };
         actor.table.open_writer(&narrow).unwrap();
         actor.writer = 2;
         actor.sequence = 0;
         actor.push(chunk(0, &[7.0]));
         // The third item has no row before its anchor to show.
-        let wide = SampleRequest {
-            before: 1,
-            ..request(3)
-        };
+        let wide = SampleRequest { before: 1, ..request(3) };
         let error = refusal(actor.table.try_sample(&wide, false, &mut Turn::default()));
         assert!(matches!(error, Error::View { .. }), "{error}");
         assert_eq!(sampled_anchors(&actor.table, 3), [0, 1, 0], "{sampler:?}");
@@ -202,12 +176,7 @@ impl Model {
         }
         for (step, &priority) in (first..).zip(priorities) {
             self.changes += 1;
-            self.items.push(Item {
-                step,
-                priority,
-                change: self.changes,
-                times_sampled: 0,
-            });
+            self.items.push(Item { step, priority, change: self.changes, times_sampled: 0 });
         }
     }
 
@@ -251,8 +220,7 @@ impl Model {
 
     /// Takes the items of a batch that `RankBased` has sampled at these ranks; it is of one item where samples are limited.
     fn take(&mut self, batch: &Sampled) {
-        self.items
-            .sort_by_key(|item| (std::cmp::Reverse(item.priority), item.change));
+        self.items.sort_by_key(|item| (std::cmp::Reverse(item.priority), item.change));
         let shares = (1..=self.items.len()).map(|rank| (rank as f64).powf(-EXPONENT));
         let shares: Vec<_> = shares.collect();
         let total: f64 = shares.iter().sum();
@@ -269,8 +237,7 @@ impl Model {
             self.items[rank].times_sampled += 1;
         }
         let most = self.max_times_sampled;
-        self.items
-            .retain(|item| most == 0 || item.times_sampled < most);
+        self.items.retain(|item| most == 0 || item.times_sampled < most);
     }
 
     /// Whether the item of that step is live, and changes its priority.
@@ -290,10 +257,7 @@ impl Model {
     }
 }
 
-fn restored(
-    actor: &Actor,
-    memory: &replay_core::memory::Memory,
-) -> Arc<replay_core::memory::Memory> {
+fn restored(actor: &Actor, memory: &replay_core::memory::Memory) -> Arc<replay_core::memory::Memory> {
     let bytes = saved(memory);
     let again = support_memory(actor.table.config());
     restore(&again, &bytes).unwrap();
@@ -392,20 +356,12 @@ proptest! {
 
 #[test]
 fn samples_that_did_not_reach_their_reader_can_be_sampled_again() {
-    for sampler in [
-        Sampler::Prioritized,
-        Sampler::Fifo,
-        Sampler::Lifo,
-        Sampler::MaxHeap,
-        Sampler::MinHeap,
-        Sampler::RankBased,
-    ] {
+    for sampler in
+        [Sampler::Prioritized, Sampler::Fifo, Sampler::Lifo, Sampler::MaxHeap, Sampler::MinHeap, Sampler::RankBased]
+    {
         let actor = filled(sampler, 1, &[4.0, 2.0, 3.0, 1.0]);
         let table = &actor.table;
-        let sample = |count| match table
-            .try_sample(&request(count), false, &mut Turn::default())
-            .unwrap()
-        {
+        let sample = |count| match table.try_sample(&request(count), false, &mut Turn::default()).unwrap() {
             Attempt::Ready(batch) => batch,
             Attempt::Blocked(waits) => panic!("blocked: {waits}"),
         };
@@ -433,10 +389,7 @@ fn samples_that_did_not_reach_their_reader_can_be_sampled_again() {
 fn an_item_that_is_evicted_on_its_way_stays_evicted() {
     let mut actor = filled(Sampler::Fifo, 1, &[1.0; 4]);
     let capacity = actor.table.config().capacity;
-    let under_way = actor
-        .table
-        .try_sample(&request(2), false, &mut Turn::default())
-        .unwrap();
+    let under_way = actor.table.try_sample(&request(2), false, &mut Turn::default()).unwrap();
     actor.push(chunk(4, &vec![1.0; capacity as usize]));
     drop(under_way);
     assert_eq!(stat(&actor.table, "items"), capacity);

@@ -19,10 +19,7 @@ struct Server {
 impl Server {
     fn new(config: &TableConfig) -> Self {
         let memory = memory();
-        Server {
-            table: memory.create_table(config).unwrap(),
-            memory,
-        }
+        Server { table: memory.create_table(config).unwrap(), memory }
     }
 
     fn save(&self) -> Vec<u8> {
@@ -48,12 +45,7 @@ impl Server {
 fn resumed(actor: &Actor, server: &Server) -> Actor {
     let opened = server.table.resume_writer(&open(actor.writer)).unwrap();
     assert_eq!(opened.epoch, actor.epoch + 1);
-    Actor {
-        table: server.table.clone(),
-        epoch: opened.epoch,
-        sequence: opened.last_sequence,
-        ..*actor
-    }
+    Actor { table: server.table.clone(), epoch: opened.epoch, sequence: opened.last_sequence, ..*actor }
 }
 
 #[test]
@@ -67,34 +59,20 @@ fn writers_continue_and_no_push_is_applied_twice() {
         server = server.again();
         let opened = server.table.resume_writer(&open(7)).unwrap();
         assert_eq!((opened.last_sequence, opened.steps), (2, 7), "{round}");
-        actor = Actor {
-            table: server.table.clone(),
-            epoch: opened.epoch,
-            ..actor
-        };
+        actor = Actor { table: server.table.clone(), epoch: opened.epoch, ..actor };
         // The acknowledgement of the second push was lost.
         actor.sequence = 1;
         actor.push(second.clone().window(0, 2, (2, 2), Some(3.0)));
-        assert_eq!(
-            (stat(&server.table, "steps"), stat(&server.table, "items")),
-            (7, 1)
-        );
+        assert_eq!((stat(&server.table, "steps"), stat(&server.table, "items")), (7, 1));
     }
     // Its windows span the chunks from before: two before the anchor, one behind it.
-    actor.push(
-        Body::default()
-            .chunk(0, 5, 1)
-            .window(0, 4, (2, 1), Some(1.0)),
-    );
+    actor.push(Body::default().chunk(0, 5, 1).window(0, 4, (2, 1), Some(1.0)));
     // An item without steps, of a stream without new ones.
     actor.push(Body::default().window(2, 1, (1, 0), Some(1.0)));
     let request = crate::snapshots::wide(32);
     let batch = sample_as(&server.table, &request);
-    let mut anchors: Vec<_> = windows(&batch)
-        .iter()
-        .zip(&batch.items)
-        .map(|(window, item)| window[usize::from(item.before)])
-        .collect();
+    let mut anchors: Vec<_> =
+        windows(&batch).iter().zip(&batch.items).map(|(window, item)| window[usize::from(item.before)]).collect();
     anchors.sort_unstable();
     anchors.dedup();
     assert_eq!(anchors, [(0, 2), (0, 4), (2, 1)]);
@@ -165,10 +143,7 @@ fn ids_by_step(server: &Server) -> BTreeMap<u64, u64> {
 
 /// Gives each of these items the mass of its step; the other ids name nothing.
 fn assert_names_its_item(server: &Server, live: &BTreeMap<u64, u64>, gone: &[u64]) {
-    let receipt = server
-        .table
-        .update_priorities(gone, &vec![1e6; gone.len()])
-        .unwrap();
+    let receipt = server.table.update_priorities(gone, &vec![1e6; gone.len()]).unwrap();
     assert_eq!((receipt.applied, receipt.stale as usize), (0, gone.len()));
     for (&step, &id) in live {
         let receipt = server.table.update_priorities(&[id], &[step as f64 + 1.0]);
@@ -226,19 +201,12 @@ fn without_memory_for_their_ids_restored_items_get_new_ones() {
     let server = Server::new(&config(8));
     Actor::open(&server.table, 1).push_next(8);
     let before = ids_by_step(&server);
-    let limits = |max_bytes| MemoryLimits {
-        max_bytes,
-        receive_bytes: 0,
-        ..MemoryLimits::default()
-    };
+    let limits = |max_bytes| MemoryLimits { max_bytes, receive_bytes: 0, ..MemoryLimits::default() };
     let definition = config(8);
     let table_bytes = definition.effective_capacity_bytes() + Table::index_bytes(&definition);
     let memory = Memory::new(limits(table_bytes));
     restore(&memory, &server.save()).unwrap();
-    let small = Server {
-        table: memory.table("t").unwrap(),
-        memory,
-    };
+    let small = Server { table: memory.table("t").unwrap(), memory };
     let new = ids_by_step(&small);
     let gone: Vec<_> = before.into_values().collect();
     assert_names_its_item(&small, &new, &gone);
@@ -267,11 +235,7 @@ fn a_damaged_snapshot_leaves_neither_writers_nor_parameters() {
     let server = Server::new(&config(20));
     let mut actor = Actor::open(&server.table, 1);
     actor.push(Body::default().chunk(0, 0, 3).item(0, 1, 1.0));
-    server
-        .memory
-        .parameters()
-        .put("policy", 5, file(1, 4))
-        .unwrap();
+    server.memory.parameters().put("policy", 5, file(1, 4)).unwrap();
     let bytes = server.save();
     let target = Server::new(&config(20));
     let refused = |bytes: &[u8], what: &str| {

@@ -22,10 +22,7 @@ pub struct Case {
 impl Case {
     pub fn new(config: &TableConfig) -> Self {
         let memory = memory();
-        Case {
-            table: memory.create_table(config).unwrap(),
-            memory,
-        }
+        Case { table: memory.create_table(config).unwrap(), memory }
     }
 
     pub fn save(&self) -> Vec<u8> {
@@ -63,11 +60,7 @@ fn play(table: &Arc<Table>) {
 }
 
 pub fn wide(count: u32) -> SampleRequest {
-    SampleRequest {
-        before: 3,
-        after: 3,
-        ..request(count)
-    }
+    SampleRequest { before: 3, after: 3, ..request(count) }
 }
 
 /// Everything of a batch but its ids.
@@ -89,14 +82,7 @@ fn kept(table: &Table) -> serde_json::Value {
     for bytes in ["bytes", "live_bytes", "pinned_bytes"] {
         object.remove(bytes);
     }
-    for of_the_process in [
-        "writers",
-        "streams",
-        "by_writer",
-        "saturated_priorities",
-        "sample_age",
-        "version_lag",
-    ] {
+    for of_the_process in ["writers", "streams", "by_writer", "saturated_priorities", "sample_age", "version_lag"] {
         object.remove(of_the_process);
     }
     stats
@@ -105,11 +91,7 @@ fn kept(table: &Table) -> serde_json::Value {
 #[test]
 fn batches_go_on_byte_for_byte() {
     for sampler in [Sampler::Prioritized, Sampler::Uniform] {
-        let case = Case::new(&TableConfig {
-            sampler,
-            priority_exponent: 0.7,
-            ..config(60)
-        });
+        let case = Case::new(&TableConfig { sampler, priority_exponent: 0.7, ..config(60) });
         play(&case.table);
         for round in 0..5 {
             let batch = sample_as(&case.table, &wide(16));
@@ -121,10 +103,7 @@ fn batches_go_on_byte_for_byte() {
         let again = case.again();
         assert_eq!(kept(&again), kept(&case.table));
         for _ in 0..5 {
-            let (old, new) = (
-                sample_as(&case.table, &wide(16)),
-                sample_as(&again, &wide(16)),
-            );
+            let (old, new) = (sample_as(&case.table, &wide(16)), sample_as(&again, &wide(16)));
             assert_eq!(content(&new), content(&old));
             for (table, batch) in [(&case.table, old), (&again, new)] {
                 table.update_priorities(&ids(&batch), &[9.5; 16]).unwrap();
@@ -138,9 +117,7 @@ fn batches_go_on_byte_for_byte() {
 fn items_are_sampled_as_often_as_their_priorities_say() {
     let case = Case::new(&config(8));
     let mut actor = Actor::open(&case.table, 1);
-    let body = (0..8).fold(Body::default().chunk(0, 0, 8), |body, step| {
-        body.item(0, step, step as f32)
-    });
+    let body = (0..8).fold(Body::default().chunk(0, 0, 8), |body, step| body.item(0, step, step as f32));
     actor.push(body);
     let again = case.again();
     let mut sampled = [0.0; 8];
@@ -156,11 +133,7 @@ fn items_are_sampled_as_often_as_their_priorities_say() {
 
 #[test]
 fn a_queue_goes_on_in_its_order() {
-    let case = Case::new(&TableConfig {
-        sampler: Sampler::Fifo,
-        max_times_sampled: 2,
-        ..config(100)
-    });
+    let case = Case::new(&TableConfig { sampler: Sampler::Fifo, max_times_sampled: 2, ..config(100) });
     let mut actor = Actor::open(&case.table, 1);
     (0..4).for_each(|_| actor.push_next(5));
     // Two items are gone, one has one sample left.
@@ -178,12 +151,7 @@ fn a_queue_goes_on_in_its_order() {
 
 #[test]
 fn the_rate_limiter_goes_on() {
-    let limited = TableConfig {
-        samples_per_insert: 2.0,
-        slack: 10.0,
-        min_size: 5,
-        ..config(100)
-    };
+    let limited = TableConfig { samples_per_insert: 2.0, slack: 10.0, min_size: 5, ..config(100) };
     let case = Case::new(&limited);
     let mut actor = Actor::open(&case.table, 1);
     actor.push_next(10);
@@ -194,30 +162,13 @@ fn the_rate_limiter_goes_on() {
     // 20 are due and centre - slack is 0: four more may be sampled.
     let again = case.again();
     for table in [&case.table, &again] {
-        assert!(
-            blocked(table.try_sample(&request(5), false, &mut Turn::default())).contains("insert")
-        );
-        assert!(matches!(
-            table
-                .try_sample(&request(4), false, &mut Turn::default())
-                .unwrap(),
-            Attempt::Ready(_)
-        ));
+        assert!(blocked(table.try_sample(&request(5), false, &mut Turn::default())).contains("insert"));
+        assert!(matches!(table.try_sample(&request(4), false, &mut Turn::default()).unwrap(), Attempt::Ready(_)));
     }
     // Where the ratio is another one now, neither side has to catch up with the whole past.
-    let other = case.again_as(&TableConfig {
-        samples_per_insert: 20.0,
-        slack: 30.0,
-        ..limited
-    });
+    let other = case.again_as(&TableConfig { samples_per_insert: 20.0, slack: 30.0, ..limited });
     // 200 are due, centre + slack is 130: 70 count as sampled.
-    assert_eq!(
-        (
-            stat(&other, "limiter_inserted"),
-            stat(&other, "limiter_sampled")
-        ),
-        (10, 70)
-    );
+    assert_eq!((stat(&other, "limiter_inserted"), stat(&other, "limiter_sampled")), (10, 70));
 }
 
 #[test]
@@ -227,17 +178,9 @@ fn the_newest_steps_are_kept_where_there_is_less_room() {
     let small = case.again_as(&config(20));
     assert_eq!(stat(&small, "steps"), 20);
     let batch = sample_as(&small, &wide(64));
-    assert!(
-        windows(&batch)
-            .iter()
-            .flatten()
-            .all(|&(_, step)| step >= 36)
-    );
+    assert!(windows(&batch).iter().flatten().all(|&(_, step)| step >= 36));
     let bytes = 3 * steps_bytes(12, 4);
-    let tight = case.again_as(&TableConfig {
-        capacity_bytes: bytes,
-        ..config(60)
-    });
+    let tight = case.again_as(&TableConfig { capacity_bytes: bytes, ..config(60) });
     assert!(stat(&tight, "bytes") <= bytes && stat(&tight, "steps") >= 8);
     // Nothing fits: nothing is kept.
     let none = case.again_as(&config(3));
@@ -290,38 +233,24 @@ fn keys_of_before_name_nothing_and_the_largest_priority_is_remembered() {
 fn tables_that_are_not_there_are_made_and_a_failure_leaves_none() {
     let old = memory();
     for name in ["a", "t"] {
-        let named = TableConfig {
-            name: name.into(),
-            ..config(100)
-        };
+        let named = TableConfig { name: name.into(), ..config(100) };
         Actor::open(&old.create_table(&named).unwrap(), 1).push_next(10);
     }
     let bytes = saved(&old);
     let new = memory();
     restore(&new, &bytes).unwrap();
-    assert_eq!(
-        new.table("a").unwrap().config(),
-        old.table("a").unwrap().config()
-    );
+    assert_eq!(new.table("a").unwrap().config(), old.table("a").unwrap().config());
     assert_eq!(stat(&new.table("a").unwrap(), "items"), 10);
 
     // Of two tables the second is refused: by its definition, and by what it has.
     let other = memory();
-    let alpha = TableConfig {
-        priority_exponent: 0.5,
-        ..config(100)
-    };
+    let alpha = TableConfig { priority_exponent: 0.5, ..config(100) };
     other.create_table(&alpha).unwrap();
     let error = refusal(restore(&other, &bytes));
     assert!(matches!(error, Error::TableDiffers { .. }));
     assert!(other.table("a").is_err(), "it was made for nothing");
     let used = memory();
-    let first = used
-        .create_table(&TableConfig {
-            name: "a".into(),
-            ..config(50)
-        })
-        .unwrap();
+    let first = used.create_table(&TableConfig { name: "a".into(), ..config(50) }).unwrap();
     Actor::open(&used.create_table(&config(100)).unwrap(), 1).push_next(1);
     let error = refusal(restore(&used, &bytes));
     assert!(matches!(error, Error::NotEmpty { steps: 1, .. }), "{error}");
@@ -336,34 +265,10 @@ fn another_definition_is_refused_with_the_difference() {
     let mut columns = config(8).columns;
     columns[0].name = "lane".into();
     for (changed, part) in [
-        (
-            TableConfig {
-                columns,
-                ..config(8)
-            },
-            "columns is [lane: ",
-        ),
-        (
-            TableConfig {
-                sampler: Sampler::Uniform,
-                ..config(8)
-            },
-            "sampler is uniform, asked for prioritized",
-        ),
-        (
-            TableConfig {
-                priority_exponent: 0.25,
-                ..config(8)
-            },
-            "priority_exponent is 0.25, asked for 1.0",
-        ),
-        (
-            TableConfig {
-                priority_unit_log2: -10,
-                ..config(8)
-            },
-            "priority_unit_log2 is -10, asked for -19",
-        ),
+        (TableConfig { columns, ..config(8) }, "columns is [lane: "),
+        (TableConfig { sampler: Sampler::Uniform, ..config(8) }, "sampler is uniform, asked for prioritized"),
+        (TableConfig { priority_exponent: 0.25, ..config(8) }, "priority_exponent is 0.25, asked for 1.0"),
+        (TableConfig { priority_unit_log2: -10, ..config(8) }, "priority_unit_log2 is -10, asked for -19"),
     ] {
         let memory = memory();
         memory.create_table(&changed).unwrap();
@@ -377,11 +282,9 @@ fn another_definition_is_refused_with_the_difference() {
 fn columns_that_may_be_infinite_are_restored_as_such_and_a_table_keeps_its_own() {
     let mut open = config(8);
     open.columns[0].finite = false;
-    for (saved, there, kept) in [
-        (&open, None, false),
-        (&open, Some(config(8)), true),
-        (&config(8), Some(open.clone()), false),
-    ] {
+    for (saved, there, kept) in
+        [(&open, None, false), (&open, Some(config(8)), true), (&config(8), Some(open.clone()), false)]
+    {
         let case = Case::new(saved);
         let bytes = case.save();
         let memory = memory();
@@ -419,10 +322,7 @@ impl Drop for SetOnDrop<'_> {
 #[test]
 fn snapshots_of_a_table_in_use_are_consistent() {
     // A few hundred steps within tight bytes: the table is replaced many times, and pins have to be short.
-    let config = TableConfig {
-        capacity_bytes: 12_000,
-        ..config(300)
-    };
+    let config = TableConfig { capacity_bytes: 12_000, ..config(300) };
     let case = Case::new(&config);
     let done = AtomicBool::new(false);
     let sampled = AtomicU64::new(0);
@@ -454,10 +354,7 @@ fn snapshots_of_a_table_in_use_are_consistent() {
             .collect();
         let reader = scope.spawn(|| {
             while !done.load(Ordering::Acquire) {
-                if let Ok(Attempt::Ready(batch)) =
-                    case.table
-                        .try_sample(&wide(16), false, &mut Turn::default())
-                {
+                if let Ok(Attempt::Ready(batch)) = case.table.try_sample(&wide(16), false, &mut Turn::default()) {
                     let priorities = vec![2.0; batch.items.len()];
                     let ids = ids(&batch);
                     case.table.update_priorities(&ids, &priorities).unwrap();

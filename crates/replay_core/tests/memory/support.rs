@@ -5,9 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use replay_core::memory::{Memory, MemoryLimits};
-use replay_core::replay::{
-    ChunkHead, NewItem, OpenWriter, Push, PushBody, SampleRequest, Sampled, SampledItem,
-};
+use replay_core::replay::{ChunkHead, NewItem, OpenWriter, Push, PushBody, SampleRequest, Sampled, SampledItem};
 use replay_core::schema::{Codec, Column, Dtype, flags};
 use replay_core::snapshot;
 use replay_core::table::{Attempt, Table, Turn};
@@ -57,17 +55,12 @@ pub fn table(config: &TableConfig) -> Arc<Table> {
 
 /// Samples the same numbers in every run.
 pub fn memory() -> Arc<Memory> {
-    Memory::new(MemoryLimits {
-        seed: Some(7),
-        ..MemoryLimits::default()
-    })
+    Memory::new(MemoryLimits { seed: Some(7), ..MemoryLimits::default() })
 }
 
 fn blob(stream: u32, step: u64) -> Vec<u8> {
     let length = 1 + step % FRAME_BYTES;
-    (0..length)
-        .map(|i| (u64::from(stream) * 31 + step * 7 + i) as u8)
-        .collect()
+    (0..length).map(|i| (u64::from(stream) * 31 + step * 7 + i) as u8).collect()
 }
 
 /// The payload of a chunk.
@@ -101,31 +94,14 @@ pub struct Body {
 impl Body {
     pub fn chunk(mut self, stream: u32, first_step: u64, rows: u32) -> Self {
         let bytes = steps(stream, first_step, rows);
-        self.chunks.push(ChunkHead {
-            stream,
-            rows,
-            first_step,
-            bytes: bytes.len() as u32,
-        });
+        self.chunks.push(ChunkHead { stream, rows, first_step, bytes: bytes.len() as u32 });
         self.payload.extend(bytes);
         self
     }
 
     /// An item with `before` and `after` rows around `anchor`.
-    pub fn window(
-        mut self,
-        stream: u32,
-        anchor: u64,
-        (before, after): (u16, u16),
-        priority: Option<f32>,
-    ) -> Self {
-        self.items.push(NewItem {
-            anchor,
-            stream,
-            before,
-            after,
-            priority,
-        });
+    pub fn window(mut self, stream: u32, anchor: u64, (before, after): (u16, u16), priority: Option<f32>) -> Self {
+        self.items.push(NewItem { anchor, stream, before, after, priority });
         self
     }
 
@@ -135,11 +111,7 @@ impl Body {
     }
 
     pub fn build(self) -> PushBody {
-        PushBody {
-            chunks: self.chunks,
-            items: self.items,
-            payload: Bytes::from(self.payload),
-        }
+        PushBody { chunks: self.chunks, items: self.items, payload: Bytes::from(self.payload) }
     }
 }
 
@@ -155,13 +127,7 @@ pub struct Actor {
 impl Actor {
     pub fn open(table: &Arc<Table>, writer: u64) -> Self {
         let opened = table.open_writer(&open(writer)).unwrap();
-        Actor {
-            table: table.clone(),
-            writer,
-            epoch: opened.epoch,
-            sequence: opened.last_sequence,
-            next_step: 0,
-        }
+        Actor { table: table.clone(), writer, epoch: opened.epoch, sequence: opened.last_sequence, next_step: 0 }
     }
 
     pub fn try_push(&mut self, body: Body) -> Result<Attempt<u64>> {
@@ -231,10 +197,7 @@ pub fn request(count: u32) -> SampleRequest {
 
 /// A batch, delivered where samples end items.
 pub fn sample_as(table: &Arc<Table>, request: &SampleRequest) -> Sampled {
-    match table
-        .try_sample(request, false, &mut Turn::default())
-        .unwrap()
-    {
+    match table.try_sample(request, false, &mut Turn::default()).unwrap() {
         Attempt::Ready(mut sampled) => {
             if table.config().max_times_sampled > 0 {
                 deliver(&mut sampled);
@@ -297,12 +260,8 @@ pub fn windows(sampled: &Sampled) -> Vec<Vec<(u32, u64)>> {
                 })
                 .collect();
             let anchor = window[usize::from(item.before)];
-            let around =
-                (0..length as u64).map(|i| (anchor.0, anchor.1 - u64::from(item.before) + i));
-            assert!(
-                window.iter().copied().eq(around),
-                "{window:?} is one window"
-            );
+            let around = (0..length as u64).map(|i| (anchor.0, anchor.1 - u64::from(item.before) + i));
+            assert!(window.iter().copied().eq(around), "{window:?} is one window");
             window
         })
         .collect();
@@ -312,11 +271,7 @@ pub fn windows(sampled: &Sampled) -> Vec<Vec<(u32, u64)>> {
 
 /// The anchor's step number of each item.
 pub fn anchors(sampled: &Sampled) -> Vec<u64> {
-    windows(sampled)
-        .iter()
-        .zip(&sampled.items)
-        .map(|(window, item)| window[usize::from(item.before)].1)
-        .collect()
+    windows(sampled).iter().zip(&sampled.items).map(|(window, item)| window[usize::from(item.before)].1).collect()
 }
 
 pub fn ids(sampled: &Sampled) -> Vec<u64> {
@@ -330,7 +285,5 @@ pub fn item_of(sampled: &Sampled, step: u64) -> SampledItem {
 }
 
 pub fn stat(table: &Table, name: &str) -> u64 {
-    table.stats()[name]
-        .as_u64()
-        .unwrap_or_else(|| panic!("a count {name}"))
+    table.stats()[name].as_u64().unwrap_or_else(|| panic!("a count {name}"))
 }

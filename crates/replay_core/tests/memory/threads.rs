@@ -32,20 +32,13 @@ fn write(actor: &mut Actor, rounds: std::ops::Range<u64>) {
 #[test]
 fn batches_stay_right_while_the_table_turns_over_under_them() {
     // A few hundred steps: the table is replaced many times while batches are held.
-    let table = table(&TableConfig {
-        capacity_bytes: 60_000,
-        ..config(300)
-    });
+    let table = table(&TableConfig { capacity_bytes: 60_000, ..config(300) });
     let done = AtomicBool::new(false);
     let sampled = thread::scope(|scope| {
         let readers: Vec<_> = (0..2)
             .map(|_| {
                 scope.spawn(|| {
-                    let asked = SampleRequest {
-                        before: 3,
-                        after: 3,
-                        ..request(16)
-                    };
+                    let asked = SampleRequest { before: 3, after: 3, ..request(16) };
                     let mut held = std::collections::VecDeque::new();
                     let mut sampled = 0;
                     // On a busy machine the writers may end before this thread has begun.
@@ -79,10 +72,7 @@ fn batches_stay_right_while_the_table_turns_over_under_them() {
             .collect();
         writers.into_iter().for_each(|w| w.join().unwrap());
         done.store(true, Ordering::Release);
-        readers
-            .into_iter()
-            .map(|r| r.join().unwrap())
-            .sum::<usize>()
+        readers.into_iter().map(|r| r.join().unwrap()).sum::<usize>()
     });
     assert_eq!(stat(&table, "inserted_steps"), 2 * 400 * 20);
     assert_eq!(stat(&table, "sampled_items"), sampled as u64);
@@ -104,9 +94,7 @@ fn a_key_names_one_item_however_fast_its_slot_is_used_again() {
                 let (mut last, mut sampled) = (false, 0);
                 while !last {
                     last = done.load(Ordering::Acquire);
-                    let Attempt::Ready(batch) = table
-                        .try_sample(&request(64), false, &mut Turn::default())
-                        .unwrap()
+                    let Attempt::Ready(batch) = table.try_sample(&request(64), false, &mut Turn::default()).unwrap()
                     else {
                         continue;
                     };
@@ -146,32 +134,22 @@ fn no_item_is_sampled_more_often_than_it_may_be() {
         Sampler::MinHeap,
         Sampler::RankBased,
     ] {
-        let table = table(&TableConfig {
-            sampler,
-            max_times_sampled: MOST,
-            ..config(1000)
-        });
+        let table = table(&TableConfig { sampler, max_times_sampled: MOST, ..config(1000) });
         let counts = Mutex::new(HashMap::new());
         thread::scope(|scope| {
             for _ in 0..3 {
                 scope.spawn(|| {
                     // A reader that finds no sample left is done.
                     while stat(&table, "sampled_items") < u64::from(ITEMS * MOST) {
-                        let asked = SampleRequest {
-                            allow_short: true,
-                            ..request(7)
-                        };
-                        let Attempt::Ready(mut batch) = table
-                            .try_sample(&asked, true, &mut Turn::default())
-                            .unwrap()
+                        let asked = SampleRequest { allow_short: true, ..request(7) };
+                        let Attempt::Ready(mut batch) = table.try_sample(&asked, true, &mut Turn::default()).unwrap()
                         else {
                             thread::yield_now();
                             continue;
                         };
                         deliver(&mut batch);
                         // Some have a sample left.
-                        let priorities: Vec<_> =
-                            (0..batch.items.len()).map(|i| 1.0 + i as f64).collect();
+                        let priorities: Vec<_> = (0..batch.items.len()).map(|i| 1.0 + i as f64).collect();
                         table.update_priorities(&ids(&batch), &priorities).unwrap();
                         let mut counts = counts.lock().unwrap();
                         for (item, step) in batch.items.iter().zip(anchors(&batch)) {
@@ -199,19 +177,13 @@ fn a_table_is_emptied_under_its_writers_and_readers() {
     let (written, done) = (AtomicBool::new(false), AtomicBool::new(false));
     thread::scope(|scope| {
         scope.spawn(|| {
-            let asked = SampleRequest {
-                before: 3,
-                after: 3,
-                ..request(8)
-            };
+            let asked = SampleRequest { before: 3, after: 3, ..request(8) };
             // The last sample is of a table that is emptied no more.
             let (mut last, mut sampled) = (false, 0);
             while !last {
                 last = done.load(Ordering::Acquire);
                 // The few items there are may all have priority 0.
-                if let Ok(Attempt::Ready(batch)) =
-                    table.try_sample(&asked, false, &mut Turn::default())
-                {
+                if let Ok(Attempt::Ready(batch)) = table.try_sample(&asked, false, &mut Turn::default()) {
                     sampled += windows(&batch).len();
                 }
             }

@@ -13,24 +13,12 @@ use crate::support::*;
 #[test]
 fn a_push_that_becomes_outdated_in_the_line_lets_later_ones_pass() {
     let memory = memory();
-    let config = TableConfig {
-        samples_per_insert: 2.0,
-        slack: 8.0,
-        min_size: 4,
-        max_version_lag: 1,
-        ..config(100)
-    };
+    let config = TableConfig { samples_per_insert: 2.0, slack: 8.0, min_size: 4, max_version_lag: 1, ..config(100) };
     let table = memory.create_table(&config).unwrap();
     let publish = || memory.parameters().put("policy", 0, file(1, 4)).unwrap();
     let get = |writer: u64| {
-        let id = WriterId {
-            table: "t".into(),
-            writer,
-        };
-        memory
-            .get_parameters("policy", 0, Some(&id))
-            .unwrap()
-            .version
+        let id = WriterId { table: "t".into(), writer };
+        memory.get_parameters("policy", 0, Some(&id)).unwrap().version
     };
     let [mut slow, mut other] = [1, 2].map(|number| Actor::open(&table, number));
     publish();
@@ -50,7 +38,8 @@ fn a_push_that_becomes_outdated_in_the_line_lets_later_ones_pass() {
     sample(&table, 8).credit.unwrap().delivered();
     let (in_line, woken) = (early.places(), late.changed().unwrap());
     let text = blocked(slow.try_push_in_turn(slow.next(1), &mut early));
-    let expected = "writer \"actor 1\" of table \"t\" makes its steps with version 1 of \"policy\", and version 3 is the newest";
+    let expected =
+        "writer \"actor 1\" of table \"t\" makes its steps with version 1 of \"policy\", and version 3 is the newest";
     assert!(text.starts_with(expected), "{text}");
     assert!(early.places() > in_line && !early.is_behind());
     assert!(woken.wait_timeout(Duration::ZERO).is_some());
@@ -58,10 +47,7 @@ fn a_push_that_becomes_outdated_in_the_line_lets_later_ones_pass() {
     assert!(matches!(pushed, Attempt::Ready(1)));
     drop(late);
     let stats = table.stats();
-    assert_eq!(
-        (&stats["outdated_pushes"], &stats["waiting_pushes"]),
-        (&1.into(), &1.into())
-    );
+    assert_eq!((&stats["outdated_pushes"], &stats["waiting_pushes"]), (&1.into(), &1.into()));
 
     let woken = early.changed().unwrap();
     assert_eq!(get(1), 3);
@@ -70,8 +56,5 @@ fn a_push_that_becomes_outdated_in_the_line_lets_later_ones_pass() {
     assert!(matches!(pushed, Attempt::Ready(_)));
     drop(early);
     let stats = table.stats();
-    assert_eq!(
-        (&stats["outdated_pushes"], &stats["waiting_pushes"]),
-        (&0.into(), &0.into())
-    );
+    assert_eq!((&stats["outdated_pushes"], &stats["waiting_pushes"]), (&0.into(), &0.into()));
 }

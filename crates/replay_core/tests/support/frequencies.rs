@@ -20,8 +20,5 @@ pub fn one_in_a_million(degrees: f64) -> f64 {
 #[track_caller]
 pub fn assert_follows(counts: &[u64], shares: &[f64]) {
     let (statistic, degrees) = chi_square(counts, shares);
-    assert!(
-        statistic < one_in_a_million(degrees),
-        "chi-square {statistic} with {degrees} degrees of freedom"
-    );
+    assert!(statistic < one_in_a_million(degrees), "chi-square {statistic} with {degrees} degrees of freedom");
 }

@@ -6,13 +6,9 @@ use proptest::prelude::*;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 use replay_core::schema::Codec;
-use replay_core::view::{
-    Batch, DecodeOptions, Decoder, NStep, Padding, Sequences, ViewSpec, Window,
-};
+use replay_core::view::{Batch, DecodeOptions, Decoder, NStep, Padding, Sequences, ViewSpec, Window};
 
-use crate::environment::{
-    self, Autoreset, BLOB_CODECS, Environment, Event, FRAME_BYTES, FRAME_SHAPE, STATE_BYTES,
-};
+use crate::environment::{self, Autoreset, BLOB_CODECS, Environment, Event, FRAME_BYTES, FRAME_SHAPE, STATE_BYTES};
 use crate::{Run, expected_ids, oracle, run};
 
 const APPENDS: usize = 40;
@@ -56,15 +52,10 @@ fn start(events: Vec<Vec<Event>>, autoreset: Autoreset, seed: u64) -> Vec<Enviro
 
 /// Samples every item once, reading at most the window of `view`.
 fn decode_all(run: &Run, view: &ViewSpec, threads: usize, seed: u64) -> Batch {
-    let options = DecodeOptions {
-        threads,
-        ..DecodeOptions::default()
-    };
+    let options = DecodeOptions { threads, ..DecodeOptions::default() };
     let decoder = Decoder::new(&environment::table_of(run.codec), view, options).unwrap();
     let mut rng = StdRng::seed_from_u64(seed);
-    let sampled = run
-        .stored
-        .sample(&run.stored.items, view.before(), view.after(), &mut rng);
+    let sampled = run.stored.sample(&run.stored.items, view.before(), view.after(), &mut rng);
     let batch = decoder.decode(&sampled, 0.4).unwrap();
     assert_eq!(batch.rejected, []);
     assert_eq!(batch.len, run.stored.items.len());
@@ -92,10 +83,7 @@ fn u64_of(bytes: &[u8]) -> u64 {
 }
 
 fn assert_close(got: f32, want: f64) {
-    assert!(
-        (f64::from(got) - want).abs() <= 1e-5 * want.abs().max(1.0),
-        "{got} is not {want}"
-    );
+    assert!((f64::from(got) - want).abs() <= 1e-5 * want.abs().max(1.0), "{got} is not {want}");
 }
 
 /// Takes the number of steps that no item stands for, and the counters, which have to agree but for windows that
@@ -287,14 +275,7 @@ fn observation_and_next_observation_share_a_buffer_where_they_overlap() {
     });
     let autoreset = Autoreset::NextStep;
     let frames = |events: Vec<Event>| {
-        let run = run(
-            Codec::Lz4,
-            &view,
-            start(vec![events], autoreset, 1),
-            autoreset,
-            12,
-            5,
-        );
+        let run = run(Codec::Lz4, &view, start(vec![events], autoreset, 1), autoreset, 12, 5);
         let batch = decode_all(&run, &view, 1, 1);
         let now = batch.get("observation").unwrap();
         let next = batch.get("next_observation").unwrap();

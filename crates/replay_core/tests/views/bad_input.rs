@@ -12,13 +12,7 @@ use crate::recorder::{Recorder, Stored};
 use crate::{append, append_changed, open};
 
 pub fn n_step(stack: u16, n: u16) -> ViewSpec {
-    ViewSpec::NStep(NStep {
-        observation: "frame".into(),
-        stack: stack.into(),
-        n,
-        gamma: 0.9,
-        padding: Padding::Zero,
-    })
+    ViewSpec::NStep(NStep { observation: "frame".into(), stack: stack.into(), n, gamma: 0.9, padding: Padding::Zero })
 }
 
 pub fn sequence(length: u16, burn_in: u16) -> ViewSpec {
@@ -45,12 +39,7 @@ pub fn decoder(view: &ViewSpec) -> Decoder {
 
 /// A decoder of samples whose blobs are packed by `codec`.
 pub fn decoder_of(codec: Codec, view: &ViewSpec) -> Decoder {
-    Decoder::new(
-        &environment::table_of(codec),
-        view,
-        DecodeOptions::default(),
-    )
-    .unwrap()
+    Decoder::new(&environment::table_of(codec), view, DecodeOptions::default()).unwrap()
 }
 
 fn stored(recorder: &Recorder) -> Stored {
@@ -122,20 +111,12 @@ fn an_unknown_column_is_named() {
 
 #[test]
 fn flags_of_another_number_of_streams_are_refused() {
-    assert_refused(
-        |step| step.terminated = Some(&[false, true]),
-        is_schema,
-        &["\"terminated\"", "[1]", "2 values"],
-    );
+    assert_refused(|step| step.terminated = Some(&[false, true]), is_schema, &["\"terminated\"", "[1]", "2 values"]);
 }
 
 #[test]
 fn a_final_row_without_an_end_is_refused() {
-    assert_refused(
-        |step| step.final_rows = Some(&[true]),
-        is_schema,
-        &["stream 0", "final row"],
-    );
+    assert_refused(|step| step.final_rows = Some(&[true]), is_schema, &["stream 0", "final row"]);
 }
 
 #[test]
@@ -154,11 +135,7 @@ fn bad_priorities_and_q_values_are_refused() {
         );
     }
     let q = |bytes, shape| Values::new(Dtype::Float32, shape, bytes);
-    assert_refused(
-        |step| step.q = Some(q(&NAN_Q, &[1, 3])),
-        is_schema,
-        &["q has to be finite", "NaN"],
-    );
+    assert_refused(|step| step.q = Some(q(&NAN_Q, &[1, 3])), is_schema, &["q has to be finite", "NaN"]);
     // Every action of the environment is 0, 1 or 2.
     let (mut writer, _) = open(&n_step(1, 1), 1, 10).unwrap();
     let mut rows = steps(&[], Autoreset::NextStep, 1);
@@ -235,13 +212,7 @@ fn stacks_start_after_every_end_when_nobody_says_where() {
         .unwrap();
     }
     writer.flush(&Wait::forever()).unwrap();
-    let item = |anchor, before, after| NewItem {
-        anchor,
-        stream: 0,
-        before,
-        after,
-        priority: None,
-    };
+    let item = |anchor, before, after| NewItem { anchor, stream: 0, before, after, priority: None };
     // Rows 0 and 1 are one stack, rows 2 and 3 the next.
     let items = [item(0, 0, 1), item(1, 1, 0), item(2, 0, 1)];
     assert_eq!(stored(&recorder).items, items);
@@ -250,10 +221,7 @@ fn stacks_start_after_every_end_when_nobody_says_where() {
 #[test]
 fn given_priorities_go_before_those_from_q_values() {
     let (mut writer, recorder) = open(&n_step(1, 1), 1, 50).unwrap();
-    for (row, given) in steps(&[], Autoreset::NextStep, 3)
-        .iter()
-        .zip([true, false, false])
-    {
+    for (row, given) in steps(&[], Autoreset::NextStep, 3).iter().zip([true, false, false]) {
         let row = std::slice::from_ref(row);
         append_changed(&mut writer, row, Autoreset::NextStep, |step| {
             step.priority = given.then_some(&[7.5]);
@@ -279,18 +247,10 @@ fn a_view_that_does_not_fit_is_refused() {
     refused(&config, &n_step(0, 1), &["stack", "got 0"]);
     refused(&config, &n_step(1, 0), &["n is", "got 0"]);
     refused(&config, &sequence(0, 0), &["length", "got 0"]);
-    let ViewSpec::NStep(good) = n_step(1, 1) else {
-        unreachable!("made as NStep")
-    };
-    let gamma = ViewSpec::NStep(NStep {
-        gamma: 1.5,
-        ..good.clone()
-    });
+    let ViewSpec::NStep(good) = n_step(1, 1) else { unreachable!("made as NStep") };
+    let gamma = ViewSpec::NStep(NStep { gamma: 1.5, ..good.clone() });
     refused(&config, &gamma, &["gamma", "1.5"]);
-    let other = ViewSpec::NStep(NStep {
-        observation: "image".into(),
-        ..good
-    });
+    let other = ViewSpec::NStep(NStep { observation: "image".into(), ..good });
     refused(&config, &other, &["\"image\"", "frame"]);
 
     let mut config = environment::table();
@@ -299,10 +259,7 @@ fn a_view_that_does_not_fit_is_refused() {
     config.columns[0].name = "observation".into();
     refused(&config, &n_step(1, 1), &["\"observation\"", "rename"]);
     config.columns[0].name = "ids".into();
-    let window = ViewSpec::Window(Window {
-        before: 0,
-        after: 0,
-    });
+    let window = ViewSpec::Window(Window { before: 0, after: 0 });
     refused(&config, &window, &["\"ids\"", "rename"]);
 
     let mut config = environment::table();
@@ -313,15 +270,8 @@ fn a_view_that_does_not_fit_is_refused() {
 #[test]
 fn pushes_that_could_not_fit_the_table_are_refused_at_the_start() {
     let open = |capacity, capacity_bytes, streams, chunk_steps| {
-        let config = TableConfig {
-            capacity,
-            capacity_bytes,
-            ..environment::table()
-        };
-        let options = WriterOptions {
-            chunk_steps,
-            ..WriterOptions::default()
-        };
+        let config = TableConfig { capacity, capacity_bytes, ..environment::table() };
+        let options = WriterOptions { chunk_steps, ..WriterOptions::default() };
         let channel = |_| -> replay_core::Result<_> { Ok(Box::new(Recorder::default()) as Box<_>) };
         Writer::over_channel(config.into(), streams, &n_step(1, 1), options, channel)
     };
@@ -347,19 +297,10 @@ fn a_stored_state_names_each_column_once() {
     let ViewSpec::Sequences(view) = sequence(4, 0) else {
         unreachable!("it has sequences");
     };
-    let twice = ViewSpec::Sequences(Sequences {
-        state: vec!["state".into(), "state".into()],
-        ..view.clone()
-    });
+    let twice = ViewSpec::Sequences(Sequences { state: vec!["state".into(), "state".into()], ..view.clone() });
     let error = twice.validate(&environment::table()).unwrap_err();
-    assert!(
-        error.to_string().contains("\"state\" appears twice"),
-        "{error}"
-    );
-    let many = Sequences {
-        state: vec![String::new(); TableConfig::MAX_COLUMNS + 1],
-        ..view
-    };
+    assert!(error.to_string().contains("\"state\" appears twice"), "{error}");
+    let many = Sequences { state: vec![String::new(); TableConfig::MAX_COLUMNS + 1], ..view };
     let text = serde_json::to_string(&many).unwrap();
     let error = serde_json::from_str::<Sequences>(&text).unwrap_err();
     assert!(error.to_string().contains("at most 256 names"), "{error}");

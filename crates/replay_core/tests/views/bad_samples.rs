@@ -21,20 +21,13 @@ fn good_sample(view: &ViewSpec) -> Sampled {
 
 /// A sample of every item of a run of the environment of that number.
 fn sample_of_stream(codec: Codec, stream: u64, view: &ViewSpec) -> Sampled {
-    let events = vec![
-        Event::GoesOn,
-        Event::LosesLife,
-        Event::GoesOn,
-        Event::Truncates,
-        Event::GoesOn,
-        Event::Terminates,
-    ];
+    let events =
+        vec![Event::GoesOn, Event::LosesLife, Event::GoesOn, Event::Truncates, Event::GoesOn, Event::Terminates];
     let autoreset = Autoreset::SameStep;
     let environment = Environment::new(stream, autoreset, events, 3);
     let run = run(codec, view, vec![environment], autoreset, 20, 7);
     let mut rng = StdRng::seed_from_u64(1);
-    run.stored
-        .sample(&run.stored.items, view.before(), view.after(), &mut rng)
+    run.stored.sample(&run.stored.items, view.before(), view.after(), &mut rng)
 }
 
 /// All blobs of a sample, one after the other.
@@ -110,13 +103,7 @@ fn flags_of(sampled: &Sampled) -> Vec<u8> {
 fn a_difference_that_does_not_apply_is_left_out() {
     let view = n_step(1, 1);
     let good = sample_of_stream(Codec::Lz4, 1, &view);
-    assert!(
-        decoder(&view)
-            .decode(&good, 0.4)
-            .unwrap()
-            .rejected
-            .is_empty()
-    );
+    assert!(decoder(&view).decode(&good, 0.4).unwrap().rejected.is_empty());
     // The last row is a difference; its frame's is the last blob. Its runs are a byte each, so what changes its last
     // skip makes it reach beyond the frame.
     let last = *flags_of(&good).last().unwrap();
@@ -125,17 +112,11 @@ fn a_difference_that_does_not_apply_is_left_out() {
     let skip = blobs.len() - 3;
     assert_eq!(blobs[skip + 1], 1, "a run of one byte");
     blobs[skip] = 32;
-    let sampled = Sampled {
-        blobs: vec![Bytes::from(blobs)],
-        ..good
-    };
+    let sampled = Sampled { blobs: vec![Bytes::from(blobs)], ..good };
     let batch = decoder(&view).decode(&sampled, 0.4).unwrap();
     assert_eq!(batch.rejected.len(), 1);
     let reason = &batch.rejected[0].reason;
-    assert!(
-        reason.contains("\"frame\"") && reason.contains("beyond"),
-        "{reason}"
-    );
+    assert!(reason.contains("\"frame\"") && reason.contains("beyond"), "{reason}");
 }
 
 #[test]
@@ -146,26 +127,16 @@ fn a_sample_that_begins_with_a_difference_is_refused() {
     rows[0] |= flags::DIFFERENCE;
     sampled.rows = Bytes::from(rows);
     let error = decoder(&view).decode(&sampled, 0.4).err().unwrap();
-    assert!(
-        matches!(&error, Error::Corrupt(why) if why.contains("begins with")),
-        "{error}"
-    );
+    assert!(matches!(&error, Error::Corrupt(why) if why.contains("begins with")), "{error}");
 }
 
 #[test]
 fn rows_that_are_for_reference_are_in_no_window() {
     let view = n_step(1, 1);
     let sampled = sample_of_stream(Codec::Lz4, 1, &view);
-    let references = flags_of(&sampled)
-        .iter()
-        .filter(|&flag| flag & flags::REFERENCE != 0)
-        .count();
+    let references = flags_of(&sampled).iter().filter(|&flag| flag & flags::REFERENCE != 0).count();
     assert!(references > 0);
-    let rows: usize = sampled
-        .items
-        .iter()
-        .map(|item| usize::from(item.before + 1 + item.after))
-        .sum();
+    let rows: usize = sampled.items.iter().map(|item| usize::from(item.before + 1 + item.after)).sum();
     assert_eq!(flags_of(&sampled).len(), rows + references);
 }
 
@@ -196,37 +167,24 @@ fn importance_weights_follow_their_normalisation() {
     let view = n_step(1, 1);
     let mut sampled = good_sample(&view);
     let weights = |sampled: &Sampled, normalization| {
-        let options = DecodeOptions {
-            normalization,
-            threads: 1,
-        };
+        let options = DecodeOptions { normalization, threads: 1 };
         let decoder = Decoder::new(&environment::table(), &view, options).unwrap();
         decoder.decode(sampled, 0.4).map(|batch| {
             let bytes = batch.get("weights").unwrap().to_bytes();
             let weights = bytes.chunks_exact(4);
-            weights
-                .map(|weight| f32::from_ne_bytes(weight.try_into().unwrap()))
-                .collect::<Vec<_>>()
+            weights.map(|weight| f32::from_ne_bytes(weight.try_into().unwrap())).collect::<Vec<_>>()
         })
     };
     let n = sampled.live_items as f64;
     let raw = |p: f64| (n * p).powf(-0.4);
     let p: Vec<_> = sampled.items.iter().map(|item| item.probability).collect();
     let largest = p.iter().map(|&p| raw(p)).fold(0.0, f64::max);
-    for (got, &p) in weights(&sampled, Normalization::Batch)
-        .unwrap()
-        .iter()
-        .zip(&p)
-    {
+    for (got, &p) in weights(&sampled, Normalization::Batch).unwrap().iter().zip(&p) {
         assert!((f64::from(*got) - raw(p) / largest).abs() < 1e-6);
     }
     assert!(weights(&sampled, Normalization::Memory).is_err());
     sampled.min_probability = Some(0.0005);
-    for (got, &p) in weights(&sampled, Normalization::Memory)
-        .unwrap()
-        .iter()
-        .zip(&p)
-    {
+    for (got, &p) in weights(&sampled, Normalization::Memory).unwrap().iter().zip(&p) {
         assert!((f64::from(*got) - raw(p) / raw(0.0005)).abs() < 1e-6);
     }
     assert!(decoder(&view).decode(&sampled, f64::NAN).is_err());

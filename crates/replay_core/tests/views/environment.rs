@@ -115,14 +115,7 @@ impl Environment {
             episode.observations.push(frame);
             step.q = episode.final_q;
             self.reset();
-            return Appended {
-                frame,
-                step,
-                first: false,
-                is_final: true,
-                final_frame: None,
-                final_q: [0.0; ACTIONS],
-            };
+            return Appended { frame, step, first: false, is_final: true, final_frame: None, final_q: [0.0; ACTIONS] };
         }
         let mut event = self.events.next().unwrap_or(Event::GoesOn);
         if event == Event::TruncatesUnseen && self.autoreset == Autoreset::NextStep {
@@ -153,14 +146,7 @@ impl Environment {
         } else if self.final_due.is_none() {
             self.reset();
         }
-        Appended {
-            frame,
-            step,
-            first,
-            is_final: false,
-            final_frame,
-            final_q,
-        }
+        Appended { frame, step, first, is_final: false, final_frame, final_q }
     }
 
     fn reset(&mut self) {
@@ -184,11 +170,7 @@ impl Environment {
 
     fn random_step(&mut self, event: Event) -> Step {
         self.taken += 1;
-        let changed = if self.changes_little() {
-            4
-        } else {
-            STATE_BYTES
-        };
+        let changed = if self.changes_little() { 4 } else { STATE_BYTES };
         self.rng.fill(&mut self.state[..changed]);
         Step {
             id: (self.stream << 32) | self.taken,

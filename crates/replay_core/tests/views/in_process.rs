@@ -15,20 +15,11 @@ use crate::environment::{self, Autoreset, BLOB_CODECS, Environment, Event};
 use crate::{append, oracle};
 
 fn view(stack: u16, n: u16) -> ViewSpec {
-    ViewSpec::NStep(NStep {
-        observation: "frame".into(),
-        stack: stack.into(),
-        n,
-        gamma: 0.9,
-        padding: Padding::Zero,
-    })
+    ViewSpec::NStep(NStep { observation: "frame".into(), stack: stack.into(), n, gamma: 0.9, padding: Padding::Zero })
 }
 
 fn sample_request(count: u32, view: &ViewSpec) -> SampleRequest {
-    SampleRequest {
-        min_probability: true,
-        ..SampleRequest::new("test", count, view)
-    }
+    SampleRequest { min_probability: true, ..SampleRequest::new("test", count, view) }
 }
 
 #[test]
@@ -45,9 +36,7 @@ fn samples_what_the_environments_did(codec: Codec) {
     let wait = Wait::forever();
     replay.create_table(&config, &wait).unwrap();
     let view = view(4, 3);
-    let ViewSpec::NStep(spec) = &view else {
-        unreachable!("made as NStep")
-    };
+    let ViewSpec::NStep(spec) = &view else { unreachable!("made as NStep") };
     let autoreset = Autoreset::SameStep;
     let mut environments: Vec<_> = (0..3)
         .map(|stream| {
@@ -60,10 +49,7 @@ fn samples_what_the_environments_did(codec: Codec) {
             Environment::new(stream, autoreset, events.collect(), 11)
         })
         .collect();
-    let options = WriterOptions {
-        chunk_steps: 7,
-        ..WriterOptions::default()
-    };
+    let options = WriterOptions { chunk_steps: 7, ..WriterOptions::default() };
     let mut writer = Writer::open(replay, "test", 3, &view, options, &wait).unwrap();
     for _ in 0..200 {
         let rows: Vec<_> = environments.iter_mut().map(Environment::advance).collect();
@@ -80,11 +66,7 @@ fn samples_what_the_environments_did(codec: Codec) {
         let batch = decoder.decode(&sampled, 0.4).unwrap();
         assert_eq!((batch.len, batch.rejected.len()), (128, 0));
         let column = |name: &str| batch.get(name).unwrap().to_bytes();
-        let (ids, now, next) = (
-            column("id"),
-            column("observation"),
-            column("next_observation"),
-        );
+        let (ids, now, next) = (column("id"), column("observation"), column("next_observation"));
         let reward = column("reward");
         for i in 0..batch.len {
             let id = u64::from_ne_bytes(ids[8 * i..8 * i + 8].try_into().unwrap());
@@ -98,11 +80,7 @@ fn samples_what_the_environments_did(codec: Codec) {
             seen.insert(id);
         }
     }
-    assert!(
-        seen.len() > 300,
-        "{} different items in 2560 samples",
-        seen.len()
-    );
+    assert!(seen.len() > 300, "{} different items in 2560 samples", seen.len());
 }
 
 #[test]
@@ -135,10 +113,7 @@ fn a_writer_held_back_by_the_limiter_loses_nothing() {
     config.min_size = 1;
     replay.create_table(&config, &wait).unwrap();
     let view = view(1, 1);
-    let options = WriterOptions {
-        chunk_steps: 10,
-        ..WriterOptions::default()
-    };
+    let options = WriterOptions { chunk_steps: 10, ..WriterOptions::default() };
     let mut writer = Writer::open(replay, "test", 1, &view, options, &wait).unwrap();
     let mut environment = Environment::new(0, Autoreset::NextStep, vec![], 1);
     let mut refused = 0;
@@ -153,9 +128,7 @@ fn a_writer_held_back_by_the_limiter_loses_nothing() {
             sampled.credit.unwrap().delivered();
         }
     }
-    writer
-        .close(&Wait::until(Some(Instant::now() + Duration::from_secs(60))))
-        .unwrap();
+    writer.close(&Wait::until(Some(Instant::now() + Duration::from_secs(60)))).unwrap();
     assert!(refused > 0);
     assert_eq!(writer.counters().items, 199);
     let mut ids = BTreeSet::new();
@@ -164,11 +137,7 @@ fn a_writer_held_back_by_the_limiter_loses_nothing() {
         let sampled = replay.sample(&sample_request(8, &view), &wait).unwrap();
         let batch = decoder.decode(&sampled, 0.0).unwrap();
         let column = batch.get("id").unwrap().to_bytes();
-        ids.extend(
-            column
-                .chunks_exact(8)
-                .map(|id| u64::from_ne_bytes(id.try_into().unwrap())),
-        );
+        ids.extend(column.chunks_exact(8).map(|id| u64::from_ne_bytes(id.try_into().unwrap())));
     }
     assert!(ids.iter().all(|&id| id <= 200));
 }
@@ -181,21 +150,14 @@ fn a_window_that_the_table_cannot_hold_between_the_other_streams_is_refused() {
     let (replay, wait): (&dyn Replay, _) = (&*memory, Wait::forever());
     replay.create_table(&config, &wait).unwrap();
     let open = |streams| {
-        let options = WriterOptions {
-            chunk_steps: 1,
-            ..WriterOptions::default()
-        };
+        let options = WriterOptions { chunk_steps: 1, ..WriterOptions::default() };
         Writer::open(replay, "test", streams, &view(4, 3), options, &wait).map(drop)
     };
     open(6).unwrap();
     let error = open(7).unwrap_err();
     assert!(matches!(error, Error::Config { .. }));
     let text = error.to_string();
-    for part in [
-        "7 steps (3 before the anchor, 3 after it)",
-        "43 steps of 7 streams",
-        "holds 40",
-    ] {
+    for part in ["7 steps (3 before the anchor, 3 after it)", "43 steps of 7 streams", "holds 40"] {
         assert!(text.contains(part), "{text}");
     }
 }

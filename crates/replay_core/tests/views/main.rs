@@ -19,9 +19,7 @@ use recorder::{Recorder, Stored};
 use replay_core::error::Result;
 use replay_core::schema::{Codec, Dtype};
 use replay_core::view::ViewSpec;
-use replay_core::writer::{
-    FinalObservations, StepBatch, Values, Writer, WriterCounters, WriterOptions,
-};
+use replay_core::writer::{FinalObservations, StepBatch, Values, Writer, WriterCounters, WriterOptions};
 
 /// A writer whose pushes are recorded.
 pub fn open(view: &ViewSpec, streams: u32, chunk_steps: u32) -> Result<(Writer, Recorder)> {
@@ -29,18 +27,10 @@ pub fn open(view: &ViewSpec, streams: u32, chunk_steps: u32) -> Result<(Writer, 
 }
 
 /// The same, with blobs packed by `codec`.
-pub fn open_of(
-    codec: Codec,
-    view: &ViewSpec,
-    streams: u32,
-    chunk_steps: u32,
-) -> Result<(Writer, Recorder)> {
+pub fn open_of(codec: Codec, view: &ViewSpec, streams: u32, chunk_steps: u32) -> Result<(Writer, Recorder)> {
     let recorder = Recorder::default();
     let channel = Box::new(recorder.clone());
-    let options = WriterOptions {
-        chunk_steps,
-        ..WriterOptions::default()
-    };
+    let options = WriterOptions { chunk_steps, ..WriterOptions::default() };
     let config = Arc::new(environment::table_of(codec));
     let writer = Writer::over_channel(config, streams, view, options, |_| Ok(channel))?;
     Ok((writer, recorder))
@@ -67,21 +57,12 @@ pub fn append_changed(
 
     let frames = join(rows.iter().map(|row| row.frame.to_vec()));
     let states = join(rows.iter().map(|row| row.step.state.clone()));
-    let actions = join(
-        rows.iter()
-            .map(|row| row.step.action.to_le_bytes().to_vec()),
-    );
-    let rewards = join(
-        rows.iter()
-            .map(|row| row.step.reward.to_le_bytes().to_vec()),
-    );
+    let actions = join(rows.iter().map(|row| row.step.action.to_le_bytes().to_vec()));
+    let rewards = join(rows.iter().map(|row| row.step.reward.to_le_bytes().to_vec()));
     let ids = join(rows.iter().map(|row| row.step.id.to_le_bytes().to_vec()));
     let q = join(rows.iter().map(|row| q_bytes(&row.step.q)));
     let final_q = join(rows.iter().map(|row| q_bytes(&row.final_q)));
-    let final_frames = join(
-        rows.iter()
-            .map(|row| row.final_frame.unwrap_or([9; 32]).to_vec()),
-    );
+    let final_frames = join(rows.iter().map(|row| row.final_frame.unwrap_or([9; 32]).to_vec()));
     let bits = |of: fn(&Appended) -> bool| rows.iter().map(of).collect::<Vec<bool>>();
     let terminated = bits(|row| row.step.terminates());
     let truncated = bits(|row| row.step.truncates());
@@ -94,18 +75,12 @@ pub fn append_changed(
     let state_shape = [streams, STATE_BYTES / 4];
     let columns = [
         ("action", Values::new(Dtype::Int64, &scalar_shape, &actions)),
-        (
-            "reward",
-            Values::new(Dtype::Float32, &scalar_shape, &rewards),
-        ),
+        ("reward", Values::new(Dtype::Float32, &scalar_shape, &rewards)),
         ("frame", Values::new(Dtype::Uint8, &frame_shape, &frames)),
         ("state", Values::new(Dtype::Float32, &state_shape, &states)),
         ("id", Values::new(Dtype::Uint64, &scalar_shape, &ids)),
     ];
-    let last = [(
-        "frame",
-        Values::new(Dtype::Uint8, &frame_shape, &final_frames),
-    )];
+    let last = [("frame", Values::new(Dtype::Uint8, &frame_shape, &final_frames))];
     let mut step = StepBatch {
         columns: &columns,
         terminated: Some(&terminated),
@@ -156,20 +131,14 @@ pub fn run(
     assert!(recorded.closed);
     Run {
         codec,
-        episodes: environments
-            .into_iter()
-            .flat_map(|environment| environment.episodes)
-            .collect(),
+        episodes: environments.into_iter().flat_map(|environment| environment.episodes).collect(),
         stored: Stored::new(&environment::table(), streams, &recorded.pushes),
         counters: writer.counters(),
     }
 }
 
 /// The ids of all steps for which `has_item` holds.
-pub fn expected_ids(
-    episodes: &[Episode],
-    has_item: impl Fn(&Episode, usize) -> bool,
-) -> BTreeSet<u64> {
+pub fn expected_ids(episodes: &[Episode], has_item: impl Fn(&Episode, usize) -> bool) -> BTreeSet<u64> {
     episodes
         .iter()
         .flat_map(|episode| {

@@ -67,19 +67,14 @@ impl World {
     fn append(&mut self, step: &Step) -> Result<()> {
         let observation = bytes(step.observation.as_flattened());
         let (reward, hidden) = (bytes(&step.reward), bytes(&step.hidden));
-        let last = step
-            .final_observation
-            .map(|last| bytes(last.as_flattened()));
+        let last = step.final_observation.map(|last| bytes(last.as_flattened()));
         let q = step.q.map(|q| bytes(q.as_flattened()));
         let final_q = step.final_q.map(|q| bytes(q.as_flattened()));
         let shape = [2, 2, 2];
         let last = last.as_ref();
         let last = last.map(|last| [("observation", Values::new(Dtype::Float32, &shape, last))]);
         let columns = [
-            (
-                "observation",
-                Values::new(Dtype::Float32, &shape, &observation),
-            ),
+            ("observation", Values::new(Dtype::Float32, &shape, &observation)),
             ("action", Values::new(Dtype::Uint8, &[2], &[0; 2])),
             ("reward", Values::new(Dtype::Float32, &[2], &reward)),
             ("hidden", Values::new(Dtype::Float32, &[2], &hidden)),
@@ -114,9 +109,7 @@ impl World {
     /// Steps in the table, without final rows, once all have arrived.
     fn stored(&mut self) -> u64 {
         self.writer.flush(&Wait::forever()).unwrap();
-        self.memory.stats()["tables"]["t"]["steps"]
-            .as_u64()
-            .unwrap()
+        self.memory.stats()["tables"]["t"]["steps"].as_u64().unwrap()
     }
 }
 
@@ -153,10 +146,7 @@ fn a_reward_is_refused() {
 #[test]
 fn a_bad_observation_is_named_before_its_q_values() {
     let mut world = World::new(&table(|_| ()), &n_step());
-    let mut step = Step {
-        q: Some([[0.0, f32::NAN, 0.0]; 2]),
-        ..Step::default()
-    };
+    let mut step = Step { q: Some([[0.0, f32::NAN, 0.0]; 2]), ..Step::default() };
     world.refuses(&step, &["q has to be finite, got NaN"]);
     step.observation[0][0] = f32::NAN;
     world.refuses(&step, &["\"observation\" of stream 0 is NaN at [0, 0]"]);
@@ -171,26 +161,16 @@ fn a_bad_observation_is_named_before_its_q_values() {
     };
     world.refuses(&last, &["final q has to be finite, got NaN"]);
     last.final_observation = Some([[0.0; 4], [0.0, 0.0, 0.0, f32::INFINITY]]);
-    world.refuses(
-        &last,
-        &["\"final_observation\" of stream 1 is inf at [1, 1]"],
-    );
+    world.refuses(&last, &["\"final_observation\" of stream 1 is inf at [1, 1]"]);
 }
 
 /// The rewards of final rows, and final observations of episodes that go on, are not read.
 #[test]
 fn what_is_not_read_is_not_refused() {
     let mut world = World::new(&table(|_| ()), &n_step());
-    let end = Step {
-        truncated: [true, false],
-        ..Step::default()
-    };
+    let end = Step { truncated: [true, false], ..Step::default() };
     world.append(&end).unwrap();
-    let mut last = Step {
-        final_rows: Some([true, false]),
-        reward: [f32::NAN, 0.0],
-        ..Step::default()
-    };
+    let mut last = Step { final_rows: Some([true, false]), reward: [f32::NAN, 0.0], ..Step::default() };
     let mut bad = last;
     bad.observation[0][3] = f32::NAN;
     world.refuses(&bad, &["\"observation\" of stream 0 is NaN at [1, 1]"]);
@@ -199,11 +179,8 @@ fn what_is_not_read_is_not_refused() {
     last.reward[1] = 0.0;
     world.append(&last).unwrap();
 
-    let same_step = Step {
-        truncated: [false, true],
-        final_observation: Some([[f32::NAN; 4], [1.0; 4]]),
-        ..Step::default()
-    };
+    let same_step =
+        Step { truncated: [false, true], final_observation: Some([[f32::NAN; 4], [1.0; 4]]), ..Step::default() };
     world.append(&same_step).unwrap();
     assert_eq!(world.writer.counters().final_rows, 2);
 }
@@ -215,40 +192,24 @@ fn columns_of_finite_false_and_others_take_any_number() {
         config.columns[2].finite = false;
     };
     let mut world = World::new(&table(any), &n_step());
-    let mut step = Step {
-        observation: [[f32::NAN; 4]; 2],
-        reward: [f32::INFINITY; 2],
-        hidden: [f32::NAN; 2],
-        ..Step::default()
-    };
+    let mut step =
+        Step { observation: [[f32::NAN; 4]; 2], reward: [f32::INFINITY; 2], hidden: [f32::NAN; 2], ..Step::default() };
     world.append(&step).unwrap();
     // The initial priority would be infinite.
     step.q = Some([[0.0; 3]; 2]);
-    world.refuses(
-        &step,
-        &["the reward of stream 0 is inf", "give priorities instead"],
-    );
+    world.refuses(&step, &["the reward of stream 0 is inf", "give priorities instead"]);
     assert_eq!(world.stored(), 2);
 
     let mut world = World::new(&table(|_| ()), &n_step());
-    let hidden = Step {
-        hidden: [f32::NAN; 2],
-        ..Step::default()
-    };
+    let hidden = Step { hidden: [f32::NAN; 2], ..Step::default() };
     world.append(&hidden).unwrap();
 }
 
 /// A window names no observation, but the table's view may.
 #[test]
 fn the_views_of_writer_and_table_name_observations() {
-    let observation = Step {
-        observation: [[f32::NAN; 4]; 2],
-        ..Step::default()
-    };
-    let reward = Step {
-        reward: [f32::NAN; 2],
-        ..Step::default()
-    };
+    let observation = Step { observation: [[f32::NAN; 4]; 2], ..Step::default() };
+    let reward = Step { reward: [f32::NAN; 2], ..Step::default() };
     let mut world = World::new(&table(|_| ()), &window());
     world.append(&observation).unwrap();
     world.refuses(&reward, &["\"reward\" of stream 0"]);
@@ -261,26 +222,18 @@ fn the_views_of_writer_and_table_name_observations() {
 
 #[test]
 fn every_float_is_checked() {
-    for (dtype, nan) in [
-        (Dtype::Float16, half::f16::NAN.to_le_bytes().to_vec()),
-        (Dtype::Float64, f64::NAN.to_le_bytes().to_vec()),
-    ] {
-        let columns = vec![
-            Column::scalar("observation", dtype),
-            Column::scalar("reward", Dtype::Int8),
-        ];
+    for (dtype, nan) in
+        [(Dtype::Float16, half::f16::NAN.to_le_bytes().to_vec()), (Dtype::Float64, f64::NAN.to_le_bytes().to_vec())]
+    {
+        let columns = vec![Column::scalar("observation", dtype), Column::scalar("reward", Dtype::Int8)];
         let memory = Memory::new(MemoryLimits::default());
-        memory
-            .create_table(&TableConfig::new("t", columns, 1_000))
-            .unwrap();
+        memory.create_table(&TableConfig::new("t", columns, 1_000)).unwrap();
         let options = WriterOptions::default();
         let wait = Wait::forever();
         let mut writer = Writer::open(&*memory, "t", 1, &n_step(), options, &wait).unwrap();
         let mut append = |bytes: &[u8]| {
-            let columns = [
-                ("observation", Values::new(dtype, &[1], bytes)),
-                ("reward", Values::new(Dtype::Int8, &[1], &[0x7f])),
-            ];
+            let columns =
+                [("observation", Values::new(dtype, &[1], bytes)), ("reward", Values::new(Dtype::Int8, &[1], &[0x7f]))];
             writer.append(&StepBatch::new(&columns), &wait)
         };
         let error = append(&nan).unwrap_err();

@@ -52,36 +52,21 @@ pub fn n_step(view: &NStep, episode: &Episode, anchor: usize) -> Option<NStepIte
     } else {
         stack(episode, last + 1, view.stack.before() + 1, view.padding)
     };
-    let discount = if terminated {
-        0.0
-    } else {
-        view.gamma.powi(steps as i32)
-    };
+    let discount = if terminated { 0.0 } else { view.gamma.powi(steps as i32) };
     let step = &episode.steps[anchor];
     let target = reward + discount * greedy(episode, last + 1);
-    Some(NStepItem {
-        observation,
-        next_observation,
-        reward,
-        discount,
-        priority: (target - taken(step)).abs(),
-    })
+    Some(NStepItem { observation, next_observation, reward, discount, priority: (target - taken(step)).abs() })
 }
 
 /// The steps of the sequence that begins at a step, if there is one, and its priority.
 pub fn sequence(view: &Sequences, episode: &Episode, first: usize) -> Option<(usize, f64)> {
-    let life = episode.steps[..first]
-        .iter()
-        .rposition(Step::terminates)
-        .map_or(0, |lost| lost + 1);
+    let life = episode.steps[..first].iter().rposition(Step::terminates).map_or(0, |lost| lost + 1);
     if !(first - life).is_multiple_of(view.period.into()) {
         return None;
     }
     let full = usize::from(view.burn_in + view.length);
     let left = &episode.steps[first..];
-    let to_end = left
-        .iter()
-        .position(|step| step.terminates() || step.truncates());
+    let to_end = left.iter().position(|step| step.terminates() || step.truncates());
     let steps = match to_end {
         Some(end) if end < full => end + 1,
         _ => full,
@@ -96,11 +81,7 @@ pub fn sequence(view: &Sequences, episode: &Episode, first: usize) -> Option<(us
     let errors: Vec<f64> = (first + usize::from(view.burn_in)..=last)
         .map(|at| {
             let step = &episode.steps[at];
-            let bootstrap = if step.terminates() {
-                0.0
-            } else {
-                view.gamma * greedy(episode, at + 1)
-            };
+            let bootstrap = if step.terminates() { 0.0 } else { view.gamma * greedy(episode, at + 1) };
             (f64::from(step.reward) + bootstrap - taken(step)).abs()
         })
         .collect();

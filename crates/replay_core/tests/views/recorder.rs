@@ -67,10 +67,7 @@ impl Stored {
     pub fn new(config: &TableConfig, streams: usize, pushes: &[PushBody]) -> Self {
         let layout = RowLayout::of(config);
         let row_bytes = layout.row_bytes;
-        let mut stored = Stored {
-            rows: vec![Vec::new(); streams],
-            items: Vec::new(),
-        };
+        let mut stored = Stored { rows: vec![Vec::new(); streams], items: Vec::new() };
         for push in pushes {
             let mut payload = &push.payload[..];
             for (index, head) in push.chunks.iter().enumerate() {
@@ -126,11 +123,7 @@ impl Stored {
             for index in first..=last {
                 let row = &stream[index];
                 let missing = row.key.filter(|&key| known != Some(key));
-                for (index, flag) in missing
-                    .map(|key| (key, flags::REFERENCE))
-                    .into_iter()
-                    .chain([(index, 0)])
-                {
+                for (index, flag) in missing.map(|key| (key, flags::REFERENCE)).into_iter().chain([(index, 0)]) {
                     rows.push(stream[index].fields[0] | flag);
                     rows.extend_from_slice(&stream[index].fields[1..]);
                     segment.extend_from_slice(&stream[index].blobs);

@@ -34,10 +34,7 @@ struct Record {
 }
 
 fn main() -> Result<ExitCode> {
-    let counted = Record {
-        rustc: rustc()?,
-        counts: operations::count_all(),
-    };
+    let counted = Record { rustc: rustc()?, counts: operations::count_all() };
     let mut out = std::io::stdout();
     if std::env::args().any(|argument| argument == "--record") {
         let text = serde_json::to_string_pretty(&counted)?;
@@ -48,10 +45,7 @@ fn main() -> Result<ExitCode> {
     let recorded = match std::fs::read_to_string(RECORDED) {
         Ok(text) => text,
         Err(error) => {
-            writeln!(
-                out,
-                "benchmarks/counts.json: {error}; `make bench-record` makes it"
-            )?;
+            writeln!(out, "benchmarks/counts.json: {error}; `make bench-record` makes it")?;
             return Ok(ExitCode::FAILURE);
         }
     };
@@ -92,13 +86,7 @@ fn differences(recorded: &BTreeMap<String, Counts>, counted: &BTreeMap<String, C
                 writeln!(lines, "  {operation}").expect("a string takes it");
             }
             let text = |count: Option<&f64>| count.map_or("nothing".to_owned(), f64::to_string);
-            writeln!(
-                lines,
-                "    {name}: recorded {}, counted {}",
-                text(old),
-                text(new)
-            )
-            .expect("a string takes it");
+            writeln!(lines, "    {name}: recorded {}, counted {}", text(old), text(new)).expect("a string takes it");
         }
     }
     lines

@@ -30,26 +30,13 @@ const BATCH: usize = 512;
 const PARAMETER_BYTES: usize = 4 * 3_292_837;
 const LEAVES: u32 = 1 << 20;
 
-const FOREVER: Wait<'static> = Wait {
-    deadline: None,
-    interrupted: &|| false,
-    notice: None,
-};
+const FOREVER: Wait<'static> = Wait { deadline: None, interrupted: &|| false, notice: None };
 
 /// Every operation with its counts.
 pub fn count_all() -> BTreeMap<String, Counts> {
     let mut all = BTreeMap::new();
-    let limits = MemoryLimits {
-        seed: Some(0),
-        ..MemoryLimits::default()
-    };
-    Fixture {
-        name: "in process",
-        replay: &*Memory::new(limits),
-        count: in_process,
-        all: &mut all,
-    }
-    .count_all();
+    let limits = MemoryLimits { seed: Some(0), ..MemoryLimits::default() };
+    Fixture { name: "in process", replay: &*Memory::new(limits), count: in_process, all: &mut all }.count_all();
     Fixture {
         name: "remote",
         replay: &world::connect(Memory::new(limits)).expect("a server that answers"),
@@ -83,15 +70,12 @@ impl Fixture<'_> {
     fn count(&mut self, operation: &str, run: &mut dyn FnMut(usize)) {
         (0..WARM_UP).for_each(&mut *run);
         let counts = (self.count)(TIMES, run);
-        self.all
-            .insert(format!("{operation}, {}", self.name), counts);
+        self.all.insert(format!("{operation}, {}", self.name), counts);
     }
 
     fn count_pushes(&mut self) {
         for (streams, named) in [(STREAMS, "16 streams"), (1, "one stream")] {
-            let frames: Vec<_> = (0..CHUNK_STEPS)
-                .map(|step| breakout::frames(step, streams))
-                .collect();
+            let frames: Vec<_> = (0..CHUNK_STEPS).map(|step| breakout::frames(step, streams)).collect();
             let mut writer = open(self.replay, streams);
             let mut push = |_| {
                 for frames in &frames {
@@ -107,10 +91,7 @@ impl Fixture<'_> {
     /// Also the ids of a batch.
     fn count_samples(&mut self, table: &TableConfig) -> Vec<u64> {
         let view = breakout::view();
-        let options = DecodeOptions {
-            threads: 1,
-            ..DecodeOptions::default()
-        };
+        let options = DecodeOptions { threads: 1, ..DecodeOptions::default() };
         let decoder = Decoder::new(table, &view, options).expect("a view of the table");
         let request = SampleRequest {
             table: table.name.clone(),
@@ -148,9 +129,7 @@ impl Fixture<'_> {
         let replay = self.replay;
         let parameters = parameters();
         self.count("put 13 MB of parameters", &mut |_| {
-            replay
-                .put_parameters("policy", parameters.clone(), &FOREVER)
-                .expect("a version");
+            replay.put_parameters("policy", parameters.clone(), &FOREVER).expect("a version");
         });
         self.count("get 13 MB of parameters", &mut |_| {
             let got = replay.get_parameters("policy", 0, None, &FOREVER);
@@ -161,19 +140,15 @@ impl Fixture<'_> {
 }
 
 fn open(replay: &dyn Replay<Error>, streams: usize) -> Writer<Error> {
-    let options = WriterOptions {
-        chunk_steps: CHUNK_STEPS as u32,
-        ..WriterOptions::default()
-    };
+    let options = WriterOptions { chunk_steps: CHUNK_STEPS as u32, ..WriterOptions::default() };
     let view = breakout::view();
     Writer::open(replay, "breakout", streams as u32, &view, options, &FOREVER).expect("a writer")
 }
 
 /// A safetensors file with one tensor.
 fn parameters() -> Bytes {
-    let header = format!(
-        r#"{{"w":{{"dtype":"U8","shape":[{PARAMETER_BYTES}],"data_offsets":[0,{PARAMETER_BYTES}]}}}}"#
-    );
+    let header =
+        format!(r#"{{"w":{{"dtype":"U8","shape":[{PARAMETER_BYTES}],"data_offsets":[0,{PARAMETER_BYTES}]}}}}"#);
     let mut file = (header.len() as u64).to_le_bytes().to_vec();
     file.extend(header.as_bytes());
     file.resize(file.len() + PARAMETER_BYTES, 7);

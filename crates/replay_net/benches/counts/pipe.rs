@@ -32,21 +32,10 @@ pub struct End {
 
 /// Both ends of a new connection.
 pub fn connection() -> (End, End) {
-    let pipe = || {
-        Arc::new(Mutex::new(Pipe {
-            bytes: VecDeque::with_capacity(ROOM),
-            ..Pipe::default()
-        }))
-    };
+    let pipe = || Arc::new(Mutex::new(Pipe { bytes: VecDeque::with_capacity(ROOM), ..Pipe::default() }));
     let (up, down) = (pipe(), pipe());
-    let near = End {
-        incoming: down.clone(),
-        outgoing: up.clone(),
-    };
-    let far = End {
-        incoming: up,
-        outgoing: down,
-    };
+    let near = End { incoming: down.clone(), outgoing: up.clone() };
+    let far = End { incoming: up, outgoing: down };
     (near, far)
 }
 
@@ -61,11 +50,7 @@ fn wake(waker: &mut Option<Waker>) {
 }
 
 impl AsyncRead for End {
-    fn poll_read(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
+    fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let mut pipe = lock(&self.incoming);
         if pipe.bytes.is_empty() && !pipe.ended {
             pipe.reader = Some(context.waker().clone());
@@ -84,11 +69,7 @@ impl AsyncRead for End {
 }
 
 impl AsyncWrite for End {
-    fn poll_write(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         self.poll_write_vectored(context, &[IoSlice::new(bytes)])
     }
 

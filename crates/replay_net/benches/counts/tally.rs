@@ -70,19 +70,13 @@ pub type Counts = BTreeMap<String, f64>;
 pub fn remote(times: usize, operation: &mut dyn FnMut(usize)) -> Counts {
     let [client, server] = counted(times, operation);
     let of = |side, counts: [_; 5]| counts.map(|(name, each)| (format!("{side} {name}"), each));
-    of("client", client)
-        .into_iter()
-        .chain(of("server", server))
-        .collect()
+    of("client", client).into_iter().chain(of("server", server)).collect()
 }
 
 /// Runs `operation` with the numbers up to `times`, in one process: nothing goes over a transport.
 pub fn in_process(times: usize, operation: &mut dyn FnMut(usize)) -> Counts {
     let [ours, _] = counted(times, operation);
-    ours.into_iter()
-        .filter(|(name, _)| name.starts_with("alloc"))
-        .map(|(name, each)| (name.to_owned(), each))
-        .collect()
+    ours.into_iter().filter(|(name, _)| name.starts_with("alloc")).map(|(name, each)| (name.to_owned(), each)).collect()
 }
 
 fn counted(times: usize, operation: &mut dyn FnMut(usize)) -> [[(&'static str, f64); 5]; 2] {
@@ -109,9 +103,7 @@ unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let tally = running();
         tally.allocations.fetch_add(1, Relaxed);
-        tally
-            .allocated_bytes
-            .fetch_add(layout.size() as u64, Relaxed);
+        tally.allocated_bytes.fetch_add(layout.size() as u64, Relaxed);
         // SAFETY: the caller's promises are the system's conditions.
         unsafe { System.alloc(layout) }
     }

@@ -64,10 +64,7 @@ impl Wake for Woken {
 /// Starts a server of `memory` and connects a client to it.
 pub fn connect(memory: Arc<Memory>) -> Result<Client> {
     let server = Arc::new(Server::new(&ServerConfig::default(), memory)?);
-    let stack = Counted {
-        started: Instant::now(),
-        shared: SharedTasks::default(),
-    };
+    let stack = Counted { started: Instant::now(), shared: SharedTasks::default() };
     let world = World {
         tasks: FuturesUnordered::new(),
         shared: stack.shared.clone(),
@@ -76,11 +73,7 @@ pub fn connect(memory: Arc<Memory>) -> Result<Client> {
     stack.spawn(server.run(stack.clone(), vec![stack.shared.clone()], Vec::new()));
     WORLD.set(Some(world));
     let address: Address = "unix:///counted".parse()?;
-    let dialer = Dialer::over(
-        address,
-        ConnectOptions::default(),
-        Box::new(|| Ok(Box::new(Near(open())))),
-    )?;
+    let dialer = Dialer::over(address, ConnectOptions::default(), Box::new(|| Ok(Box::new(Near(open())))))?;
     Client::through(dialer, &Wait::forever())
 }
 
@@ -139,9 +132,7 @@ impl Stack for Counted {
     }
 
     fn address(&self, _: &SharedTasks) -> Address {
-        Address::Unix {
-            path: "/counted".into(),
-        }
+        Address::Unix { path: "/counted".into() }
     }
 
     async fn accept(&self, listener: &mut SharedTasks) -> io::Result<(End, String)> {
@@ -203,11 +194,7 @@ impl AsyncRead for Near {
 }
 
 impl AsyncWrite for Near {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         self.turns(|end| end.poll_write(context, bytes))
     }
 

@@ -24,8 +24,5 @@ pub fn start(level: LogLevel) {
     let targets = Targets::new()
         .with_targets(crate::log_targets().map(|target| (target, level)))
         .with_default(level.min(LevelFilter::WARN));
-    let _ = tracing_subscriber::registry()
-        .with(lines)
-        .with(targets)
-        .try_init();
+    let _ = tracing_subscriber::registry().with(lines).with(targets).try_init();
 }

@@ -83,9 +83,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
             eprintln!("innet-replay: {error}");
             match error {
                 Error::Config(_)
-                | Error::Memory(
-                    replay_core::Error::Table { .. } | replay_core::Error::TableDiffers { .. },
-                ) => 2,
+                | Error::Memory(replay_core::Error::Table { .. } | replay_core::Error::TableDiffers { .. }) => 2,
                 _ => 1,
             }
         }

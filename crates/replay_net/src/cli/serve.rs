@@ -36,22 +36,17 @@ pub struct ServeFlags {
 impl ServeFlags {
     /// The file's configuration, overridden by the flags given in `matches`. Without a token in either, INNET_TOKEN is the
     /// token.
-    pub(super) fn config(
-        &self,
-        matches: &ArgMatches,
-        environment_token: Option<String>,
-    ) -> Result<ServerConfig> {
+    pub(super) fn config(&self, matches: &ArgMatches, environment_token: Option<String>) -> Result<ServerConfig> {
         let (text, origin) = match &self.file {
             Some(path) => {
-                let text = fs::read_to_string(path).map_err(|error| {
-                    Error::Config(format!("{} cannot be read: {error}", path.display()))
-                })?;
+                let text = fs::read_to_string(path)
+                    .map_err(|error| Error::Config(format!("{} cannot be read: {error}", path.display())))?;
                 (text, path.display().to_string())
             }
             None => (String::new(), "command line".to_owned()),
         };
-        let mut flags = toml::Table::try_from(&self.settings)
-            .map_err(|error| Error::Config(format!("command line: {error}")))?;
+        let mut flags =
+            toml::Table::try_from(&self.settings).map_err(|error| Error::Config(format!("command line: {error}")))?;
         let given = |id: &&str| matches.value_source(id) == Some(ValueSource::CommandLine);
         let given: Vec<&str> = matches.ids().map(Id::as_str).filter(given).collect();
         flags.retain(|name, _| given.contains(&name));
@@ -69,10 +64,8 @@ impl ServeFlags {
 pub fn run(flags: &ServeFlags, matches: &ArgMatches) -> Result<()> {
     let config = flags.config(matches, std::env::var("INNET_TOKEN").ok())?;
     log::start(config.log_level);
-    let runtime = runtime::Builder::new_current_thread()
-        .enable_io()
-        .build()
-        .map_err(io_error("cannot make a runtime"))?;
+    let runtime =
+        runtime::Builder::new_current_thread().enable_io().build().map_err(io_error("cannot make a runtime"))?;
     runtime.block_on(async {
         let handler = |kind| signal(kind).map_err(io_error("cannot handle signals"));
         let mut terminate = handler(SignalKind::terminate())?;
@@ -121,18 +114,10 @@ fn announce(running: &RunningServer) {
     let addresses = running.addresses().iter();
     let mut addresses: Vec<String> = addresses.map(Address::to_string).collect();
     addresses.extend(running.extension_addresses());
-    addresses.extend(
-        running
-            .http()
-            .map(|address| format!("statistics {address}")),
-    );
+    addresses.extend(running.http().map(|address| format!("statistics {address}")));
     // Ignores errors: standard output may be closed.
     let mut out = io::stdout().lock();
-    let _ = writeln!(
-        out,
-        "innet-replay {RELEASE} ready on {}",
-        addresses.join(" ")
-    );
+    let _ = writeln!(out, "innet-replay {RELEASE} ready on {}", addresses.join(" "));
     let _ = out.flush();
 }
 
@@ -158,17 +143,9 @@ mod tests {
     fn flags_override_the_file_and_the_file_the_defaults() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("server.toml");
-        fs::write(
-            &path,
-            "max_bytes = \"1GiB\"\nmax_connections = 7\nlisten = [\"unix:///tmp/a\"]",
-        )
-        .unwrap();
+        fs::write(&path, "max_bytes = \"1GiB\"\nmax_connections = 7\nlisten = [\"unix:///tmp/a\"]").unwrap();
         let file = ["--config", path.to_str().unwrap()];
-        let line = [
-            "--max-bytes=2GiB",
-            "--listen=innet://[::1]:1",
-            "--listen=unix:///tmp/b",
-        ];
+        let line = ["--max-bytes=2GiB", "--listen=innet://[::1]:1", "--listen=unix:///tmp/b"];
         let config = config(&[&file[..], &line[..]].concat(), None).unwrap();
         assert_eq!(config.max_bytes, 2 << 30);
         assert_eq!(config.max_connections, 7);
@@ -216,10 +193,7 @@ mod tests {
     fn what_cannot_be_used_is_named() {
         let error = |arguments: &[&str]| config(arguments, None).unwrap_err().to_string();
         assert!(error(&["--config=/nowhere/a.toml"]).contains("/nowhere/a.toml"));
-        for (flag, part) in [
-            ("--max-bytes=lots", "lots"),
-            ("--listen=ftp://a", "unknown scheme"),
-        ] {
+        for (flag, part) in [("--max-bytes=lots", "lots"), ("--listen=ftp://a", "unknown scheme")] {
             let refused = Line::try_parse_from(["serve", flag]).err().unwrap();
             assert!(refused.to_string().contains(part), "{refused}");
         }
@@ -241,17 +215,11 @@ mod tests {
             snapshot: Some("a".into()),
             ..ServerConfig::default()
         };
-        let mut fields: Vec<String> = toml::Table::try_from(filled)
-            .unwrap()
-            .keys()
-            .cloned()
-            .collect();
+        let mut fields: Vec<String> = toml::Table::try_from(filled).unwrap().keys().cloned().collect();
         fields.retain(|field| field != "tables");
         fields.push("file".to_owned());
-        let mut flags: Vec<String> = Line::command()
-            .get_arguments()
-            .map(|argument| argument.get_id().to_string())
-            .collect();
+        let mut flags: Vec<String> =
+            Line::command().get_arguments().map(|argument| argument.get_id().to_string()).collect();
         fields.sort();
         flags.sort();
         assert_eq!(flags, fields);

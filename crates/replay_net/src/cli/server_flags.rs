@@ -53,9 +53,7 @@ impl MemoryFlags {
     /// # Errors
     /// Errors of [`ServerFlags::connect`].
     pub fn connect(&self) -> Result<Arc<dyn Replay<Error>>> {
-        Ok(Arc::new(
-            self.server.connect_within(self.namespace.clone())?,
-        ))
+        Ok(Arc::new(self.server.connect_within(self.namespace.clone())?))
     }
 }
 

@@ -159,16 +159,10 @@ impl Load {
     fn shares(&self, flags: &SizeFlags) -> [(&'static str, f64); 6] {
         let port = USABLE * flags.gigabits * 1e9 / 8.0;
         [
-            (
-                "processors",
-                self.processors / (USABLE * flags.processors as f64),
-            ),
+            ("processors", self.processors / (USABLE * flags.processors as f64)),
             ("receiving", self.received / port),
             ("sending", self.sent / port),
-            (
-                "memory",
-                self.memory / (USABLE_MEMORY * flags.server_bytes as f64),
-            ),
+            ("memory", self.memory / (USABLE_MEMORY * flags.server_bytes as f64)),
             ("the table", self.steps / TableConfig::MAX_CAPACITY as f64),
             ("connections", self.connections / MAX_CONNECTIONS as f64),
         ]
@@ -225,22 +219,13 @@ impl Size {
         let (part, share) = load.fullest(flags);
         let rows = [
             ("servers", format!("{servers}")),
-            (
-                "processors",
-                format!("{:.2} of {}", load.processors, flags.processors),
-            ),
+            ("processors", format!("{:.2} of {}", load.processors, flags.processors)),
             ("receives", format!("{} a second", bytes(load.received))),
             ("sends", format!("{} a second", bytes(load.sent))),
             ("memory", bytes(load.memory)),
             ("connections", with_separators(load.connections as u64)),
-            (
-                "a learner",
-                format!("receives {} a second", bytes(flags.batch_bytes())),
-            ),
-            (
-                "fullest",
-                format!("{part}, {:.0} % of what may be used", 100.0 * share),
-            ),
+            ("a learner", format!("receives {} a second", bytes(flags.batch_bytes()))),
+            ("fullest", format!("{part}, {:.0} % of what may be used", 100.0 * share)),
         ];
         for (name, value) in rows {
             let _ = writeln!(text, "{name:<12} {value}");

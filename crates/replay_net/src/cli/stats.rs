@@ -27,11 +27,7 @@ pub fn run(flags: &StatsFlags) -> Result<()> {
     let client = flags.memory.connect()?;
     loop {
         let stats = client.stats(&patience())?;
-        let mut text = if flags.json {
-            stats.to_string()
-        } else {
-            tables(&stats)
-        };
+        let mut text = if flags.json { stats.to_string() } else { tables(&stats) };
         if flags.json || flags.watch.is_some() {
             text.push('\n');
         }
@@ -56,9 +52,8 @@ fn section(text: &mut String, title: &str, values: &Value) {
     let Some(values) = values.as_object() else {
         return;
     };
-    let (groups, singles): (Vec<_>, Vec<_>) = values
-        .iter()
-        .partition(|(_, value)| value.is_object() && !is_histogram(value));
+    let (groups, singles): (Vec<_>, Vec<_>) =
+        values.iter().partition(|(_, value)| value.is_object() && !is_histogram(value));
     if !singles.is_empty() {
         if !text.is_empty() {
             text.push('\n');
@@ -66,11 +61,7 @@ fn section(text: &mut String, title: &str, values: &Value) {
         if !title.is_empty() {
             text.push_str(&format!("{}\n", printable(title)));
         }
-        let width = singles
-            .iter()
-            .map(|(name, _)| name.len())
-            .max()
-            .unwrap_or(0);
+        let width = singles.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
         for (name, value) in singles {
             text.push_str(&format!("  {name:width$}  {:>16}\n", readable(name, value)));
         }
@@ -122,11 +113,7 @@ pub(super) fn readable_bytes(bytes: u64) -> String {
     let power = (bytes.max(1).ilog2() / 10).min(unit.len() as u32 - 1);
     match power {
         0 => format!("{bytes} B"),
-        _ => format!(
-            "{:.1} {}",
-            bytes as f64 / f64::from(1u32 << 10).powi(power as i32),
-            unit[power as usize]
-        ),
+        _ => format!("{:.1} {}", bytes as f64 / f64::from(1u32 << 10).powi(power as i32), unit[power as usize]),
     }
 }
 
@@ -171,15 +158,9 @@ mod tests {
             "parameters": {},
         });
         let text = tables(&stats);
-        let lines: Vec<Vec<&str>> = text
-            .lines()
-            .map(|l| l.split_whitespace().collect())
-            .collect();
+        let lines: Vec<Vec<&str>> = text.lines().map(|l| l.split_whitespace().collect()).collect();
         assert!(lines.contains(&vec!["uptime_s", "1.500"]));
-        let apex = lines
-            .iter()
-            .position(|line| line == &["tables", "apex"])
-            .unwrap();
+        let apex = lines.iter().position(|line| line == &["tables", "apex"]).unwrap();
         assert_eq!(lines[apex + 1], ["steps", "12,345"]);
         assert!(lines.contains(&vec!["tables", "other"]));
         assert!(!text.contains("parameters"));

@@ -29,9 +29,7 @@ pub struct DropFlags {
 /// Parses a table's name; refuses the address of a server.
 fn table_name(text: &str) -> std::result::Result<String, String> {
     match text.contains("://") {
-        true => Err(format!(
-            "this is an address, which follows the name of the table: innet-replay drop NAME {text}"
-        )),
+        true => Err(format!("this is an address, which follows the name of the table: innet-replay drop NAME {text}")),
         false => Ok(text.to_owned()),
     }
 }

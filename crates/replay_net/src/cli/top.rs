@@ -30,17 +30,10 @@ pub fn run(flags: &TopFlags) -> Result<()> {
     let client = flags.memory.connect()?;
     let mut before: Option<Moment> = None;
     loop {
-        let now = Moment {
-            time: Instant::now(),
-            stats: client.stats(&patience())?,
-        };
+        let now = Moment { time: Instant::now(), stats: client.stats(&patience())? };
         // Counters restart with the server, so no rates across a restart.
         let same = |earlier: &&Moment| earlier.stats["incarnation"] == now.stats["incarnation"];
-        let lines = Change {
-            before: before.as_ref().filter(same).unwrap_or(&now),
-            now: &now,
-        }
-        .lines();
+        let lines = Change { before: before.as_ref().filter(same).unwrap_or(&now), now: &now }.lines();
         if print(&lines).is_err() {
             // Broken pipe (`| head`).
             return Ok(());
@@ -52,9 +45,7 @@ pub fn run(flags: &TopFlags) -> Result<()> {
 
 fn print(lines: &[String]) -> io::Result<()> {
     let mut text = String::new();
-    if let (true, Some((Width(width), Height(height)))) =
-        (io::stdout().is_terminal(), terminal_size())
-    {
+    if let (true, Some((Width(width), Height(height)))) = (io::stdout().is_terminal(), terminal_size()) {
         // Cursor to the upper left corner. Each line clears the rest of its row, and the end clears the rows below.
         text.push_str("\x1b[H");
         for line in lines.iter().take(usize::from(height).saturating_sub(1)) {
@@ -143,8 +134,7 @@ impl Change<'_> {
             let path = |statistic: &str| format!("/tables/{}/{statistic}", escaped(name));
             let rate = |statistic: &str| readable_count(self.rate(&path(statistic)));
             let name = printable(name);
-            let ratio =
-                number(&table["limiter_sampled"]) / number(&table["limiter_inserted"]).max(1.0);
+            let ratio = number(&table["limiter_sampled"]) / number(&table["limiter_inserted"]).max(1.0);
             let age = self.gained(&path("sample_age"));
             let lag = self.gained(&path("version_lag"));
             rows.push(vec![
@@ -164,24 +154,16 @@ impl Change<'_> {
                 readable_count(age.mean()),
                 readable_count(lag.mean()),
             ]);
-            for (calls, reason) in [
-                ("waiting_pushes", "pushes_wait_for"),
-                ("waiting_samples", "samples_wait_for"),
-            ] {
+            for (calls, reason) in [("waiting_pushes", "pushes_wait_for"), ("waiting_samples", "samples_wait_for")] {
                 let waiting = number(&table[calls]);
                 if waiting > 0.0 {
                     let calls = calls.trim_start_matches("waiting_");
                     let reason = printable(text(&table[reason]));
-                    notes.push(format!(
-                        "  {name}: waiting {calls}: {} ({reason})",
-                        readable_count(waiting)
-                    ));
+                    notes.push(format!("  {name}: waiting {calls}: {} ({reason})", readable_count(waiting)));
                 }
             }
             if table["failed"] == true {
-                notes.push(format!(
-                    "  {name} has failed: drop it, or restart the server"
-                ));
+                notes.push(format!("  {name} has failed: drop it, or restart the server"));
             }
         }
         let head = [
@@ -217,11 +199,7 @@ impl Change<'_> {
                 ]);
             }
         }
-        aligned(
-            lines,
-            &["WRITER", "TABLE", "STEPS", "PUSHES THAT WAITED", "WAITED"],
-            rows,
-        );
+        aligned(lines, &["WRITER", "TABLE", "STEPS", "PUSHES THAT WAITED", "WAITED"], rows);
     }
 
     fn requests(&self, lines: &mut Vec<String>) {
@@ -235,9 +213,7 @@ impl Change<'_> {
                 readable_time(times.quantile(0.99)),
             ]
         };
-        let rows = members(&self.now.stats["server"]["latency_s"])
-            .map(row)
-            .collect();
+        let rows = members(&self.now.stats["server"]["latency_s"]).map(row).collect();
         aligned(lines, &["REQUEST", "PER s", "MEDIAN", "99 %"], rows);
     }
 
@@ -252,11 +228,7 @@ impl Change<'_> {
             ]
         };
         let rows = members(&self.now.stats["parameters"]).map(row).collect();
-        aligned(
-            lines,
-            &["PARAMETERS", "VERSION", "BYTES", "READERS BEHIND"],
-            rows,
-        );
+        aligned(lines, &["PARAMETERS", "VERSION", "BYTES", "READERS BEHIND"], rows);
     }
 
     /// A table for each group of named members of an extension, with all numbers and texts.
@@ -282,10 +254,7 @@ impl Change<'_> {
                             }
                         }
                     };
-                    [printable(name)]
-                        .into_iter()
-                        .chain(keys.iter().map(cell))
-                        .collect()
+                    [printable(name)].into_iter().chain(keys.iter().map(cell)).collect()
                 };
                 let rows = members(named).map(row).collect();
                 let title = format!("{extension}:{}", pointer.replace('/', " "));
@@ -335,9 +304,7 @@ impl Buckets {
         Buckets {
             count: histogram["count"].as_u64().unwrap_or(0),
             sum: number(&histogram["sum"]),
-            ranges: ranges
-                .map(|range| (range[0].as_f64(), range[1].as_u64().unwrap_or(0)))
-                .collect(),
+            ranges: ranges.map(|range| (range[0].as_f64(), range[1].as_u64().unwrap_or(0))).collect(),
         }
     }
 
@@ -427,18 +394,14 @@ mod tests {
 
     #[test]
     fn snapshots_are_one_line_with_the_age_of_the_last() {
-        let mut stats =
-            json!({"saved": 0, "failed": 2, "age_s": null, "bytes": null, "duration_s": null});
+        let mut stats = json!({"saved": 0, "failed": 2, "age_s": null, "bytes": null, "duration_s": null});
         let line = |stats: &Value| snapshots(stats).unwrap();
         assert_eq!(line(&stats), "0 snapshots saved  2 failed");
         stats["saved"] = 7.into();
         stats["age_s"] = 61.25.into();
         stats["bytes"] = (3u64 << 30).into();
         stats["duration_s"] = 0.25.into();
-        assert_eq!(
-            line(&stats),
-            "7 snapshots saved, the last 61.2 s ago (3.0 GiB in 250.0 ms)  2 failed"
-        );
+        assert_eq!(line(&stats), "7 snapshots saved, the last 61.2 s ago (3.0 GiB in 250.0 ms)  2 failed");
         assert_eq!(snapshots(&Value::Null), None);
     }
 
@@ -465,51 +428,28 @@ mod tests {
             })
         };
         let start = Instant::now();
-        let moment = |seconds, stats| Moment {
-            time: start + Duration::from_secs(seconds),
-            stats,
-        };
+        let moment = |seconds, stats| Moment { time: start + Duration::from_secs(seconds), stats };
         let (before, now) = (moment(0, stats(1000, 10)), moment(2, stats(6000, 110)));
-        let change = Change {
-            before: &before,
-            now: &now,
-        };
+        let change = Change { before: &before, now: &now };
         let lines = change.lines();
         let text = lines.join("\n");
         let table = lines.iter().find(|line| line.starts_with("a/b")).unwrap();
         assert!(!text.contains('\u{1b}'), "{text}");
-        let cells: Vec<&str> = table
-            .split("  ")
-            .map(str::trim)
-            .filter(|c| !c.is_empty())
-            .collect();
-        assert_eq!(
-            cells[1..5],
-            ["6,000", "1,000,000", "2.0 KiB", "2,500"],
-            "{text}"
-        );
+        let cells: Vec<&str> = table.split("  ").map(str::trim).filter(|c| !c.is_empty()).collect();
+        assert_eq!(cells[1..5], ["6,000", "1,000,000", "2.0 KiB", "2,500"], "{text}");
         assert_eq!(cells[8..], ["2.5", "4", "0", "1.5"], "{text}");
         assert!(!text.contains("snapshots"), "{text}");
         let words = |begin| {
             let line = lines.iter().find(|line| line.starts_with(begin)).unwrap();
             line.split_whitespace().collect::<Vec<_>>().join(" ")
         };
-        assert!(
-            words("ADD").ends_with("ER: JOBS ROUND STATE WORKERS"),
-            "{text}"
-        );
+        assert!(words("ADD").ends_with("ER: JOBS ROUND STATE WORKERS"), "{text}");
         assert_eq!(words("run-1"), "run-1 6,000 (2,500/s) disk full");
         assert_eq!(words("run-2"), "run-2 3");
-        assert!(
-            text.contains("waiting pushes: 2 (the rate limiter)"),
-            "{text}"
-        );
+        assert!(text.contains("waiting pushes: 2 (the rate limiter)"), "{text}");
         let push = lines.iter().find(|line| line.starts_with("push")).unwrap();
         // The hundred new ones are between one and two milliseconds.
         assert!(push.contains("50") && push.contains("1.5 ms"), "{push}");
-        assert!(
-            text.contains("50 requests/s") && text.contains("actor 1"),
-            "{text}"
-        );
+        assert!(text.contains("50 requests/s") && text.contains("actor 1"), "{text}");
     }
 }

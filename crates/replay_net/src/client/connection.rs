@@ -76,9 +76,7 @@ impl Dialer {
         }
         let tls = match (&address, &options.tls_ca) {
             (Address::Tcp { port: 0, .. }, _) => {
-                return refuse(format!(
-                    "{address} has port 0: write the port that the server printed at its start"
-                ));
+                return refuse(format!("{address} has port 0: write the port that the server printed at its start"));
             }
             (Address::Tcp { tls: true, .. }, Some(path)) => Some(tls::client_config(path)?.into()),
             (Address::Tcp { tls: true, .. }, None) => {
@@ -154,12 +152,7 @@ impl Dialer {
     ///
     /// # Errors
     /// Errors of [`Dialer::dial`].
-    pub fn dial_until(
-        &self,
-        until: Option<Instant>,
-        silent_since: Instant,
-        wait: &Wait<'_>,
-    ) -> Result<Connection> {
+    pub fn dial_until(&self, until: Option<Instant>, silent_since: Instant, wait: &Wait<'_>) -> Result<Connection> {
         self.check_process()?;
         let driver = self.driver()?;
         // Relaxed, as all accesses: only the limit of an attempt depends on it.
@@ -170,60 +163,51 @@ impl Dialer {
             if until == own {
                 self.unanswered.store(unanswered + 1, Ordering::Relaxed);
             }
-            let text = format!(
-                "no answer within {} ms",
-                host::elapsed(silent_since).as_millis()
-            );
+            let text = format!("no answer within {} ms", host::elapsed(silent_since).as_millis());
             self.unreachable(io::Error::new(io::ErrorKind::TimedOut, text))
         };
         let limits = FrameLimits::new(self.options.max_frame_bytes);
         let server = ServerWait::new(self.address.to_string());
-        let (pipeline, incarnation, kept) =
-            driver.drive(wait, Some(until), late, &server, async {
-                let (stream, channel_binding) = self.stream().await?;
-                let mut pipeline = RequestPipeline::new(stream, limits, self.address.to_string())
-                    .within(self.options.namespace.clone());
-                let token = self.options.token.as_ref().map(|token| &*token.0);
-                let program = self.options.program;
-                let incarnation = match pipeline.handshake(token, channel_binding, program).await {
-                    Ok(incarnation) => incarnation,
-                    Err(error) => {
-                        pipeline.close().await;
-                        return Err(self.explain(error));
-                    }
-                };
-                let mut kept = None;
-                // Relaxed: a race only sends the tables twice, and creating a table is idempotent.
-                let known = self.incarnation.load(Ordering::Relaxed);
-                if known != incarnation {
-                    // A restarted server may be empty.
-                    let tables: Vec<_> = self.tables().values().cloned().collect();
-                    for table in tables {
-                        let body = RequestBody::CreateTable(table);
-                        match pipeline.call(u32::MAX, body).await {
-                            Ok(reply) => expect_reply!(reply, ReplyBody::Done => ())?,
-                            // Actors may not create tables: a learner's client does.
-                            Err(error) if error.code() == ErrorCode::Forbidden => {}
-                            Err(error) => return Err(error),
-                        }
-                    }
-                    if known != 0 {
-                        let reply = pipeline.call(u32::MAX, RequestBody::Stats(Stats)).await?;
-                        let stats = expect_reply!(reply, ReplyBody::Stats(stats) => stats)?;
-                        kept = Some(outage::kept(&stats));
-                    }
-                    self.incarnation.store(incarnation, Ordering::Relaxed);
+        let (pipeline, incarnation, kept) = driver.drive(wait, Some(until), late, &server, async {
+            let (stream, channel_binding) = self.stream().await?;
+            let mut pipeline =
+                RequestPipeline::new(stream, limits, self.address.to_string()).within(self.options.namespace.clone());
+            let token = self.options.token.as_ref().map(|token| &*token.0);
+            let program = self.options.program;
+            let incarnation = match pipeline.handshake(token, channel_binding, program).await {
+                Ok(incarnation) => incarnation,
+                Err(error) => {
+                    pipeline.close().await;
+                    return Err(self.explain(error));
                 }
-                Ok((pipeline, incarnation, kept))
-            })?;
+            };
+            let mut kept = None;
+            // Relaxed: a race only sends the tables twice, and creating a table is idempotent.
+            let known = self.incarnation.load(Ordering::Relaxed);
+            if known != incarnation {
+                // A restarted server may be empty.
+                let tables: Vec<_> = self.tables().values().cloned().collect();
+                for table in tables {
+                    let body = RequestBody::CreateTable(table);
+                    match pipeline.call(u32::MAX, body).await {
+                        Ok(reply) => expect_reply!(reply, ReplyBody::Done => ())?,
+                        // Actors may not create tables: a learner's client does.
+                        Err(error) if error.code() == ErrorCode::Forbidden => {}
+                        Err(error) => return Err(error),
+                    }
+                }
+                if known != 0 {
+                    let reply = pipeline.call(u32::MAX, RequestBody::Stats(Stats)).await?;
+                    let stats = expect_reply!(reply, ReplyBody::Stats(stats) => stats)?;
+                    kept = Some(outage::kept(&stats));
+                }
+                self.incarnation.store(incarnation, Ordering::Relaxed);
+            }
+            Ok((pipeline, incarnation, kept))
+        })?;
         self.outage.end(&self.address, kept.as_deref());
         self.unanswered.store(0, Ordering::Relaxed);
-        Ok(Connection {
-            incarnation,
-            process: self.process,
-            tls: self.tls.is_some(),
-            open: Some((pipeline, driver)),
-        })
+        Ok(Connection { incarnation, process: self.process, tls: self.tls.is_some(), open: Some((pipeline, driver)) })
     }
 
     /// Tables that this client created and did not drop: it creates them again at a restarted server.
@@ -248,9 +232,7 @@ impl Dialer {
     /// A stream to the server, and the keying material of its TLS session.
     async fn stream(&self) -> Result<(Box<dyn ByteStream>, Option<ChannelBinding>)> {
         if let Some(open) = &self.open {
-            return open()
-                .map(|stream| (stream, None))
-                .map_err(|e| self.unreachable(e));
+            return open().map(|stream| (stream, None)).map_err(|e| self.unreachable(e));
         }
         let (host, port) = match &self.address {
             Address::Unix { path } => {
@@ -259,15 +241,12 @@ impl Dialer {
             }
             Address::Tcp { host, port, .. } => (host.as_str(), *port),
         };
-        let stream = self
-            .tcp(host, port)
-            .await
-            .map_err(|e| self.unreachable(e))?;
+        let stream = self.tcp(host, port).await.map_err(|e| self.unreachable(e))?;
         let Some(tls) = &self.tls else {
             return Ok((stream, None));
         };
-        let name = ServerName::try_from(host.to_owned())
-            .map_err(|e| Error::Config(format!("{}: {e}", self.address)))?;
+        let name =
+            ServerName::try_from(host.to_owned()).map_err(|e| Error::Config(format!("{}: {e}", self.address)))?;
         let stream = tls.connect(name, stream).await;
         let stream = stream.map_err(|error| self.tls_failed(error))?;
         let channel_binding = channel_binding(stream.get_ref().1)?;
@@ -284,10 +263,7 @@ impl Dialer {
     }
 
     fn unreachable(&self, source: io::Error) -> Error {
-        Error::Connect {
-            address: self.address.to_string(),
-            source,
-        }
+        Error::Connect { address: self.address.to_string(), source }
     }
 
     /// The error of a failed TLS handshake: a broken connection, or the wrong server.
@@ -313,23 +289,16 @@ impl Dialer {
             _ => "is it an innet-replay server?",
         };
         match error {
-            Error::Wire(replay_wire::Error::Protocol(reason)) => {
-                Error::protocol(format!("{reason}; {hint}"))
-            }
-            Error::Disconnected { address, reason } if self.outage.connections() == 0 => {
-                Error::Disconnected {
-                    address,
-                    reason: format!(
-                        "{reason}; {hint} (a server that restarts or is at a limit, max_handshakes or \
+            Error::Wire(replay_wire::Error::Protocol(reason)) => Error::protocol(format!("{reason}; {hint}")),
+            Error::Disconnected { address, reason } if self.outage.connections() == 0 => Error::Disconnected {
+                address,
+                reason: format!(
+                    "{reason}; {hint} (a server that restarts or is at a limit, max_handshakes or \
                                      max_handshakes_per_address, closes connections like this, too)"
-                    ),
-                }
-            }
+                ),
+            },
             // Handshake frames are short: these lengths are the first bytes of another protocol.
-            Error::TooLarge(error) => Error::TooLarge(TooLarge {
-                advice: hint,
-                ..error
-            }),
+            Error::TooLarge(error) => Error::TooLarge(TooLarge { advice: hint, ..error }),
             other => other,
         }
     }
@@ -406,18 +375,11 @@ impl Connection {
     ///
     /// # Errors
     /// [`Error::Deadline`] when the server does not answer; errors of [`RequestPipeline::call`].
-    pub fn call(
-        &mut self,
-        dialer: &Dialer,
-        wait: &Wait<'_>,
-        body: RequestBody,
-    ) -> Result<ReplyBody> {
+    pub fn call(&mut self, dialer: &Dialer, wait: &Wait<'_>, body: RequestBody) -> Result<ReplyBody> {
         let until = wait.deadline.map(|d| d + dialer.options.grace);
         let late = || no_answer(&dialer.address);
         let deadline_ms = deadline_ms(wait.deadline);
-        self.run(wait, until, late, |pipeline| {
-            pipeline.call(deadline_ms, body)
-        })
+        self.run(wait, until, late, |pipeline| pipeline.call(deadline_ms, body))
     }
 
     /// Sends TLS's close_notify if possible at once. Without it the server cannot tell the end from a truncation attack.
@@ -469,10 +431,7 @@ pub fn deadline_ms(deadline: Option<Instant>) -> u32 {
         return u32::MAX;
     };
     let left = deadline.saturating_duration_since(host::now());
-    left.as_nanos()
-        .div_ceil(1_000_000)
-        .try_into()
-        .unwrap_or(u32::MAX)
+    left.as_nanos().div_ceil(1_000_000).try_into().unwrap_or(u32::MAX)
 }
 
 /// Runs a connection's futures.
@@ -513,9 +472,7 @@ impl Driver {
                 stack.run(wait, until, server, work)?;
                 done.unwrap_or_else(|| Err(server.explain(late())))
             }
-            Driver::Runtime(ClientRuntime(None)) => {
-                Err(Error::Internal("the connection's runtime is gone".into()))
-            }
+            Driver::Runtime(ClientRuntime(None)) => Err(Error::Internal("the connection's runtime is gone".into())),
             Driver::Runtime(ClientRuntime(Some(runtime))) => {
                 let mut work = pin!(work);
                 let mut slices = wait.slices(until);

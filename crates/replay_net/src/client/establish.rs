@@ -16,11 +16,7 @@ use base::wait::Wait;
 ///
 /// # Errors
 /// Errors of [`Client::connect`](super::Client::connect), from the last attempt or an earlier, more informative one.
-pub fn first_connection(
-    dialer: &Dialer,
-    until: Option<Instant>,
-    wait: &Wait<'_>,
-) -> Result<Connection> {
+pub fn first_connection(dialer: &Dialer, until: Option<Instant>, wait: &Wait<'_>) -> Result<Connection> {
     let options = &dialer.options;
     let begun = host::now();
     let longest = match options.connect_timeout.max(options.await_server) {
@@ -31,10 +27,7 @@ pub fn first_connection(
     let called = wait.deadline.and_then(|d| d.checked_add(options.grace));
     let ends = [begun.checked_add(longest), until, called];
     let end = ends.into_iter().flatten().min();
-    let patient = Wait {
-        deadline: [wait.deadline, until].into_iter().flatten().min(),
-        ..*wait
-    };
+    let patient = Wait { deadline: [wait.deadline, until].into_iter().flatten().min(), ..*wait };
     // Start of the current series of attempts without an answer.
     let mut silent_since = None;
     let longest = |error: &Error| outage(options, error);

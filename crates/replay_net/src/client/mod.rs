@@ -53,15 +53,15 @@ pub use namespace::Namespace;
 use pipeline::{is_broken, is_renewal, unexpected};
 use pool::{ConnectionPool, retry_for, while_broken};
 use replay_core::replay::{
-    Listing, OpenWriter, Parameters, PushChannel, ReadSteps, Replay, SampleChannel, SampleRequest,
-    Sampled, StepsRead, UpdateChannel, UpdateReceipt, WriterId,
+    Listing, OpenWriter, Parameters, PushChannel, ReadSteps, Replay, SampleChannel, SampleRequest, Sampled, StepsRead,
+    UpdateChannel, UpdateReceipt, WriterId,
 };
 use replay_core::schema::TableConfig;
 use replay_wire::ErrorCode;
 use replay_wire::auth::Secret;
 use replay_wire::{
-    Call, DescribeTable, DropTable, GetParameters, List, PutParameters, ReplyBody, ReportCorrupt,
-    RequestBody, Stats, UpdatePriorities,
+    Call, DescribeTable, DropTable, GetParameters, List, PutParameters, ReplyBody, ReportCorrupt, RequestBody, Stats,
+    UpdatePriorities,
 };
 
 /// Options of a connection: credentials, timeouts and limits.
@@ -156,12 +156,7 @@ impl Client {
         let idle = ConnectionPool::default();
         idle.give(establish::first_connection(&dialer, None, wait)?);
         let reconnect_for = dialer.options.reconnect_for;
-        Ok(Client {
-            dialer,
-            idle,
-            reconnect_for,
-            parameters: Mutex::default(),
-        })
+        Ok(Client { dialer, idle, reconnect_for, parameters: Mutex::default() })
     }
 
     /// A client that connects at its first call.
@@ -191,23 +186,14 @@ impl Client {
 
     /// Sends a request, and repeats it on a new connection after a broken one. `question` gets the incarnation of the connection's server,
     /// which may have restarted since the last attempt.
-    fn ask<C: Call>(
-        &self,
-        wait: &Wait<'_>,
-        question: impl Fn(u64) -> C,
-    ) -> Result<(C::Reply, u64)> {
-        let (reply, incarnation) =
-            self.exchange(wait, &|incarnation| question(incarnation).into())?;
+    fn ask<C: Call>(&self, wait: &Wait<'_>, question: impl Fn(u64) -> C) -> Result<(C::Reply, u64)> {
+        let (reply, incarnation) = self.exchange(wait, &|incarnation| question(incarnation).into())?;
         let reply = reply.try_into().map_err(|other| unexpected(&other))?;
         Ok((reply, incarnation))
     }
 
     /// [`Self::ask`] before the reply has a type.
-    fn exchange(
-        &self,
-        wait: &Wait<'_>,
-        question: &dyn Fn(u64) -> RequestBody,
-    ) -> Result<(ReplyBody, u64)> {
+    fn exchange(&self, wait: &Wait<'_>, question: &dyn Fn(u64) -> RequestBody) -> Result<(ReplyBody, u64)> {
         let longest = while_broken(self.reconnect_for);
         retry_for(longest, &mut None, &self.dialer, wait, || {
             let mut connection = self.idle.take(&self.dialer, wait)?;
@@ -220,9 +206,7 @@ impl Client {
             // After any other error a request may be in flight, or the connection broken.
             match &reply {
                 Ok(_) => self.idle.give(connection),
-                Err(error @ (Error::Remote { .. } | Error::RemoteDeadline { .. }))
-                    if !is_broken(error) =>
-                {
+                Err(error @ (Error::Remote { .. } | Error::RemoteDeadline { .. })) if !is_broken(error) => {
                     self.idle.give(connection);
                 }
                 Err(_) => {}
@@ -247,20 +231,8 @@ impl Client {
         self.put_numbered(name, 0, version, bytes, wait)
     }
 
-    fn put_numbered(
-        &self,
-        name: &str,
-        id: u64,
-        version: u64,
-        bytes: Bytes,
-        wait: &Wait<'_>,
-    ) -> Result<u64> {
-        let (stored, _) = self.ask(wait, |_| PutParameters {
-            name: name.into(),
-            id,
-            version,
-            bytes: bytes.clone(),
-        })?;
+    fn put_numbered(&self, name: &str, id: u64, version: u64, bytes: Bytes, wait: &Wait<'_>) -> Result<u64> {
+        let (stored, _) = self.ask(wait, |_| PutParameters { name: name.into(), id, version, bytes: bytes.clone() })?;
         let stored = stored.ok_or_else(|| unexpected(&ReplyBody::Parameters(None)))?;
         Ok(stored.version)
     }
@@ -281,9 +253,7 @@ impl Commands for Client {
 impl Replay<Error> for Client {
     fn create_table(&self, config: &TableConfig, wait: &Wait<'_>) -> Result<()> {
         self.call(wait, config)?;
-        self.dialer
-            .tables()
-            .insert(config.name.clone(), config.clone());
+        self.dialer.tables().insert(config.name.clone(), config.clone());
         Ok(())
     }
 
@@ -312,11 +282,7 @@ impl Replay<Error> for Client {
         }
     }
 
-    fn open_writer(
-        &self,
-        open: OpenWriter,
-        wait: &Wait<'_>,
-    ) -> Result<Box<dyn PushChannel<Error>>> {
+    fn open_writer(&self, open: OpenWriter, wait: &Wait<'_>) -> Result<Box<dyn PushChannel<Error>>> {
         let channel = push::Pushes::open(self.dialer.clone(), open, wait)?;
         Ok(Box::new(channel))
     }
@@ -325,11 +291,7 @@ impl Replay<Error> for Client {
         self.call(wait, request)
     }
 
-    fn sampler(
-        &self,
-        request: SampleRequest,
-        in_flight: usize,
-    ) -> Result<Box<dyn SampleChannel<Error>>> {
+    fn sampler(&self, request: SampleRequest, in_flight: usize) -> Result<Box<dyn SampleChannel<Error>>> {
         self.dialer.check_process()?;
         let channel = sample::Samples::new(self.dialer.clone(), request, in_flight);
         Ok(Box::new(channel))
@@ -360,18 +322,8 @@ impl Replay<Error> for Client {
         self.call(wait, request)
     }
 
-    fn report_corrupt(
-        &self,
-        table: &str,
-        id: u64,
-        reason: &str,
-        wait: &Wait<'_>,
-    ) -> Result<Option<String>> {
-        let report = ReportCorrupt {
-            table: table.into(),
-            id,
-            reason: reason.into(),
-        };
+    fn report_corrupt(&self, table: &str, id: u64, reason: &str, wait: &Wait<'_>) -> Result<Option<String>> {
+        let report = ReportCorrupt { table: table.into(), id, reason: reason.into() };
         self.call(wait, &report)
     }
 

@@ -55,10 +55,7 @@ impl Namespace {
     fn reason(&self, reason: &WaitReason) -> WaitReason {
         let short = |name: &String| self.short(name).unwrap_or(name).to_owned();
         match reason {
-            WaitReason::Table(wait) => WaitReason::Table(TableWait {
-                table: short(&wait.table),
-                ..wait.clone()
-            }),
+            WaitReason::Table(wait) => WaitReason::Table(TableWait { table: short(&wait.table), ..wait.clone() }),
             WaitReason::Outdated(wait) => WaitReason::Outdated(OutdatedWriter {
                 table: short(&wait.table),
                 writer: short(&wait.writer),
@@ -66,9 +63,7 @@ impl Namespace {
                 ..wait.clone()
             }),
             WaitReason::Other(sentence) => WaitReason::Other(self.message(sentence)),
-            WaitReason::AtServer(server, reason) => {
-                WaitReason::AtServer(server.clone(), Box::new(self.reason(reason)))
-            }
+            WaitReason::AtServer(server, reason) => WaitReason::AtServer(server.clone(), Box::new(self.reason(reason))),
             other => other.clone(),
         }
     }
@@ -81,13 +76,10 @@ impl Namespace {
         }
         match error {
             Error::Deadline { waited_for } => Error::deadline(self.reason(&waited_for)),
-            Error::RemoteDeadline { waited_for } => Error::RemoteDeadline {
-                waited_for: Box::new(self.reason(&waited_for)),
-            },
-            error => Error::Remote {
-                code: error.code(),
-                message: self.message(&text),
-            },
+            Error::RemoteDeadline { waited_for } => {
+                Error::RemoteDeadline { waited_for: Box::new(self.reason(&waited_for)) }
+            }
+            error => Error::Remote { code: error.code(), message: self.message(&text) },
         }
     }
 
@@ -102,8 +94,7 @@ impl Namespace {
     /// A server's error of an unknown table, which lists the tables of the namespace alone.
     fn unknown_table(&self, message: &str) -> String {
         let listed = message.split_once("; there are ");
-        let Some((missing, known)) = listed.or_else(|| message.split_once("; the memory has no"))
-        else {
+        let Some((missing, known)) = listed.or_else(|| message.split_once("; the memory has no")) else {
             return self.message(message);
         };
         // A name of another namespace has no such piece: quotation marks in names are escaped.
@@ -133,11 +124,7 @@ impl Namespace {
             None => false,
         };
         match reply {
-            ReplyBody::Error {
-                code,
-                message,
-                waited_for,
-            } => {
+            ReplyBody::Error { code, message, waited_for } => {
                 *message = match code {
                     ErrorCode::UnknownTable => self.unknown_table(message),
                     _ => self.message(message),
@@ -155,9 +142,7 @@ impl Namespace {
             }
             ReplyBody::Listing(listing) => {
                 listing.tables.retain_mut(|table| inside(&mut table.name));
-                listing
-                    .parameters
-                    .retain_mut(|listed| inside(&mut listed.name));
+                listing.parameters.retain_mut(|listed| inside(&mut listed.name));
             }
             _ => {}
         }
@@ -216,10 +201,7 @@ impl FromStr for Namespace {
                 Self::MAX_LENGTH
             )));
         }
-        Ok(Namespace {
-            prefix: format!("{text}/"),
-            quoted: format!("\"{text}/"),
-        })
+        Ok(Namespace { prefix: format!("{text}/"), quoted: format!("\"{text}/") })
     }
 }
 
@@ -250,10 +232,7 @@ mod tests {
         let long = format!("{longest}a");
         for bad in ["", "a/b", "a b", "\"", "\u{e9}", &long] {
             let refused = bad.parse::<Namespace>().unwrap_err().to_string();
-            assert!(
-                refused.starts_with(&format!("namespace {bad:?}: it has 1 to 40")),
-                "{refused}"
-            );
+            assert!(refused.starts_with(&format!("namespace {bad:?}: it has 1 to 40")), "{refused}");
         }
     }
 
@@ -268,25 +247,17 @@ mod tests {
         let deadline = short(Error::deadline("items of table \"run-7/t\""));
         assert_eq!(deadline.waited_for(), Some(&"items of table \"t\"".into()));
         let short = |error: replay_core::Error| short(error.into());
-        let differs = short(replay_core::Error::TableDiffers {
-            table: "run-7/t".into(),
-            difference: "capacity".into(),
-        });
+        let differs =
+            short(replay_core::Error::TableDiffers { table: "run-7/t".into(), difference: "capacity".into() });
         assert_eq!(differs.code(), ErrorCode::TableDiffers);
         assert!(differs.to_string().starts_with("table \"t\" exists"));
-        let other = short(replay_core::Error::NoMass {
-            table: "run-70/t".into(),
-            items: 1,
-        });
-        assert!(
-            matches!(other, Error::Memory(replay_core::Error::NoMass { table, .. }) if table == "run-70/t")
-        );
+        let other = short(replay_core::Error::NoMass { table: "run-70/t".into(), items: 1 });
+        assert!(matches!(other, Error::Memory(replay_core::Error::NoMass { table, .. }) if table == "run-70/t"));
     }
 
     #[test]
     fn an_unknown_table_is_beside_those_of_the_namespace() {
-        let own =
-            |known: &str| namespace().unknown_table(&format!("no table \"run-7/u\"; {known}"));
+        let own = |known: &str| namespace().unknown_table(&format!("no table \"run-7/u\"; {known}"));
         assert_eq!(
             own(r#"there are "run-7/t", "two/t", "two/, \"run-7/x\"", "run-7/v""#),
             r#"no table "u"; in the namespace run-7 there are "t", "v""#
@@ -310,24 +281,14 @@ mod tests {
             namespace().limit(&mut reply);
             reply
         };
-        let listed = |name: &str| ListedParameters {
-            name: name.into(),
-            version: 1,
-            bytes: 2,
-        };
+        let listed = |name: &str| ListedParameters { name: name.into(), version: 1, bytes: 2 };
         let listing = ReplyBody::Listing(Listing {
             tables: Vec::new(),
-            parameters: ["run-7/policy", "run-70/policy", "policy"]
-                .map(listed)
-                .to_vec(),
+            parameters: ["run-7/policy", "run-70/policy", "policy"].map(listed).to_vec(),
         });
-        assert!(
-            matches!(limited(listing), ReplyBody::Listing(inside) if inside.parameters == [listed("policy")])
-        );
+        assert!(matches!(limited(listing), ReplyBody::Listing(inside) if inside.parameters == [listed("policy")]));
         let corrupt = ReplyBody::Corrupt(Some("run-7/actor 1".into()));
-        assert!(
-            matches!(limited(corrupt), ReplyBody::Corrupt(Some(writer)) if writer == "actor 1")
-        );
+        assert!(matches!(limited(corrupt), ReplyBody::Corrupt(Some(writer)) if writer == "actor 1"));
         let waiting = ReplyBody::Waiting(WaitReason::at("run-7/t", Cause::Emptied));
         let emptied = WaitReason::at("t", Cause::Emptied);
         assert!(matches!(limited(waiting), ReplyBody::Waiting(reason) if reason == emptied));
@@ -337,9 +298,7 @@ mod tests {
             waited_for: None,
         };
         let alone = r#"no table "u"; the namespace run-7 has no tables"#;
-        assert!(
-            matches!(limited(unknown), ReplyBody::Error { message, .. } if message.starts_with(alone))
-        );
+        assert!(matches!(limited(unknown), ReplyBody::Error { message, .. } if message.starts_with(alone)));
     }
 
     #[test]

@@ -47,9 +47,7 @@ impl Outage {
         let outage = lock(&self.0).end();
         if let Some(since) = outage {
             let seconds = host::elapsed(since).as_secs();
-            let kept = kept.map_or(String::new(), |kept| {
-                format!(": it was started again, {kept}")
-            });
+            let kept = kept.map_or(String::new(), |kept| format!(": it was started again, {kept}"));
             tracing::warn!("{address} answers again after {seconds} s{kept}");
         }
     }
@@ -68,10 +66,9 @@ impl Outage {
     /// [`ErrorCode::Closed`] for a server that was closed for good.
     pub fn check(&self, address: &Address) -> Result<()> {
         match lock(&self.0).closed {
-            true => Err(Error::Remote {
-                code: ErrorCode::Closed,
-                message: format!("the server at {address} is closed"),
-            }),
+            true => {
+                Err(Error::Remote { code: ErrorCode::Closed, message: format!("the server at {address} is closed") })
+            }
             false => Ok(()),
         }
     }

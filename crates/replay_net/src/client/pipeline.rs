@@ -23,8 +23,8 @@ use replay_wire::ErrorCode;
 use replay_wire::auth::{self, ChannelBinding, Side, Transcript};
 use replay_wire::handshake::printable_release;
 use replay_wire::{
-    Authenticate, FrameLimits, Hello, NO_REQUEST, OutgoingFrame, PROTOCOL, RELEASE, Reply,
-    ReplyBody, Request, RequestBody, Welcome, decode_reply, encode_request,
+    Authenticate, FrameLimits, Hello, NO_REQUEST, OutgoingFrame, PROTOCOL, RELEASE, Reply, ReplyBody, Request,
+    RequestBody, Welcome, decode_reply, encode_request,
 };
 
 /// Extracts the value of the expected reply; any other reply gives the error of [`unexpected`].
@@ -52,10 +52,7 @@ impl ServerWait {
 
     /// A server called `peer`, without a reason.
     pub fn new(peer: String) -> Self {
-        ServerWait {
-            peer,
-            reason: Mutex::default(),
-        }
+        ServerWait { peer, reason: Mutex::default() }
     }
 
     /// Logs a long wait for the server: see [`Wait::report`].
@@ -66,9 +63,8 @@ impl ServerWait {
         let reason = lock(&self.reason).clone();
         match reason {
             Some(reason) => reason.report(wait, now, Wait::REPORT_AFTER),
-            None => wait.report(now, Wait::REPORT_AFTER + Self::ARRIVES_WITHIN, || {
-                format!("{} has not answered", self.peer)
-            }),
+            None => wait
+                .report(now, Wait::REPORT_AFTER + Self::ARRIVES_WITHIN, || format!("{} has not answered", self.peer)),
         }
     }
 
@@ -87,11 +83,9 @@ impl ServerWait {
             // A request's own reason is more specific.
             ReplyBody::Waiting(_) if reply.id == NO_REQUEST && reason.is_some() => {}
             ReplyBody::Waiting(because) => *reason = Some(because.clone()),
-            ReplyBody::Error {
-                code: ErrorCode::Renew,
-                waited_for: Some(because),
-                ..
-            } => *reason = Some(WaitReason::clone(because)),
+            ReplyBody::Error { code: ErrorCode::Renew, waited_for: Some(because), .. } => {
+                *reason = Some(WaitReason::clone(because))
+            }
             _ => *reason = None,
         }
     }
@@ -151,12 +145,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
         program: u64,
     ) -> Result<u64> {
         let nonce = random()?;
-        let hello = RequestBody::Hello(Hello {
-            protocol: PROTOCOL,
-            release: RELEASE.into(),
-            nonce,
-            program,
-        });
+        let hello = RequestBody::Hello(Hello { protocol: PROTOCOL, release: RELEASE.into(), nonce, program });
         let begun = host::now();
         let reply = match self.call(0, hello).await {
             Err(_) if is_tls_alert(self.reader.received()) => {
@@ -193,21 +182,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
             }
             _ => {}
         }
-        let transcript = Transcript {
-            client_nonce: nonce,
-            server_nonce: challenge.nonce,
-            channel_binding,
-        };
+        let transcript = Transcript { client_nonce: nonce, server_nonce: challenge.nonce, channel_binding };
         let proof = token.map(|token| auth::proof(token, Side::Client, &transcript));
         let begun = host::now();
-        let reply = self
-            .call(0, RequestBody::Authenticate(Authenticate { proof }))
-            .await?;
+        let reply = self.call(0, RequestBody::Authenticate(Authenticate { proof })).await?;
         self.round_trip = self.round_trip.min(host::elapsed(begun));
         let proof = expect_reply!(reply, ReplyBody::Welcome(Welcome { proof }) => proof)?;
-        let proved = |token| {
-            proof.is_some_and(|proof| auth::verify(token, Side::Server, &transcript, &proof))
-        };
+        let proved = |token| proof.is_some_and(|proof| auth::verify(token, Side::Server, &transcript, &proof));
         if !token.is_none_or(proved) {
             return refuse(format!(
                 "{peer} did not prove that it knows the token: it is another program, or a relay to the server"
@@ -237,11 +218,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
         if let Some(namespace) = &self.namespace {
             body.names(&mut |name| *name = namespace.full(name));
         }
-        let request = Request {
-            id,
-            deadline_ms,
-            body,
-        };
+        let request = Request { id, deadline_ms, body };
         let outgoing = encode_request(&request)?;
         self.check_frame(outgoing.frame_bytes())?;
         self.queue.push_back(outgoing);
@@ -304,11 +281,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
     async fn just_arrived(&mut self) -> Result<Option<Reply>> {
         // Lets the runtime poll the socket.
         tokio::task::yield_now().await;
-        let mut frame = pin!(next_reply(
-            &mut self.reader,
-            &self.server,
-            self.namespace.as_ref()
-        ));
+        let mut frame = pin!(next_reply(&mut self.reader, &self.server, self.namespace.as_ref()));
         let frame = poll_fn(|context| match frame.as_mut().poll(context) {
             Poll::Ready(frame) => Poll::Ready(Some(frame)),
             Poll::Pending => Poll::Ready(None),
@@ -355,9 +328,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
     /// could deadlock: the server stops reading when its own replies are not read.
     async fn transfer(&mut self) -> Result<Option<Reply>> {
         if self.queue.is_empty() {
-            return next_reply(&mut self.reader, &self.server, self.namespace.as_ref())
-                .await
-                .map(Some);
+            return next_reply(&mut self.reader, &self.server, self.namespace.as_ref()).await.map(Some);
         }
         let written = async {
             while let Some(outgoing) = self.queue.front_mut() {
@@ -392,10 +363,7 @@ async fn next_reply<R: AsyncRead + Unpin>(
 ) -> Result<Reply> {
     loop {
         let Some(frame) = reader.frame().await? else {
-            return Err(Error::Disconnected {
-                address: server.peer.clone(),
-                reason: "the server closed it".into(),
-            });
+            return Err(Error::Disconnected { address: server.peer.clone(), reason: "the server closed it".into() });
         };
         let mut reply = decode_reply(frame)?;
         if let Some(namespace) = namespace {
@@ -417,11 +385,7 @@ async fn next_reply<R: AsyncRead + Unpin>(
 /// Converts an error reply to [`Error::Remote`], or to the error of a wait that ended.
 pub fn answer(body: ReplyBody) -> Result<ReplyBody> {
     match body {
-        ReplyBody::Error {
-            code,
-            message,
-            waited_for,
-        } => Err(match (code, waited_for) {
+        ReplyBody::Error { code, message, waited_for } => Err(match (code, waited_for) {
             (ErrorCode::Deadline, Some(waited_for)) => Error::RemoteDeadline { waited_for },
             (ErrorCode::Renew, Some(waited_for)) => Error::Renew { waited_for },
             (code, _) => Error::Remote { code, message },
@@ -437,8 +401,7 @@ pub fn unexpected(body: &ReplyBody) -> Error {
 
 /// Broken connection, or a restarting server: a new connection may help.
 pub fn is_broken(error: &Error) -> bool {
-    matches!(error, Error::Closed(_))
-        || matches!(error.code(), ErrorCode::Disconnected | ErrorCode::Connect)
+    matches!(error, Error::Closed(_)) || matches!(error.code(), ErrorCode::Disconnected | ErrorCode::Connect)
 }
 
 /// Connection refused. The server may still be starting.

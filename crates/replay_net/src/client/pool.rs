@@ -107,10 +107,7 @@ pub fn retry_for<T>(
                 return Err(error);
             }
             // Shortens pauses near the deadline, so that the last attempt is close to it.
-            left => sleep(
-                jittered(pause)?.min(left.map_or(pause, |left| left * 3 / 4)),
-                wait,
-            )?,
+            left => sleep(jittered(pause)?.min(left.map_or(pause, |left| left * 3 / 4)), wait)?,
         }
         pause = (2 * pause).clamp(shortest, longest);
         before = Some(error);

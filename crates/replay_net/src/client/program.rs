@@ -9,9 +9,9 @@ pub fn number(name: Option<&str>) -> u64 {
     static RANDOM: OnceLock<u64> = OnceLock::new();
     let number = match name {
         // FNV-1a: the same on all hosts.
-        Some(name) => name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-        }),
+        Some(name) => name
+            .bytes()
+            .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)),
         // Without random numbers the program has no number.
         None => *RANDOM.get_or_init(|| random_number().unwrap_or(0)),
     };

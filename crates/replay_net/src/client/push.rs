@@ -15,9 +15,7 @@ use base::wait::Wait;
 use replay_core::cause::WaitReason;
 use replay_core::replay::{OpenWriter, Push, PushBody, PushChannel, WriterId, WriterOpened};
 use replay_wire::ErrorCode;
-use replay_wire::{
-    CloseWriter, GetParameters, OpenOrResume, Pushed, Reply, ReplyBody, RequestBody,
-};
+use replay_wire::{CloseWriter, GetParameters, OpenOrResume, Pushed, Reply, ReplyBody, RequestBody};
 
 /// The pushes of one writer.
 pub struct Pushes {
@@ -98,24 +96,17 @@ impl Pushes {
     fn connect_again(&mut self, wait: &Wait<'_>) -> Result<()> {
         let opened = match self.connect(wait) {
             // The server no longer knows which of the pending pushes were applied.
-            Err(Error::Remote {
-                code: ErrorCode::Expired,
-                message,
-            }) => {
+            Err(Error::Remote { code: ErrorCode::Expired, message }) => {
                 let (acknowledged, pending) = (self.steps, self.pending_steps());
-                let message = format!(
-                    "{message}; it had acknowledged {acknowledged} steps, {pending} more may be lost"
-                );
+                let message =
+                    format!("{message}; it had acknowledged {acknowledged} steps, {pending} more may be lost");
                 return Err(self.fail(ErrorCode::Expired, message));
             }
             other => other?,
         };
         if opened.last_sequence < self.applied && !planted(Mistake::IgnoredLoss) {
             let writer = self.open.name.clone();
-            let (lost, pending) = (
-                self.steps - opened.steps.min(self.steps),
-                self.pending_steps(),
-            );
+            let (lost, pending) = (self.steps - opened.steps.min(self.steps), self.pending_steps());
             return Err(self.fail(
                 ErrorCode::Expired,
                 format!(
@@ -151,18 +142,11 @@ impl Pushes {
         })
     }
 
-    fn work_on_this_connection(
-        &mut self,
-        wait: &Wait<'_>,
-        done: &impl Fn(&Self) -> bool,
-    ) -> Result<()> {
+    fn work_on_this_connection(&mut self, wait: &Wait<'_>, done: &impl Fn(&Self) -> bool) -> Result<()> {
         if self.connection.is_none() {
             self.connect_again(wait)?;
         }
-        while let Some(reply) =
-            self.connection()?
-                .run(wait, None, never, RequestPipeline::arrived)?
-        {
+        while let Some(reply) = self.connection()?.run(wait, None, never, RequestPipeline::arrived)? {
             self.settle(reply)?;
         }
         loop {
@@ -178,14 +162,9 @@ impl Pushes {
             };
             let until = wait.deadline.map(|d| d + grace);
             let late = self.late();
-            let reply = self
-                .connection()?
-                .run(wait, until, || late, RequestPipeline::reply)?;
+            let reply = self.connection()?.run(wait, until, || late, RequestPipeline::reply)?;
             self.settle(reply)?;
-            if self.held_back.is_some()
-                && wait.deadline.is_some_and(|d| host::now() >= d)
-                && !done(self)
-            {
+            if self.held_back.is_some() && wait.deadline.is_some_and(|d| host::now() >= d) && !done(self) {
                 return Err(self.late());
             }
         }
@@ -271,23 +250,17 @@ impl Pushes {
     fn fits_window(&self, bytes: usize) -> bool {
         let options = &self.dialer.options;
         self.pending.is_empty()
-            || (self.pending.len() < options.push_window
-                && self.pending_bytes + bytes <= options.push_window_bytes)
+            || (self.pending.len() < options.push_window && self.pending_bytes + bytes <= options.push_window_bytes)
     }
 
     fn connection(&mut self) -> Result<&mut Connection> {
-        self.connection
-            .as_mut()
-            .ok_or(Error::Closed("the connection"))
+        self.connection.as_mut().ok_or(Error::Closed("the connection"))
     }
 
     fn check(&self) -> Result<()> {
         self.dialer.check_process()?;
         match &self.failed {
-            Some((code, message)) => Err(Error::Remote {
-                code: *code,
-                message: message.clone(),
-            }),
+            Some((code, message)) => Err(Error::Remote { code: *code, message: message.clone() }),
             None if self.closed => Err(Error::Closed("the writer")),
             None => Ok(()),
         }
@@ -304,9 +277,7 @@ impl Pushes {
 
     fn late(&self) -> Error {
         match &self.held_back {
-            Some(reason) => Error::RemoteDeadline {
-                waited_for: reason.clone(),
-            },
+            Some(reason) => Error::RemoteDeadline { waited_for: reason.clone() },
             None => Error::deadline(format!(
                 "{} has not acknowledged {} pushes of writer {:?} ({} bytes)",
                 self.dialer.address,
@@ -323,11 +294,7 @@ fn frame_bytes(open: &OpenWriter, body: &PushBody) -> usize {
     const FIXED: usize = 256;
     const CHUNK: usize = 24;
     const ITEM: usize = 24;
-    FIXED
-        + open.table.len()
-        + CHUNK * body.chunks.len()
-        + ITEM * body.items.len()
-        + body.payload.len()
+    FIXED + open.table.len() + CHUNK * body.chunks.len() + ITEM * body.items.len() + body.payload.len()
 }
 
 fn never() -> Error {
@@ -343,11 +310,7 @@ impl PushChannel<Error> for Pushes {
         self.work(wait, |channel| channel.fits_window(bytes))?;
         self.connection()?.check_frame(bytes as u64)?;
         self.pending_bytes += bytes;
-        self.pending.push_back(PendingPush {
-            body,
-            bytes,
-            sent: None,
-        });
+        self.pending.push_back(PendingPush { body, bytes, sent: None });
         self.send_pending(wait.deadline)?;
         self.connection()?.try_flush();
         Ok(())
@@ -368,10 +331,7 @@ impl PushChannel<Error> for Pushes {
         let body = RequestBody::GetParameters(GetParameters {
             name: String::new(),
             newer_than: 0,
-            writer: Some(WriterId {
-                table: self.open.table.clone(),
-                writer: self.open.writer,
-            }),
+            writer: Some(WriterId { table: self.open.table.clone(), writer: self.open.writer }),
         });
         retry(&dialer, wait, || {
             let reply = dialer.dial(wait)?.call(&dialer, wait, body.clone())?;

@@ -87,10 +87,7 @@ impl Samples {
     pub fn new(dialer: Arc<Dialer>, request: SampleRequest, in_flight: usize) -> Self {
         Samples {
             dialer,
-            request: SampleRequest {
-                repeated: true,
-                ..request
-            },
+            request: SampleRequest { repeated: true, ..request },
             in_flight,
             connection: None,
             pending: Vec::new(),
@@ -99,11 +96,7 @@ impl Samples {
         }
     }
 
-    fn next_on_this_connection(
-        &mut self,
-        wait: &Wait<'_>,
-        patience: Option<Duration>,
-    ) -> Result<Sampled> {
+    fn next_on_this_connection(&mut self, wait: &Wait<'_>, patience: Option<Duration>) -> Result<Sampled> {
         loop {
             self.top_up(wait.deadline, wait)?;
             let (request, body) = self.reply(wait)?;
@@ -139,10 +132,7 @@ impl Samples {
             None => {
                 self.pending.clear();
                 let connection = self.connection.insert(self.dialer.dial(wait)?);
-                self.pipelining = Pipelining {
-                    round_trip: connection.round_trip()?,
-                    ..Pipelining::default()
-                };
+                self.pipelining = Pipelining { round_trip: connection.round_trip()?, ..Pipelining::default() };
                 connection
             }
         };
@@ -163,10 +153,7 @@ impl Samples {
     /// short deadlines wait as long for a server as readers without one.
     fn failed(&self, error: Error, wait: &Wait<'_>) -> Error {
         let longest = self.dialer.options.reconnect_for;
-        let over = || {
-            self.broken_since
-                .is_none_or(|at| host::elapsed(at) >= longest)
-        };
+        let over = || self.broken_since.is_none_or(|at| host::elapsed(at) >= longest);
         if !is_broken(&error) || wait.deadline.is_none() || over() {
             return error;
         }
@@ -177,8 +164,7 @@ impl Samples {
     fn reply(&mut self, wait: &Wait<'_>) -> Result<(PendingSample, ReplyBody)> {
         let connection = (self.connection.as_mut()).ok_or(Error::Closed("the connection"))?;
         // The grace covers the server's answer at the deadline. There is none if all requests have later deadlines.
-        let due =
-            |sample: &PendingSample| sample.deadline.is_some_and(|d| Some(d) <= wait.deadline);
+        let due = |sample: &PendingSample| sample.deadline.is_some_and(|d| Some(d) <= wait.deadline);
         let grace = match self.pending.iter().any(due) {
             true => self.dialer.options.grace,
             false => Duration::ZERO,
@@ -188,9 +174,7 @@ impl Samples {
         let Reply { id, body } = connection.run(wait, until, late, RequestPipeline::reply)?;
         match self.pending.iter().position(|request| request.id == id) {
             Some(at) => Ok((self.pending.remove(at), body)),
-            None => Err(Error::protocol(format!(
-                "the server answered request {id}, which is not in flight"
-            ))),
+            None => Err(Error::protocol(format!("the server answered request {id}, which is not in flight"))),
         }
     }
 }
@@ -198,9 +182,7 @@ impl Samples {
 impl SampleChannel<Error> for Samples {
     fn next(&mut self, wait: &Wait<'_>) -> Result<Sampled> {
         self.dialer.check_process()?;
-        let patience = wait
-            .deadline
-            .map(|d| d.saturating_duration_since(host::now()));
+        let patience = wait.deadline.map(|d| d.saturating_duration_since(host::now()));
         for request in &mut self.pending {
             request.earlier = true;
         }
@@ -224,13 +206,7 @@ impl SampleChannel<Error> for Samples {
 
 /// Whether the connection stays usable after an error other than a broken connection.
 fn is_harmless(error: &Error) -> bool {
-    matches!(
-        error,
-        Error::Remote { .. }
-            | Error::Deadline { .. }
-            | Error::RemoteDeadline { .. }
-            | Error::Interrupted
-    )
+    matches!(error, Error::Remote { .. } | Error::Deadline { .. } | Error::RemoteDeadline { .. } | Error::Interrupted)
 }
 
 #[cfg(test)]
@@ -244,17 +220,8 @@ mod tests {
 
     /// Simulates `batches` of `bytes` from a server that needs `served` for each, one at a time, at a distance of `round_trip`. Returns the
     /// requests in flight at the end, and the time of the second half.
-    fn read(
-        batches: u32,
-        bytes: usize,
-        round_trip: Duration,
-        served: Duration,
-        read: Duration,
-    ) -> (usize, Duration) {
-        let mut pipelining = Pipelining {
-            round_trip: round_trip + served,
-            ..Pipelining::default()
-        };
+    fn read(batches: u32, bytes: usize, round_trip: Duration, served: Duration, read: Duration) -> (usize, Duration) {
+        let mut pipelining = Pipelining { round_trip: round_trip + served, ..Pipelining::default() };
         let began = Instant::now();
         let (mut now, mut server, mut half) = (began, began, began);
         // Send times, batches received before, arrival times.

@@ -24,12 +24,7 @@ impl ExtensionSession {
     ///
     /// # Errors
     /// Errors of [`Client::connect`](super::Client::connect).
-    pub fn open(
-        dialer: &Dialer,
-        extension: &'static str,
-        until: Instant,
-        wait: &Wait<'_>,
-    ) -> Result<Self> {
+    pub fn open(dialer: &Dialer, extension: &'static str, until: Instant, wait: &Wait<'_>) -> Result<Self> {
         Ok(ExtensionSession {
             connection: first_connection(dialer, Some(until), wait)?,
             extension,
@@ -50,14 +45,9 @@ impl ExtensionSession {
         late: impl Fn() -> Error,
     ) -> Result<Bytes> {
         let mut ask = || {
-            let request = Extension {
-                name: self.extension.to_owned(),
-                message: message.clone(),
-            };
+            let request = Extension { name: self.extension.to_owned(), message: message.clone() };
             let deadline_ms = deadline_ms(Some(due));
-            self.connection.run(wait, Some(until), &late, |link| {
-                link.call(deadline_ms, request.into())
-            })
+            self.connection.run(wait, Some(until), &late, |link| link.call(deadline_ms, request.into()))
         };
         let mut reply = ask();
         while reply.as_ref().is_err_and(is_renewal) {
@@ -82,10 +72,9 @@ impl ExtensionSession {
         let late = || Error::Interrupted;
         let end = self.connection.run(wait, None, late, |link| link.reply());
         match end {
-            Ok(reply) => format!(
-                "it sent {} without a request; install the same release at both ends",
-                reply.body.name()
-            ),
+            Ok(reply) => {
+                format!("it sent {} without a request; install the same release at both ends", reply.body.name())
+            }
             Err(error) => error.to_string(),
         }
     }
@@ -97,9 +86,7 @@ impl ExtensionSession {
     pub fn end(mut self, until: Instant, wait: &Wait<'_>) -> Result<()> {
         let server = &self.server;
         let late = || Error::deadline(format!("{server} did not end the connection"));
-        let ended = self
-            .connection
-            .run(wait, Some(until), late, |link| link.finish());
+        let ended = self.connection.run(wait, Some(until), late, |link| link.finish());
         match ended {
             Err(error @ (Error::Deadline { .. } | Error::Interrupted)) => Err(error),
             // A broken connection has ended, too.

@@ -22,9 +22,7 @@ pub fn client_config(path: &Path) -> Result<Arc<ClientConfig>> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let mut roots = RootCertStore::empty();
     for certificate in &trusted {
-        roots
-            .add(certificate.clone())
-            .map_err(|e| refuse(e.to_string()))?;
+        roots.add(certificate.clone()).map_err(|e| refuse(e.to_string()))?;
     }
     let authority = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider.clone())
         .build()
@@ -62,13 +60,7 @@ impl ServerCertVerifier for TrustedFile {
         if self.trusted.iter().any(|trusted| trusted == end_entity) {
             return Ok(ServerCertVerified::assertion());
         }
-        self.authority.verify_server_cert(
-            end_entity,
-            intermediates,
-            server_name,
-            ocsp_response,
-            now,
-        )
+        self.authority.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now)
     }
 
     fn verify_tls12_signature(

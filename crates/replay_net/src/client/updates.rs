@@ -73,10 +73,7 @@ impl Updates {
             RequestBody::UpdatePriorities(UpdatePriorities { ids, .. }) => ids.len() as u32,
             _ => 0,
         });
-        UpdateReceipt {
-            applied: self.answered.applied,
-            stale: self.answered.stale + ids.sum::<u32>(),
-        }
+        UpdateReceipt { applied: self.answered.applied, stale: self.answered.stale + ids.sum::<u32>() }
     }
 
     /// Updates without an answer.
@@ -97,11 +94,7 @@ impl Updates {
         })
     }
 
-    fn work_on_this_connection(
-        &mut self,
-        wait: &Wait<'_>,
-        done: &impl Fn(&Self) -> bool,
-    ) -> Result<()> {
+    fn work_on_this_connection(&mut self, wait: &Wait<'_>, done: &impl Fn(&Self) -> bool) -> Result<()> {
         if self.connection.is_none() {
             self.connection = Some(self.dialer.dial(wait)?);
             for update in &mut self.pending {
@@ -109,10 +102,7 @@ impl Updates {
             }
         }
         let late = || Error::Internal("a wait without a deadline reached one".into());
-        while let Some(reply) =
-            self.connection()?
-                .run(wait, None, late, RequestPipeline::arrived)?
-        {
+        while let Some(reply) = self.connection()?.run(wait, None, late, RequestPipeline::arrived)? {
             self.settle(reply)?;
         }
         loop {
@@ -120,15 +110,10 @@ impl Updates {
             if done(self) {
                 return Ok(());
             }
-            let waited_for = format!(
-                "{} has not answered {} updates of priorities",
-                self.dialer.address,
-                self.pending.len()
-            );
+            let waited_for =
+                format!("{} has not answered {} updates of priorities", self.dialer.address, self.pending.len());
             let late = || Error::deadline(waited_for);
-            let reply =
-                self.connection()?
-                    .run(wait, wait.deadline, late, RequestPipeline::reply)?;
+            let reply = self.connection()?.run(wait, wait.deadline, late, RequestPipeline::reply)?;
             self.settle(reply)?;
         }
     }
@@ -164,37 +149,26 @@ impl Updates {
             }
             _ => {
                 let id = reply.id;
-                Err(Error::protocol(format!(
-                    "the server answered request {id}, which is not the first in flight"
-                )))
+                Err(Error::protocol(format!("the server answered request {id}, which is not the first in flight")))
             }
         }
     }
 
     fn connection(&mut self) -> Result<&mut Connection> {
-        self.connection
-            .as_mut()
-            .ok_or(Error::Closed("the connection"))
+        self.connection.as_mut().ok_or(Error::Closed("the connection"))
     }
 }
 
 impl UpdateChannel<Error> for Updates {
     /// Blocks only while `WINDOW` updates, or [`ConnectOptions::push_window_bytes`](super::ConnectOptions) of them, are unanswered, and
     /// during a reconnect.
-    fn send(
-        &mut self,
-        table: &str,
-        ids: &[u64],
-        priorities: &[f64],
-        wait: &Wait<'_>,
-    ) -> Result<UpdateReceipt> {
+    fn send(&mut self, table: &str, ids: &[u64], priorities: &[f64], wait: &Wait<'_>) -> Result<UpdateReceipt> {
         self.dialer.check_process()?;
         check(table, ids, priorities)?;
         let bytes = size_of_val(ids) + size_of_val(priorities);
         let most = self.dialer.options.push_window_bytes;
         self.work(wait, |updates| {
-            updates.pending.is_empty()
-                || (updates.pending.len() < WINDOW && updates.pending_bytes + bytes <= most)
+            updates.pending.is_empty() || (updates.pending.len() < WINDOW && updates.pending_bytes + bytes <= most)
         })?;
         let body = RequestBody::UpdatePriorities(UpdatePriorities {
             table: table.into(),

@@ -23,12 +23,7 @@ pub struct HttpAddress {
 impl HttpAddress {
     /// The same host and port, for the checks of an address to listen on.
     pub(super) fn tcp(&self) -> Address {
-        Address::Tcp {
-            host: self.host.clone(),
-            port: self.port,
-            tls: self.tls,
-            stack: StackName::Kernel,
-        }
+        Address::Tcp { host: self.host.clone(), port: self.port, tls: self.tls, stack: StackName::Kernel }
     }
 }
 
@@ -95,15 +90,7 @@ mod tests {
         ] {
             assert_eq!(text.parse::<HttpAddress>().unwrap().to_string(), url);
         }
-        for text in [
-            "",
-            "localhost",
-            "[::1]",
-            "::1:80",
-            "innet://a:1",
-            "http://a:1/b",
-            "a:x",
-        ] {
+        for text in ["", "localhost", "[::1]", "::1:80", "innet://a:1", "http://a:1/b", "a:x"] {
             let error = text.parse::<HttpAddress>().unwrap_err().to_string();
             assert!(error.contains("http://host:port"), "{text}: {error}");
         }
@@ -113,15 +100,9 @@ mod tests {
     fn an_open_address_needs_a_token_and_tls_or_trust() {
         let open = "http = \"0.0.0.0:1\"\n";
         let error = refusal(open);
-        assert!(
-            error.contains("http://0.0.0.0:1") && error.contains("needs a token"),
-            "{error}"
-        );
+        assert!(error.contains("http://0.0.0.0:1") && error.contains("needs a token"), "{error}");
         assert!(refusal("http = \"https://127.0.0.1:1\"").contains("tls_cert"));
-        for rest in [
-            "token = \"x\"\ntls_cert = \"c\"\ntls_key = \"k\"",
-            "trusted_network = true",
-        ] {
+        for rest in ["token = \"x\"\ntls_cert = \"c\"\ntls_key = \"k\"", "trusted_network = true"] {
             read(&[open, rest].concat()).unwrap().validate().unwrap();
         }
         read("http = \"127.0.0.1:1\"").unwrap().validate().unwrap();

@@ -28,9 +28,7 @@ impl FromStr for Period {
         let number = text[..text.len() - unit.len()].parse::<u64>().ok();
         match number.and_then(|number| number.checked_mul(factor)) {
             Some(millis) if factor > 0 => Ok(Period(Duration::from_millis(millis))),
-            _ => Err(format!(
-                "{text:?} is not a period: write 60s, 500ms, 5min or 1h"
-            )),
+            _ => Err(format!("{text:?} is not a period: write 60s, 500ms, 5min or 1h")),
         }
     }
 }
@@ -65,30 +63,13 @@ mod tests {
 
     #[test]
     fn a_period_has_a_unit() {
-        for (text, millis) in [
-            ("60s", 60_000),
-            ("500ms", 500),
-            ("5min", 300_000),
-            ("1 h", 3_600_000),
-        ] {
+        for (text, millis) in [("60s", 60_000), ("500ms", 500), ("5min", 300_000), ("1 h", 3_600_000)] {
             let config = read(&format!("snapshot_every = {text:?}")).unwrap();
-            assert_eq!(
-                config.snapshot_every.0,
-                Duration::from_millis(millis),
-                "{text}"
-            );
+            assert_eq!(config.snapshot_every.0, Duration::from_millis(millis), "{text}");
             let again = config.snapshot_every.to_string().parse();
             assert_eq!(again, Ok(config.snapshot_every), "{text}");
         }
-        for text in [
-            "60",
-            "s",
-            "",
-            "-1s",
-            "1.5s",
-            "99999999999999999999s",
-            "20000000000000000h",
-        ] {
+        for text in ["60", "s", "", "-1s", "1.5s", "99999999999999999999s", "20000000000000000h"] {
             assert!(text.parse::<Period>().is_err(), "{text}");
         }
         let error = refusal("snapshot_every = \"1 day\"");

@@ -18,27 +18,16 @@ pub fn parse_bytes(text: &str) -> std::result::Result<u64, String> {
         "GiB" => 1 << 30,
         _ => 0,
     };
-    match digits
-        .parse::<u64>()
-        .ok()
-        .and_then(|n| n.checked_mul(factor))
-    {
+    match digits.parse::<u64>().ok().and_then(|n| n.checked_mul(factor)) {
         // Integers of TOML have 63 bits.
         Some(bytes) if factor > 0 && bytes <= i64::MAX as u64 => Ok(bytes),
-        _ => Err(format!(
-            "{text:?} is not a size in bytes: write 1000000, 500MB or 8GiB"
-        )),
+        _ => Err(format!("{text:?} is not a size in bytes: write 1000000, 500MB or 8GiB")),
     }
 }
 
-pub(super) fn deserialize_bytes<'de, D: Deserializer<'de>>(
-    deserializer: D,
-) -> std::result::Result<u64, D::Error> {
+pub(super) fn deserialize_bytes<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<u64, D::Error> {
     #[derive(Deserialize)]
-    #[serde(
-        untagged,
-        expecting = "a size in bytes: 1000000, \"500MB\" or \"8GiB\""
-    )]
+    #[serde(untagged, expecting = "a size in bytes: 1000000, \"500MB\" or \"8GiB\"")]
     enum Size {
         Number(u64),
         Text(String),
@@ -59,15 +48,7 @@ mod tests {
         let config = read("max_bytes = \"8GiB\"\nmax_frame_bytes = 1000000").unwrap();
         assert_eq!(config.max_bytes, 8 << 30);
         assert_eq!(config.max_frame_bytes, 1_000_000);
-        for text in [
-            "8G",
-            "GiB",
-            "1.5GiB",
-            "-1",
-            "99999999999999999999",
-            "20000000000GiB",
-            "9999999999GiB",
-        ] {
+        for text in ["8G", "GiB", "1.5GiB", "-1", "99999999999999999999", "20000000000GiB", "9999999999GiB"] {
             assert!(parse_bytes(text).is_err(), "{text}");
         }
     }

@@ -55,30 +55,10 @@ impl ServerConfig {
         }
         for (name, value, least, most) in [
             ("io_threads", self.io_threads as u64, 0, MAX_IO_THREADS),
-            (
-                "max_connections",
-                self.max_connections.into(),
-                1,
-                MAX_CONNECTIONS,
-            ),
-            (
-                "max_handshakes",
-                self.max_handshakes.into(),
-                1,
-                MAX_CONNECTIONS,
-            ),
-            (
-                "max_handshakes_per_address",
-                self.max_handshakes_per_address.into(),
-                1,
-                MAX_CONNECTIONS,
-            ),
-            (
-                "handshake_deadline_ms",
-                self.handshake_deadline_ms,
-                1,
-                MAX_MS,
-            ),
+            ("max_connections", self.max_connections.into(), 1, MAX_CONNECTIONS),
+            ("max_handshakes", self.max_handshakes.into(), 1, MAX_CONNECTIONS),
+            ("max_handshakes_per_address", self.max_handshakes_per_address.into(), 1, MAX_CONNECTIONS),
+            ("handshake_deadline_ms", self.handshake_deadline_ms, 1, MAX_MS),
             ("write_deadline_ms", self.write_deadline_ms, 1, MAX_MS),
             ("max_wait_ms", self.max_wait_ms, 1, MAX_MS),
             ("drain_deadline_ms", self.drain_deadline_ms, 0, MAX_MS),
@@ -86,11 +66,7 @@ impl ServerConfig {
             within(name, value, least, most)?;
         }
         if self.snapshot_every.0 > Duration::from_millis(MAX_MS) {
-            return refuse(format!(
-                "snapshot_every is at most {}s, got {}",
-                MAX_MS / 1000,
-                self.snapshot_every
-            ));
+            return refuse(format!("snapshot_every is at most {}s, got {}", MAX_MS / 1000, self.snapshot_every));
         }
         for setting in self.token_settings() {
             if setting.token.is_some() && setting.file.is_some() {
@@ -119,11 +95,8 @@ impl ServerConfig {
             (StackName::Kernel, None) => Ok(()),
             (StackName::Kernel, Some(_)) => {
                 let other = alternatives(|stack| stack.name().to_owned());
-                let other =
-                    other.map_or(String::new(), |names| format!("set stack to {names}, or "));
-                refuse(format!(
-                    "stack_config is set, but stack is kernel: {other}leave stack_config out"
-                ))
+                let other = other.map_or(String::new(), |names| format!("set stack to {names}, or "));
+                refuse(format!("stack_config is set, but stack is kernel: {other}leave stack_config out"))
             }
             (StackName::Plugged(stack), _) => stack.check_server(self),
         }
@@ -131,13 +104,7 @@ impl ServerConfig {
 
     /// Checks an address to listen on, which errors call `name`.
     fn validate_address(&self, address: &Address, name: &dyn Display) -> Result<()> {
-        let Address::Tcp {
-            host,
-            port,
-            tls,
-            stack,
-        } = address
-        else {
+        let Address::Tcp { host, port, tls, stack } = address else {
             return Ok(());
         };
         if *stack != StackName::Kernel {
@@ -146,9 +113,7 @@ impl ServerConfig {
             )));
         }
         if *tls && self.tls_cert.is_none() {
-            return Err(Error::Config(format!(
-                "{name} asks for TLS: set tls_cert and tls_key"
-            )));
+            return Err(Error::Config(format!("{name} asks for TLS: set tls_cert and tls_key")));
         }
         let mut resolved = (host.as_str(), *port)
             .to_socket_addrs()
@@ -167,15 +132,9 @@ impl ServerConfig {
         let everyone = "everyone who can connect may read and write";
         let (missing, trust) = match (self.has_token(), self.tls_cert.is_some()) {
             (true, true) => return Ok(()),
-            (true, false) => (
-                "TLS (tls_cert and tls_key)",
-                "no other host can read or change what clients send",
-            ),
+            (true, false) => ("TLS (tls_cert and tls_key)", "no other host can read or change what clients send"),
             (false, true) => ("a token (token_file, or INNET_TOKEN)", everyone),
-            (false, false) => (
-                "a token (token_file, or INNET_TOKEN) and TLS (tls_cert and tls_key)",
-                everyone,
-            ),
+            (false, false) => ("a token (token_file, or INNET_TOKEN) and TLS (tls_cert and tls_key)", everyone),
         };
         Err(Error::Config(format!(
             "{name} can be reached from other machines and needs {missing}; set trusted_network if {trust}"
@@ -209,25 +168,13 @@ mod tests {
             ("listen = [\"innets://127.0.0.1:1\"]", "tls_cert"),
             ("tls_cert = \"a\"", "belong together"),
             ("token = \"a\"\ntoken_file = \"b\"", "keep one"),
-            (
-                "actor_token = \"a\"\nactor_token_file = \"b\"",
-                "actor_token and",
-            ),
+            ("actor_token = \"a\"\nactor_token_file = \"b\"", "actor_token and"),
             ("max_frame_bytes = 1", "max_frame_bytes is"),
             ("max_frame_bytes = \"5GiB\"", "max_frame_bytes is"),
-            (
-                "max_connections = 0",
-                "max_connections is 1 to 1048576, got 0",
-            ),
+            ("max_connections = 0", "max_connections is 1 to 1048576, got 0"),
             ("max_wait_ms = 0", "max_wait_ms is 1 to"),
-            (
-                "max_bytes = \"2GiB\"\nmax_frame_bytes = \"1GiB\"",
-                "less than 3 frames",
-            ),
-            (
-                "[[tables]]\nname = \"a\"\ncolumns = []\ncapacity = 1",
-                "cannot be made",
-            ),
+            ("max_bytes = \"2GiB\"\nmax_frame_bytes = \"1GiB\"", "less than 3 frames"),
+            ("[[tables]]\nname = \"a\"\ncolumns = []\ncapacity = 1", "cannot be made"),
         ] {
             let error = refusal(text);
             assert!(error.contains(part), "{text}: {error}");

@@ -31,24 +31,14 @@ pub struct Attempts<'a> {
 impl<'a> Attempts<'a> {
     /// Attempts for a new connection.
     pub fn new(service: &'a Service, reader: Rc<Reader>, phase: watch::Receiver<Phase>) -> Self {
-        Attempts {
-            service,
-            reader,
-            phase,
-            sessions: RefCell::default(),
-        }
+        Attempts { service, reader, phase, sessions: RefCell::default() }
     }
 
     /// [`Service::attempt`] for this connection. Also blocked while the reply budget is full.
     ///
     /// # Errors
     /// Any error, which is the answer to the request.
-    pub fn attempt(
-        &self,
-        request: &RequestBody,
-        last: bool,
-        turn: &mut Turn,
-    ) -> Result<Attempt<ReplyBody>> {
+    pub fn attempt(&self, request: &RequestBody, last: bool, turn: &mut Turn) -> Result<Attempt<ReplyBody>> {
         if let RequestBody::CallExtension(Extension { name, message }) = request {
             check_message(message, "send less")?;
             let attempt = self.with_session(name, |session| session.attempt(message))??;
@@ -124,12 +114,7 @@ impl<'a> Attempts<'a> {
 
 fn check_message(message: &Bytes, advice: &'static str) -> Result<()> {
     let bytes = message.len() as u64;
-    Ok(check_size(
-        "a message of an extension, in bytes,",
-        bytes,
-        MAX_MESSAGE,
-        advice,
-    )?)
+    Ok(check_size("a message of an extension, in bytes,", bytes, MAX_MESSAGE, advice)?)
 }
 
 impl From<NoRoom> for WaitReason {

@@ -91,11 +91,7 @@ impl<'a> ReceiveQuota<'a> {
     /// # Errors
     /// [`replay_wire::Error::Protocol`] for a push without an open writer: it could wait within the budget that waiting requests must not
     /// use.
-    pub fn admit(
-        &mut self,
-        request: &RequestBody,
-        reservation: FrameReservation,
-    ) -> Result<FrameReservation> {
+    pub fn admit(&mut self, request: &RequestBody, reservation: FrameReservation) -> Result<FrameReservation> {
         if planted(Mistake::KeptReservation) {
             std::mem::forget(reservation);
             return Ok(FrameReservation::default());
@@ -126,8 +122,5 @@ impl<'a> ReceiveQuota<'a> {
 
 async fn acquire(semaphore: &Arc<Semaphore>, permits: u32) -> OwnedSemaphorePermit {
     let semaphore = Arc::clone(semaphore);
-    semaphore
-        .acquire_many_owned(permits)
-        .await
-        .expect("the semaphore is never closed")
+    semaphore.acquire_many_owned(permits).await.expect("the semaphore is never closed")
 }

@@ -46,11 +46,7 @@ impl ReplySender {
     fn send(&self, frame: OutgoingFrame, permit: Option<RequestPermit>, shared: Bytes) {
         let share = self.reader.hold(frame.frame_bytes(), shared);
         // An error means that the connection has ended.
-        let _ = self.queue.send(QueuedReply {
-            frame,
-            _permit: permit,
-            _share: share,
-        });
+        let _ = self.queue.send(QueuedReply { frame, _permit: permit, _share: share });
     }
 }
 
@@ -65,12 +61,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         write_frame(&mut outgoing, write, self.peer).await
     }
 
-    pub(super) fn reply(
-        &self,
-        replies: &ReplySender,
-        received: Received,
-        reply: Result<ReplyBody>,
-    ) {
+    pub(super) fn reply(&self, replies: &ReplySender, received: Received, reply: Result<ReplyBody>) {
         let id = received.request.id;
         let latencies = &self.context.service.counters.latency_s;
         let elapsed = self.stack.now().saturating_duration_since(received.arrived);
@@ -97,26 +88,14 @@ impl<S: Stack> ConnectionHandler<'_, S> {
     }
 
     /// Queues a short reply.
-    pub(super) fn queue(
-        &self,
-        replies: &ReplySender,
-        id: u64,
-        body: ReplyBody,
-        permit: Option<RequestPermit>,
-    ) {
+    pub(super) fn queue(&self, replies: &ReplySender, id: u64, body: ReplyBody, permit: Option<RequestPermit>) {
         match replay_wire::encode_reply(Reply { id, body }) {
             Ok(frame) => replies.send(frame, permit, Bytes::new()),
             Err(error) => tracing::error!(id, %error, "a reply could not be encoded"),
         }
     }
 
-    pub(super) fn reply_error(
-        &self,
-        replies: &ReplySender,
-        id: u64,
-        error: &Error,
-        permit: Option<RequestPermit>,
-    ) {
+    pub(super) fn reply_error(&self, replies: &ReplySender, id: u64, error: &Error, permit: Option<RequestPermit>) {
         tracing::debug!(id, %error, "request failed");
         // The end of a wait is no failure: the client repeats the request, or its deadline has passed.
         if error.waited_for().is_none() {

@@ -33,9 +33,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         W: AsyncWrite + Unpin,
     {
         let mut id = NO_REQUEST;
-        let welcomed = self
-            .shake_hands(frames, write, channel_binding, &mut id)
-            .await;
+        let welcomed = self.shake_hands(frames, write, channel_binding, &mut id).await;
         if let Err(error) = &welcomed {
             self.count_bad_frame(error);
             // The connection ends with this error, even if the client does not receive it.
@@ -67,16 +65,14 @@ impl<S: Stack> ConnectionHandler<'_, S> {
             return Err(Error::protocol(reason.to_owned()));
         };
         let (challenge, challenged) = handshake.challenge(hello, channel_binding)?;
-        self.write_reply(write, *id, ReplyBody::Challenge(challenge))
-            .await?;
+        self.write_reply(write, *id, ReplyBody::Challenge(challenge)).await?;
         *id = NO_REQUEST;
         let frame = match frames.frame().await {
             Ok(Some(frame)) => frame,
             // A client without a token disconnects here.
             Ok(None) | Err(Error::Disconnected { .. }) if challenged.needs_token() => {
                 return Err(Error::authentication(
-                    "the client left without a proof that it knows the token: it has none"
-                        .to_owned(),
+                    "the client left without a proof that it knows the token: it has none".to_owned(),
                 ));
             }
             Ok(None) => return Ok(None),
@@ -93,11 +89,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
             self.context.service.counters.connections_refused.add(1);
             return Err(busy);
         }
-        self.write_reply(write, *id, ReplyBody::Welcome(Welcome { proof }))
-            .await?;
-        Ok(Some(Welcomed {
-            role,
-            program: hello.program,
-        }))
+        self.write_reply(write, *id, ReplyBody::Welcome(Welcome { proof })).await?;
+        Ok(Some(Welcomed { role, program: hello.program }))
     }
 }

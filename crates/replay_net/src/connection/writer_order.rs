@@ -38,10 +38,7 @@ impl WriterOrder {
         // Bounds the map: idle writers are forgotten, so it has at most one entry for each waiting request.
         self.last.retain(|_, last| !is_over(last));
         let (done, last) = oneshot::channel();
-        Position {
-            ahead: self.last.insert(writer, last),
-            done: Some(done),
-        }
+        Position { ahead: self.last.insert(writer, last), done: Some(done) }
     }
 }
 

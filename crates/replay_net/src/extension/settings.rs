@@ -26,8 +26,8 @@ impl SettingsType {
         SettingsType {
             flags: |command| T::augment_args(command),
             of_flags: |matches| {
-                let settings = T::from_arg_matches(matches)
-                    .map_err(|error| Error::Config(format!("command line: {error}")))?;
+                let settings =
+                    T::from_arg_matches(matches).map_err(|error| Error::Config(format!("command line: {error}")))?;
                 table_of(&settings)
             },
             check: |settings| T::deserialize(settings).map(drop),
@@ -84,9 +84,7 @@ impl ExtensionSettings {
 ///
 /// # Errors
 /// The first wrong value, with its place.
-pub(crate) fn check_types(
-    file: &mut toml::Spanned<DeTable<'_>>,
-) -> std::result::Result<(), TomlError> {
+pub(crate) fn check_types(file: &mut toml::Spanned<DeTable<'_>>) -> std::result::Result<(), TomlError> {
     for (_, settings) in plugged_settings() {
         let names = settings.names().into_iter();
         let own = names.filter_map(|name| file.get_mut().remove_entry(name.as_str()));
@@ -98,9 +96,7 @@ pub(crate) fn check_types(
 
 /// `command` with the flags of all extensions.
 pub(crate) fn add_flags(command: Command) -> Command {
-    plugged_settings()
-        .into_iter()
-        .fold(command, |command, (_, settings)| (settings.flags)(command))
+    plugged_settings().into_iter().fold(command, |command, (_, settings)| (settings.flags)(command))
 }
 
 /// The settings of extensions that the command line gives.
@@ -120,9 +116,7 @@ pub(crate) fn given_flags(matches: &ArgMatches) -> Result<Table> {
 /// The names of all extensions' settings.
 pub(crate) fn names_of_settings() -> Vec<String> {
     let settings = plugged_settings().into_iter();
-    settings
-        .flat_map(|(_, settings)| settings.names())
-        .collect()
+    settings.flat_map(|(_, settings)| settings.names()).collect()
 }
 
 /// Their names and settings, of those that have any.

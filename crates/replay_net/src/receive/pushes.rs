@@ -57,13 +57,7 @@ pub struct TableWrites {
 impl PushBudget {
     /// A budget of `limit` bytes.
     pub fn new(limit: u64) -> Arc<Self> {
-        Arc::new(PushBudget {
-            limit,
-            state: Mutex::new(State {
-                left: limit,
-                tables: HashMap::new(),
-            }),
-        })
+        Arc::new(PushBudget { limit, state: Mutex::new(State { left: limit, tables: HashMap::new() }) })
     }
 
     /// Registers a connection that writes to this table, until the returned value is dropped.
@@ -72,10 +66,7 @@ impl PushBudget {
         let mut state = lock(&self.state);
         let frames = state.tables.entry(Arc::clone(&table)).or_default();
         frames.connections += 1;
-        TableWrites {
-            budget: Arc::clone(self),
-            table,
-        }
+        TableWrites { budget: Arc::clone(self), table }
     }
 
     /// Bytes reserved now.
@@ -117,15 +108,9 @@ impl State {
     }
 
     /// Grants waiting frames in the order of each table's queue, as long as they fit.
-    fn grant(
-        &mut self,
-        budget: &Arc<PushBudget>,
-        granted: &mut Vec<(oneshot::Sender<PushPermit>, PushPermit)>,
-    ) {
+    fn grant(&mut self, budget: &Arc<PushBudget>, granted: &mut Vec<(oneshot::Sender<PushPermit>, PushPermit)>) {
         let waiting = self.tables.iter().filter(|(_, of)| !of.line.is_empty());
-        let mut waiting: Vec<(u64, Arc<str>)> = waiting
-            .map(|(table, of)| (of.held, Arc::clone(table)))
-            .collect();
+        let mut waiting: Vec<(u64, Arc<str>)> = waiting.map(|(table, of)| (of.held, Arc::clone(table))).collect();
         // Tables with the fewest held bytes first.
         waiting.sort_unstable();
         for (_, table) in waiting {
@@ -136,11 +121,7 @@ impl State {
                 }
                 let line = self.tables.get_mut(&table).map(|of| &mut of.line);
                 if let Some(frame) = line.and_then(VecDeque::pop_front) {
-                    let permit = PushPermit {
-                        budget: Arc::clone(budget),
-                        table: Arc::clone(&table),
-                        bytes,
-                    };
+                    let permit = PushPermit { budget: Arc::clone(budget), table: Arc::clone(&table), bytes };
                     granted.push((frame.granted, permit));
                 }
             }
@@ -198,11 +179,7 @@ impl TableWrites {
     }
 
     fn permit(&self, bytes: u64) -> PushPermit {
-        PushPermit {
-            budget: Arc::clone(&self.budget),
-            table: Arc::clone(&self.table),
-            bytes,
-        }
+        PushPermit { budget: Arc::clone(&self.budget), table: Arc::clone(&self.table), bytes }
     }
 }
 
@@ -270,10 +247,7 @@ mod tests {
         let first = one.try_reserve(1).unwrap();
         let mut long = pin!(other.reserve(120));
         assert!(long.as_mut().now_or_never().is_none());
-        assert!(
-            one.try_reserve(1).is_some(),
-            "it does not wait for the other table's"
-        );
+        assert!(one.try_reserve(1).is_some(), "it does not wait for the other table's");
         drop(first);
         let _long = long.now_or_never().expect("memory is free now");
         assert_eq!(budget.reserved(), 100);

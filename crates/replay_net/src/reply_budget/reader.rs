@@ -77,11 +77,7 @@ impl Reader {
         let alone = bytes.saturating_sub(shared.len() as u64);
         self.held.set(self.held.get() + bytes);
         self.budget.hold(alone, &shared);
-        ReplyShare {
-            reader: Rc::clone(self),
-            bytes,
-            shared,
-        }
+        ReplyShare { reader: Rc::clone(self), bytes, shared }
     }
 
     /// Checks that `reply` may be built now.

@@ -71,18 +71,10 @@ impl Admission {
     /// Slot for an accepted connection's handshake or refusal; `None` to close the connection without a reply. `peer` is an IP address and
     /// port, or the name of a local process, for which only the total limit applies.
     pub fn accept(self: &Arc<Self>, peer: &str) -> Option<Slot> {
-        let slot = |held| {
-            Some(Slot {
-                admission: Arc::clone(self),
-                held: RefCell::new(held),
-            })
-        };
+        let slot = |held| Some(Slot { admission: Arc::clone(self), held: RefCell::new(held) });
         let refuse = |limit| {
             let permit = Arc::clone(&self.refusals).try_acquire_owned().ok()?;
-            slot(Held::Refusal {
-                limit,
-                _permit: permit,
-            })
+            slot(Held::Refusal { limit, _permit: permit })
         };
         let share = match peer.parse::<SocketAddr>() {
             Err(_) => None,
@@ -93,10 +85,7 @@ impl Admission {
         };
         match Arc::clone(&self.handshakes).try_acquire_owned() {
             Err(_) => refuse("max_handshakes"),
-            Ok(permit) => slot(Held::Handshake {
-                _permit: permit,
-                _share: share,
-            }),
+            Ok(permit) => slot(Held::Handshake { _permit: permit, _share: share }),
         }
     }
 
@@ -120,10 +109,7 @@ impl Admission {
             return None;
         }
         *handshakes += 1;
-        Some(AddressShare {
-            admission: Arc::clone(self),
-            address,
-        })
+        Some(AddressShare { admission: Arc::clone(self), address })
     }
 }
 
@@ -143,9 +129,9 @@ impl Slot {
     /// Error for a refused connection.
     pub fn refusal(&self) -> Option<Error> {
         match *self.held.borrow() {
-            Held::Refusal { limit, .. } => Some(Error::Busy(format!(
-                "too many clients connect at the same time ({limit})"
-            ))),
+            Held::Refusal { limit, .. } => {
+                Some(Error::Busy(format!("too many clients connect at the same time ({limit})")))
+            }
             _ => None,
         }
     }

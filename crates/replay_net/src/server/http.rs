@@ -14,8 +14,8 @@ use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use hyper::body::Body;
 use hyper::header::{
-    ALLOW, AUTHORIZATION, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderValue,
-    WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS,
+    ALLOW, AUTHORIZATION, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderValue, WWW_AUTHENTICATE,
+    X_CONTENT_TYPE_OPTIONS,
 };
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -69,21 +69,14 @@ impl HttpListener {
         };
         let (listener, bound) = bind().map_err(|error: io::Error| {
             let what = match error.kind() {
-                ErrorKind::AddrInUse => format!(
-                    "cannot listen on {address} (--http): choose another port, or end the program that has it"
-                ),
+                ErrorKind::AddrInUse => {
+                    format!("cannot listen on {address} (--http): choose another port, or end the program that has it")
+                }
                 _ => format!("cannot listen on {address} (--http)"),
             };
             io_error(what)(error)
         })?;
-        Ok(HttpListener {
-            listener,
-            address: HttpAddress {
-                host: bound.ip().to_string(),
-                port: bound.port(),
-                tls,
-            },
-        })
+        Ok(HttpListener { listener, address: HttpAddress { host: bound.ip().to_string(), port: bound.port(), tls } })
     }
 }
 
@@ -115,8 +108,7 @@ impl Server {
                 }
                 Err(error) => {
                     let (event, now) = (StrangerEvent::NotAccepted, host::now());
-                    self.strangers
-                        .report(event, "a client of HTTP", &error, now);
+                    self.strangers.report(event, "a client of HTTP", &error, now);
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
             }
@@ -129,16 +121,11 @@ impl Server {
             let Some(current) = &self.tls else {
                 return self.converse_http(stream, peer).await;
             };
-            let acceptor = current
-                .read()
-                .unwrap_or_else(PoisonError::into_inner)
-                .clone();
-            let accepted =
-                tokio::time::timeout(self.handshake_deadline, acceptor.accept(stream)).await;
+            let acceptor = current.read().unwrap_or_else(PoisonError::into_inner).clone();
+            let accepted = tokio::time::timeout(self.handshake_deadline, acceptor.accept(stream)).await;
             self.converse_http(accepted??, peer).await
         };
-        let served: std::result::Result<(), Box<dyn std::error::Error + Send + Sync>> =
-            served.await;
+        let served: std::result::Result<(), Box<dyn std::error::Error + Send + Sync>> = served.await;
         if let Err(error) = served {
             let (event, now) = (StrangerEvent::Http, host::now());
             self.strangers.report(event, &peer.to_string(), &error, now);
@@ -155,9 +142,7 @@ impl Server {
             async { Ok::<_, Infallible>(response) }
         });
         let mut connection = http1::Builder::new();
-        connection
-            .timer(TokioTimer::new())
-            .header_read_timeout(self.handshake_deadline);
+        connection.timer(TokioTimer::new()).header_read_timeout(self.handshake_deadline);
         let mut connection = pin!(connection.serve_connection(TokioIo::new(stream), answer));
         let life = self.handshake_deadline * MAX_LIFE;
         if let Ok(ended) = tokio::time::timeout(life, connection.as_mut()).await {
@@ -179,9 +164,7 @@ impl Server {
             // Needs no token: supervisors have none, and the answer reveals only this state.
             return match *self.phase.borrow() {
                 Phase::Serving => plain(StatusCode::OK, "ok"),
-                Phase::Draining | Phase::Stopped => {
-                    plain(StatusCode::SERVICE_UNAVAILABLE, "shutting down")
-                }
+                Phase::Draining | Phase::Stopped => plain(StatusCode::SERVICE_UNAVAILABLE, "shutting down"),
             };
         }
         if let Err(error) = self.authorize_http(request, peer) {
@@ -197,20 +180,15 @@ impl Server {
                 page.headers_mut().insert(CONTENT_SECURITY_POLICY, policy);
                 page
             }
-            "/metrics" => {
-                match metrics::encode(self.service().stats(), self.service().extensions()) {
-                    Ok(text) => respond(StatusCode::OK, metrics::CONTENT_TYPE, text),
-                    Err(error) => plain(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),
-                }
-            }
+            "/metrics" => match metrics::encode(self.service().stats(), self.service().extensions()) {
+                Ok(text) => respond(StatusCode::OK, metrics::CONTENT_TYPE, text),
+                Err(error) => plain(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),
+            },
             "/stats" => {
                 let stats = self.service().stats().to_string();
                 respond(StatusCode::OK, "application/json", stats)
             }
-            _ => plain(
-                StatusCode::NOT_FOUND,
-                "there are /, /metrics, /stats and /healthz",
-            ),
+            _ => plain(StatusCode::NOT_FOUND, "there are /, /metrics, /stats and /healthz"),
         }
     }
 
@@ -242,9 +220,7 @@ fn sent_token(header: &HeaderValue) -> Option<String> {
         return None;
     }
     let decoded = String::from_utf8(BASE64_STANDARD.decode(rest.trim()).ok()?).ok()?;
-    decoded
-        .split_once(':')
-        .map(|(_, password)| password.to_owned())
+    decoded.split_once(':').map(|(_, password)| password.to_owned())
 }
 
 fn plain(status: StatusCode, text: &str) -> Response<String> {

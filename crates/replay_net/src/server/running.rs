@@ -83,17 +83,12 @@ impl RunningServer {
 
     fn join(&mut self) -> Result<()> {
         // Every thread is joined, also after a panic of another.
-        let panicked = self
-            .tasks
-            .drain(..)
-            .filter_map(|join| (!join()).then_some(()));
+        let panicked = self.tasks.drain(..).filter_map(|join| (!join()).then_some(()));
         let panicked = panicked.count();
         let saved = self.save_last_snapshot();
         match panicked {
             0 => saved,
-            n => Err(Error::Internal(format!(
-                "I/O threads of the server panicked: {n}"
-            ))),
+            n => Err(Error::Internal(format!("I/O threads of the server panicked: {n}"))),
         }
     }
 
@@ -132,14 +127,8 @@ pub struct ServeTask {
 impl ServeTask {
     /// Binds the addresses and serves on this thread until the server's end.
     pub async fn run<S: Stack>(self, stack: S) {
-        let Self {
-            server,
-            listen,
-            bound,
-        } = self;
-        server
-            .listen_and_run(stack, listen, Vec::new(), bound)
-            .await;
+        let Self { server, listen, bound } = self;
+        server.listen_and_run(stack, listen, Vec::new(), bound).await;
     }
 }
 
@@ -195,9 +184,7 @@ impl Server {
         // Bound first, so that a port in use fails the start.
         let with_tls = server.tls.is_some();
         let http = config.http.as_ref();
-        let http = http
-            .map(|address| HttpListener::bind(address, with_tls))
-            .transpose()?;
+        let http = http.map(|address| HttpListener::bind(address, with_tls)).transpose()?;
         for plugged in extension::plugged_in() {
             if let Some(extension) = plugged.start(config)? {
                 server.context.service.extend(extension);
@@ -216,30 +203,19 @@ impl Server {
         };
         let (bound, addresses) = std::sync::mpsc::channel();
         match config.stack {
-            StackName::Kernel => {
-                server
-                    .clone()
-                    .start_on_kernel(config, bound, &mut running.tasks)?
-            }
+            StackName::Kernel => server.clone().start_on_kernel(config, bound, &mut running.tasks)?,
             StackName::Plugged(stack) => {
-                let task = ServeTask {
-                    server: server.clone(),
-                    listen: config.listen.clone(),
-                    bound,
-                };
+                let task = ServeTask { server: server.clone(), listen: config.listen.clone(), bound };
                 running.tasks.push(stack.serve(config, task)?);
             }
         }
-        running.addresses = addresses
-            .recv()
-            .map_err(|_| Error::Internal("an I/O thread ended at its start".into()))??;
+        running.addresses =
+            addresses.recv().map_err(|_| Error::Internal("an I/O thread ended at its start".into()))??;
         let io_threads = running.tasks.len();
         if let Some(http) = http {
             let serve = server.clone();
             let serve = move || serve.serve_http(http);
-            running
-                .tasks
-                .push(io_thread(&server, "http", false, serve)?);
+            running.tasks.push(io_thread(&server, "http", false, serve)?);
         }
         if let Ok(snapshots) = server.service().snapshots() {
             let every = config.snapshot_every.0;
@@ -252,9 +228,7 @@ impl Server {
             http = running.http().map(tracing::field::display),
             io_threads,
             tables = server.service().memory().tables().len(),
-            extensions = running
-                .extension_addresses()
-                .reduce(|all, one| all + " " + &one),
+            extensions = running.extension_addresses().reduce(|all, one| all + " " + &one),
             "listening"
         );
         if config.spin {
@@ -278,20 +252,14 @@ impl Server {
             let (sender, accepted) = mpsc::unbounded_channel();
             others.push(sender);
             let server = self.clone();
-            threads.push(io_thread(
-                &self,
-                &format!("io-{number}"),
-                config.spin,
-                move || async move {
-                    server.serve_accepted(Kernel, accepted).await;
-                },
-            )?);
+            threads.push(io_thread(&self, &format!("io-{number}"), config.spin, move || async move {
+                server.serve_accepted(Kernel, accepted).await;
+            })?);
         }
         let listen = config.listen.clone();
         let server = self.clone();
-        threads.push(io_thread(&self, "io-0", config.spin, move || {
-            server.listen_and_run(Kernel, listen, others, bound)
-        })?);
+        threads
+            .push(io_thread(&self, "io-0", config.spin, move || server.listen_and_run(Kernel, listen, others, bound))?);
         Ok(())
     }
 
@@ -317,12 +285,9 @@ impl Server {
     /// The address to listen on: with a certificate, every TCP address uses TLS.
     fn with_tls(&self, address: &Address) -> Address {
         match address {
-            Address::Tcp { host, port, .. } => Address::Tcp {
-                host: host.clone(),
-                port: *port,
-                tls: self.tls.is_some(),
-                stack: StackName::Kernel,
-            },
+            Address::Tcp { host, port, .. } => {
+                Address::Tcp { host: host.clone(), port: *port, tls: self.tls.is_some(), stack: StackName::Kernel }
+            }
             Address::Unix { .. } => address.clone(),
         }
     }
@@ -333,15 +298,12 @@ fn trusted_with(config: &ServerConfig) -> Option<String> {
     let (token, tls) = (config.has_token(), config.tls_cert.is_some());
     match config.trusted_network {
         true if !token => Some("everyone who can connect may read and write".to_owned()),
-        true if !tls => Some(
-            "clients need a token, but without TLS other hosts can read and change what they send"
-                .to_owned(),
-        ),
+        true if !tls => {
+            Some("clients need a token, but without TLS other hosts can read and change what they send".to_owned())
+        }
         true => {
             let extensions = extension::plugged_in().into_iter();
-            let trusts: Vec<_> = extensions
-                .filter_map(|extension| extension.trust(config))
-                .collect();
+            let trusts: Vec<_> = extensions.filter_map(|extension| extension.trust(config)).collect();
             (!trusts.is_empty()).then(|| trusts.join("; "))
         }
         false => None,
@@ -399,10 +361,7 @@ mod tests {
         let ended = Arc::new(AtomicBool::new(false));
         let (serving, end) = (server.clone(), ended.clone());
         let tasks = vec![
-            io_thread(&server, "io-1", false, || async {
-                panic!("as in the test")
-            })
-            .unwrap(),
+            io_thread(&server, "io-1", false, || async { panic!("as in the test") }).unwrap(),
             io_thread(&server, "io-2", false, || async move {
                 let (_sender, accepted) = mpsc::unbounded_channel();
                 serving.serve_accepted(Kernel, accepted).await;
@@ -411,13 +370,7 @@ mod tests {
             })
             .unwrap(),
         ];
-        let running = RunningServer {
-            server,
-            addresses: Vec::new(),
-            http: None,
-            tasks,
-            snapshots: None,
-        };
+        let running = RunningServer { server, addresses: Vec::new(), http: None, tasks, snapshots: None };
         let error = running.wait().unwrap_err().to_string();
         assert!(error.contains("panicked: 1"), "{error}");
         assert!(ended.load(Ordering::Acquire), "the other one was joined");

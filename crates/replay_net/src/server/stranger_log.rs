@@ -38,13 +38,7 @@ struct Since {
 
 impl StrangerLog {
     /// Logs an event of `peer` at `now`, or counts it for the next line of its kind. Returns whether it was logged.
-    pub fn report(
-        &self,
-        event: StrangerEvent,
-        peer: &str,
-        error: &dyn Display,
-        now: Instant,
-    ) -> bool {
+    pub fn report(&self, event: StrangerEvent, peer: &str, error: &dyn Display, now: Instant) -> bool {
         let since = &self.0[event as usize];
         let mut since = lock(since);
         let recent = |logged: Instant| now.saturating_duration_since(logged) < INTERVAL;

@@ -24,12 +24,7 @@ struct TableSamplers {
 impl Samplers {
     /// A connection of `program`, 0 for an unknown one, from the address `peer`.
     pub fn connection<'a>(&'a self, program: u64, peer: &'a str) -> ConnectionSamples<'a> {
-        ConnectionSamples {
-            samplers: self,
-            program,
-            peer,
-            tables: Vec::new(),
-        }
+        ConnectionSamples { samplers: self, program, peer, tables: Vec::new() }
     }
 
     /// Adds `sampled_by`, the programs that sample it, to the statistics of each table.
@@ -45,10 +40,7 @@ impl Samplers {
     fn add(&self, table: &str, program: u64, peer: &str) {
         let mut samplers = lock(&self.0);
         let of_table = samplers.entry(table.to_owned()).or_default();
-        let other = of_table
-            .programs
-            .iter()
-            .find(|(number, _)| **number != program);
+        let other = of_table.programs.iter().find(|(number, _)| **number != program);
         let other = other.map(|(_, (_, peer))| peer.clone());
         let entry = of_table.programs.entry(program);
         entry.or_insert_with(|| (0, peer.to_owned())).0 += 1;

@@ -67,25 +67,17 @@ impl Tables {
         let table = self.memory.table(&config.name).ok()?;
         Some(match table.config().difference(config) {
             None => Ok(ReplyBody::Done),
-            Some(difference) => Err(replay_core::Error::TableDiffers {
-                table: config.name.clone(),
-                difference,
-            }
-            .into()),
+            Some(difference) => Err(replay_core::Error::TableDiffers { table: config.name.clone(), difference }.into()),
         })
     }
 
     fn create(&self, config: &TableConfig) -> Result<()> {
         match self.memory.create_table(config) {
             Ok(_) => Ok(()),
-            Err(replay_core::Error::TableDiffers { table, difference })
-                if self.configured.contains(&config.name) =>
-            {
+            Err(replay_core::Error::TableDiffers { table, difference }) if self.configured.contains(&config.name) => {
                 Err(replay_core::Error::TableDiffers {
                     table,
-                    difference: format!(
-                        "{difference} (the table is in the server's configuration)"
-                    ),
+                    difference: format!("{difference} (the table is in the server's configuration)"),
                 }
                 .into())
             }

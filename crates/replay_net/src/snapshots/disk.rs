@@ -53,18 +53,12 @@ pub struct Machine;
 impl Disk for Machine {
     fn lock_folder(&self, folder: &Path) -> io::Result<Option<FolderLock>> {
         fs::create_dir_all(folder)?;
-        let file = File::options()
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(folder.join(LOCK))?;
+        let file = File::options().write(true).create(true).truncate(false).open(folder.join(LOCK))?;
         Ok(lock(&file).then(|| Box::new(file) as FolderLock))
     }
 
     fn names(&self, folder: &Path) -> io::Result<Vec<OsString>> {
-        fs::read_dir(folder)?
-            .map(|entry| Ok(entry?.file_name()))
-            .collect()
+        fs::read_dir(folder)?.map(|entry| Ok(entry?.file_name())).collect()
     }
 
     fn open(&self, path: &Path) -> io::Result<(Box<dyn Read>, u64)> {
@@ -74,10 +68,7 @@ impl Disk for Machine {
         }
         let file = File::open(path)?;
         let bytes = file.metadata()?.len();
-        Ok((
-            Box::new(BufReader::with_capacity(BUFFER_BYTES, file)),
-            bytes,
-        ))
+        Ok((Box::new(BufReader::with_capacity(BUFFER_BYTES, file)), bytes))
     }
 
     /// Does not follow a symbolic link, which could point to any file of this user.

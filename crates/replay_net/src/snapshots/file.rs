@@ -33,15 +33,8 @@ pub fn save(memory: &Memory, path: &Path) -> Result<()> {
 ///
 /// # Errors
 /// Errors of [`save`].
-pub fn save_server(
-    disk: &dyn Disk,
-    memory: &Memory,
-    path: &Path,
-    stop: &AtomicBool,
-) -> Result<u64> {
-    save_as(disk, path, Some(stop), |out| {
-        snapshot::save_server(memory, out)
-    })
+pub fn save_server(disk: &dyn Disk, memory: &Memory, path: &Path, stop: &AtomicBool) -> Result<u64> {
+    save_as(disk, path, Some(stop), |out| snapshot::save_server(memory, out))
 }
 
 /// Restores the snapshot in a file: see [`snapshot::restore`].
@@ -102,16 +95,9 @@ fn cannot_write(path: &Path) -> impl FnOnce(io::Error) -> Error {
 /// Adds the path to the memory's error about a snapshot.
 fn named(path: &Path) -> impl FnOnce(replay_core::Error) -> Error {
     |error| match error {
-        replay_core::Error::Snapshot(reason) => Error::Snapshot {
-            path: path.to_owned(),
-            reason,
-        },
+        replay_core::Error::Snapshot(reason) => Error::Snapshot { path: path.to_owned(), reason },
         replay_core::Error::Io(OsError { what, source }) => Error::Io(OsError {
-            what: what.replacen(
-                "the snapshot",
-                &format!("the snapshot {}", path.display()),
-                1,
-            ),
+            what: what.replacen("the snapshot", &format!("the snapshot {}", path.display()), 1),
             source,
         }),
         error => error.into(),

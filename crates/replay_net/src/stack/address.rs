@@ -115,12 +115,7 @@ impl FromStr for Address {
         let Ok(port) = port.map_or(Ok(Self::DEFAULT_PORT), str::parse) else {
             return refuse("has no port from 0 to 65535");
         };
-        Ok(Address::Tcp {
-            host: host.to_owned(),
-            port,
-            tls,
-            stack,
-        })
+        Ok(Address::Tcp { host: host.to_owned(), port, tls, stack })
     }
 }
 
@@ -141,21 +136,12 @@ impl From<Address> for String {
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Address::Tcp {
-                host,
-                port,
-                tls,
-                stack,
-            } => {
+            Address::Tcp { host, port, tls, stack } => {
                 f.write_str(if *tls { "innets" } else { "innet" })?;
                 if let StackName::Plugged(stack) = stack {
                     write!(f, "+{}", stack.name())?;
                 }
-                if host.contains(':') {
-                    write!(f, "://[{host}]:{port}")
-                } else {
-                    write!(f, "://{host}:{port}")
-                }
+                if host.contains(':') { write!(f, "://[{host}]:{port}") } else { write!(f, "://{host}:{port}") }
             }
             Address::Unix { path } => write!(f, "unix://{}", path.display()),
         }
@@ -168,18 +154,10 @@ mod tests {
 
     #[test]
     fn addresses_read_back_as_they_are_written() {
-        for text in [
-            "innet://127.0.0.1:7710",
-            "innets://replay.example:1",
-            "innet://[::1]:0",
-            "unix:///tmp/a.sock",
-        ] {
+        for text in ["innet://127.0.0.1:7710", "innets://replay.example:1", "innet://[::1]:0", "unix:///tmp/a.sock"] {
             assert_eq!(text.parse::<Address>().unwrap().to_string(), text);
         }
-        assert_eq!(
-            "localhost".parse::<Address>().unwrap().to_string(),
-            "innet://localhost:7710"
-        );
+        assert_eq!("localhost".parse::<Address>().unwrap().to_string(), "innet://localhost:7710");
     }
 
     #[test]

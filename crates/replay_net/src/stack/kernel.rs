@@ -60,9 +60,7 @@ impl Stack for Kernel {
     fn listen(&self, address: &Address) -> Result<KernelListener> {
         let failed = |error| io_error(format!("cannot listen on {address}"))(error);
         match address {
-            Address::Tcp {
-                host, port, tls, ..
-            } => {
+            Address::Tcp { host, port, tls, .. } => {
                 let bind = || -> io::Result<_> {
                     let listener = TcpListener::from_std(bind_tcp(host, *port)?)?;
                     let bound = listener.local_addr()?;
@@ -79,10 +77,7 @@ impl Stack for Kernel {
             }
             Address::Unix { path } => {
                 let (listener, file) = bind_unix(path)?;
-                Ok(KernelListener::Unix(
-                    UnixListener::from_std(listener).map_err(failed)?,
-                    file,
-                ))
+                Ok(KernelListener::Unix(UnixListener::from_std(listener).map_err(failed)?, file))
             }
         }
     }
@@ -90,9 +85,7 @@ impl Stack for Kernel {
     fn address(&self, listener: &KernelListener) -> Address {
         match listener {
             KernelListener::Tcp(_, address) => address.clone(),
-            KernelListener::Unix(_, file) => Address::Unix {
-                path: file.path.clone(),
-            },
+            KernelListener::Unix(_, file) => Address::Unix { path: file.path.clone() },
         }
     }
 
@@ -143,10 +136,8 @@ impl Stack for Kernel {
 pub fn prepare_tcp(socket: &SockRef<'_>, user_timeout: Duration) -> io::Result<()> {
     // A request or reply is one vectored write, so Nagle's algorithm would only delay it.
     socket.set_tcp_nodelay(true)?;
-    let keepalive = TcpKeepalive::new()
-        .with_time(KEEPALIVE_IDLE)
-        .with_interval(KEEPALIVE_INTERVAL)
-        .with_retries(KEEPALIVE_RETRIES);
+    let keepalive =
+        TcpKeepalive::new().with_time(KEEPALIVE_IDLE).with_interval(KEEPALIVE_INTERVAL).with_retries(KEEPALIVE_RETRIES);
     socket.set_tcp_keepalive(&keepalive)?;
     #[cfg(target_os = "linux")]
     socket.set_tcp_user_timeout(Some(user_timeout))?;
@@ -170,13 +161,11 @@ pub fn try_bind(address: &Address) -> Result<()> {
     let failed = io_error(format!("cannot listen on {address}"));
     match address {
         Address::Tcp { host, port, .. } => bind_tcp(host, *port).map(drop).map_err(failed),
-        Address::Unix { path } if StdUnixStream::connect(path).is_ok() => Err(Error::Config(
-            format!("cannot listen on {address}: a server is running there"),
-        )),
+        Address::Unix { path } if StdUnixStream::connect(path).is_ok() => {
+            Err(Error::Config(format!("cannot listen on {address}: a server is running there")))
+        }
         Address::Unix { path } => match path.parent() {
-            Some(folder) if !folder.is_dir() => {
-                Err(failed(io::Error::from(io::ErrorKind::NotFound)))
-            }
+            Some(folder) if !folder.is_dir() => Err(failed(io::Error::from(io::ErrorKind::NotFound))),
             _ => Ok(()),
         },
     }
@@ -219,12 +208,8 @@ fn bind_unix(path: &Path) -> Result<(StdUnixListener, SocketFile)> {
 /// # Errors
 /// [`Error::Config`] for a file of another kind, or of a running server; the file stays.
 fn remove_stale(path: &Path) -> Result<()> {
-    let refuse = |reason: &str| {
-        Err(Error::Config(format!(
-            "cannot listen on the socket file {}: {reason}",
-            path.display()
-        )))
-    };
+    let refuse =
+        |reason: &str| Err(Error::Config(format!("cannot listen on the socket file {}: {reason}", path.display())));
     let found = match fs::symlink_metadata(path) {
         Ok(found) => found,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -242,9 +227,7 @@ fn remove_stale(path: &Path) -> Result<()> {
             drop(SocketFile::new(path, &found));
             Ok(())
         }
-        Err(error) => refuse(&format!(
-            "it exists and does not answer ({error}); remove it, or choose another path"
-        )),
+        Err(error) => refuse(&format!("it exists and does not answer ({error}); remove it, or choose another path")),
     }
 }
 
@@ -257,11 +240,7 @@ pub struct SocketFile {
 
 impl SocketFile {
     fn new(path: &Path, metadata: &fs::Metadata) -> Self {
-        SocketFile {
-            path: path.to_owned(),
-            device: metadata.dev(),
-            inode: metadata.ino(),
-        }
+        SocketFile { path: path.to_owned(), device: metadata.dev(), inode: metadata.ino() }
     }
 }
 
@@ -305,23 +284,17 @@ mod tests {
         let listener = StdTcpListener::bind("127.0.0.1:0").unwrap();
         let client = StdTcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (server, _) = listener.accept().unwrap();
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_io()
-            .build()
-            .unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap();
         let _inside = runtime.enter();
         server.set_nonblocking(true).unwrap();
         let same = server.try_clone().unwrap();
         let _stream = Kernel.open(KernelIncoming::Tcp(server)).unwrap();
         prepare_tcp(&SockRef::from(&client), CLIENT_USER_TIMEOUT).unwrap();
-        let limits = [
-            (SockRef::from(&same), Duration::from_secs(60)),
-            (SockRef::from(&client), Duration::from_secs(300)),
-        ];
+        let limits =
+            [(SockRef::from(&same), Duration::from_secs(60)), (SockRef::from(&client), Duration::from_secs(300))];
         for (socket, user_timeout) in limits {
             let silence = socket.tcp_keepalive_time().unwrap()
-                + socket.tcp_keepalive_interval().unwrap()
-                    * socket.tcp_keepalive_retries().unwrap();
+                + socket.tcp_keepalive_interval().unwrap() * socket.tcp_keepalive_retries().unwrap();
             assert!(socket.keepalive().unwrap());
             assert_eq!(silence, Duration::from_secs(60));
             #[cfg(target_os = "linux")]
@@ -340,10 +313,7 @@ mod tests {
         drop(StdUnixListener::bind(&path).unwrap());
         assert!(path.exists());
         let (listener, file) = bind_unix(&path).unwrap();
-        assert_eq!(
-            fs::metadata(&path).unwrap().permissions().mode() & 0o777,
-            0o600
-        );
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         StdUnixStream::connect(&path).unwrap();
         drop((listener, file));
         assert!(!path.exists());
@@ -379,9 +349,6 @@ mod tests {
     fn a_path_that_is_too_long_is_an_error() {
         let path = PathBuf::from(format!("/tmp/{}.sock", "a".repeat(200)));
         let error = bind_unix(&path).err().unwrap().to_string();
-        assert!(
-            error.contains("cannot listen on the socket file"),
-            "{error}"
-        );
+        assert!(error.contains("cannot listen on the socket file"), "{error}");
     }
 }

@@ -38,10 +38,7 @@ pub trait Stack: Clone + 'static {
     /// The bound address, with a chosen port for port 0.
     fn address(&self, listener: &Self::Listener) -> Address;
     /// Accepts the next connection; also returns its peer's name for logs. Cancel safe.
-    fn accept(
-        &self,
-        listener: &mut Self::Listener,
-    ) -> impl Future<Output = io::Result<(Self::Incoming, String)>>;
+    fn accept(&self, listener: &mut Self::Listener) -> impl Future<Output = io::Result<(Self::Incoming, String)>>;
     /// Takes an accepted connection over to this thread.
     fn open(&self, incoming: Self::Incoming) -> io::Result<Self::Stream>;
     /// The time by this stack's clock.
@@ -74,11 +71,7 @@ pub trait Stack: Clone + 'static {
 }
 
 /// Runs `future` until `deadline` of the stack's clock; `None` if it did not complete.
-pub async fn until<S: Stack, T>(
-    stack: &S,
-    deadline: Instant,
-    future: impl Future<Output = T>,
-) -> Option<T> {
+pub async fn until<S: Stack, T>(stack: &S, deadline: Instant, future: impl Future<Output = T>) -> Option<T> {
     tokio::select! {
         biased;
         value = future => Some(value),

@@ -126,8 +126,7 @@ impl StackName {
         let plugged = plugged_in().into_iter();
         let plugged = plugged.map(|stack| PossibleValue::new(stack.name()).help(stack.help()));
         let kernel = PossibleValue::new("kernel").help("The kernel's: TCP and Unix sockets");
-        PossibleValuesParser::new([kernel].into_iter().chain(plugged))
-            .try_map(|name| name.parse::<Self>())
+        PossibleValuesParser::new([kernel].into_iter().chain(plugged)).try_map(|name| name.parse::<Self>())
     }
 }
 
@@ -144,9 +143,7 @@ impl FromStr for StackName {
         stack.map(StackName::Plugged).ok_or_else(|| {
             let others = alternatives(|stack| stack.name().to_owned());
             let others = others.map_or(String::new(), |names| format!(" or {names}"));
-            Error::Config(format!(
-                "there is no network stack {text:?}, only kernel{others}"
-            ))
+            Error::Config(format!("there is no network stack {text:?}, only kernel{others}"))
         })
     }
 }

@@ -22,10 +22,7 @@ fn absurd_numbers_are_refused_by_name_or_served_with() {
             let text = format!("listen = [\"innet://127.0.0.1:0\"]\n{key} = {value}");
             let config = ServerConfig::from_toml(&text, "server.toml", toml::Table::new());
             let started = config.and_then(|config| {
-                let memory = Memory::new(MemoryLimits {
-                    seed: None,
-                    ..config.memory_limits()
-                });
+                let memory = Memory::new(MemoryLimits { seed: None, ..config.memory_limits() });
                 Server::start(&config, Arc::clone(&memory))
             });
             match started {

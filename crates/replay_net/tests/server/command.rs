@@ -48,16 +48,9 @@ impl Serving {
     }
 
     fn spawn(mut command: impl std::borrow::BorrowMut<Command>) -> Self {
-        let mut child = command
-            .borrow_mut()
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let mut child = command.borrow_mut().stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut ready = String::new();
-        BufReader::new(child.stdout.take().unwrap())
-            .read_line(&mut ready)
-            .unwrap();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut ready).unwrap();
         Serving { child, ready }
     }
 
@@ -74,12 +67,7 @@ impl Serving {
     pub fn stop(mut self, signal: &str) -> (Option<i32>, String) {
         self.signal(signal);
         let mut log = String::new();
-        self.child
-            .stderr
-            .take()
-            .unwrap()
-            .read_to_string(&mut log)
-            .unwrap();
+        self.child.stderr.take().unwrap().read_to_string(&mut log).unwrap();
         (self.child.wait().unwrap().code(), log)
     }
 }
@@ -103,11 +91,7 @@ fn a_signal_ends_the_server_cleanly() {
         let stats: serde_json::Value = serde_json::from_slice(&stats.stdout).unwrap();
         assert_eq!(stats["server"]["connections"], 1);
         let text = output(&["stats", &address]).stdout;
-        assert!(
-            String::from_utf8(text)
-                .unwrap()
-                .contains("connections_opened")
-        );
+        assert!(String::from_utf8(text).unwrap().contains("connections_opened"));
         let (code, log) = serving.stop(signal);
         assert_eq!(code, Some(0));
         for part in [&format!("SIG{signal}"), "stopped", "connection opened"] {
@@ -122,10 +106,7 @@ fn a_signal_in_the_middle_of_pushes_ends_the_server_cleanly() {
     let address: Address = serving.address().parse().unwrap();
     let (applied, one_applied) = mpsc::channel();
     let pushing = std::thread::spawn(move || {
-        let options = ConnectOptions {
-            reconnect_for: Duration::ZERO,
-            ..ConnectOptions::default()
-        };
+        let options = ConnectOptions { reconnect_for: Duration::ZERO, ..ConnectOptions::default() };
         let client = connect(&address, options).unwrap();
         let wait = Wait::forever();
         client.create_table(&table(), &wait).unwrap();
@@ -145,11 +126,7 @@ fn a_signal_in_the_middle_of_pushes_ends_the_server_cleanly() {
     assert_eq!(code, Some(0));
     assert!(log.contains("stopped") && log.contains("writer 1"), "{log}");
     let error = pushing.join().unwrap();
-    let expected = [
-        ErrorCode::Closed,
-        ErrorCode::Connect,
-        ErrorCode::Disconnected,
-    ];
+    let expected = [ErrorCode::Closed, ErrorCode::Connect, ErrorCode::Disconnected];
     assert!(expected.contains(&error.code()), "{error}");
 }
 
@@ -158,19 +135,14 @@ fn a_client_that_fails_to_log_in_is_in_the_log() {
     let serving = Serving::start(&["--listen", "127.0.0.1:0", "--token", "secret of the tests"]);
     let address: Address = serving.address().parse().unwrap();
     for token in [Some("a guess of a stranger"), None] {
-        let options = ConnectOptions {
-            token: token.map(|token| Secret(token.to_owned())),
-            ..ConnectOptions::default()
-        };
+        let options =
+            ConnectOptions { token: token.map(|token| Secret(token.to_owned())), ..ConnectOptions::default() };
         assert!(connect(&address, options).is_err());
     }
     let (_, log) = serving.stop("TERM");
     let line = log.lines().find(|line| line.contains("failed to log in"));
     let line = line.unwrap_or_else(|| panic!("no line says so: {log}"));
-    assert!(
-        line.contains("WARN") && line.contains("127.0.0.1:"),
-        "{log}"
-    );
+    assert!(line.contains("WARN") && line.contains("127.0.0.1:"), "{log}");
     assert!(line.contains("token"), "{log}");
 }
 
@@ -182,10 +154,7 @@ fn a_client_over_tls_that_leaves_in_peace_is_not_a_broken_connection() {
     let tls = ["--tls-cert", certificate, "--tls-key", key];
     let serving = Serving::start(&[&["--listen", "127.0.0.1:0"], &tls[..]].concat());
     let address: Address = serving.address().parse().unwrap();
-    let options = ConnectOptions {
-        tls_ca: Some(certificate.into()),
-        ..ConnectOptions::default()
-    };
+    let options = ConnectOptions { tls_ca: Some(certificate.into()), ..ConnectOptions::default() };
     let client = connect(&address, options).unwrap();
     let wait = Wait::forever();
     client.create_table(&table(), &wait).unwrap();
@@ -224,9 +193,7 @@ fn sighup_reads_token_and_certificate_again() {
     std::fs::write(&token_file, "the second of two tokens").unwrap();
     assert!(login("the second of two tokens").is_err());
     serving.signal("HUP");
-    until("the new token", || {
-        login("the second of two tokens").is_ok()
-    });
+    until("the new token", || login("the second of two tokens").is_ok());
     assert!(login("the first of two tokens").is_err());
     early.stats(&Wait::forever()).unwrap();
     // What cannot be used is not taken over.
@@ -243,9 +210,7 @@ fn sighup_reads_token_and_certificate_again() {
 fn the_soft_limit_of_open_files_does_not_limit_connections() {
     let serving = Serving::start_limited(32, &["--listen", "127.0.0.1:0"]);
     let address: Address = serving.address().parse().unwrap();
-    let clients: Vec<_> = (0..64)
-        .map(|_| connect(&address, ConnectOptions::default()).unwrap())
-        .collect();
+    let clients: Vec<_> = (0..64).map(|_| connect(&address, ConnectOptions::default()).unwrap()).collect();
     let wait = Wait::forever();
     assert!(clients.iter().all(|client| client.stats(&wait).is_ok()));
     assert_eq!(serving.stop("TERM").0, Some(0));
@@ -258,15 +223,9 @@ fn arguments_that_cannot_be_used_are_exit_code_2() {
     std::fs::write(&path, "io_thread = 1").unwrap();
     for (arguments, part) in [
         (vec!["serve", "--listen", "0.0.0.0:0"], "token"),
-        (
-            vec!["serve", "--config", path.to_str().unwrap()],
-            "io_thread",
-        ),
+        (vec!["serve", "--config", path.to_str().unwrap()], "io_thread"),
         (vec!["serve", "--no-such-flag"], "--no-such-flag"),
-        (
-            vec!["drop", "innet://127.0.0.1:7999"],
-            "innet-replay drop NAME innet://127.0.0.1:7999",
-        ),
+        (vec!["drop", "innet://127.0.0.1:7999"], "innet-replay drop NAME innet://127.0.0.1:7999"),
     ] {
         let output = output(&arguments);
         assert_eq!(output.status.code(), Some(2));
@@ -280,10 +239,7 @@ fn a_server_that_is_not_there_is_exit_code_1() {
     let output = output(&["stats", "unix:///nowhere/a.sock"]);
     assert_eq!(output.status.code(), Some(1));
     let message = String::from_utf8(output.stderr).unwrap();
-    assert!(
-        message.contains("is `innet-replay serve` running there?"),
-        "{message}"
-    );
+    assert!(message.contains("is `innet-replay serve` running there?"), "{message}");
 }
 
 #[test]
@@ -291,8 +247,5 @@ fn the_version_is_the_release() {
     let output = output(&["--version"]);
     assert!(output.status.success());
     let version = String::from_utf8(output.stdout).unwrap();
-    assert_eq!(
-        version.trim(),
-        format!("innet-replay {}", replay_wire::RELEASE)
-    );
+    assert_eq!(version.trim(), format!("innet-replay {}", replay_wire::RELEASE));
 }

@@ -28,11 +28,7 @@ const TOKEN: &str = "secret of the tests";
 /// Longer than any test takes.
 pub fn patient(options: ConnectOptions) -> ConnectOptions {
     let patience = Duration::from_secs(60);
-    ConnectOptions {
-        connect_timeout: patience,
-        await_server: patience,
-        ..options
-    }
+    ConnectOptions { connect_timeout: patience, await_server: patience, ..options }
 }
 
 /// How a connection ends.
@@ -71,9 +67,7 @@ impl BreakingRelay {
     }
 
     pub fn address(&self, scheme: &str) -> Address {
-        format!("{scheme}://127.0.0.1:{}", self.port)
-            .parse()
-            .unwrap()
+        format!("{scheme}://127.0.0.1:{}", self.port).parse().unwrap()
     }
 
     /// Ends the open connection.
@@ -139,8 +133,8 @@ fn handshakes_that_break(server: &RunningServer, scheme: &str, options: &Connect
                 scope.spawn(move || {
                     let case = format!("{scheme}, {ending:?} after {bytes} bytes");
                     let relay = BreakingRelay::start(to, bytes, ending);
-                    let client = connect(&relay.address(scheme), options)
-                        .unwrap_or_else(|error| panic!("{case}: {error}"));
+                    let client =
+                        connect(&relay.address(scheme), options).unwrap_or_else(|error| panic!("{case}: {error}"));
                     // A hang after the handshake is one of the call: see `client.rs`.
                     let resumed = bytes > 400 || relay.connections() == 1;
                     if resumed && matches!(ending, Ending::Hang) {
@@ -149,9 +143,7 @@ fn handshakes_that_break(server: &RunningServer, scheme: &str, options: &Connect
                     if relay.connections() == 2 {
                         relay.cut();
                     }
-                    client
-                        .stats(&soon())
-                        .unwrap_or_else(|error| panic!("{case}: {error}"));
+                    client.stats(&soon()).unwrap_or_else(|error| panic!("{case}: {error}"));
                 });
             }
         }
@@ -160,10 +152,7 @@ fn handshakes_that_break(server: &RunningServer, scheme: &str, options: &Connect
 
 #[test]
 fn a_handshake_that_breaks_is_tried_again() {
-    let server = start(&ServerConfig {
-        listen: vec!["127.0.0.1:0".parse().unwrap()],
-        ..config(table())
-    });
+    let server = start(&ServerConfig { listen: vec!["127.0.0.1:0".parse().unwrap()], ..config(table()) });
     handshakes_that_break(&server.unwrap(), "innet", &ConnectOptions::default());
 }
 
@@ -178,14 +167,9 @@ fn a_tls_handshake_that_breaks_is_tried_again() {
 #[test]
 fn servers_of_one_memory_that_break_off_are_tried_again() {
     let folder = tempfile::tempdir().unwrap();
-    let config = ServerConfig {
-        tables: vec![],
-        ..with_tls(folder.path())
-    };
+    let config = ServerConfig { tables: vec![], ..with_tls(folder.path()) };
     let servers = [start(&config).unwrap(), start(&config).unwrap()];
-    let relays = servers
-        .iter()
-        .map(|server| BreakingRelay::start(port(server), 400, Ending::Reset));
+    let relays = servers.iter().map(|server| BreakingRelay::start(port(server), 400, Ending::Reset));
     let relays: Vec<_> = relays.collect();
     let addresses: Vec<_> = relays.iter().map(|relay| relay.address("innets")).collect();
     let options = patient(options(TOKEN, config.tls_cert.clone()));
@@ -211,11 +195,7 @@ fn a_client_of_the_wrong_kind_is_told_of_tls_by_its_first_attempt() {
     until("its end", || stats()["failed_logins"] == 1);
     assert_eq!(stats()["connections_opened"], 0, "one attempt");
 
-    let without = start(&ServerConfig {
-        tls_cert: None,
-        tls_key: None,
-        ..config.clone()
-    });
+    let without = start(&ServerConfig { tls_cert: None, tls_key: None, ..config.clone() });
     let tls = format!("innets://127.0.0.1:{}", port(without.as_ref().unwrap()));
     let patient = patient(options(TOKEN, config.tls_cert));
     let error = connect(&tls.parse().unwrap(), patient).err().unwrap();
@@ -235,14 +215,7 @@ fn a_tls_server_that_is_killed_fails_no_call() {
     let tls = [certificate.to_str().unwrap(), key.to_str().unwrap()];
     let serve = || {
         let [certificate, key] = tls;
-        let arguments = [
-            "--tls-cert",
-            certificate,
-            "--tls-key",
-            key,
-            "--token",
-            TOKEN,
-        ];
+        let arguments = ["--tls-cert", certificate, "--tls-key", key, "--token", TOKEN];
         Serving::start(&[&["--listen", &listen, "--log-level=error"], &arguments[..]].concat())
     };
     let mut server = Some(serve());
@@ -277,9 +250,7 @@ fn a_tls_server_that_is_killed_fails_no_call() {
         for _ in 0..KILLS {
             let before = calls.load(Ordering::Relaxed);
             let failed = || threads.iter().any(thread::ScopedJoinHandle::is_finished);
-            until("calls", || {
-                failed() || calls.load(Ordering::Relaxed) > before + 50
-            });
+            until("calls", || failed() || calls.load(Ordering::Relaxed) > before + 50);
             server.take().unwrap().stop("KILL");
             server = Some(serve());
         }
@@ -313,10 +284,7 @@ fn a_thousand_clients_of_one_host_connect_to_a_server_that_was_stopped() {
         started.wait();
         thread::sleep(Duration::from_millis(1500));
         serving.signal("CONT");
-        let connected: Vec<Client> = threads
-            .into_iter()
-            .map(|thread| thread.join().unwrap().unwrap())
-            .collect();
+        let connected: Vec<Client> = threads.into_iter().map(|thread| thread.join().unwrap().unwrap()).collect();
         let stats = connected[0].stats(&soon()).unwrap();
         assert_eq!(stats["server"]["connections"], clients);
     });
@@ -325,12 +293,7 @@ fn a_thousand_clients_of_one_host_connect_to_a_server_that_was_stopped() {
 
 /// Connects and sends nothing, a part of a message or bytes that are none, over and over. Counts the connections.
 fn flood(port: u16, strangers: &AtomicUsize, over: &AtomicBool) {
-    let said: [&[u8]; 4] = [
-        b"",
-        b"x",
-        b"GET / HTTP/1.1\r\n\r\n",
-        b"\x16\x03\x01\x02\x00",
-    ];
+    let said: [&[u8]; 4] = [b"", b"x", b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00"];
     for said in said.iter().cycle() {
         if over.load(Ordering::Relaxed) {
             return;
@@ -352,12 +315,7 @@ fn a_flood_of_strangers_neither_keeps_clients_out_nor_fills_the_log() {
     const CLIENTS: usize = 12;
     let folder = tempfile::tempdir().unwrap();
     let (certificate, key) = certificate(folder.path());
-    let tls = [
-        "--tls-cert",
-        certificate.to_str().unwrap(),
-        "--tls-key",
-        key.to_str().unwrap(),
-    ];
+    let tls = ["--tls-cert", certificate.to_str().unwrap(), "--tls-key", key.to_str().unwrap()];
     for with_tls in [false, true] {
         let listen = ["--listen", "127.0.0.1:0", "--token", TOKEN];
         let tls = if with_tls { &tls[..] } else { &[] };
@@ -373,9 +331,8 @@ fn a_flood_of_strangers_neither_keeps_clients_out_nor_fills_the_log() {
             for _ in 0..8 {
                 scope.spawn(|| flood(port, &strangers, &over));
             }
-            let clients: Vec<_> = (0..CLIENTS)
-                .map(|_| scope.spawn(|| connect(&address, patient(options(TOKEN, ca.clone())))))
-                .collect();
+            let clients: Vec<_> =
+                (0..CLIENTS).map(|_| scope.spawn(|| connect(&address, patient(options(TOKEN, ca.clone()))))).collect();
             let ended: Vec<_> = clients.into_iter().map(|c| c.join().unwrap()).collect();
             until("a flood", || strangers.load(Ordering::Relaxed) > 3000);
             over.store(true, Ordering::Relaxed);
@@ -394,20 +351,14 @@ fn give_up(address: &Address, change: impl Fn(ConnectOptions) -> ConnectOptions)
     thread::scope(|scope| {
         let tries = [50, 500, 1500, 4000].map(|ms| {
             let timeout = Duration::from_millis(ms);
-            let options = change(ConnectOptions {
-                connect_timeout: timeout,
-                await_server: timeout,
-                ..ConnectOptions::default()
-            });
+            let options =
+                change(ConnectOptions { connect_timeout: timeout, await_server: timeout, ..ConnectOptions::default() });
             scope.spawn(move || {
                 let begun = Instant::now();
                 let error = connect(address, options).err().unwrap();
                 let took = begun.elapsed();
                 let late = timeout + Duration::from_secs(10);
-                assert!(
-                    timeout <= took && took < late,
-                    "{timeout:?}: {took:?}, {error}"
-                );
+                assert!(timeout <= took && took < late, "{timeout:?}: {took:?}, {error}");
                 error
             })
         });
@@ -434,14 +385,8 @@ fn a_client_tries_until_its_timeout_and_says_what_happened() {
     let full = Serving::start(&["--listen", "127.0.0.1:0", "--max-connections", "1"]);
     let full_address = full.address().parse().unwrap();
     let _only = connect(&full_address, ConnectOptions::default()).unwrap();
-    let busy = Serving::start(&[
-        "--listen",
-        "127.0.0.1:0",
-        "--max-handshakes",
-        "1",
-        "--handshake-deadline-ms",
-        "60000",
-    ]);
+    let busy =
+        Serving::start(&["--listen", "127.0.0.1:0", "--max-handshakes", "1", "--handshake-deadline-ms", "60000"]);
     let busy_address: Address = busy.address().parse().unwrap();
     let Address::Tcp { port, .. } = busy_address else {
         panic!("expected a TCP address");
@@ -480,16 +425,10 @@ fn a_client_tries_until_its_timeout_and_says_what_happened() {
 
 #[test]
 fn a_timeout_of_zero_is_one_attempt() {
-    let once = |grace| ConnectOptions {
-        connect_timeout: Duration::ZERO,
-        grace,
-        ..ConnectOptions::default()
-    };
+    let once = |grace| ConnectOptions { connect_timeout: Duration::ZERO, grace, ..ConnectOptions::default() };
     let grace = Duration::from_millis(300);
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address: Address = format!("innet://{}", silent.local_addr().unwrap())
-        .parse()
-        .unwrap();
+    let address: Address = format!("innet://{}", silent.local_addr().unwrap()).parse().unwrap();
     let begun = Instant::now();
     let error = connect(&address, once(grace)).err().unwrap();
     assert!(begun.elapsed() >= grace, "its answer has the grace");
@@ -497,10 +436,7 @@ fn a_timeout_of_zero_is_one_attempt() {
     drop(silent);
     assert!(connect(&address, once(Duration::from_secs(60))).is_err());
 
-    let server = start(&ServerConfig {
-        listen: vec!["127.0.0.1:0".parse().unwrap()],
-        ..config(table())
-    });
+    let server = start(&ServerConfig { listen: vec!["127.0.0.1:0".parse().unwrap()], ..config(table()) });
     let address = server.as_ref().unwrap().addresses()[0].clone();
     let client = connect(&address, once(Duration::from_secs(60))).unwrap();
     client.stats(&Wait::forever()).unwrap();

@@ -52,10 +52,7 @@ impl PluggedExtension for Plug {
         "this server adds nothing up: start it with --adder".to_owned()
     }
     fn start(&self, config: &ServerConfig) -> Result<Option<Arc<dyn Extension>>> {
-        let started = config
-            .extensions
-            .get::<AdderConfig>("adder")
-            .is_ok_and(|own| own.adder);
+        let started = config.extensions.get::<AdderConfig>("adder").is_ok_and(|own| own.adder);
         Ok(started.then(|| Arc::<Adder>::default() as Arc<dyn Extension>))
     }
 }
@@ -157,11 +154,7 @@ fn serve(settings: &str) -> RunningServer {
     plug_in(&Plug);
     let text = format!("listen = [\"innet://127.0.0.1:0\"]\n{settings}");
     let read = ServerConfig::from_toml(&text, "server.toml", toml::Table::new()).unwrap();
-    start(&ServerConfig {
-        tables: config(table()).tables,
-        ..read
-    })
-    .unwrap()
+    start(&ServerConfig { tables: config(table()).tables, ..read }).unwrap()
 }
 
 fn ask(session: &mut ExtensionSession, number: &'static [u8], within: Duration) -> Result<Bytes> {
@@ -187,9 +180,7 @@ fn another_crates_service_answers_beside_the_memory() {
     assert!(late.contains("nothing has been added"), "{late}");
     let failed = ask(&mut one, b"12", now).unwrap_err().to_string();
     assert_eq!(failed, "adder: one byte, please");
-    let long = ask(&mut one, &[0; 1 + MAX_MESSAGE as usize], now)
-        .unwrap_err()
-        .to_string();
+    let long = ask(&mut one, &[0; 1 + MAX_MESSAGE as usize], now).unwrap_err().to_string();
     assert!(long.contains("16384"), "{long}");
     let blocked = || stats()["adder"]["blocked"].as_u64().unwrap();
     let before = blocked();
@@ -201,9 +192,7 @@ fn another_crates_service_answers_beside_the_memory() {
     });
     assert_eq!(stats()["adder"]["of"]["all"]["members"], 2);
     assert_eq!(stats()["extensions"], json!({"adder": ["/of"]}));
-    other
-        .end(Instant::now() + Duration::from_secs(60), &Wait::forever())
-        .unwrap();
+    other.end(Instant::now() + Duration::from_secs(60), &Wait::forever()).unwrap();
     until("its end", || stats()["adder"]["of"]["all"]["members"] == 1);
     assert!(stats()["tables"].is_object());
 }
@@ -213,16 +202,10 @@ fn a_server_without_a_service_says_how_to_get_it() {
     let server = serve("");
     let client = connect(&server.addresses()[0], ConnectOptions::default()).unwrap();
     let error = ask(&mut open(&client, "adder"), &[1], Duration::ZERO).unwrap_err();
-    assert!(
-        error.to_string().contains("start it with --adder"),
-        "{error}"
-    );
+    assert!(error.to_string().contains("start it with --adder"), "{error}");
     let wrong = ServerConfig::from_toml("\nadder = 3", "server.toml", toml::Table::new());
     let wrong = wrong.unwrap_err().to_string();
-    assert!(
-        wrong.contains("line 2") && wrong.contains("server.toml"),
-        "{wrong}"
-    );
+    assert!(wrong.contains("line 2") && wrong.contains("server.toml"), "{wrong}");
 }
 
 #[test]

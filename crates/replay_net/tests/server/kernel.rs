@@ -34,10 +34,7 @@ pub fn start(config: &ServerConfig) -> Result<RunningServer> {
 }
 
 fn local(addresses: &[&str]) -> ServerConfig {
-    ServerConfig {
-        listen: addresses.iter().map(|a| a.parse().unwrap()).collect(),
-        ..config(table())
-    }
+    ServerConfig { listen: addresses.iter().map(|a| a.parse().unwrap()).collect(), ..config(table()) }
 }
 
 /// A self-signed certificate for `localhost` and its key, as PEM files.
@@ -61,11 +58,7 @@ pub fn with_tls(folder: &Path) -> ServerConfig {
 }
 
 pub fn options(token: &str, tls_ca: Option<PathBuf>) -> ConnectOptions {
-    ConnectOptions {
-        token: Some(Secret(token.into())),
-        tls_ca,
-        ..ConnectOptions::default()
-    }
+    ConnectOptions { token: Some(Secret(token.into())), tls_ca, ..ConnectOptions::default() }
 }
 
 fn plain(address: &Address) -> Result<Client> {
@@ -76,10 +69,7 @@ fn plain(address: &Address) -> Result<Client> {
 fn every_address_leads_to_the_same_memory() {
     let folder = tempfile::tempdir().unwrap();
     let socket = format!("unix://{}/a.sock", folder.path().display());
-    let config = ServerConfig {
-        io_threads: 3,
-        ..local(&["127.0.0.1:0", "127.0.0.1:0", &socket])
-    };
+    let config = ServerConfig { io_threads: 3, ..local(&["127.0.0.1:0", "127.0.0.1:0", &socket]) };
     let running = start(&config).unwrap();
     let addresses = running.addresses().to_vec();
     assert_eq!(addresses[2].to_string(), socket);
@@ -115,11 +105,8 @@ fn dropping_the_server_ends_it_with_clients_connected() {
 fn an_address_in_use_is_an_error_that_names_it() {
     let running = start(&local(&["127.0.0.1:0"])).unwrap();
     let taken = running.addresses()[0].clone();
-    let config = ServerConfig {
-        listen: vec!["127.0.0.1:0".parse().unwrap(), taken.clone()],
-        io_threads: 2,
-        ..config(table())
-    };
+    let config =
+        ServerConfig { listen: vec!["127.0.0.1:0".parse().unwrap(), taken.clone()], io_threads: 2, ..config(table()) };
     let (code, message) = refused(start(&config));
     assert_eq!(code, ErrorCode::Io);
     assert!(message.contains(&taken.to_string()), "{message}");
@@ -129,10 +116,7 @@ fn an_address_in_use_is_an_error_that_names_it() {
 fn what_is_unsafe_or_impossible_does_not_start() {
     let open = local(&["0.0.0.0:0"]);
     assert_eq!(refused(start(&open)).0, ErrorCode::Config);
-    let trusted = ServerConfig {
-        trusted_network: true,
-        ..open
-    };
+    let trusted = ServerConfig { trusted_network: true, ..open };
     start(&trusted).unwrap();
     let no_file = ServerConfig {
         tls_cert: Some("/nowhere/cert.pem".into()),
@@ -140,24 +124,15 @@ fn what_is_unsafe_or_impossible_does_not_start() {
         ..local(&["127.0.0.1:0"])
     };
     assert!(refused(start(&no_file)).1.contains("/nowhere/cert.pem"));
-    let small = Memory::new(MemoryLimits {
-        receive_bytes: 1 << 16,
-        ..MemoryLimits::default()
-    });
+    let small = Memory::new(MemoryLimits { receive_bytes: 1 << 16, ..MemoryLimits::default() });
     let (code, message) = refused(Server::start(&local(&["127.0.0.1:0"]), small));
     assert_eq!(code, ErrorCode::Config);
     assert!(message.contains("receive_bytes"), "{message}");
     let mut large = table();
     large.capacity_bytes = 1 << 40;
-    let too_large = ServerConfig {
-        tables: vec![large],
-        ..local(&["127.0.0.1:0"])
-    };
+    let too_large = ServerConfig { tables: vec![large], ..local(&["127.0.0.1:0"]) };
     let memory = Memory::new(too_large.memory_limits());
-    assert_eq!(
-        refused(Server::start(&too_large, memory)).0,
-        ErrorCode::Table
-    );
+    assert_eq!(refused(Server::start(&too_large, memory)).0, ErrorCode::Table);
 }
 
 #[test]
@@ -168,25 +143,15 @@ fn tls_serves_clients_that_trust_the_certificate_and_know_the_token() {
     let address = running.addresses()[0].clone();
     assert!(address.to_string().starts_with("innets://"));
 
-    let client = connect(
-        &address,
-        options("secret of the tests", config.tls_cert.clone()),
-    )
-    .unwrap();
+    let client = connect(&address, options("secret of the tests", config.tls_cert.clone())).unwrap();
     client.stats(&Wait::forever()).unwrap();
 
-    let wrong_token = connect(
-        &address,
-        options("a guess of a stranger", config.tls_cert.clone()),
-    );
+    let wrong_token = connect(&address, options("a guess of a stranger", config.tls_cert.clone()));
     assert_eq!(refused(wrong_token).0, ErrorCode::Authentication);
 
     let other = tempfile::tempdir().unwrap();
     let (other_certificate, _) = certificate(other.path());
-    let untrusted = connect(
-        &address,
-        options("secret of the tests", Some(other_certificate)),
-    );
+    let untrusted = connect(&address, options("secret of the tests", Some(other_certificate)));
     assert_eq!(refused(untrusted).0, ErrorCode::Authentication);
     client.stats(&Wait::forever()).unwrap();
 }
@@ -201,28 +166,18 @@ fn a_client_without_tls_gets_nowhere_and_harms_nobody() {
         panic!("expected a TCP address");
     };
     let mut stream = TcpStream::connect((host.as_str(), *port)).unwrap();
-    stream
-        .write_all(&[8, 0, 0, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8])
-        .unwrap();
+    stream.write_all(&[8, 0, 0, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8]).unwrap();
     let mut answer = Vec::new();
     // An alert or a reset: in no case a reply.
     let _ = stream.read_to_end(&mut answer);
     assert!(answer.len() < 16, "{answer:?}");
-    connect(
-        &address,
-        options("secret of the tests", config.tls_cert.clone()),
-    )
-    .unwrap();
+    connect(&address, options("secret of the tests", config.tls_cert.clone())).unwrap();
 }
 
 #[test]
 fn a_stranger_that_does_not_finish_tls_holds_a_place_until_the_deadline() {
     let folder = tempfile::tempdir().unwrap();
-    let config = ServerConfig {
-        max_handshakes: 1,
-        handshake_deadline_ms: 300,
-        ..with_tls(folder.path())
-    };
+    let config = ServerConfig { max_handshakes: 1, handshake_deadline_ms: 300, ..with_tls(folder.path()) };
     let running = start(&config).unwrap();
     let address = running.addresses()[0].clone();
     let Address::Tcp { host, port, .. } = &address else {
@@ -253,41 +208,25 @@ pub async fn dial_tls(host: &str, port: u16, trusted: &Path) -> TlsStream<tokio:
 fn the_server_says_the_end_of_a_tls_connection() {
     const TOKEN: &str = "secret of the tests";
     let folder = tempfile::tempdir().unwrap();
-    let config = ServerConfig {
-        max_handshakes: 1,
-        ..with_tls(folder.path())
-    };
+    let config = ServerConfig { max_handshakes: 1, ..with_tls(folder.path()) };
     let running = start(&config).unwrap();
     let Address::Tcp { host, port, .. } = &running.addresses()[0] else {
         panic!("expected a TCP address");
     };
     let trusted = config.tls_cert.as_deref().unwrap();
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let stream = dial_tls(host, *port, trusted).await;
         let session = stream.get_ref().1;
-        let channel_binding = session
-            .export_keying_material([0; 32], CHANNEL_BINDING_LABEL, Some(&[]))
-            .unwrap();
-        let over_tls = |stream| {
-            TestClient::new(Connection {
-                stream: Box::new(stream),
-                cut: Box::new(|| {}),
-            })
-        };
+        let channel_binding = session.export_keying_material([0; 32], CHANNEL_BINDING_LABEL, Some(&[])).unwrap();
+        let over_tls = |stream| TestClient::new(Connection { stream: Box::new(stream), cut: Box::new(|| {}) });
         let mut served = over_tls(stream);
         let mut refused = over_tls(dial_tls(host, *port, trusted).await);
         assert_eq!(refused.receive_error().await.1, ErrorCode::Connect);
         assert!(refused.receive().await.unwrap().is_none());
 
         let challenge = served.hello(PROTOCOL, [7; 32]).await.unwrap();
-        let transcript = Transcript {
-            channel_binding: Some(channel_binding),
-            ..transcript([7; 32], &challenge)
-        };
+        let transcript = Transcript { channel_binding: Some(channel_binding), ..transcript([7; 32], &challenge) };
         let proof = auth::proof(TOKEN, Side::Client, &transcript);
         let authenticate = RequestBody::Authenticate(Authenticate { proof: Some(proof) });
         served.ask(authenticate, 0).await.unwrap();
@@ -301,10 +240,7 @@ fn the_server_says_the_end_of_a_tls_connection() {
 #[test]
 fn a_waiting_client_hears_of_the_end() {
     let running = start(&local(&["127.0.0.1:0"])).unwrap();
-    let options = ConnectOptions {
-        reconnect_for: Duration::ZERO,
-        ..ConnectOptions::default()
-    };
+    let options = ConnectOptions { reconnect_for: Duration::ZERO, ..ConnectOptions::default() };
     let client = Arc::new(connect(&running.addresses()[0], options).unwrap());
     let sampling = std::thread::spawn({
         let client = client.clone();
@@ -313,33 +249,22 @@ fn a_waiting_client_hears_of_the_end() {
                 unreachable!("a sample is a sample");
             };
             let deadline = std::time::Instant::now() + Duration::from_secs(600);
-            client
-                .sample(&request, &Wait::until(Some(deadline)))
-                .map(drop)
+            client.sample(&request, &Wait::until(Some(deadline))).map(drop)
         }
     });
     let service = running.server().clone();
-    until("a sample waits", || {
-        service.service().stats()["tables"]["steps"]["blocked_samples"] != 0
-    });
+    until("a sample waits", || service.service().stats()["tables"]["steps"]["blocked_samples"] != 0);
     running.shut_down();
     running.wait().unwrap();
     let error = sampling.join().unwrap().unwrap_err();
-    let codes = [
-        ErrorCode::Closed,
-        ErrorCode::Connect,
-        ErrorCode::Disconnected,
-    ];
+    let codes = [ErrorCode::Closed, ErrorCode::Connect, ErrorCode::Disconnected];
     assert!(codes.contains(&error.code()), "{error}");
     assert!(!matches!(error, Error::Internal(_)));
 }
 
 #[test]
 fn a_client_tries_again_while_the_server_has_no_room() {
-    let config = ServerConfig {
-        max_connections: 2,
-        ..local(&["127.0.0.1:0"])
-    };
+    let config = ServerConfig { max_connections: 2, ..local(&["127.0.0.1:0"]) };
     let running = start(&config).unwrap();
     let address = running.addresses()[0].clone();
     let client = plain(&address).unwrap();
@@ -349,10 +274,7 @@ fn a_client_tries_again_while_the_server_has_no_room() {
         stats["server"]["connections_refused"].as_u64().unwrap()
     };
     let first = client.open_writer(writer(1), &wait).unwrap();
-    let impatient = ConnectOptions {
-        connect_timeout: Duration::from_millis(50),
-        ..ConnectOptions::default()
-    };
+    let impatient = ConnectOptions { connect_timeout: Duration::from_millis(50), ..ConnectOptions::default() };
     let (code, message) = refused(connect(&address, impatient));
     assert_eq!(code, ErrorCode::Connect);
     assert!(message.contains("--max-connections"), "{message}");

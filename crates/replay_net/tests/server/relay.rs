@@ -26,10 +26,7 @@ fn a_relay_that_forwards_the_handshake_owns_no_session() {
     let (relay_certificate, relay_key) = certificate(of_relay.path());
     let accepted = acceptor(&relay_certificate, &relay_key).unwrap();
     let trusted = config.tls_cert.clone().unwrap();
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
     let relay = listener.local_addr().unwrap();
     let relaying = std::thread::spawn(move || {
@@ -42,18 +39,13 @@ fn a_relay_that_forwards_the_handshake_owns_no_session() {
         });
     });
     let address: Address = format!("innets://{relay}").parse().unwrap();
-    let through = connect(
-        &address,
-        options("secret of the tests", Some(relay_certificate)),
-    );
+    let through = connect(&address, options("secret of the tests", Some(relay_certificate)));
     let (code, message) = refused(through.map(drop));
     assert_eq!(code, ErrorCode::Authentication);
     assert!(message.contains("relay"), "{message}");
     relaying.join().unwrap();
     let service = running.server().service();
-    until("the server counts it", || {
-        service.stats()["server"]["failed_logins"] == 1
-    });
+    until("the server counts it", || service.stats()["server"]["failed_logins"] == 1);
 
     let direct = options("secret of the tests", config.tls_cert.clone());
     let client = connect(&running.addresses()[0], direct).unwrap();

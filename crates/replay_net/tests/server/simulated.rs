@@ -10,8 +10,7 @@ use replay_net::client::tls;
 use replay_net::config::ServerConfig;
 use replay_wire::ErrorCode;
 use replay_wire::{
-    DescribeTable, DropTable, EmptyTable, GetParameters, PROTOCOL, Pushed, PutParameters,
-    ReplyBody, RequestBody,
+    DescribeTable, DropTable, EmptyTable, GetParameters, PROTOCOL, Pushed, PutParameters, ReplyBody, RequestBody,
 };
 use rustls::pki_types::ServerName;
 use simulation::SimStack;
@@ -29,8 +28,7 @@ fn delays_change_neither_order_nor_content() {
             let mut client = world.client().await;
             client.open(1).await;
             for sequence in 1..=30 {
-                let body =
-                    RequestBody::Push(push(1, 1, sequence, sequence - 1, &[sequence as i64]));
+                let body = RequestBody::Push(push(1, 1, sequence, sequence - 1, &[sequence as i64]));
                 client.send(body, 0).await.unwrap();
             }
             for steps in 1..=30 {
@@ -68,10 +66,7 @@ fn a_sample_that_arrived_in_part_leaves_its_items_in_their_queue() {
 async fn cut_sample(world: &World, network: &SimStack) -> TestClient {
     let mut writer = world.client().await;
     writer.open(1).await;
-    writer
-        .ask(RequestBody::Push(push(1, 1, 1, 0, &[1, 2, 3])), 0)
-        .await
-        .unwrap();
+    writer.ask(RequestBody::Push(push(1, 1, 1, 0, &[1, 2, 3])), 0).await.unwrap();
 
     let stream = network.connect(&world.address).unwrap();
     let link = stream.link();
@@ -79,9 +74,7 @@ async fn cut_sample(world: &World, network: &SimStack) -> TestClient {
     link.cut_after_received(20);
     reader.send(sample(2), 0).await.unwrap();
     assert!(reader.receive().await.is_err());
-    world
-        .until(|world| world.server_stat("connections") == 1)
-        .await;
+    world.until(|world| world.server_stat("connections") == 1).await;
     writer
 }
 
@@ -100,9 +93,7 @@ fn parked_samples_are_not_tried_again_by_themselves() {
             }
             clients.push(client);
         }
-        world
-            .until(|world| world.table_stat("blocked_samples") == CLIENTS * SAMPLES)
-            .await;
+        world.until(|world| world.table_stat("blocked_samples") == CLIENTS * SAMPLES).await;
         world.sleep(Duration::from_secs(1)).await;
         let before = world.server_stat("retries");
         // Each looks again after it has taken its place, so that no change is missed.
@@ -134,19 +125,13 @@ fn the_reason_of_a_wait_is_sent_to_the_client() {
         let wait = |ahead| {
             WaitReason::Table(TableWait {
                 table: "steps".into(),
-                cause: Cause::MinSize {
-                    live: 0,
-                    min_size: 1,
-                },
+                cause: Cause::MinSize { live: 0, min_size: 1 },
                 ahead,
                 steps_without_items: 0,
             })
         };
         let both = [(first, wait(0)), (second, wait(1))];
-        assert_eq!(
-            sent,
-            [&both[..1], &both[..1], &both[1..], &both[1..]].concat()
-        );
+        assert_eq!(sent, [&both[..1], &both[..1], &both[1..], &both[1..]].concat());
         let (answered, code, _) = client.receive_error().await;
         assert_eq!((answered, code), (second, ErrorCode::Deadline));
     });
@@ -155,10 +140,7 @@ fn the_reason_of_a_wait_is_sent_to_the_client() {
 #[test]
 fn a_request_is_held_for_a_while_and_then_has_to_be_sent_again() {
     const HELD: Duration = Duration::from_secs(2);
-    let config = ServerConfig {
-        max_wait_ms: HELD.as_millis() as u64,
-        ..config(queue())
-    };
+    let config = ServerConfig { max_wait_ms: HELD.as_millis() as u64, ..config(queue()) };
     World::simulated(15, config, |world, _| async move {
         let mut client = world.client().await;
         client.open(1).await;
@@ -173,10 +155,7 @@ fn a_request_is_held_for_a_while_and_then_has_to_be_sent_again() {
             let RequestBody::Sample(request) = sample(2) else {
                 unreachable!("it is a sample");
             };
-            let body = RequestBody::Sample(SampleRequest {
-                allow_short,
-                ..request
-            });
+            let body = RequestBody::Sample(SampleRequest { allow_short, ..request });
             let begun = world.now();
             let id = client.send(body, deadline_ms).await.unwrap();
             let (answered, got, message) = client.receive_error().await;
@@ -197,10 +176,7 @@ fn a_client_that_takes_its_time_before_and_after_its_hello_is_closed_at_the_dead
     let folder = tempfile::tempdir().unwrap();
     let (certificate, key) = certificate(folder.path());
     for with_tls in [false, true] {
-        let mut config = ServerConfig {
-            handshake_deadline_ms: ALLOWED.as_millis() as u64,
-            ..config(table())
-        };
+        let mut config = ServerConfig { handshake_deadline_ms: ALLOWED.as_millis() as u64, ..config(table()) };
         if with_tls {
             config.listen = vec!["innets://127.0.0.1:7710".parse().unwrap()];
             config.tls_cert = Some(certificate.clone());
@@ -231,9 +207,7 @@ fn a_client_that_takes_its_time_before_and_after_its_hello_is_closed_at_the_dead
                 assert!(world.now() >= deadline);
                 world.assert_soon_after(deadline + TRIP);
                 drop(client);
-                world
-                    .until(|world| world.server_stat("connections") == 0)
-                    .await;
+                world.until(|world| world.server_stat("connections") == 0).await;
             }
         });
     }
@@ -241,11 +215,8 @@ fn a_client_that_takes_its_time_before_and_after_its_hello_is_closed_at_the_dead
 
 #[test]
 fn a_frame_has_its_whole_time_to_arrive_once_there_is_room() {
-    let config = ServerConfig {
-        max_frame_bytes: ServerConfig::MIN_FRAME_BYTES,
-        write_deadline_ms: 2_000,
-        ..config(table())
-    };
+    let config =
+        ServerConfig { max_frame_bytes: ServerConfig::MIN_FRAME_BYTES, write_deadline_ms: 2_000, ..config(table()) };
     World::simulated(16, config, |world, network| async move {
         let mut slow = world.client().await;
         let start = [8u32.to_le_bytes(), 60_000u32.to_le_bytes()].concat();
@@ -273,10 +244,7 @@ fn a_table_is_made_emptied_and_dropped_while_others_are_answered() {
     World::simulated(17, config(table()), |world, _| async move {
         let mut maker = world.client().await;
         let mut other = world.client().await;
-        let large = TableConfig {
-            name: "large".into(),
-            ..table()
-        };
+        let large = TableConfig { name: "large".into(), ..table() };
         let requests = [
             RequestBody::CreateTable(large),
             RequestBody::EmptyTable(EmptyTable("large".into())),
@@ -285,9 +253,7 @@ fn a_table_is_made_emptied_and_dropped_while_others_are_answered() {
         for (request, there) in requests.into_iter().zip([false, true, true]) {
             let before = world.server_stat("requests");
             maker.send(request, 0).await.unwrap();
-            world
-                .until(|world| world.server_stat("requests") == before + 1)
-                .await;
+            world.until(|world| world.server_stat("requests") == before + 1).await;
             // It has arrived first, and this one is answered first.
             let during = other.stats().await;
             assert_eq!(during["tables"]["large"].is_object(), there);
@@ -302,21 +268,9 @@ fn a_table_is_made_emptied_and_dropped_while_others_are_answered() {
 fn requests_behind_a_new_table_are_answered_after_it() {
     World::simulated(18, config(table()), |world, _| async move {
         let mut client = world.client().await;
-        let another = TableConfig {
-            name: "another".into(),
-            ..table()
-        };
-        client
-            .send(RequestBody::CreateTable(another), 0)
-            .await
-            .unwrap();
-        client
-            .send(
-                RequestBody::DescribeTable(DescribeTable("another".into())),
-                0,
-            )
-            .await
-            .unwrap();
+        let another = TableConfig { name: "another".into(), ..table() };
+        client.send(RequestBody::CreateTable(another), 0).await.unwrap();
+        client.send(RequestBody::DescribeTable(DescribeTable("another".into())), 0).await.unwrap();
         for name in ["done", "table"] {
             assert_eq!(client.receive().await.unwrap().unwrap().body.name(), name);
         }
@@ -328,10 +282,7 @@ fn requests_behind_a_new_table_are_answered_after_it() {
 fn a_crowd_that_waits_for_readers_is_woken_one_by_one() {
     const CLIENTS: u64 = 32;
     const BYTES: usize = 100_000;
-    let config = ServerConfig {
-        reply_bytes: 1,
-        ..config(table())
-    };
+    let config = ServerConfig { reply_bytes: 1, ..config(table()) };
     World::simulated(24, config, |world, network| async move {
         // A version that one of them has would count once.
         for client in 0..CLIENTS {
@@ -355,9 +306,7 @@ fn a_crowd_that_waits_for_readers_is_woken_one_by_one() {
             client.send(get, u32::MAX).await.unwrap();
             clients.push(client);
         }
-        world
-            .until(|world| world.server_stat("requests") == 2 * CLIENTS)
-            .await;
+        world.until(|world| world.server_stat("requests") == 2 * CLIENTS).await;
         let reading = clients.iter_mut().map(|client| async {
             let reply = client.receive().await.unwrap().unwrap();
             assert_eq!(reply.body.name(), "parameters");

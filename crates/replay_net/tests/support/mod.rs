@@ -119,13 +119,7 @@ pub fn connect(address: &Address, options: ConnectOptions) -> Result<Client> {
         StackName::Plugged(_) => fstack_config(),
         StackName::Kernel => None,
     };
-    client::connect(
-        &address,
-        ConnectOptions {
-            stack_config,
-            ..options
-        },
-    )
+    client::connect(&address, ConnectOptions { stack_config, ..options })
 }
 
 /// The configuration with the sockets that this process tests: the kernel's, or F-Stack's.
@@ -134,22 +128,13 @@ pub fn with_sockets_under_test(config: ServerConfig) -> ServerConfig {
         true => (fstack(), fstack_config()),
         false => (StackName::Kernel, None),
     };
-    ServerConfig {
-        io_threads: 1,
-        stack,
-        stack_config,
-        trusted_network: goes_through_fstack(),
-        ..config
-    }
+    ServerConfig { io_threads: 1, stack, stack_config, trusted_network: goes_through_fstack(), ..config }
 }
 
 /// A server on these addresses, with a new memory.
 pub fn serve(listen: &[&str], change: impl FnOnce(&mut ServerConfig)) -> RunningServer {
     let mut config = with_sockets_under_test(ServerConfig {
-        listen: listen
-            .iter()
-            .map(|address| address.parse().unwrap())
-            .collect(),
+        listen: listen.iter().map(|address| address.parse().unwrap()).collect(),
         ..ServerConfig::default()
     });
     change(&mut config);
@@ -214,21 +199,8 @@ pub fn steps(first: u64, rows: u32) -> PushBody {
     }
     head.extend(blobs);
     PushBody {
-        chunks: vec![ChunkHead {
-            stream: 0,
-            rows,
-            first_step: first,
-            bytes: head.len() as u32,
-        }],
-        items: numbers
-            .map(|anchor| NewItem {
-                anchor,
-                stream: 0,
-                before: 0,
-                after: 0,
-                priority: None,
-            })
-            .collect(),
+        chunks: vec![ChunkHead { stream: 0, rows, first_step: first, bytes: head.len() as u32 }],
+        items: numbers.map(|anchor| NewItem { anchor, stream: 0, before: 0, after: 0, priority: None }).collect(),
         payload: Bytes::from(head),
     }
 }
@@ -255,17 +227,10 @@ pub fn sample_request(table: &str, count: u32) -> SampleRequest {
 /// The step numbers of a batch, after every byte of it is checked.
 pub fn numbers(sampled: &Sampled) -> Vec<u64> {
     const ROW: usize = 1 + 8 + 4;
-    let blobs: Vec<u8> = sampled
-        .blobs
-        .iter()
-        .flat_map(|b| b.as_ref().to_vec())
-        .collect();
+    let blobs: Vec<u8> = sampled.blobs.iter().flat_map(|b| b.as_ref().to_vec()).collect();
     assert_eq!(sampled.rows.len(), ROW * sampled.items.len());
     assert_eq!(blobs.len(), FRAME * sampled.items.len());
-    let rows = sampled
-        .rows
-        .chunks_exact(ROW)
-        .zip(blobs.chunks_exact(FRAME));
+    let rows = sampled.rows.chunks_exact(ROW).zip(blobs.chunks_exact(FRAME));
     rows.map(|(row, blob)| {
         let number = u64::from_le_bytes(row[1..9].try_into().unwrap());
         assert_eq!(row[0], if number == 0 { flags::FIRST } else { 0 });
@@ -278,10 +243,7 @@ pub fn numbers(sampled: &Sampled) -> Vec<u64> {
 
 /// Everything that is left in a queue.
 pub fn drain(replay: &dyn Replay<Error>, table: &str) -> Vec<u64> {
-    let request = SampleRequest {
-        allow_short: true,
-        ..sample_request(table, 1000)
-    };
+    let request = SampleRequest { allow_short: true, ..sample_request(table, 1000) };
     let mut all = Vec::new();
     loop {
         match replay.sample(&request, &one_try()) {
@@ -294,8 +256,7 @@ pub fn drain(replay: &dyn Replay<Error>, table: &str) -> Vec<u64> {
 
 /// A safetensors file with one tensor of `bytes` bytes.
 pub fn parameters(bytes: usize) -> Bytes {
-    let header =
-        format!(r#"{{"w":{{"dtype":"U8","shape":[{bytes}],"data_offsets":[0,{bytes}]}}}}"#);
+    let header = format!(r#"{{"w":{{"dtype":"U8","shape":[{bytes}],"data_offsets":[0,{bytes}]}}}}"#);
     let mut file = (header.len() as u64).to_le_bytes().to_vec();
     file.extend(header.as_bytes());
     file.extend((0..bytes).map(|i| i as u8));
@@ -335,12 +296,7 @@ impl Proxy {
                 thread::spawn(move || forward(server, client, &left, &down));
             }
         });
-        Proxy {
-            address: address.parse().unwrap(),
-            connections,
-            hangs,
-            open,
-        }
+        Proxy { address: address.parse().unwrap(), connections, hangs, open }
     }
 
     /// Cuts all connections that are open; new ones are let through.

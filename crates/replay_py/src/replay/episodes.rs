@@ -27,11 +27,7 @@ impl PyReplay {
         signature = (table, timeout = wait::TIMEOUT),
         text_signature = "($self, table, timeout=60.0)"
     )]
-    fn episodes(
-        slf: &Bound<'_, Self>,
-        table: String,
-        timeout: Option<f64>,
-    ) -> PyResult<PyEpisodes> {
+    fn episodes(slf: &Bound<'_, Self>, table: String, timeout: Option<f64>) -> PyResult<PyEpisodes> {
         let py = slf.py();
         let _call = Call::begin(py);
         let reader = slf.get().call(py, timeout, |replay, wait| {
@@ -56,9 +52,7 @@ impl PyEpisodes {
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<PyBatch>> {
         let _call = Call::begin(py);
         let replay = self.replay.get();
-        let next = replay.call(py, self.timeout, |replay, wait| {
-            self.reader.take(wait)?.next(replay, wait)
-        })?;
+        let next = replay.call(py, self.timeout, |replay, wait| self.reader.take(wait)?.next(replay, wait))?;
         Ok(next.map(PyBatch::of_steps))
     }
 

@@ -19,10 +19,7 @@ impl PyReplay {
     fn gradient_client(&self, py: Python<'_>) -> PyResult<(Arc<Client>, Option<Namespace>)> {
         let backend = self.backend.get(py)?;
         let client = backend.client.ok_or_else(|| {
-            error::config(
-                py,
-                "gradient jobs need a server that sums gradients: innet_drl.connect(...)",
-            )
+            error::config(py, "gradient jobs need a server that sums gradients: innet_drl.connect(...)")
         })?;
         Ok((client, backend.namespace))
     }
@@ -60,9 +57,7 @@ impl PyReplay {
         unknown: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<PyGradientWorker> {
         let _call = Call::begin(py);
-        keywords::refuse(unknown, || {
-            py.get_type::<PyReplay>().getattr("join_gradients")
-        })?;
+        keywords::refuse(unknown, || py.get_type::<PyReplay>().getattr("join_gradients"))?;
         let (client, namespace) = self.gradient_client(py)?;
         let choices = [("float32", Arithmetic::Float), ("fixed", Arithmetic::Fixed)];
         let request = JoinJob {
@@ -76,14 +71,7 @@ impl PyReplay {
             deadline: wait::seconds(py, "deadline", deadline)?,
             asynchronous: None,
         };
-        PyGradientWorker::join(
-            py,
-            &client,
-            namespace.as_ref(),
-            &request,
-            via,
-            station.as_deref(),
-        )
+        PyGradientWorker::join(py, &client, namespace.as_ref(), &request, via, station.as_deref())
     }
 
     #[doc = stub_doc!("Replay.follow_gradients")]
@@ -111,9 +99,7 @@ impl PyReplay {
         unknown: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<PyGradientUpdates> {
         let _call = Call::begin(py);
-        keywords::refuse(unknown, || {
-            py.get_type::<PyReplay>().getattr("follow_gradients")
-        })?;
+        keywords::refuse(unknown, || py.get_type::<PyReplay>().getattr("follow_gradients"))?;
         let (client, namespace) = self.gradient_client(py)?;
         let request = JoinJob {
             job: full_name(namespace.as_ref(), job),
@@ -124,11 +110,7 @@ impl PyReplay {
             arithmetic: Arithmetic::Float,
             segment_values,
             deadline: wait::seconds(py, "deadline", deadline)?,
-            asynchronous: Some(Asynchronous {
-                values,
-                threshold,
-                staleness,
-            }),
+            asynchronous: Some(Asynchronous { values, threshold, staleness }),
         };
         PyGradientUpdates::join(py, &client, namespace.as_ref(), &request, updates)
     }

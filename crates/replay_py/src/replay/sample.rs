@@ -74,9 +74,7 @@ impl PyReplay {
         deadline: Option<Instant>,
     ) -> PyResult<Arc<Reading>> {
         let known = |kept: &Vec<(DecoderKey, Arc<Reading>)>| {
-            let fits = |(known, reading): &&(DecoderKey, Arc<Reading>)| {
-                *known == key && !reading.is_outdated()
-            };
+            let fits = |(known, reading): &&(DecoderKey, Arc<Reading>)| *known == key && !reading.is_outdated();
             let found = kept.iter().find(fits);
             found.map(|(_, reading)| reading.clone())
         };
@@ -105,8 +103,7 @@ impl PyReplay {
         }
         let number = IdSpace::number_of(*ids.first()?);
         let decoders = self.decoders();
-        let has_number =
-            |kept: &[(_, Arc<Reading>)]| kept.iter().any(|(_, reading)| reading.has_table(number));
+        let has_number = |kept: &[(_, Arc<Reading>)]| kept.iter().any(|(_, reading)| reading.has_table(number));
         // Tables of several servers may share a number.
         if decoders.get(table).is_some_and(|kept| has_number(kept)) {
             return None;
@@ -122,10 +119,7 @@ impl PyReplay {
         ids: Vec<u64>,
         priorities: Vec<f64>,
     ) -> Vec<(String, Vec<u64>, Vec<f64>)> {
-        let mut routed: Vec<_> = tables
-            .names()
-            .map(|name| (name.to_owned(), Vec::new(), Vec::new()))
-            .collect();
+        let mut routed: Vec<_> = tables.names().map(|name| (name.to_owned(), Vec::new(), Vec::new())).collect();
         if routed.len() == 1 || ids.len() != priorities.len() {
             // Any table refuses unequal numbers of them.
             routed.truncate(1);
@@ -176,27 +170,18 @@ impl PyReplay {
         threads: Option<usize>,
         deadline: Option<Instant>,
     ) -> PyResult<DecodedSampler> {
-        let choices = [
-            ("batch", Normalization::Batch),
-            ("memory", Normalization::Memory),
-        ];
+        let choices = [("batch", Normalization::Batch), ("memory", Normalization::Memory)];
         let normalization = error::choice(py, "normalize", normalize, choices)?;
         check_samples(batch_size).map_err(|error| error::to_python(py, error))?;
-        let options = DecodeOptions {
-            normalization,
-            threads: threads.unwrap_or_else(unpacking_threads),
-        };
+        let options = DecodeOptions { normalization, threads: threads.unwrap_or_else(unpacking_threads) };
         let view = view.map(|view| view.0);
-        let counts = mix::divide(&tables.shares(), batch_size)
-            .map_err(|error| error::to_python(py, error))?;
+        let counts = mix::divide(&tables.shares(), batch_size).map_err(|error| error::to_python(py, error))?;
         let mut parts: Vec<Part> = Vec::new();
         for (table, count) in tables.names().zip(counts) {
             let view = view.clone();
             let reading = self.reading(py, table, DecoderKey { view, options }, deadline)?;
             if let Some(first) = parts.first() {
-                reading
-                    .check_mixed()
-                    .map_err(|error| error::to_python(py, error))?;
+                reading.check_mixed().map_err(|error| error::to_python(py, error))?;
                 let same = first.reading.check_same_arrays(&reading);
                 same.map_err(|error| error::to_python(py, error))?;
             }
@@ -208,11 +193,7 @@ impl PyReplay {
             parts.push(Part::new(request, reading));
         }
         let backend = self.backend.get(py)?;
-        Ok(DecodedSampler {
-            program: backend.client.map(|client| client.program()),
-            replay: backend.replay,
-            parts,
-        })
+        Ok(DecodedSampler { program: backend.client.map(|client| client.program()), replay: backend.replay, parts })
     }
 }
 
@@ -239,31 +220,17 @@ impl PyReplay {
     ) -> PyResult<PyWriter> {
         let _call = Call::begin(py);
         keywords::refuse(unknown, || py.get_type::<PyReplay>().getattr("writer"))?;
-        let options = WriterOptions {
-            name: name.to_owned(),
-            server,
-            chunk_steps,
-        };
+        let options = WriterOptions { name: name.to_owned(), server, chunk_steps };
         let closing = self.backend.closing().clone();
         let opened = options.name.clone();
         let (config, view, writer) = self.call(py, timeout, |replay, wait| {
             let config = replay.table_config(table, wait)?;
             let view = config.view_or_own(view.map(|view| view.0))?;
-            let writer = Writer::over_channel(config.clone(), num_envs, &view, options, |open| {
-                replay.open_writer(open, wait)
-            })?;
+            let writer =
+                Writer::over_channel(config.clone(), num_envs, &view, options, |open| replay.open_writer(open, wait))?;
             Ok((config, view, writer))
         })?;
-        PyWriter::new(
-            py,
-            config,
-            writer,
-            opened,
-            num_envs,
-            &view,
-            closing,
-            &self.writers,
-        )
+        PyWriter::new(py, config, writer, opened, num_envs, &view, closing, &self.writers)
     }
 
     #[doc = stub_doc!("Replay.sample")]
@@ -298,16 +265,8 @@ impl PyReplay {
         let writers = &self.writers;
         let advice = || table.names().find_map(|table| writers.advice(table));
         let sampled = loop {
-            let sampler = self.sampler(
-                py,
-                &table,
-                batch_size,
-                view.clone(),
-                normalize,
-                allow_short,
-                threads,
-                deadline,
-            )?;
+            let sampler =
+                self.sampler(py, &table, batch_size, view.clone(), normalize, allow_short, threads, deadline)?;
             let sampled = wait::blocking_advised(py, deadline, closing, &advice, move |wait| {
                 // Dropped here, without the interpreter lock: it may have the last reference to the memory.
                 let mut sampler = sampler;
@@ -316,9 +275,7 @@ impl PyReplay {
                     wait,
                     || beta,
                     |_, request, wait| {
-                        writers.awaiting(&request.table, allow_short, wait, |wait| {
-                            replay.sample(request, wait)
-                        })
+                        writers.awaiting(&request.table, allow_short, wait, |wait| replay.sample(request, wait))
                     },
                 );
                 match sampled {
@@ -366,30 +323,12 @@ impl PyReplay {
         keywords::refuse(unknown, || py.get_type::<PyReplay>().getattr("batches"))?;
         let device = device.map(|name| torch::device(py, name)).transpose()?;
         let deadline = wait::deadline(py, timeout)?;
-        let sampler = self.sampler(
-            py,
-            &table,
-            batch_size,
-            view,
-            normalize,
-            allow_short,
-            threads,
-            deadline,
-        )?;
+        let sampler = self.sampler(py, &table, batch_size, view, normalize, allow_short, threads, deadline)?;
         let tables = table.describe();
         let description = format!("{batch_size} items of {tables} {}", self.location);
         let closing = self.backend.closing().clone();
         let writers = self.writers.clone();
-        let batches = PyBatches::new(
-            py,
-            sampler,
-            beta,
-            prefetch,
-            timeout,
-            description,
-            closing,
-            writers,
-        )?;
+        let batches = PyBatches::new(py, sampler, beta, prefetch, timeout, description, closing, writers)?;
         let batches = Bound::new(py, batches)?.into_any();
         match device {
             None => Ok(batches),
@@ -442,15 +381,9 @@ impl PyReplay {
             && let Some(problem) = self.foreign_ids(table, ids)
             && !self.foreign_ids_named.swap(true, Ordering::Relaxed)
         {
-            tracing::warn!(
-                "update_priorities of table {table:?} changed nothing: its {} ids {problem}",
-                ids.len()
-            );
+            tracing::warn!("update_priorities of table {table:?} changed nothing: its {} ids {problem}", ids.len());
         }
-        Ok(PyUpdateReceipt {
-            applied: receipt.applied,
-            stale: receipt.stale,
-        })
+        Ok(PyUpdateReceipt { applied: receipt.applied, stale: receipt.stale })
     }
 }
 

@@ -18,10 +18,7 @@ pub struct PyStoredTable {
 impl PyReplay {
     fn __getitem__(slf: &Bound<'_, Self>, name: String) -> PyResult<PyStoredTable> {
         let table = slf.get().table(slf.py(), &name, wait::TIMEOUT)?;
-        Ok(PyStoredTable {
-            replay: slf.clone().unbind(),
-            name: table.config.name,
-        })
+        Ok(PyStoredTable { replay: slf.clone().unbind(), name: table.config.name })
     }
 
     fn __contains__(&self, py: Python<'_>, name: &str) -> PyResult<bool> {
@@ -33,8 +30,7 @@ impl PyReplay {
 impl PyStoredTable {
     fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
         let _call = Call::begin(py);
-        let stats =
-            (self.replay.get()).call(py, wait::TIMEOUT, |replay, wait| replay.stats(wait))?;
+        let stats = (self.replay.get()).call(py, wait::TIMEOUT, |replay, wait| replay.stats(wait))?;
         let items = stats["tables"][&self.name]["items"].as_u64();
         match items {
             Some(items) => Ok(items as usize),

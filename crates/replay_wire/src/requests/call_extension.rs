@@ -15,10 +15,7 @@ impl Message for Extension {
     type Struct = wire::extension::Owned;
 
     fn read(from: Reader<'_, Self>, rest: &Rest) -> Result<Self> {
-        Ok(Extension {
-            name: Field::read(from.get_name())?,
-            message: rest.payload(),
-        })
+        Ok(Extension { name: Field::read(from.get_name())?, message: rest.payload() })
     }
 
     fn into_payload(self) -> Payload {

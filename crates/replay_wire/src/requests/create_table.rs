@@ -90,9 +90,7 @@ impl Field for Option<ViewSpec> {
         let Some(view) = self else {
             return Ok(String::new());
         };
-        serde_json::to_string(view).map_err(|error| {
-            replay_core::Error::Config(format!("the view of a table cannot be sent: {error}"))
-                .into()
-        })
+        serde_json::to_string(view)
+            .map_err(|error| replay_core::Error::Config(format!("the view of a table cannot be sent: {error}")).into())
     }
 }

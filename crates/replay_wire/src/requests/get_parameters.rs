@@ -29,10 +29,7 @@ impl Message for Option<Parameters> {
 
     fn read(from: Reader<'_, Self>, rest: &Rest) -> Result<Self> {
         let version = from.get_version();
-        Ok((version > 0).then(|| Parameters {
-            version,
-            bytes: rest.payload(),
-        }))
+        Ok((version > 0).then(|| Parameters { version, bytes: rest.payload() }))
     }
 
     fn into_payload(self) -> Payload {

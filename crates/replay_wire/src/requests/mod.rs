@@ -27,16 +27,15 @@ use pastey::paste;
 
 use crate::error::{Error, ErrorCode, Result};
 use crate::fields::{
-    FEW_WORDS, Field, Message, Payload, Reader, Rest, internal, list_len, malformed, read,
-    read_list, read_optional, unknown, write_list,
+    FEW_WORDS, Field, Message, Payload, Reader, Rest, internal, list_len, malformed, read, read_list, read_optional,
+    unknown, write_list,
 };
 use crate::innet_capnp as wire;
 use crate::role::Role;
 use replay_core::cause::WaitReason;
 use replay_core::memory::Memory;
 use replay_core::replay::{
-    Listing, Parameters, Push, ReadSteps, SampleRequest, Sampled, StepsRead, UpdateReceipt,
-    WriterOpened,
+    Listing, Parameters, Push, ReadSteps, SampleRequest, Sampled, StepsRead, UpdateReceipt, WriterOpened,
 };
 use replay_core::schema::TableConfig;
 

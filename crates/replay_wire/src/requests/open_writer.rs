@@ -19,10 +19,7 @@ impl Message for OpenOrResume {
     type Struct = wire::open_writer::Owned;
 
     fn read(from: Reader<'_, Self>, rest: &Rest) -> Result<Self> {
-        Ok(OpenOrResume {
-            open: OpenWriter::read(from, rest)?,
-            resume: from.get_resume(),
-        })
+        Ok(OpenOrResume { open: OpenWriter::read(from, rest)?, resume: from.get_resume() })
     }
 
     fn write(&self, mut out: wire::open_writer::Builder<'_>) -> Result<()> {

@@ -51,10 +51,7 @@ impl Message for StepsRead {
             first_step: head.first_step,
             packed: payload.split_to(head.bytes as usize),
         });
-        Ok(StepsRead {
-            chunks: chunks.collect(),
-            next,
-        })
+        Ok(StepsRead { chunks: chunks.collect(), next })
     }
 
     fn words(&self) -> usize {

@@ -28,11 +28,7 @@ impl Message for UpdatePriorities {
                 priorities.len()
             )));
         }
-        Ok(UpdatePriorities {
-            table: Field::read(from.get_table())?,
-            ids,
-            priorities,
-        })
+        Ok(UpdatePriorities { table: Field::read(from.get_table())?, ids, priorities })
     }
 
     fn words(&self) -> usize {
@@ -41,10 +37,7 @@ impl Message for UpdatePriorities {
 
     fn write(&self, mut out: wire::update_priorities::Builder<'_>) -> Result<()> {
         out.set_table(&self.table);
-        list_len(
-            "the ids of an update",
-            self.ids.len().max(self.priorities.len()),
-        )?;
+        list_len("the ids of an update", self.ids.len().max(self.priorities.len()))?;
         out.set_ids(&self.ids[..]).map_err(internal)?;
         out.set_priorities(&self.priorities[..]).map_err(internal)
     }

@@ -72,15 +72,9 @@ proptest! {
 fn every_error_code_crosses() {
     for number in 0..=ErrorCode::Forbidden as u16 {
         let code = code(number);
-        let outgoing = encode_reply(Reply {
-            id: 1,
-            body: ReplyBody::Error {
-                code,
-                message: "why".into(),
-                waited_for: None,
-            },
-        })
-        .unwrap();
+        let outgoing =
+            encode_reply(Reply { id: 1, body: ReplyBody::Error { code, message: "why".into(), waited_for: None } })
+                .unwrap();
         let reply = decode_reply(received(&outgoing)).unwrap();
         assert_eq!(seen(reply), Answer::Error(code, "why".into(), None));
     }
@@ -122,25 +116,13 @@ fn code(number: u16) -> ErrorCode {
 
 /// Frame of a request for a table with one column, whose list is then of `columns` structs of no bytes; `padding` bytes follow.
 fn empty_columns(columns: u64, padding: usize) -> Frame {
-    let column = Column {
-        name: "x".into(),
-        dtype: Dtype::Uint8,
-        shape: vec![],
-        codec: Codec::None,
-        finite: true,
-    };
-    let request = Request {
-        id: 1,
-        deadline_ms: 0,
-        body: RequestBody::CreateTable(TableConfig::new("t", vec![column], 1)),
-    };
+    let column = Column { name: "x".into(), dtype: Dtype::Uint8, shape: vec![], codec: Codec::None, finite: true };
+    let request =
+        Request { id: 1, deadline_ms: 0, body: RequestBody::CreateTable(TableConfig::new("t", vec![column], 1)) };
     let mut control = encode_request(&request).unwrap().control().to_vec();
     // The list's tag: one element of one data word and two pointers.
     let tag = (1u64 << 2 | 1 << 32 | 2 << 48).to_le_bytes();
-    let at = (0..control.len())
-        .step_by(8)
-        .find(|&i| control[i..i + 8] == tag)
-        .unwrap();
+    let at = (0..control.len()).step_by(8).find(|&i| control[i..i + 8] == tag).unwrap();
     control[at..at + 8].copy_from_slice(&(columns << 2).to_le_bytes());
     // The only segment's length, in words.
     let words = (control.len() - 8 + padding) / 8;
@@ -172,60 +154,32 @@ fn a_request_takes_little_more_memory_decoded_than_encoded() {
 
 #[test]
 fn a_codec_of_a_later_release_is_named() {
-    let column = Column {
-        name: "frame".into(),
-        dtype: Dtype::Float64,
-        shape: vec![],
-        codec: Codec::Lz4,
-        finite: true,
-    };
+    let column = Column { name: "frame".into(), dtype: Dtype::Float64, shape: vec![], codec: Codec::Lz4, finite: true };
     let message = refusal_of(&with_a_later_codec(column));
-    assert!(
-        message.contains("column \"frame\" has codec 99, which this release does not know"),
-        "{message}"
-    );
+    assert!(message.contains("column \"frame\" has codec 99, which this release does not know"), "{message}");
 }
 
 /// The control message of a request for a table of `column`, float64 and LZ4, with another codec.
 fn with_a_later_codec(column: Column) -> Vec<u8> {
-    let request = Request {
-        id: 1,
-        deadline_ms: 0,
-        body: RequestBody::CreateTable(TableConfig::new("t", vec![column], 1)),
-    };
+    let request =
+        Request { id: 1, deadline_ms: 0, body: RequestBody::CreateTable(TableConfig::new("t", vec![column], 1)) };
     let mut control = encode_request(&request).unwrap().control().to_vec();
     // The column's data word: element type 11, codec 1.
     let word = (11u64 | 1 << 16).to_le_bytes();
-    let at = (0..control.len())
-        .step_by(8)
-        .find(|&i| control[i..i + 8] == word)
-        .unwrap();
+    let at = (0..control.len()).step_by(8).find(|&i| control[i..i + 8] == word).unwrap();
     control[at + 2] = 99;
     control
 }
 
 /// The control message of a request for a table with a view of the column `observation`.
 fn with_a_view(observation: &str) -> Vec<u8> {
-    let column = Column {
-        name: "x".into(),
-        dtype: Dtype::Uint8,
-        shape: vec![],
-        codec: Codec::None,
-        finite: true,
-    };
-    let view = NStep {
-        observation: observation.into(),
-        ..NStep::default()
-    };
+    let column = Column { name: "x".into(), dtype: Dtype::Uint8, shape: vec![], codec: Codec::None, finite: true };
+    let view = NStep { observation: observation.into(), ..NStep::default() };
     let body = RequestBody::CreateTable(TableConfig {
         view: Some(ViewSpec::NStep(view)),
         ..TableConfig::new("t", vec![column], 1)
     });
-    let request = Request {
-        id: 1,
-        deadline_ms: 0,
-        body,
-    };
+    let request = Request { id: 1, deadline_ms: 0, body };
     encode_request(&request).unwrap().control().to_vec()
 }
 
@@ -254,35 +208,18 @@ fn errors_quote_the_beginning_of_what_a_client_sent() {
     assert!(message.contains("cannot be read"), "{message}");
     assert!(message.len() < LONGEST, "{} bytes", message.len());
 
-    let column = Column {
-        name,
-        dtype: Dtype::Float64,
-        shape: vec![],
-        codec: Codec::Lz4,
-        finite: true,
-    };
+    let column = Column { name, dtype: Dtype::Float64, shape: vec![], codec: Codec::Lz4, finite: true };
     let message = refusal_of(&with_a_later_codec(column));
     assert!(message.len() < LONGEST, "{} bytes", message.len());
 }
 
 #[test]
 fn lists_of_different_lengths_are_refused() {
-    let body = RequestBody::UpdatePriorities(UpdatePriorities {
-        table: "t".into(),
-        ids: vec![1, 2],
-        priorities: vec![1.0],
-    });
-    let outgoing = encode_request(&Request {
-        id: 1,
-        deadline_ms: 0,
-        body,
-    })
-    .unwrap();
+    let body =
+        RequestBody::UpdatePriorities(UpdatePriorities { table: "t".into(), ids: vec![1, 2], priorities: vec![1.0] });
+    let outgoing = encode_request(&Request { id: 1, deadline_ms: 0, body }).unwrap();
     let error = decode_request(received(&outgoing)).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "protocol error: an update has 2 ids and 1 priorities"
-    );
+    assert_eq!(error.to_string(), "protocol error: an update has 2 ids and 1 priorities");
 }
 
 #[test]
@@ -296,11 +233,7 @@ fn rows_beyond_the_payload_are_refused() {
         blobs: vec![],
         credit: None,
     };
-    let outgoing = encode_reply(Reply {
-        id: 1,
-        body: ReplyBody::Sampled(sampled),
-    })
-    .unwrap();
+    let outgoing = encode_reply(Reply { id: 1, body: ReplyBody::Sampled(sampled) }).unwrap();
     let short = Frame::new(outgoing.control(), Bytes::from_static(b"fou"));
     let error = decode_reply(short).err().unwrap();
     assert_eq!(error.code(), ErrorCode::Protocol, "{error}");
@@ -308,47 +241,23 @@ fn rows_beyond_the_payload_are_refused() {
 
 #[test]
 fn a_payload_that_no_message_speaks_of_is_refused() {
-    let outgoing = encode_request(&Request {
-        id: 1,
-        deadline_ms: 0,
-        body: RequestBody::Stats(Stats),
-    })
-    .unwrap();
+    let outgoing = encode_request(&Request { id: 1, deadline_ms: 0, body: RequestBody::Stats(Stats) }).unwrap();
     let frame = Frame::new(outgoing.control(), Bytes::from_static(b"x"));
-    assert_eq!(
-        decode_request(frame).unwrap_err().code(),
-        ErrorCode::Protocol
-    );
+    assert_eq!(decode_request(frame).unwrap_err().code(), ErrorCode::Protocol);
 }
 
 #[test]
 fn a_priority_that_the_wire_would_read_as_none_is_refused() {
     for value in [-1.0, f32::NAN, f32::INFINITY] {
-        let item = NewItem {
-            anchor: 0,
-            stream: 0,
-            before: 0,
-            after: 0,
-            priority: Some(value),
-        };
+        let item = NewItem { anchor: 0, stream: 0, before: 0, after: 0, priority: Some(value) };
         let push = Push {
             table: "t".into(),
             writer: 1,
             epoch: 1,
             sequence: 1,
-            body: PushBody {
-                items: vec![item],
-                ..PushBody::default()
-            },
+            body: PushBody { items: vec![item], ..PushBody::default() },
         };
-        let request = Request {
-            id: 1,
-            deadline_ms: 0,
-            body: RequestBody::Push(push),
-        };
-        assert_eq!(
-            encode_request(&request).err().unwrap().code(),
-            ErrorCode::Priority
-        );
+        let request = Request { id: 1, deadline_ms: 0, body: RequestBody::Push(push) };
+        assert_eq!(encode_request(&request).err().unwrap().code(), ErrorCode::Priority);
     }
 }

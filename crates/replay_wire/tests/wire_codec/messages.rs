@@ -94,18 +94,10 @@ pub fn bytes() -> impl Strategy<Value = Bytes> {
 fn request_body() -> impl Strategy<Value = RequestBody> {
     let name = || ".{0,12}";
     prop_oneof![
-        (any::<u32>(), name(), any::<([u8; 32], u64)>()).prop_map(
-            |(protocol, release, (nonce, program))| {
-                RequestBody::Hello(Hello {
-                    protocol,
-                    release,
-                    nonce,
-                    program,
-                })
-            }
-        ),
-        option::of(any::<[u8; 32]>())
-            .prop_map(|proof| RequestBody::Authenticate(Authenticate { proof })),
+        (any::<u32>(), name(), any::<([u8; 32], u64)>()).prop_map(|(protocol, release, (nonce, program))| {
+            RequestBody::Hello(Hello { protocol, release, nonce, program })
+        }),
+        option::of(any::<[u8; 32]>()).prop_map(|proof| RequestBody::Authenticate(Authenticate { proof })),
         table().prop_map(RequestBody::CreateTable),
         name().prop_map(|name| RequestBody::DescribeTable(DescribeTable(name))),
         name().prop_map(|name| RequestBody::EmptyTable(EmptyTable(name))),
@@ -113,79 +105,53 @@ fn request_body() -> impl Strategy<Value = RequestBody> {
         (name(), any::<u64>(), name(), any::<(u32, u16, u16, bool)>()).prop_map(
             |(table, writer, name, (streams, window_before, window_after, resume))| {
                 RequestBody::OpenWriter(OpenOrResume {
-                    open: OpenWriter {
-                        table,
-                        writer,
-                        name,
-                        server: None,
-                        streams,
-                        window_before,
-                        window_after,
-                    },
+                    open: OpenWriter { table, writer, name, server: None, streams, window_before, window_after },
                     resume,
                 })
             }
         ),
         push().prop_map(RequestBody::Push),
-        (
-            name(),
-            any::<(u32, u16, u16, bool, bool, bool)>(),
-            any::<Option<u32>>()
-        )
-            .prop_map(
-                |(table, (count, before, after, allow_short, min_probability, repeated), part)| {
-                    RequestBody::Sample(SampleRequest {
-                        table,
-                        count,
-                        before,
-                        after,
-                        allow_short,
-                        min_probability,
-                        part: part.map(|limiter_samples| BatchPart { limiter_samples }),
-                        repeated,
-                    })
-                }
-            ),
+        (name(), any::<(u32, u16, u16, bool, bool, bool)>(), any::<Option<u32>>()).prop_map(
+            |(table, (count, before, after, allow_short, min_probability, repeated), part)| {
+                RequestBody::Sample(SampleRequest {
+                    table,
+                    count,
+                    before,
+                    after,
+                    allow_short,
+                    min_probability,
+                    part: part.map(|limiter_samples| BatchPart { limiter_samples }),
+                    repeated,
+                })
+            }
+        ),
         (name(), vec((any::<u64>(), 0.0..1e300), 0..50)).prop_map(|(table, updates)| {
             let (ids, priorities) = updates.into_iter().unzip();
-            RequestBody::UpdatePriorities(UpdatePriorities {
-                table,
-                ids,
-                priorities,
-            })
+            RequestBody::UpdatePriorities(UpdatePriorities { table, ids, priorities })
         }),
         name().prop_map(|name| RequestBody::DropParameters(DropParameters(name))),
-        (name(), any::<u32>(), read_position()).prop_map(|(table, bytes, from)| {
-            RequestBody::ReadSteps(ReadSteps { table, from, bytes })
-        }),
-        (name(), any::<u64>(), name()).prop_map(|(table, id, reason)| RequestBody::ReportCorrupt(
-            ReportCorrupt { table, id, reason }
-        )),
+        (name(), any::<u32>(), read_position())
+            .prop_map(|(table, bytes, from)| { RequestBody::ReadSteps(ReadSteps { table, from, bytes }) }),
+        (name(), any::<u64>(), name()).prop_map(|(table, id, reason)| RequestBody::ReportCorrupt(ReportCorrupt {
+            table,
+            id,
+            reason
+        })),
         (name(), any::<u64>(), any::<u64>(), bytes()).prop_map(|(name, id, version, bytes)| {
-            RequestBody::PutParameters(PutParameters {
-                name,
-                id,
-                version,
-                bytes,
-            })
+            RequestBody::PutParameters(PutParameters { name, id, version, bytes })
         }),
-        (name(), any::<u64>(), option::of((name(), any::<u64>()))).prop_map(
-            |(name, newer_than, writer)| RequestBody::GetParameters(GetParameters {
+        (name(), any::<u64>(), option::of((name(), any::<u64>()))).prop_map(|(name, newer_than, writer)| {
+            RequestBody::GetParameters(GetParameters {
                 name,
                 newer_than,
                 writer: writer.map(|(table, writer)| WriterId { table, writer }),
             })
-        ),
+        }),
         Just(RequestBody::Stats(Stats)),
         Just(RequestBody::List(List)),
         Just(RequestBody::Snapshot(Snapshot)),
-        (name(), any::<u64>(), any::<u32>()).prop_map(|(table, writer, epoch)| {
-            RequestBody::CloseWriter(CloseWriter {
-                table,
-                writer,
-                epoch,
-            })
-        }),
+        (name(), any::<u64>(), any::<u32>())
+            .prop_map(|(table, writer, epoch)| { RequestBody::CloseWriter(CloseWriter { table, writer, epoch }) }),
         extension().prop_map(RequestBody::CallExtension),
     ]
 }
@@ -262,13 +228,8 @@ fn cause() -> impl Strategy<Value = Cause> {
                 slack,
             }
         ),
-        any::<(u64, u32, u32)>().prop_map(|(left, wanted, max_times_sampled)| {
-            Cause::SamplesLeft {
-                left,
-                wanted,
-                max_times_sampled,
-            }
-        }),
+        any::<(u64, u32, u32)>()
+            .prop_map(|(left, wanted, max_times_sampled)| { Cause::SamplesLeft { left, wanted, max_times_sampled } }),
         any::<(u64, u32)>().prop_map(|(found, wanted)| Cause::Items { found, wanted }),
         (any::<(u64, u64)>(), 0.0..9.0, 0.0..9.0, 0.0..9.0).prop_map(
             |((sampled, inserted), missing, samples_per_insert, slack)| Cause::Samples {
@@ -279,13 +240,8 @@ fn cause() -> impl Strategy<Value = Cause> {
                 slack,
             }
         ),
-        any::<(u64, u64, u64)>().prop_map(|(pinned, missing, capacity_bytes)| {
-            Cause::PinnedBytes {
-                pinned,
-                missing,
-                capacity_bytes,
-            }
-        }),
+        any::<(u64, u64, u64)>()
+            .prop_map(|(pinned, missing, capacity_bytes)| { Cause::PinnedBytes { pinned, missing, capacity_bytes } }),
         Just(Cause::PinnedChunks),
         Just(Cause::LastItems),
     ]
@@ -293,24 +249,12 @@ fn cause() -> impl Strategy<Value = Cause> {
 
 fn wait_reason() -> impl Strategy<Value = WaitReason> {
     prop_oneof![
-        (".{0,9}", cause(), any::<u64>(), any::<u64>()).prop_map(
-            |(table, cause, ahead, steps_without_items)| WaitReason::Table(TableWait {
-                table,
-                cause,
-                ahead,
-                steps_without_items,
-            })
-        ),
+        (".{0,9}", cause(), any::<u64>(), any::<u64>()).prop_map(|(table, cause, ahead, steps_without_items)| {
+            WaitReason::Table(TableWait { table, cause, ahead, steps_without_items })
+        }),
         (".{0,9}", ".{0,9}", ".{0,9}", any::<(u64, u64, u32)>()).prop_map(
             |(table, writer, parameters, (version, newest, max_version_lag))| {
-                WaitReason::Outdated(OutdatedWriter {
-                    table,
-                    writer,
-                    parameters,
-                    version,
-                    newest,
-                    max_version_lag,
-                })
+                WaitReason::Outdated(OutdatedWriter { table, writer, parameters, version, newest, max_version_lag })
             }
         ),
         any::<u64>().prop_map(WaitReason::Ahead),
@@ -329,14 +273,7 @@ pub fn answer() -> impl Strategy<Value = Answer> {
         option::of(any::<[u8; 32]>()).prop_map(Answer::Welcome),
         (any::<(u32, u64, [u8; 32], bool, u64)>(), ".{0,8}").prop_map(
             |((protocol, incarnation, nonce, token_needed, max_frame_bytes), release)| {
-                Answer::Challenge(Challenge {
-                    protocol,
-                    release,
-                    incarnation,
-                    nonce,
-                    token_needed,
-                    max_frame_bytes,
-                })
+                Answer::Challenge(Challenge { protocol, release, incarnation, nonce, token_needed, max_frame_bytes })
             }
         ),
         table().prop_map(Answer::Table),
@@ -365,11 +302,7 @@ pub fn answer() -> impl Strategy<Value = Answer> {
                 }
             }),
         (
-            prop::sample::select(vec![
-                ErrorCode::Internal,
-                ErrorCode::Fenced,
-                ErrorCode::Interrupted
-            ]),
+            prop::sample::select(vec![ErrorCode::Internal, ErrorCode::Fenced, ErrorCode::Interrupted]),
             ".{0,99}",
             option::of(wait_reason())
         )
@@ -377,34 +310,17 @@ pub fn answer() -> impl Strategy<Value = Answer> {
         option::of((1u64.., bytes())).prop_map(|parameters| {
             Answer::Parameters(parameters.map(|(version, bytes)| Parameters { version, bytes }))
         }),
-        any::<(u32, u64, u64)>().prop_map(|(epoch, last_sequence, steps)| {
-            Answer::Writer(WriterOpened {
-                epoch,
-                last_sequence,
-                steps,
-            })
-        }),
-        any::<(u32, u32)>()
-            .prop_map(|(applied, stale)| Answer::Updated(UpdateReceipt { applied, stale })),
+        any::<(u32, u64, u64)>()
+            .prop_map(|(epoch, last_sequence, steps)| { Answer::Writer(WriterOpened { epoch, last_sequence, steps }) }),
+        any::<(u32, u32)>().prop_map(|(applied, stale)| Answer::Updated(UpdateReceipt { applied, stale })),
         any::<u64>().prop_map(Answer::Pushed),
         option::of(".{1,9}").prop_map(Answer::Corrupt),
         ".{0,99}".prop_map(Answer::Stats),
-        (
-            vec(table(), 0..3),
-            vec((".{1,9}", any::<u64>(), any::<u64>()), 0..4)
-        )
-            .prop_map(|(tables, parameters)| {
-                let parameters = parameters.into_iter();
-                let parameters = parameters.map(|(name, version, bytes)| ListedParameters {
-                    name,
-                    version,
-                    bytes,
-                });
-                Answer::Listing(Listing {
-                    tables,
-                    parameters: parameters.collect(),
-                })
-            }),
+        (vec(table(), 0..3), vec((".{1,9}", any::<u64>(), any::<u64>()), 0..4)).prop_map(|(tables, parameters)| {
+            let parameters = parameters.into_iter();
+            let parameters = parameters.map(|(name, version, bytes)| ListedParameters { name, version, bytes });
+            Answer::Listing(Listing { tables, parameters: parameters.collect() })
+        }),
         extension().prop_map(Answer::Extension),
         (vec(stored_steps(), 0..4), option::of(read_position()))
             .prop_map(|(chunks, next)| Answer::StepsRead(StepsRead { chunks, next })),
@@ -418,27 +334,10 @@ pub fn body(answer: Answer) -> ReplyBody {
         Answer::Done => ReplyBody::Done,
         Answer::Challenge(challenge) => ReplyBody::Challenge(challenge),
         Answer::Table(config) => ReplyBody::Table(config),
-        Answer::Sampled {
-            items,
-            live_items,
-            min,
-            shard,
-            rows,
-            blobs,
-        } => ReplyBody::Sampled(Sampled {
-            items,
-            live_items,
-            min_probability: min,
-            shard,
-            rows,
-            blobs,
-            credit: None,
-        }),
-        Answer::Error(code, message, reason) => ReplyBody::Error {
-            code,
-            message,
-            waited_for: reason.map(Box::new),
-        },
+        Answer::Sampled { items, live_items, min, shard, rows, blobs } => {
+            ReplyBody::Sampled(Sampled { items, live_items, min_probability: min, shard, rows, blobs, credit: None })
+        }
+        Answer::Error(code, message, reason) => ReplyBody::Error { code, message, waited_for: reason.map(Box::new) },
         Answer::Parameters(parameters) => ReplyBody::Parameters(parameters),
         Answer::Writer(opened) => ReplyBody::Writer(opened),
         Answer::Updated(receipt) => ReplyBody::Updated(receipt),
@@ -464,19 +363,11 @@ pub fn seen(reply: Reply) -> Answer {
             min: sampled.min_probability,
             shard: sampled.shard,
             rows: sampled.rows,
-            blobs: vec![
-                sampled
-                    .blobs
-                    .iter()
-                    .flat_map(|b| b.as_ref().to_vec())
-                    .collect(),
-            ],
+            blobs: vec![sampled.blobs.iter().flat_map(|b| b.as_ref().to_vec()).collect()],
         },
-        ReplyBody::Error {
-            code,
-            message,
-            waited_for,
-        } => Answer::Error(code, message, waited_for.map(|reason| *reason)),
+        ReplyBody::Error { code, message, waited_for } => {
+            Answer::Error(code, message, waited_for.map(|reason| *reason))
+        }
         ReplyBody::Parameters(parameters) => Answer::Parameters(parameters),
         ReplyBody::Writer(opened) => Answer::Writer(opened),
         ReplyBody::Updated(receipt) => Answer::Updated(receipt),
@@ -491,10 +382,6 @@ pub fn seen(reply: Reply) -> Answer {
 
 /// The frame as the other end has it.
 pub fn received(outgoing: &OutgoingFrame) -> Frame {
-    let payload = outgoing
-        .payload()
-        .iter()
-        .flat_map(|s| s.as_ref().to_vec())
-        .collect();
+    let payload = outgoing.payload().iter().flat_map(|s| s.as_ref().to_vec()).collect();
     Frame::new(outgoing.control(), payload)
 }

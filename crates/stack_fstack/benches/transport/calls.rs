@@ -13,25 +13,15 @@ use serde_json::{Value, json};
 use super::ends;
 
 /// Bytes of the one tensor of the parameters, and calls in a round: those of `python -m benchmarks.calls`.
-const SIZES: [(usize, usize); 6] = [
-    (64, 2_000),
-    (1_024, 2_000),
-    (4_096, 2_000),
-    (65_536, 1_000),
-    (1 << 20, 100),
-    (13_170_000, 10),
-];
+const SIZES: [(usize, usize); 6] =
+    [(64, 2_000), (1_024, 2_000), (4_096, 2_000), (65_536, 1_000), (1 << 20, 100), (13_170_000, 10)];
 
 const NAME: &str = "policy";
 
 /// One round: the cells that a client measured.
 pub fn run(way: &str, folder: &Path) -> Value {
     let mut server = ends::at_server(env!("CARGO_BIN_EXE_innet-replay-fstack"));
-    server.args([
-        "serve",
-        "--listen",
-        &format!("innet://{}", ends::server(way)),
-    ]);
+    server.args(["serve", "--listen", &format!("innet://{}", ends::server(way))]);
     if ends::is_fstack(way) {
         server.args(["--stack", "fstack", "--trusted-network", "--stack-config"]);
         server.arg(ends::server_config(folder, way));
@@ -39,9 +29,7 @@ pub fn run(way: &str, folder: &Path) -> Value {
         server.arg("--spin");
     }
     let mut client = ends::at_client(std::env::current_exe().unwrap());
-    client
-        .args(["call", way])
-        .arg(ends::client_config(folder, way));
+    client.args(["call", way]).arg(ends::client_config(folder, way));
     ends::run(server, client)
 }
 
@@ -57,12 +45,7 @@ pub fn measure(way: &str, config: &Path) -> Vec<Value> {
     };
     let client = connect(&address.parse().unwrap(), options).unwrap();
     let wait = Wait::forever();
-    let get = || {
-        client
-            .get_parameters(NAME, 0, None, &wait)
-            .unwrap()
-            .unwrap()
-    };
+    let get = || client.get_parameters(NAME, 0, None, &wait).unwrap().unwrap();
     let mut cells = Vec::new();
     for (size, count) in SIZES {
         let file = parameters(size);

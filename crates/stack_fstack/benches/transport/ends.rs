@@ -25,20 +25,12 @@ pub fn is_fstack(way: &str) -> bool {
 
 /// The transport.
 pub fn link(way: &str) -> &'static str {
-    if is_fstack(way) {
-        "memif"
-    } else {
-        "loopback TCP"
-    }
+    if is_fstack(way) { "memif" } else { "loopback TCP" }
 }
 
 /// Where the server listens, without the scheme.
 pub fn server(way: &str) -> &'static str {
-    if is_fstack(way) {
-        "10.8.0.2:7711"
-    } else {
-        "127.0.0.1:7711"
-    }
+    if is_fstack(way) { "10.8.0.2:7711" } else { "127.0.0.1:7711" }
 }
 
 /// How often an end may be lost to memif in one measurement.
@@ -50,9 +42,7 @@ const LOSSES: usize = 5;
 pub fn run(mut server: Command, mut client: Command) -> Value {
     for _ in 0..LOSSES {
         let mut log = tempfile::tempfile().unwrap();
-        server
-            .stdout(Stdio::piped())
-            .stderr(log.try_clone().unwrap());
+        server.stdout(Stdio::piped()).stderr(log.try_clone().unwrap());
         let mut serving = Serving(server.spawn().unwrap());
         let mut ready = String::new();
         let mut said = BufReader::new(serving.0.stdout.as_mut().unwrap());

@@ -46,13 +46,9 @@ const HEADER: usize = 16;
 pub fn run(way: &str, folder: &Path) -> Value {
     let here = env::current_exe().unwrap();
     let mut server = ends::at_server(&here);
-    server
-        .args(["serve", way])
-        .arg(ends::server_config(folder, way));
+    server.args(["serve", way]).arg(ends::server_config(folder, way));
     let mut client = ends::at_client(&here);
-    client
-        .args(["exchange", way])
-        .arg(ends::client_config(folder, way));
+    client.args(["exchange", way]).arg(ends::client_config(folder, way));
     ends::run(server, client)
 }
 
@@ -104,9 +100,7 @@ pub fn measure(way: &str, config: &Path) -> Vec<Value> {
             let stream = Spinning::new(TcpStream::connect(server).unwrap());
             exchange(stream).now_or_never().unwrap()
         }
-        _ => on_reactor(config, move |_| async move {
-            exchange(FstackStream::connect(server).await.unwrap()).await
-        }),
+        _ => on_reactor(config, move |_| async move { exchange(FstackStream::connect(server).await.unwrap()).await }),
     }
 }
 
@@ -127,10 +121,7 @@ async fn exchange(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> Vec<Value>
                 times.push(begun.elapsed());
             }
         }
-        cells.push(ends::cell(
-            json!({"request": request, "reply": reply}),
-            times,
-        ));
+        cells.push(ends::cell(json!({"request": request, "reply": reply}), times));
     }
     cells
 }
@@ -177,22 +168,14 @@ fn spin_until_ready<T>(mut operation: impl FnMut() -> io::Result<T>) -> Poll<io:
 }
 
 impl AsyncRead for Spinning {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        _: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
+    fn poll_read(mut self: Pin<&mut Self>, _: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let room = buffer.initialize_unfilled();
         spin_until_ready(|| self.0.read(room)).map_ok(|count| buffer.advance(count))
     }
 }
 
 impl AsyncWrite for Spinning {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        _: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
+    fn poll_write(mut self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         spin_until_ready(|| self.0.write(bytes))
     }
 

@@ -83,10 +83,7 @@ fn compared(rounds: &Rounds) -> Vec<Value> {
         for &way in rounds.keys() {
             let p50 = best(way, number, "p50_us");
             row[way] = json!({"p50_us": p50, "p99_us": best(way, number, "p99_us")});
-            for (name, other) in [
-                ("p50_lower_by", KERNEL),
-                ("p50_lower_than_bare_by", BARE_KERNEL),
-            ] {
+            for (name, other) in [("p50_lower_by", KERNEL), ("p50_lower_than_bare_by", BARE_KERNEL)] {
                 if rounds.contains_key(other) {
                     let lower = 1.0 - p50 / best(other, number, "p50_us");
                     row[way][name] = json!((lower * 1e4).round() / 1e4);
@@ -101,14 +98,7 @@ fn compared(rounds: &Rounds) -> Vec<Value> {
 
 /// The one that is checked out, with `-dirty` where files differ from it that are no results themselves.
 fn commit() -> String {
-    let changed = [
-        "status",
-        "--porcelain",
-        "--untracked-files=no",
-        "--",
-        ":/",
-        ":(top,exclude)docs/reports",
-    ];
+    let changed = ["status", "--porcelain", "--untracked-files=no", "--", ":/", ":(top,exclude)docs/reports"];
     let mut commit = text("git", &["describe", "--always"]);
     if !text("git", &changed).is_empty() {
         commit += "-dirty";

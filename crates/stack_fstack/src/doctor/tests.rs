@@ -20,13 +20,8 @@ fn machine(files: &[(&str, &str)]) -> (tempfile::TempDir, Machine) {
         }
     }
     let machine = Machine {
-        files: MachineFiles {
-            root: root.path().to_owned(),
-        },
-        fstack: Some(Linked {
-            release: Some("1.25"),
-            shared: None,
-        }),
+        files: MachineFiles { root: root.path().to_owned() },
+        fstack: Some(Linked { release: Some("1.25"), shared: None }),
         cores: 4,
     };
     (root, machine)
@@ -40,10 +35,7 @@ fn ready() -> Vec<(String, &'static str)> {
         ("usr/lib/x86_64-linux-gnu/librte_eal.so.23".into(), ""),
         (format!("{PAGES}/nr_hugepages"), "512\n"),
         (format!("{PAGES}/free_hugepages"), "500\n"),
-        (
-            "proc/mounts".into(),
-            "proc /proc proc rw 0 0\nhugetlbfs /dev/hugepages hugetlbfs rw 0 0\n",
-        ),
+        ("proc/mounts".into(), "proc /proc proc rw 0 0\nhugetlbfs /dev/hugepages hugetlbfs rw 0 0\n"),
         (format!("sys/bus/pci/drivers/{VFIO}/"), ""),
         (VFIO_DEVICE.into(), ""),
         ("sys/kernel/iommu_groups/0/".into(), ""),
@@ -52,10 +44,7 @@ fn ready() -> Vec<(String, &'static str)> {
         (format!("{CARD}/driver"), "-> ../../../drivers/vfio-pci"),
         ("sys/bus/pci/devices/0000:00:02.0/class".into(), "0x030000"),
         ("sys/devices/system/cpu/isolated".into(), "2-3\n"),
-        (
-            "proc/self/status".into(),
-            "Name:\tx\nUid:\t0\t0\t0\t0\nCapEff:\t0\n",
-        ),
+        ("proc/self/status".into(), "Name:\tx\nUid:\t0\t0\t0\t0\nCapEff:\t0\n"),
     ]
 }
 
@@ -74,10 +63,7 @@ fn changed(changes: &[(&str, &'static str)]) -> Vec<Finding> {
 }
 
 fn part<'a>(findings: &'a [Finding], name: &str) -> &'a Finding {
-    findings
-        .iter()
-        .find(|finding| finding.part == name)
-        .unwrap()
+    findings.iter().find(|finding| finding.part == name).unwrap()
 }
 
 #[test]
@@ -86,14 +72,8 @@ fn a_machine_with_everything() {
     assert!(findings.iter().all(|finding| finding.ok), "{findings:?}");
     assert!(findings.iter().all(|finding| finding.to_do.is_empty()));
     let found = |name| part(&findings, name).found.clone();
-    assert_eq!(
-        found("DPDK"),
-        "librte_eal.so.23 in /usr/lib/x86_64-linux-gnu"
-    );
-    assert_eq!(
-        found("hugepages"),
-        "500 of 512 pages of 2048kB free, at /dev/hugepages"
-    );
+    assert_eq!(found("DPDK"), "librte_eal.so.23 in /usr/lib/x86_64-linux-gnu");
+    assert_eq!(found("hugepages"), "500 of 512 pages of 2048kB free, at /dev/hugepages");
     assert_eq!(found("driver"), "vfio-pci with 2 IOMMU groups");
     assert_eq!(found("devices"), "0000:03:00.0 (vfio-pci)");
     assert!(found("cores").contains("isolated: 2-3"));
@@ -116,73 +96,20 @@ fn each_part_that_is_missing_says_what_to_do() {
     let vfio = format!("sys/bus/pci/drivers/{VFIO}/");
     let driver = format!("{CARD}/driver");
     let class = format!("{CARD}/class");
-    let groups = [
-        ("sys/kernel/iommu_groups/0/", "gone"),
-        ("sys/kernel/iommu_groups/1/", "gone"),
-    ];
+    let groups = [("sys/kernel/iommu_groups/0/", "gone"), ("sys/kernel/iommu_groups/1/", "gone")];
     let user = "Uid:\t1000\t1000\t1000\t1000\nCapEff:\t0000000000002000\n";
     type Changes<'a> = &'a [(&'a str, &'static str)];
     let cases: [(Changes<'_>, &str, &str, &str); 10] = [
-        (
-            &[("usr/lib/x86_64-linux-gnu/librte_eal.so.23", "gone")],
-            "DPDK",
-            "none of the folders",
-            "libdpdk-dev",
-        ),
-        (
-            &[(&total, "0")],
-            "hugepages",
-            "none are reserved",
-            "nr_hugepages",
-        ),
-        (
-            &[(&free, "0")],
-            "hugepages",
-            "0 of 512",
-            "end the processes",
-        ),
-        (
-            &[("proc/mounts", "gone")],
-            "hugepages",
-            "not mounted",
-            "mount -t hugetlbfs",
-        ),
-        (
-            &[(&vfio, "gone")],
-            "driver",
-            "none of vfio-pci, igb_uio, uio_pci_generic",
-            "modprobe vfio-pci",
-        ),
-        (
-            &[(VFIO_DEVICE, "gone")],
-            "driver",
-            "/dev/vfio/vfio is not there",
-            "container",
-        ),
-        (
-            &groups,
-            "driver",
-            "there is no IOMMU",
-            "enable_unsafe_noiommu_mode",
-        ),
-        (
-            &[(&driver, "-> ../../../drivers/i40e")],
-            "devices",
-            "0000:03:00.0 (i40e)",
-            "--bind=vfio-pci 0000:03:00.0",
-        ),
-        (
-            &[(&class, "0x010000")],
-            "devices",
-            "no network card",
-            "memif",
-        ),
-        (
-            &[("proc/self/status", user)],
-            "rights",
-            "without cap_net_admin, cap_ipc_lock",
-            "setcap",
-        ),
+        (&[("usr/lib/x86_64-linux-gnu/librte_eal.so.23", "gone")], "DPDK", "none of the folders", "libdpdk-dev"),
+        (&[(&total, "0")], "hugepages", "none are reserved", "nr_hugepages"),
+        (&[(&free, "0")], "hugepages", "0 of 512", "end the processes"),
+        (&[("proc/mounts", "gone")], "hugepages", "not mounted", "mount -t hugetlbfs"),
+        (&[(&vfio, "gone")], "driver", "none of vfio-pci, igb_uio, uio_pci_generic", "modprobe vfio-pci"),
+        (&[(VFIO_DEVICE, "gone")], "driver", "/dev/vfio/vfio is not there", "container"),
+        (&groups, "driver", "there is no IOMMU", "enable_unsafe_noiommu_mode"),
+        (&[(&driver, "-> ../../../drivers/i40e")], "devices", "0000:03:00.0 (i40e)", "--bind=vfio-pci 0000:03:00.0"),
+        (&[(&class, "0x010000")], "devices", "no network card", "memif"),
+        (&[("proc/self/status", user)], "rights", "without cap_net_admin, cap_ipc_lock", "setcap"),
     ];
     for (changes, part, found, to_do) in cases {
         let told = missing(changes);
@@ -205,10 +132,7 @@ fn each_driver_that_hands_a_card_over_does() {
         let findings = changed(&[&without_iommu[..], changes].concat());
         let driver = part(&findings, "driver");
         assert!(driver.ok, "{driver:?}");
-        (
-            driver.found.clone(),
-            part(&findings, "devices").to_do.clone(),
-        )
+        (driver.found.clone(), part(&findings, "devices").to_do.clone())
     };
     let (found, to_do) = driver(&[no_vfio, igb, kernels]);
     assert_eq!(found, "igb_uio");
@@ -218,10 +142,7 @@ fn each_driver_that_hands_a_card_over_does() {
     assert_eq!(found, "uio_pci_generic");
     assert!(to_do.contains("--bind=uio_pci_generic"), "{to_do}");
     let (found, to_do) = driver(&[(UNSAFE_MODE, "Y\n"), igb, kernels]);
-    assert_eq!(
-        found,
-        "vfio-pci without an IOMMU, in the unsafe mode; igb_uio"
-    );
+    assert_eq!(found, "vfio-pci without an IOMMU, in the unsafe mode; igb_uio");
     assert!(to_do.contains("--bind=vfio-pci"), "{to_do}");
 }
 
@@ -236,15 +157,9 @@ fn what_the_devices_do_not_need_is_not_missing() {
         missing.map(|finding| finding.part).collect::<Vec<_>>()
     };
     let common = "[dpdk]\nlcore_mask=1\n[port0]\n[innet]\n";
-    assert_eq!(
-        missing(common),
-        ["DPDK", "hugepages", "driver", "devices", "rights"]
-    );
+    assert_eq!(missing(common), ["DPDK", "hugepages", "driver", "devices", "rights"]);
     let virtual_ones = "eal = --no-pci\neal = --vdev=net_af_packet0,iface=veth1\n";
-    assert_eq!(
-        missing(&format!("{common}{virtual_ones}")),
-        ["DPDK", "hugepages", "rights"]
-    );
+    assert_eq!(missing(&format!("{common}{virtual_ones}")), ["DPDK", "hugepages", "rights"]);
     let small = format!("{common}{virtual_ones}[dpdk]\nno_huge=1\n");
     assert_eq!(missing(&small), ["DPDK", "rights"]);
 }
@@ -252,10 +167,7 @@ fn what_the_devices_do_not_need_is_not_missing() {
 #[test]
 fn the_cores_of_a_mask_are_there_and_this_process_may_use_them() {
     let status = "Name:\tx\nUid:\t0\t0\t0\t0\nCpus_allowed_list:\t0-1,3\n";
-    let (_root, machine) = machine(&[
-        ("sys/devices/system/cpu/online", "0-3,8\n"),
-        ("proc/self/status", status),
-    ]);
+    let (_root, machine) = machine(&[("sys/devices/system/cpu/online", "0-3,8\n"), ("proc/self/status", status)]);
     let cores = |mask: &str| {
         let file = tempfile::NamedTempFile::new().unwrap();
         let text = format!("[dpdk]\nlcore_mask={mask}\n[port0]\n");
@@ -266,10 +178,7 @@ fn the_cores_of_a_mask_are_there_and_this_process_may_use_them() {
     };
     for (mask, core) in [("1", 0), ("2", 1), ("8", 3), ("a", 1)] {
         let (ok, found, _) = cores(mask);
-        assert!(
-            ok && found.contains(&format!("takes core {core} whole")),
-            "{found}"
-        );
+        assert!(ok && found.contains(&format!("takes core {core} whole")), "{found}");
     }
     // A missing core; a core that this process may not use; the second core of a mask.
     for (mask, found, to_do) in [
@@ -279,20 +188,14 @@ fn the_cores_of_a_mask_are_there_and_this_process_may_use_them() {
         ("6", "core 2, and this process may use 0-1,3", "taskset"),
     ] {
         let told = cores(mask);
-        assert!(
-            !told.0 && told.1.contains(found) && told.2.contains(to_do),
-            "{told:?}"
-        );
+        assert!(!told.0 && told.1.contains(found) && told.2.contains(to_do), "{told:?}");
     }
 }
 
 #[test]
 fn a_shared_fstack_is_the_one_that_this_program_was_built_with() {
     let maps = "7f00-7f01 r-xp 00000000 fe:00 1  /usr/lib/libc.so.6\n7f02-7f03 r--p 00000000 fe:00 2  /opt/f/lib/libfstack.so\n";
-    let files = [
-        ("proc/self/maps", maps),
-        ("opt/f/lib/libfstack.so", "a library"),
-    ];
+    let files = [("proc/self/maps", maps), ("opt/f/lib/libfstack.so", "a library")];
     let support = |files: &[(&str, &str)], built_with: Option<&str>| {
         let (_root, mut machine) = machine(files);
         machine.fstack = Some(Linked {
@@ -304,31 +207,17 @@ fn a_shared_fstack_is_the_one_that_this_program_was_built_with() {
         (support.ok, support.found, support.to_do)
     };
     let (ok, found, _) = support(&files, Some("a library"));
-    assert!(
-        ok && found.ends_with("F-Stack 1.25, which is /opt/f/lib/libfstack.so"),
-        "{found}"
-    );
+    assert!(ok && found.ends_with("F-Stack 1.25, which is /opt/f/lib/libfstack.so"), "{found}");
     // A static library is part of the program.
     assert!(support(&[], None).0);
     let gone = &files[..1];
     for (files, library, reason) in [
-        (
-            &files[..],
-            "another",
-            "/opt/f/lib/libfstack.so is not that library",
-        ),
-        (
-            gone,
-            "a library",
-            "/opt/f/lib/libfstack.so is not that library",
-        ),
+        (&files[..], "another", "/opt/f/lib/libfstack.so is not that library"),
+        (gone, "a library", "/opt/f/lib/libfstack.so is not that library"),
         (&[], "a library", "has not loaded"),
     ] {
         let (ok, found, to_do) = support(files, Some(library));
-        assert!(
-            !ok && found.contains(reason) && to_do.contains("build this program again"),
-            "{found}"
-        );
+        assert!(!ok && found.contains(reason) && to_do.contains("build this program again"), "{found}");
     }
 }
 
@@ -349,16 +238,8 @@ fn a_bare_machine_misses_all_but_what_it_is() {
     let (_root, mut machine) = machine(&[]);
     (machine.fstack, machine.cores) = (None, 1);
     let findings = machine.findings(&Config::default());
-    assert!(
-        findings
-            .iter()
-            .all(|finding| !finding.ok && !finding.to_do.is_empty())
-    );
-    assert!(
-        part(&findings, "F-Stack support")
-            .to_do
-            .contains("feature `fstack`")
-    );
+    assert!(findings.iter().all(|finding| !finding.ok && !finding.to_do.is_empty()));
+    assert!(part(&findings, "F-Stack support").to_do.contains("feature `fstack`"));
     assert!(part(&findings, "cores").to_do.contains("idle_sleep"));
 }
 

@@ -71,21 +71,13 @@ impl ReactorHandle {
     ) -> Result<()> {
         let (sender, receiver) = mpsc::channel();
         let cancel = Arc::new(Cancel::default());
-        let task: StackFuture<'_, ()> = Box::pin(ScopedTask {
-            work: Some(work),
-            cancel: cancel.clone(),
-            sender,
-        });
+        let task: StackFuture<'_, ()> = Box::pin(ScopedTask { work: Some(work), cancel: cancel.clone(), sender });
         // SAFETY: only the lifetime changes, and the future is not used after this function. `guard` makes the function
         // return, or unwind, only once `receiver` has seen a message or the end of `sender`, and `ScopedTask` drops `work`
         // before both: in `poll`, or by the order of its fields when the task is dropped, be it by the reactor, with the
         // reactor, or inside a submission that never ran.
         let task: StackFuture<'static, ()> = unsafe { std::mem::transmute(task) };
-        let guard = WaitGuard {
-            receiver,
-            cancel: &cancel,
-            dropped: Cell::new(false),
-        };
+        let guard = WaitGuard { receiver, cancel: &cancel, dropped: Cell::new(false) };
         self.submit(Box::new(move |reactor| reactor.spawn(task)))?;
         let mut slices = wait.slices(until);
         loop {

@@ -18,13 +18,7 @@ pub(super) fn initialise(config: &Config) -> Result<()> {
     let bytes = config.path.clone().into_os_string().into_encoded_bytes();
     let path = CString::new(bytes).map_err(|_| failed("its name"))?;
     // Never freed: F-Stack and EAL keep pointers to their arguments.
-    let own = [
-        c"innet-replay",
-        c"--conf",
-        path.as_c_str(),
-        c"--proc-type=primary",
-        c"--proc-id=0",
-    ];
+    let own = [c"innet-replay", c"--conf", path.as_c_str(), c"--proc-type=primary", c"--proc-id=0"];
     let own = own.map(|argument| argument.to_owned().into_raw());
     // SAFETY: zero-terminated strings; F-Stack does not run in this process yet.
     if unsafe { ff::ff_load_config(own.len() as c_int, own.as_ptr()) } < 0 {
@@ -71,14 +65,10 @@ unsafe fn enable_whole_segments() -> std::result::Result<(), String> {
     // SAFETY: by the contract of this function.
     match unsafe { ff::innet_ff_whole_segments() } {
         0.. => Ok(()),
-        error if error == -libc::ENOENT => {
-            Err("memif_segments (is each memif in port_list?)".to_owned())
-        }
+        error if error == -libc::ENOENT => Err("memif_segments (is each memif in port_list?)".to_owned()),
         error => {
             let reason = io::Error::from_raw_os_error(-error);
-            Err(format!(
-                "memif_segments ({reason}; it takes 4 MB of [dpdk] memory)"
-            ))
+            Err(format!("memif_segments ({reason}; it takes 4 MB of [dpdk] memory)"))
         }
     }
 }

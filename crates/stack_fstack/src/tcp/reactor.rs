@@ -27,15 +27,8 @@ use super::readiness::{Direction, Sockets, Token};
 /// Limit of events read in one turn; further ones stay in the queue.
 const EVENTS: usize = 64;
 
-const NO_EVENT: ff::kevent = ff::kevent {
-    ident: 0,
-    filter: 0,
-    flags: 0,
-    fflags: 0,
-    data: 0,
-    udata: ptr::null_mut(),
-    ext: [0; 4],
-};
+const NO_EVENT: ff::kevent =
+    ff::kevent { ident: 0, filter: 0, flags: 0, fflags: 0, data: 0, udata: ptr::null_mut(), ext: [0; 4] };
 
 /// Turns between two clock readings, which are slower than the rest of an idle turn. Timers are late by up to this many turns: microseconds
 /// when polling, a millisecond when the loop sleeps.
@@ -95,10 +88,7 @@ impl Reactor {
     ///
     /// # Safety
     /// F-Stack was initialised on this thread, and its loop has not run yet.
-    pub(super) unsafe fn enter(
-        submissions: mpsc::Receiver<Submission>,
-        stop: Arc<AtomicBool>,
-    ) -> io::Result<Rc<Self>> {
+    pub(super) unsafe fn enter(submissions: mpsc::Receiver<Submission>, stop: Arc<AtomicBool>) -> io::Result<Rc<Self>> {
         // SAFETY: by the contract of this function, on F-Stack's thread.
         let queue = check(unsafe { ff::ff_kqueue() })?;
         let woken = Arc::new(Woken(AtomicBool::new(false)));
@@ -176,24 +166,10 @@ impl Reactor {
             Direction::Read => (ff::EVFILT_READ, ff::EV_CLEAR),
             Direction::Write => (ff::EVFILT_WRITE, ff::EV_ONESHOT),
         };
-        let change = ff::kevent {
-            ident: fd as usize,
-            filter,
-            flags: ff::EV_ADD | flags,
-            udata: token.as_pointer(),
-            ..NO_EVENT
-        };
+        let change =
+            ff::kevent { ident: fd as usize, filter, flags: ff::EV_ADD | flags, udata: token.as_pointer(), ..NO_EVENT };
         // SAFETY: on the reactor thread; one change, and a null event list with capacity 0.
-        let changed = unsafe {
-            ff::ff_kevent(
-                self.queue,
-                &raw const change,
-                1,
-                ptr::null_mut(),
-                0,
-                ptr::null(),
-            )
-        };
+        let changed = unsafe { ff::ff_kevent(self.queue, &raw const change, 1, ptr::null_mut(), 0, ptr::null()) };
         check(changed).map(drop)
     }
 
@@ -236,12 +212,7 @@ impl Reactor {
         sockets.wrote(token, self.turns.get(), count);
     }
 
-    fn wait_for<T>(
-        &self,
-        token: Token,
-        direction: Direction,
-        context: &mut Context<'_>,
-    ) -> Poll<io::Result<T>> {
+    fn wait_for<T>(&self, token: Token, direction: Direction, context: &mut Context<'_>) -> Poll<io::Result<T>> {
         match self.sockets.borrow_mut().direction(token, direction) {
             Some(side) => side.wake_later(context.waker()),
             None => return Poll::Ready(Err(io::ErrorKind::NotConnected.into())),
@@ -256,16 +227,8 @@ impl Reactor {
         let mut events = self.events.borrow_mut();
         let capacity = events.len() as c_int;
         // SAFETY: on the reactor thread; `events` has memory for `capacity` events.
-        let count = check(unsafe {
-            ff::ff_kevent(
-                self.queue,
-                ptr::null(),
-                0,
-                events.as_mut_ptr(),
-                capacity,
-                ptr::null(),
-            )
-        })?;
+        let count =
+            check(unsafe { ff::ff_kevent(self.queue, ptr::null(), 0, events.as_mut_ptr(), capacity, ptr::null()) })?;
         for event in events.iter().take(count as usize) {
             let direction = match event.filter {
                 ff::EVFILT_READ => Direction::Read,
@@ -302,8 +265,7 @@ impl Reactor {
             let spawned = self.spawned.take();
             // Acquire: synchronizes with the release store in `Woken::wake_by_ref`. The relaxed load comes first because it
             // is cheaper and most turns find no woken task.
-            let woken =
-                self.woken.0.load(Ordering::Relaxed) && self.woken.0.swap(false, Ordering::Acquire);
+            let woken = self.woken.0.load(Ordering::Relaxed) && self.woken.0.swap(false, Ordering::Acquire);
             if spawned.is_empty() && !woken {
                 return;
             }
@@ -408,10 +370,7 @@ pub struct Sleep {
 
 impl Sleep {
     pub(super) fn until(deadline: Instant) -> Self {
-        Sleep {
-            deadline,
-            timer: None,
-        }
+        Sleep { deadline, timer: None }
     }
 
     fn cancel(&mut self) {
@@ -441,10 +400,7 @@ impl Future for Sleep {
                 number
             });
             let waker = context.waker().clone();
-            reactor
-                .timers
-                .borrow_mut()
-                .insert((deadline, number), waker);
+            reactor.timers.borrow_mut().insert((deadline, number), waker);
             number
         });
         Poll::Pending

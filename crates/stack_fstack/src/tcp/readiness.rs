@@ -104,10 +104,7 @@ impl Sockets {
     /// Removes a closed socket; does nothing if it is removed already.
     pub fn forget(&mut self, token: Token) {
         if let Some(socket) = self.socket(token) {
-            *socket = SocketState {
-                generation: socket.generation.wrapping_add(1),
-                ..SocketState::default()
-            };
+            *socket = SocketState { generation: socket.generation.wrapping_add(1), ..SocketState::default() };
             self.free.extend(token.index());
         }
     }
@@ -131,8 +128,7 @@ impl Sockets {
 
     /// Whether an operation may be tried now.
     pub fn is_ready(&mut self, token: Token, direction: Direction) -> bool {
-        self.direction(token, direction)
-            .is_some_and(|side| side.ready)
+        self.direction(token, direction).is_some_and(|side| side.ready)
     }
 
     /// Records that an operation would block.
@@ -143,13 +139,7 @@ impl Sockets {
     }
 
     /// Records an event (for reading, with the number of available `bytes`). Returns the waiting task.
-    pub fn event(
-        &mut self,
-        token: Token,
-        direction: Direction,
-        bytes: usize,
-        ended: bool,
-    ) -> Option<Waker> {
+    pub fn event(&mut self, token: Token, direction: Direction, bytes: usize, ended: bool) -> Option<Waker> {
         let side = self.direction(token, direction)?;
         side.ready = true;
         side.waiting = bytes;
@@ -223,10 +213,7 @@ mod tests {
         sockets.wrote(one, 7, WRITE_QUOTA - 1001);
         assert_eq!(sockets.write_quota(one, 7), 1);
         sockets.wrote(one, 7, 1);
-        assert_eq!(
-            (sockets.write_quota(one, 7), sockets.write_quota(other, 7)),
-            (0, WRITE_QUOTA)
-        );
+        assert_eq!((sockets.write_quota(one, 7), sockets.write_quota(other, 7)), (0, WRITE_QUOTA));
         assert_eq!(sockets.write_quota(one, 8), WRITE_QUOTA);
         sockets.wrote(one, 8, 5);
         assert_eq!(sockets.write_quota(one, 8), WRITE_QUOTA - 5);

@@ -25,11 +25,7 @@ use replay_net::stack::Address;
 const BACKLOG: c_int = 1024;
 
 /// TCP keepalive, as on the kernel's sockets: times in seconds and number of probes. Detects a vanished peer within a minute.
-const KEEPALIVE: [(c_int, c_int); 3] = [
-    (libc::TCP_KEEPIDLE, 30),
-    (libc::TCP_KEEPINTVL, 10),
-    (libc::TCP_KEEPCNT, 3),
-];
+const KEEPALIVE: [(c_int, c_int); 3] = [(libc::TCP_KEEPIDLE, 30), (libc::TCP_KEEPINTVL, 10), (libc::TCP_KEEPCNT, 3)];
 
 /// Limit of slices in one write.
 const MAX_SLICES: usize = 256;
@@ -67,9 +63,7 @@ impl Descriptor {
         Reactor::for_socket(|_| {
             let length = size_of::<c_int>() as socklen_t;
             // SAFETY: the value is an int of this length.
-            let set = unsafe {
-                ff::ff_setsockopt(self.fd, level, option, (&raw const value).cast(), length)
-            };
+            let set = unsafe { ff::ff_setsockopt(self.fd, level, option, (&raw const value).cast(), length) };
             check(set).map(drop)
         })
     }
@@ -123,9 +117,7 @@ fn bytes(result: isize) -> io::Result<usize> {
 }
 
 /// Calls `get` with memory for any address: F-Stack writes a whole address and ignores the length.
-fn address_from(
-    get: impl FnOnce(*mut ff::linux_sockaddr, *mut socklen_t) -> c_int,
-) -> io::Result<(c_int, SocketAddr)> {
+fn address_from(get: impl FnOnce(*mut ff::linux_sockaddr, *mut socklen_t) -> c_int) -> io::Result<(c_int, SocketAddr)> {
     let mut storage = SockAddrStorage::zeroed();
     let mut length = storage.size_of();
     let result = check(get((&raw mut storage).cast(), &raw mut length))?;
@@ -183,10 +175,7 @@ impl FstackListener {
             *host = bound.ip().to_string();
             *port = bound.port();
         }
-        Ok(FstackListener {
-            descriptor,
-            address,
-        })
+        Ok(FstackListener { descriptor, address })
     }
 
     pub(super) async fn accept(&mut self) -> io::Result<(FstackStream, SocketAddr)> {
@@ -194,8 +183,7 @@ impl FstackListener {
         poll_fn(|context| {
             self.descriptor.poll(Direction::Read, context, || {
                 // SAFETY: there is memory for any address.
-                let (accepted, peer) =
-                    address_from(|address, length| unsafe { ff::ff_accept(fd, address, length) })?;
+                let (accepted, peer) = address_from(|address, length| unsafe { ff::ff_accept(fd, address, length) })?;
                 // Only some releases let it inherit the listener's non-blocking mode.
                 unblock(accepted).inspect_err(|_| close(accepted))?;
                 let stream = FstackStream(Descriptor::watch(accepted, true)?);
@@ -268,11 +256,7 @@ impl FstackStream {
 }
 
 impl AsyncRead for FstackStream {
-    fn poll_read(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
+    fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let fd = self.0.fd;
         let length = buffer.remaining().min(MAX_BYTES);
         let count = ready!(self.0.poll(Direction::Read, context, || {
@@ -293,11 +277,7 @@ impl AsyncRead for FstackStream {
 }
 
 impl AsyncWrite for FstackStream {
-    fn poll_write(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        data: &[u8],
-    ) -> Poll<io::Result<usize>> {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
         self.poll_write_vectored(context, &[IoSlice::new(data)])
     }
 
@@ -317,10 +297,7 @@ impl AsyncWrite for FstackStream {
             let (mut count, mut left) = (0, share.unwrap_or(0));
             for (to, slice) in copy.iter_mut().zip(slices) {
                 let length = slice.len().min(left);
-                to.write(libc::iovec {
-                    iov_base: slice.as_ptr().cast_mut().cast(),
-                    iov_len: length,
-                });
+                to.write(libc::iovec { iov_base: slice.as_ptr().cast_mut().cast(), iov_len: length });
                 left -= length;
                 count += 1;
                 if left == 0 {

@@ -47,9 +47,7 @@ fn state() -> MutexGuard<'static, Lifecycle> {
 /// Handle to this process's reactor, if it runs.
 pub fn running() -> Option<ReactorHandle> {
     match &*state() {
-        Lifecycle::Running(running) if running.process == std::process::id() => {
-            Some(running.handle.clone())
-        }
+        Lifecycle::Running(running) if running.process == std::process::id() => Some(running.handle.clone()),
         _ => None,
     }
 }
@@ -73,9 +71,7 @@ pub fn start(config: &Config) -> Result<ReactorHandle> {
     match &*state {
         Lifecycle::NotStarted => {}
         Lifecycle::Over => {
-            return refuse(
-                "F-Stack can start once in a process, and in this one it has ended: start another process",
-            );
+            return refuse("F-Stack can start once in a process, and in this one it has ended: start another process");
         }
         Lifecycle::Running(running) if running.process != std::process::id() => {
             return refuse(format!(
@@ -111,8 +107,7 @@ pub fn start(config: &Config) -> Result<ReactorHandle> {
                 drop(quiet);
                 let reactor = started.and_then(|()| {
                     // SAFETY: `initialise` has succeeded on this thread, and the loop has not run yet.
-                    unsafe { Reactor::enter(taken, stop) }
-                        .map_err(io_error("F-Stack has no event queue"))
+                    unsafe { Reactor::enter(taken, stop) }.map_err(io_error("F-Stack has no event queue"))
                 });
                 match reactor {
                     Ok(reactor) => {
@@ -126,9 +121,7 @@ pub fn start(config: &Config) -> Result<ReactorHandle> {
             })
             .map_err(io_error("cannot start the F-Stack thread"))?
     };
-    started
-        .recv()
-        .map_err(|_| Error::Internal("the F-Stack thread ended at its start".to_owned()))??;
+    started.recv().map_err(|_| Error::Internal("the F-Stack thread ended at its start".to_owned()))??;
     // SAFETY: `stop_at_exit` has C's calling convention, takes no arguments and does not unwind.
     unsafe { libc::atexit(stop_at_exit) };
     announce(config);

@@ -77,10 +77,7 @@ fn trial(config: &Config, output: &impl AsRawFd) -> ! {
             libc::setvbuf(stream, ptr::null_mut(), libc::_IONBF, 0);
             stdout = stream;
         }
-        let no_core = libc::rlimit {
-            rlim_cur: 0,
-            rlim_max: 0,
-        };
+        let no_core = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
         libc::setrlimit(libc::RLIMIT_CORE, &raw const no_core);
         // Handlers run in the reverse order of their registration, so this one runs first.
         on_exit(leave, ptr::null_mut());
@@ -106,11 +103,7 @@ fn read_output(mut pipe: impl Read + AsRawFd, child: libc::pid_t) -> String {
     let until = Instant::now() + TRIAL;
     let mut output = Vec::new();
     loop {
-        let mut ready = libc::pollfd {
-            fd: pipe.as_raw_fd(),
-            events: libc::POLLIN,
-            revents: 0,
-        };
+        let mut ready = libc::pollfd { fd: pipe.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         let left = until.saturating_duration_since(Instant::now()).as_millis();
         // SAFETY: one entry, for an open descriptor.
         let polled = unsafe { libc::poll(&raw mut ready, 1, left as c_int) };
@@ -149,9 +142,7 @@ fn wait_for(child: libc::pid_t) -> c_int {
 fn last_lines(output: &str) -> String {
     // F-Stack prints its configuration as "[section]: key=value".
     let lines = output.lines().map(str::trim);
-    let lines: Vec<&str> = lines
-        .filter(|line| !line.is_empty() && !line.starts_with('['))
-        .collect();
+    let lines: Vec<&str> = lines.filter(|line| !line.is_empty() && !line.starts_with('[')).collect();
     lines[lines.len().saturating_sub(QUOTED_LINES)..].join("; ")
 }
 
@@ -233,9 +224,7 @@ mod tests {
         let (sender, receiver) = mpsc::channel();
         let waiting = thread::spawn(move || {
             // SAFETY: the names of this thread.
-            sender
-                .send(unsafe { (libc::gettid(), libc::pthread_self()) })
-                .unwrap();
+            sender.send(unsafe { (libc::gettid(), libc::pthread_self()) }).unwrap();
             wait_for(id)
         });
         let (task, thread) = receiver.recv().unwrap();

@@ -32,11 +32,7 @@ fn it_serves_and_a_signal_ends_it_cleanly() {
     let (_folder, config) = port("serve", "net_af_packet0,iface=v1");
     let serving = Serving::on_fstack(&config, FSTACK_HOST, &[]);
     // F-Stack prints its configuration to standard output; there is one line there all the same.
-    assert!(
-        serving.ready.contains("ready on innet://"),
-        "{}",
-        serving.ready
-    );
+    assert!(serving.ready.contains("ready on innet://"), "{}", serving.ready);
     exercise(&connect(&address(), ConnectOptions::default()).unwrap());
     serving.signal(libc::SIGTERM);
     let (code, log) = serving.end();
@@ -62,10 +58,7 @@ fn an_idle_server_that_may_sleep_sleeps_between_its_polls() {
     // However long the machine takes for them.
     until("sleeps", || serving.sleeps() >= sleeps + u64::from(SLEEPS));
     let polling = serving.processor_time() - before;
-    println!(
-        "idle_sleep=20: {} µs for a poll",
-        polling.as_micros() / u128::from(SLEEPS)
-    );
+    println!("idle_sleep=20: {} µs for a poll", polling.as_micros() / u128::from(SLEEPS));
     assert!(polling < SLEEPS * POLL, "{polling:?}");
 }
 
@@ -84,19 +77,15 @@ fn a_polling_server_says_that_it_takes_a_core() {
 #[test]
 #[ignore = "run by `links`"]
 fn a_device_that_is_not_there_is_an_error_and_not_the_end() {
-    for (device, said) in [
-        ("net_af_packet0,iface=nowhere", "No such device"),
-        ("net_no_such_driver0", "net_no_such_driver0"),
-    ] {
+    for (device, said) in
+        [("net_af_packet0,iface=nowhere", "No such device"), ("net_no_such_driver0", "net_no_such_driver0")]
+    {
         let (_folder, config) = port("wrong", device);
         let serving = Serving::on_fstack(&config, FSTACK_HOST, &[]);
         let ready = serving.ready.clone();
         let (code, log) = serving.end();
         assert_eq!((code, ready.as_str()), (Some(2), ""), "{log}");
-        assert!(
-            log.contains("innet-replay: ") && log.contains("trial in a child"),
-            "{log}"
-        );
+        assert!(log.contains("innet-replay: ") && log.contains("trial in a child"), "{log}");
         assert!(log.contains(said), "{log}");
     }
 }
@@ -108,8 +97,5 @@ fn an_address_that_no_port_has_is_an_error_that_names_it() {
     let serving = Serving::on_fstack(&config, "10.9.0.77", &[]);
     let (code, log) = serving.end();
     assert_eq!(code, Some(1), "{log}");
-    assert!(
-        log.contains("cannot listen on innet://10.9.0.77:7710"),
-        "{log}"
-    );
+    assert!(log.contains("cannot listen on innet://10.9.0.77:7710"), "{log}");
 }

@@ -26,27 +26,16 @@ const NOT_TCP: &str = "unix_socket";
 
 fn run(link: &str, mut command: Command, filters: &[&str]) {
     let begun = Instant::now();
-    command
-        .args(filters)
-        .args(["--include-ignored", "--test-threads=1", "--skip", NOT_TCP])
-        .stdin(Stdio::null());
+    command.args(filters).args(["--include-ignored", "--test-threads=1", "--skip", NOT_TCP]).stdin(Stdio::null());
     let output = command.output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
-    let results: Vec<(&str, &str)> = text
-        .lines()
-        .filter_map(|line| line.strip_prefix("test ")?.split_once(" ... "))
-        .collect();
+    let results: Vec<(&str, &str)> =
+        text.lines().filter_map(|line| line.strip_prefix("test ")?.split_once(" ... ")).collect();
     let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(
-        output.status.success() && !results.is_empty(),
-        "{link}\n{text}\n{errors}"
-    );
+    assert!(output.status.success() && !results.is_empty(), "{link}\n{text}\n{errors}");
     println!("{link}: {} tests in {:.1?}", results.len(), begun.elapsed());
     let seconds = begun.elapsed().as_secs_f64();
-    record(
-        link,
-        json!({"seconds": seconds, "tests": results.into_iter().collect::<BTreeMap<_, _>>()}),
-    );
+    record(link, json!({"seconds": seconds, "tests": results.into_iter().collect::<BTreeMap<_, _>>()}));
 }
 
 fn record(link: &str, result: Value) {
@@ -56,9 +45,7 @@ fn record(link: &str, result: Value) {
     // Asked once: a record that lies in the repository is a change there.
     static OF: OnceLock<Value> = OnceLock::new();
     let of = OF.get_or_init(what_is_tested);
-    let old = fs::read(&path)
-        .ok()
-        .and_then(|bytes| serde_json::from_slice(&bytes).ok());
+    let old = fs::read(&path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
     let mut record = match old {
         Some(old @ Value::Object(_)) if old["of"] == *of => old,
         _ => json!({"of": of, "links": {}}),
@@ -146,11 +133,7 @@ fn the_command_serves_by_fstack() {
 #[test]
 fn fstack_is_at_both_ends() {
     let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    run(
-        "memif, F-Stack at both ends",
-        Command::new(here()),
-        &["memif::"],
-    );
+    run("memif, F-Stack at both ends", Command::new(here()), &["memif::"]);
     let mut whole = Command::new(here());
     whole.env(SEGMENTS, "1");
     run("memif, whole segments", whole, &["memif::"]);

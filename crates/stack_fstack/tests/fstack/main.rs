@@ -9,14 +9,8 @@
 //! | veth by AF_XDP | serves | the kernel | the server's, the client's calls, much at a time |
 //! | memif | dials | F-Stack, in `innet-replay serve` | of its own |
 
-#![allow(
-    clippy::print_stdout,
-    reason = "what was skipped, and what a link came to"
-)]
-#![allow(
-    clippy::duplicate_mod,
-    reason = "the suites of client and server are tests by themselves, too"
-)]
+#![allow(clippy::print_stdout, reason = "what was skipped, and what a link came to")]
+#![allow(clippy::duplicate_mod, reason = "the suites of client and server are tests by themselves, too")]
 
 #[path = "../../../replay_net/tests/client.rs"]
 mod client;

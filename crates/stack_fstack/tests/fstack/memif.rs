@@ -41,19 +41,12 @@ fn ends() -> &'static Ends {
                 name: &format!("innet-{}-{role}", std::process::id()),
                 core,
                 address,
-                device: &format!(
-                    "net_memif0,role={role},id=0,mac={mac},socket={}",
-                    socket.display()
-                ),
+                device: &format!("net_memif0,role={role},id=0,mac={mac},socket={}", socket.display()),
                 segments: std::env::var_os(SEGMENTS).is_some(),
             }
             .configure(&folder)
         };
-        Ends {
-            server: configure("server", 0, SERVER),
-            client: configure("client", 1, CLIENT),
-            folder: folder.clone(),
-        }
+        Ends { server: configure("server", 0, SERVER), client: configure("client", 1, CLIENT), folder: folder.clone() }
     })
 }
 
@@ -66,10 +59,7 @@ fn serve(more: &[&str]) -> Serving {
 }
 
 fn options() -> ConnectOptions {
-    ConnectOptions {
-        stack_config: Some(ends().client.clone()),
-        ..ConnectOptions::default()
-    }
+    ConnectOptions { stack_config: Some(ends().client.clone()), ..ConnectOptions::default() }
 }
 
 fn dial(scheme: &str, options: ConnectOptions) -> Result<Client> {
@@ -95,22 +85,14 @@ fn every_call_works_with_tls_and_a_token() {
     };
     let cert = file("cert.pem", &certificate.cert.pem());
     let key = file("key.pem", &certificate.signing_key.serialize_pem());
-    let _serving = serve(&[
-        "--tls-cert",
-        &cert,
-        "--tls-key",
-        &key,
-        "--token=secret of the tests",
-    ]);
+    let _serving = serve(&["--tls-cert", &cert, "--tls-key", &key, "--token=secret of the tests"]);
     let with = |token: &str| ConnectOptions {
         token: Some(Secret(token.to_owned())),
         tls_ca: Some(cert.clone().into()),
         ..options()
     };
     exercise(&dial("innets+fstack", with("secret of the tests")).unwrap());
-    let refused = dial("innets+fstack", with("secret of a stranger"))
-        .err()
-        .unwrap();
+    let refused = dial("innets+fstack", with("secret of a stranger")).err().unwrap();
     assert_eq!(refused.code(), ErrorCode::Authentication, "{refused}");
 }
 
@@ -127,8 +109,7 @@ fn large_frames_pass_both_ways() {
 fn each_port_of_a_server_takes_large_frames() {
     let text = std::fs::read_to_string(&ends().server).unwrap();
     let (head, rest) = text.split_once("[port0]").unwrap();
-    let first =
-        "[port0]\naddr=10.7.0.2\nnetmask=255.255.255.0\nbroadcast=10.7.0.255\ngateway=10.7.0.254\n";
+    let first = "[port0]\naddr=10.7.0.2\nnetmask=255.255.255.0\nbroadcast=10.7.0.255\ngateway=10.7.0.254\n";
     let device = format!(
         "eal = --vdev=net_memif1,role=server,id=0,mac=02:00:00:00:07:02,socket={}\n",
         ends().folder.join("nobody.sock").display()
@@ -157,9 +138,7 @@ fn a_server_that_was_killed_is_found_again_by_its_writers() {
     let serving = serve(&[]);
     let client = dial("innet+fstack", options()).unwrap();
     client.create_table(&queue("steps"), &soon()).unwrap();
-    client
-        .put_parameters("policy", parameters(1000), &soon())
-        .unwrap();
+    client.put_parameters("policy", parameters(1000), &soon()).unwrap();
     serving.signal(libc::SIGKILL);
     serving.end();
     let _serving = serve(&[]);
@@ -177,19 +156,10 @@ fn calls_end_at_their_deadline_and_by_an_interrupt() {
     let _serving = serve(&[]);
     let client = dial("innet+fstack", options()).unwrap();
     client.create_table(&queue("steps"), &soon()).unwrap();
-    let error = client
-        .sample(&sample_request("steps", 1), &one_try())
-        .err()
-        .unwrap();
+    let error = client.sample(&sample_request("steps", 1), &one_try()).err().unwrap();
     assert_eq!(error.code(), ErrorCode::Deadline, "{error}");
-    let interrupted = Wait {
-        interrupted: &|| true,
-        ..Wait::forever()
-    };
-    let error = client
-        .sample(&sample_request("steps", 1), &interrupted)
-        .err()
-        .unwrap();
+    let interrupted = Wait { interrupted: &|| true, ..Wait::forever() };
+    let error = client.sample(&sample_request("steps", 1), &interrupted).err().unwrap();
     assert!(matches!(error, Error::Interrupted), "{error}");
     client.stats(&soon()).unwrap();
 }
@@ -198,10 +168,7 @@ fn calls_end_at_their_deadline_and_by_an_interrupt() {
 #[ignore = "run by `links`"]
 fn nobody_at_the_address_is_an_error() {
     let _serving = serve(&[]);
-    let patient = || ConnectOptions {
-        connect_timeout: Duration::from_millis(300),
-        ..options()
-    };
+    let patient = || ConnectOptions { connect_timeout: Duration::from_millis(300), ..options() };
     // A port without a server, and an address without a machine.
     for address in [format!("{SERVER}:9"), "10.8.0.77:7710".to_owned()] {
         let address: Address = format!("innet+fstack://{address}").parse().unwrap();
@@ -215,10 +182,7 @@ fn nobody_at_the_address_is_an_error() {
 fn one_configuration_is_all_that_a_process_has() {
     let _serving = serve(&[]);
     let _client = dial("innet+fstack", options()).unwrap();
-    let other = ConnectOptions {
-        stack_config: Some(ends().server.clone()),
-        ..options()
-    };
+    let other = ConnectOptions { stack_config: Some(ends().server.clone()), ..options() };
     let error = dial("innet+fstack", other).err().unwrap();
     assert!(error.to_string().contains("once in a process"), "{error}");
 }

@@ -97,12 +97,8 @@ impl Serving {
     pub fn start(arguments: &[&str]) -> Self {
         let mut command = Command::new(SERVE);
         command.arg("serve").args(arguments);
-        let mut child = command
-            .env_remove("INNET_TOKEN")
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let mut child =
+            command.env_remove("INNET_TOKEN").stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         // Read all the time, or the server would wait for it.
         let mut errors = child.stderr.take().unwrap();
         let log = std::thread::spawn(move || {
@@ -113,29 +109,15 @@ impl Serving {
         let mut ready = String::new();
         let mut output = BufReader::new(child.stdout.take().unwrap());
         output.read_line(&mut ready).unwrap();
-        Serving {
-            child,
-            log: Some(log),
-            ready,
-        }
+        Serving { child, log: Some(log), ready }
     }
 
     /// A server with F-Stack at `address`, port 7710, and with further arguments.
     pub fn on_fstack(config: &Path, address: &str, more: &[&str]) -> Self {
         let config = config.to_str().unwrap();
         let listen = format!("{address}:7710");
-        let own = [
-            "--stack=fstack",
-            "--stack-config",
-            config,
-            "--listen",
-            &listen,
-        ];
-        let limits = [
-            "--trusted-network",
-            "--max-bytes=2GiB",
-            "--drain-deadline-ms=500",
-        ];
+        let own = ["--stack=fstack", "--stack-config", config, "--listen", &listen];
+        let limits = ["--trusted-network", "--max-bytes=2GiB", "--drain-deadline-ms=500"];
         Self::start(&[&own[..], &limits, more].concat())
     }
 
@@ -148,11 +130,7 @@ impl Serving {
     pub fn processor_time(&self) -> Duration {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
         let fields = stat.rsplit_once(") ").unwrap().1.split(' ');
-        let ticks: u64 = fields
-            .skip(11)
-            .take(2)
-            .map(|n| n.parse::<u64>().unwrap())
-            .sum();
+        let ticks: u64 = fields.skip(11).take(2).map(|n| n.parse::<u64>().unwrap()).sum();
         // SAFETY: asks for a constant of the system.
         let per_second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) } as u64;
         Duration::from_millis(ticks * 1000 / per_second)
@@ -164,9 +142,7 @@ impl Serving {
         let of_thread = |thread: std::io::Result<fs::DirEntry>| {
             // A thread that has ended in between has no status.
             let status = fs::read_to_string(thread.unwrap().path().join("status")).ok()?;
-            let count = status
-                .lines()
-                .find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?;
+            let count = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?;
             count.trim().parse::<u64>().ok()
         };
         threads.filter_map(of_thread).sum()

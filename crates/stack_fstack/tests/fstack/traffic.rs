@@ -15,13 +15,9 @@ const CONNECTIONS: usize = 200;
 pub fn large_frames_arrive(client: &Client) {
     let file = parameters(LARGE);
     for version in 1..=5 {
-        let stored = client
-            .put_parameters("large", file.clone(), &soon())
-            .unwrap();
+        let stored = client.put_parameters("large", file.clone(), &soon()).unwrap();
         assert_eq!(stored, version);
-        let got = client
-            .get_parameters("large", version - 1, None, &soon())
-            .unwrap();
+        let got = client.get_parameters("large", version - 1, None, &soon()).unwrap();
         assert!(got.unwrap().bytes == file, "version {version} differs");
     }
 }

@@ -44,11 +44,7 @@ impl Staged {
         let state = self.state.unwrap_or_default();
         let table = self.table.clone();
         let identities = self.share_identities();
-        let streams: Vec<_> = self
-            .chunks
-            .iter()
-            .map(|chunk| (chunk.stream, chunk.span()))
-            .collect();
+        let streams: Vec<_> = self.chunks.iter().map(|chunk| (chunk.stream, chunk.span())).collect();
         let mut ids = Vec::with_capacity(self.ids.len());
         let mut chunks = self.build();
 
@@ -56,11 +52,8 @@ impl Staged {
         table.check_open()?;
         let mut news = chunks.iter_mut().map(|chunk| &mut chunk.new);
         if !(table.is_unused(&residents) && news.all(|new| new.enter(&table.chunks))) {
-            let refused = Error::NotEmpty {
-                table: table.config.name.clone(),
-                steps: residents.steps,
-                bytes: table.held.bytes(),
-            };
+            let refused =
+                Error::NotEmpty { table: table.config.name.clone(), steps: residents.steps, bytes: table.held.bytes() };
             drop(residents);
             for handle in chunks.iter().filter_map(|chunk| chunk.new.handle()) {
                 table.chunks.retire(handle);
@@ -88,11 +81,7 @@ impl Staged {
             let Some(resident) = residents.get_mut(arrival) else {
                 continue;
             };
-            let rows = ItemRows {
-                first_row: item.first_row,
-                before: item.before,
-                after: item.after,
-            };
+            let rows = ItemRows { first_row: item.first_row, before: item.before, after: item.after };
             // Without mass until its samples are counted, so that no sample finds it before.
             let id = table
                 .items
@@ -111,11 +100,7 @@ impl Staged {
         table.go_on_from(&state, &self.saved);
         drop(residents);
         table.held.wake();
-        Ok(Placed {
-            table,
-            ids,
-            left_out: self.left_out,
-        })
+        Ok(Placed { table, ids, left_out: self.left_out })
     }
 
     /// Shares each writer's identity with its restored chunks, as with those that it pushes later.
@@ -135,12 +120,7 @@ impl Staged {
     }
 
     /// Opens the writers of the snapshot; `chunks` has the stream and the steps of each chunk.
-    fn place_writers(
-        &self,
-        identities: Vec<Arc<WriterIdentity>>,
-        chunks: &[(usize, (u64, u32))],
-        first_arrival: u64,
-    ) {
+    fn place_writers(&self, identities: Vec<Arc<WriterIdentity>>, chunks: &[(usize, (u64, u32))], first_arrival: u64) {
         let mut of_record: Vec<_> = self.streams.iter().map(|_| None).collect();
         for (writer, record) in self.writers.iter().enumerate() {
             for (number, stream) in record.streams.iter().enumerate() {
@@ -150,9 +130,8 @@ impl Staged {
             }
         }
         let restored = |stream: &WriterStream| Stream::restored(stream.next_step);
-        let mut streams: Vec<Vec<Stream>> = (self.writers.iter())
-            .map(|record| record.streams.iter().map(restored).collect())
-            .collect();
+        let mut streams: Vec<Vec<Stream>> =
+            (self.writers.iter()).map(|record| record.streams.iter().map(restored).collect()).collect();
         for (arrival, &(record, (first_step, rows))) in (first_arrival..).zip(chunks) {
             if let Some((writer, number)) = of_record[record] {
                 streams[writer][number].push_restored(arrival, first_step, rows);
@@ -177,10 +156,7 @@ impl Staged {
                 continued_by: chunk.continued_by.map(|number| (number - first) as usize),
             }
         };
-        std::mem::take(&mut self.chunks)
-            .into_iter()
-            .map(build)
-            .collect()
+        std::mem::take(&mut self.chunks).into_iter().map(build).collect()
     }
 }
 
@@ -224,11 +200,7 @@ impl Table {
         self.limiter.go_on_from(
             state.limiter_inserted,
             state.limiter_sampled,
-            (
-                saved.samples_per_insert,
-                saved.effective_slack(),
-                saved.min_size,
-            ),
+            (saved.samples_per_insert, saved.effective_slack(), saved.min_size),
         );
     }
 }

@@ -21,10 +21,7 @@ impl ItemSampler for Fifo {
         if config.max_times_sampled > 0 {
             return Ok(());
         }
-        Err(
-            "the fifo sampler needs max_times_sampled of at least 1: else every sample is the oldest item"
-                .into(),
-        )
+        Err("the fifo sampler needs max_times_sampled of at least 1: else every sample is the oldest item".into())
     }
 
     fn bytes(config: &TableConfig) -> u64 {
@@ -55,12 +52,7 @@ impl ItemSampler for Fifo {
 }
 
 impl Order for Fifo {
-    fn offer(
-        &self,
-        items: &Items,
-        mut count: u32,
-        take: &mut dyn FnMut(ItemId) -> Result<Taken>,
-    ) -> Result<()> {
+    fn offer(&self, items: &Items, mut count: u32, take: &mut dyn FnMut(ItemId) -> Result<Taken>) -> Result<()> {
         let mut from = 0;
         while count > 0
             && let Some((position, id)) = self.0.first_live(from, |id| items.confirm(id))

@@ -58,11 +58,7 @@ const NOWHERE: u32 = u32::MAX;
 impl<R: RankBy> Heap<R> {
     /// A heap for an item in each of `capacity` slots.
     pub fn new(capacity: u32) -> Self {
-        let never_used = HeapEntry {
-            rank: (0, 0),
-            generation: 0,
-            index: NOWHERE,
-        };
+        let never_used = HeapEntry { rank: (0, 0), generation: 0, index: NOWHERE };
         Heap {
             rank_by: PhantomData,
             entries: (0..capacity).map(|_| never_used).collect(),
@@ -112,10 +108,7 @@ impl<R: RankBy> Heap<R> {
     /// The first item, which may have been removed.
     pub fn first(&self) -> Option<ItemId> {
         let &slot = self.slots.first()?;
-        Some(ItemId {
-            slot,
-            generation: self.entries[slot as usize].generation,
-        })
+        Some(ItemId { slot, generation: self.entries[slot as usize].generation })
     }
 
     pub fn pop(&mut self) {
@@ -265,12 +258,7 @@ impl<R: RankBy> ItemSampler for HeapSampler<R> {
 }
 
 impl<R: RankBy> Order for HeapSampler<R> {
-    fn offer(
-        &self,
-        _: &Items,
-        mut count: u32,
-        take: &mut dyn FnMut(ItemId) -> Result<Taken>,
-    ) -> Result<()> {
+    fn offer(&self, _: &Items, mut count: u32, take: &mut dyn FnMut(ItemId) -> Result<Taken>) -> Result<()> {
         while count > 0 {
             let mut heap = lock(&self.0);
             let Some(id) = heap.first() else { break };

@@ -168,12 +168,7 @@ pub trait Order {
     ///
     /// # Errors
     /// The first error of `take`.
-    fn offer(
-        &self,
-        items: &Items,
-        count: u32,
-        take: &mut dyn FnMut(ItemId) -> Result<Taken>,
-    ) -> Result<()>;
+    fn offer(&self, items: &Items, count: u32, take: &mut dyn FnMut(ItemId) -> Result<Taken>) -> Result<()>;
 }
 
 /// Constructor, check and size of the type behind a [`Sampler`].
@@ -197,11 +192,7 @@ impl Kind {
     }
 
     fn new<S: ItemSampler>() -> Self {
-        Kind {
-            make: S::make,
-            check: S::check,
-            bytes: S::bytes,
-        }
+        Kind { make: S::make, check: S::check, bytes: S::bytes }
     }
 }
 

@@ -16,9 +16,7 @@ impl InsertionOrder {
     /// A ring for `capacity` live items and as many that died out of order.
     pub fn new(capacity: u32) -> Self {
         InsertionOrder {
-            ring: (0..Self::positions(capacity))
-                .map(|_| AtomicU64::new(0))
-                .collect(),
+            ring: (0..Self::positions(capacity)).map(|_| AtomicU64::new(0)).collect(),
             head: AtomicU64::new(0),
             tail: AtomicU64::new(0),
         }
@@ -45,10 +43,7 @@ impl InsertionOrder {
         let tail = self.tail.load(Ordering::Relaxed);
         // Release, both: pairs with the Acquire loads in `first_live`.
         self.at(tail).store(id.to_word(), Ordering::Release);
-        self.tail.store(
-            tail + 1,
-            fault::weakened(Fault::EarlyTail, Ordering::Release),
-        );
+        self.tail.store(tail + 1, fault::weakened(Fault::EarlyTail, Ordering::Release));
     }
 
     /// The first live item at or after `from`, and its position.
@@ -63,18 +58,14 @@ impl InsertionOrder {
             let id = ItemId::from_word(self.at(position).load(Ordering::Acquire));
             if is_live(id) {
                 // Once the head has passed, another id may have been written over this one.
-                if fault::injected(Fault::StaleHead)
-                    || self.head.load(Ordering::Acquire) <= position
-                {
+                if fault::injected(Fault::StaleHead) || self.head.load(Ordering::Acquire) <= position {
                     return Some((position, id));
                 }
             } else if position == head && fault::injected(Fault::BlindSkip) {
                 self.head.fetch_add(1, Ordering::AcqRel);
             } else if position == head {
                 // An Err: another reader has moved the head over the dead id.
-                let _ =
-                    self.head
-                        .compare_exchange(head, head + 1, Ordering::AcqRel, Ordering::Relaxed);
+                let _ = self.head.compare_exchange(head, head + 1, Ordering::AcqRel, Ordering::Relaxed);
             } else {
                 position += 1;
             }
@@ -91,10 +82,7 @@ mod tests {
     use super::*;
 
     fn id(slot: u32) -> ItemId {
-        ItemId {
-            slot,
-            generation: 1,
-        }
+        ItemId { slot, generation: 1 }
     }
 
     #[test]

@@ -40,11 +40,7 @@ impl ItemSampler for Prioritized {
         self.raise(&mut priorities);
         let mut updates = Vec::with_capacity(ids.len());
         for (id, &raised) in ids.iter().zip(&priorities) {
-            updates.push(Update {
-                slot: id.slot,
-                generation: id.generation,
-                units: self.units(items, raised),
-            });
+            updates.push(Update { slot: id.slot, generation: id.generation, units: self.units(items, raised) });
         }
         items.tree.set_batch(&updates)
     }

@@ -180,24 +180,13 @@ struct Entry {
 
 impl Ranks {
     fn new(capacity: u32, block: usize) -> Self {
-        let never_used = |_| Entry {
-            rank: (0, 0),
-            generation: 0,
-            ranked: false,
-        };
+        let never_used = |_| Entry { rank: (0, 0), generation: 0, ranked: false };
         let most = Self::most_blocks(capacity, block);
         let mut blocks = Vec::with_capacity(most);
         blocks.push(Vec::with_capacity(block));
         let mut spare = Vec::with_capacity(most);
         spare.extend((1..most).map(|_| Vec::with_capacity(block)));
-        Ranks {
-            entries: (0..capacity).map(never_used).collect(),
-            blocks,
-            spare,
-            ranked: 0,
-            block,
-            changes: 0,
-        }
+        Ranks { entries: (0..capacity).map(never_used).collect(), blocks, spare, ranked: 0, block, changes: 0 }
     }
 
     /// Bytes that it allocates.
@@ -403,10 +392,7 @@ mod tests {
             for rank in [1, 2, 10, 1 << 10, 1 << 20] {
                 let exact = FIRST as f64 * f64::from(rank).powf(-exponent);
                 let units = units(&sums, rank as usize - 1);
-                assert!(
-                    units >= 1 && (units as f64 - exact).abs() <= 1.0,
-                    "{exponent} {rank}"
-                );
+                assert!(units >= 1 && (units as f64 - exact).abs() <= 1.0, "{exponent} {rank}");
             }
         }
     }

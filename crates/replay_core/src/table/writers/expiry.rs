@@ -21,9 +21,7 @@ impl KnownWriter {
 
     /// Whether it has never pushed, so that no push can be repeated. A push that is being applied counts.
     fn is_unused(&self) -> bool {
-        self.writer
-            .try_lock()
-            .is_ok_and(|writer| writer.last_sequence == 0)
+        self.writer.try_lock().is_ok_and(|writer| writer.last_sequence == 0)
     }
 
     /// Idle time after which it may expire.
@@ -61,12 +59,7 @@ impl Writers {
     pub const NARROW: u32 = 256;
 
     /// Expires idle writers, then wide disconnected ones, until a new one may have `streams`.
-    pub(super) fn expire_for(
-        &self,
-        entries: &mut HashMap<u64, KnownWriter>,
-        streams: u32,
-        now: Instant,
-    ) -> Result<()> {
+    pub(super) fn expire_for(&self, entries: &mut HashMap<u64, KnownWriter>, streams: u32, now: Instant) -> Result<()> {
         let limit = u64::from(Self::MOST_STREAMS);
         let total: u64 = entries.values().map(|e| u64::from(e.streams)).sum();
         let mut excess = (total + 2 * u64::from(streams)).saturating_sub(limit);
@@ -100,11 +93,7 @@ impl Writers {
         }
         for (_, Reverse(streams), _, writer) in victims.drain(..needed) {
             entries.remove(&writer);
-            tracing::warn!(
-                table = self.table,
-                streams,
-                "an idle writer has expired: a new one needs its streams"
-            );
+            tracing::warn!(table = self.table, streams, "an idle writer has expired: a new one needs its streams");
         }
         Ok(())
     }
@@ -148,8 +137,7 @@ mod tests {
         let error = writers.open(&newcomer, start + Writers::IDLE).unwrap_err();
         let message = error.to_string();
         assert!(
-            message.contains("32770 streams is over the limit of 32768")
-                && message.contains("65536 of its 131072"),
+            message.contains("32770 streams is over the limit of 32768") && message.contains("65536 of its 131072"),
             "{message}"
         );
         assert_eq!(writers.counts(), (3, u64::from(2 * WIDE)));
@@ -159,11 +147,7 @@ mod tests {
         writers.open(&newcomer, later).unwrap();
         assert_eq!(known(&writers), [1, 3, 4]);
         assert!(writers.open(&open(5, 0), Instant::now()).is_err());
-        assert!(
-            writers
-                .open(&open(5, Writers::MAX_STREAMS + 1), Instant::now())
-                .is_err()
-        );
+        assert!(writers.open(&open(5, Writers::MAX_STREAMS + 1), Instant::now()).is_err());
     }
 
     #[test]
@@ -171,10 +155,7 @@ mod tests {
         let (writers, now) = (Writers::new("t"), Instant::now());
         for writer in 1..=8 {
             let widest = (Writers::MOST_STREAMS >> writer) + u32::from(writer > 1);
-            assert_eq!(
-                writers.open(&open(writer, widest), now).is_ok(),
-                writer == 1
-            );
+            assert_eq!(writers.open(&open(writer, widest), now).is_ok(), writer == 1);
             if writer > 1 {
                 open_used(&writers, writer, widest - 1, now);
             }
@@ -222,22 +203,16 @@ mod tests {
     #[test]
     fn wide_writers_that_have_pushed_and_left_keep_no_narrower_one_out() {
         let (writers, now) = (Writers::new("t"), Instant::now());
-        let connections: Vec<_> = (0..17)
-            .map(|n| open_connected(&writers, n, Writers::MAX_STREAMS >> n, now))
-            .collect();
+        let connections: Vec<_> =
+            (0..17).map(|n| open_connected(&writers, n, Writers::MAX_STREAMS >> n, now)).collect();
         assert!(writers.open(&open(17, 1), now).is_err(), "all are there");
-        connections
-            .iter()
-            .for_each(|connection| connection.end(now));
+        connections.iter().for_each(|connection| connection.end(now));
         let widest = writers.open(&open(17, Writers::MAX_STREAMS), now);
         assert!(widest.is_err(), "none is wider");
         // One is enough, the widest.
         writers.open(&open(17, 1), now).unwrap();
         assert_eq!(known(&writers), (1..=17).collect::<Vec<_>>());
-        assert!(matches!(
-            writers.resume(&open(0, Writers::MAX_STREAMS)),
-            Err(Error::Expired { .. })
-        ));
+        assert!(matches!(writers.resume(&open(0, Writers::MAX_STREAMS)), Err(Error::Expired { .. })));
         assert_eq!(writers.resume(&open(1, 32_768)).unwrap().last_sequence, 1);
     }
 
@@ -263,9 +238,7 @@ mod tests {
         open_used(&writers, 1, Writers::MAX_STREAMS / 2, start);
         open_connected(&writers, 2, Writers::MAX_STREAMS * 3 / 4 - 1, later).end(later);
         open_used(&writers, 3, Writers::MAX_STREAMS / 4, later);
-        writers
-            .open(&open(4, Writers::MAX_STREAMS / 2), later)
-            .unwrap();
+        writers.open(&open(4, Writers::MAX_STREAMS / 2), later).unwrap();
         assert_eq!(known(&writers), [2, 3, 4]);
     }
 
@@ -287,9 +260,7 @@ mod tests {
     #[test]
     fn a_push_keeps_a_writer_from_expiring() {
         let writers = Writers::new("t");
-        writers
-            .open(&open(1, Writers::MAX_STREAMS), Instant::now())
-            .unwrap();
+        writers.open(&open(1, Writers::MAX_STREAMS), Instant::now()).unwrap();
         writers.get(1).unwrap();
         let wide = writers.open(&open(2, Writers::MAX_STREAMS), Instant::now());
         assert!(matches!(wide, Err(Error::Streams { .. })));
@@ -305,8 +276,7 @@ mod tests {
         writers.attach(1, &connection);
         writers.attach(2, &connection);
         let frame = connection.wait();
-        let open_after =
-            |idle: u32| writers.open(&open(2, Writers::MAX_STREAMS), start + idle * Writers::IDLE);
+        let open_after = |idle: u32| writers.open(&open(2, Writers::MAX_STREAMS), start + idle * Writers::IDLE);
         assert!(matches!(open_after(1_000), Err(Error::Streams { .. })));
         drop(frame);
         assert!(open_after(0).is_err(), "idle from here on");

@@ -21,9 +21,7 @@ impl MachineFiles {
     fn open_files(&self, config: &ServerConfig) -> CheckResult {
         let needed = open_files(config.max_connections);
         let limits = self.text("proc/self/limits");
-        let line = limits
-            .lines()
-            .find_map(|line| line.strip_prefix("Max open files"));
+        let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"));
         let hard = line.and_then(|line| line.split_whitespace().nth(1));
         let most = match hard {
             Some("unlimited") => u64::MAX,
@@ -47,10 +45,7 @@ impl MachineFiles {
 
     /// Compares the limits of tables and replies with the free memory of the machine and of this process's control group.
     fn memory(&self, config: &ServerConfig) -> CheckResult {
-        let wanted = config
-            .memory_limits()
-            .max_bytes
-            .saturating_add(config.effective_reply_bytes());
+        let wanted = config.memory_limits().max_bytes.saturating_add(config.effective_reply_bytes());
         let meminfo = self.text("proc/meminfo");
         let available = meminfo.lines().find_map(|line| {
             let kib = line.strip_prefix("MemAvailable:")?.trim();
@@ -62,16 +57,9 @@ impl MachineFiles {
             (left, "left in the control group")
         });
         let Some((left, of)) = available.into_iter().chain(groups).min() else {
-            return Ok(format!(
-                "{} for tables and replies; the available memory is unknown",
-                mib(wanted)
-            ));
+            return Ok(format!("{} for tables and replies; the available memory is unknown", mib(wanted)));
         };
-        let found = format!(
-            "{} for tables and replies, of {} {of}",
-            mib(wanted),
-            mib(left)
-        );
+        let found = format!("{} for tables and replies, of {} {of}", mib(wanted), mib(left));
         if wanted <= left {
             return Ok(found);
         }
@@ -122,10 +110,7 @@ mod tests {
             "Limit                     Soft Limit           Hard Limit           Units\n\
              Max open files            1024                 4096                 files\n",
         ),
-        (
-            "proc/meminfo",
-            "MemTotal: 9000000 kB\nMemAvailable:    8388608 kB\n",
-        ),
+        ("proc/meminfo", "MemTotal: 9000000 kB\nMemAvailable:    8388608 kB\n"),
         ("sys/fs/cgroup/memory.max", "6442450944\n"),
         ("sys/fs/cgroup/memory.current", "1073741824\n"),
     ];
@@ -145,9 +130,7 @@ mod tests {
             files.push(*change);
         }
         let root = tempfile::tempdir().unwrap();
-        let machine = MachineFiles {
-            root: root.path().to_owned(),
-        };
+        let machine = MachineFiles { root: root.path().to_owned() };
         for (path, text) in files {
             fs::create_dir_all(machine.at(path).parent().unwrap()).unwrap();
             fs::write(machine.at(path), text).unwrap();
@@ -169,37 +152,18 @@ mod tests {
             part(&findings, "memory").found,
             "4096 MiB for tables and replies, of 5120 MiB left in the control group"
         );
-        assert!(
-            part(&findings, "open files")
-                .found
-                .contains("2176 for 2048")
-        );
-        assert_eq!(
-            part(&findings, "addresses").found,
-            "innet://127.0.0.1:0 can be bound"
-        );
+        assert!(part(&findings, "open files").found.contains("2176 for 2048"));
+        assert_eq!(part(&findings, "addresses").found, "innet://127.0.0.1:0 can be bound");
     }
 
     #[test]
     fn what_is_short_is_named_with_the_setting() {
         let busy = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = busy.local_addr().unwrap().to_string();
-        let taken = ServerConfig {
-            listen: vec![format!("innet://{address}").parse().unwrap()],
-            ..config()
-        };
-        let http = ServerConfig {
-            http: Some(busy.local_addr().unwrap().to_string().parse().unwrap()),
-            ..config()
-        };
-        let large = ServerConfig {
-            max_bytes: 8 << 30,
-            ..config()
-        };
-        let many = ServerConfig {
-            max_connections: 10_000,
-            ..config()
-        };
+        let taken = ServerConfig { listen: vec![format!("innet://{address}").parse().unwrap()], ..config() };
+        let http = ServerConfig { http: Some(busy.local_addr().unwrap().to_string().parse().unwrap()), ..config() };
+        let large = ServerConfig { max_bytes: 8 << 30, ..config() };
+        let many = ServerConfig { max_connections: 10_000, ..config() };
         for (changes, config, name, says) in [
             (&[][..], &taken, "addresses", [&*address, "--listen"]),
             (&[], &http, "addresses", [&*address, "--http"]),

@@ -52,12 +52,7 @@ impl Finding {
             Ok(found) => (found, String::new()),
             Err(Missing { found, to_do }) => (found, to_do),
         };
-        Finding {
-            part,
-            ok,
-            found,
-            to_do,
-        }
+        Finding { part, ok, found, to_do }
     }
 }
 
@@ -72,14 +67,8 @@ pub struct Missing {
 
 /// # Errors
 /// [`Missing`], always.
-pub fn missing<T>(
-    found: impl Into<String>,
-    to_do: impl Into<String>,
-) -> std::result::Result<T, Missing> {
-    Err(Missing {
-        found: found.into(),
-        to_do: to_do.into(),
-    })
+pub fn missing<T>(found: impl Into<String>, to_do: impl Into<String>) -> std::result::Result<T, Missing> {
+    Err(Missing { found: found.into(), to_do: to_do.into() })
 }
 
 /// Files of the machine to check; tests provide their own.
@@ -91,9 +80,7 @@ pub struct MachineFiles {
 impl MachineFiles {
     /// The files of this machine.
     pub fn this() -> Self {
-        MachineFiles {
-            root: PathBuf::from("/"),
-        }
+        MachineFiles { root: PathBuf::from("/") }
     }
 
     /// Path of a file below the root.
@@ -171,14 +158,8 @@ mod tests {
             found: found.to_owned(),
             to_do: to_do.to_owned(),
         };
-        let findings = [
-            finding("cores", "8", ""),
-            finding("hugepages", "none", "reserve some"),
-        ];
-        assert_eq!(
-            lines(&findings),
-            "ok       cores: 8\nmissing  hugepages: none\n         to do: reserve some\n"
-        );
+        let findings = [finding("cores", "8", ""), finding("hugepages", "none", "reserve some")];
+        assert_eq!(lines(&findings), "ok       cores: 8\nmissing  hugepages: none\n         to do: reserve some\n");
         assert_eq!((code(&findings), code(&findings[..1])), (1, 0));
     }
 }

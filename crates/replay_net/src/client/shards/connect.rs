@@ -45,9 +45,7 @@ pub fn parse_addresses(text: &str) -> Result<Vec<Address>> {
         };
         let address: Address = address?;
         if addresses.contains(&address) {
-            return refuse(format!(
-                "{text} names {address} twice: name each server once"
-            ));
+            return refuse(format!("{text} names {address} twice: name each server once"));
         }
         addresses.push(address);
     }
@@ -60,11 +58,7 @@ impl ShardedClient {
     /// # Errors
     /// [`Error::Connect`] if no server answers; [`Error::Config`] if releases or tables differ; [`replay_core::Error::TableDiffers`] if the
     /// definitions of a table differ; errors of [`Client::connect`], with the address.
-    pub fn connect(
-        addresses: &[Address],
-        options: &ConnectOptions,
-        wait: &Wait<'_>,
-    ) -> Result<Self> {
+    pub fn connect(addresses: &[Address], options: &ConnectOptions, wait: &Wait<'_>) -> Result<Self> {
         let begun = host::now();
         // The first round is short, so that a server that does not answer leaves time for the others.
         let soon = ConnectOptions {
@@ -102,10 +96,7 @@ impl ShardedClient {
         for (shard, (address, client)) in addresses.iter().zip(clients).enumerate() {
             let mut client = client.or_else(|error| {
                 absent.push((shard, error));
-                Ok::<_, Error>(Client::unconnected(Dialer::new(
-                    address.clone(),
-                    options.clone(),
-                )?))
+                Ok::<_, Error>(Client::unconnected(Dialer::new(address.clone(), options.clone())?))
             })?;
             if let Some(dialer) = Arc::get_mut(&mut client.dialer) {
                 // Later connections get the full timeouts.
@@ -133,9 +124,7 @@ impl ShardedClient {
         match Client::connect(address, options, wait) {
             Err(error) if is_absent(&error) || is_busy(&error) || is_lost(&error) => Ok(Err(error)),
             Err(Error::Wire(replay_wire::Error::Authentication(reason))) => {
-                Err(Error::authentication(format!(
-                    "{address}: {reason}; servers of one list have the same token"
-                )))
+                Err(Error::authentication(format!("{address}: {reason}; servers of one list have the same token")))
             }
             Err(error) => Err(at(&address.to_string(), error)),
             connected => Ok(connected),
@@ -153,11 +142,8 @@ impl ShardedClient {
         let named = releases.map(|(shard, release)| (group.shards[shard].name(), release));
         check_releases(&named.collect::<Vec<_>>())?;
         let listings = group.each(|client| ask_promptly(client, wait, |wait| client.list(wait)))?;
-        let with_tables = listings
-            .iter()
-            .find(|(_, listing)| !listing.tables.is_empty());
-        let Some((model, tables)) = with_tables.map(|(shard, listing)| (*shard, &listing.tables))
-        else {
+        let with_tables = listings.iter().find(|(_, listing)| !listing.tables.is_empty());
+        let Some((model, tables)) = with_tables.map(|(shard, listing)| (*shard, &listing.tables)) else {
             return Ok(());
         };
         let name = |shard: usize| group.shards[shard].name();
@@ -170,8 +156,7 @@ impl ShardedClient {
                 there.iter().find(known).map(|table| table.name.clone())
             };
             let lacking = lacks(tables, &listing.tables).map(|table| (table, model, *shard));
-            let lacking =
-                lacking.or_else(|| lacks(&listing.tables, tables).map(|t| (t, *shard, model)));
+            let lacking = lacking.or_else(|| lacks(&listing.tables, tables).map(|t| (t, *shard, model)));
             if let Some((table, has, has_not)) = lacking {
                 return refuse(format!(
                     "table {table:?} is at {} and not at {}: name the servers of one memory alone, or drop the table there \
@@ -229,8 +214,7 @@ mod tests {
     fn servers_of_different_releases_are_refused_by_name() {
         let servers = |releases: &[&str]| {
             let named = releases.iter().enumerate();
-            let named =
-                named.map(|(at, release)| (format!("innet://h{at}:1"), release.to_string()));
+            let named = named.map(|(at, release)| (format!("innet://h{at}:1"), release.to_string()));
             check_releases(&named.collect::<Vec<_>>())
         };
         assert!(servers(&["0.2.0"]).is_ok());

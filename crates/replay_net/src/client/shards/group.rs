@@ -50,10 +50,7 @@ const RETRY_FOR: Duration = Duration::from_secs(5);
 impl Group {
     pub fn new(clients: Vec<Client>, own: u64, reconnect_for: Duration) -> Self {
         let own = (own % clients.len() as u64) as usize;
-        let shards = clients.into_iter().map(|client| Shard {
-            client: Arc::new(client),
-            away: AtomicBool::new(false),
-        });
+        let shards = clients.into_iter().map(|client| Shard { client: Arc::new(client), away: AtomicBool::new(false) });
         Group {
             shards: shards.collect(),
             numbers: Mutex::default(),
@@ -88,10 +85,7 @@ impl Group {
 
     /// Error if no server answers.
     pub fn none_answers(&self) -> Error {
-        Error::Disconnected {
-            address: self.names(),
-            reason: "none of these servers answers".to_owned(),
-        }
+        Error::Disconnected { address: self.names(), reason: "none of these servers answers".to_owned() }
     }
 
     /// Leaves a server out until it answers again. Logs the absence once, and starts a thread that waits for the server.
@@ -132,10 +126,7 @@ impl Group {
     ///
     /// # Errors
     /// The first error of a server that answers; [`Error::Disconnected`] if none does.
-    pub fn each<T>(
-        self: &Arc<Self>,
-        ask: impl Fn(&Client) -> Result<T>,
-    ) -> Result<Vec<(usize, T)>> {
+    pub fn each<T>(self: &Arc<Self>, ask: impl Fn(&Client) -> Result<T>) -> Result<Vec<(usize, T)>> {
         let mut answers = Vec::new();
         for shard in self.present() {
             if let Some(answer) = self.answered(shard, ask(&self.shards[shard].client))? {
@@ -183,10 +174,7 @@ impl Group {
 
     /// The servers whose table may have an id of this number.
     pub fn of_number(&self, number: u16) -> Vec<usize> {
-        lock(&self.numbers)
-            .get(&number)
-            .cloned()
-            .unwrap_or_default()
+        lock(&self.numbers).get(&number).cloned().unwrap_or_default()
     }
 
     /// Creates missing tables at a server that has returned, and copies newer parameters to it.
@@ -233,16 +221,11 @@ pub fn at(name: &str, error: Error) -> Error {
         false => format!("{name}: {text}"),
     };
     match error {
-        Error::Remote { code, message } => Error::Remote {
-            code,
-            message: here(message),
-        },
-        Error::RemoteDeadline { waited_for } => Error::RemoteDeadline {
-            waited_for: Box::new(WaitReason::AtServer(name.to_owned(), waited_for)),
-        },
-        Error::Wire(replay_wire::Error::Authentication(reason)) => {
-            Error::authentication(here(reason))
+        Error::Remote { code, message } => Error::Remote { code, message: here(message) },
+        Error::RemoteDeadline { waited_for } => {
+            Error::RemoteDeadline { waited_for: Box::new(WaitReason::AtServer(name.to_owned(), waited_for)) }
         }
+        Error::Wire(replay_wire::Error::Authentication(reason)) => Error::authentication(here(reason)),
         Error::Wire(replay_wire::Error::Protocol(reason)) => Error::protocol(here(reason)),
         Error::Config(reason) => Error::Config(here(reason)),
         error => error,
@@ -267,21 +250,14 @@ pub fn within_grace<T>(
 ///
 /// # Errors
 /// [`Error::Disconnected`] after the grace; errors of the call.
-pub fn ask_promptly<T>(
-    client: &Client,
-    wait: &Wait<'_>,
-    ask: impl FnOnce(&Wait<'_>) -> Result<T>,
-) -> Result<T> {
+pub fn ask_promptly<T>(client: &Client, wait: &Wait<'_>, ask: impl FnOnce(&Wait<'_>) -> Result<T>) -> Result<T> {
     within_grace(client, wait, ask)?.ok_or_else(|| silent(client))
 }
 
 /// Error of a server without an answer for the grace.
 pub fn silent(client: &Client) -> Error {
     let grace = client.dialer.options.grace.as_secs_f64();
-    Error::Disconnected {
-        address: client.address().to_string(),
-        reason: format!("no answer for {grace} s"),
-    }
+    Error::Disconnected { address: client.address().to_string(), reason: format!("no answer for {grace} s") }
 }
 
 /// Creates the tables of `there` that are missing in `here`. Skips tables that an actor's token may not create: a learner's client creates
@@ -289,12 +265,7 @@ pub fn silent(client: &Client) -> Error {
 ///
 /// # Errors
 /// [`replay_core::Error::TableDiffers`] if a definition differs; errors of the calls.
-pub fn complete(
-    client: &Client,
-    here: &[TableConfig],
-    there: &[TableConfig],
-    wait: &Wait<'_>,
-) -> Result<()> {
+pub fn complete(client: &Client, here: &[TableConfig], there: &[TableConfig], wait: &Wait<'_>) -> Result<()> {
     for table in there {
         match here.iter().find(|known| known.name == table.name) {
             None => allowed(client.create_table(table, wait))?,
@@ -309,11 +280,7 @@ pub fn complete(
 pub fn same(here: &TableConfig, there: &TableConfig) -> Result<()> {
     match here.difference(there) {
         None => Ok(()),
-        Some(difference) => Err(replay_core::Error::TableDiffers {
-            table: here.name.clone(),
-            difference,
-        }
-        .into()),
+        Some(difference) => Err(replay_core::Error::TableDiffers { table: here.name.clone(), difference }.into()),
     }
 }
 

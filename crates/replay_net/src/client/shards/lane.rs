@@ -97,13 +97,7 @@ impl Lane {
         let limiter_samples = request.part.map_or(0, |part| part.limiter_samples);
         let sent = connection.send(deadline_ms(Some(due)), RequestBody::Sample(request));
         self.connection = Some(connection);
-        self.pending.push(Pending {
-            id: sent?,
-            batch,
-            count,
-            limiter_samples,
-            due,
-        });
+        self.pending.push(Pending { id: sent?, batch, count, limiter_samples, due });
         Ok(round_trip)
     }
 
@@ -112,11 +106,7 @@ impl Lane {
     /// # Errors
     /// [`Error::Deadline`] at the caller's deadline, [`Error::Interrupted`]; [`Error::Disconnected`] for a connection that broke, or
     /// a server that does not answer in time.
-    pub fn receive(
-        &mut self,
-        client: &Client,
-        wait: &Wait<'_>,
-    ) -> Result<(Pending, Result<Sampled>)> {
+    pub fn receive(&mut self, client: &Client, wait: &Wait<'_>) -> Result<(Pending, Result<Sampled>)> {
         let (name, grace) = (client.address().to_string(), client.dialer.options.grace);
         let now = host::now();
         let connection = (self.connection.as_mut()).ok_or(Error::Closed("the connection"))?;
@@ -142,10 +132,7 @@ impl Lane {
         self.answers = true;
         let of = |pending: &Pending| pending.id == reply.id;
         let Some(at) = self.pending.iter().position(of) else {
-            return Err(Error::protocol(format!(
-                "{name} answered request {}, which is not in flight",
-                reply.id
-            )));
+            return Err(Error::protocol(format!("{name} answered request {}, which is not in flight", reply.id)));
         };
         let pending = self.pending.remove(at);
         let body = match answer(reply.body) {
@@ -161,15 +148,9 @@ impl Lane {
             )));
         }
         let Some(state) = sampled.shard else {
-            return Err(Error::protocol(format!(
-                "{name} answered a part of a batch without its table's state"
-            )));
+            return Err(Error::protocol(format!("{name} answered a part of a batch without its table's state")));
         };
-        self.seen = Some(Seen {
-            state,
-            with_priority: sampled.live_items,
-            min_probability: sampled.min_probability,
-        });
+        self.seen = Some(Seen { state, with_priority: sampled.live_items, min_probability: sampled.min_probability });
         Ok((pending, Ok(sampled)))
     }
 }

@@ -10,10 +10,7 @@ pub fn part(whole: &TableConfig, servers: u64) -> TableConfig {
     let slack = match whole.slack {
         0.0 => 0.0,
         // Minimum of a table: one insert and one sample.
-        slack => (slack / servers as f64)
-            .max(whole.samples_per_insert)
-            .max(1.0)
-            .ceil(),
+        slack => (slack / servers as f64).max(whole.samples_per_insert).max(1.0).ceil(),
     };
     TableConfig {
         slack,
@@ -54,10 +51,7 @@ pub fn listing(listings: impl Iterator<Item = Listing>, servers: u64) -> Listing
             }
         }
         for listed in listing.parameters {
-            let known = merged
-                .parameters
-                .iter_mut()
-                .find(|known| known.name == listed.name);
+            let known = merged.parameters.iter_mut().find(|known| known.name == listed.name);
             match known {
                 Some(known) if known.version >= listed.version => {}
                 Some(known) => *known = listed,
@@ -65,25 +59,14 @@ pub fn listing(listings: impl Iterator<Item = Listing>, servers: u64) -> Listing
             }
         }
     }
-    merged
-        .tables
-        .sort_by(|one, other| one.name.cmp(&other.name));
-    merged
-        .parameters
-        .sort_by(|one, other| one.name.cmp(&other.name));
+    merged.tables.sort_by(|one, other| one.name.cmp(&other.name));
+    merged.parameters.sort_by(|one, other| one.name.cmp(&other.name));
     merged
 }
 
 /// Statistics of which the maximum counts, or that are equal on all servers. All other numbers are added up.
-const LARGEST: [&str; 7] = [
-    "age_s",
-    "duration_s",
-    "max_priority",
-    "max_version_lag",
-    "samples_per_insert",
-    "uptime_s",
-    "version",
-];
+const LARGEST: [&str; 7] =
+    ["age_s", "duration_s", "max_priority", "max_version_lag", "samples_per_insert", "uptime_s", "version"];
 
 /// Adds up the statistics of the servers that answer. `shards` holds each server's own statistics by address, `null` for an absent server.
 pub fn stats(incarnation: String, servers: Vec<(String, Option<Value>)>) -> Value {
@@ -98,16 +81,9 @@ pub fn stats(incarnation: String, servers: Vec<(String, Option<Value>)>) -> Valu
     // Parameters are copied to every server: their bytes count once.
     let parameters: Vec<_> = shards.values().map(|stats| &stats["parameters"]).collect();
     let mut newest = Map::new();
-    for (name, entry) in parameters
-        .into_iter()
-        .filter_map(Value::as_object)
-        .flatten()
-    {
+    for (name, entry) in parameters.into_iter().filter_map(Value::as_object).flatten() {
         let version = |entry: &Value| entry["version"].as_u64().unwrap_or(0);
-        if newest
-            .get(name)
-            .is_none_or(|known| version(known) < version(entry))
-        {
+        if newest.get(name).is_none_or(|known| version(known) < version(entry)) {
             newest.insert(name.clone(), entry.clone());
         }
     }
@@ -179,32 +155,16 @@ mod tests {
 
     #[test]
     fn a_table_in_parts_is_the_table() {
-        let table = TableConfig {
-            min_size: 90,
-            ..TableConfig::new("t", Vec::new(), 3000)
-        };
+        let table = TableConfig { min_size: 90, ..TableConfig::new("t", Vec::new(), 3000) };
         assert_eq!(part(&table, 3).capacity, 1000);
         assert_eq!(whole(&part(&table, 3), 3), table);
         let first = TableConfig::new("t", Vec::new(), 3000);
         assert_eq!(whole(&part(&first, 3), 3), first, "min_size 1 stays");
         assert_eq!(part(&table, 7).capacity, 429);
-        let limited = |slack: f64, samples_per_insert: f64| TableConfig {
-            slack,
-            samples_per_insert,
-            ..table.clone()
-        };
-        let slacks = [
-            (90.0, 4.0),
-            (100.0, 4.0),
-            (5.0, 4.5),
-            (1.0, 1.0),
-            (0.0, 4.0),
-        ];
+        let limited = |slack: f64, samples_per_insert: f64| TableConfig { slack, samples_per_insert, ..table.clone() };
+        let slacks = [(90.0, 4.0), (100.0, 4.0), (5.0, 4.5), (1.0, 1.0), (0.0, 4.0)];
         let parts = slacks.map(|(slack, ratio)| part(&limited(slack, ratio), 3));
-        assert_eq!(
-            parts.each_ref().map(|part| part.slack),
-            [30.0, 34.0, 5.0, 1.0, 0.0]
-        );
+        assert_eq!(parts.each_ref().map(|part| part.slack), [30.0, 34.0, 5.0, 1.0, 0.0]);
         for each in parts {
             assert_eq!(part(&whole(&each, 3), 3), each, "read and made again");
         }
@@ -220,11 +180,7 @@ mod tests {
         };
         let one = server(2, json!(3.5), Value::Null);
         let two = server(5, Value::Null, json!("more"));
-        let servers = vec![
-            ("a".to_owned(), Some(one)),
-            ("b".to_owned(), Some(two)),
-            ("c".to_owned(), None),
-        ];
+        let servers = vec![("a".to_owned(), Some(one)), ("b".to_owned(), Some(two)), ("c".to_owned(), None)];
         let all = stats("x".to_owned(), servers);
         let table = json!({
             "items": 7, "max_priority": 3.5, "samples_per_insert": 4.0, "by_writer": [{"name": 2}, {"name": 5}],
@@ -233,9 +189,6 @@ mod tests {
         assert_eq!(all["tables"]["t"], table);
         assert_eq!(all["parameters"], json!({"p": {"version": 5, "bytes": 8}}));
         assert_eq!(all["extensions"], json!({"adder": ["/jobs"]}));
-        assert_eq!(
-            (&all["shards"]["c"], &all["incarnation"]),
-            (&Value::Null, &json!("x"))
-        );
+        assert_eq!((&all["shards"]["c"], &all["incarnation"]), (&Value::Null, &json!("x")));
     }
 }

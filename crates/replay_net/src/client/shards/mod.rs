@@ -50,8 +50,8 @@ use base::wait::Wait;
 pub use connect::parse_addresses;
 use group::{Group, ask_promptly};
 use replay_core::replay::{
-    Listing, OpenWriter, Parameters, PushChannel, ReadPosition, ReadSteps, Replay, SampleChannel,
-    SampleRequest, Sampled, StepsRead, UpdateChannel, UpdateReceipt, WriterId,
+    Listing, OpenWriter, Parameters, PushChannel, ReadPosition, ReadSteps, Replay, SampleChannel, SampleRequest,
+    Sampled, StepsRead, UpdateChannel, UpdateReceipt, WriterId,
 };
 use replay_core::schema::TableConfig;
 use replay_core::table::ids::IdSpace;
@@ -92,9 +92,7 @@ impl ShardedClient {
             None => Ok(()),
             Some(away) => Err(Error::Disconnected {
                 address: self.group.shards[away].name(),
-                reason: format!(
-                    "{request} is for every server, and this one is away: call again when it answers"
-                ),
+                reason: format!("{request} is for every server, and this one is away: call again when it answers"),
             }),
         }
     }
@@ -120,21 +118,15 @@ impl ShardedClient {
             let mut present = order.filter(|&shard| !self.group.is_away(shard));
             return present.next().ok_or_else(|| self.group.none_answers());
         }
-        let stats = self
-            .group
-            .each(|client| ask_promptly(client, wait, |wait| client.stats(wait)))?;
+        let stats = self.group.each(|client| ask_promptly(client, wait, |wait| client.stats(wait)))?;
         let writers = |stats: &serde_json::Value| {
             let writers = &stats["tables"][&open.table]["writers"];
             writers.as_u64().unwrap_or(0)
         };
         // Breaks ties by the writer's number, so that simultaneous writers spread.
         let after = |shard: usize| (shard as u64).wrapping_sub(open.writer) % count as u64;
-        let fewest = stats
-            .iter()
-            .min_by_key(|(shard, stats)| (writers(stats), after(*shard)));
-        fewest
-            .map(|&(shard, _)| shard)
-            .ok_or_else(|| self.group.none_answers())
+        let fewest = stats.iter().min_by_key(|(shard, stats)| (writers(stats), after(*shard)));
+        fewest.map(|&(shard, _)| shard).ok_or_else(|| self.group.none_answers())
     }
 }
 
@@ -147,9 +139,7 @@ fn keep<T>(idle: &Mutex<Vec<T>>, channel: T) {
 
 impl Commands for ShardedClient {
     fn command(&self, command: RequestBody, wait: &Wait<'_>) -> Result<()> {
-        self.all(command.name(), |client| {
-            client.command(command.clone(), wait)
-        })
+        self.all(command.name(), |client| client.command(command.clone(), wait))
     }
 }
 
@@ -161,9 +151,7 @@ impl Replay<Error> for ShardedClient {
     }
 
     fn table_config(&self, table: &str, wait: &Wait<'_>) -> Result<Arc<TableConfig>> {
-        let tables = self
-            .group
-            .each(|client| ask_promptly(client, wait, |wait| client.table_config(table, wait)))?;
+        let tables = self.group.each(|client| ask_promptly(client, wait, |wait| client.table_config(table, wait)))?;
         let whole = merge::whole(&tables[0].1, self.group.shards.len() as u64);
         Ok(Arc::new(whole))
     }
@@ -173,13 +161,9 @@ impl Replay<Error> for ShardedClient {
             match client.drop_table(table, wait) {
                 // An earlier call dropped the table here, but not on every server.
                 Err(error) if error.code() == ErrorCode::UnknownTable => {
-                    let others = self.group.each(|other| {
-                        Ok(other
-                            .list(wait)?
-                            .tables
-                            .iter()
-                            .any(|known| known.name == table))
-                    })?;
+                    let others = self
+                        .group
+                        .each(|other| Ok(other.list(wait)?.tables.iter().any(|known| known.name == table)))?;
                     match others.iter().any(|&(_, known)| known) {
                         true => Ok(()),
                         false => Err(error),
@@ -190,16 +174,10 @@ impl Replay<Error> for ShardedClient {
         })
     }
 
-    fn open_writer(
-        &self,
-        open: OpenWriter,
-        wait: &Wait<'_>,
-    ) -> Result<Box<dyn PushChannel<Error>>> {
+    fn open_writer(&self, open: OpenWriter, wait: &Wait<'_>) -> Result<Box<dyn PushChannel<Error>>> {
         loop {
             let shard = self.shard_of_writer(&open, wait)?;
-            let opened = self.group.shards[shard]
-                .client
-                .open_writer(open.clone(), wait);
+            let opened = self.group.shards[shard].client.open_writer(open.clone(), wait);
             if let Some(channel) = self.group.answered(shard, opened)? {
                 let (group, writer) = (self.group.clone(), open.writer);
                 return Ok(Box::new(ShardedPushes::new(group, shard, writer, channel)));
@@ -214,16 +192,9 @@ impl Replay<Error> for ShardedClient {
         sampled
     }
 
-    fn sampler(
-        &self,
-        request: SampleRequest,
-        in_flight: usize,
-    ) -> Result<Box<dyn SampleChannel<Error>>> {
+    fn sampler(&self, request: SampleRequest, in_flight: usize) -> Result<Box<dyn SampleChannel<Error>>> {
         self.group.check_process()?;
-        let request = SampleRequest {
-            repeated: true,
-            ..request
-        };
+        let request = SampleRequest { repeated: true, ..request };
         let channel = ShardedSamples::new(self.group.clone(), request, in_flight);
         Ok(Box::new(channel))
     }
@@ -256,17 +227,11 @@ impl Replay<Error> for ShardedClient {
         self.group.check_process()?;
         let server = request.from.server;
         let shards = &self.group.shards;
-        let shard = shards.get(server as usize).ok_or_else(|| {
-            Error::Config(format!(
-                "there is no server {server}, only {}",
-                shards.len()
-            ))
-        })?;
+        let shard = shards
+            .get(server as usize)
+            .ok_or_else(|| Error::Config(format!("there is no server {server}, only {}", shards.len())))?;
         let mut read = shard.client.read_steps(request, wait)?;
-        let on_next = ReadPosition {
-            server: server + 1,
-            ..ReadPosition::default()
-        };
+        let on_next = ReadPosition { server: server + 1, ..ReadPosition::default() };
         read.next = match read.next {
             Some(next) => Some(ReadPosition { server, ..next }),
             None => Some(on_next).filter(|next| (next.server as usize) < shards.len()),
@@ -274,13 +239,7 @@ impl Replay<Error> for ShardedClient {
         Ok(read)
     }
 
-    fn report_corrupt(
-        &self,
-        table: &str,
-        id: u64,
-        reason: &str,
-        wait: &Wait<'_>,
-    ) -> Result<Option<String>> {
+    fn report_corrupt(&self, table: &str, id: u64, reason: &str, wait: &Wait<'_>) -> Result<Option<String>> {
         for shard in self.group.of_number(IdSpace::number_of(id)) {
             let client = &self.group.shards[shard].client;
             let reported = client.report_corrupt(table, id, reason, wait);
@@ -294,9 +253,7 @@ impl Replay<Error> for ShardedClient {
     /// Stores parameters on all servers under one version.
     fn put_parameters(&self, name: &str, bytes: Bytes, wait: &Wait<'_>) -> Result<u64> {
         let known = lock(&self.group.versions).get(name).copied().unwrap_or(0);
-        let put = self
-            .group
-            .each(|client| client.put_version(name, known + 1, bytes.clone(), wait))?;
+        let put = self.group.each(|client| client.put_version(name, known + 1, bytes.clone(), wait))?;
         // Concurrent puts of several clients may leave servers with different versions until the next put.
         let version = put.iter().map(|&(_, version)| version).max().unwrap_or(0);
         let mut versions = lock(&self.group.versions);
@@ -315,26 +272,17 @@ impl Replay<Error> for ShardedClient {
         self.group.check_process()?;
         // The writer's server has to learn the version that the writer got, or `max_version_lag` blocks the writer.
         let own = writer.and_then(|writer| self.group.server_of(writer));
-        self.group.any(own.unwrap_or(self.group.own), |client| {
-            client.get_parameters(name, newer_than, writer, wait)
-        })
+        self.group.any(own.unwrap_or(self.group.own), |client| client.get_parameters(name, newer_than, writer, wait))
     }
 
     fn list(&self, wait: &Wait<'_>) -> Result<Listing> {
-        let listings = self
-            .group
-            .each(|client| ask_promptly(client, wait, |wait| client.list(wait)))?;
+        let listings = self.group.each(|client| ask_promptly(client, wait, |wait| client.list(wait)))?;
         let count = self.group.shards.len() as u64;
-        Ok(merge::listing(
-            listings.into_iter().map(|(_, one)| one),
-            count,
-        ))
+        Ok(merge::listing(listings.into_iter().map(|(_, one)| one), count))
     }
 
     fn stats(&self, wait: &Wait<'_>) -> Result<serde_json::Value> {
-        let answers = self
-            .group
-            .each(|client| ask_promptly(client, wait, |wait| client.stats(wait)))?;
+        let answers = self.group.each(|client| ask_promptly(client, wait, |wait| client.stats(wait)))?;
         let mut incarnations = lock(&self.incarnations);
         for (shard, stats) in &answers {
             let incarnation = stats["incarnation"].as_str().unwrap_or("").to_owned();

@@ -59,10 +59,7 @@ impl PartialBatch {
             asked: (host::now(), received),
             begun: false,
             shares: totals.iter().map(|total| total / sum).collect(),
-            least: seen
-                .iter()
-                .map(|seen| seen.and_then(|seen| seen.min_probability))
-                .collect(),
+            least: seen.iter().map(|seen| seen.and_then(|seen| seen.min_probability)).collect(),
             with_priority: seen.iter().flatten().map(|seen| seen.with_priority).sum(),
             owed: divide(count, &totals, at),
             requested: vec![0; seen.len()],
@@ -111,10 +108,7 @@ impl PartialBatch {
             *requested += owed;
         }
         let none = vec![0; self.owed.len()];
-        (
-            std::mem::replace(&mut self.owed, none),
-            std::mem::take(&mut self.owed_samples),
-        )
+        (std::mem::replace(&mut self.owed, none), std::mem::take(&mut self.owed_samples))
     }
 
     /// Adds a received part.
@@ -126,8 +120,7 @@ impl PartialBatch {
 
     /// Bytes received.
     pub fn bytes(&self) -> usize {
-        let of =
-            |part: &Sampled| part.rows.len() + part.blobs.iter().map(Bytes::len).sum::<usize>();
+        let of = |part: &Sampled| part.rows.len() + part.blobs.iter().map(Bytes::len).sum::<usize>();
         self.arrived.iter().map(|(_, part)| of(part)).sum()
     }
 
@@ -163,12 +156,8 @@ impl PartialBatch {
             }));
         }
         // An item's priority may have changed since the servers' last answers.
-        let min_probability = min_probability.map(|least| {
-            items
-                .iter()
-                .map(|item| item.probability)
-                .fold(least, f64::min)
-        });
+        let min_probability =
+            min_probability.map(|least| items.iter().map(|item| item.probability).fold(least, f64::min));
         Sampled {
             items,
             live_items: self.with_priority,
@@ -191,13 +180,7 @@ mod tests {
     fn answers<const N: usize>(totals: [f64; N]) -> [Option<Seen>; N] {
         totals.map(|total_priority| {
             Some(Seen {
-                state: ShardState {
-                    number: 0,
-                    total_priority,
-                    items: 4,
-                    inserted: 4,
-                    allowance: f64::INFINITY,
-                },
+                state: ShardState { number: 0, total_priority, items: 4, inserted: 4, allowance: f64::INFINITY },
                 with_priority: 4,
                 min_probability: None,
             })
@@ -206,14 +189,7 @@ mod tests {
 
     /// A part of four items of equal probability.
     fn part() -> Sampled {
-        let item = SampledItem {
-            id: 0,
-            probability: 0.25,
-            age: 0,
-            times_sampled: 1,
-            before: 0,
-            after: 0,
-        };
+        let item = SampledItem { id: 0, probability: 0.25, age: 0, times_sampled: 1, before: 0, after: 0 };
         Sampled {
             items: vec![item; 4],
             live_items: 4,

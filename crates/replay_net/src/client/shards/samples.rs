@@ -98,9 +98,7 @@ impl ShardedSamples {
             self.look_around(wait)?;
             let blocked = self.top_up(wait)?;
             let front = self.batches.front();
-            let (number, complete) = front.map_or((NO_BATCH, false), |batch| {
-                (batch.number, batch.is_complete())
-            });
+            let (number, complete) = front.map_or((NO_BATCH, false), |batch| (batch.number, batch.is_complete()));
             if !self.lanes.iter().any(|lane| lane.awaits(number)) {
                 if complete {
                     return self.deliver(wait);
@@ -140,10 +138,7 @@ impl ShardedSamples {
                 self.drop_lane(shard);
             }
         }
-        self.ask_states(
-            |group, shard, lane| !group.is_away(shard) && lane.seen.is_none(),
-            wait,
-        )?;
+        self.ask_states(|group, shard, lane| !group.is_away(shard) && lane.seen.is_none(), wait)?;
         if self.lanes.iter().any(|lane| lane.seen.is_some()) {
             self.dark_since = None;
         } else {
@@ -161,16 +156,10 @@ impl ShardedSamples {
     }
 
     /// Asks some servers only for their table's state, all at the same time once they are connected.
-    fn ask_states(
-        &mut self,
-        asked: impl Fn(&Group, usize, &Lane) -> bool,
-        wait: &Wait<'_>,
-    ) -> Result<()> {
+    fn ask_states(&mut self, asked: impl Fn(&Group, usize, &Lane) -> bool, wait: &Wait<'_>) -> Result<()> {
         let lanes = self.lanes.iter().enumerate();
-        let asked: Vec<usize> = lanes
-            .filter(|(shard, lane)| asked(&self.group, *shard, lane))
-            .map(|(shard, _)| shard)
-            .collect();
+        let asked: Vec<usize> =
+            lanes.filter(|(shard, lane)| asked(&self.group, *shard, lane)).map(|(shard, _)| shard).collect();
         for &shard in &asked {
             let sent = self.send(shard, NO_BATCH, (0, 0), host::now(), wait);
             self.settle(shard, sent, wait)?;
@@ -200,10 +189,7 @@ impl ShardedSamples {
             return Ok(());
         }
         if error.code() == ErrorCode::UnknownTable {
-            let wait = Wait {
-                deadline: Some(host::now() + HELD_FOR),
-                ..*wait
-            };
+            let wait = Wait { deadline: Some(host::now() + HELD_FOR), ..*wait };
             let known = |shard: usize| {
                 let client = &self.group.shards[shard].client;
                 client.table_config(&self.request.table, &wait).is_ok()
@@ -244,9 +230,7 @@ impl ShardedSamples {
             return Ok(table.clone());
         }
         let name = self.request.table.clone();
-        let table = self.group.any(0, |client| {
-            ask_promptly(client, wait, |wait| client.table_config(&name, wait))
-        })?;
+        let table = self.group.any(0, |client| ask_promptly(client, wait, |wait| client.table_config(&name, wait)))?;
         Ok(self.table.insert(table).clone())
     }
 
@@ -261,13 +245,8 @@ impl ShardedSamples {
                 }
                 self.last_batch += 1;
                 let at = uniform()?;
-                let batch = PartialBatch::new(
-                    self.last_batch,
-                    self.request.count,
-                    &self.seen(),
-                    at,
-                    self.pipelining.received,
-                );
+                let batch =
+                    PartialBatch::new(self.last_batch, self.request.count, &self.seen(), at, self.pipelining.received);
                 self.batches.push_back(batch);
             }
             self.send_parts(index, wait)?;
@@ -295,9 +274,7 @@ impl ShardedSamples {
         let (counts, samples) = batch.take_owed(&seen, uniform()?);
         let number = batch.number;
         let present: Vec<usize> = (0..seen.len()).filter(|&at| seen[at].is_some()).collect();
-        let limits = present
-            .iter()
-            .any(|&at| self.lanes[at].allowance().is_finite());
+        let limits = present.iter().any(|&at| self.lanes[at].allowance().is_finite());
         let charges = if limits {
             let most = self.most_of_one();
             let allowances = present.iter().map(|&at| self.lanes[at].allowance());
@@ -348,8 +325,7 @@ impl ShardedSamples {
         let request = SampleRequest {
             count,
             // A short batch is allowed at the call's deadline, not at a server's.
-            allow_short: self.request.allow_short
-                && wait.deadline.is_some_and(|end| host::now() >= end),
+            allow_short: self.request.allow_short && wait.deadline.is_some_and(|end| host::now() >= end),
             part: Some(BatchPart { limiter_samples }),
             ..self.request.clone()
         };
@@ -432,13 +408,7 @@ impl ShardedSamples {
             }
             let seen = self.seen();
             self.last_batch += 1;
-            let batch = PartialBatch::new(
-                self.last_batch,
-                count,
-                &seen,
-                uniform()?,
-                self.pipelining.received,
-            );
+            let batch = PartialBatch::new(self.last_batch, count, &seen, uniform()?, self.pipelining.received);
             self.batches = [batch].into();
             self.send_parts(0, wait)?;
         }
@@ -465,15 +435,11 @@ impl ShardedSamples {
         let batch = self.batches.pop_front();
         if let Some(batch) = &batch {
             let (sent, before) = batch.asked;
-            self.pipelining
-                .note(sent, before, host::now(), batch.bytes());
+            self.pipelining.note(sent, before, host::now(), batch.bytes());
         }
         if self.in_flight > 1 {
             // The next call meets the same error.
-            let _ = self.top_up(&Wait {
-                deadline: None,
-                ..*wait
-            });
+            let _ = self.top_up(&Wait { deadline: None, ..*wait });
         }
         let sampled = batch.map(PartialBatch::into_sampled);
         sampled.ok_or(Error::Closed("the batch"))
@@ -484,10 +450,7 @@ impl SampleChannel<Error> for ShardedSamples {
     fn next(&mut self, wait: &Wait<'_>) -> Result<Sampled> {
         self.group.check_process()?;
         if let Some(message) = &self.dropped {
-            return Err(Error::Remote {
-                code: ErrorCode::UnknownTable,
-                message: message.clone(),
-            });
+            return Err(Error::Remote { code: ErrorCode::UnknownTable, message: message.clone() });
         }
         if self.in_flight == 0 && self.batches.is_empty() {
             // Asks for the present sums of priorities, not for those after the last batch.

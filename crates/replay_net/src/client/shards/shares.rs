@@ -26,18 +26,12 @@ pub fn divide(count: u32, weights: &[f64], at: f64) -> Vec<u32> {
 /// Divides `count` samples over the limiters, in proportion to what they admit now (`allowances`). If that is not enough, takes all of it.
 pub fn limiter_samples(count: u32, allowances: &[f64]) -> Vec<u32> {
     let most = f64::from(count);
-    let now: Vec<f64> = allowances
-        .iter()
-        .map(|allowed| allowed.clamp(0.0, most).floor())
-        .collect();
+    let now: Vec<f64> = allowances.iter().map(|allowed| allowed.clamp(0.0, most).floor()).collect();
     let total: f64 = now.iter().sum();
     if total < most {
         return now.iter().map(|&now| now as u32).collect();
     }
-    let mut parts: Vec<u32> = now
-        .iter()
-        .map(|allowed| (most * allowed / total).floor() as u32)
-        .collect();
+    let mut parts: Vec<u32> = now.iter().map(|allowed| (most * allowed / total).floor() as u32).collect();
     // Distributes the remainder to limiters with samples to spare.
     let mut left = count - parts.iter().sum::<u32>();
     for (part, &allowed) in parts.iter_mut().zip(&now) {

@@ -22,9 +22,7 @@ impl Group {
             part: Some(BatchPart { limiter_samples: 0 }),
             repeated: false,
         };
-        for (shard, sampled) in
-            self.each(|client| ask_promptly(client, wait, |wait| client.sample(&request, wait)))?
-        {
+        for (shard, sampled) in self.each(|client| ask_promptly(client, wait, |wait| client.sample(&request, wait)))? {
             if let Some(state) = sampled.shard {
                 self.note_numbers(shard, state, &[]);
             }
@@ -33,12 +31,7 @@ impl Group {
     }
 
     /// Positions of the ids that each server may hold.
-    fn route(
-        self: &Arc<Self>,
-        table: &str,
-        ids: &[u64],
-        wait: &Wait<'_>,
-    ) -> Result<Vec<Vec<usize>>> {
+    fn route(self: &Arc<Self>, table: &str, ids: &[u64], wait: &Wait<'_>) -> Result<Vec<Vec<usize>>> {
         let mut asked = false;
         let mut routes: Vec<(u16, Vec<usize>)> = Vec::new();
         let mut by_shard = vec![Vec::new(); self.shards.len()];
@@ -111,22 +104,13 @@ impl ShardedUpdates {
     ///
     /// # Errors
     /// Errors of [`Replay::update_priorities`].
-    pub fn once(
-        &mut self,
-        table: &str,
-        ids: &[u64],
-        priorities: &[f64],
-        wait: &Wait<'_>,
-    ) -> Result<UpdateReceipt> {
+    pub fn once(&mut self, table: &str, ids: &[u64], priorities: &[f64], wait: &Wait<'_>) -> Result<UpdateReceipt> {
         let updated = self.send(table, ids, priorities, wait).and_then(|sent| {
             // The grace covers the network, as in other calls.
             let grace = self.group.shards[0].client.dialer.options.grace;
             let deadline = wait.deadline.map(|deadline| deadline + grace);
             let rest = self.flush(&Wait { deadline, ..*wait })?;
-            Ok(UpdateReceipt {
-                applied: sent.applied + rest.applied,
-                stale: sent.stale + rest.stale,
-            })
+            Ok(UpdateReceipt { applied: sent.applied + rest.applied, stale: sent.stale + rest.stale })
         });
         if updated.is_err() {
             for shard in 0..self.channels.len() {
@@ -148,11 +132,7 @@ impl ShardedUpdates {
             return Ok(self.abandon(shard));
         }
         match &mut self.channels[shard] {
-            Some(channel) => {
-                answering(channel, &self.group.shards[shard], wait, |channel, wait| {
-                    channel.flush(wait)
-                })
-            }
+            Some(channel) => answering(channel, &self.group.shards[shard], wait, |channel, wait| channel.flush(wait)),
             None => Ok(UpdateReceipt::default()),
         }
     }
@@ -178,13 +158,7 @@ impl ShardedUpdates {
 }
 
 impl UpdateChannel<Error> for ShardedUpdates {
-    fn send(
-        &mut self,
-        table: &str,
-        ids: &[u64],
-        priorities: &[f64],
-        wait: &Wait<'_>,
-    ) -> Result<UpdateReceipt> {
+    fn send(&mut self, table: &str, ids: &[u64], priorities: &[f64], wait: &Wait<'_>) -> Result<UpdateReceipt> {
         self.group.check_process()?;
         // Checked before any server gets a part: an update applies as a whole or not at all.
         check(table, ids, priorities)?;
@@ -201,10 +175,7 @@ impl UpdateChannel<Error> for ShardedUpdates {
             }
             let count = indexes.len() as u32;
             if self.group.is_away(shard) {
-                let stale = UpdateReceipt {
-                    applied: 0,
-                    stale: count,
-                };
+                let stale = UpdateReceipt { applied: 0, stale: count };
                 self.settle(shard, Ok(stale), 0)?;
                 continue;
             }

@@ -24,18 +24,9 @@ pub struct ShardedPushes {
 
 impl ShardedPushes {
     /// Registers a writer that was opened at a server.
-    pub fn new(
-        group: Arc<Group>,
-        shard: usize,
-        writer: u64,
-        channel: Box<dyn PushChannel<Error>>,
-    ) -> Self {
+    pub fn new(group: Arc<Group>, shard: usize, writer: u64, channel: Box<dyn PushChannel<Error>>) -> Self {
         lock(&group.writers).insert(writer, shard);
-        ShardedPushes {
-            group,
-            writer,
-            channel,
-        }
+        ShardedPushes { group, writer, channel }
     }
 }
 
@@ -97,12 +88,8 @@ mod tests {
         };
         let clients = vec![client("a"), client("b")];
         let group = Arc::new(Group::new(clients, 0, Duration::ZERO));
-        let id = |writer| WriterId {
-            table: "t".into(),
-            writer,
-        };
-        let open =
-            |shard, writer| ShardedPushes::new(group.clone(), shard, writer, Box::new(Pushes));
+        let id = |writer| WriterId { table: "t".into(), writer };
+        let open = |shard, writer| ShardedPushes::new(group.clone(), shard, writer, Box::new(Pushes));
         let (first, second) = (open(0, 7), open(1, 8));
         assert_eq!(group.server_of(&id(7)), Some(0));
         assert_eq!(group.server_of(&id(8)), Some(1));

@@ -20,11 +20,7 @@ use MetricType::{Counter, Gauge, Histogram};
 const MEMORY: &[Metric] = &[
     (Gauge, "uptime_s", "Time since the memory was created"),
     (Gauge, "max_bytes", "Limit of bytes"),
-    (
-        Gauge,
-        "reserved_bytes",
-        "Bytes of tables at their capacity, and of parameters",
-    ),
+    (Gauge, "reserved_bytes", "Bytes of tables at their capacity, and of parameters"),
     (Gauge, "receive_bytes", "Bytes in receive buffers"),
     (Gauge, "reply_bytes", "Bytes of unread replies"),
     (Gauge, "bytes", "Bytes held by tables"),
@@ -32,115 +28,47 @@ const MEMORY: &[Metric] = &[
 
 const TABLE: &[Metric] = &[
     (Gauge, "items", "Live items"),
-    (
-        Gauge,
-        "items_with_priority",
-        "Live items with a priority above zero",
-    ),
+    (Gauge, "items_with_priority", "Live items with a priority above zero"),
     (Gauge, "steps", "Live steps"),
     (Gauge, "capacity", "Limit of steps"),
     (Gauge, "bytes", "Bytes held"),
     (Gauge, "capacity_bytes", "Limit of bytes"),
     (Gauge, "live_bytes", "Bytes of live steps"),
-    (
-        Gauge,
-        "pinned_bytes",
-        "Bytes of evicted steps that are still read",
-    ),
+    (Gauge, "pinned_bytes", "Bytes of evicted steps that are still read"),
     (Gauge, "writers", "Open writers"),
     (Gauge, "streams", "Streams of open writers"),
-    (
-        Gauge,
-        "total_priority",
-        "Sum of the priorities after the exponent; none for samplers with an order",
-    ),
-    (
-        Gauge,
-        "max_priority",
-        "Priority of items inserted without one",
-    ),
-    (
-        Gauge,
-        "failed",
-        "Whether a call panicked while it changed the table",
-    ),
-    (
-        Gauge,
-        "samples_per_insert",
-        "Wanted samples for each inserted item; 0 is any number",
-    ),
-    (
-        Gauge,
-        "slack",
-        "Sampled items by which the replay ratio may be off",
-    ),
+    (Gauge, "total_priority", "Sum of the priorities after the exponent; none for samplers with an order"),
+    (Gauge, "max_priority", "Priority of items inserted without one"),
+    (Gauge, "failed", "Whether a call panicked while it changed the table"),
+    (Gauge, "samples_per_insert", "Wanted samples for each inserted item; 0 is any number"),
+    (Gauge, "slack", "Sampled items by which the replay ratio may be off"),
     (Gauge, "min_size", "Least items for sampling"),
-    (
-        Gauge,
-        "max_version_lag",
-        "Versions by which writers may be behind; 0 is any number",
-    ),
-    (
-        Gauge,
-        "limiter_inserted",
-        "Inserted items that the rate limiter counts",
-    ),
-    (
-        Gauge,
-        "limiter_sampled",
-        "Sampled items that the rate limiter counts",
-    ),
+    (Gauge, "max_version_lag", "Versions by which writers may be behind; 0 is any number"),
+    (Gauge, "limiter_inserted", "Inserted items that the rate limiter counts"),
+    (Gauge, "limiter_sampled", "Sampled items that the rate limiter counts"),
     (Gauge, "waiting_pushes", "Pushes that wait"),
     (Gauge, "waiting_samples", "Samples that wait"),
-    (
-        Gauge,
-        "outdated_pushes",
-        "Pushes that wait until their writer gets newer parameters",
-    ),
+    (Gauge, "outdated_pushes", "Pushes that wait until their writer gets newer parameters"),
     (Counter, "inserted_steps", "Inserted steps"),
     (Counter, "inserted_items", "Inserted items"),
-    (
-        Counter,
-        "late_items",
-        "Items whose first step had been evicted",
-    ),
+    (Counter, "late_items", "Items whose first step had been evicted"),
     (Counter, "evicted_steps", "Evicted steps"),
     (Counter, "evicted_items", "Evicted items"),
     (Counter, "sampled_items", "Sampled items"),
     (Counter, "updated_priorities", "Updated priorities"),
     (Counter, "stale_updates", "Updates of items that were gone"),
-    (
-        Counter,
-        "saturated_priorities",
-        "Priorities stored as the largest one",
-    ),
+    (Counter, "saturated_priorities", "Priorities stored as the largest one"),
     (Counter, "corrupt_items", "Items that did not decode"),
-    (
-        Counter,
-        "panics",
-        "Calls that panicked while they changed the table",
-    ),
+    (Counter, "panics", "Calls that panicked while they changed the table"),
     (Counter, "blocked_pushes", "Pushes that had to wait"),
     (Counter, "blocked_samples", "Samples that had to wait"),
-    (
-        Histogram,
-        "version_lag",
-        "Versions by which writers were behind when their pushes were stored",
-    ),
-    (
-        Histogram,
-        "sample_age",
-        "Steps inserted between an item's insertion and its sampling",
-    ),
+    (Histogram, "version_lag", "Versions by which writers were behind when their pushes were stored"),
+    (Histogram, "sample_age", "Steps inserted between an item's insertion and its sampling"),
 ];
 
 const WRITER: &[Metric] = &[
     (Counter, "steps", "Steps of open writers of this name"),
-    (
-        Counter,
-        "blocked_pushes",
-        "Pushes of open writers of this name that had to wait",
-    ),
+    (Counter, "blocked_pushes", "Pushes of open writers of this name that had to wait"),
     (Counter, "waited_s", "Waits of open writers of this name"),
 ];
 
@@ -154,21 +82,9 @@ const SERVER: &[Metric] = &[
     (Gauge, "connections", "Open connections"),
     (Counter, "connections_opened", "Accepted connections"),
     (Counter, "connections_refused", "Refused connections"),
-    (
-        Counter,
-        "failed_logins",
-        "Handshakes and HTTP requests without a valid token, or with invalid TLS",
-    ),
-    (
-        Counter,
-        "bad_frames",
-        "Connections closed after an invalid frame",
-    ),
-    (
-        Counter,
-        "slow_readers_dropped",
-        "Connections closed as a reply was not read in time",
-    ),
+    (Counter, "failed_logins", "Handshakes and HTTP requests without a valid token, or with invalid TLS"),
+    (Counter, "bad_frames", "Connections closed after an invalid frame"),
+    (Counter, "slow_readers_dropped", "Connections closed as a reply was not read in time"),
     (Counter, "requests", "Received requests"),
     (Counter, "errors", "Error replies"),
     (Counter, "retries", "Repeated attempts at waiting requests"),
@@ -176,11 +92,8 @@ const SERVER: &[Metric] = &[
     (Counter, "bytes_sent", "Bytes of replies"),
 ];
 
-const LATENCY: &[Metric] = &[(
-    Histogram,
-    "latency_s",
-    "Time from the arrival of a request to its reply, waits included",
-)];
+const LATENCY: &[Metric] =
+    &[(Histogram, "latency_s", "Time from the arrival of a request to its reply, waits included")];
 
 const SNAPSHOTS: &[Metric] = &[
     (Counter, "saved", "Saved snapshots"),
@@ -194,10 +107,7 @@ const SNAPSHOTS: &[Metric] = &[
 ///
 /// # Errors
 /// [`Error`], which a `String` never causes.
-pub(super) fn encode(
-    stats: Value,
-    extensions: &[Arc<dyn Extension>],
-) -> std::result::Result<String, Error> {
+pub(super) fn encode(stats: Value, extensions: &[Arc<dyn Extension>]) -> std::result::Result<String, Error> {
     let extensions = extensions.iter();
     let groups = extensions.map(|extension| (extension.name(), extension.metrics()));
     let groups = groups.collect();
@@ -221,21 +131,11 @@ impl Collector for Scrape {
     fn encode(&self, mut encoder: DescriptorEncoder) -> Result {
         let Scrape(stats, extensions) = self;
         let server = &stats["server"];
-        let information = [
-            ("release", text_of(&server["release"])),
-            ("incarnation", text_of(&stats["incarnation"])),
-        ];
+        let information = [("release", text_of(&server["release"])), ("incarnation", text_of(&stats["incarnation"]))];
         encoder
-            .encode_descriptor(
-                "server",
-                "Release, and creation of the memory",
-                None,
-                MetricType::Info,
-            )?
+            .encode_descriptor("server", "Release, and creation of the memory", None, MetricType::Info)?
             .encode_info(&information)?;
-        let mut group = |prefix, metrics, members: Vec<Member>| {
-            encode_group(&mut encoder, prefix, metrics, &members)
-        };
+        let mut group = |prefix, metrics, members: Vec<Member>| encode_group(&mut encoder, prefix, metrics, &members);
         group("memory", MEMORY, single(stats))?;
         group("server", SERVER, single(server))?;
         let latencies = named("request", &server["latency_s"]);
@@ -243,11 +143,7 @@ impl Collector for Scrape {
         group("server", LATENCY, latencies.collect())?;
         group("table", TABLE, named("table", &stats["tables"]).collect())?;
         group("writer", WRITER, writers(&stats["tables"]))?;
-        group(
-            "parameters",
-            PARAMETERS,
-            named("name", &stats["parameters"]).collect(),
-        )?;
+        group("parameters", PARAMETERS, named("name", &stats["parameters"]).collect())?;
         let snapshots = &stats["snapshots"];
         if snapshots.is_object() {
             group("snapshots", SNAPSHOTS, single(snapshots))?;
@@ -301,12 +197,7 @@ fn text_of(value: &Value) -> String {
     value.as_str().unwrap_or_default().to_owned()
 }
 
-fn encode_group(
-    encoder: &mut DescriptorEncoder,
-    prefix: &str,
-    metrics: &[Metric],
-    members: &[Member],
-) -> Result {
+fn encode_group(encoder: &mut DescriptorEncoder, prefix: &str, metrics: &[Metric], members: &[Member]) -> Result {
     for (metric_type, statistic, help) in metrics {
         // Prometheus names units in full.
         let name = match statistic.strip_suffix("_s") {
@@ -333,9 +224,8 @@ fn encode_value(encoder: &mut MetricEncoder, metric_type: MetricType, value: &Va
     if let Histogram = metric_type {
         let number = |value: &Value| value.as_f64().unwrap_or(f64::INFINITY);
         let buckets = value["buckets"].as_array().into_iter().flatten();
-        let buckets: Vec<(f64, u64)> = buckets
-            .map(|bucket| (number(&bucket[0]), bucket[1].as_u64().unwrap_or(0)))
-            .collect();
+        let buckets: Vec<(f64, u64)> =
+            buckets.map(|bucket| (number(&bucket[0]), bucket[1].as_u64().unwrap_or(0))).collect();
         let (sum, count) = (number(&value["sum"]), value["count"].as_u64().unwrap_or(0));
         return encoder.encode_histogram::<NoLabelSet>(sum, count, &buckets, None);
     }

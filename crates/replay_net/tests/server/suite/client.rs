@@ -6,9 +6,8 @@ use replay_net::framing::{FrameReader, write_frame};
 use replay_wire::ErrorCode;
 use replay_wire::auth::{self, Side, Transcript};
 use replay_wire::{
-    Authenticate, Challenge, FrameLimits, GetParameters, Hello, OpenOrResume, PROTOCOL,
-    PutParameters, RELEASE, Reply, ReplyBody, Request, RequestBody, Stats, Welcome, decode_reply,
-    encode_request,
+    Authenticate, Challenge, FrameLimits, GetParameters, Hello, OpenOrResume, PROTOCOL, PutParameters, RELEASE, Reply,
+    ReplyBody, Request, RequestBody, Stats, Welcome, decode_reply, encode_request,
 };
 use serde_json::Value;
 use tokio::io::{AsyncWriteExt, ReadHalf, WriteHalf};
@@ -27,11 +26,7 @@ pub const CLOGGABLE: u64 = 8 * LARGE as u64;
 
 /// The transcript of a connection without TLS.
 pub fn transcript(client_nonce: [u8; 32], challenge: &Challenge) -> Transcript {
-    Transcript {
-        client_nonce,
-        server_nonce: challenge.nonce,
-        channel_binding: None,
-    }
+    Transcript { client_nonce, server_nonce: challenge.nonce, channel_binding: None }
 }
 
 /// A client that sends exactly the given messages.
@@ -61,10 +56,7 @@ impl TestClient {
         let challenge = client.hello(PROTOCOL, nonce).await?;
         let transcript = transcript(nonce, &challenge);
         let proof = token.map(|t| auth::proof(t, Side::Client, &transcript));
-        let proof = match client
-            .ask(RequestBody::Authenticate(Authenticate { proof }), 0)
-            .await?
-        {
+        let proof = match client.ask(RequestBody::Authenticate(Authenticate { proof }), 0).await? {
             ReplyBody::Welcome(Welcome { proof }) => proof,
             other => panic!("expected welcome, got {}", other.name()),
         };
@@ -76,12 +68,7 @@ impl TestClient {
     }
 
     pub async fn hello(&mut self, protocol: u32, nonce: [u8; 32]) -> Result<Challenge> {
-        let hello = Hello {
-            protocol,
-            release: RELEASE.into(),
-            nonce,
-            program: 0,
-        };
+        let hello = Hello { protocol, release: RELEASE.into(), nonce, program: 0 };
         match self.ask(RequestBody::Hello(hello), 0).await? {
             ReplyBody::Challenge(challenge) => Ok(challenge),
             other => panic!("expected a challenge, got {}", other.name()),
@@ -92,11 +79,7 @@ impl TestClient {
     pub async fn send(&mut self, body: RequestBody, deadline_ms: u32) -> Result<u64> {
         let id = self.next_id;
         self.next_id += 1;
-        let request = Request {
-            id,
-            deadline_ms,
-            body,
-        };
+        let request = Request { id, deadline_ms, body };
         let mut frame = encode_request(&request)?;
         write_frame(&mut frame, &mut self.write, "the server").await?;
         Ok(id)
@@ -128,11 +111,7 @@ impl TestClient {
         });
         self.ask(put, 0).await.unwrap();
         for _ in 0..CLOGGING {
-            let get = RequestBody::GetParameters(GetParameters {
-                name: "large".into(),
-                newer_than: 0,
-                writer: None,
-            });
+            let get = RequestBody::GetParameters(GetParameters { name: "large".into(), newer_than: 0, writer: None });
             self.send(get, 0).await.unwrap();
         }
     }
@@ -158,20 +137,14 @@ impl TestClient {
     /// Sends a request and receives its reply, which has to be the next one; an error reply is an error.
     pub async fn ask(&mut self, body: RequestBody, deadline_ms: u32) -> Result<ReplyBody> {
         let id = self.send(body, deadline_ms).await?;
-        let reply = self
-            .receive()
-            .await?
-            .ok_or(Error::Closed("the connection"))?;
+        let reply = self.receive().await?.ok_or(Error::Closed("the connection"))?;
         let body = answer(reply.body)?;
         assert_eq!(reply.id, id);
         Ok(body)
     }
 
     pub async fn open(&mut self, number: u64) -> replay_core::replay::WriterOpened {
-        let open = RequestBody::OpenWriter(OpenOrResume {
-            open: writer(number),
-            resume: false,
-        });
+        let open = RequestBody::OpenWriter(OpenOrResume { open: writer(number), resume: false });
         match self.ask(open, 0).await {
             Ok(ReplyBody::Writer(opened)) => opened,
             Ok(other) => panic!("expected a writer, got {}", other.name()),
@@ -188,11 +161,7 @@ impl TestClient {
 
     /// The code and the message of the next reply, which has to be an error, and its id.
     pub async fn receive_error(&mut self) -> (u64, ErrorCode, String) {
-        let reply = self
-            .receive()
-            .await
-            .unwrap()
-            .expect("the connection is open");
+        let reply = self.receive().await.unwrap().expect("the connection is open");
         match answer(reply.body) {
             Err(error) => (reply.id, error.code(), error.to_string()),
             Ok(other) => panic!("expected an error, got {}", other.name()),

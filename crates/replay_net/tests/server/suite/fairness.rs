@@ -32,9 +32,7 @@ fn pushes_that_wait_are_applied_in_rounds() {
                 let body = RequestBody::Push(push(number, 1, sequence, 5 * before, steps));
                 client.send(body, u32::MAX).await.unwrap();
             }
-            world
-                .until(|world| world.table_stat("blocked_pushes") >= number)
-                .await;
+            world.until(|world| world.table_stat("blocked_pushes") >= number).await;
         }
         let mut reader = world.client().await;
         for _round in 0..PUSHES {
@@ -56,15 +54,10 @@ fn pushes_that_wait_are_applied_in_rounds() {
 #[test]
 fn a_push_that_is_sent_again_waits_behind_the_others() {
     const HELD: Duration = Duration::from_secs(2);
-    let config = ServerConfig {
-        max_wait_ms: HELD.as_millis() as u64,
-        ..config(limited_table())
-    };
+    let config = ServerConfig { max_wait_ms: HELD.as_millis() as u64, ..config(limited_table()) };
     World::simulated(32, config, |world, _| async move {
         let steps = &[1; 5];
-        let body = |number, sequence| {
-            RequestBody::Push(push(number, 1, sequence, 5 * (sequence - 1), steps))
-        };
+        let body = |number, sequence| RequestBody::Push(push(number, 1, sequence, 5 * (sequence - 1), steps));
         let (mut first, mut second) = (world.client().await, world.client().await);
         first.open(1).await;
         second.open(2).await;

@@ -5,24 +5,16 @@ use replay_core::table::Writers;
 use replay_net::config::ServerConfig;
 use replay_net::framing::write_frame;
 use replay_wire::ErrorCode;
-use replay_wire::{
-    CloseWriter, EmptyTable, OpenOrResume, Pushed, ReplyBody, Request, RequestBody, encode_request,
-};
+use replay_wire::{CloseWriter, EmptyTable, OpenOrResume, Pushed, ReplyBody, Request, RequestBody, encode_request};
 
 use super::*;
 
 /// A push's frame on the wire.
 async fn frame(push: &Push) -> Vec<u8> {
-    let request = Request {
-        id: 1,
-        deadline_ms: 0,
-        body: RequestBody::Push(push.clone()),
-    };
+    let request = Request { id: 1, deadline_ms: 0, body: RequestBody::Push(push.clone()) };
     let mut bytes = Vec::new();
     let mut frame = encode_request(&request).unwrap();
-    write_frame(&mut frame, &mut bytes, "a buffer")
-        .await
-        .unwrap();
+    write_frame(&mut frame, &mut bytes, "a buffer").await.unwrap();
     bytes
 }
 
@@ -31,10 +23,7 @@ async fn frame(push: &Push) -> Vec<u8> {
 async fn resend(world: &World, push: &Push) -> (u64, TestClient) {
     let mut client = world.client().await;
     let opened = client.open(push.writer).await;
-    let again = Push {
-        epoch: opened.epoch,
-        ..push.clone()
-    };
+    let again = Push { epoch: opened.epoch, ..push.clone() };
     let pushed = client.ask(RequestBody::Push(again), 0).await.unwrap();
     assert!(matches!(pushed, ReplyBody::Pushed(Pushed { steps: 4 })));
     (opened.last_sequence, client)
@@ -105,9 +94,7 @@ async fn lose_the_reply(world: &World, push: &Push) {
     client.open(push.writer).await;
     let body = RequestBody::Push(push.clone());
     client.send(body, 0).await.unwrap();
-    world
-        .until(|world| world.table_stat("inserted_steps") == 4)
-        .await;
+    world.until(|world| world.table_stat("inserted_steps") == 4).await;
     client.cut();
 }
 
@@ -116,16 +103,9 @@ fn a_push_whose_reply_was_lost_is_not_applied_again_when_its_writer_has_expired(
     World::run(6, config(table()), |world| async move {
         lose_the_reply(&world, &four_steps(1)).await;
         let mut client = world.client().await;
-        let close = RequestBody::CloseWriter(CloseWriter {
-            table: TABLE.into(),
-            writer: 1,
-            epoch: 1,
-        });
+        let close = RequestBody::CloseWriter(CloseWriter { table: TABLE.into(), writer: 1, epoch: 1 });
         client.ask(close, 0).await.unwrap();
-        let again = RequestBody::OpenWriter(OpenOrResume {
-            open: writer(1),
-            resume: true,
-        });
+        let again = RequestBody::OpenWriter(OpenOrResume { open: writer(1), resume: true });
         let (code, message) = refused(client.ask(again, 0).await);
         assert_eq!(code, ErrorCode::Expired);
         assert!(message.contains("writer 1"), "{message}");
@@ -164,9 +144,7 @@ fn a_push_that_waits_is_fenced_off_too() {
         }
         let body = RequestBody::Push(push(1, 1, 6, 5, &[1]));
         old.send(body, 600_000).await.unwrap();
-        world
-            .until(|world| world.table_stat("blocked_pushes") > 0)
-            .await;
+        world.until(|world| world.table_stat("blocked_pushes") > 0).await;
         let start = world.now();
         assert_eq!(world.client().await.open(1).await.last_sequence, 5);
         assert_eq!(old.receive_error().await.1, ErrorCode::Fenced);
@@ -176,28 +154,18 @@ fn a_push_that_waits_is_fenced_off_too() {
 
 #[test]
 fn a_sample_that_never_arrived_gives_its_credit_back() {
-    let config = ServerConfig {
-        max_frame_bytes: CLOGGABLE,
-        ..config(limited_table())
-    };
+    let config = ServerConfig { max_frame_bytes: CLOGGABLE, ..config(limited_table()) };
     World::run(8, config, |world| async move {
         let mut writer = world.client().await;
         writer.open(1).await;
-        writer
-            .ask(RequestBody::Push(push(1, 1, 1, 0, &[1, 2, 3])), 0)
-            .await
-            .unwrap();
+        writer.ask(RequestBody::Push(push(1, 1, 1, 0, &[1, 2, 3])), 0).await.unwrap();
 
         let mut reader = world.client().await;
         reader.clog().await;
         reader.send(sample(2), 0).await.unwrap();
-        world
-            .until(|world| world.table_stat("limiter_sampled") == 2)
-            .await;
+        world.until(|world| world.table_stat("limiter_sampled") == 2).await;
         reader.cut();
-        world
-            .until(|world| world.server_stat("connections") == 1)
-            .await;
+        world.until(|world| world.server_stat("connections") == 1).await;
         assert_eq!(world.table_stat("limiter_sampled"), 0);
         assert_eq!(world.table_stat("pinned_bytes"), 0);
 
@@ -212,13 +180,9 @@ fn a_client_that_leaves_takes_its_waiting_sample_with_it() {
     World::run(4, config(table()), |world| async move {
         let mut client = world.client().await;
         client.send(sample(1), u32::MAX).await.unwrap();
-        world
-            .until(|world| world.table_stat("blocked_samples") > 0)
-            .await;
+        world.until(|world| world.table_stat("blocked_samples") > 0).await;
         drop(client);
-        world
-            .until(|world| world.server_stat("connections") == 0)
-            .await;
+        world.until(|world| world.server_stat("connections") == 0).await;
     });
 }
 
@@ -233,10 +197,7 @@ async fn blocked_writer(world: &World) -> TestClient {
         for sequence in 2.. {
             let first = 5 + 1_000 * (sequence - 2);
             let push = push(1, 1, sequence, first, &[1; 1_000]);
-            client
-                .send(RequestBody::Push(push), u32::MAX)
-                .await
-                .unwrap();
+            client.send(RequestBody::Push(push), u32::MAX).await.unwrap();
         }
     };
     let stalled = async {
@@ -256,19 +217,11 @@ fn a_wide_writer_that_left_without_a_push_makes_room_at_once() {
     World::run(22, config(table()), |world| async move {
         for number in 1..=3 {
             let mut client = world.client().await;
-            let open = OpenWriter {
-                streams: Writers::MAX_STREAMS,
-                ..writer(number)
-            };
+            let open = OpenWriter { streams: Writers::MAX_STREAMS, ..writer(number) };
             let resume = false;
-            client
-                .ask(RequestBody::OpenWriter(OpenOrResume { open, resume }), 0)
-                .await
-                .unwrap();
+            client.ask(RequestBody::OpenWriter(OpenOrResume { open, resume }), 0).await.unwrap();
             drop(client);
-            world
-                .until(|world| world.server_stat("connections") == 0)
-                .await;
+            world.until(|world| world.server_stat("connections") == 0).await;
         }
         let mut client = world.client().await;
         client.open(4).await;
@@ -277,10 +230,7 @@ fn a_wide_writer_that_left_without_a_push_makes_room_at_once() {
 
 #[test]
 fn a_blocked_writer_that_is_gone_frees_its_slot_and_its_memory() {
-    let config = ServerConfig {
-        max_frame_bytes: 4 << 20,
-        ..config(limited_table())
-    };
+    let config = ServerConfig { max_frame_bytes: 4 << 20, ..config(limited_table()) };
     World::run(9, config, |world| async move {
         for killed in [true, false] {
             let client = blocked_writer(&world).await;
@@ -289,20 +239,11 @@ fn a_blocked_writer_that_is_gone_frees_its_slot_and_its_memory() {
                 true => drop(client),
                 false => client.cut(),
             }
-            world
-                .until(|world| world.server_stat("connections") == 0)
-                .await;
+            world.until(|world| world.server_stat("connections") == 0).await;
             assert_eq!(world.receive_bytes(), 0);
             let mut other = world.client().await;
-            other
-                .ask(RequestBody::EmptyTable(EmptyTable(TABLE.into())), 0)
-                .await
-                .unwrap();
-            let close = RequestBody::CloseWriter(CloseWriter {
-                table: TABLE.into(),
-                writer: 1,
-                epoch: 1,
-            });
+            other.ask(RequestBody::EmptyTable(EmptyTable(TABLE.into())), 0).await.unwrap();
+            let close = RequestBody::CloseWriter(CloseWriter { table: TABLE.into(), writer: 1, epoch: 1 });
             other.ask(close, 0).await.unwrap();
             drop(other);
         }
@@ -311,11 +252,7 @@ fn a_blocked_writer_that_is_gone_frees_its_slot_and_its_memory() {
 
 #[test]
 fn a_blocked_writer_that_is_there_waits_as_long_as_it_wants() {
-    let config = ServerConfig {
-        max_frame_bytes: 4 << 20,
-        write_deadline_ms: 300,
-        ..config(limited_table())
-    };
+    let config = ServerConfig { max_frame_bytes: 4 << 20, write_deadline_ms: 300, ..config(limited_table()) };
     World::run(10, config, |world| async move {
         let mut client = blocked_writer(&world).await;
         let mut other = world.client().await;
@@ -338,9 +275,7 @@ fn a_cut_connection_leaves_the_others_alone() {
         let mut other = world.client().await;
         cut.send(sample(1), 60_000).await.unwrap();
         cut.cut();
-        world
-            .until(|world| world.server_stat("connections") == 1)
-            .await;
+        world.until(|world| world.server_stat("connections") == 1).await;
         other.stats().await;
     });
 }

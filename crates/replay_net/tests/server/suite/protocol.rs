@@ -9,9 +9,8 @@ use replay_net::config::ServerConfig;
 use replay_net::framing::write_frame;
 use replay_wire::ErrorCode;
 use replay_wire::{
-    Authenticate, CloseWriter, DescribeTable, DropTable, EmptyTable, GetParameters, NO_REQUEST,
-    Pushed, PutParameters, ReplyBody, Request, RequestBody, Stats, UpdatePriorities,
-    encode_request,
+    Authenticate, CloseWriter, DescribeTable, DropTable, EmptyTable, GetParameters, NO_REQUEST, Pushed, PutParameters,
+    ReplyBody, Request, RequestBody, Stats, UpdatePriorities, encode_request,
 };
 
 use super::*;
@@ -27,10 +26,7 @@ fn what_was_pushed_is_sampled_updated_and_counted() {
         let opened = client.open(5).await;
         assert_eq!((opened.epoch, opened.last_sequence), (1, 0));
         let steps = RequestBody::Push(push(5, 1, 1, 0, &[10, 11, 12]));
-        assert!(matches!(
-            client.ask(steps, 0).await.unwrap(),
-            ReplyBody::Pushed(Pushed { steps: 3 })
-        ));
+        assert!(matches!(client.ask(steps, 0).await.unwrap(), ReplyBody::Pushed(Pushed { steps: 3 })));
         let ReplyBody::Sampled(sampled) = client.ask(sample(32), 0).await.unwrap() else {
             panic!("expected a batch");
         };
@@ -60,43 +56,21 @@ fn what_was_pushed_is_sampled_updated_and_counted() {
 fn tables_and_parameters_are_served() {
     World::run(2, config(table()), |world| async move {
         let mut client = world.client().await;
-        let other = TableConfig {
-            name: "other".into(),
-            ..table()
-        };
-        client
-            .ask(RequestBody::CreateTable(other.clone()), 0)
-            .await
-            .unwrap();
+        let other = TableConfig { name: "other".into(), ..table() };
+        client.ask(RequestBody::CreateTable(other.clone()), 0).await.unwrap();
         let describe = RequestBody::DescribeTable(DescribeTable("other".into()));
         let ReplyBody::Table(described) = client.ask(describe, 0).await.unwrap() else {
             panic!("expected a table");
         };
         assert_eq!(described, other);
-        client
-            .ask(RequestBody::EmptyTable(EmptyTable("other".into())), 0)
-            .await
-            .unwrap();
-        client
-            .ask(RequestBody::DropTable(DropTable("other".into())), 0)
-            .await
-            .unwrap();
-        let gone = client
-            .ask(RequestBody::DescribeTable(DescribeTable("other".into())), 0)
-            .await;
+        client.ask(RequestBody::EmptyTable(EmptyTable("other".into())), 0).await.unwrap();
+        client.ask(RequestBody::DropTable(DropTable("other".into())), 0).await.unwrap();
+        let gone = client.ask(RequestBody::DescribeTable(DescribeTable("other".into())), 0).await;
         assert_eq!(refused(gone).0, ErrorCode::UnknownTable);
 
-        let get = |newer_than| {
-            RequestBody::GetParameters(GetParameters {
-                name: "policy".into(),
-                newer_than,
-                writer: None,
-            })
-        };
-        assert!(matches!(
-            client.ask(get(0), 0).await.unwrap(),
-            ReplyBody::Parameters(None)
-        ));
+        let get =
+            |newer_than| RequestBody::GetParameters(GetParameters { name: "policy".into(), newer_than, writer: None });
+        assert!(matches!(client.ask(get(0), 0).await.unwrap(), ReplyBody::Parameters(None)));
         let put = RequestBody::PutParameters(PutParameters {
             name: "policy".into(),
             version: 0,
@@ -108,10 +82,7 @@ fn tables_and_parameters_are_served() {
             panic!("expected parameters");
         };
         assert_eq!((got.version, got.bytes), (1, safetensors()));
-        assert!(matches!(
-            client.ask(get(1), 0).await.unwrap(),
-            ReplyBody::Parameters(None)
-        ));
+        assert!(matches!(client.ask(get(1), 0).await.unwrap(), ReplyBody::Parameters(None)));
     });
 }
 
@@ -119,27 +90,16 @@ fn tables_and_parameters_are_served() {
 fn the_servers_own_table_wins_over_a_clients() {
     World::run(3, config(table()), |world| async move {
         let mut client = world.client().await;
-        client
-            .ask(RequestBody::CreateTable(table()), 0)
-            .await
-            .unwrap();
-        let other = TableConfig {
-            capacity: 77,
-            ..table()
-        };
+        client.ask(RequestBody::CreateTable(table()), 0).await.unwrap();
+        let other = TableConfig { capacity: 77, ..table() };
         let (code, message) = refused(client.ask(RequestBody::CreateTable(other), 0).await);
         assert_eq!(code, ErrorCode::TableDiffers);
         for part in ["capacity", "10000", "77", "the server's configuration"] {
             assert!(message.contains(part), "{message}");
         }
-        let drop_it = client
-            .ask(RequestBody::DropTable(DropTable(TABLE.into())), 0)
-            .await;
+        let drop_it = client.ask(RequestBody::DropTable(DropTable(TABLE.into())), 0).await;
         assert_eq!(refused(drop_it).0, ErrorCode::Config);
-        client
-            .ask(RequestBody::DescribeTable(DescribeTable(TABLE.into())), 0)
-            .await
-            .unwrap();
+        client.ask(RequestBody::DescribeTable(DescribeTable(TABLE.into())), 0).await.unwrap();
     });
 }
 
@@ -151,14 +111,8 @@ fn a_sample_that_waits_does_not_hold_up_other_requests() {
         // `ask` takes the next reply only when it is its own.
         client.stats().await;
         client.open(1).await;
-        let pushing = client
-            .send(RequestBody::Push(push(1, 1, 1, 0, &[1])), 0)
-            .await
-            .unwrap();
-        let mut replies = [
-            client.receive().await.unwrap().unwrap(),
-            client.receive().await.unwrap().unwrap(),
-        ];
+        let pushing = client.send(RequestBody::Push(push(1, 1, 1, 0, &[1])), 0).await.unwrap();
+        let mut replies = [client.receive().await.unwrap().unwrap(), client.receive().await.unwrap().unwrap()];
         replies.sort_by_key(|reply| reply.id);
         assert_eq!((replies[0].id, replies[1].id), (sampling, pushing));
         assert!(matches!(replies[0].body, ReplyBody::Sampled(_)));
@@ -182,24 +136,15 @@ fn a_request_waits_until_its_deadline_and_no_longer() {
 
 #[test]
 fn a_short_sample_takes_what_there_is_at_its_deadline() {
-    let table = TableConfig {
-        max_times_sampled: 1,
-        ..table()
-    };
+    let table = TableConfig { max_times_sampled: 1, ..table() };
     World::run(6, config(table), |world| async move {
         let mut client = world.client().await;
         client.open(1).await;
-        client
-            .ask(RequestBody::Push(push(1, 1, 1, 0, &[1, 2])), 0)
-            .await
-            .unwrap();
+        client.ask(RequestBody::Push(push(1, 1, 1, 0, &[1, 2])), 0).await.unwrap();
         let RequestBody::Sample(request) = sample(5) else {
             unreachable!("a sample is a sample");
         };
-        let request = SampleRequest {
-            allow_short: true,
-            ..request
-        };
+        let request = SampleRequest { allow_short: true, ..request };
         let deadline = world.now() + Duration::from_millis(300);
         let body = RequestBody::Sample(request);
         let ReplyBody::Sampled(sampled) = client.ask(body, 300).await.unwrap() else {
@@ -220,15 +165,9 @@ fn pushes_of_one_writer_stay_in_order_while_they_wait() {
             let body = RequestBody::Push(push(1, 1, sequence, sequence - 1, &[sequence as i64]));
             ids.push(client.send(body, 60_000).await.unwrap());
         }
-        let close = RequestBody::CloseWriter(CloseWriter {
-            table: TABLE.into(),
-            writer: 1,
-            epoch: 1,
-        });
+        let close = RequestBody::CloseWriter(CloseWriter { table: TABLE.into(), writer: 1, epoch: 1 });
         ids.push(client.send(close, 0).await.unwrap());
-        world
-            .until(|world| world.table_stat("blocked_pushes") > 0)
-            .await;
+        world.until(|world| world.table_stat("blocked_pushes") > 0).await;
         assert_eq!(world.table_stat("steps"), 5);
 
         let mut reader = world.client().await;
@@ -297,18 +236,12 @@ fn bad_frames() -> [(Vec<u8>, ErrorCode); 5] {
 
 #[test]
 fn a_truncated_frame_changes_nothing() {
-    let request = |body| Request {
-        id: 1,
-        deadline_ms: 0,
-        body,
-    };
+    let request = |body| Request { id: 1, deadline_ms: 0, body };
     World::run(10, config(table()), |world| async move {
         let frame = encode_request(&request(RequestBody::Push(push(1, 1, 1, 0, &[1])))).unwrap();
         let mut bytes = Vec::new();
         let mut frame = frame;
-        write_frame(&mut frame, &mut bytes, "a buffer")
-            .await
-            .unwrap();
+        write_frame(&mut frame, &mut bytes, "a buffer").await.unwrap();
         for end in 1..bytes.len() {
             let mut client = world.client().await;
             client.open(end as u64 + 100).await;
@@ -317,9 +250,7 @@ fn a_truncated_frame_changes_nothing() {
             while client.receive().await.is_ok_and(|reply| reply.is_some()) {}
         }
         assert_eq!(world.table_stat("steps"), 0);
-        world
-            .until(|world| world.server_stat("connections") == 0)
-            .await;
+        world.until(|world| world.server_stat("connections") == 0).await;
         world.client().await.stats().await;
     });
 }
@@ -334,9 +265,7 @@ fn a_client_that_has_ended_sending_is_still_answered() {
         assert_eq!(reply.id, id);
         assert!(matches!(reply.body, ReplyBody::Stats(_)));
         assert!(client.receive().await.unwrap().is_none());
-        world
-            .until(|world| world.server_stat("connections") == 0)
-            .await;
+        world.until(|world| world.server_stat("connections") == 0).await;
     });
 }
 
@@ -344,9 +273,7 @@ fn a_client_that_has_ended_sending_is_still_answered() {
 fn a_handshake_in_the_middle_is_an_error_of_its_request() {
     World::run(11, config(table()), |world| async move {
         let mut client = world.client().await;
-        let again = client
-            .ask(RequestBody::Authenticate(Authenticate { proof: None }), 0)
-            .await;
+        let again = client.ask(RequestBody::Authenticate(Authenticate { proof: None }), 0).await;
         assert_eq!(refused(again).0, ErrorCode::Protocol);
         client.stats().await;
     });
@@ -354,17 +281,11 @@ fn a_handshake_in_the_middle_is_an_error_of_its_request() {
 
 #[test]
 fn a_reply_over_the_frame_limit_is_an_error_of_its_request() {
-    let config = ServerConfig {
-        max_frame_bytes: ServerConfig::MIN_FRAME_BYTES,
-        ..config(table())
-    };
+    let config = ServerConfig { max_frame_bytes: ServerConfig::MIN_FRAME_BYTES, ..config(table()) };
     World::run(12, config, |world| async move {
         let mut client = world.client().await;
         client.open(1).await;
-        client
-            .ask(RequestBody::Push(push(1, 1, 1, 0, &[1, 2, 3])), 0)
-            .await
-            .unwrap();
+        client.ask(RequestBody::Push(push(1, 1, 1, 0, &[1, 2, 3])), 0).await.unwrap();
         // The rows alone are too many, then the rows with what is said about each.
         for count in [8_000, 2_000] {
             let (code, message) = refused(client.ask(sample(count), 0).await);
@@ -377,10 +298,7 @@ fn a_reply_over_the_frame_limit_is_an_error_of_its_request() {
 #[test]
 fn a_reply_over_the_frame_limit_takes_no_item_from_a_queue() {
     const ITEMS: u64 = 2_000;
-    let config = ServerConfig {
-        max_frame_bytes: ServerConfig::MIN_FRAME_BYTES,
-        ..config(queue())
-    };
+    let config = ServerConfig { max_frame_bytes: ServerConfig::MIN_FRAME_BYTES, ..config(queue()) };
     World::run(19, config, |world| async move {
         let mut client = world.client().await;
         client.open(1).await;
@@ -402,11 +320,7 @@ fn a_reply_over_the_frame_limit_takes_no_item_from_a_queue() {
 
 #[test]
 fn a_reader_that_does_not_read_is_dropped_and_pins_nothing() {
-    let config = ServerConfig {
-        write_deadline_ms: 1_000,
-        max_frame_bytes: CLOGGABLE,
-        ..config(limited_table())
-    };
+    let config = ServerConfig { write_deadline_ms: 1_000, max_frame_bytes: CLOGGABLE, ..config(limited_table()) };
     World::run(13, config, |world| async move {
         let mut writer = world.client().await;
         writer.open(1).await;
@@ -417,17 +331,11 @@ fn a_reader_that_does_not_read_is_dropped_and_pins_nothing() {
         let mut reader = world.client().await;
         reader.clog().await;
         reader.send(sample(3), 0).await.unwrap();
-        world
-            .until(|world| world.table_stat("limiter_sampled") == 3)
-            .await;
+        world.until(|world| world.table_stat("limiter_sampled") == 3).await;
         let latest = world.now() + Duration::from_secs(1);
-        world
-            .until(|world| world.server_stat("slow_readers_dropped") == 1)
-            .await;
+        world.until(|world| world.server_stat("slow_readers_dropped") == 1).await;
         world.assert_soon_after(latest);
-        world
-            .until(|world| world.table_stat("limiter_sampled") == 0)
-            .await;
+        world.until(|world| world.table_stat("limiter_sampled") == 0).await;
         assert_eq!(world.table_stat("pinned_bytes"), 0);
         writer.stats().await;
     });
@@ -435,10 +343,7 @@ fn a_reader_that_does_not_read_is_dropped_and_pins_nothing() {
 
 #[test]
 fn a_frame_that_stops_in_the_middle_ends_with_its_connection() {
-    let config = ServerConfig {
-        write_deadline_ms: 300,
-        ..config(table())
-    };
+    let config = ServerConfig { write_deadline_ms: 300, ..config(table()) };
     World::run(14, config, |world| async move {
         let mut client = world.client().await;
         assert_eq!(world.receive_bytes(), 0);

@@ -19,10 +19,7 @@ fn blocked_pushes_keep_out_neither_samples_nor_parameters() {
     let config = ServerConfig {
         max_frame_bytes: ServerConfig::MIN_FRAME_BYTES,
         write_deadline_ms: 300,
-        ..config(TableConfig {
-            capacity: 2 * WRITERS * STEPS,
-            ..limited_table()
-        })
+        ..config(TableConfig { capacity: 2 * WRITERS * STEPS, ..limited_table() })
     };
     World::run(15, config, |world| async move {
         // Long pushes of one item each. The sixth is blocked, and one leaves no room for another one.
@@ -83,14 +80,8 @@ fn long_push(table: &str, writer: u64, sequence: u64, first: u64, times: usize) 
 /// Opens a writer of a table over a connection of its own.
 async fn writes_to(world: &World, table: &str, number: u64) -> TestClient {
     let mut client = world.client().await;
-    let open = OpenWriter {
-        table: table.into(),
-        ..writer(number)
-    };
-    let body = RequestBody::OpenWriter(OpenOrResume {
-        open,
-        resume: false,
-    });
+    let open = OpenWriter { table: table.into(), ..writer(number) };
+    let body = RequestBody::OpenWriter(OpenOrResume { open, resume: false });
     client.ask(body, 0).await.unwrap();
     client
 }
@@ -112,11 +103,7 @@ async fn hold_back(world: &World, mut client: TestClient, table: &'static str, w
 fn pushes_that_wait_for_a_table_leave_room_for_another_ones() {
     const WRITERS: u64 = 12;
     const HELD_BACK: [&str; 3] = ["first", "second", "third"];
-    let blocked = |name: &str| TableConfig {
-        name: name.into(),
-        capacity: 100_000,
-        ..limited_table()
-    };
+    let blocked = |name: &str| TableConfig { name: name.into(), capacity: 100_000, ..limited_table() };
     let config = ServerConfig {
         max_frame_bytes: 1 << 20,
         tables: [&HELD_BACK.map(blocked)[..], &[table()]].concat(),
@@ -142,10 +129,7 @@ fn pushes_that_wait_for_a_table_leave_room_for_another_ones() {
         // Writers of a free table, also over a connection with writers of several tables.
         let mut free = writes_to(&world, TABLE, 1_000).await;
         let mut several = writes_to(&world, "first", 2_000).await;
-        let body = RequestBody::OpenWriter(OpenOrResume {
-            open: writer(2_001),
-            resume: false,
-        });
+        let body = RequestBody::OpenWriter(OpenOrResume { open: writer(2_001), resume: false });
         several.ask(body, 0).await.unwrap();
         for sequence in 1..=5 {
             let first = 4_000 * (sequence - 1);
@@ -161,17 +145,11 @@ fn pushes_that_wait_for_a_table_leave_room_for_another_ones() {
 
 #[test]
 fn a_connection_holds_only_so_much_of_the_room_for_pushes() {
-    let config = ServerConfig {
-        max_frame_bytes: 4 << 20,
-        ..config(limited_table())
-    };
+    let config = ServerConfig { max_frame_bytes: 4 << 20, ..config(limited_table()) };
     World::run(17, config, |world| async move {
         let mut client = world.client().await;
         client.open(1).await;
-        client
-            .ask(RequestBody::Push(push(1, 1, 1, 0, &[1; 5])), 0)
-            .await
-            .unwrap();
+        client.ask(RequestBody::Push(push(1, 1, 1, 0, &[1; 5])), 0).await.unwrap();
         world.spawn(async move {
             for sequence in 2..60 {
                 let first = 5 + 1_000 * (sequence - 2);
@@ -193,10 +171,7 @@ fn a_connection_holds_only_so_much_of_the_room_for_pushes() {
 
 #[test]
 fn a_writer_whose_push_is_not_read_yet_is_not_idle() {
-    let config = ServerConfig {
-        max_frame_bytes: ServerConfig::MIN_FRAME_BYTES,
-        ..config(table())
-    };
+    let config = ServerConfig { max_frame_bytes: ServerConfig::MIN_FRAME_BYTES, ..config(table()) };
     World::run(55, config, |world| async move {
         let long = [8u32.to_le_bytes(), 60_000u32.to_le_bytes()].concat();
         let mut first = world.client().await;
@@ -211,10 +186,7 @@ fn a_writer_whose_push_is_not_read_yet_is_not_idle() {
         assert!(matches!(reply.body, ReplyBody::Waiting(_)));
 
         let table = world.memory.table(TABLE).unwrap();
-        let newcomer = OpenWriter {
-            streams: Writers::MAX_STREAMS,
-            ..writer(3)
-        };
+        let newcomer = OpenWriter { streams: Writers::MAX_STREAMS, ..writer(3) };
         let begun = Instant::now();
         let open = || table.open_writer_at(&newcomer, begun + 1_000 * Writers::IDLE);
         let (code, message) = refused(open().map_err(Error::from));

@@ -5,9 +5,7 @@ use replay_core::replay::{ChunkHead, NewItem, OpenWriter, Push, PushBody, Sample
 use replay_core::schema::{Codec, Column, Dtype, TableConfig, flags};
 use replay_net::config::ServerConfig;
 use replay_wire::ErrorCode;
-use replay_wire::{
-    DropTable, EmptyTable, GetParameters, OpenOrResume, PutParameters, ReplyBody, RequestBody,
-};
+use replay_wire::{DropTable, EmptyTable, GetParameters, OpenOrResume, PutParameters, ReplyBody, RequestBody};
 
 use super::*;
 
@@ -32,11 +30,9 @@ pub(super) const BOTH: [Ask; 2] = [Ask::Parameters, Ask::Sample];
 impl Ask {
     pub(super) fn body(self) -> RequestBody {
         match self {
-            Ask::Parameters => RequestBody::GetParameters(GetParameters {
-                name: "large".into(),
-                newer_than: 0,
-                writer: None,
-            }),
+            Ask::Parameters => {
+                RequestBody::GetParameters(GetParameters { name: "large".into(), newer_than: 0, writer: None })
+            }
             Ask::Sample => RequestBody::Sample(SampleRequest {
                 table: TABLE.into(),
                 count: 450,
@@ -72,28 +68,15 @@ pub(super) fn limited() -> ServerConfig {
 /// Puts what both ask for.
 pub(super) async fn fill(world: &World) {
     let mut client = world.client().await;
-    let open = OpenWriter {
-        window_before: BEFORE,
-        ..writer(9)
-    };
-    let open = RequestBody::OpenWriter(OpenOrResume {
-        open,
-        resume: false,
-    });
+    let open = OpenWriter { window_before: BEFORE, ..writer(9) };
+    let open = RequestBody::OpenWriter(OpenOrResume { open, resume: false });
     client.ask(open, 0).await.unwrap();
     let mut long = push(9, 1, 1, 0, &[1; BEFORE as usize + 1]);
     let last = long.body.items.pop().unwrap();
-    long.body.items = vec![NewItem {
-        before: BEFORE,
-        ..last
-    }];
+    long.body.items = vec![NewItem { before: BEFORE, ..last }];
     client.ask(RequestBody::Push(long), 0).await.unwrap();
-    let put = RequestBody::PutParameters(PutParameters {
-        name: "large".into(),
-        version: 0,
-        id: 0,
-        bytes: parameters(LARGE),
-    });
+    let put =
+        RequestBody::PutParameters(PutParameters { name: "large".into(), version: 0, id: 0, bytes: parameters(LARGE) });
     client.ask(put, 0).await.unwrap();
 }
 
@@ -123,9 +106,7 @@ fn one_connection_leaves_only_so_many_replies_unread() {
         World::run(21, limited(), move |world| async move {
             fill(&world).await;
             let mut reader = slow_readers(&world, ask, 1).await.remove(0);
-            world
-                .until(|world| world.reply_bytes() > LARGE as u64)
-                .await;
+            world.until(|world| world.reply_bytes() > LARGE as u64).await;
             let mut other = world.client().await;
             for _ in 0..100 {
                 // Where there was time for these, there was time for more replies.
@@ -147,27 +128,18 @@ fn one_connection_leaves_only_so_many_replies_unread() {
 fn a_repeated_sample_that_waits_for_room_stays_on_its_table() {
     World::simulated(24, limited(), |world, _| async move {
         fill(&world).await;
-        let second = TableConfig {
-            name: "second".into(),
-            ..table()
-        };
+        let second = TableConfig { name: "second".into(), ..table() };
         let mut other = world.client().await;
         let create = RequestBody::CreateTable(second);
         other.ask(create.clone(), 0).await.unwrap();
         let mut reader = world.client().await;
         let parameters = Ask::Parameters.body();
         reader.send(parameters, u32::MAX).await.unwrap();
-        world
-            .until(|world| world.reply_bytes() > LARGE as u64)
-            .await;
+        world.until(|world| world.reply_bytes() > LARGE as u64).await;
         let RequestBody::Sample(sample) = Ask::Sample.body() else {
             unreachable!("a sample is a sample");
         };
-        let sample = RequestBody::Sample(SampleRequest {
-            table: "second".into(),
-            repeated: true,
-            ..sample
-        });
+        let sample = RequestBody::Sample(SampleRequest { table: "second".into(), repeated: true, ..sample });
         reader.send(sample, 2_000).await.unwrap();
         for _ in 0..100 {
             other.stats().await;
@@ -190,9 +162,7 @@ fn all_connections_leave_only_so_many_replies_unread() {
     World::simulated(22, limited(), |world, _| async move {
         fill(&world).await;
         let mut readers = slow_readers(&world, Ask::Sample, 4).await;
-        world
-            .until(|world| world.reply_bytes() >= UNREAD * LARGE as u64)
-            .await;
+        world.until(|world| world.reply_bytes() >= UNREAD * LARGE as u64).await;
         let mut other = world.client().await;
         for _ in 0..100 {
             other.stats().await;
@@ -208,22 +178,13 @@ fn all_connections_leave_only_so_many_replies_unread() {
         other.open(1).await;
         let mut without_items = push(1, 1, 1, 0, &[1]);
         without_items.body.items.clear();
-        other
-            .ask(RequestBody::Push(without_items), 0)
-            .await
-            .unwrap();
+        other.ask(RequestBody::Push(without_items), 0).await.unwrap();
         // Nothing is newer, and an empty reply needs no room.
-        let newer = RequestBody::GetParameters(GetParameters {
-            name: "large".into(),
-            newer_than: 1,
-            writer: None,
-        });
+        let newer = RequestBody::GetParameters(GetParameters { name: "large".into(), newer_than: 1, writer: None });
         other.ask(newer, 0).await.unwrap();
         // A waiting client gets its reply when the others have read their replies.
         other.send(Ask::Sample.body(), u32::MAX).await.unwrap();
-        let reading = readers
-            .iter_mut()
-            .map(|reader| read_all(reader, Ask::Sample));
+        let reading = readers.iter_mut().map(|reader| read_all(reader, Ask::Sample));
         futures_util::future::join_all(reading).await;
         let reply = other.receive().await.unwrap().unwrap();
         assert!(Ask::Sample.is_answered_by(&reply.body));
@@ -247,9 +208,7 @@ fn a_version_of_parameters_counts_once_for_all_its_readers() {
             let reply = other.ask(also.body(), 0).await.unwrap();
             assert!(also.is_answered_by(&reply));
         }
-        let reading = readers
-            .iter_mut()
-            .map(|reader| read_all(reader, Ask::Parameters));
+        let reading = readers.iter_mut().map(|reader| read_all(reader, Ask::Parameters));
         futures_util::future::join_all(reading).await;
         world.until(|world| world.reply_bytes() == 0).await;
     });
@@ -260,17 +219,9 @@ const BLOB: usize = 1 << 20;
 
 /// A table that no configuration keeps. Its samples are slices of what was pushed, and count for its items.
 fn blobs() -> TableConfig {
-    let frame = Column {
-        name: "frame".into(),
-        dtype: Dtype::Uint8,
-        shape: vec![BLOB as u32],
-        codec: Codec::Lz4,
-        finite: true,
-    };
-    TableConfig {
-        max_times_sampled: 1_000,
-        ..TableConfig::new("blobs", vec![frame], 10)
-    }
+    let frame =
+        Column { name: "frame".into(), dtype: Dtype::Uint8, shape: vec![BLOB as u32], codec: Codec::Lz4, finite: true };
+    TableConfig { max_times_sampled: 1_000, ..TableConfig::new("blobs", vec![frame], 10) }
 }
 
 fn blob() -> Vec<u8> {
@@ -279,32 +230,17 @@ fn blob() -> Vec<u8> {
 
 /// One step with an item.
 async fn fill_blobs(client: &mut TestClient) {
-    client
-        .ask(RequestBody::CreateTable(blobs()), 0)
-        .await
-        .unwrap();
+    client.ask(RequestBody::CreateTable(blobs()), 0).await.unwrap();
     let table = || "blobs".to_owned();
-    let open = OpenWriter {
-        table: table(),
-        ..writer(1)
-    };
-    let open = RequestBody::OpenWriter(OpenOrResume {
-        open,
-        resume: false,
-    });
+    let open = OpenWriter { table: table(), ..writer(1) };
+    let open = RequestBody::OpenWriter(OpenOrResume { open, resume: false });
     client.ask(open, 0).await.unwrap();
     let mut payload = vec![flags::FIRST];
     payload.extend((BLOB as u32).to_le_bytes());
     payload.extend(blob());
-    let mut push = Push {
-        table: table(),
-        ..push(1, 1, 1, 0, &[1])
-    };
+    let mut push = Push { table: table(), ..push(1, 1, 1, 0, &[1]) };
     push.body = PushBody {
-        chunks: vec![ChunkHead {
-            bytes: payload.len() as u32,
-            ..push.body.chunks[0]
-        }],
+        chunks: vec![ChunkHead { bytes: payload.len() as u32, ..push.body.chunks[0] }],
         payload: Bytes::from(payload),
         ..push.body
     };
@@ -324,9 +260,7 @@ fn a_table_that_goes_leaves_unread_samples_whole_and_then_gives_its_memory_back(
         World::run(24, config.clone(), move |world| async move {
             let held = |world: &World| match dropped {
                 true => world.stats()["reserved_bytes"].as_u64().unwrap(),
-                false => world.stats()["tables"]["blobs"]["bytes"]
-                    .as_u64()
-                    .unwrap_or(0),
+                false => world.stats()["tables"]["blobs"]["bytes"].as_u64().unwrap_or(0),
             };
             let before = held(&world);
             let mut owner = world.client().await;
@@ -338,16 +272,11 @@ fn a_table_that_goes_leaves_unread_samples_whole_and_then_gives_its_memory_back(
                 let RequestBody::Sample(request) = sample(COUNT) else {
                     unreachable!("a sample is a sample");
                 };
-                let request = SampleRequest {
-                    table: "blobs".into(),
-                    ..request
-                };
+                let request = SampleRequest { table: "blobs".into(), ..request };
                 reader.send(RequestBody::Sample(request), 0).await.unwrap();
             }
             let sampled = SAMPLES as u64 * u64::from(COUNT);
-            world
-                .until(|world| world.stats()["tables"]["blobs"]["sampled_items"] == sampled)
-                .await;
+            world.until(|world| world.stats()["tables"]["blobs"]["sampled_items"] == sampled).await;
             let go = match dropped {
                 true => RequestBody::DropTable(DropTable("blobs".into())),
                 false => RequestBody::EmptyTable(EmptyTable("blobs".into())),
@@ -363,9 +292,7 @@ fn a_table_that_goes_leaves_unread_samples_whole_and_then_gives_its_memory_back(
                 let bytes: Vec<u8> = sampled.blobs.concat();
                 assert!(bytes == blob().repeat(COUNT as usize));
             }
-            world
-                .until(|world| world.reply_bytes() == 0 && held(world) == before)
-                .await;
+            world.until(|world| world.reply_bytes() == 0 && held(world) == before).await;
         });
     }
 }

@@ -6,8 +6,8 @@ use replay_net::config::ServerConfig;
 use replay_wire::ErrorCode;
 use replay_wire::auth::Secret;
 use replay_wire::{
-    DescribeTable, DropParameters, DropTable, EmptyTable, Extension, GetParameters, List,
-    PutParameters, ReportCorrupt, RequestBody, Stats, UpdatePriorities,
+    DescribeTable, DropParameters, DropTable, EmptyTable, Extension, GetParameters, List, PutParameters, ReportCorrupt,
+    RequestBody, Stats, UpdatePriorities,
 };
 
 use super::*;
@@ -19,27 +19,17 @@ pub(super) const ACTOR: &str = "token of the actors";
 /// The server, with a token for each role.
 pub(super) fn with_roles(config: ServerConfig) -> ServerConfig {
     let secret = |token: &str| Some(Secret(token.to_owned()));
-    ServerConfig {
-        token: secret(OPERATOR),
-        learner_token: secret(LEARNER),
-        actor_token: secret(ACTOR),
-        ..config
-    }
+    ServerConfig { token: secret(OPERATOR), learner_token: secret(LEARNER), actor_token: secret(ACTOR), ..config }
 }
 
 /// A client with the token of a role.
 pub(super) async fn as_role(world: &World, token: &str) -> TestClient {
-    TestClient::welcome(world.connect().await, Some(token))
-        .await
-        .unwrap()
+    TestClient::welcome(world.connect().await, Some(token)).await.unwrap()
 }
 
 /// Another table.
 fn other(name: &str) -> TableConfig {
-    TableConfig {
-        name: name.into(),
-        ..table()
-    }
+    TableConfig { name: name.into(), ..table() }
 }
 
 /// The first id of a sample.
@@ -57,13 +47,7 @@ fn each_role_may_make_its_requests_and_no_others() {
         actor.open(1).await;
         let pushed = RequestBody::Push(push(1, 1, 1, 0, &[1, 2, 3]));
         actor.ask(pushed, 0).await.unwrap();
-        let get = || {
-            RequestBody::GetParameters(GetParameters {
-                name: "policy".into(),
-                newer_than: 0,
-                writer: None,
-            })
-        };
+        let get = || RequestBody::GetParameters(GetParameters { name: "policy".into(), newer_than: 0, writer: None });
         let of_actors = || {
             [
                 RequestBody::DescribeTable(DescribeTable(TABLE.into())),
@@ -91,16 +75,8 @@ fn each_role_may_make_its_requests_and_no_others() {
                     name: "policy".into(),
                     bytes: parameters(8),
                 }),
-                RequestBody::ReadSteps(ReadSteps {
-                    table: TABLE.into(),
-                    from: ReadPosition::default(),
-                    bytes: 1,
-                }),
-                RequestBody::ReportCorrupt(ReportCorrupt {
-                    table: TABLE.into(),
-                    id,
-                    reason: "does not decode".into(),
-                }),
+                RequestBody::ReadSteps(ReadSteps { table: TABLE.into(), from: ReadPosition::default(), bytes: 1 }),
+                RequestBody::ReportCorrupt(ReportCorrupt { table: TABLE.into(), id, reason: "does not decode".into() }),
             ]
         };
         let of_operators = || {
@@ -151,12 +127,7 @@ fn each_role_may_make_its_requests_and_no_others() {
 #[test]
 fn extensions_are_for_learners() {
     World::run(51, with_roles(config(table())), |world| async move {
-        let join = || {
-            RequestBody::CallExtension(Extension {
-                name: "adder".into(),
-                message: "1".into(),
-            })
-        };
+        let join = || RequestBody::CallExtension(Extension { name: "adder".into(), message: "1".into() });
         for (token, expected) in [
             (ACTOR, ErrorCode::Forbidden),
             // This server has none.
@@ -172,10 +143,7 @@ fn extensions_are_for_learners() {
 fn an_actor_hears_of_a_table_that_differs() {
     World::run(52, with_roles(config(table())), |world| async move {
         let mut actor = as_role(&world, ACTOR).await;
-        let wider = TableConfig {
-            capacity: 7,
-            ..table()
-        };
+        let wider = TableConfig { capacity: 7, ..table() };
         let reply = actor.ask(RequestBody::CreateTable(wider), 0).await;
         assert_eq!(refused(reply).0, ErrorCode::TableDiffers);
     });
@@ -183,10 +151,7 @@ fn an_actor_hears_of_a_table_that_differs() {
 
 #[test]
 fn without_the_operators_token_a_token_is_still_needed() {
-    let config = ServerConfig {
-        token: None,
-        ..with_roles(config(table()))
-    };
+    let config = ServerConfig { token: None, ..with_roles(config(table())) };
     World::run(53, config, |world| async move {
         as_role(&world, LEARNER).await.stats().await;
         for token in [None, Some(OPERATOR)] {

@@ -16,9 +16,7 @@ fn who_waits_is_sent_away_and_who_was_served_keeps_the_reply() {
             let mut writing = world.client().await;
             writing.open(1).await;
             waiting.send(sample(1), 600_000).await.unwrap();
-            world
-                .until(|world| world.table_stat("blocked_samples") > 0)
-                .await;
+            world.until(|world| world.table_stat("blocked_samples") > 0).await;
             // Applied, and its reply is on the way.
             world.slow_down();
             let body = RequestBody::Push(push(1, 1, 1, 0, &[1]));
@@ -27,10 +25,7 @@ fn who_waits_is_sent_away_and_who_was_served_keeps_the_reply() {
             world.server.shut_down();
 
             let pushed = writing.receive().await.unwrap().unwrap();
-            assert!(matches!(
-                pushed.body,
-                ReplyBody::Pushed(Pushed { steps: 1 })
-            ));
+            assert!(matches!(pushed.body, ReplyBody::Pushed(Pushed { steps: 1 })));
             assert!(writing.receive().await.unwrap().is_none());
             let reply = waiting.receive().await.unwrap().unwrap();
             // The push that came before the end may have let the sample through.
@@ -82,9 +77,7 @@ fn nobody_is_accepted_after_the_end_has_begun() {
 fn a_handshake_does_not_hold_up_the_end() {
     World::run(5, config(table()), |world| async move {
         let mut silent = TestClient::new(world.connect().await);
-        world
-            .until(|world| world.server_stat("connections") == 1)
-            .await;
+        world.until(|world| world.server_stat("connections") == 1).await;
         let start = world.now();
         world.server.shut_down();
         assert!(silent.receive().await.unwrap().is_none());
@@ -103,14 +96,10 @@ fn a_client_that_does_not_read_cannot_hold_up_the_end() {
     World::run(3, config, |world| async move {
         let mut client = world.client().await;
         client.clog().await;
-        world
-            .until(|world| world.server_stat("requests") == 1 + CLOGGING)
-            .await;
+        world.until(|world| world.server_stat("requests") == 1 + CLOGGING).await;
         let deadline = world.now() + Duration::from_millis(300);
         world.server.shut_down();
-        world
-            .until(|world| world.server_stat("connections") == 0)
-            .await;
+        world.until(|world| world.server_stat("connections") == 0).await;
         assert!(world.now() >= deadline);
         world.assert_soon_after(deadline);
     });

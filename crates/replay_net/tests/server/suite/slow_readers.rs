@@ -18,10 +18,7 @@ const PATIENT_MS: u32 = 30_000;
 
 /// The server that [`limited`] makes, with a token for each role, each of which may leave [`UNREAD`] replies.
 fn limited_roles() -> ServerConfig {
-    ServerConfig {
-        reply_bytes: 3 * UNREAD * LARGE as u64,
-        ..with_roles(limited())
-    }
+    ServerConfig { reply_bytes: 3 * UNREAD * LARGE as u64, ..with_roles(limited()) }
 }
 
 /// Asks until `times` batches came, each in time; by a simulated clock in `longest`.
@@ -43,10 +40,7 @@ fn actors_that_read_no_parameters_hold_up_no_learner() {
         for _ in 0..60 {
             let mut attacker = as_role(&world, ACTOR).await;
             for _ in 0..ASKED {
-                attacker
-                    .send(Ask::Parameters.body(), u32::MAX)
-                    .await
-                    .unwrap();
+                attacker.send(Ask::Parameters.body(), u32::MAX).await.unwrap();
             }
             attackers.push(attacker);
         }
@@ -63,10 +57,7 @@ fn actors_that_read_no_parameters_hold_up_no_learner() {
             learner.ask(put, PATIENT_MS).await.unwrap();
             sample_beside(&world, &mut learner, 1, Duration::ZERO).await;
             let mut attacker = as_role(&world, ACTOR).await;
-            attacker
-                .send(Ask::Parameters.body(), u32::MAX)
-                .await
-                .unwrap();
+            attacker.send(Ask::Parameters.body(), u32::MAX).await.unwrap();
             attackers.push(attacker);
         }
         let mut actor = as_role(&world, ACTOR).await;
@@ -92,9 +83,7 @@ fn learners_that_read_no_samples_are_dropped_for_one_that_does() {
                 }
                 attackers.push(attacker);
             }
-            world
-                .until(|world| world.reply_bytes() >= UNREAD * LARGE as u64)
-                .await;
+            world.until(|world| world.reply_bytes() >= UNREAD * LARGE as u64).await;
             // Four times: there is room for three.
             sample_beside(&world, &mut learner, 5, 4 * STALLED).await;
             let dropped = world.server_stat("slow_readers_dropped");
@@ -106,11 +95,7 @@ fn learners_that_read_no_samples_are_dropped_for_one_that_does() {
 /// By a simulated clock: a busy machine may stand still for longer than a reader may.
 #[test]
 fn a_reader_that_is_slow_and_reads_is_not_dropped() {
-    let config = ServerConfig {
-        reply_bytes: LARGE as u64,
-        write_deadline_ms: 30_000,
-        ..limited()
-    };
+    let config = ServerConfig { reply_bytes: LARGE as u64, write_deadline_ms: 30_000, ..limited() };
     World::simulated(28, config, |world, network| async move {
         fill(&world).await;
         // 64 KiB at a time: a reply takes about ten seconds.
@@ -118,9 +103,7 @@ fn a_reader_that_is_slow_and_reads_is_not_dropped() {
         network.set_delay(delay..=delay);
         let mut slow = world.client().await;
         slow.send(Ask::Sample.body(), u32::MAX).await.unwrap();
-        world
-            .until(|world| world.reply_bytes() > LARGE as u64)
-            .await;
+        world.until(|world| world.reply_bytes() > LARGE as u64).await;
         let begun = world.now();
         let mut other = world.client().await;
         other.send(Ask::Sample.body(), u32::MAX).await.unwrap();
@@ -136,11 +119,7 @@ fn a_reader_that_is_slow_and_reads_is_not_dropped() {
 /// A client that takes a little now and then, too little to have read its reply in time.
 #[test]
 fn a_reader_that_trickles_is_dropped_for_one_that_reads() {
-    let config = ServerConfig {
-        reply_bytes: LARGE as u64,
-        write_deadline_ms: 30_000,
-        ..limited()
-    };
+    let config = ServerConfig { reply_bytes: LARGE as u64, write_deadline_ms: 30_000, ..limited() };
     World::simulated(29, config, |world, network| async move {
         fill(&world).await;
         // Some kilobytes a second.
@@ -152,9 +131,7 @@ fn a_reader_that_trickles_is_dropped_for_one_that_reads() {
             // An error is the end of the connection.
             let _ = trickling.receive().await;
         });
-        world
-            .until(|world| world.reply_bytes() > LARGE as u64)
-            .await;
+        world.until(|world| world.reply_bytes() > LARGE as u64).await;
         let mut other = world.client().await;
         sample_beside(&world, &mut other, 1, 2 * STALLED).await;
         assert_eq!(world.server_stat("slow_readers_dropped"), 1);
@@ -166,22 +143,13 @@ fn statistics_that_nobody_reads_hold_up_nobody_and_are_limited() {
     const CLIENTS: u64 = 30;
     /// Unread bytes of a connection up to which its reports are made even without room.
     const SMALL: u64 = 64 << 10;
-    let config = ServerConfig {
-        reply_bytes: 3 * 8 * SMALL,
-        ..limited_roles()
-    };
+    let config = ServerConfig { reply_bytes: 3 * 8 * SMALL, ..limited_roles() };
     World::simulated(30, config, |world, network| async move {
         fill(&world).await;
         for number in 101..=200 {
             // Each has its part of the report.
-            let open = OpenWriter {
-                name: "a writer with a long name".repeat(4),
-                ..writer(number)
-            };
-            let open = RequestBody::OpenWriter(OpenOrResume {
-                open,
-                resume: false,
-            });
+            let open = OpenWriter { name: "a writer with a long name".repeat(4), ..writer(number) };
+            let open = RequestBody::OpenWriter(OpenOrResume { open, resume: false });
             world.client().await.ask(open, 0).await.unwrap();
         }
         network.set_buffer(4 << 10);
@@ -189,16 +157,11 @@ fn statistics_that_nobody_reads_hold_up_nobody_and_are_limited() {
         for _ in 0..CLIENTS {
             let mut attacker = as_role(&world, ACTOR).await;
             for _ in 0..60 {
-                attacker
-                    .send(RequestBody::Stats(Stats), u32::MAX)
-                    .await
-                    .unwrap();
+                attacker.send(RequestBody::Stats(Stats), u32::MAX).await.unwrap();
             }
             attackers.push(attacker);
         }
-        world
-            .until(|world| world.reply_bytes() >= CLIENTS * SMALL)
-            .await;
+        world.until(|world| world.reply_bytes() >= CLIENTS * SMALL).await;
         network.set_buffer(64 << 10);
         let mut learner = as_role(&world, LEARNER).await;
         sample_beside(&world, &mut learner, 3, Duration::from_secs(1)).await;
@@ -221,13 +184,9 @@ fn a_reader_that_leaves_gives_the_memory_of_its_replies_back() {
                 Ask::Parameters => 1,
                 Ask::Sample => UNREAD,
             };
-            world
-                .until(|world| world.reply_bytes() >= unread * LARGE as u64)
-                .await;
+            world.until(|world| world.reply_bytes() >= unread * LARGE as u64).await;
             drop(readers);
-            world
-                .until(|world| world.server_stat("connections") == 0 && world.reply_bytes() == 0)
-                .await;
+            world.until(|world| world.server_stat("connections") == 0 && world.reply_bytes() == 0).await;
             let reply = world.client().await.ask(ask.body(), 0).await.unwrap();
             assert!(ask.is_answered_by(&reply));
         });

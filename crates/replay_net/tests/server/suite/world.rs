@@ -43,10 +43,7 @@ pub struct Connection {
 impl From<SimStream> for Connection {
     fn from(stream: SimStream) -> Self {
         let link = stream.link();
-        Connection {
-            stream: Box::new(stream),
-            cut: Box::new(move || link.cut()),
-        }
+        Connection { stream: Box::new(stream), cut: Box::new(move || link.cut()) }
     }
 }
 
@@ -70,11 +67,7 @@ pub struct World {
 impl World {
     /// Runs `test` beside a server on each network there is: the simulated one, whose choices follow from `seed`, and
     /// the kernel's sockets; or F-Stack's alone, in the processes that are started for it.
-    pub fn run<F: Future<Output = ()> + 'static>(
-        seed: u64,
-        config: ServerConfig,
-        test: impl Fn(World) -> F,
-    ) {
+    pub fn run<F: Future<Output = ()> + 'static>(seed: u64, config: ServerConfig, test: impl Fn(World) -> F) {
         if !goes_through_fstack() {
             World::simulated(seed, config.clone(), |world, _| test(world));
         }
@@ -105,15 +98,10 @@ impl World {
         sim.run(test(world, stack));
     }
 
-    fn over_sockets<F: Future<Output = ()> + 'static>(
-        config: ServerConfig,
-        test: impl FnOnce(World) -> F,
-    ) {
+    fn over_sockets<F: Future<Output = ()> + 'static>(config: ServerConfig, test: impl FnOnce(World) -> F) {
         eprintln!("over sockets");
-        let config = with_sockets_under_test(ServerConfig {
-            listen: vec![any_port("innet").parse().unwrap()],
-            ..config
-        });
+        let config =
+            with_sockets_under_test(ServerConfig { listen: vec![any_port("innet").parse().unwrap()], ..config });
         let memory = memory(&config, None);
         let running = Server::start(&config, memory.clone()).unwrap();
         let world = World {
@@ -123,18 +111,11 @@ impl World {
             address: running.addresses()[0].clone(),
             network: Network::Sockets,
         };
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         // Its tasks go before the server, which would wait for their connections.
         let tasks = LocalSet::new();
         let test = test(world);
-        tasks
-            .block_on(&runtime, async {
-                tokio::time::timeout(PATIENCE, test).await
-            })
-            .expect("the test ends");
+        tasks.block_on(&runtime, async { tokio::time::timeout(PATIENCE, test).await }).expect("the test ends");
     }
 
     /// A connection that has said nothing yet.
@@ -165,9 +146,7 @@ impl World {
 
     /// A client that was made welcome.
     pub async fn client(&self) -> TestClient {
-        TestClient::welcome(self.connect().await, self.token.as_deref())
-            .await
-            .unwrap()
+        TestClient::welcome(self.connect().await, self.token.as_deref()).await.unwrap()
     }
 
     /// The time by this network's clock.
@@ -247,10 +226,7 @@ impl World {
 }
 
 fn memory(config: &ServerConfig, seed: Option<u64>) -> Arc<Memory> {
-    Memory::new(MemoryLimits {
-        seed,
-        ..config.memory_limits()
-    })
+    Memory::new(MemoryLimits { seed, ..config.memory_limits() })
 }
 
 fn operator_token(config: &ServerConfig) -> Option<String> {
