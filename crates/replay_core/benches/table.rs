@@ -96,16 +96,7 @@ fn filled() -> Arc<Table> {
 static TABLE: LazyLock<Arc<Table>> = LazyLock::new(filled);
 
 fn sample(before: u16) -> Sampled {
-    let request = SampleRequest {
-        table: "t".into(),
-        count: BATCH,
-        before,
-        after: 0,
-        allow_short: false,
-        min_probability: false,
-        part: None,
-        repeated: false,
-    };
+    let request = SampleRequest { table: "t".into(), count: BATCH, before, ..SampleRequest::default() };
     match TABLE.try_sample(&request, false, &mut Turn::default()).expect("items to sample") {
         Attempt::Ready(sampled) => sampled,
         Attempt::Blocked(waits) => unreachable!("nothing limits the sample: {waits}"),

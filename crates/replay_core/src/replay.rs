@@ -109,7 +109,7 @@ pub struct Push {
 }
 
 /// A request for a batch of samples.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SampleRequest {
     /// The table.
     pub table: String,
@@ -162,10 +162,7 @@ impl SampleRequest {
             count,
             before: view.before(),
             after: view.after(),
-            allow_short: false,
-            min_probability: false,
-            part: None,
-            repeated: false,
+            ..SampleRequest::default()
         }
     }
 }

@@ -352,16 +352,7 @@ fn learn(job: &Job, counts: &Counts, index: usize) {
 }
 
 fn learn_from(job: &Job, counts: &Counts, client: &dyn Replay<Error>, index: usize) -> Result<()> {
-    let request = SampleRequest {
-        table: TABLE.into(),
-        count: job.batch,
-        before: 0,
-        after: 0,
-        allow_short: false,
-        min_probability: false,
-        part: None,
-        repeated: false,
-    };
+    let request = SampleRequest { table: TABLE.into(), count: job.batch, ..SampleRequest::default() };
     let mut channel = client.sampler(request, 0)?;
     let mut updates = client.updates()?.ok_or(Error::Closed("updates"))?;
     let mut next = host::now();

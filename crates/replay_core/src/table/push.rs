@@ -282,16 +282,7 @@ mod tests {
             assert_eq!(table.stats()["panics"], 1);
 
             refused(table.try_push(&push(5, None), &mut Turn::default()));
-            let request = SampleRequest {
-                table: "t".into(),
-                count: 1,
-                before: 0,
-                after: 0,
-                allow_short: false,
-                min_probability: false,
-                part: None,
-                repeated: false,
-            };
+            let request = SampleRequest { table: "t".into(), count: 1, ..SampleRequest::default() };
             refused(table.try_sample(&request, false, &mut Turn::default()));
             refused(table.update_priorities(&[], &[]));
             refused(table.open_writer(&open));

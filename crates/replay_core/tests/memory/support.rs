@@ -183,16 +183,7 @@ pub fn open(writer: u64) -> OpenWriter {
 }
 
 pub fn request(count: u32) -> SampleRequest {
-    SampleRequest {
-        table: "t".into(),
-        count,
-        before: 0,
-        after: 0,
-        allow_short: false,
-        min_probability: false,
-        part: None,
-        repeated: false,
-    }
+    SampleRequest { table: "t".into(), count, ..SampleRequest::default() }
 }
 
 /// A batch, delivered where samples end items.

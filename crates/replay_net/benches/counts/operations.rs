@@ -98,10 +98,7 @@ impl Fixture<'_> {
             count: BATCH as u32,
             before: view.before(),
             after: view.after(),
-            allow_short: false,
-            min_probability: false,
-            part: None,
-            repeated: false,
+            ..SampleRequest::default()
         };
         let replay = self.replay;
         let mut ids = Vec::new();

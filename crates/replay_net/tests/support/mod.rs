@@ -212,16 +212,7 @@ fn frame(number: u64) -> [u8; FRAME] {
 
 /// A sample of single steps.
 pub fn sample_request(table: &str, count: u32) -> SampleRequest {
-    SampleRequest {
-        table: table.into(),
-        count,
-        before: 0,
-        after: 0,
-        allow_short: false,
-        min_probability: false,
-        part: None,
-        repeated: false,
-    }
+    SampleRequest { table: table.into(), count, ..SampleRequest::default() }
 }
 
 /// The step numbers of a batch, after every byte of it is checked.

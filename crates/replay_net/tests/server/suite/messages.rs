@@ -62,16 +62,7 @@ pub fn push(writer: u64, epoch: u32, sequence: u64, first_step: u64, values: &[i
 }
 
 pub fn sample(count: u32) -> RequestBody {
-    RequestBody::Sample(SampleRequest {
-        table: TABLE.into(),
-        count,
-        before: 0,
-        after: 0,
-        allow_short: false,
-        min_probability: false,
-        part: None,
-        repeated: false,
-    })
+    RequestBody::Sample(SampleRequest { table: TABLE.into(), count, ..SampleRequest::default() })
 }
 
 /// A safetensors file with one tensor of `bytes` bytes.

@@ -37,11 +37,7 @@ impl Ask {
                 table: TABLE.into(),
                 count: 450,
                 before: BEFORE,
-                after: 0,
-                allow_short: false,
-                min_probability: false,
-                part: None,
-                repeated: false,
+                ..SampleRequest::default()
             }),
         }
     }
