@@ -12,6 +12,7 @@ from typing import Any
 import tyro
 
 from benchmarks import recording, report
+from benchmarks.adapters import adapters
 from benchmarks.algorithms import algorithms
 from benchmarks.away import away
 from benchmarks.catalogue import BENCHMARKS, Benchmark
@@ -42,6 +43,7 @@ def main() -> None:
     recording.record()
     commands: dict[str, Callable[..., Any]] = {each.name: _command(each) for each in BENCHMARKS}
     commands |= {
+        "adapters": adapters,
         "algorithms": algorithms,
         "all": everything,
         "away": away,

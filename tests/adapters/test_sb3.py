@@ -439,6 +439,9 @@ def test_processes_want_a_server() -> None:
             call(model, 10)
     with pytest.raises(errors.ConfigError, match="samples_per_insert needs an address"):
         InnetReplayBuffer(100, VECTOR, ACTION, samples_per_insert=8.0)
+    # Before the server is asked for.
+    with pytest.raises(TypeError, match="unexpected keyword argument 'tls'"):
+        InnetReplayBuffer(100, VECTOR, ACTION, address="innet://nobody:1", connection={"tls": "ca.pem"})
 
 
 def test_a_model_is_loaded_for_its_policy_alone_while_its_server_is_away(tmp_path: Path) -> None:

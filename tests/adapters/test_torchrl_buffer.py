@@ -51,7 +51,8 @@ def buffer(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[InnetRepl
 def test_sampled_items_are_those_that_were_added(buffer: InnetReplayBuffer) -> None:
     data = items()
     buffer.extend(data[:40])
-    for number in range(40, ITEMS):
+    buffer.extend([data[number] for number in range(40, 50)])
+    for number in range(50, ITEMS):
         buffer.add(data[number])
     assert len(buffer) == buffer.write_count == ITEMS
     seen: set[int] = set()
@@ -174,6 +175,10 @@ def test_bad_input_is_one_error_and_nothing_is_stored(tmp_path: Path) -> None:
         buffer.extend(good.clone().set("td_error", torch.tensor([1.0, 1, -1, 1, 1])))
     with pytest.raises(errors.ConfigError, match="one item: use add"):
         buffer.extend(good[0])
+    with pytest.raises(errors.SchemaError, match="items of a list have the same entries"):
+        buffer.extend([good[0], TensorDict({"seen": torch.zeros(4)})])
+    with pytest.raises(errors.ConfigError, match="or a list of single ones, got list"):
+        buffer.extend([1, 2])
     buffer.extend(good[:0])
     buffer.extend(good[:0].set("td_error", torch.zeros(0, 1)))
     with pytest.raises(errors.EmptyError, match="extend it first"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import logging
 import tempfile
 import weakref
@@ -163,6 +164,7 @@ class InnetReplayBuffer(ReplayBuffer):
     Raises:
         innet_drl.ReplayError: A space that cannot be stored, a server that does not answer, or another definition of
             the table there; the message says what to do.
+        TypeError: `connection` has what `innet_drl.connect` does not take.
     """
 
     def __init__(
@@ -197,6 +199,8 @@ class InnetReplayBuffer(ReplayBuffer):
             raise errors.ConfigError(
                 "samples_per_insert needs an address: in one process, gradient_steps is this ratio"
             )
+        # Misspelled ones are told now: the buffer connects with its first step.
+        inspect.signature(innet.connect).bind(address, tables=[], **self._connection)
         self.table = innet.Table(
             table,
             self._columns(),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -115,8 +115,8 @@ class InnetReplayBuffer:
         """Adds one item, a TensorDict without a batch dimension. Blocks by `extend` are quicker."""
         self.extend(data.unsqueeze(0))
 
-    def extend(self, data: TensorDictBase) -> None:
-        """Adds items (N, ...), and returns when the replay has them.
+    def extend(self, data: TensorDictBase | Sequence[TensorDictBase]) -> None:
+        """Adds items (N, ...), or a list of single ones, and returns when the replay has them.
 
         Items start with the priorities in `priority_key`, (N,) or (N, ...) whose largest counts, or, without that
         entry, with the largest of the table.
@@ -129,8 +129,15 @@ class InnetReplayBuffer:
             innet_drl.DeadlineError: The server has not taken the items, or, as the message says, has not confirmed
                 them: then they follow, and are not to be added again.
         """
+        if isinstance(data, Sequence) and data and all(isinstance(item, TensorDictBase) for item in data):
+            try:
+                data = torch.stack(list(data))
+            except RuntimeError as error:
+                raise SchemaError(f"items of a list have the same entries, dtypes and shapes: {error}") from None
         if not isinstance(data, TensorDictBase):
-            raise ConfigError(f"extend takes a TensorDict with a batch dimension, got {type(data).__name__}")
+            raise ConfigError(
+                f"extend takes a TensorDict with a batch dimension, or a list of single ones, got {type(data).__name__}"
+            )
         if not data.batch_size:
             raise ConfigError("a TensorDict without a batch dimension is one item: use add")
         columns, count = dict(_entries(data)), data.batch_size[0]
