@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import brought
+import own_networks
 import pytest
 from places import ROOT
 from steps import table
@@ -171,7 +171,7 @@ def test_arrays_of_a_batch_are_on_the_page_of_losses(tmp_path: Path) -> None:
 
     def look(online: Any, target: Any, batch: Any) -> Any:
         seen.update(batch.as_dict())
-        return brought.squared(online, target, batch)
+        return own_networks.squared(online, target, batch)
 
     train.run(small(serial=True, steps=200, loss=look), folder=tmp_path / "run")
     paragraph = (DOCUMENTS / "how-to/environments.md").read_text().split("`batch` has ")[1].split(". ")[0]

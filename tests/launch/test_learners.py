@@ -39,7 +39,7 @@ def test_two_learners_end_with_the_same_weights_and_go_on_with_them(tmp_path: Pa
 
 
 def test_parts_of_a_network_may_be_frozen_or_unused(tmp_path: Path) -> None:
-    config = small(learners=2, network="brought:PartlyTrained", steps=600)
+    config = small(learners=2, network="own_networks:PartlyTrained", steps=600)
     result = local.train(config, tmp_path / "run")
     assert result.learner_updates > 20
     resumed = local.train(dataclasses.replace(config, steps=result.agent_steps + 200), tmp_path / "run", resume=True)

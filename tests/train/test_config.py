@@ -12,6 +12,7 @@ from typing import Any
 
 import brought
 import numpy as np
+import own_networks
 import pytest
 
 import innet_drl as innet
@@ -80,7 +81,11 @@ def test_a_number_of_an_argument_is_read_as_in_a_file() -> None:
 
 def test_settings_are_compared_with_those_of_a_file(tmp_path: Path) -> None:
     """Functions, classes and NumPy's numbers are as their file has them."""
-    given: dict[str, Any] = {"environment": brought.Counter, "network": brought.Linear, "loss": brought.squared}
+    given: dict[str, Any] = {
+        "environment": brought.Counter,
+        "network": own_networks.Linear,
+        "loss": own_networks.squared,
+    }
     config = dataclasses.replace(PRESETS["cartpole"], **given, environment_args={"images": np.bool_(False)})
     config.save(tmp_path / "config.yaml")
     saved = Config.load(tmp_path / "config.yaml")

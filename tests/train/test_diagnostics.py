@@ -149,7 +149,7 @@ RANDOM = {
 """Noise of six actions to learn from, at a rate at which every update is another policy."""
 
 
-@pytest.mark.parametrize("network", ["impala", "brought:Forgetful"])
+@pytest.mark.parametrize("network", ["impala", "own_networks:Forgetful"])
 def test_a_diagnosis_changes_nothing(network: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the power iterations of spectral norms, nor the random numbers of dropout."""
     monkeypatch.setattr(diagnostics, "PERIOD", 1)
@@ -177,18 +177,21 @@ PLANTED: dict[str, tuple[dict[str, Any], str]] = {
         r"actors play with the newest weights, .* in only \d+ % of the states: --publish average",
     ),
     "a restless policy": (
-        {**RANDOM, "average_decay": 0.1, "network": "brought:Linear"},
+        {**RANDOM, "average_decay": 0.1, "network": "own_networks:Linear"},
         r"the best action changes in \d+ % of the states",
     ),
-    "dead units": ({"network": "brought:Dead"}, r"100 % of the units of ReLU 1 are 0 in all states"),
-    "a silent normaliser": ({"network": "brought:Silent"}, r"times the root of its epsilon, and it multiplies noise"),
+    "dead units": ({"network": "own_networks:Dead"}, r"100 % of the units of ReLU 1 are 0 in all states"),
+    "a silent normaliser": (
+        {"network": "own_networks:Silent"},
+        r"times the root of its epsilon, and it multiplies noise",
+    ),
     "a large epsilon": ({"adam_epsilon": 10.0}, r"above the gradients of 100 % of the weights"),
     "unequal weights": (
-        {"loss": "brought:uneven", "priority_exponent": 1.0, "importance_exponent": 1.0},
+        {"loss": "own_networks:uneven", "priority_exponent": 1.0, "importance_exponent": 1.0},
         r"learns as much as from \d+ % of its batch, .*: a lower --priority-exponent",
     ),
     "values above returns": (
-        {"loss": "brought:optimistic", "learning_rate": 0.01},
+        {"loss": "own_networks:optimistic", "learning_rate": 0.01},
         r"Q-values of \d+.* are above the returns that follow, [\d.]+: a lower --samples-per-insert",
     ),
 }

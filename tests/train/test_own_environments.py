@@ -106,7 +106,7 @@ def test_truncated_games_bootstrap_from_their_last_observation(mode: str, stack:
     assert (batch.discount > 0).all()
 
 
-@pytest.mark.parametrize("loss", ["double_q", "categorical", "quantile", "brought:squared"])
+@pytest.mark.parametrize("loss", ["double_q", "categorical", "quantile", "own_networks:squared"])
 @pytest.mark.parametrize("munchausen", [False, True])
 @pytest.mark.parametrize("mode", ["NEXT_STEP", "SAME_STEP"])
 def test_a_priority_at_birth_is_the_learners(mode: str, munchausen: bool, loss: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import brought
 import numpy as np
+import own_networks
 import pytest
 import torch
 from training import small
@@ -82,21 +83,21 @@ def test_a_dictionary_takes_no_other_network() -> None:
     with pytest.raises(ConfigurationError, match="take dict"):
         make_network(small(network="mlp"), spec)
     zeros = spec.make(lambda part: torch.zeros((2, *part.shape), dtype=getattr(torch, part.dtype)))
-    assert make_network(small(network="brought:LinearDict"), spec)(zeros).shape == (2, 3)
+    assert make_network(small(network="own_networks:LinearDict"), spec)(zeros).shape == (2, 3)
 
 
 def test_a_network_for_vectors_is_told_of_a_dictionary() -> None:
     spec = environments.make(small(environment=brought.Sampler, environment_args={"observation": "dictionary"}), 1).spec
     with pytest.raises(ConfigurationError, match=r"Linear: .*; observations are dictionaries: each part has a shape"):
-        make_network(small(network="brought:Linear"), spec)
+        make_network(small(network="own_networks:Linear"), spec)
 
 
 @pytest.mark.parametrize(
     ("network", "loss"),
     [
-        ("brought:Linear", "double_q"),
-        (brought.Linear, "brought:squared"),
-        ("brought:LinearAtoms", "categorical"),
+        ("own_networks:Linear", "double_q"),
+        (own_networks.Linear, "own_networks:squared"),
+        ("own_networks:LinearAtoms", "categorical"),
     ],
 )
 def test_a_network_of_ones_own_trains(network: Any, loss: Any, tmp_path: Path) -> None:
@@ -105,7 +106,7 @@ def test_a_network_of_ones_own_trains(network: Any, loss: Any, tmp_path: Path) -
     assert result.learner_updates > 0
     assert result.evaluation is not None
     saved = (tmp_path / "run" / "config.yaml").read_text()
-    assert "network: brought:Linear" in saved
+    assert "network: own_networks:Linear" in saved
     more = dataclasses.replace(config, steps=result.agent_steps + 300)
     resumed = local.train(more, tmp_path / "run", resume=True)
     assert resumed.learner_updates > result.learner_updates
@@ -114,24 +115,39 @@ def test_a_network_of_ones_own_trains(network: Any, loss: Any, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"network": "brought:OneTooMany"}, r"OneTooMany: for 2 .* shape \(2, 4\), and loss double_q reads \(2, 3\)"),
-        ({"network": "brought:Linear", "loss": "quantile"}, r"shape \(2, 3\), and loss quantile reads \(2, 3, 200\)"),
-        ({"network": "brought:network_raises"}, r"network_raises: called with .* it raises RuntimeError: too small"),
-        ({"network": "brought:make_number"}, r"make_number: called with .* TypeError"),
-        ({"network": "brought:LinearDict"}, r"LinearDict: called with .*AttributeError"),
-        ({"network": "brought:Missing"}, r"network brought:Missing: brought has no 'Missing'"),
-        ({"network": "brought:Liner"}, r"network brought:Liner: brought has no 'Liner': did you mean Linear"),
-        ({"network": brought.Linear(VECTOR_SPACE, 3, small())}, "it is an object: give its class"),
         (
-            {"loss": "brought:squared_nan"},
-            r"loss brought:squared_nan: its loss is infinite or NaN on the first batch",
+            {"network": "own_networks:OneTooMany"},
+            r"OneTooMany: for 2 .* shape \(2, 4\), and loss double_q reads \(2, 3\)",
         ),
-        ({"loss": "brought:squared_mean"}, r"its loss has the shape \(\), and has to have \(4,\)"),
+        (
+            {"network": "own_networks:Linear", "loss": "quantile"},
+            r"shape \(2, 3\), and loss quantile reads \(2, 3, 200\)",
+        ),
+        (
+            {"network": "own_networks:network_raises"},
+            r"network_raises: called with .* it raises RuntimeError: too small",
+        ),
+        ({"network": "brought:make_number"}, r"make_number: called with .* TypeError"),
+        ({"network": "own_networks:LinearDict"}, r"LinearDict: called with .*AttributeError"),
+        ({"network": "brought:Missing"}, r"network brought:Missing: brought has no 'Missing'"),
+        (
+            {"network": "own_networks:Liner"},
+            r"network own_networks:Liner: own_networks has no 'Liner': did you mean Linear",
+        ),
+        ({"network": own_networks.Linear(VECTOR_SPACE, 3, small())}, "it is an object: give its class"),
+        (
+            {"loss": "own_networks:squared_nan"},
+            r"loss own_networks:squared_nan: its loss is infinite or NaN on the first batch",
+        ),
+        ({"loss": "own_networks:squared_mean"}, r"its loss has the shape \(\), and has to have \(4,\)"),
         ({"loss": "brought:make_raises"}, r"make_raises: on the first batch it raises TypeError"),
-        ({"loss": "brought:squared_constant"}, r"its loss has no gradient: compute it from online"),
-        ({"loss": "brought:Linear"}, r"loss brought:Linear: it is a class, and has to be a function"),
-        ({"loss": "brought:LossWithoutCall"}, r"LossWithoutCall: the class has to define __call__"),
-        ({"loss": "brought:LossThatRaises"}, r"LossThatRaises: called with the settings it raises RuntimeError: no"),
+        ({"loss": "own_networks:squared_constant"}, r"its loss has no gradient: compute it from online"),
+        ({"loss": "own_networks:Linear"}, r"loss own_networks:Linear: it is a class, and has to be a function"),
+        ({"loss": "own_networks:LossWithoutCall"}, r"LossWithoutCall: the class has to define __call__"),
+        (
+            {"loss": "own_networks:LossThatRaises"},
+            r"LossThatRaises: called with the settings it raises RuntimeError: no",
+        ),
         ({"loss": "nothing_here:loss"}, r"loss nothing_here:loss: there is no module"),
     ],
 )
@@ -142,7 +158,7 @@ def test_a_network_or_loss_that_cannot_be_used_is_one_error(changes: dict[str, A
 
 
 def test_a_network_of_ones_own_computes_vectors_in_bfloat16_where_that_is_given(tmp_path: Path) -> None:
-    class Typed(brought.Linear):
+    class Typed(own_networks.Linear):
         def forward(self, observation: torch.Tensor) -> torch.Tensor:
             q = super().forward(observation)
             seen.add(q.dtype)
@@ -163,7 +179,7 @@ class Counted:
     def __call__(self, online: Any, target: Any, batch: TorchBatch) -> Any:
         with self.lock:
             self.batches += 1
-        return brought.squared(online, target, batch)
+        return own_networks.squared(online, target, batch)
 
 
 @pytest.mark.parametrize("loss", ["categorical", Counted()])
@@ -189,14 +205,14 @@ def test_copies_of_a_network_share_what_its_loss_holds(loss: Any, tmp_path: Path
     ("loss", "message"),
     [
         ("brought:make_raises", "on a random batch it raises TypeError"),
-        ("brought:squared_mean", r"its loss has the shape \(\), and has to have \(32,\)"),
-        ("brought:LossOfTargets", "LossOfTargets: on a random batch it raises .*no array 'missing'"),
+        ("own_networks:squared_mean", r"its loss has the shape \(\), and has to have \(32,\)"),
+        ("own_networks:LossOfTargets", "LossOfTargets: on a random batch it raises .*no array 'missing'"),
         # Of values, the first batch of the run decides.
-        ("brought:squared_nan", "its loss is infinite or NaN on the first batch"),
+        ("own_networks:squared_nan", "its loss is infinite or NaN on the first batch"),
     ],
 )
 def test_a_loss_that_fails_at_once_leaves_no_folder(loss: str, message: str, serial: bool, tmp_path: Path) -> None:
-    config = small(loss=loss, serial=serial, network="brought:Linear")
+    config = small(loss=loss, serial=serial, network="own_networks:Linear")
     with pytest.raises(ConfigurationError, match=message):
         local.train(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -214,7 +230,7 @@ def test_a_loss_is_tried_on_a_batch_like_those_of_the_memory(tmp_path: Path) -> 
             }
         )
         assert torch.isfinite(online(batch.observation)).all()
-        return brought.squared(online, target, batch)
+        return own_networks.squared(online, target, batch)
 
     environment = {"environment": brought.Sampler, "environment_args": {"observation": "dictionary"}}
     config = small(**environment, loss=watched, serial=True, steps=200, batch_size=16, stack=2, channels=(2, 2, 2))
@@ -225,11 +241,11 @@ def test_a_loss_is_tried_on_a_batch_like_those_of_the_memory(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("ahead", ["on", "off"])
 def test_targets_of_any_names_are_computed_once(ahead: str, tmp_path: Path) -> None:
-    brought.Halved.computed = 0
-    result = local.train(small(loss="brought:Halved", targets_ahead=ahead, steps=400), tmp_path / "run")
+    own_networks.Halved.computed = 0
+    result = local.train(small(loss="own_networks:Halved", targets_ahead=ahead, steps=400), tmp_path / "run")
     assert result.learner_updates > 10
     # Once for each update and for the trial before the run; the targets of a few batches were not needed at the end.
-    assert result.learner_updates < brought.Halved.computed <= result.learner_updates + 4
+    assert result.learner_updates < own_networks.Halved.computed <= result.learner_updates + 4
 
 
 @pytest.mark.parametrize("name", ["network", "loss"])
@@ -240,9 +256,9 @@ def test_an_unknown_name_lists_the_names(name: str) -> None:
 
 @pytest.mark.parametrize("serial", [True, False])
 def test_a_loss_that_becomes_nan_names_itself(serial: bool, tmp_path: Path) -> None:
-    brought.later_nan.batches = 0
-    with pytest.raises(DivergedError, match=r"loss brought:LaterNan"):
-        local.train(small(loss=brought.later_nan, serial=serial), tmp_path / "run")
+    own_networks.later_nan.batches = 0
+    with pytest.raises(DivergedError, match=r"loss own_networks:LaterNan"):
+        local.train(small(loss=own_networks.later_nan, serial=serial), tmp_path / "run")
 
 
 def batch_of(outputs: int) -> tuple[dict[str, np.ndarray[Any, Any]], TorchBatch, Any, Any]:

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import brought
+import own_networks
 import pytest
 from training import small
 
@@ -198,7 +198,7 @@ def test_the_fields_of_messages_are_values_or_settings() -> None:
     assert found > 30
 
 
-class Counted(brought.Linear):
+class Counted(own_networks.Linear):
     """Counts how often it is made."""
 
     made = 0
@@ -236,9 +236,9 @@ def test_output_without_a_reader_ends_quietly(command: str) -> None:
     assert ended.returncode == 141
 
 
-@pytest.mark.parametrize("network", ["brought.Linear", "brought.py:Linear", "./brought:Linear"])
+@pytest.mark.parametrize("network", ["own_networks.Linear", "own_networks.py:Linear", "./own_networks:Linear"])
 def test_nearly_the_path_of_a_network_is_named(network: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"network .*did you mean brought:Linear\?$"):
+    with pytest.raises(ConfigurationError, match=r"network .*did you mean own_networks:Linear\?$"):
         local.train(small(network=network, serial=True), tmp_path / "run")
 
 
