@@ -12,16 +12,8 @@ use replay_core::table::ids::IdSpace;
 impl Group {
     /// Asks all servers for their table's number, which their ids contain.
     fn ask_numbers(self: &Arc<Self>, table: &str, wait: &Wait<'_>) -> Result<()> {
-        let request = SampleRequest {
-            table: table.to_owned(),
-            count: 0,
-            before: 0,
-            after: 0,
-            allow_short: false,
-            min_probability: false,
-            part: Some(BatchPart { limiter_samples: 0 }),
-            repeated: false,
-        };
+        let part = Some(BatchPart { limiter_samples: 0 });
+        let request = SampleRequest { table: table.to_owned(), part, ..SampleRequest::default() };
         for (shard, sampled) in self.each(|client| ask_promptly(client, wait, |wait| client.sample(&request, wait)))? {
             if let Some(state) = sampled.shard {
                 self.note_numbers(shard, state, &[]);
