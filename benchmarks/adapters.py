@@ -13,11 +13,12 @@ import torch
 from gymnasium import spaces
 from stable_baselines3.common.buffers import ReplayBuffer
 from tensordict import TensorDict
-from torchrl.data import LazyTensorStorage, TensorDictPrioritizedReplayBuffer
+from torchrl.data import LazyTensorStorage, TensorDictPrioritizedReplayBuffer, TensorDictReplayBuffer
 
 from benchmarks import report
 from innet_drl.sb3 import InnetReplayBuffer
 from innet_drl.torchrl import InnetReplayBuffer as TensorDictBuffer
+from innet_drl.torchrl import InnetSampler
 
 OBSERVATION, ACTION = 17, 6
 """Numbers of an observation and an action, as of HalfCheetah."""
@@ -59,9 +60,9 @@ def _microseconds(call: Call, calls: int) -> float:
 def _sb3(items: int) -> dict[str, tuple[Call, Call]]:
     box = [spaces.Box(-1, 1, (numbers,), np.float32) for numbers in (OBSERVATION, ACTION)]
     own, ours = (kind(items, box[0], box[1], "cpu") for kind in (ReplayBuffer, InnetReplayBuffer))
-    random = np.random.default_rng(0)
-    observation, following = random.standard_normal((2, 1, OBSERVATION), np.float32)
-    step: tuple[Any, ...] = (observation, following, np.zeros((1, ACTION)), np.ones(1), np.zeros(1, bool), [{}])
+    observation = np.random.default_rng(0).standard_normal((1, OBSERVATION), np.float32)
+    # The next observation is that of the next step: one long episode.
+    step: tuple[Any, ...] = (observation, observation, np.zeros((1, ACTION)), np.ones(1), np.zeros(1, bool), [{}])
     for _ in range(items):
         own.add(*step)
         ours.add(*step)
@@ -75,11 +76,17 @@ def _sb3(items: int) -> dict[str, tuple[Call, Call]]:
 
 def _torchrl(items: int) -> dict[str, tuple[Call, Call]]:
     own = TensorDictPrioritizedReplayBuffer(alpha=ALPHA, beta=BETA, storage=LazyTensorStorage(items))
-    ours = TensorDictBuffer(items, alpha=ALPHA, beta=BETA)
+    sampler = InnetSampler(items, alpha=ALPHA, beta=BETA)
+    ours = {
+        "": TensorDictBuffer(items, alpha=ALPHA, beta=BETA),
+        " by InnetSampler": TensorDictReplayBuffer(
+            storage=LazyTensorStorage(items), sampler=sampler, priority_key="td_error"
+        ),
+    }
     for _ in range(items // BLOCK):
         block = _transitions(BLOCK)
-        own.extend(block)
-        ours.extend(block)
+        for buffer in (own, *ours.values()):
+            buffer.extend(block)
     errors = itertools.cycle(torch.rand(64, 512))
 
     def sampled(buffer: Any, count: int) -> Call:
@@ -94,9 +101,10 @@ def _torchrl(items: int) -> dict[str, tuple[Call, Call]]:
         return call
 
     found: dict[str, tuple[Call, Call]] = {}
-    for count in (64, 256, 512):
-        found[f"sample({count})"] = sampled(own, count), sampled(ours, count)
-        found[f"update({count})"] = updated(own, count), updated(ours, count)
+    for by, buffer in ours.items():
+        for count in (64, 256, 512):
+            found[f"sample({count}){by}"] = sampled(own, count), sampled(buffer, count)
+            found[f"update({count}){by}"] = updated(own, count), updated(buffer, count)
     return found
 
 
