@@ -24,23 +24,29 @@ class IndexPriorities:
 
     def __init__(self, capacity: int) -> None:
         self._values: NDArray[np.float64] = np.zeros(capacity)
-        self._open()
+        self._seed: int | None = None
+        self._tree: _core.SumTree | None = None
 
-    def _open(self) -> None:
-        # The frameworks seed NumPy's global generator.
-        seed = int(np.random.randint(2**31))  # noqa: NPY002
-        self._tree = _core.SumTree(len(self._values), priority_exponent=1.0, seed=seed)
-        written = np.flatnonzero(self._values)
-        self._tree.update(written, self._values[written])
+    def seed(self, seed: int) -> None:
+        """Seeds the samples from now on. Without it NumPy's global generator does, which the frameworks seed."""
+        self._seed, self._tree = seed, None
+
+    def _opened(self) -> _core.SumTree:
+        """The tree, made when it is needed: a copy that is only saved draws no seed."""
+        if self._tree is None:
+            seed = int(np.random.randint(2**31)) if self._seed is None else self._seed  # noqa: NPY002
+            self._tree = _core.SumTree(len(self._values), priority_exponent=1.0, seed=seed)
+            written = np.flatnonzero(self._values)
+            self._tree.update(written, self._values[written])
+        return self._tree
 
     def sample(self, size: int) -> NDArray[np.int64]:
         """Returns ascending indexes (size,), as `SumTree.sample`."""
-        return self._tree.sample(size, beta=0.0).indexes
+        return self._opened().sample(size, beta=0.0).indexes
 
     def clear(self) -> None:
         """Sets all priorities to 0."""
-        self._values = np.zeros_like(self._values)
-        self._open()
+        self._values, self._tree = np.zeros_like(self._values), None
 
     def __getitem__(self, index: Any) -> Any:
         """Priorities of an index, or of several."""
@@ -50,13 +56,13 @@ class IndexPriorities:
         """Sets priorities: one value for all, or one for each index."""
         at = np.atleast_1d(np.asarray(index, np.int64))
         new = np.broadcast_to(np.asarray(values, np.float64), at.shape)
-        self._tree.update(at, new)
-        unit = 2.0**self._tree.priority_unit_log2
+        tree = self._opened()
+        tree.update(at, new)
+        unit = 2.0**tree.priority_unit_log2
         self._values[at] = np.clip(np.rint(new / unit), new > 0, _LARGEST_UNITS) * unit
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_tree"} | {"_values": self._values.copy()}
+        return {**vars(self), "_values": self._values.copy(), "_seed": None, "_tree": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._open()

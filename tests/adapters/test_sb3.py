@@ -403,6 +403,23 @@ def test_collecting_goes_on_at_a_server_that_was_restarted(tmp_path: Path, caplo
     replay.close()
 
 
+def test_statistics_of_one_process_do_not_normalise_in_others(tmp_path: Path) -> None:
+    with served_memories(tmp_path, 1) as address:
+        env = VecNormalize(DummyVecEnv([lambda: Counting(ACTION)]))
+        memory = {"address": address, "min_size": 150, "timeout": 0.3}
+        model = PrioritizedSAC("MlpPolicy", env, replay_buffer_kwargs=memory, **small())
+        for call in (collect, train):
+            with pytest.raises(errors.ConfigError, match="VecNormalize with training=False"):
+                call(model, 10)
+        env.training = False
+        collect(model, 100)
+        # `min_size` stands for `learning_starts`.
+        with pytest.raises(errors.DeadlineError, match="of the 150 that min_size asks for"):
+            train(model, 1)
+        collect(model, 100)
+        train(model, 1)
+
+
 def test_a_process_that_only_samples_opens_no_writer(tmp_path: Path) -> None:
     with served_memories(tmp_path, 1) as address:
         collector, learner = [
@@ -437,8 +454,9 @@ def test_processes_want_a_server() -> None:
     for call in (collect, train):
         with pytest.raises(errors.ConfigError, match="processes share the steps by a server"):
             call(model, 10)
-    with pytest.raises(errors.ConfigError, match="samples_per_insert needs an address"):
-        InnetReplayBuffer(100, VECTOR, ACTION, samples_per_insert=8.0)
+    for setting in ({"samples_per_insert": 8.0}, {"min_size": 9}, {"connection": {"namespace": "a"}}):
+        with pytest.raises(errors.ConfigError, match="samples_per_insert and min_size need an address"):
+            InnetReplayBuffer(100, VECTOR, ACTION, **setting)
     # Before the server is asked for.
     with pytest.raises(TypeError, match="unexpected keyword argument 'tls'"):
         InnetReplayBuffer(100, VECTOR, ACTION, address="innet://nobody:1", connection={"tls": "ca.pem"})

@@ -95,12 +95,43 @@ def test_a_dump_of_torchrls_sampler_continues(tmp_path: Path) -> None:
     assert float(info["priority_weight"].max()) == pytest.approx(1.0)
 
 
+def test_a_state_of_torchrls_sampler_continues() -> None:
+    theirs = filled(PrioritizedSampler, [0.5, 1.0, 2.0])
+    ours = filled(InnetSampler, np.ones(50), alpha=0.1)
+    ours._sampler.load_state_dict(theirs._sampler.state_dict())
+    indices = torch.arange(3)
+    torch.testing.assert_close(ours._sampler._sum_tree[indices], theirs._sampler._sum_tree[indices], rtol=0, atol=1e-5)
+    assert set(ours.sample()["index"].tolist()) == {0, 1, 2}
+
+
 def test_the_seed_repeats_samples() -> None:
-    drawn = []
-    for _ in range(2):
+    def drawn(generator: torch.Generator | None) -> Any:
+        buffer = filled(InnetSampler, np.ones(50))
+        buffer.set_rng(generator)
+        return torch.stack([buffer.sample()["index"] for _ in range(3)])
+
+    def seeded() -> Any:
         np.random.seed(7)  # noqa: NPY002
-        drawn.append(filled(InnetSampler, np.ones(50)).sample()["index"])
-    assert torch.equal(*drawn)
+        return drawn(None)
+
+    first, generator = seeded(), torch.Generator().manual_seed(7)
+    assert torch.equal(first, seeded())
+    assert not torch.equal(first[0], first[1])
+    with_generator = drawn(generator)
+    assert torch.equal(with_generator, drawn(torch.Generator().manual_seed(7)))
+    assert not torch.equal(with_generator, drawn(generator))
+
+
+def test_a_saved_state_changes_no_random_numbers() -> None:
+    buffer = filled(InnetSampler, np.ones(50))
+    buffer.sample()
+    drawn = []
+    for saves in (False, True):
+        np.random.seed(7)  # noqa: NPY002
+        if saves:
+            buffer.state_dict()
+        drawn.append(np.random.random())  # noqa: NPY002
+    assert drawn[0] == drawn[1]
 
 
 def test_bad_input_is_one_error() -> None:

@@ -158,6 +158,14 @@ def test_settings_that_a_learner_does_not_share_are_refused(tmp_path: Path) -> N
         learner.close()
 
 
+def test_a_small_buffer_is_nearly_full() -> None:
+    for capacity, block in ((10, 8), (100, 64), (3, 3)):
+        buffer = InnetReplayBuffer(capacity)
+        for _ in range(5):
+            buffer.extend(TensorDict({"observation": torch.zeros(block, 4)}, [block]))
+        assert capacity - capacity // 16 - 1 <= len(buffer) <= capacity
+
+
 def test_bad_input_is_one_error_and_nothing_is_stored(tmp_path: Path) -> None:
     for settings, said in (
         ({"capacity": 0}, "capacity"),

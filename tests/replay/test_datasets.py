@@ -367,6 +367,32 @@ def test_integers_have_to_fit(tmp_path: Path) -> None:
             datasets.import_table(replay, "t", tmp_path / "a.npz")
 
 
+def test_shapes_of_other_orders_are_refused(tmp_path: Path) -> None:
+    count = 4
+    image = np.random.default_rng(0).integers(0, 256, (count, 5, 6, 3), np.uint8)
+    arrays: Any = {"action": np.zeros((count, 1), np.uint8), "reward": np.zeros((count, 1))}
+    flags: Any = {"terminated": np.ones((count, 1), bool), "truncated": np.zeros((count, 1), bool)}
+
+    def imported(shape: tuple[int, ...], image: Any, **changed: Any) -> Any:
+        np.savez(tmp_path / "a.npz", observation=image, **{**arrays, **flags, **changed})
+        columns: Any = {"observation": ("uint8", shape), "action": "uint8", "reward": "float32"}
+        with innet.Memory(innet.Table("t", columns, 100, view=innet.NStep())) as replay:
+            assert datasets.import_table(replay, "t", tmp_path / "a.npz").steps == count
+            return np.concatenate([one.observation for one in replay.episodes("t")])
+
+    # Flags and numbers may be arrays of one, and values flat.
+    np.testing.assert_array_equal(imported((5, 6, 3), image.reshape(count, -1)), image)
+    np.testing.assert_array_equal(imported((5, 6), image[..., :1]), image[..., 0])
+    with pytest.raises(errors.SchemaError, match=r"'observation' has the shape \(5, 6, 3\), and \(3, 5, 6\) in table"):
+        imported((3, 5, 6), image)
+    with pytest.raises(errors.SchemaError, match=r"column 'terminated' has the shape \(2,\), and is a number a row"):
+        imported((5, 6, 3), image, terminated=np.ones((count, 2), bool))
+    with pytest.raises(errors.SchemaError, match=r"a\.npz: array 'observation' is in Fortran order: save np\.asc"):
+        imported((5, 6, 3), np.asfortranarray(image))
+    with pytest.raises(errors.SchemaError, match=r"array 'reward' is a single number"):
+        imported((5, 6, 3), image, reward=np.float32(0))
+
+
 def test_wrong_names_are_told(replay: innet.Memory, tmp_path: Path) -> None:
     with pytest.raises(errors.ConfigError, match=r"\*\.parquet, \*\.npz or minari:NAME, got '.*\.csv'"):
         datasets.import_table(replay, "t", tmp_path / "a.csv")

@@ -19,6 +19,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from innet_drl.datasets import rows
+from innet_drl.errors import SchemaError
 
 _READ_BYTES = 32 << 20
 _READ_ROWS = 4096
@@ -57,7 +58,7 @@ def read(path: str) -> Iterator[rows.Block]:
         columns = {}
         for member in archive.namelist():
             name = member.removesuffix(".npy")
-            columns[name] = _Column(name, stack.enter_context(archive.open(member)))
+            columns[name] = _Column(path, name, stack.enter_context(archive.open(member)))
         if not columns:
             raise ValueError("it has no arrays")
         counts = {name: column.count for name, column in columns.items()}
@@ -74,14 +75,16 @@ def read(path: str) -> Iterator[rows.Block]:
 class _Column:
     """An array of the archive, read from its beginning on."""
 
-    def __init__(self, name: str, member: IO[bytes]) -> None:
+    def __init__(self, path: str, name: str, member: IO[bytes]) -> None:
         version = npy.read_magic(member)
         header = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}.get(version)
         if header is None:
             raise ValueError(f"array {name!r} has the version {version}")
         shape, fortran, dtype = header(member)
-        if not shape or (fortran and len(shape) > 1):
-            raise ValueError(f"array {name!r} has no rows in C order, its shape is {shape}")
+        if not shape:
+            raise SchemaError(f"{path}: array {name!r} is a single number: it has a row for each step")
+        if fortran and len(shape) > 1:
+            raise SchemaError(f"{path}: array {name!r} is in Fortran order: save np.ascontiguousarray of it")
         if dtype.hasobject:
             raise ValueError(f"array {name!r} has Python objects")
         self.count: int = shape[0]

@@ -118,7 +118,8 @@ def with_first(source: str, blocks: Iterable[Block]) -> Iterator[Block]:
     """The blocks with `final` and `first`: where `episode` changes, or as in the file, or after each end.
 
     Raises:
-        SchemaError: A block without `terminated` or `truncated`, or a final row that follows no end.
+        SchemaError: A block without `terminated` or `truncated`, several flags in a row, or a final row that follows no
+            end.
     """
     last: Block | None = None
     for block in blocks:
@@ -130,7 +131,12 @@ def with_first(source: str, blocks: Iterable[Block]) -> Iterator[Block]:
             continue
         block = dict(block)
         for flag in FLAGS:
-            block[flag] = np.asarray(block.get(flag, np.zeros(count, bool)), bool)
+            values = np.asarray(block.get(flag, np.zeros(count, bool)), bool)
+            if values.size != count:
+                raise errors.SchemaError(
+                    f"{source}: column {flag!r} has the shape {values.shape[1:]}, and is a number a row"
+                )
+            block[flag] = values.reshape(count)
         ended = block["terminated"] | block["truncated"]
         if "episode" in block:
             first = block["episode"] != _before(block, last, "episode")
@@ -211,7 +217,7 @@ def fit(source: str, block: Block, table: innet.Table, names: Mapping[str, str])
             # Texts, which a writer makes bytes of.
             fitting[name] = array
             continue
-        if array.shape[1:] != column.shape and array[0].size != int(np.prod(column.shape)):
+        if not _same_order(array.shape[1:], column.shape):
             raise errors.SchemaError(
                 f"{source}: column {theirs!r} has the shape {array.shape[1:]}, and {column.shape} in table "
                 f"{table.name!r}"
@@ -229,6 +235,14 @@ def fit(source: str, block: Block, table: innet.Table, names: Mapping[str, str])
             )
         fitting[name] = cast
     return fitting
+
+
+def _same_order(theirs: tuple[int, ...], ours: tuple[int, ...]) -> bool:
+    """Whether values of the two shapes have the same order: equal but for dimensions of 1, or one of them is flat."""
+    if int(np.prod(theirs)) != int(np.prod(ours)):
+        return False
+    theirs, ours = (tuple(size for size in shape if size != 1) for shape in (theirs, ours))
+    return theirs == ours or min(len(theirs), len(ours)) <= 1
 
 
 @contextlib.contextmanager

@@ -156,6 +156,7 @@ class InnetReplayBuffer(ReplayBuffer):
         connection: Arguments of `innet_drl.connect` beside the address, such as `tls_ca` and `namespace`. The buffer
             connects with its first step or sample.
         samples_per_insert: Samples for each step that a server holds all its processes to; 0 sets no limit.
+        min_size: Steps that a server has before the first sample, as `learning_starts` within one process.
         table: Name of the table.
         capacity_bytes: Bytes beyond which the oldest steps are evicted; 0 is enough for `buffer_size` uncompressed
             steps.
@@ -184,6 +185,7 @@ class InnetReplayBuffer(ReplayBuffer):
         address: str | None = None,
         connection: Mapping[str, Any] | None = None,
         samples_per_insert: float = 0.0,
+        min_size: int = 1,
         table: str = "sb3",
         capacity_bytes: int = 0,
         timeout: float = 60.0,
@@ -195,9 +197,10 @@ class InnetReplayBuffer(ReplayBuffer):
         self.handle_timeout_termination = handle_timeout_termination
         self.n_steps, self.gamma, self.beta = n_steps, gamma, beta
         self._address, self._connection, self.timeout = address, dict(connection or {}), timeout
-        if address is None and samples_per_insert:
+        if address is None and (samples_per_insert or connection or min_size != 1):
             raise errors.ConfigError(
-                "samples_per_insert needs an address: in one process, gradient_steps is this ratio"
+                "connection, samples_per_insert and min_size need an address: in one process, gradient_steps and "
+                "learning_starts are the algorithm's"
             )
         # Misspelled ones are told now: the buffer connects with its first step.
         inspect.signature(innet.connect).bind(address, tables=[], **self._connection)
@@ -208,6 +211,7 @@ class InnetReplayBuffer(ReplayBuffer):
             max(buffer_size, 2 * (n_steps + 2) * n_envs),
             capacity_bytes=capacity_bytes,
             samples_per_insert=samples_per_insert,
+            min_size=min_size,
             sampler="uniform" if priority_exponent is None else "prioritized",
             priority_exponent=priority_exponent or 0.0,
             # The discount of one step is 0 or 1: the algorithm applies its own gamma.

@@ -22,7 +22,8 @@ def collect(model: OffPolicyAlgorithm, steps: int, pull_period: int = 100, log_i
         log_interval: Episodes between two lines of the model's logger.
 
     Raises:
-        ConfigError: The buffer has no address, or the published policy is of another network.
+        ConfigError: The buffer has no address, a `VecNormalize` is not frozen, or the published policy is of another
+            network.
         innet_drl.ReplayError: The server does not answer, or takes no steps, for the buffer's timeout.
     """
     buffer, name = _served(model)
@@ -62,12 +63,12 @@ def train(model: OffPolicyAlgorithm, updates: int, publish_period: int = 100) ->
     Args:
         model: A model with an `InnetReplayBuffer` with an address. `train_freq` and `gradient_steps` say how many
             updates are as long as a step, for schedules and DQN's target network; the buffer's `samples_per_insert`
-            holds them to the steps that come.
+            holds them to the steps that come. The buffer's `min_size` takes the place of `learning_starts`.
         updates: Updates of the networks.
         publish_period: Updates between two publications.
 
     Raises:
-        ConfigError: The buffer has no address, or `train_freq` counts episodes.
+        ConfigError: The buffer has no address, a `VecNormalize` is not frozen, or `train_freq` counts episodes.
         innet_drl.ReplayError: The server does not answer, or has no steps, for the buffer's timeout.
     """
     buffer, name = _served(model)
@@ -99,5 +100,11 @@ def _served(model: OffPolicyAlgorithm) -> tuple[InnetReplayBuffer, str]:
         raise ConfigError(
             "processes share the steps by a server: make the model with replay_buffer_class=InnetReplayBuffer and "
             'replay_buffer_kwargs={"address": "innet://host:7710"}'
+        )
+    normalizer = model.get_vec_normalize_env()
+    if normalizer is not None and normalizer.training:
+        raise ConfigError(
+            "each process would normalise by statistics of its own: save them after some play in one process, and give "
+            "every process the loaded VecNormalize with training=False"
         )
     return buffer, f"{buffer.table.name}-policy"

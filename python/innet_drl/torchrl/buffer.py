@@ -27,6 +27,8 @@ _ITEM = "item"
 _OWN_ENTRIES = ("index", "priority_weight")
 """Entries of a sample that are not the item's."""
 _SINGLE_ROW = innet.Window(0, 0)
+_CHUNK_ITEMS = 50
+"""Most items that are stored, and evicted, together."""
 _SMALLEST = 1e-8
 """Added to priorities, as TorchRL's samplers do."""
 _DTYPES = {
@@ -164,7 +166,9 @@ class InnetReplayBuffer:
         if self._writer is None:
             made = {name: innet.Column(array.dtype, array.shape[1:]) for name, array in columns.items()}
             self.replay.create_table(self._definition(made), self.timeout)
-            self._writer = self.replay.writer(self.table, 1, timeout=self.timeout)
+            # Whole chunks are evicted: a chunk is a small part of the items.
+            chunk_steps = max(1, min(_CHUNK_ITEMS, self.capacity // 16))
+            self._writer = self.replay.writer(self.table, 1, chunk_steps=chunk_steps, timeout=self.timeout)
         self._writer.extend(**rows, timeout=self.timeout)
         try:
             self._writer.flush(self.timeout)

@@ -35,6 +35,15 @@ class InnetSampler(PrioritizedSampler):  # type: ignore[misc]
     def _tree_device_from_storage(self, storage: Storage | None) -> torch.device | None:
         return None
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads a state of this class, or of `PrioritizedSampler`."""
+        super().load_state_dict(state_dict)
+        if not isinstance(self._sum_tree, _Tree):
+            indices = torch.arange(self._max_capacity)
+            priorities = self._sum_tree[indices]
+            self._sum_tree = _Tree(self._max_capacity, self.dtype)
+            self._sum_tree[indices] = priorities
+
     @property
     def _min_tree(self) -> _Minima:
         return _Minima(self._sum_tree)
@@ -51,6 +60,7 @@ class InnetSampler(PrioritizedSampler):  # type: ignore[misc]
         """
         if len(storage) == 0:
             raise RuntimeError("Cannot sample from an empty storage.")
+        self._sum_tree.seed_by(self._rng)
         index, weight = self._sum_tree.weighted(batch_size, self._beta)
         found = torch.from_numpy(index)
         if storage.ndim > 1:
@@ -65,8 +75,18 @@ class _Tree(IndexPriorities):
         self._dtype = dtype
         self._smallest: float | None = None
         self._smallest_index = -1
+        self._generator: torch.Generator | None = None
         # A power of two, as TorchRL's trees: a storage may be a little larger.
         super().__init__(1 << (capacity - 1).bit_length())
+
+    def seed_by(self, generator: torch.Generator | None) -> None:
+        """Seeds the samples by the buffer's generator, if it has one that has not seeded them yet."""
+        if generator is not None and generator is not self._generator:
+            self._generator = generator
+            self.seed(int(torch.randint(2**31, (), generator=generator, device=generator.device)))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_generator": None}
 
     def weighted(self, size: int, beta: float) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Indices, and weights."""
