@@ -402,6 +402,47 @@ def test_several_servers_admit_every_batch_that_one_server_admits(connect: Conne
     assert [call.ended() for call in acting] == [None] * len(writers)
 
 
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_sample_sends_the_steps_that_its_program_holds_back(connect: Connect, prefetch: int) -> None:
+    shards = connect(table())
+    with shards.writer("t", 1, VIEW, chunk_steps=50) as writer:
+        for t in range(20):
+            writer.append(**step(t))
+        assert len(shards.sample("t", 4, VIEW, timeout=20)) == 4
+        writer.append(**step(20))
+    shards.empty_table("t")
+    with shards.writer("t", 1, VIEW, chunk_steps=50) as writer:
+        for t in range(20):
+            writer.append(**step(t))
+        with shards.batches("t", 4, VIEW, prefetch=prefetch, timeout=20) as batches:
+            assert len(next(batches)) == 4
+
+
+def test_an_unfinished_batch_survives_other_samples_and_no_other_table(connect: Connect) -> None:
+    limited, most = table(capacity=3000, samples_per_insert=2.0, slack=33.0), 64
+    shards = connect(limited)
+    with shards.writer("t", 1, VIEW, server=0, chunk_steps=1) as writer:
+        for t in range(16):
+            writer.append(**step(t))
+        counted = []
+        for _ in range(3):
+            with pytest.raises(innet.errors.DeadlineError):
+                shards.sample("t", most, VIEW, timeout=0.0)
+            counted.append(shards.stats()["tables"]["t"]["limiter_sampled"])
+            with suppress(innet.errors.DeadlineError):
+                shards.sample("t", 2, VIEW, timeout=0.0)
+        # The second and third call go on with the batch that the first one has begun.
+        assert counted[0] > 0
+        assert counted[2] <= most
+    shards.drop_table("t")
+    shards.create_table(limited)
+    with shards.writer("t", 1, VIEW, server=1, chunk_steps=1) as writer:
+        for t in range(100, 105):
+            writer.append(**step(t), timeout=10)
+        writer.flush(10)
+        assert (shards.sample("t", 4, VIEW, timeout=10).action >= 100).all()
+
+
 def test_parameters_have_one_version_everywhere(servers: list[Server], log: Lines) -> None:
     tensors = {"w": np.arange(4, dtype=np.float32)}
     with innet.connect(address(servers), tables=[table()]) as shards:

@@ -120,6 +120,8 @@ pub enum WaitReason {
     ReceiveMemory,
     /// Any other cause, as a sentence.
     Other(String),
+    /// The same, where steps of a writer may end the wait; to others it is [`Self::Other`].
+    ForWriters(String),
     /// Reason at one of several servers, with the server's name.
     AtServer(String, Box<WaitReason>),
 }
@@ -159,6 +161,7 @@ impl WaitReason {
                 matches!(wait.cause, MinSize { .. } | Inserts { .. } | SamplesLeft { .. } | Items { .. })
             }
             WaitReason::AtServer(_, reason) => reason.is_for_writers(),
+            WaitReason::ForWriters(_) => true,
             _ => false,
         }
     }
@@ -273,7 +276,7 @@ impl fmt::Display for WaitReason {
                 "the server's receive memory is full of pushes that wait: 1 MiB of this writer, or its table's part of \
                  --max-frame-bytes",
             ),
-            WaitReason::Other(sentence) => f.write_str(sentence),
+            WaitReason::Other(sentence) | WaitReason::ForWriters(sentence) => f.write_str(sentence),
             WaitReason::AtServer(server, reason) => write!(f, "{server}: {reason}"),
         }
     }

@@ -136,6 +136,9 @@ fn read(
 }
 
 fn place(memory: &Memory, (tables, parameters): (Vec<Staged>, Vec<ParametersRecord>)) -> Result<()> {
+    // A save locks a table's writers before its residents, and a restore after them.
+    let _saving = memory.saving();
+    tables.iter().try_for_each(Staged::check_unused)?;
     let mut placed: Vec<Placed> = Vec::with_capacity(tables.len());
     for staged in tables {
         match staged.place() {

@@ -118,7 +118,7 @@ impl Table {
         self.check_turn(turn)?;
         self.check_request(request)?;
         if let (0, Some(0)) = (request.count, request.part.map(|part| part.limiter_samples)) {
-            return Ok(Attempt::Ready(self.empty_part(request)));
+            return Ok(Attempt::Ready(self.empty_part(request)?));
         }
         let short = request.allow_short && last_try;
         let waited = turn.waits();
@@ -143,12 +143,16 @@ impl Table {
                         self.config.name
                     )));
                 }
-                sum_tree::check_samples(request.count.max(1))?;
+                sum_tree::check_samples(request.count.max(part.limiter_samples).max(1))?;
                 part.limiter_samples
             }
         };
         if request.allow_short {
             return Ok(());
+        }
+        if request.part.is_some() {
+            // It takes what is left, and its client asks others for the rest.
+            return self.limiter.check_sample(limiter_samples);
         }
         let most = self.config.capacity * u64::from(self.config.max_times_sampled);
         if most > 0 && u64::from(request.count) > most {
@@ -241,7 +245,7 @@ impl Table {
             return Ok(self.blocked(Cause::Items { found: batch.items.len() as u64, wanted: request.count }));
         }
         let mut sampled = batch.finish(live_items, min_probability)?;
-        sampled.shard = request.part.map(|_| self.shard_state(total));
+        sampled.shard = request.part.map(|_| self.shard_state(total)).transpose()?;
         Ok(Attempt::Ready(sampled))
     }
 
@@ -252,30 +256,32 @@ impl Table {
     }
 
     /// The state for a part of a batch that found the mass `total`.
-    fn shard_state(&self, total: u64) -> ShardState {
+    fn shard_state(&self, total: u64) -> Result<ShardState> {
         let (inserted, allowance) = self.limiter.state();
-        ShardState {
+        // Items that are pushed at this moment have no mass yet, which is not the same as priorities of 0.
+        let counts = total > 0 || self.is_massless()?;
+        Ok(ShardState {
             number: self.number(),
             // An order of items has no parts.
             total_priority: (self.sampler.total_priority(&self.items, total)).unwrap_or(0.0),
-            items: self.items.live(),
+            items: if counts { self.items.live() } else { 0 },
             inserted,
             allowance,
-        }
+        })
     }
 
     /// The reply to a part of a batch without items.
-    fn empty_part(&self, request: &SampleRequest) -> Sampled {
+    fn empty_part(&self, request: &SampleRequest) -> Result<Sampled> {
         let total = self.sampler.total(&self.items);
-        Sampled {
+        Ok(Sampled {
             items: Vec::new(),
             live_items: self.items.tree.live_with_mass(),
             min_probability: min_probability(request, self.fewest_units(request), total),
-            shard: Some(self.shard_state(total)),
+            shard: Some(self.shard_state(total)?),
             rows: Bytes::new(),
             blobs: Vec::new(),
             credit: None,
-        }
+        })
     }
 
     /// Whether there are items and none has mass, for a sample that found nothing. Takes the insert lock, the only one of a prioritized

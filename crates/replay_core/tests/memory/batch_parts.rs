@@ -47,6 +47,17 @@ fn a_table_without_a_ratio_allows_any_number() {
 }
 
 #[test]
+fn a_part_takes_what_a_memory_can_give_and_counts_no_more_than_a_batch() {
+    let table = table(&TableConfig { max_times_sampled: 1, ..config(8) });
+    Actor::open(&table, 1).push_next(3);
+    assert_eq!(sample_as(&table, &part(50, 50)).items.len(), 3);
+    let whole = refusal(table.try_sample(&request(50), false, &mut Turn::default()));
+    assert!(whole.to_string().contains("never has the 50 samples"), "{whole}");
+    let beyond = refusal(table.try_sample(&part(1, u32::MAX), false, &mut Turn::default()));
+    assert!(matches!(beyond, replay_core::Error::TooLarge { .. }), "{beyond}");
+}
+
+#[test]
 fn parameters_are_stored_as_the_version_that_all_memories_have() {
     let memory = memory();
     let store = memory.parameters();

@@ -386,6 +386,23 @@ fn samples_that_did_not_reach_their_reader_can_be_sampled_again() {
 }
 
 #[test]
+fn an_update_gives_no_mass_to_an_item_without_a_sample_left() {
+    let table = table(&TableConfig { max_times_sampled: 1, ..config(8) });
+    Actor::open(&table, 1).push_next(2);
+    let sampled = || match table.try_sample(&request(1), false, &mut Turn::default()) {
+        Ok(Attempt::Ready(sampled)) => sampled,
+        _ => panic!("an item has a sample left"),
+    };
+    let under_way = sampled();
+    let receipt = table.update_priorities(&ids(&under_way), &[5.0]).unwrap();
+    assert_eq!((receipt.applied, receipt.stale), (0, 1));
+    assert_eq!(sampled().items[0].probability, 1.0);
+    drop(under_way);
+    assert_eq!(table.stats()["total_priority"], 2.0);
+    table.check_at_rest().unwrap();
+}
+
+#[test]
 fn an_item_that_is_evicted_on_its_way_stays_evicted() {
     let mut actor = filled(Sampler::Fifo, 1, &[1.0; 4]);
     let capacity = actor.table.config().capacity;

@@ -231,6 +231,26 @@ fn parameters_continue_with_their_versions() {
 }
 
 #[test]
+fn a_snapshot_of_two_tables_leaves_no_writers_if_the_second_is_in_use() {
+    let saved = memory();
+    for name in ["a", "b"] {
+        let table = saved.create_table(&TableConfig { name: name.into(), ..config(50) }).unwrap();
+        Actor::open(&table, 1).push_next(3);
+    }
+    let mut bytes = Vec::new();
+    save_server(&saved, &mut bytes).unwrap();
+    let used = memory();
+    let tables: Vec<_> =
+        ["a", "b"].map(|name| used.create_table(&TableConfig { name: name.into(), ..config(50) }).unwrap()).into();
+    Actor::open(&tables[1], 1).push_next(1);
+    assert!(matches!(refusal(restore(&used, &bytes)), Error::NotEmpty { steps: 1, .. }));
+    let before = memory().create_table(&TableConfig { name: "a".into(), ..config(50) }).unwrap();
+    for counter in ["writers", "inserted_steps", "inserted_items"] {
+        assert_eq!(stat(&tables[0], counter), stat(&before, counter), "{counter}");
+    }
+}
+
+#[test]
 fn a_damaged_snapshot_leaves_neither_writers_nor_parameters() {
     let server = Server::new(&config(20));
     let mut actor = Actor::open(&server.table, 1);

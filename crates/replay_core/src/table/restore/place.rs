@@ -34,7 +34,24 @@ struct ReadyChunk {
     continued_by: Option<usize>,
 }
 
+fn not_empty(table: &Table, residents: &Residents) -> Error {
+    Error::NotEmpty { table: table.config.name.clone(), steps: residents.steps, bytes: table.held.bytes() }
+}
+
 impl Staged {
+    /// Whether [`Self::place`] would find the table empty, asked of all tables before the first one is placed.
+    ///
+    /// # Errors
+    /// As [`Self::place`].
+    pub fn check_unused(&self) -> Result<()> {
+        let residents = self.table.lock_residents()?;
+        self.table.check_open()?;
+        match self.table.is_unused(&residents) {
+            true => Ok(()),
+            false => Err(not_empty(&self.table, &residents)),
+        }
+    }
+
     /// Puts everything into the table, which has to be empty, and returns it. Everything is allocated before the insert
     /// lock, which is held for the whole of it: an empty table has no samples to delay.
     ///
@@ -52,8 +69,7 @@ impl Staged {
         table.check_open()?;
         let mut news = chunks.iter_mut().map(|chunk| &mut chunk.new);
         if !(table.is_unused(&residents) && news.all(|new| new.enter(&table.chunks))) {
-            let refused =
-                Error::NotEmpty { table: table.config.name.clone(), steps: residents.steps, bytes: table.held.bytes() };
+            let refused = not_empty(&table, &residents);
             drop(residents);
             for handle in chunks.iter().filter_map(|chunk| chunk.new.handle()) {
                 table.chunks.retire(handle);

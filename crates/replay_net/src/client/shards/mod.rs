@@ -97,14 +97,12 @@ impl ShardedClient {
         }
     }
 
-    /// A channel for a single batch, preferably one with an unfinished batch of this request.
+    /// A channel for a single batch: the one with an unfinished batch of this request, or one without any.
     fn idle_samples(&self, request: &SampleRequest) -> ShardedSamples {
         let mut idle = lock(&self.idle);
         let begun = idle.iter().position(|channel| channel.has_begun(request));
-        let channel = match begun {
-            Some(index) => Some(idle.swap_remove(index)),
-            None => idle.pop(),
-        };
+        let found = begun.or_else(|| idle.iter().position(|channel| !channel.is_unfinished()));
+        let channel = found.map(|index| idle.remove(index));
         channel.unwrap_or_else(|| ShardedSamples::new(self.group.clone(), request.clone(), 1))
     }
 
@@ -132,13 +130,17 @@ impl ShardedClient {
 
 fn keep<T>(idle: &Mutex<Vec<T>>, channel: T) {
     let mut idle = lock(idle);
-    if idle.len() < MAX_IDLE {
-        idle.push(channel);
+    if idle.len() == MAX_IDLE {
+        // The oldest one, whose unfinished batch nobody has asked for again.
+        idle.remove(0);
     }
+    idle.push(channel);
 }
 
 impl Commands for ShardedClient {
     fn command(&self, command: RequestBody, wait: &Wait<'_>) -> Result<()> {
+        // An unfinished batch has items of before the command, which may empty a table.
+        lock(&self.idle).clear();
         self.all(command.name(), |client| client.command(command.clone(), wait))
     }
 }
@@ -157,6 +159,8 @@ impl Replay<Error> for ShardedClient {
     }
 
     fn drop_table(&self, table: &str, wait: &Wait<'_>) -> Result<()> {
+        // A table that is made again under its name is another one.
+        lock(&self.idle).clear();
         self.all("drop_table", |client| {
             match client.drop_table(table, wait) {
                 // An earlier call dropped the table here, but not on every server.

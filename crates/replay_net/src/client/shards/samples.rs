@@ -88,9 +88,14 @@ impl ShardedSamples {
         self.next(wait)
     }
 
+    /// Whether a batch was requested from servers and not delivered.
+    pub fn is_unfinished(&self) -> bool {
+        self.batches.front().is_some_and(|batch| batch.begun)
+    }
+
     /// Whether an unfinished batch of this request was requested from servers.
     pub fn has_begun(&self, request: &SampleRequest) -> bool {
-        self.request == *request && self.batches.front().is_some_and(|batch| batch.begun)
+        self.request == *request && self.is_unfinished()
     }
 
     fn next_batch(&mut self, wait: &Wait<'_>) -> Result<Sampled> {

@@ -7,9 +7,9 @@ use base::wait::Wait;
 use replay_core::cause::WaitReason;
 
 impl ShardedSamples {
-    /// Adds the names of all servers to the reason of a wait.
+    /// The reason of a wait for writers, with the names of all servers.
     fn on_servers(&self, reason: String) -> WaitReason {
-        format!("{reason}, on the servers {}", self.group.names()).into()
+        WaitReason::ForWriters(format!("{reason}, on the servers {}", self.group.names()))
     }
 
     /// Reason of a wait while no server answers.
