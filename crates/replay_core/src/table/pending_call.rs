@@ -137,7 +137,7 @@ mod tests {
         fn new(line: &'a Arc<WaitingLine>, clock: &'a Clock, until: Option<u64>, renewable: bool) -> Self {
             let until = until.map(|seconds| clock.at(seconds));
             Call {
-                pending: PendingCall::new(Turn::default(), until, renewable, |reason| Error::deadline(reason)),
+                pending: PendingCall::new(Turn::default(), until, renewable, Error::deadline),
                 line,
                 clock,
                 ready: 7,
