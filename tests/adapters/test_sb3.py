@@ -413,7 +413,7 @@ def test_statistics_of_one_process_do_not_normalise_in_others(tmp_path: Path) ->
                 call(model, 10)
         env.training = False
         collect(model, 100)
-        # `min_size` stands for `learning_starts`.
+        # `min_size` takes the place of `learning_starts`.
         with pytest.raises(errors.DeadlineError, match="of the 150 that min_size asks for"):
             train(model, 1)
         collect(model, 100)

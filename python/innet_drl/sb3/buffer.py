@@ -202,7 +202,7 @@ class InnetReplayBuffer(ReplayBuffer):
                 "connection, samples_per_insert and min_size need an address: in one process, gradient_steps and "
                 "learning_starts are the algorithm's"
             )
-        # Misspelled ones are told now: the buffer connects with its first step.
+        # Arguments are checked here, because the buffer connects only with its first step.
         inspect.signature(innet.connect).bind(address, tables=[], **self._connection)
         self.table = innet.Table(
             table,

@@ -41,7 +41,7 @@ impl ItemSampler for Prioritized {
         let mut updates = Vec::with_capacity(ids.len());
         for (id, &raised) in ids.iter().zip(&priorities) {
             // Mass of an item without a sample left would be in the total, and never be sampled.
-            if items.is_used_up(items.times_sampled(id.slot)) {
+            if items.limits_samples() && items.is_used_up(items.times_sampled(id.slot)) {
                 continue;
             }
             updates.push(Update { slot: id.slot, generation: id.generation, units: self.units(items, raised) });

@@ -128,19 +128,22 @@ impl ShardedClient {
     }
 }
 
-fn keep<T>(idle: &Mutex<Vec<T>>, channel: T) {
+/// Keeps a channel for a later call. One that is not `unfinished` gives way to it, or else the oldest one.
+fn keep<T>(idle: &Mutex<Vec<T>>, channel: T, unfinished: impl Fn(&T) -> bool) {
     let mut idle = lock(idle);
     if idle.len() == MAX_IDLE {
-        // The oldest one, whose unfinished batch nobody has asked for again.
-        idle.remove(0);
+        let given_up = idle.iter().position(|channel| !unfinished(channel));
+        idle.remove(given_up.unwrap_or(0));
     }
     idle.push(channel);
 }
 
 impl Commands for ShardedClient {
     fn command(&self, command: RequestBody, wait: &Wait<'_>) -> Result<()> {
-        // An unfinished batch has items of before the command, which may empty a table.
-        lock(&self.idle).clear();
+        if let RequestBody::EmptyTable(_) = command {
+            // Unfinished batches may have items of the table.
+            lock(&self.idle).clear();
+        }
         self.all(command.name(), |client| client.command(command.clone(), wait))
     }
 }
@@ -159,7 +162,7 @@ impl Replay<Error> for ShardedClient {
     }
 
     fn drop_table(&self, table: &str, wait: &Wait<'_>) -> Result<()> {
-        // A table that is made again under its name is another one.
+        // Unfinished batches may have items of the table, and a table that is made again under its name is another one.
         lock(&self.idle).clear();
         self.all("drop_table", |client| {
             match client.drop_table(table, wait) {
@@ -192,7 +195,7 @@ impl Replay<Error> for ShardedClient {
     fn sample(&self, request: &SampleRequest, wait: &Wait<'_>) -> Result<Sampled> {
         let mut channel = self.idle_samples(request);
         let sampled = channel.once(request, wait);
-        keep(&self.idle, channel);
+        keep(&self.idle, channel, ShardedSamples::is_unfinished);
         sampled
     }
 
@@ -216,7 +219,7 @@ impl Replay<Error> for ShardedClient {
         let updated = channel.once(table, ids, priorities, wait);
         // After an error its counts belong to no call.
         if updated.is_ok() {
-            keep(&self.idle_updates, channel);
+            keep(&self.idle_updates, channel, |_| false);
         }
         updated
     }
