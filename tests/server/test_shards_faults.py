@@ -137,6 +137,27 @@ def actions_of(replay: innet.Replay) -> list[int]:
     return sorted(found.values())
 
 
+def test_a_table_that_is_dropped_while_a_server_returns_stays_dropped(tmp_path: Path, log: Lines) -> None:
+    with (
+        Server(f"unix://{tmp_path}/a") as first,
+        Server(f"unix://{tmp_path}/b") as second,
+        innet.connect(f"{first.address},{second.address}", tables=[table(capacity=2000)]) as shards,
+        innet.connect(f"{first.address},{second.address}") as other,
+    ):
+        write(shards, 0, range(20))
+        shards.close()
+        second.kill()
+        second.start()
+        other.sample("t", 4, VIEW)
+        with innet.connect(second.address) as returned, innet.connect(first.address) as left:
+            # From here on the other client knows which tables the server lacks.
+            while "list" not in returned.stats()["server"]["latency_s"]:
+                time.sleep(0.01)
+            left.drop_table("t")
+            log.wait_for("is sampled again")
+            assert list(returned.tables()) == []
+
+
 @pytest.mark.parametrize("how", ["stopped", "restarted", "emptied"])
 def test_an_open_writer_waits_for_its_server_and_the_others_write_on(tmp_path: Path, log: Lines, how: str) -> None:
     snapshots = [] if how == "emptied" else [f"--snapshot={tmp_path}/snapshots"]

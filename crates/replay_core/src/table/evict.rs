@@ -14,6 +14,10 @@ use super::residents::{Resident, Residents};
 /// Chunks taken out under the lock, to be dropped after it.
 pub type Evicted = Vec<Box<Resident>>;
 
+/// Share of a table's bytes that evicted chunks may have with readers before pushes wait for these instead of evicting more: a
+/// reader that is slow shrinks the table by a quarter, and empties none of a few large chunks.
+const HELD_BY_READERS: u64 = 4;
+
 /// Most chunks evicted under one hold of the insert lock: bounds the hold, and the size of their preallocated list.
 pub const EVICTED_AT_ONCE: usize = 64;
 
@@ -23,16 +27,19 @@ impl Table {
     pub(super) fn make_room(&self, residents: &mut Residents, push: &Prepared, evicted: &mut Evicted) -> Outcome<bool> {
         // Evicted chunks whose blobs readers hold, or that another push is about to drop.
         let pinned = self.held.bytes().saturating_sub(residents.bytes);
+        let waits = pinned > self.capacity_bytes / HELD_BY_READERS;
+        let used = if waits { push.bytes } else { pinned + push.bytes };
+        let pinned_bytes = |used: u64| Cause::PinnedBytes {
+            pinned,
+            missing: used - self.capacity_bytes,
+            capacity_bytes: self.capacity_bytes,
+        };
         if pinned + push.bytes > self.capacity_bytes {
-            return Err(Cause::PinnedBytes {
-                pinned,
-                missing: pinned + push.bytes - self.capacity_bytes,
-                capacity_bytes: self.capacity_bytes,
-            });
+            return Err(pinned_bytes(pinned + push.bytes));
         }
         let items = push.items.len();
         while residents.steps + push.rows > self.config.capacity
-            || residents.bytes + pinned + push.bytes > self.capacity_bytes
+            || residents.bytes + used > self.capacity_bytes
             || self.items.free() < items
             || !self.sampler.has_room(&self.items, items)
         {
@@ -46,6 +53,10 @@ impl Table {
             evicted.push(oldest);
         }
         self.first_arrival.store(residents.first, Ordering::Relaxed);
+        let bytes = residents.bytes + pinned + push.bytes;
+        if waits && bytes > self.capacity_bytes {
+            return Err(pinned_bytes(bytes));
+        }
         // Evicted chunks count until they are dropped, after the lock is released.
         Ok(self.held.bytes() + push.bytes <= self.capacity_bytes)
     }

@@ -154,7 +154,7 @@ impl Table {
             // It takes what is left, and its client asks others for the rest.
             return self.limiter.check_sample(limiter_samples);
         }
-        let most = self.config.capacity * u64::from(self.config.max_times_sampled);
+        let most = self.most_samples();
         if most > 0 && u64::from(request.count) > most {
             return Err(Error::Config(format!(
                 "table {:?} never has the {} samples asked for: its capacity of {} at max_times_sampled {} gives {most}; \
@@ -165,8 +165,14 @@ impl Table {
         self.limiter.check_sample(limiter_samples)
     }
 
+    /// With a limit: samples that a full table of new items has left.
+    fn most_samples(&self) -> u64 {
+        self.config.capacity * u64::from(self.config.max_times_sampled)
+    }
+
     /// Admits pushes regardless of the limiter until `count` samples are left.
-    fn want_samples(&self, count: u32) {
+    fn want_samples(&self, count: u64) {
+        let count = u32::try_from(count).unwrap_or(u32::MAX);
         if self.samples_wanted.fetch_max(count, Ordering::Relaxed) < count {
             self.held.wake();
         }
@@ -200,14 +206,11 @@ impl Table {
         match self.items.reserve_samples(batch.wanted, few) {
             Ok(samples) => {
                 batch.reserved = samples;
-                if self.samples_wanted.load(Ordering::Relaxed) > 0 {
-                    self.samples_wanted.store(0, Ordering::Relaxed);
-                }
             }
             Err(left) => {
-                // A sample that may be short is content with fewer at its deadline.
-                if !request.allow_short {
-                    self.want_samples(batch.wanted);
+                if !short {
+                    // A sample that may be short may ask for more than that.
+                    self.want_samples(u64::from(batch.wanted).min(self.most_samples()));
                 }
                 let wanted = batch.wanted;
                 return Ok(self.blocked(Cause::SamplesLeft {
@@ -242,7 +245,16 @@ impl Table {
             if batch.items.is_empty() && self.is_massless()? {
                 return Err(Error::NoMass { table: self.config.name.clone(), items: self.items.live() });
             }
-            return Ok(self.blocked(Cause::Items { found: batch.items.len() as u64, wanted: request.count }));
+            let found = batch.items.len() as u64;
+            if self.items.limits_samples() && self.items.without_mass(1) {
+                // Samples are left, of items without mass, which no batch gets: as many more are wanted as were not found.
+                let left = self.items.samples_left().max(0) as u64 + u64::from(batch.wanted);
+                self.want_samples(left + u64::from(batch.wanted).saturating_sub(found));
+            }
+            return Ok(self.blocked(Cause::Items { found, wanted: request.count }));
+        }
+        if self.samples_wanted.load(Ordering::Relaxed) > 0 {
+            self.samples_wanted.store(0, Ordering::Relaxed);
         }
         let mut sampled = batch.finish(live_items, min_probability)?;
         sampled.shard = request.part.map(|_| self.shard_state(total)).transpose()?;

@@ -63,15 +63,11 @@ fn pinned_bytes_count_until_the_reader_lets_go() {
     actor.push_next(16);
     let first = sample(&table, 1);
     actor.push_next(16);
-    actor.push_next(16);
-    // The first chunk is evicted but read: the third had room only because the second went too.
-    assert_eq!((stat(&table, "steps"), stat(&table, "pinned_bytes")), (16, chunk));
-    let second = sample(&table, 1);
     let mut turn = Turn::default();
-    let two = Body::default().chunk(0, 48, 16).chunk(1, 0, 16);
-    let text = blocked(actor.try_push_in_turn(two, &mut turn));
+    let text = blocked(actor.try_push_in_turn(actor.next(16), &mut turn));
     assert!(text.contains("readers still hold"), "{text}");
-    assert_eq!(stat(&table, "steps"), 16, "a blocked push evicts nothing for nothing");
+    // The first chunk is evicted but read: the second would leave the table empty.
+    assert_eq!((stat(&table, "steps"), stat(&table, "pinned_bytes")), (16, chunk));
     assert_eq!(stat(&table, "blocked_pushes"), 1);
 
     let changed = turn.changed().unwrap();
@@ -79,8 +75,30 @@ fn pinned_bytes_count_until_the_reader_lets_go() {
     drop(first);
     let heard = changed.wait_timeout(Duration::ZERO).is_some();
     assert!(heard, "the blocked push hears of it");
-    actor.push(Body::default().chunk(0, 48, 16));
-    drop(second);
+    drop(turn);
+    actor.push_next(16);
+    assert_eq!((stat(&table, "steps"), stat(&table, "pinned_bytes")), (32, 0));
+}
+
+#[test]
+fn a_reader_makes_a_table_smaller_by_a_quarter_at_most() {
+    const CHUNKS: u64 = 12;
+    let chunk = steps_bytes(0, 16);
+    let table = table(&TableConfig { capacity_bytes: CHUNKS * chunk, ..config(1000) });
+    let mut actor = Actor::open(&table, 1);
+    (0..CHUNKS).for_each(|_| actor.push_next(16));
+    // Equal strata sample each item once.
+    let all = sample(&table, CHUNKS as u32 * 16);
+    let mut turn = Turn::default();
+    blocked(actor.try_push_in_turn(actor.next(16), &mut turn));
+    assert_eq!(stat(&table, "pinned_bytes"), (CHUNKS / 4 + 1) * chunk);
+    assert_eq!(stat(&table, "steps"), (CHUNKS - CHUNKS / 4 - 1) * 16);
+    drop(turn);
+    drop(all);
+    // All of it is there again.
+    (0..=CHUNKS / 4).for_each(|_| actor.push_next(16));
+    assert_eq!(stat(&table, "steps"), CHUNKS * 16);
+    table.check_at_rest().unwrap();
 }
 
 #[test]

@@ -205,25 +205,54 @@ fn a_push_that_is_refused_gives_its_admission_back() {
 #[test]
 fn samples_that_went_with_evicted_items_do_not_stop_the_table() {
     // The slack lets writers run further ahead than the table holds.
-    let table = table(&TableConfig { max_times_sampled: 1, samples_per_insert: 1.0, slack: 64.0, ..config(8) });
-    let mut actor = Actor::open(&table, 1);
-    let mut sampled = 0;
-    for _ in 0..400 {
-        let sample = table.try_sample(&request(6), false, &mut Turn::default()).unwrap();
-        if let Attempt::Ready(batch) = sample {
-            batch.credit.unwrap().delivered();
-            sampled += 1;
-        } else if let Attempt::Blocked(waits) = actor.try_push(actor.next(7)).unwrap() {
-            panic!("both sides wait: {waits}");
-        } else {
-            actor.next_step += 7;
+    let limited = TableConfig { max_times_sampled: 1, samples_per_insert: 1.0, slack: 64.0, ..config(8) };
+    for allow_short in [false, true] {
+        let table = table(&limited);
+        let mut actor = Actor::open(&table, 1);
+        let asked = SampleRequest { allow_short, ..request(6) };
+        let mut sampled = 0;
+        for _ in 0..400 {
+            let sample = table.try_sample(&asked, false, &mut Turn::default()).unwrap();
+            if let Attempt::Ready(batch) = sample {
+                batch.credit.unwrap().delivered();
+                sampled += 1;
+            } else if let Attempt::Blocked(waits) = actor.try_push(actor.next(7)).unwrap() {
+                panic!("both sides wait: {waits}");
+            } else {
+                actor.next_step += 7;
+            }
         }
+        assert!(sampled > 180, "{sampled}");
     }
-    assert!(sampled > 180, "{sampled}");
 
+    let table = table(&limited);
     let error = refusal(table.try_sample(&request(9), false, &mut Turn::default()));
     assert!(matches!(error, Error::Config(_)), "{error}");
     assert!(error.to_string().contains("capacity of 8"), "{error}");
+}
+
+#[test]
+fn samples_of_items_without_mass_do_not_stop_the_table() {
+    let table = table(&TableConfig { max_times_sampled: 1, samples_per_insert: 1.0, slack: 12.0, ..config(100) });
+    let mut actor = Actor::open(&table, 1);
+    let mut push = |step: u64| {
+        let priority = if step.is_multiple_of(3) { 1.0 } else { 0.0 };
+        actor.try_push(Body::default().chunk(0, step, 1).item(0, step, priority))
+    };
+    let sample = || table.try_sample(&request(6), false, &mut Turn::default());
+    (0..13).for_each(|step| assert!(matches!(push(step), Ok(Attempt::Ready(_))), "{step}"));
+    blocked(push(13));
+    // Five of them have mass. Without more no batch is full, and no sample lets the limiter go on.
+    for step in 13..16 {
+        blocked(sample());
+        assert!(matches!(push(step), Ok(Attempt::Ready(_))), "{step}");
+    }
+    let Ok(Attempt::Ready(batch)) = sample() else { panic!("six items have mass") };
+    assert_eq!(batch.items.len(), 6);
+    batch.credit.unwrap().delivered();
+    // From here on the limiter alone decides.
+    (16..19).for_each(|step| assert!(matches!(push(step), Ok(Attempt::Ready(_))), "{step}"));
+    blocked(push(19));
 }
 
 #[test]

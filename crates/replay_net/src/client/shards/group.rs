@@ -186,7 +186,13 @@ impl Group {
             return Ok(());
         };
         let other = &self.shards[other].client;
-        let there = other.list(&wait)?;
+        let mut there = other.list(&wait)?;
+        let known = |table: &TableConfig| here.tables.iter().any(|known| known.name == table.name);
+        if !there.tables.iter().all(known) {
+            // A table that is missing may be on its way out: it is dropped at one server after the other.
+            host::sleep(RETRY_AFTER);
+            there = other.list(&wait)?;
+        }
         complete(client, &here.tables, &there.tables, &wait)?;
         for listed in there.parameters {
             let known = here.parameters.iter().find(|p| p.name == listed.name);

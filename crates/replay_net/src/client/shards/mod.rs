@@ -156,9 +156,27 @@ impl Replay<Error> for ShardedClient {
     }
 
     fn table_config(&self, table: &str, wait: &Wait<'_>) -> Result<Arc<TableConfig>> {
-        let tables = self.group.each(|client| ask_promptly(client, wait, |wait| client.table_config(table, wait)))?;
-        let whole = merge::whole(&tables[0].1, self.group.shards.len() as u64);
-        Ok(Arc::new(whole))
+        let describe = |client: &Client| match ask_promptly(client, wait, |wait| client.table_config(table, wait)) {
+            Err(error) if error.code() == ErrorCode::UnknownTable => Ok(Err(error)),
+            described => described.map(Ok),
+        };
+        let (mut part, mut lacking) = (None, Vec::new());
+        for (shard, described) in self.group.each(describe)? {
+            match described {
+                Ok(table) => part = Some(table),
+                Err(error) => lacking.push((shard, error)),
+            }
+        }
+        let Some(part) = part else {
+            return Err(lacking
+                .pop()
+                .map_or_else(|| self.group.none_answers(), |(at, e)| self.group.shards[at].named(e)));
+        };
+        // Servers that were restarted without the table get it as they return.
+        for (shard, error) in lacking {
+            self.group.leave(shard, &error);
+        }
+        Ok(Arc::new(merge::whole(&part, self.group.shards.len() as u64)))
     }
 
     fn drop_table(&self, table: &str, wait: &Wait<'_>) -> Result<()> {
