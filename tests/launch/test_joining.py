@@ -16,7 +16,7 @@ from training import small
 
 import innet_drl as innet
 from innet_drl.cli import main
-from innet_drl.launch.joining import Joining, join
+from innet_drl.launch.joining import Joining, _await_run, _RunEnded, join
 from innet_drl.train.config import Config
 from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.evaluation import Evaluation
@@ -170,6 +170,16 @@ def test_of_several_runs_one_has_to_be_named(address: str) -> None:
         join(Joining(address, 0))
     with pytest.raises(ConfigurationError, match="index 9: run b"):
         join(Joining(address, 9, run="b"))
+
+
+def test_an_actor_that_joins_again_joins_its_own_run(address: str) -> None:
+    publish(address, "a")
+    publish(address, "b")
+    with innet.connect(address) as replay:
+        assert _await_run(replay, Joining(address, 0), "a")[0] == "a"
+        publish(address, "a", ended=True)
+        with pytest.raises(_RunEnded):
+            _await_run(replay, Joining(address, 0), "a")
 
 
 def test_an_actor_of_a_run_that_has_ended_ends(address: str, caplog: pytest.LogCaptureFixture) -> None:

@@ -25,6 +25,7 @@ from innet_drl.launch.launcher import LocalLauncher
 from innet_drl.train import evaluation, evaluation_schedule, video
 from innet_drl.train.config import Config
 from innet_drl.train.evaluation import Evaluation
+from innet_drl.train.following import follow
 from innet_drl.train.memory import EmbeddedMemory, MemorySettings
 from innet_drl.train.metrics import Metrics
 from innet_drl.train.run_folder import RunFolder
@@ -203,6 +204,9 @@ def test_ctrl_c_in_the_last_evaluation_skips_it_and_the_video(tmp_path: Path, mo
     assert result.learner_updates > 0
     assert result.evaluation is None
     assert not (tmp_path / "run" / "evaluation.json").exists()
+    # The run has reached its end: a follower evaluates its agent, and ends, too.
+    monkeypatch.setattr(evaluation_schedule, "evaluate", evaluate)
+    assert [report.agents[0].agent_steps for report in follow([tmp_path / "run"])] == [result.agent_steps]
     assert RunFolder(tmp_path / "run").latest_checkpoint()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -274,6 +275,41 @@ def test_files_of_others(tmp_path: Path) -> None:
             stored = list(replay.episodes("t"))
             np.testing.assert_array_equal(np.concatenate([one.frame for one in stored]), camera, name)
             np.testing.assert_array_equal(np.concatenate([one.place for one in stored]), place.astype(np.float32), name)
+
+
+def test_infos_of_minari_do_not_replace_its_columns(tmp_path: Path) -> None:
+    episode = minari.data_collector.EpisodeBuffer(
+        observations=np.zeros((4, 2), np.float32),
+        actions=np.array([1, 2, 3]),
+        rewards=np.ones(3),
+        terminations=np.array([False, False, True]),
+        truncations=np.zeros(3, bool),
+        infos={"action": np.array([9, 9, 9, 9]), "terminated": np.ones(4, bool), "lives": np.arange(4)},
+    )
+    spaces = {"observation_space": gymnasium.spaces.Box(-1, 1, (2,)), "action_space": gymnasium.spaces.Discrete(10)}
+    arguments: Any = spaces
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        minari.create_dataset_from_buffers("infos/of-v0", [episode], **arguments)
+    read = next(datasets.read("minari:infos/of-v0"))
+    assert read["action"].tolist() == [1, 2, 3, 0]
+    assert read["terminated"].tolist() == [False, False, True, False]
+    assert read["lives"].tolist() == [0, 1, 2, 3]
+
+
+def test_edited_files_are_read_as_they_are(tmp_path: Path) -> None:
+    ends = {"terminated": np.array([False, True]), "truncated": np.zeros(2, bool)}
+    path, edited = tmp_path / "a.parquet", tmp_path / "b.parquet"
+    datasets.write(path, [{"action": np.array([1, 2]), "pixel": np.array([[-1], [2]], np.int8), **ends}])
+    table = pq.read_table(path)
+    index = table.schema.get_field_index("action")
+    pq.write_table(table.set_column(index, "action", table["action"].cast(pa.float64())), edited)
+    read = next(datasets.read(edited))
+    assert (read["action"].tolist(), read["pixel"].tolist()) == ([1.0, 2.0], [[-1], [2]])
+    ragged = {"observation": pa.array([b"ab", b"abcd"]), **{name: pa.array(array) for name, array in ends.items()}}
+    pq.write_table(pa.table(ragged), path)
+    with pytest.raises(errors.CorruptError, match="'observation' have 2 to 4 elements"):
+        next(datasets.read(path))
 
 
 def test_numpy_and_pyarrow_read_our_files(tmp_path: Path) -> None:

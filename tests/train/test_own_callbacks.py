@@ -16,6 +16,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from innet_drl import train
 from innet_drl.train.environments.vector import INFO_BYTES, last_info
 from innet_drl.train.errors import ConfigurationError
+from innet_drl.train.following import follow
 from innet_drl.train.metrics import ActorReport, Game
 from innet_drl.train.published_run import REPORT_BYTES, _decoded, _encoded, _parts
 
@@ -95,6 +96,10 @@ def test_evaluations_have_an_environment_of_their_own(tmp_path: Path) -> None:
     result = train.run(other, folder=tmp_path / "arguments")
     assert result.evaluation is not None
     assert result.evaluation.scores == [14.0] * 4
+    best = tmp_path / "arguments" / "best.safetensors"
+    best.unlink()
+    next(follow([tmp_path / "arguments"]))
+    assert best.exists(), "a follower plays under the run's own conditions"
     result = train.run(
         config(evaluation_environment="CartPole-v1", environment=Four, serial=True), folder=tmp_path / "run"
     )

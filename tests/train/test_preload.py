@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,13 +13,16 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from calls import Lines
 from serving import served_memories
 
 import innet_drl as innet
 from innet_drl import datasets, errors, train
 from innet_drl.train import environments
 from innet_drl.train.errors import ConfigurationError
+from innet_drl.train.evaluation import Evaluation
 from innet_drl.train.memory import memory_settings
+from innet_drl.train.metrics import Metrics
 from innet_drl.train.preload import preload
 
 EPISODES, STEPS = 20, 15
@@ -116,9 +120,35 @@ def test_without_a_share_they_are_in_the_run_s_own_table(tmp_path: Path) -> None
     lines = tmp_path / "run" / "metrics.jsonl"
     train.run(config(path, preload_share=0.0, steps=2500, report_seconds=0.5), folder=tmp_path / "run")
     last = json.loads(lines.read_text().splitlines()[-1])
-    # Final rows of the run's own games are fewer than the demonstrations.
-    assert last["games"] < 300
-    assert last["replay_steps"] - last["agent_steps"] >= EPISODES * (STEPS + 1)
+    # Beside the run's own steps and the final rows of its games.
+    assert last["replay_steps"] - last["agent_steps"] - last["games"] >= EPISODES * (STEPS + 1)
+
+
+class Enough(train.Callback):
+    def on_evaluation(self, evaluation: Evaluation, agent_steps: int) -> None:
+        raise train.StopTraining("enough")
+
+
+class AtOnce(train.Callback):
+    def on_metrics(self, metrics: Metrics) -> None:
+        raise train.StopTraining("enough")
+
+
+def test_updates_that_demonstrations_bring_end_with_the_run(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"preload_share": 0.0, "min_size": 128, "batch_size": 32, "evaluation_period": 20}
+    path = demonstrations(tmp_path / "data.npz")
+    one = config(path, serial=True, environments=4, **settings)
+    result = train.run(one, folder=tmp_path / "run", callbacks=[Enough()])
+    assert result.learner_updates == 20
+
+
+def test_the_log_has_the_demonstrations_that_did_not_come(tmp_path: Path, log: Lines) -> None:
+    path = demonstrations(tmp_path / "data.npz")
+    settings: dict[str, Any] = {"preload_share": 0.0, "min_size": 128, "environments": 4, "report_seconds": 0.1}
+    train.run(config(path, samples_per_insert=512.0, **settings), folder=tmp_path / "run", callbacks=[AtOnce()])
+    # By the thread of the import.
+    log.wait_for("data.npz ended early: ")
+    assert any(re.search(r"early: \d+ of its 300 steps are in table", line) for line in log.lines)
 
 
 def test_a_resumed_run_has_them_again(tmp_path: Path) -> None:

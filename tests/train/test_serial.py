@@ -85,6 +85,14 @@ def test_a_resumed_run_starts_new_games_and_keeps_all_else(tmp_path: Path, chang
     assert resumed["samples_per_insert"] <= config.samples_per_insert
 
 
+def test_a_lower_replay_ratio_counts_from_where_the_run_is(tmp_path: Path) -> None:
+    first = local.train(small(serial=True), tmp_path / "run")
+    lower = small(serial=True, samples_per_insert=1.0, steps=1_400)
+    second = local.train(lower, tmp_path / "run", resume=True)
+    # Without it the next update came after six times as many steps.
+    assert 0 < second.learner_updates - first.learner_updates < 20
+
+
 def test_checkpoints_are_plain_safetensors(tmp_path: Path) -> None:
     local.train(small(serial=True, steps=300), tmp_path / "run")
     (path,) = (tmp_path / "run" / "checkpoints").iterdir()

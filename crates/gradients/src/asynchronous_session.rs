@@ -172,6 +172,7 @@ impl AsynchronousSession {
         self.contributions.offered += 1;
         self.in_flight.clear();
         self.unsent.clear();
+        self.session.window.begin_round();
         for (number, segment) in (0..).zip(&mut self.segments) {
             segment.pending = true;
             if !segment.held {
@@ -212,6 +213,7 @@ impl AsynchronousSession {
         self.unresolved = 0;
         self.unsent.clear();
         self.in_flight.clear();
+        self.session.window.begin_round();
         self.index = index;
         self.segments.fill(SegmentProgress::after(index));
         for mean in &mut self.means {

@@ -350,7 +350,8 @@ impl Inner {
         let request = JoinJob {
             worker: parent.rack,
             workers: parent.racks,
-            name: format!("the aggregator at {}", self.aggregators[0].address()),
+            // The longest IPv6 address with a port has 47 bytes.
+            name: format!("aggregator at {}", self.aggregators[0].address()),
             ..request.clone()
         };
         let stop = Arc::new(AtomicBool::new(false));

@@ -282,6 +282,12 @@ fn restore(memory: &Memory, disk: &dyn Disk, folder: &Path, numbers: &[u64]) -> 
                 tracing::error!(%error, "the snapshot before it is used");
                 damaged.push(number);
             }
+            Err(error @ Error::Io { .. }) => {
+                return Err(Error::Config(format!(
+                    "{error}: make it readable, or move that file out of {} to restore the one before it",
+                    folder.display()
+                )));
+            }
             Err(error) => {
                 return Err(Error::Config(format!(
                     "the snapshot {} does not fit this server: {error}; restore the setting, or move the snapshots out \

@@ -8,6 +8,7 @@ use numpy::{
     PyArrayDescrMethods, PyArrayDyn, PyArrayMethods, PyReadonlyArrayDyn, PyReadwriteArrayDyn, PyUntypedArray,
     PyUntypedArrayMethods,
 };
+use pyo3::exceptions::PyException;
 use pyo3::intern;
 use pyo3::prelude::*;
 
@@ -196,6 +197,8 @@ fn as_array<'py>(value: &Bound<'py, PyAny>, refuse: &impl Fn(String) -> PyErr) -
     };
     match py.import("numpy")?.call_method1("asarray", (&value,)) {
         Ok(array) => Ok(array.cast_into::<PyUntypedArray>()?),
+        // Ctrl-C while the value is computed.
+        Err(error) if !error.is_instance_of::<PyException>(py) => Err(error),
         // NumPy's and torch's own messages (a ragged list, a tensor on a GPU) are the most specific.
         Err(error) => Err(refuse(format!("not an array: {}", error.value(py)))),
     }

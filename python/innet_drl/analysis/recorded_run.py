@@ -24,7 +24,7 @@ from innet_drl.train.config import Config
 from innet_drl.train.display import Progress
 from innet_drl.train.errors import RunFolderError
 from innet_drl.train.metrics import Metrics
-from innet_drl.train.run_folder import RunFolder
+from innet_drl.train.run_folder import FINISHED, RunFolder
 from innet_drl.train.signs import WARM_UP, signs, values_of
 
 LINES_SHOWN = 10_000
@@ -122,12 +122,12 @@ class RecordedRun:
             return "training now"
         if self.sessions:
             return str(self.sessions[-1].get("how", "no end was recorded: killed, or training on another machine"))
-        return "finished" if self.evaluation is not None else "its end was not recorded"
+        return FINISHED if self.evaluation is not None else "its end was not recorded"
 
     @property
     def is_complete(self) -> bool:
         """Whether the run is training, or ended as it should."""
-        return self.state in ("training now", "finished")
+        return self.state in ("training now", FINISHED)
 
 
 @contextlib.contextmanager

@@ -201,8 +201,6 @@ def import_table(
     stored = Counts()
     try:
         dropped = _append(replay, definition, name, columns or {}, view, priority, timeout, stored, servers)
-    except errors.ClosedError:
-        raise
     except (errors.ReplayError, KeyboardInterrupt):
         logger.warning(
             "the import of %s ended early: %d of its %d steps are in table %r", name, stored.steps, checked.steps, table

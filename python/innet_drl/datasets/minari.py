@@ -90,7 +90,8 @@ def read(name: str) -> Iterator[rows.Block]:
         terminated, truncated = np.array(episode.terminations, bool), np.array(episode.truncations, bool)
         if not (terminated[-1] or truncated[-1]):
             truncated[-1] = True
-        block |= {"terminated": terminated, "truncated": truncated, **_infos(episode.infos, steps)}
+        block |= {"terminated": terminated, "truncated": truncated}
+        block = {**_infos(episode.infos, steps), **block}
         rows_of = {column: _padded(values, steps + 1) for column, values in block.items()}
         rows_of["final"] = np.arange(steps + 1) == steps
         rows_of["episode"] = np.full(steps + 1, number, np.int64)
@@ -98,12 +99,15 @@ def read(name: str) -> Iterator[rows.Block]:
 
 
 def _infos(infos: Any, steps: int) -> dict[str, NDArray[Any]]:
-    """Arrays of the infos that have a value for each step."""
+    """Arrays of the infos that have a value for each step, and no name of the data set's own columns."""
     arrays = rows.flat(infos or {})
     return {
         name: array
         for name, array in arrays.items()
-        if isinstance(array, np.ndarray) and len(array) in (steps, steps + 1)
+        if isinstance(array, np.ndarray)
+        and array.ndim > 0
+        and len(array) in (steps, steps + 1)
+        and name.partition("/")[0] not in _NAMES
     }
 
 

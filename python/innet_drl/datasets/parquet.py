@@ -119,20 +119,28 @@ def _to_numpy(name: str, column: pa.Array, known: dict[str, Any] | None) -> NDAr
         begin = column.offset * size
         values = np.frombuffer(column.buffers()[1], np.uint8)[begin : begin + count * size]
     elif pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        _check_lengths(name, pc.binary_length(column))
         values = np.frombuffer(b"".join(column.to_pylist()), np.uint8)
     else:
         while _is_list(column.type):
-            lengths = pc.min_max(pc.list_value_length(column)).as_py()
-            if lengths["min"] != lengths["max"]:
-                raise ValueError(f"the lists of column {name!r} have {lengths['min']} to {lengths['max']} elements")
+            _check_lengths(name, pc.list_value_length(column))
             column = column.flatten()
         values = column.to_numpy(zero_copy_only=False)
     if known is not None:
-        shaped: NDArray[Any] = values.view(known["dtype"]).reshape(count, *known["shape"])
+        if known["dtype"] == "int8" and values.dtype == np.uint8:
+            # Binaries have no sign. Other columns have the dtype that they have now: the file may have been edited.
+            values = values.view(np.int8)
+        shaped: NDArray[Any] = values.reshape(count, *known["shape"])
         return shaped
     scalars: bool = len(values) == count and kind == column.type
     numbers: NDArray[Any] = values if scalars else values.reshape(count, -1)
     return numbers
+
+
+def _check_lengths(name: str, lengths: pa.Array) -> None:
+    least, most = pc.min_max(lengths).as_py().values()
+    if least != most:
+        raise ValueError(f"the values of column {name!r} have {least} to {most} elements")
 
 
 def _is_list(kind: pa.DataType) -> bool:

@@ -228,8 +228,14 @@ def fit(source: str, block: Block, table: innet.Table, names: Mapping[str, str])
                 f"{source}: column {theirs!r} is {array.dtype}, and {column.dtype} in table {table.name!r}: "
                 "convert the file, or give the table this dtype"
             )
-        cast = array.reshape(count, *column.shape).astype(column.dtype, copy=False)
-        if integers and not np.array_equal(cast.ravel(), array.ravel()):
+        with np.errstate(over="ignore"):
+            cast = array.reshape(count, *column.shape).astype(column.dtype, copy=False)
+        if array.dtype.kind in "iu":
+            held = np.array_equal(cast.ravel(), array.ravel())
+        else:
+            # Rounded, but finite where they were.
+            held = cast.dtype == array.dtype or np.array_equal(np.isfinite(cast).ravel(), np.isfinite(array).ravel())
+        if not held:
             raise errors.SchemaError(
                 f"{source}: column {theirs!r} has values that {column.dtype} of table {table.name!r} does not hold"
             )

@@ -135,11 +135,11 @@ def join(joining: Joining) -> None:
 
 
 def _await_run(replay: innet.Replay, joining: Joining, known: str | None) -> tuple[str, PublishedRun]:
-    """Waits until the run is published."""
+    """Waits until the run is published: `known`, or else the only one."""
     said = ""
     while True:
         runs = published_runs(replay)
-        live = {name: run for name, run in runs.items() if not run.ended and joining.run in (None, name)}
+        live = {name: run for name, run in runs.items() if not run.ended and known in (None, name)}
         if len(live) > 1:
             raise ConfigurationError(
                 "{address} has several runs, {runs}: name the actor's by --run, or by {namespace}",
@@ -150,7 +150,7 @@ def _await_run(replay: innet.Replay, joining: Joining, known: str | None) -> tup
             return live.popitem()
         if known in runs:
             raise _RunEnded
-        wanted = "a learner" if joining.run is None else f"the learner of run {joining.run}"
+        wanted = "a learner" if known is None else f"the learner of run {known}"
         reason = "none has published its run there" + (f" but {', '.join(runs)}, which ended" if runs else "")
         within = f" --namespace {joining.namespace}" if joining.namespace else ""
         waiting = f"waiting for {wanted} (innet-drl learner --replay {joining.replay}{within}): {reason}"

@@ -14,7 +14,7 @@ from innet_drl.train.display import Progress, silent
 from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.evaluation_report import Report, evaluate_runs
 from innet_drl.train.evaluation_schedule import EvaluatedAgent, save_if_best
-from innet_drl.train.run_folder import RunFolder
+from innet_drl.train.run_folder import FINISHED, RunFolder
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ def follow(
             report = evaluate_runs(runs, protocol=protocol, seeds=seeds, changes=changes, progress=progress)
             (agent,), (evaluation,) = report.agents, report.evaluations
             evaluated = agent.checkpoint
-            if report.config == agent.config and len(seeds) == 1:
+            if report.config == agent.config.evaluated and len(seeds) == 1:
                 tensors = dict(agent.network.state_dict())
                 save_if_best(folder, EvaluatedAgent(tensors, agent.agent_steps, agent.learner_updates), evaluation)
             yield report
@@ -68,13 +68,11 @@ def follow(
 
 
 def _ended_at(folder: RunFolder) -> int | None:
-    """Agent steps at which training ended with an evaluation; `None` if it has not."""
-    evaluation = folder.path / "evaluation.json"
+    """Agent steps at which training has reached its end; `None` if it has not."""
     try:
-        # A session that continues the run writes the settings when it begins.
-        if evaluation.stat().st_mtime_ns < (folder.path / "config.yaml").stat().st_mtime_ns:
-            return None
-        steps: int = json.loads(evaluation.read_text())["agent_steps"]
+        *_, last = (folder.path / "sessions.jsonl").read_text().splitlines()
+        session = json.loads(last)
+        # A session that continues the run begins with a line of its own.
+        return int(session["agent_steps"]) if session.get("how") == FINISHED else None
     except (FileNotFoundError, ValueError, KeyError):
         return None
-    return steps

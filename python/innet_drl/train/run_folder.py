@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+FINISHED = "finished"
+"""How a session ended that reached the end of training, in `sessions.jsonl`."""
 KEPT_CHECKPOINTS = 3
 
 

@@ -15,6 +15,9 @@ from innet_drl.train.networks import make_network
 from innet_drl.train.stopwatch import TimedBatches
 from innet_drl.train.trainer import Trainer
 
+RATIO_SETTINGS = ("samples_per_insert", "min_size")
+"""Settings by which updates and steps keep pace."""
+
 
 def train(trainer: Trainer) -> None:
     """Trains until the trainer is finished, and writes a checkpoint."""
@@ -24,12 +27,17 @@ def train(trainer: Trainer) -> None:
         EmbeddedMemory.unserved(trainer.memory_settings()) as memory,
         contextlib.ExitStack() as running,
     ):
-        inserted = drawn = 0
+        inserted = 0
+        drawn: float = 0
         # The replay ratio counts the run's own transitions.
         own = config.batch_size - config.demonstrations
         if restored := trainer.restore_memory(memory):
             table = memory.stats()
             inserted, drawn = table["inserted_items"], table["sampled_items"]
+            if config.changed(trainer.folder.config(), RATIO_SETTINGS):
+                # As the rate limiter of a table with new settings: neither side is further ahead than the slack.
+                even = config.samples_per_insert * (inserted - config.min_size)
+                drawn = max(min(drawn, even + config.slack), even - config.slack, 0)
         trainer.preload(memory)
         if not restored:
             # Demonstrations without a table of their own.
@@ -53,7 +61,7 @@ def train(trainer: Trainer) -> None:
                 report = actor.report(times=False)
                 inserted += report.steps
                 trainer.reporter.add_report(report)
-                while drawn + own <= config.samples_per_insert * (inserted - config.min_size):
+                while drawn + own <= config.samples_per_insert * (inserted - config.min_size) and not trainer.ends_now:
                     stopwatch.lap("other")
                     batch = next(timed)
                     stopwatch.lap("free")

@@ -44,7 +44,7 @@ from innet_drl.train.metrics import Meter
 from innet_drl.train.numerics import choose_numerics, random_batch
 from innet_drl.train.preload import preload
 from innet_drl.train.reporting import Reporter
-from innet_drl.train.run_folder import RunFolder
+from innet_drl.train.run_folder import FINISHED, RunFolder
 from innet_drl.train.session import Session
 
 logger = logging.getLogger(__name__)
@@ -108,6 +108,7 @@ class Trainer:
             callback.training = Training(self.learner, self.meter)
         self.evaluations = EvaluationSchedule(self.session, self.learner)
         self._next_checkpoint = time.monotonic() + 60 * config.checkpoint_minutes
+        self._reached_end = False
 
     def _check_evaluated(self) -> None:
         """Checks that the environment of evaluations has the spaces of the one that is trained on."""
@@ -155,8 +156,8 @@ class Trainer:
         self.session.__exit__()
         if self.reporter.has_begun:
             self.reporter.close()
-            how = "finished" if error is None else f"{type(error).__name__}: {error}".rstrip(": ")
-            how = "interrupted" if self.session.interrupted and error is None else how
+            how = FINISHED if self._reached_end else "interrupted"
+            how = how if error is None else f"{type(error).__name__}: {error}".rstrip(": ")
             self.folder.end_session(self.meter.agent_steps, how)
             newest = self.folder.newest_checkpoint()
             if isinstance(error, KeyboardInterrupt) and newest is not None:
@@ -248,13 +249,18 @@ class Trainer:
     @property
     def finished(self) -> bool:
         """Whether training has reached its time, steps or target, or a signal or callback has ended it."""
-        config = self.config
+        steps = self.config.steps
+        return self.ends_now or (steps is not None and self.meter.agent_steps >= steps)
+
+    @property
+    def ends_now(self) -> bool:
+        """As `finished`, without the steps, for which the updates are still made."""
+        minutes = self.config.minutes
         return (
             self.session.interrupted
             or self.session.stopped
             or self.evaluations.reached_target
-            or (config.minutes is not None and self.meter.session_s >= 60 * config.minutes)
-            or (config.steps is not None and self.meter.agent_steps >= config.steps)
+            or (minutes is not None and self.meter.session_s >= 60 * minutes)
         )
 
     def learn(self, batch: TorchBatch) -> Update:
@@ -364,6 +370,8 @@ class Trainer:
     def finish(self) -> Result:
         """Evaluates the trained agent, records a video of it, and sums up the session."""
         config, meter, updates, session = self.config, self.meter, self.learner.updates, self.session
+        # A signal from here on skips the games.
+        self._reached_end = not session.interrupted
         seconds = meter.time_s
         # Writes files, which is not training time.
         self.reporter.end_times()

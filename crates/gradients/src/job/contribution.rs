@@ -8,6 +8,7 @@ use super::Job;
 use crate::Transmit;
 use crate::packet::{ALL_SEGMENTS, Ack, HEADER_BYTES, PacketHeader, PacketKind, Status};
 use crate::segments::{Lookup, SegmentId, SegmentState};
+use crate::settings::role;
 
 /// Element type of contributions of `kind`, for errors.
 fn content(kind: PacketKind) -> &'static str {
@@ -95,8 +96,9 @@ impl Job {
                 self.send_sum(worker..worker + 1, index, out);
             }
             _ if slot.kind != kind || self.slots.values(index).len() != body.len() => {
+                let role = role(self.settings.racks);
                 let text = format!(
-                    "worker {worker} sent {} bytes ({}) for segment {} of round {}, another worker {} ({}): \
+                    "{role} {worker} sent {} bytes ({}) for segment {} of round {}, another {role} {} ({}): \
                      all workers have to sum vectors of the same length",
                     body.len(),
                     content(kind),

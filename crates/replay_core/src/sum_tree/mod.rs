@@ -249,7 +249,15 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
 
     /// The smallest positive priority in units, `None` without one. Scans the leaves: O(capacity).
     pub fn min_positive(&self) -> Option<u64> {
-        self.leaves().map(|(_, leaf)| leaf.units()).filter(|&units| units > 0).min()
+        // Less one, so that none are the most, without a branch. The children of a node are independent minima.
+        let mut least = [u64::MAX; FANOUT];
+        for node in &self.levels[0] {
+            for (least, word) in least.iter_mut().zip(&node.words) {
+                let units = Leaf::from_word(word.load(Ordering::Relaxed)).units();
+                *least = units.wrapping_sub(1).min(*least);
+            }
+        }
+        least.into_iter().min().map(|units| units.wrapping_add(1)).filter(|&units| units > 0)
     }
 
     /// Priorities that were cut to [`SumTree::MAX_UNITS`] so far.

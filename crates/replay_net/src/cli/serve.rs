@@ -67,11 +67,12 @@ pub fn run(flags: &ServeFlags, matches: &ArgMatches) -> Result<()> {
     let runtime =
         runtime::Builder::new_current_thread().enable_io().build().map_err(io_error("cannot make a runtime"))?;
     runtime.block_on(async {
+        // Before there are handlers, so that a signal ends a restore.
+        let running = Server::start(&config, Memory::new(config.memory_limits()))?;
         let handler = |kind| signal(kind).map_err(io_error("cannot handle signals"));
         let mut terminate = handler(SignalKind::terminate())?;
         let mut interrupt = handler(SignalKind::interrupt())?;
         let mut hang_up = handler(SignalKind::hangup())?;
-        let running = Server::start(&config, Memory::new(config.memory_limits()))?;
         announce(&running);
         let server = running.server().clone();
         let mut end = tokio::task::spawn_blocking(move || running.wait());

@@ -238,7 +238,9 @@ impl Size {
         }
         let stored = load.memory - load.connections * cost::CONNECTION;
         if stored > 0.5 * flags.server_bytes as f64 {
-            settings.push(format!("--max-bytes {}", stored as u64));
+            // Tables and parameters have what is left beside frames on their way in.
+            let received = default.memory_limits().receive_bytes;
+            settings.push(format!("--max-bytes {}", stored as u64 + received + 2 * flags.parameter_bytes));
         }
         if load.connections > f64::from(default.max_connections) {
             let connections = 2f64.powf(load.connections.log2().ceil());

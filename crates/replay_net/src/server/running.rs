@@ -246,7 +246,7 @@ impl Server {
         bound: AddressSender,
         threads: &mut Vec<JoinTask>,
     ) -> Result<()> {
-        raise_file_limit(config.max_connections.saturating_add(config.max_handshakes));
+        raise_file_limit(config);
         let mut others = Vec::new();
         for number in 1..config.effective_io_threads() {
             let (sender, accepted) = mpsc::unbounded_channel();
@@ -310,19 +310,19 @@ fn trusted_with(config: &ServerConfig) -> Option<String> {
     }
 }
 
-/// File descriptors of a server with `connections` connections.
-pub fn open_files(connections: u32) -> u64 {
-    u64::from(connections) + OTHER_FILES
+/// File descriptors of a server with all its connections.
+pub fn open_files(config: &ServerConfig) -> u64 {
+    u64::from(config.max_connections) + u64::from(config.max_handshakes) + OTHER_FILES
 }
 
 /// Raises the soft limit of open files, 1024 on many systems, up to the hard limit.
-fn raise_file_limit(connections: u32) {
-    let wanted = open_files(connections);
+fn raise_file_limit(config: &ServerConfig) {
+    let wanted = open_files(config);
     let (limit, _) = rlimit::Resource::NOFILE.get().unwrap_or((u64::MAX, 0));
     if limit < wanted && rlimit::increase_nofile_limit(wanted).unwrap_or(limit) < wanted {
         tracing::warn!(
             limit,
-            connections,
+            connections = config.max_connections,
             "the limit of open files is too low for max_connections: raise the hard limit (ulimit -Hn), or lower \
              max_connections"
         );

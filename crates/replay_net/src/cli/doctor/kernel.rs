@@ -19,7 +19,7 @@ impl MachineFiles {
 
     /// Checks the hard limit of open files: a server raises its own soft limit.
     fn open_files(&self, config: &ServerConfig) -> CheckResult {
-        let needed = open_files(config.max_connections);
+        let needed = open_files(config);
         let limits = self.text("proc/self/limits");
         let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"));
         let hard = line.and_then(|line| line.split_whitespace().nth(1));
@@ -152,7 +152,7 @@ mod tests {
             part(&findings, "memory").found,
             "4096 MiB for tables and replies, of 5120 MiB left in the control group"
         );
-        assert!(part(&findings, "open files").found.contains("2176 for 2048"));
+        assert!(part(&findings, "open files").found.contains("2432 for 2048"));
         assert_eq!(part(&findings, "addresses").found, "innet://127.0.0.1:0 can be bound");
     }
 
@@ -168,7 +168,7 @@ mod tests {
             (&[][..], &taken, "addresses", [&*address, "--listen"]),
             (&[], &http, "addresses", [&*address, "--http"]),
             (&[], &large, "memory", ["9216 MiB", "--max-bytes"]),
-            (&[], &many, "open files", ["10128", "--max-connections"]),
+            (&[], &many, "open files", ["10384", "--max-connections"]),
         ] {
             let findings = found(changes, config);
             let finding = part(&findings, name);
