@@ -14,8 +14,8 @@ use super::residents::{Resident, Residents};
 /// Chunks taken out under the lock, to be dropped after it.
 pub type Evicted = Vec<Box<Resident>>;
 
-/// Share of a table's bytes that evicted chunks may have with readers before pushes wait for these instead of evicting more: a
-/// reader that is slow shrinks the table by a quarter, and empties none of a few large chunks.
+/// Pushes wait for readers, and evict no more for them, once evicted chunks that these hold have more than a fourth of the table's
+/// bytes: a slow reader makes the table smaller by a fourth, and does not empty one of few large chunks.
 const HELD_BY_READERS: u64 = 4;
 
 /// Most chunks evicted under one hold of the insert lock: bounds the hold, and the size of their preallocated list.
