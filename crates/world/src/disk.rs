@@ -51,7 +51,8 @@ struct Content {
 #[derive(Clone)]
 enum Change {
     Create(PathBuf, Node),
-    Rename(PathBuf, PathBuf),
+    /// The new name is that of the file which had the old one, whatever else of the names is lost.
+    Rename(PathBuf, PathBuf, Node),
     Remove(PathBuf),
 }
 
@@ -59,11 +60,9 @@ impl Change {
     fn apply(self, names: &mut BTreeMap<PathBuf, Node>) {
         match self {
             Change::Create(path, node) => drop(names.insert(path, node)),
-            Change::Rename(from, to) => {
-                // The creation of the file may have been lost.
-                if let Some(node) = names.remove(&from) {
-                    names.insert(to, node);
-                }
+            Change::Rename(from, to, node) => {
+                names.remove(&from);
+                names.insert(to, node);
             }
             Change::Remove(path) => drop(names.remove(&path)),
         }
@@ -227,7 +226,8 @@ impl Disk for SimDisk {
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         self.operate(|state| {
-            let rename = Change::Rename(from.to_owned(), to.to_owned());
+            let node = state.visible.get(from).ok_or_else(missing)?.clone();
+            let rename = Change::Rename(from.to_owned(), to.to_owned(), node);
             state.unsynced.push(rename.clone());
             rename.apply(&mut state.visible);
             Ok(())
