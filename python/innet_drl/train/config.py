@@ -372,8 +372,6 @@ class Config(_Named):
         yield "learning_rate_final", both, "given with {learning_rate_anneal_updates}, and not without"
         averaged = self.publish == "newest" or self.average_decay > 0
         yield "publish", averaged, "newest without an average ({average_decay} 0)"
-        reached = self.target_return is None or self.evaluation_period > 0
-        yield "target_return", reached, "omitted without evaluations during training ({evaluation_period} 0)"
         yield "learners", self.learners == 1 or not self.serial, "1 in a serial run"
         yield "learners", self.learners <= MAX_LEARNERS, f"at most {MAX_LEARNERS}"
         yield "min_size", self.min_size < self.capacity, f"below the capacity ({self.capacity})"
