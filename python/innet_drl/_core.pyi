@@ -639,6 +639,8 @@ class Writer(_ContextManager):
         call `close` again to resend unacknowledged steps.
         """
     @property
+    def _final_observation(self) -> str | None: ...
+    @property
     def _parts(self) -> dict[str, Any]: ...
     @property
     def num_envs(self) -> int:

@@ -39,8 +39,8 @@ class Recorder:
             Q-values.
 
     Raises:
-        ConfigError: No writer, a vector environment that does not reset by itself, or a writer for another number of
-            environments.
+        ConfigError: No writer, a vector environment that does not reset by itself, a writer for another number of
+            environments, or one whose view is a `Window`, unless the environment's mode is NEXT_STEP.
     """
 
     def __init__(self, env: Any, writer: Writer, q_function: Callable[[NDArray[Any]], ArrayLike] | None = None) -> None:
@@ -64,6 +64,11 @@ class Recorder:
                 f"num_envs={self._streams}"
             )
         self._next_step = mode == "NEXT_STEP"
+        if not self._next_step and writer._final_observation != "final_observation":
+            raise ConfigError(
+                "the view of the writer has no place for the last observation of an episode: use NStep or Sequences of "
+                "the column 'observation', or a vector environment of the mode NEXT_STEP, which returns it as a step"
+            )
         self._action_dtype = (env.single_action_space if self._vector else env.action_space).dtype
         parts = writer._parts
         self._observation_parts, self._action_parts = parts.get("observation"), parts.get("action")

@@ -41,7 +41,12 @@ SPACE = SimpleNamespace(dtype="float32", shape=())
         ({"reward": np.zeros(1, np.float64)}, r'"reward" has to be float32\[1\].*got float64\[1\]'),
         ({"reward": np.complex64(1)}, r'"reward".*an array of complex64, which cannot be stored'),
         ({"action": [1.5]}, r'"action" has to be int64\[1\].*got float64\[1\]'),
-        ({"action": 2**63}, r'"action" has to be int64\[1\].*got uint64'),
+        (
+            {"action": 2**63},
+            r'"action" has to be int64\[1\]: 9223372036854775808 has a number that int64 does not hold',
+        ),
+        ({"frame": 256}, r'"frame" has to be uint8\[1, 12, 8\]: 256 has a number that uint8 does not hold'),
+        ({"reward": [1e39]}, r'"reward" has to be float32\[1\]: \[1\.e\+39\] has a number that float32 does not hold'),
         ({"action": ["left"]}, r'"action" has to be int64\[1\]: an array of <U4, which cannot be stored'),
         ({"frame": [[1], [2, 3]]}, r'"frame".*not an array: .*inhomogeneous'),
         ({"terminated": np.zeros(1, np.int8)}, r'"terminated" has to be bool\[1\].*got int8\[1\]'),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -163,6 +165,24 @@ def test_batches_raise_what_fails_in_the_background(make_replay: MakeReplay) -> 
             next(batches)
         with pytest.raises(errors.ClosedError):
             next(batches)
+
+
+def test_an_iterator_whose_schedule_refers_to_its_owner_is_collected() -> None:
+    class Learner:
+        def __init__(self, replay: innet.Memory) -> None:
+            self.batches = replay.batches("t", 4, VIEW, beta=self.beta)
+
+        def beta(self) -> float:
+            return 0.5
+
+    with innet.Memory([table()]) as replay:
+        fill(replay, 20)
+        learner = Learner(replay)
+        next(learner.batches)
+        left = weakref.ref(learner)
+        del learner
+        gc.collect()
+        assert left() is None
 
 
 def test_batches_ask_the_schedule_for_beta() -> None:

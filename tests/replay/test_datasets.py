@@ -277,6 +277,35 @@ def test_files_of_others(tmp_path: Path) -> None:
             np.testing.assert_array_equal(np.concatenate([one.place for one in stored]), place.astype(np.float32), name)
 
 
+def test_columns_that_an_import_leaves_out_may_be_anything(tmp_path: Path) -> None:
+    ends = {"terminated": np.array([False, True]), "truncated": np.zeros(2, bool)}
+    wanted: Any = {"observation": np.array([1.0, 2.0], np.float32), **ends}
+    others = {"nulls": pa.array([None, 1]), "ragged": pa.array([[1], [2, 3]]), "texts": pa.array(["a", None])}
+    pq.write_table(
+        pa.table({**{name: pa.array(array) for name, array in wanted.items()}, **others}), tmp_path / "a.parquet"
+    )
+    pickled: Any = {"seed": np.array(7), "names": np.array(["a", None], object), "weights": np.zeros(5)}
+    np.savez(tmp_path / "a.npz", **wanted, **pickled)
+    for name in ("a.parquet", "a.npz"):
+        with innet.Memory(innet.Table("t", {"observation": "float32"}, 100, view=innet.Window(0, 0))) as replay:
+            assert datasets.import_table(replay, "t", tmp_path / name).steps == 2
+            assert [one.observation.tolist() for one in replay.episodes("t")] == [[1, 2]]
+        with pytest.raises(errors.ReplayError):
+            next(datasets.read(tmp_path / name))
+        other = innet.Table("t", {"reward": "float32"}, 100, view=innet.Window(0, 0))
+        with (
+            innet.Memory(other) as replay,
+            pytest.raises(errors.SchemaError, match=r"no column 'reward'.*it has .*terminated"),
+        ):
+            datasets.import_table(replay, "t", tmp_path / name)
+    np.savez(tmp_path / "none.npz", **pickled)
+    with (
+        innet.Memory(other) as replay,
+        pytest.raises(errors.SchemaError, match="no column 'terminated'; it has seed, names"),
+    ):
+        datasets.import_table(replay, "t", tmp_path / "none.npz")
+
+
 def test_infos_of_minari_do_not_replace_its_columns(tmp_path: Path) -> None:
     episode = minari.data_collector.EpisodeBuffer(
         observations=np.zeros((4, 2), np.float32),

@@ -47,6 +47,35 @@ fn pushes_through_cut_connections_are_applied_once_each() {
 }
 
 #[test]
+fn a_frame_that_pauses_for_longer_than_its_server_waits_is_sent_again() {
+    let server = serve(&[&any_port("innet")], |config| config.write_deadline_ms = 300);
+    let direct = client(&server);
+    direct.create_table(&queue("steps"), &soon()).unwrap();
+    // Connections: the pool's, the writer's, that of updates, and the sampler's.
+    for after in [900, 1_300, 2_100] {
+        let pausing = Proxy::pausing(port(&server), vec![usize::MAX, after, usize::MAX, 400, usize::MAX, 400]);
+        let through = connect(&pausing.address, ConnectOptions::default()).unwrap();
+        let mut pushes = through.open_writer(writer("steps", after as u64), &soon()).unwrap();
+        for first in (0..300).step_by(5) {
+            pushes.push(steps(first, 5), &soon()).unwrap();
+        }
+        pushes.flush(&soon()).unwrap();
+        assert_eq!(pausing.connections(), 3, "after {after}");
+        let mut updates = through.updates().unwrap().unwrap();
+        for _ in 0..20 {
+            updates.send("steps", &[1], &[1.0], &soon()).unwrap();
+        }
+        assert_eq!(updates.flush(&soon()).unwrap(), UpdateReceipt { applied: 0, stale: 20 });
+        assert_eq!(pausing.connections(), 5, "after {after}");
+        let mut samples = through.sampler(sample_request("steps", 5), 2).unwrap();
+        let steps = (0..60).flat_map(|_| numbers(&samples.next(&soon()).unwrap()));
+        assert_eq!(steps.collect::<Vec<_>>(), (0..300).collect::<Vec<_>>(), "after {after}");
+        assert_eq!(pausing.connections(), 7, "after {after}");
+        pushes.close(&soon()).unwrap();
+    }
+}
+
+#[test]
 fn calls_go_on_over_new_connections() {
     let (server, _direct) = server_with_a_queue();
     let cuts = (0..40).map(|n| 700 + 13 * n).collect();

@@ -14,7 +14,7 @@ use replay_net::client::ConnectOptions;
 use replay_net::command::Commands;
 use replay_net::error::Error;
 use replay_net::server::RunningServer;
-use replay_wire::{EmptyTable, ErrorCode};
+use replay_wire::{EmptyTable, ErrorCode, Snapshot};
 use support::*;
 
 /// Lines of the server's log.
@@ -120,4 +120,34 @@ fn a_panic_in_an_insert_fails_its_table_alone() {
     pushes.push(steps(0, 3), wait).unwrap();
     pushes.flush(wait).unwrap();
     assert_eq!(drain(&client, "failing"), [0, 1, 2]);
+}
+
+#[test]
+fn a_failed_table_of_the_configuration_is_made_again_when_it_is_dropped() {
+    let folder = tempfile::tempdir().unwrap();
+    let table = TableConfig { capacity: 8, ..queue("steps") };
+    let server = serve(&["innet://127.0.0.1:0"], |config| {
+        config.tables = vec![table.clone()];
+        config.snapshot = Some(folder.path().into());
+    });
+    let (client, wait) = (connect(&server.addresses()[0], ConnectOptions::default()).unwrap(), &soon());
+    let mut pushes = client.open_writer(writer("steps", 1), wait).unwrap();
+    pushes.push(steps(0, 8), wait).unwrap();
+    pushes.flush(wait).unwrap();
+    let refused = client.drop_table("steps", wait).unwrap_err();
+    assert!(refused.to_string().contains("cannot be dropped: empty it instead"), "{refused}");
+
+    server.server().service().memory().table("steps").unwrap().free_all_slots();
+    pushes.push(steps(8, 8), wait).unwrap();
+    pushes.flush(wait).unwrap_err();
+    let refused = client.command(Snapshot.into(), wait).unwrap_err();
+    assert!(refused.to_string().contains("table \"steps\" has failed"), "{refused}");
+
+    client.drop_table("steps", wait).unwrap();
+    client.create_table(&table, wait).unwrap();
+    let mut pushes = client.open_writer(writer("steps", 2), wait).unwrap();
+    pushes.push(steps(0, 3), wait).unwrap();
+    pushes.flush(wait).unwrap();
+    client.command(Snapshot.into(), wait).unwrap();
+    assert_eq!(drain(&client, "steps"), [0, 1, 2]);
 }

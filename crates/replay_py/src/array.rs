@@ -55,7 +55,7 @@ pub fn read<'py>(
 ) -> PyResult<Input<'py>> {
     let array = as_array(value, &refuse)?;
     let array = match expected {
-        Some(expected) if array.ndim() == 0 || is_literal(value)? => convert_literal(array, expected)?,
+        Some(expected) if array.ndim() == 0 || is_literal(value)? => convert_literal(array, expected, &refuse)?,
         _ => array,
     };
     let Some(dtype) = dtype::from_numpy(&array.dtype()) else {
@@ -210,21 +210,33 @@ fn is_literal(value: &Bound<'_, PyAny>) -> PyResult<bool> {
     Ok(!value.is_instance_of::<PyUntypedArray>() && !value.hasattr(intern!(value.py(), "__array__"))?)
 }
 
-/// A scalar or list converted to the expected array, or unchanged if a number would change.
+/// A scalar or list converted to the expected array, or unchanged if it is of another kind.
 fn convert_literal<'py>(
     array: Bound<'py, PyUntypedArray>,
     expected: Expected<'_>,
+    refuse: &impl Fn(String) -> PyErr,
 ) -> PyResult<Bound<'py, PyUntypedArray>> {
     let py = array.py();
     let numpy = py.import("numpy")?;
     let convert = || array.call_method1("astype", (dtype::to_numpy(py, expected.dtype),));
+    let not_held = || -> PyResult<PyErr> {
+        let numbers = array.as_any().str()?;
+        Ok(refuse(format!("{numbers} has a number that {} does not hold", expected.dtype.name())))
+    };
     let converted = match (array.dtype().kind(), dtype::kind(expected.dtype)) {
-        (b'b', b'b') | (b'f', b'f') => convert()?,
+        (b'b', b'b') => convert()?,
+        (b'f', b'f') => {
+            let doubles = array.call_method1("astype", (numpy::dtype::<f64>(py),))?.cast_into::<PyArrayDyn<f64>>()?;
+            if doubles.readonly().as_array().iter().any(|&number| overflows(number, expected.dtype)) {
+                return Err(not_held()?);
+            }
+            convert()?
+        }
         (b'i' | b'u', b'i' | b'u' | b'f') => {
             let converted = convert()?;
             let exact = numpy.call_method1("array_equal", (&converted, &array))?;
             if !exact.is_truthy()? {
-                return Ok(array);
+                return Err(not_held()?);
             }
             converted
         }
@@ -233,6 +245,16 @@ fn convert_literal<'py>(
     let converted =
         if array.ndim() == 0 { numpy.call_method1("full", (expected.shape, &converted))? } else { converted };
     Ok(converted.cast_into::<PyUntypedArray>()?)
+}
+
+/// Whether a finite number is infinite in another dtype.
+fn overflows(number: f64, dtype: Dtype) -> bool {
+    let infinite = match dtype {
+        Dtype::Float16 => half::f16::from_f64(number).is_infinite(),
+        Dtype::Float32 => (number as f32).is_infinite(),
+        _ => false,
+    };
+    infinite && number.is_finite()
 }
 
 /// Owner of the memory under arrays, alive until the last array is dropped.

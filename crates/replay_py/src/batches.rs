@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
+use pyo3::{PyTraverseError, PyVisit};
 
 use base::error::OsError;
 use base::sync::lock;
@@ -193,6 +194,14 @@ impl PyBatches {
         let source = self.source.close(py)?;
         interpreter::detach(py, || drop(source));
         Ok(())
+    }
+
+    /// The schedule may refer to the owner of this iterator.
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        match &self.beta {
+            Beta::Schedule(schedule) => visit.call(schedule),
+            Beta::Number(_) => Ok(()),
+        }
     }
 
     fn __repr__(&self) -> String {

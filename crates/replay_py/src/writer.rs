@@ -395,6 +395,12 @@ impl PyWriter {
         self.structure.to_dict(py, "", &|_| Ok(py.None().into_bound(py)))
     }
 
+    /// For the recorder: the argument of `append` for last observations, `None` for a view without observations.
+    #[getter]
+    fn _final_observation(&self) -> Option<&str> {
+        self.final_observation.as_deref()
+    }
+
     #[doc = stub_doc!("Writer.flush")]
     #[pyo3(signature = (timeout = wait::TIMEOUT), text_signature = "($self, timeout=60.0)")]
     fn flush(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {

@@ -25,7 +25,7 @@ import dataclasses
 import importlib
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -260,7 +260,8 @@ def _append(
         ]
         written = [0] * servers
         now = 0
-        for block in _blocks(source):
+        named = {columns.get(name, name) for name in definition.columns}
+        for block in _blocks(source, {*named, *rows.FLAGS, "first", "episode"}):
             fitting = rows.fit(source, block, definition, columns)
             for piece in rows.pieces(fitting, _PIECE, by_episode=servers > 1):
                 size = len(piece["first"])
@@ -297,14 +298,14 @@ def _scratch(definition: innet.Table) -> innet.Table:
     )
 
 
-def _blocks(source: str | os.PathLike[str]) -> Iterator[rows.Block]:
-    """Parts of a data set in order, each with its flags and `first`."""
+def _blocks(source: str | os.PathLike[str], wanted: Container[str] | None = None) -> Iterator[rows.Block]:
+    """Parts of a data set in order, each with its flags and `first`. `wanted` has the columns to read, `None` all."""
     name = os.fspath(source)
     with naming_extras(), rows.read_errors(name):
         module, there = _format(name)
         if there == name and not os.path.isfile(name):
             raise errors.ConfigError(f"there is no file {name}")
-        yield from rows.with_first(name, module.read(there))
+        yield from rows.with_first(name, module.read(there, wanted))
 
 
 def _format(name: str) -> tuple[Any, str]:

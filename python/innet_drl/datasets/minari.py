@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import shutil
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import Any
 
 import gymnasium
@@ -70,8 +70,8 @@ def write(name: str, blocks: Iterable[rows.Block], **options: Any) -> None:
         raise
 
 
-def read(name: str) -> Iterator[rows.Block]:
-    """The episodes of a data set of this machine.
+def read(name: str, wanted: Container[str] | None) -> Iterator[rows.Block]:
+    """The episodes of a data set of this machine. `wanted` leaves none out: Minari reads all columns of an episode.
 
     Raises:
         ConfigError: There is none of this name.

@@ -11,7 +11,7 @@ import os
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import IO, Any
 
 import numpy as np
@@ -52,24 +52,28 @@ def write(path: str, blocks: Iterable[rows.Block]) -> None:
         os.replace(part, path)
 
 
-def read(path: str) -> Iterator[rows.Block]:
-    """The rows of a file, some thousand at a time."""
+def read(path: str, wanted: Container[str] | None) -> Iterator[rows.Block]:
+    """The rows of a file, some thousand at a time. `wanted` has the columns to read, `None` all."""
     with zipfile.ZipFile(path) as archive, contextlib.ExitStack() as stack:
-        columns = {}
-        for member in archive.namelist():
-            name = member.removesuffix(".npy")
-            columns[name] = _Column(path, name, stack.enter_context(archive.open(member)))
-        if not columns:
+        members = {member.removesuffix(".npy"): member for member in archive.namelist()}
+        if not members:
             raise ValueError("it has no arrays")
+        columns = {
+            name: _Column(path, name, stack.enter_context(archive.open(member)))
+            for name, member in members.items()
+            if wanted is None or name in wanted
+        }
+        unread = dict.fromkeys(members, rows.UNREAD)
         counts = {name: column.count for name, column in columns.items()}
         if len(set(counts.values())) > 1:
             raise ValueError(f"its arrays have different numbers of rows: {counts}")
-        count = next(iter(counts.values()))
+        count = next(iter(counts.values()), 0)
         row_bytes = sum(column.row_bytes for column in columns.values())
         most = max(1, min(_READ_ROWS, _READ_BYTES // max(1, row_bytes)))
-        for begin in range(0, count, most):
+        # A file without rows has a block, too, whose columns are checked.
+        for begin in range(0, max(1, count), most):
             size = min(most, count - begin)
-            yield {name: column.read(size) for name, column in columns.items()}
+            yield unread | {name: column.read(size) for name, column in columns.items()}
 
 
 class _Column:

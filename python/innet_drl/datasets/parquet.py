@@ -11,7 +11,7 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -73,8 +73,8 @@ def write(path: str, blocks: Iterable[rows.Block]) -> None:
         raise
 
 
-def read(path: str) -> Iterator[rows.Block]:
-    """The rows of a file, some thousand at a time."""
+def read(path: str, wanted: Container[str] | None) -> Iterator[rows.Block]:
+    """The rows of a file, some thousand at a time. `wanted` has the columns to read, `None` all."""
     with pq.ParquetFile(path, page_checksum_verification=True) as file:
         known: dict[str, Any] = json.loads((file.schema_arrow.metadata or {}).get(_KEY, b"{}"))
         groups = map(file.metadata.row_group, range(file.num_row_groups))
@@ -82,11 +82,13 @@ def read(path: str) -> Iterator[rows.Block]:
         encoded = sum(group.total_byte_size for group in groups) // max(1, file.metadata.num_rows)
         decoded = sum(np.dtype(one["dtype"]).itemsize * math.prod(one["shape"]) for one in known.values())
         most = max(1, min(_READ_ROWS, _GROUP_BYTES // max(1, encoded, decoded)))
+        names: list[str] = file.schema_arrow.names
+        read = [name for name in names if wanted is None or name in wanted]
+        unread = dict.fromkeys(names, rows.UNREAD)
         # One group at a time: a reader of several holds on to those that it has read.
         for group in range(file.num_row_groups):
-            for batch in file.iter_batches(batch_size=most, row_groups=[group]):
-                columns = zip(batch.schema.names, batch.columns, strict=True)
-                yield {name: _to_numpy(name, column, known.get(name)) for name, column in columns}
+            for batch in file.iter_batches(batch_size=most, row_groups=[group], columns=read):
+                yield unread | {name: _to_numpy(name, batch.column(name), known.get(name)) for name in read}
 
 
 def _schema(block: rows.Block) -> pa.Schema:

@@ -20,6 +20,8 @@ Block = dict[str, NDArray[Any]]
 """Consecutive rows by column: each array has an element for each row."""
 
 FLAGS = ("terminated", "truncated", "final")
+UNREAD: NDArray[Any] = np.empty(0)
+"""Stands for a column that its reader does not want: errors name all columns of a file."""
 _DAMAGES = (OSError, ValueError, TypeError, KeyError, IndexError, EOFError, NotImplementedError, RuntimeError)
 """Exceptions that pyarrow, NumPy and h5py raise for damaged files."""
 

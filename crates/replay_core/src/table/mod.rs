@@ -253,7 +253,7 @@ impl Table {
 
     /// Whether a holder of the insert lock has panicked: a push may have been stored in part, without its sequence number,
     /// so nothing is read or written from then on, lest steps appear twice.
-    fn has_failed(&self) -> bool {
+    pub fn has_failed(&self) -> bool {
         is_poisoned(&self.residents)
     }
 

@@ -31,7 +31,7 @@ use base::wait::Wait;
 use replay_core::schema::TableConfig;
 use replay_wire::ErrorCode;
 use replay_wire::auth::{self, ChannelBinding};
-use replay_wire::{FrameLimits, ReplyBody, RequestBody, Stats};
+use replay_wire::{FrameLimits, Reply, ReplyBody, RequestBody, Stats};
 
 type Pipeline = RequestPipeline<Box<dyn ByteStream>>;
 
@@ -340,6 +340,36 @@ impl Connection {
         driver.drive(wait, until, late, &server, work(pipeline))
     }
 
+    /// The next reply to a channel's requests.
+    ///
+    /// # Errors
+    /// Errors of [`Self::run`]. [`Error::Disconnected`] when a frame of this client paused for longer than the server waits: the server
+    /// has closed the connection, and the channel sends its requests again over another.
+    pub fn reply(&mut self, wait: &Wait<'_>, until: Option<Instant>, late: impl FnOnce() -> Error) -> Result<Reply> {
+        let reply = self.run(wait, until, late, RequestPipeline::reply);
+        self.paused(reply)
+    }
+
+    /// The next reply, if one has arrived already.
+    ///
+    /// # Errors
+    /// Errors of [`Self::reply`].
+    pub fn arrived(&mut self, wait: &Wait<'_>) -> Result<Option<Reply>> {
+        let late = || Error::Internal("a wait without a deadline reached one".into());
+        let reply = self.run(wait, None, late, RequestPipeline::arrived);
+        self.paused(reply)
+    }
+
+    fn paused<T>(&mut self, reply: Result<T>) -> Result<T> {
+        match reply {
+            // Replies to requests are not errors yet, so this one is about the whole connection.
+            Err(Error::RemoteDeadline { waited_for }) => {
+                Err(Error::Disconnected { address: self.parts()?.0.server().peer(), reason: waited_for.to_string() })
+            }
+            reply => reply,
+        }
+    }
+
     /// Round trip to the server, measured by the handshake.
     ///
     /// # Errors
@@ -401,8 +431,7 @@ impl Connection {
     /// # Errors
     /// The reason why it is not.
     pub fn check(&mut self) -> Result<()> {
-        let late = || Error::Interrupted;
-        match self.run(&Wait::forever(), None, late, RequestPipeline::arrived)? {
+        match self.arrived(&Wait::forever())? {
             None => Ok(()),
             Some(reply) => Err(unexpected(&reply.body)),
         }

@@ -55,6 +55,11 @@ impl ServerWait {
         ServerWait { peer, reason: Mutex::default() }
     }
 
+    /// The server, for errors.
+    pub fn peer(&self) -> String {
+        self.peer.clone()
+    }
+
     /// Logs a long wait for the server: see [`Wait::report`].
     pub fn report(&self, wait: &Wait<'_>, now: Instant) {
         if wait.notice.is_none() {

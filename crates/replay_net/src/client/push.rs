@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::connection::{Connection, Dialer, deadline_ms};
-use super::pipeline::{RequestPipeline, answer, expect_reply, is_broken, is_closed, unexpected};
+use super::pipeline::{answer, expect_reply, is_broken, is_closed, unexpected};
 use super::pool::retry;
 use crate::error::{Error, Result};
 use base::host;
@@ -146,7 +146,7 @@ impl Pushes {
         if self.connection.is_none() {
             self.connect_again(wait)?;
         }
-        while let Some(reply) = self.connection()?.run(wait, None, never, RequestPipeline::arrived)? {
+        while let Some(reply) = self.connection()?.arrived(wait)? {
             self.settle(reply)?;
         }
         loop {
@@ -162,7 +162,7 @@ impl Pushes {
             };
             let until = wait.deadline.map(|d| d + grace);
             let late = self.late();
-            let reply = self.connection()?.run(wait, until, || late, RequestPipeline::reply)?;
+            let reply = self.connection()?.reply(wait, until, || late)?;
             self.settle(reply)?;
             if self.held_back.is_some() && wait.deadline.is_some_and(|d| host::now() >= d) && !done(self) {
                 return Err(self.late());
@@ -295,10 +295,6 @@ fn frame_bytes(open: &OpenWriter, body: &PushBody) -> usize {
     const CHUNK: usize = 24;
     const ITEM: usize = 24;
     FIXED + open.table.len() + CHUNK * body.chunks.len() + ITEM * body.items.len() + body.payload.len()
-}
-
-fn never() -> Error {
-    Error::Internal("a wait without a deadline reached one".into())
 }
 
 impl PushChannel<Error> for Pushes {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 
 use super::connection::{Connection, Dialer, deadline_ms, no_answer};
-use super::pipeline::{RequestPipeline, answer, is_broken, is_closed, is_renewal, unexpected};
+use super::pipeline::{answer, is_broken, is_closed, is_renewal, unexpected};
 use super::pool::retry_since;
 use crate::error::{Error, Result};
 use base::host;
@@ -171,7 +171,7 @@ impl Samples {
         };
         let late = || no_answer(&self.dialer.address);
         let until = wait.deadline.map(|d| d + grace);
-        let Reply { id, body } = connection.run(wait, until, late, RequestPipeline::reply)?;
+        let Reply { id, body } = connection.reply(wait, until, late)?;
         match self.pending.iter().position(|request| request.id == id) {
             Some(at) => Ok((self.pending.remove(at), body)),
             None => Err(Error::protocol(format!("the server answered request {id}, which is not in flight"))),

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::connection::{Connection, Dialer};
-use super::pipeline::{RequestPipeline, answer, is_broken, is_closed, unexpected};
+use super::pipeline::{answer, is_broken, is_closed, unexpected};
 use super::pool::{retry_for, while_broken};
 use crate::error::{Error, Result};
 use base::wait::Wait;
@@ -101,8 +101,7 @@ impl Updates {
                 update.sent = None;
             }
         }
-        let late = || Error::Internal("a wait without a deadline reached one".into());
-        while let Some(reply) = self.connection()?.run(wait, None, late, RequestPipeline::arrived)? {
+        while let Some(reply) = self.connection()?.arrived(wait)? {
             self.settle(reply)?;
         }
         loop {
@@ -113,7 +112,7 @@ impl Updates {
             let waited_for =
                 format!("{} has not answered {} updates of priorities", self.dialer.address, self.pending.len());
             let late = || Error::deadline(waited_for);
-            let reply = self.connection()?.run(wait, wait.deadline, late, RequestPipeline::reply)?;
+            let reply = self.connection()?.reply(wait, wait.deadline, late)?;
             self.settle(reply)?;
         }
     }

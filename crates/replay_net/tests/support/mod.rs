@@ -268,6 +268,15 @@ pub struct Proxy {
 impl Proxy {
     /// Starts forwarding to `port`.
     pub fn start(port: u16, cuts: Vec<usize>) -> Self {
+        Self::forward(port, cuts, false)
+    }
+
+    /// As [`Self::start`], but counts what clients send, keeps the connections, and forwards no more of the clients' bytes.
+    pub fn pausing(port: u16, after: Vec<usize>) -> Self {
+        Self::forward(port, after, true)
+    }
+
+    fn forward(port: u16, cuts: Vec<usize>, pauses: bool) -> Self {
         let listener = TcpListener::bind((kernel_host(), 0)).unwrap();
         let address = format!("innet://{}", listener.local_addr().unwrap());
         let connections = Arc::new(AtomicUsize::new(0));
@@ -282,9 +291,10 @@ impl Proxy {
                 let Ok(server) = server else { continue };
                 opened.lock().unwrap().push(client.try_clone().unwrap());
                 let (from, to) = (client.try_clone().unwrap(), server.try_clone().unwrap());
-                let (both, up, down) = (left.clone(), hung.clone(), hung.clone());
-                thread::spawn(move || forward(from, to, &both, &up));
-                thread::spawn(move || forward(server, client, &left, &down));
+                let (up, down) = (hung.clone(), hung.clone());
+                let back = if pauses { Arc::new(Mutex::new(usize::MAX)) } else { left.clone() };
+                thread::spawn(move || forward(from, to, &left, &up, pauses));
+                thread::spawn(move || forward(server, client, &back, &down, pauses));
             }
         });
         Proxy { address: address.parse().unwrap(), connections, hangs, open }
@@ -309,7 +319,7 @@ impl Proxy {
     }
 }
 
-fn forward(mut from: TcpStream, mut to: TcpStream, left: &Mutex<usize>, hangs: &AtomicBool) {
+fn forward(mut from: TcpStream, mut to: TcpStream, left: &Mutex<usize>, hangs: &AtomicBool, pauses: bool) {
     to.set_nodelay(true).unwrap();
     let mut buffer = [0; 4096];
     while let Ok(n @ 1..) = from.read(&mut buffer) {
@@ -319,7 +329,7 @@ fn forward(mut from: TcpStream, mut to: TcpStream, left: &Mutex<usize>, hangs: &
         let mut left = left.lock().unwrap();
         let n = n.min(*left);
         *left -= n;
-        if to.write_all(&buffer[..n]).is_err() || *left == 0 {
+        if to.write_all(&buffer[..n]).is_err() || (*left == 0 && !pauses) {
             break;
         }
     }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::super::Client;
 use super::super::connection::{Connection, deadline_ms};
-use super::super::pipeline::{RequestPipeline, answer, expect_reply};
+use super::super::pipeline::{answer, expect_reply};
 use super::partial::Seen;
 use crate::error::{Error, Result};
 use base::host;
@@ -120,7 +120,7 @@ impl Lane {
             _ => silent,
         };
         let late = || Error::deadline(format!("{name} did not answer"));
-        let reply = connection.run(wait, Some(until), late, RequestPipeline::reply);
+        let reply = connection.reply(wait, Some(until), late);
         if matches!(reply, Err(Error::Deadline { .. })) && host::now() >= silent {
             self.answers = false;
             return Err(Error::Disconnected {
