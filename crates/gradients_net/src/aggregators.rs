@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
@@ -57,9 +57,24 @@ struct Inner {
 struct PendingJoins {
     sessions: HashMap<String, ParentSession>,
     racks: HashMap<String, PendingRacks>,
+    /// Places of the connections that wait for a job.
+    places: HashMap<String, Weak<()>>,
 }
 
+/// Place of a connection among those that wait for a job. A job that nobody waits for any more leaves the parent.
+pub type Place = Arc<()>;
+
 impl PendingJoins {
+    /// A place among the connections that wait for `job`.
+    fn place(&mut self, job: &str) -> Place {
+        let waiting = self.places.get(job).and_then(Weak::upgrade);
+        waiting.unwrap_or_else(|| {
+            let first = Place::default();
+            self.places.insert(job.to_owned(), Arc::downgrade(&first));
+            first
+        })
+    }
+
     /// Number of jobs, other than `job`, that are not created yet.
     fn count_without(&self, job: &str) -> usize {
         let sessions = self.sessions.iter();
@@ -138,11 +153,11 @@ impl Aggregators {
     }
 
     /// Adds a worker to a job, or a rack with `below` workers. Blocked while the parent has not answered or other racks are
-    /// missing: join again after [`Aggregators::changed`].
+    /// missing: join again after [`Aggregators::changed`]. The connection has `place` until it has joined.
     ///
     /// # Errors
     /// Errors of [`Aggregator::join`](gradients::Aggregator::join), and [`Error::Sum`] if the parent refuses.
-    pub fn join(&self, request: &JoinJob, below: Option<u32>) -> Result<Attempt<Joined>> {
+    pub fn join(&self, request: &JoinJob, below: Option<u32>, place: &mut Option<Place>) -> Result<Attempt<Joined>> {
         settings::check(request)?;
         let requested = request;
         let mut request = request.clone();
@@ -151,6 +166,7 @@ impl Aggregators {
             request.deadline = request.deadline * 9 / 8;
         }
         let mut joins = lock(&self.0.joins);
+        *place = Some(joins.place(&request.job));
         self.0.prune(&mut joins);
         let aggregator = self.0.aggregator_for(&request.job, &joins)?;
         let mut parent = None;
@@ -181,6 +197,7 @@ impl Aggregators {
         {
             session.state = SessionState::InUse(number);
         }
+        *place = None;
         let address = aggregator.address();
         Ok(Attempt::Ready(Joined { address, ticket }))
     }
@@ -191,6 +208,11 @@ impl Aggregators {
         if let Some(aggregator) = aggregators.find(|one| one.address() == address) {
             aggregator.leave(session);
         }
+        self.prune();
+    }
+
+    /// Leaves the parent in jobs that have ended, or that no connection waits for any more.
+    pub fn prune(&self) {
         self.0.prune(&mut lock(&self.0.joins));
     }
 
@@ -255,12 +277,16 @@ impl Inner {
             .ok_or_else(|| NetError::Internal("a server sums gradients without a thread".into()).into())
     }
 
-    /// Drops sessions and racks whose job has ended, or was not created in time.
+    /// Drops sessions and racks whose job has ended, was not created in time, or is not waited for any more.
     fn prune(&self, joins: &mut PendingJoins) {
-        joins.racks.retain(|_, racks| !racks.is_expired(Instant::now()));
-        joins.sessions.retain(|job, session| match session.state {
-            SessionState::Joining => true,
-            SessionState::Joined(_) | SessionState::Failed(_) => session.started.elapsed() < session.settings.deadline,
+        let PendingJoins { sessions, racks, places } = joins;
+        places.retain(|_, place| place.strong_count() > 0);
+        racks.retain(|job, racks| places.contains_key(job) && !racks.is_expired(Instant::now()));
+        sessions.retain(|job, session| match session.state {
+            SessionState::Joining => places.contains_key(job),
+            SessionState::Joined(_) | SessionState::Failed(_) => {
+                places.contains_key(job) && session.started.elapsed() < session.settings.deadline
+            }
             SessionState::InUse(_) => self.aggregators.iter().any(|one| one.aggregator().has(job)),
         });
     }

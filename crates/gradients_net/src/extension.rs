@@ -7,7 +7,7 @@ use bytes::Bytes;
 use event_listener::EventListener;
 use serde_json::Value;
 
-use crate::aggregators::Aggregators;
+use crate::aggregators::{Aggregators, Place};
 use crate::config::GradientsConfig;
 use crate::message::{self, Join};
 use crate::{doctor, metrics};
@@ -80,7 +80,7 @@ impl Extension for Gradients {
     }
 
     fn session(self: Arc<Self>) -> Box<dyn Session> {
-        Box::new(Membership { service: self, joined: None })
+        Box::new(Membership { service: self, place: None, joined: None })
     }
 
     fn address(&self) -> Option<String> {
@@ -105,6 +105,8 @@ impl Extension for Gradients {
 /// A connection's membership in a job.
 struct Membership {
     service: Arc<Gradients>,
+    /// Its place while it waits.
+    place: Option<Place>,
     /// Address of the aggregator, and session there.
     joined: Option<(SocketAddr, u32)>,
 }
@@ -116,7 +118,7 @@ impl Session for Membership {
             let reason = "this connection has joined a gradient job already: join over one connection for each worker";
             return Err(replay_wire::Error::Protocol(reason.to_owned()).into());
         }
-        let joined = self.service.aggregators.join(&job, below);
+        let joined = self.service.aggregators.join(&job, below, &mut self.place);
         let joined = match joined.map_err(Error::from)? {
             Attempt::Ready(joined) => joined,
             Attempt::Blocked(reason) => return Ok(Attempt::Blocked(reason)),
@@ -131,8 +133,10 @@ impl Session for Membership {
 
     /// Not in `Drop`: a server that ends must not report its workers as missing.
     fn end(&mut self) {
-        if let Some((at, session)) = self.joined {
-            self.service.aggregators.leave(at, session);
+        self.place = None;
+        match self.joined {
+            Some((at, session)) => self.service.aggregators.leave(at, session),
+            None => self.service.aggregators.prune(),
         }
     }
 }

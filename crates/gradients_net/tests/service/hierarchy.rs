@@ -5,11 +5,16 @@ use std::time::{Duration, Instant};
 
 use base::wait::Wait;
 use gradients::{self, Arithmetic, Control, JoinJob};
-use gradients_net::GradientWorker;
 use gradients_net::error::Error;
+use gradients_net::message::{Join, write};
+use gradients_net::{GradientWorker, NAME};
+use replay_net::client::ConnectOptions;
+use replay_net::client::connection::Dialer;
+use replay_net::client::session::ExtensionSession;
+use replay_net::error::Error as NetError;
 use replay_wire::ErrorCode;
 
-use crate::support::{Serving, join, request, requests, sum_all, sum_rounds, whole_numbers};
+use crate::support::{LONG, Serving, request, requests, sum_all, sum_rounds, whole_numbers};
 
 const RACKS: u16 = 2;
 const PER_RACK: u16 = 2;
@@ -211,14 +216,37 @@ fn a_killed_rack_ends_sums_in_all_racks_and_can_rejoin() {
     sum_rounds(&mut workers, 2, 2000);
 }
 
+/// A connection that has asked to join, and does not ask again. Its request has ended at once.
+fn ask_once(serving: &Serving, job: JoinJob) -> ExtensionSession {
+    let dialer = Dialer::new(serving.address.clone(), ConnectOptions::default()).unwrap();
+    let until = Instant::now() + LONG;
+    let mut session = ExtensionSession::open(&dialer, NAME, until, &Wait::forever()).unwrap();
+    // As workers pass it.
+    let job = JoinJob { deadline: job.deadline * 3 / 4, ..job };
+    let message = write(&Join { job, below: None }).unwrap();
+    let late = || NetError::Interrupted;
+    let ended = session.call(&message, Instant::now(), until, &Wait::forever(), late);
+    assert_eq!(ended.unwrap_err().code(), ErrorCode::Deadline);
+    session
+}
+
+#[test]
+fn a_join_that_is_abandoned_leaves_the_parent() {
+    let parent = Serving::start(&[]);
+    let rack = below(&parent, 0);
+    let abandoned = ask_once(&rack, in_rack(0, 0));
+    parent.until(|stats| stats["jobs"]["job"]["joined"] == 1);
+    drop(abandoned);
+    parent.until(|stats| stats["jobs"].as_object().unwrap().is_empty());
+    drop(rack.join(&in_rack(0, 0)).unwrap());
+}
+
 #[test]
 fn a_job_that_waits_for_the_parent_counts_as_a_job() {
     let parent = Serving::start(&[]);
     let rack = Serving::start(&["--parent", &parent.address.to_string(), "--racks=2", "--gradients-jobs=1"]);
     parent.signal(libc::SIGSTOP);
-    let soon = Wait::until(Some(Instant::now() + Duration::from_secs(1)));
-    let waited = join(&rack.client(), &in_rack(0, 0), &soon);
-    assert_eq!(waited.err().unwrap().code(), ErrorCode::Deadline);
+    let _waiting = ask_once(&rack, in_rack(0, 0));
     let other = JoinJob { job: "other".into(), ..in_rack(0, 0) };
     let refused = rack.join(&other).err().unwrap();
     assert_eq!(refused.code(), ErrorCode::TooLarge, "{refused}");
