@@ -316,7 +316,7 @@ impl Aggregator {
                     None => counters.strangers += 1,
                     Some(_) if header.kind == PacketKind::Leave => {
                         let ack = Ack::new(Status::Done, PacketKind::Leave);
-                        job.send_ack(worker, SegmentId::new(0, 0), &ack, out);
+                        job.send_ack(worker, SegmentId::new(0, header.segment), &ack, out);
                         self.leave(header.session, out);
                     }
                     Some(argument) => job.control(worker, header, argument, out),

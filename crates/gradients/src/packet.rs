@@ -20,13 +20,14 @@
 //! | `Leave` | key | |
 //! | `Reset` | key: drop segments in flight; the round is the one that the worker gave up | |
 //! | `SetH` | key, threshold as u16 | |
-//! | `FBcast` | key: send the incomplete sum of this segment, or of all (segment 2^20 - 1) | |
+//! | `FBcast` | key, segment as u32: send the incomplete sum of this segment, or of all (2^20 - 1) | |
 //! | `Help` | status query for this segment | request to send the contribution again |
 //! | `Halt` | key, [`Ack`] with the reason: suspend the job | |
 //! | `Ack` | | [`Ack`] |
 //!
 //! The key has 16 bytes and is given to the worker with its session. Controls, which affect all workers, are accepted only with the key;
-//! contributions and `Help` by session and source address.
+//! contributions and `Help` by session and source address. The segment in the header of a control is its number, which the answer repeats:
+//! a late answer is not taken for the next control's.
 
 /// Version of this format.
 pub const VERSION: u8 = 1;

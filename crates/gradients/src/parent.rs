@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Instant;
 
-use super::packet::{Ack, Cookie, PacketHeader, PacketKind};
+use super::packet::{ALL_SEGMENTS, Ack, Cookie, PacketHeader, PacketKind};
 use super::worker::control_timeout;
 use super::{Ticket, Transmit};
 
@@ -80,7 +80,7 @@ impl ParentAggregator {
             self.send(PacketKind::Join, 0, 0, &body, out);
         } else if let Some((round, reason)) = &self.failure {
             let body = [self.ticket.key.as_slice(), &reason.encode()].concat();
-            self.send(PacketKind::Halt, *round, 0, &body, out);
+            self.send(PacketKind::Halt, *round, number(*round), &body, out);
         }
     }
 
@@ -109,7 +109,12 @@ impl ParentAggregator {
         }
     }
 
-    /// Forgets the failure: the parent has acknowledged it, or the job was reset.
+    /// Forgets the failure that the parent has acknowledged, unless the answer is late and about one before a reset.
+    pub(super) fn acknowledge_failure(&mut self, answered: u32) {
+        self.failure.take_if(|(round, _)| number(*round) == answered);
+    }
+
+    /// Forgets the failure: the job was reset.
     pub(super) fn clear_failure(&mut self) {
         self.failure = None;
     }
@@ -124,4 +129,9 @@ impl ParentAggregator {
         let header = PacketHeader::new(kind, self.ticket.session, round, segment);
         out.send(self.address, &header.encode(), body);
     }
+}
+
+/// Number of the report of a failure: a reset lies between two failures, so their rounds differ.
+fn number(round: u64) -> u32 {
+    round as u32 & ALL_SEGMENTS
 }

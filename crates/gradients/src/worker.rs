@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use super::packet::{Ack, Cookie, PacketHeader, PacketKind, SessionKey, Status};
+use super::packet::{ALL_SEGMENTS, Ack, Cookie, PacketHeader, PacketKind, SessionKey, Status};
 use super::window::CongestionWindow;
 use super::{Arithmetic, Error, JoinJob, Result, Ticket, Transmit};
 
@@ -58,6 +58,8 @@ pub struct WorkerSession {
     pub(super) window: CongestionWindow,
     /// A sum failed, and the job has not been reset since.
     pub(super) broken: bool,
+    /// Number of the last control. None has 0, the segment of what is sent to all members.
+    controls: u32,
     key: SessionKey,
     path: PathValidation,
     /// Buffer for a contribution in fixed point.
@@ -85,6 +87,7 @@ impl WorkerSession {
             next_round: ticket.round,
             window: CongestionWindow::new(ticket.window),
             broken: false,
+            controls: 0,
             key: ticket.key,
             path: PathValidation::default(),
             scratch: Vec::new(),
@@ -160,9 +163,26 @@ impl WorkerSession {
                 let reason = Ack::new(Status::Halted, PacketKind::Halt).with_text(reason);
                 body.extend(reason.encode());
             }
+            Control::Force => body.extend(ALL_SEGMENTS.to_le_bytes()),
             _ => {}
         }
-        ControlCall { session: self, control, body, tries: 0, started: now, next_try: now, deadline, answer: None }
+        let round = match control {
+            // The round that was given up.
+            Control::Reset => self.next_round - 1,
+            _ => self.next_round,
+        };
+        self.controls = self.controls % (ALL_SEGMENTS - 1) + 1;
+        ControlCall {
+            session: self,
+            control,
+            body,
+            round,
+            tries: 0,
+            started: now,
+            next_try: now,
+            deadline,
+            answer: None,
+        }
     }
 }
 
@@ -206,6 +226,7 @@ pub struct ControlCall<'a> {
     session: &'a mut WorkerSession,
     control: Control,
     body: Vec<u8>,
+    round: u64,
     tries: u32,
     started: Instant,
     next_try: Instant,
@@ -216,7 +237,7 @@ pub struct ControlCall<'a> {
 impl Exchange for ControlCall<'_> {
     type Output = ();
 
-    fn receive<T: Transmit>(&mut self, _now: Instant, from: SocketAddr, datagram: &[u8], _out: &mut T) {
+    fn receive<T: Transmit>(&mut self, now: Instant, from: SocketAddr, datagram: &[u8], _out: &mut T) {
         let Some((header, body)) = self.session.read(from, datagram) else {
             return;
         };
@@ -232,21 +253,25 @@ impl Exchange for ControlCall<'_> {
         let Some(ack) = Ack::decode(body) else {
             return;
         };
-        let next = header.round_near(self.session.next_round);
-        if self.control == Control::Reset
-            && matches!(ack.status, Status::Done | Status::Reset)
-            && ack.about == PacketKind::Reset
-            && let Some(next) = next.filter(|next| *next >= self.session.next_round)
-        {
-            self.session.next_round = next;
-            self.session.broken = false;
-            self.answer = Some(Ok(()));
-        } else if ack.about == self.control.kind() {
-            match ack.status {
-                Status::Done if self.control != Control::Reset => self.answer = Some(Ok(())),
-                Status::Refused => self.answer = Some(Err(Error::Refused(ack.text))),
-                _ => {}
+        if ack.about != self.control.kind() {
+            return;
+        }
+        // The answer to an earlier control has another number.
+        let is_own = header.segment == self.session.controls;
+        match ack.status {
+            Status::Done if is_own && self.control == Control::Reset => {
+                let next = header.round_near(self.session.next_round);
+                if let Some(next) = next.filter(|next| *next >= self.session.next_round) {
+                    self.session.next_round = next;
+                    self.session.broken = false;
+                    self.answer = Some(Ok(()));
+                }
             }
+            Status::Done if is_own => self.answer = Some(Ok(())),
+            Status::Refused if is_own => self.answer = Some(Err(Error::Refused(ack.text))),
+            // A rack is reset by its parent, and answers the next try.
+            Status::Reset => self.next_try = now,
+            _ => {}
         }
     }
 
@@ -264,16 +289,7 @@ impl Exchange for ControlCall<'_> {
         if is_valid && self.control != Control::Join && self.next_try <= now {
             self.next_try = now + control_timeout(self.tries);
             self.tries += 1;
-            let round = match self.control {
-                // The round that was given up.
-                Control::Reset => self.session.next_round - 1,
-                _ => self.session.next_round,
-            };
-            let segment = match self.control {
-                Control::Force => super::packet::ALL_SEGMENTS,
-                _ => 0,
-            };
-            self.session.send(self.control.kind(), round, segment, &self.body, out);
+            self.session.send(self.control.kind(), self.round, self.session.controls, &self.body, out);
         }
         None
     }

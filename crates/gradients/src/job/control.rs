@@ -43,7 +43,7 @@ impl Job {
                 Some("with a parent aggregator every worker has to be counted")
             }
             PacketKind::SetH => self.set_threshold(argument, out),
-            _ => self.force(header, out),
+            _ => self.force(header, argument, out),
         };
         let ack = match refused {
             None => Ack::new(Status::Done, about),
@@ -90,12 +90,15 @@ impl Job {
         None
     }
 
-    /// Sends the incomplete sum of one segment, or of all open segments of a round.
-    fn force<T: Transmit>(&mut self, header: PacketHeader, out: &mut T) -> Option<&'static str> {
+    /// Sends the incomplete sum of one segment, or of all open segments of a round. Returns the reason of a refusal.
+    fn force<T: Transmit>(&mut self, header: PacketHeader, argument: &[u8], out: &mut T) -> Option<&'static str> {
+        let Ok(segment) = argument.try_into().map(u32::from_le_bytes) else {
+            return Some("the segment has four bytes");
+        };
         let round = header.round_near(self.newest);
         for index in self.open_segments() {
             let id = self.slots.slot(index).id;
-            if Some(id.round) == round && [id.segment, ALL_SEGMENTS].contains(&header.segment) {
+            if Some(id.round) == round && [id.segment, ALL_SEGMENTS].contains(&segment) {
                 self.finish(index, out);
             }
         }
@@ -119,7 +122,7 @@ impl Job {
                 if parent.lost {
                     let text = "the aggregator above this one is gone: leave the job and join it again, all workers";
                     let refused = Ack::new(Status::Refused, PacketKind::Reset).with_text(text);
-                    return self.send_ack(worker, SegmentId::new(self.floor, 0), &refused, out);
+                    return self.send_ack(worker, SegmentId::new(self.floor, header.segment), &refused, out);
                 }
                 // Not answered here: the member retries until the parent's answer has reset this job.
                 if parent.path_valid {
@@ -131,7 +134,7 @@ impl Job {
             self.reset(self.newest.max(given_up) + RESET_DISTANCE, &text, out);
         }
         let done = Ack::new(Status::Done, PacketKind::Reset);
-        self.send_ack(worker, SegmentId::new(self.floor, 0), &done, out);
+        self.send_ack(worker, SegmentId::new(self.floor, header.segment), &done, out);
     }
 
     /// Drops the segments in flight. `first` is the next round.

@@ -73,7 +73,7 @@ impl Job {
             }
             PacketKind::Ack => match Ack::decode(body) {
                 Some(ack) if ack.status == Status::Gone => self.parent_discarded(id, out),
-                Some(ack) => self.receive_parent_ack(now, ack, round, out),
+                Some(ack) => self.receive_parent_ack(now, ack, id, out),
                 None => self.counters.malformed += 1,
             },
             _ => self.counters.malformed += 1,
@@ -115,10 +115,11 @@ impl Job {
         self.halt(halted.with_text(text), out);
     }
 
-    fn receive_parent_ack<T: Transmit>(&mut self, now: Instant, ack: Ack, round: u64, out: &mut T) {
+    fn receive_parent_ack<T: Transmit>(&mut self, now: Instant, ack: Ack, id: SegmentId, out: &mut T) {
         let Some(parent) = &mut self.parent else {
             return;
         };
+        let round = id.round;
         match (ack.status, ack.about) {
             (Status::Done, PacketKind::Join) => {
                 let is_new = parent.on_path_valid(now, out);
@@ -128,7 +129,7 @@ impl Job {
             }
             (Status::Waiting, _) => parent.waiting_on = Some((round, ack.text)),
             // Refused: the failure was from before a reset.
-            (Status::Done | Status::Refused, PacketKind::Halt) => parent.clear_failure(),
+            (Status::Done | Status::Refused, PacketKind::Halt) => parent.acknowledge_failure(id.segment),
             (Status::Done, PacketKind::Reset) | (Status::Reset, _) if round > self.floor => {
                 self.reset(round, "the job was reset", out);
             }

@@ -217,6 +217,32 @@ fn any_worker_resets_a_job_that_is_halted_before_its_first_sum() {
     }
 }
 
+#[test]
+fn a_late_answer_is_not_taken_for_the_next_controls() {
+    let mut network = Network::new(1, Faults::NONE, AggregatorLimits::default());
+    let mut workers = trio(&mut network);
+    let [first, second, _] = workers.as_mut_slice() else { unreachable!() };
+    let status = |network: &Network| network.aggregators[0].1.status().next().unwrap();
+    let late = Faults { straggler: 1.0, ..Faults::NONE };
+    for threshold in [2, 3] {
+        // Copies of the answer are on their way when the second control is lost.
+        network.wire.faults = late;
+        network.call(0, first, Control::SetThreshold(1)).unwrap();
+        network.wire.faults = Faults::NONE;
+        network.wire.lose = vec![PacketKind::SetH];
+        network.call(0, first, Control::SetThreshold(threshold)).unwrap();
+        assert_eq!(status(&network).threshold, u32::from(threshold));
+    }
+    network.call(1, second, Control::Join).unwrap();
+    network.wire.faults = late;
+    network.call(0, first, Control::Reset).unwrap();
+    network.wire.faults = Faults::NONE;
+    network.call(1, second, Control::Halt("not yet".into())).unwrap();
+    network.wire.lose = vec![PacketKind::Reset];
+    network.call(0, first, Control::Reset).unwrap();
+    assert_eq!(status(&network).halted, "");
+}
+
 /// Datagram of a control.
 fn control(kind: PacketKind, ticket: &Ticket, round: u64, argument: &[u8]) -> Vec<u8> {
     let header = PacketHeader::new(kind, ticket.session, round, 0).encode();

@@ -250,8 +250,8 @@ fn lone_rack(network: &mut Network) -> (WorkerSession, u32) {
     (WorkerSession::new(at, &request, &own), ticket.session)
 }
 
-fn receive_from_parent(network: &mut Network, session: u32, ack: &Ack) {
-    let header = PacketHeader::new(PacketKind::Ack, session, 1, 0);
+fn receive_from_parent(network: &mut Network, session: u32, segment: u32, ack: &Ack) {
+    let header = PacketHeader::new(PacketKind::Ack, session, 1, segment);
     let datagram = [header.encode().as_slice(), &ack.encode()].concat();
     let (at, rack) = &mut network.aggregators[1];
     let mut out = Port(&mut network.wire, *at);
@@ -269,7 +269,7 @@ fn a_sum_that_the_parent_discarded_is_an_error_at_once() {
     let mut rounds = vec![(address(0), round)];
     network.run_for(&mut rounds, Duration::from_millis(5));
     let gone = Ack::new(Status::Gone, PacketKind::Float);
-    receive_from_parent(&mut network, session, &gone);
+    receive_from_parent(&mut network, session, 0, &gone);
     let error = network.drive(rounds).remove(0).unwrap_err().to_string();
     assert!(error.contains("10.0.0.1:1000, no longer keeps segment 0 of round 1"), "{error}");
     assert!(network.wire.now - begun < Duration::from_millis(100));
@@ -286,6 +286,31 @@ fn repeated_path_validation_has_no_effect() {
     network.run_for(&mut rounds, Duration::from_millis(5));
     let (sent, counted) = (network.wire.sent, network.counters().counted);
     assert_eq!(counted, 10);
-    receive_from_parent(&mut network, session, &Ack::new(Status::Done, PacketKind::Join));
+    receive_from_parent(&mut network, session, 0, &Ack::new(Status::Done, PacketKind::Join));
     assert_eq!(network.wire.sent, sent);
+}
+
+#[test]
+fn a_late_answer_to_a_failure_does_not_end_the_report_of_the_next() {
+    let mut network = Network::new(3, Faults::NONE, AggregatorLimits::default());
+    let (mut worker, session) = lone_rack(&mut network);
+    let halted = |network: &Network| network.aggregators[0].1.status().next().unwrap().halted;
+    network.call(0, &mut worker, Control::Halt("out of disk".into())).unwrap();
+    network.pass(Duration::from_millis(5));
+    assert!(halted(&network).contains("out of disk"));
+    network.call(0, &mut worker, Control::Reset).unwrap();
+    // The worker's datagram arrives, the rack's is lost.
+    let now = network.wire.now;
+    let halt = worker.call(Control::Halt("out of memory".into()), now, now + Duration::from_secs(1));
+    let mut calls = vec![(address(0), halt)];
+    network.run_for(&mut calls, Duration::ZERO);
+    network.wire.lose = vec![PacketKind::Halt];
+    for call in network.drive(calls) {
+        call.unwrap();
+    }
+    assert!(network.wire.lose.is_empty());
+    // Of the first failure, in round 1.
+    receive_from_parent(&mut network, session, 1, &Ack::new(Status::Done, PacketKind::Halt));
+    network.pass(Duration::from_millis(100));
+    assert!(halted(&network).contains("out of memory"), "{}", halted(&network));
 }
