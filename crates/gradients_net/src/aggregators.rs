@@ -2,7 +2,7 @@
 //! once per job, over a connection of its own, which a thread holds while the job exists.
 
 use std::collections::HashMap;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::thread::{self, JoinHandle};
@@ -415,14 +415,9 @@ impl Inner {
                 return self.set_state(&request.job, stop, failed);
             }
         };
-        let address = match (self.aggregators[0].address(), joined.aggregator) {
-            // A socket for both receives from IPv4 hosts at mapped addresses.
-            (SocketAddr::V6(_), SocketAddr::V4(at)) => (at.ip().to_ipv6_mapped(), at.port()).into(),
-            (SocketAddr::V4(own), SocketAddr::V6(at)) => {
-                let reason = format!("its aggregator is at {at}, and this server's, at {own}, has IPv4 alone");
-                return self.set_state(&request.job, stop, SessionState::Failed(refused(reason)));
-            }
-            (_, at) => at,
+        let address = match path(self.aggregators[0].address(), joined.aggregator) {
+            Ok(address) => address,
+            Err(reason) => return self.set_state(&request.job, stop, SessionState::Failed(refused(reason))),
         };
         let aggregator = ParentAggregator::new(address, &joined.ticket, below);
         self.set_state(&request.job, stop, SessionState::Joined(aggregator));
@@ -456,5 +451,44 @@ impl Inner {
         }
         drop(joins);
         self.changed.notify(usize::MAX);
+    }
+}
+
+/// Address to which an aggregator at `own` sends the datagrams for its parent's aggregator, at `parent`; the error says why none arrive.
+fn path(own: SocketAddr, parent: SocketAddr) -> Result<SocketAddr, String> {
+    // Another machine's, unless it can be bound here.
+    let is_remote = || !parent.ip().is_loopback() && UdpSocket::bind((parent.ip(), 0)).is_err();
+    match (own, parent) {
+        _ if own.ip().is_loopback() && is_remote() => Err(format!(
+            "its aggregator is at {parent}, and this server's, at {own}, reaches this machine alone: start this server with --gradients at an \
+             address that the parent can reach, and with --trusted-network"
+        )),
+        // A socket for both receives from IPv4 hosts at mapped addresses.
+        (SocketAddr::V6(_), SocketAddr::V4(at)) => Ok((at.ip().to_ipv6_mapped(), at.port()).into()),
+        (SocketAddr::V4(own), SocketAddr::V6(at)) => {
+            Err(format!("its aggregator is at {at}, and this server's, at {own}, has IPv4 alone"))
+        }
+        (_, at) => Ok(at),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rack_on_loopback_has_no_path_to_a_parent_on_another_machine() {
+        let path = |own: &str, parent: &str| path(own.parse().unwrap(), parent.parse().unwrap());
+        // Addresses of documentation, which no machine has.
+        for (own, parent) in
+            [("127.0.0.1:1", "198.51.100.1:2"), ("[::1]:1", "198.51.100.1:2"), ("[::1]:1", "[2001:db8::1]:2")]
+        {
+            let reason = path(own, parent).unwrap_err();
+            assert!(reason.contains(own) && reason.contains(parent) && reason.contains("--gradients"), "{reason}");
+        }
+        assert_eq!(path("127.0.0.1:1", "127.0.0.2:2"), Ok("127.0.0.2:2".parse().unwrap()));
+        assert_eq!(path("0.0.0.0:1", "198.51.100.1:2"), Ok("198.51.100.1:2".parse().unwrap()));
+        assert_eq!(path("[::]:1", "198.51.100.1:2"), Ok("[::ffff:198.51.100.1]:2".parse().unwrap()));
+        assert!(path("0.0.0.0:1", "[2001:db8::1]:2").unwrap_err().contains("IPv4 alone"));
     }
 }
