@@ -1,5 +1,6 @@
 //! The aggregator: its jobs, and the sessions of their members.
 
+use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -8,7 +9,7 @@ use super::job::{Job, JobStatus, Member};
 use super::packet::{Ack, MAX_SEGMENT_VALUES, PacketHeader, PacketKind, Status};
 use super::segments::{SegmentId, SegmentTable};
 use super::sessions::{SessionOwner, SessionTable};
-use super::settings::{self, JobSettings};
+use super::settings::{self, JobSettings, role};
 use super::{Error, JoinJob, ParentAggregator, Result, Ticket, Transmit};
 use base::error::{TooLarge, check_size};
 use base::random::random;
@@ -51,8 +52,18 @@ pub struct Aggregator {
     limits: AggregatorLimits,
     jobs: Vec<Option<Job>>,
     sessions: SessionTable,
+    /// Members that newer ones have replaced, by session, until their connections end.
+    replaced: HashMap<u32, ReplacedMember>,
     /// Counters of ended jobs, and of datagrams that no job counts.
     counters: AggregatorCounters,
+}
+
+/// A member that a newer one with its number has replaced.
+struct ReplacedMember {
+    job: usize,
+    address: SocketAddr,
+    /// Answer to its datagrams.
+    text: String,
 }
 
 impl Aggregator {
@@ -62,6 +73,7 @@ impl Aggregator {
             limits,
             jobs: (0..limits.jobs).map(|_| None).collect(),
             sessions: SessionTable::new(),
+            replaced: HashMap::new(),
             counters: AggregatorCounters::default(),
         }
     }
@@ -99,7 +111,8 @@ impl Aggregator {
     }
 
     /// Adds a worker to a job, or a rack: a child aggregator that sends the sums of `rack` workers. The first join creates the job, with a
-    /// `parent` if other aggregators have workers of the job, too. A member with the same number is replaced: callers authenticate workers.
+    /// `parent` if other aggregators have workers of the job, too. A member with the same number is replaced, and told so: callers
+    /// authenticate workers.
     ///
     /// # Errors
     /// [`Error::Config`] for invalid settings, for settings that differ from the other workers', and if the workers of all racks do not add
@@ -144,7 +157,15 @@ impl Aggregator {
         let window = job.window;
         let (replaced, round) = job.admit(request.worker, member, out);
         if let Some(replaced) = replaced {
-            self.sessions.remove(replaced);
+            self.sessions.remove(replaced.session);
+            if let Some(address) = replaced.address {
+                let (role, number) = (role(settings.racks), request.worker);
+                let text = format!(
+                    "another process ({}) has joined as {role} {number} after this one: give each {role} a number of its own",
+                    request.name
+                );
+                self.replaced.insert(replaced.session, ReplacedMember { job: index, address, text });
+            }
         }
         let owner = SessionOwner { job: index as u32, worker: request.worker };
         self.sessions.insert(session, owner);
@@ -221,7 +242,9 @@ impl Aggregator {
 
     /// Whether a session number is in use by a member here, or by this aggregator at a parent.
     fn is_used(&self, session: u32) -> bool {
-        self.sessions.owner(session).is_some() || self.job_of_parent(session).is_some()
+        self.sessions.owner(session).is_some()
+            || self.job_of_parent(session).is_some()
+            || self.replaced.contains_key(&session)
     }
 
     /// Index of the job whose parent gave `session`.
@@ -235,6 +258,7 @@ impl Aggregator {
 
     /// Removes a member whose connection has ended. Unknown sessions are ignored.
     pub fn leave<T: Transmit>(&mut self, session: u32, out: &mut T) {
+        self.replaced.remove(&session);
         if let Some(SessionOwner { job: index, worker }) = self.sessions.remove(session)
             && let Some(job) = &mut self.jobs[index as usize]
         {
@@ -262,6 +286,7 @@ impl Aggregator {
             }
         }
         self.sessions.remove_job(index);
+        self.replaced.retain(|_, member| member.job != index);
     }
 
     /// Receives a datagram from `from`. Inlined, because a function call takes about as long as adding up a contribution.
@@ -326,7 +351,7 @@ impl Aggregator {
         }
     }
 
-    /// Handles a datagram of a parent, or of an unknown session.
+    /// Handles a datagram of a parent, of a replaced member, or of an unknown session.
     fn receive_from_parent<T: Transmit>(
         &mut self,
         now: Instant,
@@ -340,7 +365,15 @@ impl Aggregator {
             Some(job) if job.parent.as_ref().is_some_and(|p| p.address == from) => {
                 job.receive_from_parent(now, header, body, out);
             }
-            _ => self.counters.strangers += 1,
+            _ => {
+                self.counters.strangers += 1;
+                // Without an answer the replaced member would wait until its deadline, and call this aggregator silent.
+                if let Some(member) = self.replaced.get(&header.session).filter(|member| member.address == from) {
+                    let refused = Ack::new(Status::Refused, header.kind).with_text(&*member.text);
+                    let header = PacketHeader { kind: PacketKind::Ack, ..header };
+                    out.send(from, &header.encode(), &refused.encode());
+                }
+            }
         }
     }
 

@@ -185,13 +185,13 @@ impl Job {
         )))
     }
 
-    /// Adds a member. Returns the session of the member that it replaces, and the round to begin with. A synchronous job to which that
+    /// Adds a member. Returns the member that it replaces, and the round to begin with. A synchronous job to which that
     /// member has contributed is reset, so that its contributions do not count as the new member's.
-    pub fn admit<T: Transmit>(&mut self, worker: u16, member: Member, out: &mut T) -> (Option<u32>, u64) {
+    pub fn admit<T: Transmit>(&mut self, worker: u16, member: Member, out: &mut T) -> (Option<Member>, u64) {
         let state = &mut self.members[usize::from(worker)];
         let name = member.name.clone();
         let before = match std::mem::replace(state, MemberState::Joined(member)) {
-            MemberState::Joined(before) => Some(before.session),
+            MemberState::Joined(before) => Some(before),
             _ => None,
         };
         let is_synchronous = self.settings.asynchronous.is_none();

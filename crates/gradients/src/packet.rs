@@ -109,7 +109,7 @@ numbered! {
         Halted,
         /// The job was reset. The header has the next round.
         Reset,
-        /// The control was not applied.
+        /// The control was not applied, or another process has replaced the member.
         Refused,
     }
 }

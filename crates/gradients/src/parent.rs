@@ -20,6 +20,8 @@ pub struct ParentAggregator {
     pub(super) path_valid: bool,
     /// The connection to the parent has ended.
     pub(super) lost: bool,
+    /// Reason for which this job can never be reset again.
+    pub(super) refusal: Option<String>,
     cookie: Cookie,
     /// Unacknowledged failure: its round and reason.
     failure: Option<(u64, Ack)>,
@@ -38,6 +40,7 @@ impl ParentAggregator {
             below,
             path_valid: false,
             lost: false,
+            refusal: None,
             cookie: Cookie::default(),
             failure: None,
             waiting_on: None,

@@ -246,6 +246,10 @@ impl<'a> Round<'a> {
                 self.failure = Some(Error::Missing { workers: worker_numbers(ack.missing), reason: ack.text });
             }
             Status::Halted => self.failure = Some(Error::Halted(ack.text)),
+            // Not the answer to a control.
+            Status::Refused if [self.kind, PacketKind::Help].contains(&ack.about) => {
+                self.failure = Some(Error::Refused(ack.text));
+            }
             Status::Gone if self.index_in_flight(header.segment).is_some() => {
                 self.failure = Some(Error::Behind { round });
             }

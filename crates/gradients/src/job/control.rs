@@ -119,8 +119,7 @@ impl Job {
         let resumes = self.halted.is_some() && given_up + 1 >= self.floor;
         if given_up >= self.floor || resumes {
             if let Some(parent) = &self.parent {
-                if parent.lost {
-                    let text = "the aggregator above this one is gone: leave the job and join it again, all workers";
+                if let Some(text) = &parent.refusal {
                     let refused = Ack::new(Status::Refused, PacketKind::Reset).with_text(text);
                     return self.send_ack(worker, SegmentId::new(self.floor, header.segment), &refused, out);
                 }

@@ -106,6 +106,8 @@ impl Job {
             return;
         };
         parent.lost = true;
+        let text = "the aggregator above this one is gone: leave the job and join it again, all workers";
+        parent.refusal = Some(text.to_owned());
         self.counters.failed += 1;
         let text = format!(
             "the aggregator above this one, at {}, ended its connection: leave the job and join it again, all workers",
@@ -130,6 +132,14 @@ impl Job {
             (Status::Waiting, _) => parent.waiting_on = Some((round, ack.text)),
             // Refused: the failure was from before a reset.
             (Status::Done | Status::Refused, PacketKind::Halt) => parent.acknowledge_failure(id.segment),
+            // The parent has lost its own parent, or another rack has replaced this one there.
+            (Status::Refused, about) => {
+                let text = format!("above this aggregator: {}", ack.text);
+                parent.refusal = Some(text.clone());
+                if self.halted.is_none() {
+                    self.halt(Ack::new(Status::Halted, about).with_text(text), out);
+                }
+            }
             (Status::Done, PacketKind::Reset) | (Status::Reset, _) if round > self.floor => {
                 self.reset(round, "the job was reset", out);
             }

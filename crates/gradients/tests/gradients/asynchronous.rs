@@ -404,6 +404,17 @@ fn weights_of_an_earlier_job_are_refused_at_once() {
 }
 
 #[test]
+fn a_worker_without_gradients_that_is_replaced_is_told() {
+    let mut network = Network::new(1, Faults::NONE, AggregatorLimits::default());
+    let mut older = Trainer::join(&mut network, &asynchronous(0, 2, 2, 1), 3);
+    let mut running = vec![(older.at, &mut older.session)];
+    network.run_for(&mut running, Duration::from_millis(100));
+    network.join(0, &asynchronous(0, 2, 2, 1)).unwrap();
+    let told = network.drive(running).remove(0).unwrap_err();
+    assert!(matches!(&told, Error::Refused(text) if text.contains("has joined as worker 0")), "{told}");
+}
+
+#[test]
 fn jobs_beyond_the_limits_are_refused() {
     let mut network =
         Network::new(1, Faults::NONE, AggregatorLimits { job_bytes: 10_000, ..AggregatorLimits::default() });

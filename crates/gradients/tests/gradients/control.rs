@@ -218,6 +218,38 @@ fn any_worker_resets_a_job_that_is_halted_before_its_first_sum() {
 }
 
 #[test]
+fn a_member_that_is_replaced_is_told() {
+    for seed in 0..4 {
+        let mut network = Network::new(seed, Faults::MANY, AggregatorLimits::default());
+        let (at, ticket) = network.ticket(0, &request(0, 2), None).unwrap();
+        let mut older = WorkerSession::new(at, &request(0, 2), &ticket);
+        let mut values = [1.0; 20];
+        let begun = network.wire.now;
+        let round = Round::new(&mut older, &mut values, false, begun, begun + Duration::from_secs(10));
+        let mut rounds = vec![(address(0), round)];
+        network.run_for(&mut rounds, Duration::from_millis(100));
+        let newer = JoinJob { name: "newer".into(), ..request(0, 2) };
+        network.join(0, &newer).unwrap();
+        let told = network.drive(rounds).remove(0);
+        assert!(network.wire.now - begun < Duration::from_secs(1));
+        let again = network.call(0, &mut older, Control::Reset);
+        for error in [told.unwrap_err(), again.unwrap_err()] {
+            assert!(
+                matches!(&error, Error::Refused(text) if text.contains("(newer) has joined as worker 0")),
+                "{error}"
+            );
+        }
+        // The newer one is a member, also when the connection of the older one ends.
+        let (at, aggregator) = &mut network.aggregators[0];
+        aggregator.leave(ticket.session, &mut Port(&mut network.wire, *at));
+        assert_eq!(network.aggregators[0].1.status().next().unwrap().joined, 1);
+        let sent = network.wire.sent;
+        inject(&mut network, 0, &PacketHeader::new(PacketKind::Help, ticket.session, 1, 0).encode());
+        assert_eq!(network.wire.sent, sent, "its session has ended");
+    }
+}
+
+#[test]
 fn a_late_answer_is_not_taken_for_the_next_controls() {
     let mut network = Network::new(1, Faults::NONE, AggregatorLimits::default());
     let mut workers = trio(&mut network);

@@ -314,3 +314,22 @@ fn a_late_answer_to_a_failure_does_not_end_the_report_of_the_next() {
     network.pass(Duration::from_millis(100));
     assert!(halted(&network).contains("out of memory"), "{}", halted(&network));
 }
+
+#[test]
+fn a_rack_that_is_replaced_tells_its_workers() {
+    let mut network = Network::new(3, Faults::NONE, AggregatorLimits::default());
+    let (mut worker, _) = lone_rack(&mut network);
+    let mut values = [1.0; 7];
+    let begun = network.wire.now;
+    let round = Round::new(&mut worker, &mut values, false, begun, begun + Duration::from_secs(10));
+    let mut rounds = vec![(address(0), round)];
+    network.run_for(&mut rounds, Duration::from_millis(5));
+    let other = JoinJob { name: "other".into(), ..rack_request(0, 2, 2) };
+    network.rack_ticket(0, &other, 1, None).unwrap();
+    let told = network.drive(rounds).remove(0).unwrap_err().to_string();
+    let again = network.call(0, &mut worker, Control::Reset).unwrap_err().to_string();
+    for error in [told, again] {
+        assert!(error.contains("above this aggregator: another process (other) has joined as rack 0"), "{error}");
+    }
+    assert!(network.wire.now - begun < Duration::from_secs(1));
+}
