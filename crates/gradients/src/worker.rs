@@ -181,6 +181,7 @@ impl WorkerSession {
             started: now,
             next_try: now,
             deadline,
+            waiting_on: String::new(),
             answer: None,
         }
     }
@@ -231,6 +232,8 @@ pub struct ControlCall<'a> {
     started: Instant,
     next_try: Instant,
     deadline: Instant,
+    /// Aggregator above the own one that has not answered a reset, else empty.
+    waiting_on: String,
     answer: Option<Result<()>>,
 }
 
@@ -269,6 +272,7 @@ impl Exchange for ControlCall<'_> {
             }
             Status::Done if is_own => self.answer = Some(Ok(())),
             Status::Refused if is_own => self.answer = Some(Err(Error::Refused(ack.text))),
+            Status::Waiting if is_own => self.waiting_on = ack.text,
             // A rack is reset by its parent, and answers the next try.
             Status::Reset => self.next_try = now,
             _ => {}
@@ -280,9 +284,15 @@ impl Exchange for ControlCall<'_> {
             return self.answer.take();
         }
         if now >= self.deadline {
-            return Some(Err(Error::Silent {
-                address: self.session.aggregator,
-                waited_ms: now.duration_since(self.started).as_millis(),
+            let waited_ms = now.duration_since(self.started).as_millis();
+            return Some(Err(match self.waiting_on.as_str() {
+                "" => Error::Silent { address: self.session.aggregator, waited_ms },
+                whom => Error::Missing {
+                    workers: Vec::new(),
+                    reason: format!(
+                        "the reset waited {waited_ms} ms for {whom}: check that it runs and that its datagrams reach the servers below it"
+                    ),
+                },
             }));
         }
         let is_valid = self.session.validate_path(now, out);
@@ -300,6 +310,9 @@ impl Exchange for ControlCall<'_> {
     }
 
     fn waits_for(&self, _now: Instant) -> String {
-        format!("the aggregator at {} has not answered", self.session.aggregator)
+        match self.waiting_on.as_str() {
+            "" => format!("the aggregator at {} has not answered", self.session.aggregator),
+            whom => format!("the reset waits for {whom}"),
+        }
     }
 }

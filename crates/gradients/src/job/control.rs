@@ -123,11 +123,12 @@ impl Job {
                     let refused = Ack::new(Status::Refused, PacketKind::Reset).with_text(text);
                     return self.send_ack(worker, SegmentId::new(self.floor, header.segment), &refused, out);
                 }
-                // Not answered here: the member retries until the parent's answer has reset this job.
+                // The member retries until the parent's answer has reset this job.
                 if parent.path_valid {
                     parent.send(PacketKind::Reset, given_up, 0, &parent.ticket.key, out);
                 }
-                return;
+                let waiting = Ack::new(Status::Waiting, PacketKind::Reset).with_text(parent.describe(given_up));
+                return self.reply(worker, header, waiting, out);
             }
             let text = format!("{} {worker} reset the job", role(self.settings.racks));
             self.reset(self.newest.max(given_up) + RESET_DISTANCE, &text, out);

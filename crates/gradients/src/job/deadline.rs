@@ -129,6 +129,10 @@ impl Job {
     /// Suspends the job here, and sends every member the reason.
     pub(super) fn halt<T: Transmit>(&mut self, reason: Ack, out: &mut T) {
         self.slots.clear();
+        if let Some(parent) = &mut self.parent {
+            // Members that the parent waited for in this round are not those that it waits for in a reset.
+            parent.waiting_on = None;
+        }
         self.send_ack_to_all(self.next_round(), &reason, out);
         self.halted = Some(reason);
     }

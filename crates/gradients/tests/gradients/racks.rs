@@ -119,6 +119,33 @@ fn a_silent_parent_is_named() {
         let error = result.unwrap_err().to_string();
         assert!(error.contains("the aggregator at 10.0.0.1:1000"), "{error}");
     }
+    let error = network.call(0, &mut workers[0], Control::Reset).unwrap_err().to_string();
+    assert!(error.contains("the reset waited 5000 ms for the aggregator at 10.0.0.1:1000"), "{error}");
+    // The rack itself.
+    network.wire.dead.insert(address(1001));
+    let error = network.call(0, &mut workers[0], Control::Reset).unwrap_err().to_string();
+    assert!(error.contains("the aggregator at 10.0.0.1:1001 did not answer"), "{error}");
+}
+
+#[test]
+fn a_reset_below_a_silent_grandparent_names_it() {
+    let mut network = Network::new(3, Faults::NONE, AggregatorLimits::default());
+    let [middle, leaf] = [0; 2].map(|_| network.add_aggregator(AggregatorLimits::default()));
+    let mut above = None;
+    for (aggregator, racks) in [(0, 2), (middle, 1)] {
+        let (at, ticket) = network.rack_ticket(aggregator, &rack_request(0, racks, 2), 1, above).unwrap();
+        above = Some(ParentAggregator::new(at, &ticket, 1));
+    }
+    let request = JoinJob { world: 2, ..request(0, 1) };
+    let (at, ticket) = network.ticket(leaf, &request, above).unwrap();
+    let mut worker = WorkerSession::new(at, &request, &ticket);
+    network.call(0, &mut worker, Control::Halt("out of disk".into())).unwrap();
+    network.wire.dead.insert(address(1000));
+    let error = network.call(0, &mut worker, Control::Reset).unwrap_err().to_string();
+    let whom = "the aggregator at 10.0.0.1:1001, which waits for the aggregator at 10.0.0.1:1000";
+    assert!(error.contains(whom), "{error}");
+    network.wire.dead.clear();
+    network.call(0, &mut worker, Control::Reset).unwrap();
 }
 
 #[test]
