@@ -61,7 +61,7 @@ struct PendingJoins {
     places: HashMap<String, Weak<()>>,
 }
 
-/// Place of a connection among those that wait for a job. A job that nobody waits for any more leaves the parent.
+/// A connection's place among those that wait for a job. When the last one goes, the job leaves the parent.
 pub type Place = Arc<()>;
 
 impl PendingJoins {

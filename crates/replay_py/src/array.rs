@@ -226,7 +226,11 @@ fn convert_literal<'py>(
     let converted = match (array.dtype().kind(), dtype::kind(expected.dtype)) {
         (b'b', b'b') => convert()?,
         (b'f', b'f') => {
-            let doubles = array.call_method1("astype", (numpy::dtype::<f64>(py),))?.cast_into::<PyArrayDyn<f64>>()?;
+            let doubles = match array.cast::<PyArrayDyn<f64>>() {
+                // Of Python's numbers.
+                Ok(doubles) => doubles.clone(),
+                Err(_) => array.call_method1("astype", (numpy::dtype::<f64>(py),))?.cast_into()?,
+            };
             if doubles.readonly().as_array().iter().any(|&number| overflows(number, expected.dtype)) {
                 return Err(not_held()?);
             }

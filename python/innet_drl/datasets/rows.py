@@ -21,7 +21,7 @@ Block = dict[str, NDArray[Any]]
 
 FLAGS = ("terminated", "truncated", "final")
 UNREAD: NDArray[Any] = np.empty(0)
-"""Stands for a column that its reader does not want: errors name all columns of a file."""
+"""Placeholder of a column that was not read, so that errors can name all columns of a file."""
 _DAMAGES = (OSError, ValueError, TypeError, KeyError, IndexError, EOFError, NotImplementedError, RuntimeError)
 """Exceptions that pyarrow, NumPy and h5py raise for damaged files."""
 
