@@ -126,9 +126,12 @@ def test_requests_shrink_when_the_far_server_is_left_out() -> None:
                 """Items of the near server in the next batch."""
                 return sum(id in of_near for id in next(batches).ids.tolist())
 
-            items = sum(read() for _ in range(200))
-            # Half of each batch is the near server's.
-            grown = (sampled([near]) - before - items) / 2
+            # The most of many readings: a reader that was paused for a moment has few requests under way.
+            items, grown = 0, 0.0
+            for _ in range(200):
+                items += read()
+                # Half of each batch is the near server's.
+                grown = max(grown, (sampled([near]) - before - items) / 2)
             assert grown > 12
             link.close()
             full = 0
