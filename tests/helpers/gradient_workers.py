@@ -10,13 +10,16 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
-from serving import SERVE
+from serving import SERVE, until
 
 from innet_drl.launch import learners
+from innet_drl.launch.actors import run_actor
+from innet_drl.launch.playing import ActorAssignment
 from innet_drl.launch.processes import ProcessFailure, end_with_parent, forking, start_fork_server
-from innet_drl.train.data_parallel import SharedGradients
+from innet_drl.train.data_parallel import SharedGradients, TrainingEnded
 from innet_drl.train.errors import LearnerError
 
 SECONDS = 60.0
@@ -111,18 +114,55 @@ def _run(pipe: Connection, function: Callable[..., Any], *arguments: Any) -> Non
 
 def die_while_learning(assignment: learners.LearnerAssignment, pipe: Connection) -> None:
     """The main function of a learner that is killed before its twentieth mean."""
+    _before_a_mean(lambda _: os.kill(os.getpid(), signal.SIGKILL))
+    learners.run_learner(assignment, pipe)
+
+
+def tell_process(folder: Path, assignment: ActorAssignment, pipe: Connection) -> None:
+    """The main function of an actor whose process is in a file."""
+    (folder / "new").write_text(str(os.getpid()))
+    (folder / "new").rename(folder / "actor")
+    run_actor(assignment, pipe)
+
+
+def kill_the_actor_and_await_the_next(folder: Path, assignment: learners.LearnerAssignment, pipe: Connection) -> None:
+    """The main function of a learner that gets no batch, as the actor has died, until there is another."""
+
+    def kill_and_await(_: SharedGradients) -> None:
+        actor = (folder / "actor").read_text()
+        os.kill(int(actor), signal.SIGKILL)
+        until(lambda: (folder / "actor").read_text() != actor)
+
+    _before_a_mean(kill_and_await)
+    learners.run_learner(assignment, pipe)
+
+
+def starve(folder: Path, assignment: learners.LearnerAssignment, pipe: Connection) -> None:
+    """The main function of a learner that gets no batch any more."""
+
+    def await_end(gradients: SharedGradients) -> None:
+        (folder / "starved").touch()
+        assert pipe.poll(SECONDS), "training does not end"
+        gradients.end()
+        raise TrainingEnded
+
+    _before_a_mean(await_end)
+    learners.run_learner(assignment, pipe)
+
+
+def _before_a_mean(act: Callable[[SharedGradients], None]) -> None:
+    """Calls `act` before the twentieth mean of this process."""
     mean = SharedGradients.mean
     left = 20
 
-    def mean_or_die(gradients: SharedGradients) -> None:
+    def act_and_mean(gradients: SharedGradients) -> None:
         nonlocal left
         left -= 1
         if left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
+            act(gradients)
         mean(gradients)
 
-    SharedGradients.mean = mean_or_die  # type: ignore[assignment, method-assign]
-    learners.run_learner(assignment, pipe)
+    SharedGradients.mean = act_and_mean  # type: ignore[assignment, method-assign]
 
 
 def fail_to_begin(assignment: learners.LearnerAssignment, pipe: Connection) -> None:
@@ -137,4 +177,14 @@ def name_gpus(assignment: learners.LearnerAssignment, pipe: Connection) -> None:
         raise LearnerError(f"it sees the GPUs {os.environ.get('CUDA_VISIBLE_DEVICES')}")
 
     learners._learn = fail  # type: ignore[assignment]
+    learners.run_learner(assignment, pipe)
+
+
+def fail_while_learning(assignment: learners.LearnerAssignment, pipe: Connection) -> None:
+    """The main function of a learner that fails before its twentieth mean."""
+
+    def fail(_: SharedGradients) -> None:
+        raise RuntimeError("no gradient here")
+
+    _before_a_mean(fail)
     learners.run_learner(assignment, pipe)

@@ -1,21 +1,37 @@
 """Training with several learners: the same weights everywhere, and an end with a reason when one is gone."""
 
 import dataclasses
+import functools
+import os
 import re
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
-from gradient_workers import die_while_learning, fail_to_begin, gradient_server, name_gpus
+from gradient_workers import (
+    die_while_learning,
+    fail_to_begin,
+    fail_while_learning,
+    gradient_server,
+    kill_the_actor_and_await_the_next,
+    name_gpus,
+    starve,
+    tell_process,
+)
 from places import ROOT
+from serving import until
 from training import lines, small
 
 import innet_drl as innet
-from innet_drl.launch import learners, local
+from innet_drl import train
+from innet_drl.launch import actors, learners, local
 from innet_drl.launch.learners import LearnerResult
 from innet_drl.launch.processes import start_fork_server
 from innet_drl.train.errors import ConfigurationError, LearnerError
+from innet_drl.train.run_folder import RunFolder
 from innet_drl.train.stopwatch import Laps
 from innet_drl.train.times import LearnerTimes
 
@@ -72,6 +88,40 @@ def test_a_learner_that_is_killed_ends_the_run_with_a_checkpoint(
     with pytest.raises(LearnerError, match="learner 1"):
         local.train(small(learners=2, steps=100_000), tmp_path / "run")
     assert list((tmp_path / "run" / "checkpoints").glob("*.safetensors"))
+
+
+def test_a_learner_that_fails_ends_the_run_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(learners, "run_learner", fail_while_learning)
+    with pytest.raises(LearnerError, match=r"learner 1 failed: .*no gradient here"):
+        local.train(small(learners=2, steps=100_000), tmp_path / "run")
+    assert RunFolder(tmp_path / "run").latest_checkpoint().state["learner"]["updates"] >= 19
+
+
+def test_an_actor_is_replaced_while_another_learner_waits_for_its_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learners, "run_learner", functools.partial(kill_the_actor_and_await_the_next, tmp_path))
+    monkeypatch.setattr(actors, "run_actor", functools.partial(tell_process, tmp_path))
+    config = small(learners=2, actors=1, actor_restarts=1)
+    assert local.train(config, tmp_path / "run").learner_updates > 50
+
+
+def test_a_signal_ends_training_while_another_learner_has_no_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learners, "run_learner", functools.partial(starve, tmp_path))
+
+    def interrupt() -> None:
+        until((tmp_path / "starved").exists)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    run = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        train.run(small(learners=2, steps=1_000_000), folder=run)
+    thread.join()
+    assert RunFolder(run).latest_checkpoint().state["learner"]["updates"] >= 19
 
 
 def test_a_learner_that_cannot_begin_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import multiprocessing.connection
 import os
 import secrets
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -114,9 +114,18 @@ class Learners:
     """The processes of the other learners, and this process's membership in their job. Use it as a context manager."""
 
     def __init__(
-        self, config: Config, learner: Learner, memory: str, name: str, server: str, checkpoint: Path | None, token: str
+        self,
+        config: Config,
+        learner: Learner,
+        memory: str,
+        name: str,
+        server: str,
+        checkpoint: Path | None,
+        token: str,
+        has_ended: Callable[[], bool],
     ) -> None:
-        self._learner = learner
+        """`has_ended` is called while the others' gradients are waited for, and returns whether training has ended."""
+        self._learner, self._has_ended = learner, has_ended
         self._job = GradientJob(server, f"{name[:40]}-{secrets.token_hex(4)}", aggregator_token(config))
         self._config = config
         self._assignments = [
@@ -140,7 +149,9 @@ class Learners:
         self._processes: list[Any] = []
         self._pipes: list[multiprocessing.connection.Connection] = []
         self._stack = contextlib.ExitStack()
-        self._ended = False
+        self._last: dict[int, LearnerResult] = {}
+        """Last messages that came while the first learner still summed."""
+        self._told = self._ended = False
 
     def __enter__(self) -> Self:
         try:
@@ -153,7 +164,7 @@ class Learners:
                 message = _receive(pipe, self._config.learner_deadline)
                 if not isinstance(message, LearnerReady):
                     raise self._failed(number, message)
-            self._learner.gradients = SharedGradients(worker, self._learner.network)
+            self._learner.gradients = SharedGradients(worker, self._learner.network, self._attend)
         except BaseException:
             self._stop()
             raise
@@ -175,19 +186,17 @@ class Learners:
     def end(self) -> dict[int, LearnerTimes]:
         """Ends training in all learners with the same update, and compares their weights; returns the others' times."""
         assert self._learner.gradients is not None
-        for pipe in self._pipes:
-            # The sum below reports learners that have died.
-            with contextlib.suppress(OSError):
-                pipe.send(None)
+        self._tell_end()
         try:
-            self._learner.gradients.end()
+            if not self._learner.gradients.ended:
+                self._learner.gradients.end()
         except innet.errors.GradientError as error:
             raise self.explain(error) from error
         self._ended = True
         ours = LearnerResult(self._learner.updates, digest(self._learner.network), LearnerTimes({}, {}, {}))
         times = {}
         for number, pipe in enumerate(self._pipes, 1):
-            theirs = _receive(pipe, self._config.learner_deadline)
+            theirs = self._last.get(number) or _receive(pipe, self._config.learner_deadline)
             if not isinstance(theirs, LearnerResult):
                 raise self._failed(number, theirs)
             if theirs != ours:
@@ -195,6 +204,30 @@ class Learners:
             times[number] = theirs.times
         logger.info("%d learners ended with the same weights", len(self._pipes) + 1)
         return times
+
+    def _attend(self) -> None:
+        """Looks after the run while a sum waits for the other learners.
+
+        A learner that has failed between two sums is none that a sum misses: the job would wait for its replacement.
+        """
+        for number, pipe in enumerate(self._pipes, 1):
+            if number not in self._last and pipe.poll(0):
+                message = _receive(pipe, 0)
+                if not isinstance(message, LearnerResult):
+                    raise self._failed(number, message)
+                self._last[number] = message
+        if self._has_ended():
+            self._tell_end()
+
+    def _tell_end(self) -> None:
+        """Tells learners without a batch to end training instead of their next mean: they would miss the last sum."""
+        if self._told:
+            return
+        self._told = True
+        for pipe in self._pipes:
+            # The sum reports learners that have died.
+            with contextlib.suppress(OSError):
+                pipe.send(None)
 
     def explain(self, error: innet.errors.GradientError) -> LearnerError:
         """Returns the error message of the learner that made a sum fail, if it sent one."""

@@ -25,6 +25,7 @@ from innet_drl.launch.launcher import Launcher, LocalLauncher
 from innet_drl.launch.learners import PROGRAM, Learners
 from innet_drl.launch.processes import environment_variable
 from innet_drl.train.config import Config
+from innet_drl.train.data_parallel import TrainingEnded
 from innet_drl.train.errors import ProcessError, ReplayMemoryError, Resuming
 from innet_drl.train.memory import ReplayMemory, actor_token, memory_class, memory_token
 from innet_drl.train.published_run import RunPublisher
@@ -70,10 +71,10 @@ def train(trainer: Trainer, launchers: Callable[[], Launcher] | None) -> None:
         if config.evaluation_period:
             evaluator = Evaluator(config, trainer.spec, (launchers or LocalLauncher)(), trainer.reporter.times)
             trainer.evaluations.evaluator = running.enter_context(evaluator)
-        several = (
-            _learners(trainer, memory.address, settings.token) if config.learners > 1 else contextlib.nullcontext()
-        )
-        learners = running.enter_context(several)
+        learners = None
+        if config.learners > 1:
+            has_ended = functools.partial(_has_ended, actors, trainer)
+            learners = running.enter_context(_learners(trainer, memory.address, settings.token, has_ended))
         trainer.begin()
         with trainer.keeping(lambda: trainer.checkpoint(memory)):
             try:
@@ -110,7 +111,10 @@ def _learn(
             batch = None
         if batch is not None:
             trainer.session.note = "learning"
-            update = trainer.learn(batch)
+            try:
+                update = trainer.learn(batch)
+            except TrainingEnded:
+                break
             trainer.stopwatch.lap("other")
             # Priorities are written one update later, so that the learner does not wait for the GPU.
             if pending is not None:
@@ -159,6 +163,13 @@ def _check_actors(actors: Actors | JoinedActors, trainer: Trainer) -> None:
         trainer.reporter.add_report(report)
 
 
+def _has_ended(actors: Actors | JoinedActors, trainer: Trainer) -> bool:
+    """Looks after the actors while the other learners are waited for, which may themselves wait for steps."""
+    trainer.session.say(actors.silence.note() or "waiting for the gradients of the other learners")
+    _check_actors(actors, trainer)
+    return trainer.session.interrupted
+
+
 def _one_program(config: Config) -> contextlib.AbstractContextManager[None]:
     """Sets `INNET_PROGRAM` during the run, unless it is set, so that a server sees its learners as one program."""
     if config.learners == 1:
@@ -167,7 +178,7 @@ def _one_program(config: Config) -> contextlib.AbstractContextManager[None]:
 
 
 @contextlib.contextmanager
-def _learners(trainer: Trainer, memory: str, token: str) -> Iterator[Learners]:
+def _learners(trainer: Trainer, memory: str, token: str, has_ended: Callable[[], bool]) -> Iterator[Learners]:
     """Starts the other learners, and serves an aggregator for gradients unless the settings name one."""
     config = trainer.config
     checkpoint = None if trainer.resumed is None else trainer.resumed.path
@@ -178,4 +189,5 @@ def _learners(trainer: Trainer, memory: str, token: str) -> Iterator[Learners]:
             server = f"unix://{directory}/gradients"
             empty = stack.enter_context(innet.Memory([]))
             stack.enter_context(empty.serve(server, gradients="127.0.0.1:0"))
-        yield stack.enter_context(Learners(config, trainer.learner, memory, trainer.name, server, checkpoint, token))
+        learners = Learners(config, trainer.learner, memory, trainer.name, server, checkpoint, token, has_ended)
+        yield stack.enter_context(learners)
