@@ -29,7 +29,7 @@ DPDK := $(shell pkg-config --exists 'libdpdk >= 22.11' 2>/dev/null && echo yes)
 
 export VIRTUAL_ENV := $(abspath $(VENV))
 
-.PHONY: help setup build demo test test-all format lint lint-all deny rust-test rust-test-all dpdk-test fstack-test loom fuzz fuzz-reduce world wheel licenses bench-check bench-record python-test python-test-all oldest docs bench bench-peers soak wire clean
+.PHONY: help setup build demo test test-all format lint lint-all deny rust-test rust-test-all dpdk-test fstack-test loom asan fuzz fuzz-reduce world wheel licenses bench-check bench-record python-test python-test-all oldest docs bench bench-peers soak wire clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -133,6 +133,12 @@ bench-record: ## record them again, after a change that explains the difference
 loom: ## model checks of the lock-free parts, random schedules of tables, and the mutations that must make them fail
 	cargo test --locked --package replay_core --features loom --test 'loom_*'
 	cargo test --locked --package replay_core --features shuttle --test schedules
+
+# In place of Miri, which wants a nightly compiler. The flag wants one too, unless the stable one is told to take it.
+ASAN := RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address CARGO_TARGET_DIR=target/asan
+asan: ## the Rust tests of memory, server and sums under AddressSanitizer
+	$(ASAN) cargo test --locked --no-fail-fast --target $(shell rustc -vV | sed -n 's/host: //p') --lib --tests \
+		--package base --package replay_core --package replay_wire --package replay_net --package gradients --package gradients_net
 
 # A target of crates/fuzz, each in turn for its part of the MINUTES. New inputs go into tests/__fuzz__/TARGET/corpus, a failure into crashes
 # beside it. Coverage wants a flag of nightly compilers, which --rustc-bootstrap allows on the stable one.

@@ -191,7 +191,8 @@ fn another_crates_service_answers_beside_the_memory() {
         assert_eq!(waits.join().unwrap().unwrap()[..], [7]);
     });
     assert_eq!(stats()["adder"]["of"]["all"]["members"], 2);
-    assert_eq!(stats()["extensions"], json!({"adder": ["/of"]}));
+    // Other tests of this process may have plugged in theirs.
+    assert_eq!(stats()["extensions"]["adder"], json!(["/of"]));
     other.end(Instant::now() + Duration::from_secs(60), &Wait::forever()).unwrap();
     until("its end", || stats()["adder"]["of"]["all"]["members"] == 1);
     assert!(stats()["tables"].is_object());
