@@ -109,7 +109,7 @@ rust-test-all: rust-test ## also the examples of the documentation, DPDK and F-S
 	$(if $(DPDK),$(MAKE) dpdk-test,@echo 'skipped, DPDK 22.11 not found (Debian: apt install libdpdk-dev): make dpdk-test')
 	$(if $(FSTACK),$(MAKE) fstack-test,@echo 'skipped, F-Stack not found (docs/how-to/fstack.md): make fstack-test')
 
-# Wants DPDK, and for what goes over veth pairs the right to make network namespaces.
+# Wants DPDK, and for what goes over veth pairs ethtool and the right to make network namespaces.
 dpdk-test: ## gradients over DPDK's devices: memif, and veth pairs by af_packet
 	cargo test --locked --package fstack_sys --features dpdk
 	cargo test --locked --package gradients --features dpdk --lib
