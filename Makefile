@@ -134,7 +134,7 @@ loom: ## model checks of the lock-free parts, random schedules of tables, and th
 	cargo test --locked --package replay_core --features loom --test 'loom_*'
 	cargo test --locked --package replay_core --features shuttle --test schedules
 
-# In place of Miri, which wants a nightly compiler. The flag wants one too, unless the stable one is told to take it.
+# The flag wants a nightly compiler, unless the stable one is told to take it.
 ASAN := RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address CARGO_TARGET_DIR=target/asan
 asan: ## the Rust tests of memory, server and sums under AddressSanitizer
 	$(ASAN) cargo test --locked --no-fail-fast --target $(shell rustc -vV | sed -n 's/host: //p') --lib --tests \

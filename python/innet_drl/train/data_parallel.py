@@ -13,6 +13,7 @@ from torch import nn
 from innet_drl.gradients import GradientWorker
 
 ATTEND_SECONDS = 0.25
+"""Seconds between two calls of `attend` while a sum waits."""
 
 
 class TrainingEnded(Exception):  # noqa: N818 - a signal, not an error
