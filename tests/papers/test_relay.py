@@ -108,38 +108,44 @@ def test_requests_to_several_servers_grow_with_the_round_trip() -> None:
 
 
 def test_requests_shrink_when_the_far_server_is_left_out() -> None:
-    with (
-        served(prioritized()) as (near, to_near),
-        served(prioritized()) as (far, to_far),
-        Relay(to_far, delay=0.05) as link,
-    ):
+    with served(prioritized()) as (near, to_near), served(prioritized()) as (far, to_far):
         for memory in (near, far):
             fill(memory)
         of_near = set(ids_of(near).tolist())
-        before = sampled([near])
-        with (
-            innet.connect(f"innet://{to_near},innet://{link.address}") as replay,
-            replay.batches("steps", 4, VIEW, prefetch=2, threads=1) as batches,
-        ):
 
-            def read() -> int:
-                """Items of the near server in the next batch."""
-                return sum(id in of_near for id in next(batches).ids.tolist())
+        def shrink() -> bool:
+            """Whether few requests to the near server are under way soon after the far one is left out."""
+            before = sampled([near])
+            with (
+                Relay(to_far, delay=0.05) as link,
+                innet.connect(f"innet://{to_near},innet://{link.address}") as replay,
+                replay.batches("steps", 4, VIEW, prefetch=2, threads=1) as batches,
+            ):
 
-            # The most of many readings: a reader that was paused for a moment has few requests under way.
-            items, grown = 0, 0.0
-            for _ in range(200):
-                items += read()
-                # Half of each batch is the near server's.
-                grown = max(grown, (sampled([near]) - before - items) / 2)
-            assert grown > 12
-            link.close()
-            full = 0
-            while full < 200:
-                got = read()
-                items, full = items + got, full + 1 if got == 4 else 0
-            # Two under way, two decoded ahead, one in the decoder; more where a handshake here takes a millisecond.
-            assert (sampled([near]) - before - items) / 4 <= max(5, grown / 3)
+                def read() -> int:
+                    """Items of the near server in the next batch."""
+                    return sum(id in of_near for id in next(batches).ids.tolist())
+
+                # The most of many readings: a reader that was paused for a moment has few requests under way.
+                items, grown = 0, 0.0
+                for _ in range(200):
+                    items += read()
+                    # Half of each batch is the near server's.
+                    grown = max(grown, (sampled([near]) - before - items) / 2)
+                assert grown > 12
+                link.close()
+                few = 0
+                for _ in range(2_000):
+                    got = read()
+                    items += got
+                    # Two under way, two decoded ahead, one in the decoder.
+                    few = few + 1 if got == 4 and sampled([near]) - before - items <= 5 * 4 else 0
+                    if few == 20:
+                        return True
+                return False
+
+        # On a busy machine a handshake with the near server may take a millisecond, which counts as a distance.
+        assert any(shrink() for _ in range(10))
 
 
 def test_updates_that_are_not_waited_for_apply_in_order_also_over_a_cut_link() -> None:
