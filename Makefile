@@ -101,8 +101,9 @@ lint-all: lint ## also every feature, the documentation of Rust, the container a
 	$(BIN)/hadolint Containerfile
 	$(if $(DENY),$(MAKE) deny,@echo 'skipped, cargo-deny not found (cargo install --locked cargo-deny): make deny')
 
-rust-test: setup ## Rust tests
+rust-test: setup ## Rust tests, and tables under random schedules
 	$(RUST_TESTS)
+	cargo test --locked --package replay_core --features shuttle --test schedules
 
 rust-test-all: rust-test ## also the examples of the documentation, DPDK and F-Stack
 	cargo test --locked --workspace --exclude replay_py --doc
@@ -130,9 +131,8 @@ bench-check: ## allocations, reads, writes and bytes of each operation, against 
 bench-record: ## record them again, after a change that explains the difference
 	$(COUNTS) --record
 
-loom: ## model checks of the lock-free parts, random schedules of tables, and the mutations that must make them fail
+loom: ## model checks of the lock-free parts, and the mutations that must make them fail
 	cargo test --locked --package replay_core --features loom --test 'loom_*'
-	cargo test --locked --package replay_core --features shuttle --test schedules
 
 # The flag wants a nightly compiler, unless the stable one is told to take it.
 ASAN := RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address CARGO_TARGET_DIR=target/asan

@@ -73,13 +73,21 @@ pub fn join_job(
         let reason = "a ticket without a window or a round".to_owned();
         return Err(NetError::from(replay_wire::Error::Protocol(reason)).into());
     }
-    Ok(JoinedJob { session, aggregator: reach(&dialer.address, address)?, ticket })
+    let aggregator = reach(&dialer.address, session.peer(), address)?;
+    Ok(JoinedJob { session, aggregator, ticket })
 }
 
-/// UDP address of the aggregator. An unspecified IP address in `at` (all zeros) is replaced by the server's address.
-fn reach(server: &Address, at: SocketAddr) -> Result<SocketAddr> {
+/// UDP address of the aggregator. An unspecified IP address in `at` (all zeros) is replaced by the server's address: the one that its
+/// connection has reached, `peer`, as a name may have several.
+fn reach(server: &Address, peer: Option<SocketAddr>, at: SocketAddr) -> Result<SocketAddr> {
     if !at.ip().is_unspecified() {
         return Ok(at);
+    }
+    // The aggregator's IPv6 socket is dual-stack: it also receives IPv4.
+    let takes = |peer: &SocketAddr| at.is_ipv6() || peer.is_ipv4();
+    if let Some(mut peer) = peer.filter(takes) {
+        peer.set_port(at.port());
+        return Ok(peer);
     }
     let Address::Tcp { host, .. } = server else {
         let here: IpAddr = match at {
@@ -90,9 +98,8 @@ fn reach(server: &Address, at: SocketAddr) -> Result<SocketAddr> {
     };
     let unknown = |source| NetError::Connect { address: format!("the aggregator of {server}"), source };
     let mut found = (host.as_str(), at.port()).to_socket_addrs().map_err(unknown)?;
-    // The aggregator's IPv6 socket is dual-stack: it also receives IPv4.
     found
-        .find(|found| at.is_ipv6() || found.is_ipv4())
+        .find(takes)
         .ok_or_else(|| {
             Error::config(format!(
                 "the aggregator of {server} takes IPv4, and {host} has no such address: connect to the server's IPv4 address"
@@ -256,15 +263,20 @@ mod tests {
 
     #[test]
     fn an_address_of_all_zeros_is_the_servers() {
-        let reach =
-            |server: &str, at: &str| reach(&server.parse().unwrap(), at.parse().unwrap()).map(|at| at.to_string());
-        let server = "innet://127.0.0.7:7710";
-        assert_eq!(reach(server, "127.0.0.1:9").unwrap(), "127.0.0.1:9");
-        assert_eq!(reach(server, "0.0.0.0:9").unwrap(), "127.0.0.7:9");
-        assert_eq!(reach(server, "[::]:9").unwrap(), "127.0.0.7:9");
-        assert_eq!(reach("unix:///a", "0.0.0.0:9").unwrap(), "127.0.0.1:9");
-        assert_eq!(reach("unix:///a", "[::]:9").unwrap(), "[::1]:9");
-        let error = reach("innet://[::1]:7710", "0.0.0.0:9").unwrap_err();
+        let reach = |server: &str, peer: &str, at: &str| {
+            let server = server.parse().unwrap();
+            reach(&server, peer.parse().ok(), at.parse().unwrap()).map(|at| at.to_string())
+        };
+        let (server, peer) = ("innet://localhost:7710", "127.0.0.7:7710");
+        assert_eq!(reach(server, peer, "127.0.0.1:9").unwrap(), "127.0.0.1:9");
+        assert_eq!(reach(server, peer, "0.0.0.0:9").unwrap(), "127.0.0.7:9");
+        assert_eq!(reach(server, peer, "[::]:9").unwrap(), "127.0.0.7:9");
+        assert_eq!(reach(server, "[fe80::1%3]:7710", "[::]:9").unwrap(), "[fe80::1%3]:9");
+        // The connection was by IPv6, the aggregator takes IPv4 alone.
+        assert_eq!(reach(server, "[::1]:7710", "0.0.0.0:9").unwrap(), "127.0.0.1:9");
+        assert_eq!(reach("unix:///a", "", "0.0.0.0:9").unwrap(), "127.0.0.1:9");
+        assert_eq!(reach("unix:///a", "", "[::]:9").unwrap(), "[::1]:9");
+        let error = reach("innet://[::1]:7710", "[::1]:7710", "0.0.0.0:9").unwrap_err();
         assert!(error.to_string().contains("IPv4 address"), "{error}");
     }
 }

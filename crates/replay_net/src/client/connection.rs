@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -168,8 +169,8 @@ impl Dialer {
         };
         let limits = FrameLimits::new(self.options.max_frame_bytes);
         let server = ServerWait::new(self.address.to_string());
-        let (pipeline, incarnation, kept) = driver.drive(wait, Some(until), late, &server, async {
-            let (stream, channel_binding) = self.stream().await?;
+        let (pipeline, peer, incarnation, kept) = driver.drive(wait, Some(until), late, &server, async {
+            let Opened { stream, peer, channel_binding } = self.stream().await?;
             let mut pipeline =
                 RequestPipeline::new(stream, limits, self.address.to_string()).within(self.options.namespace.clone());
             let token = self.options.token.as_ref().map(|token| &*token.0);
@@ -203,11 +204,12 @@ impl Dialer {
                 }
                 self.incarnation.store(incarnation, Ordering::Relaxed);
             }
-            Ok((pipeline, incarnation, kept))
+            Ok((pipeline, peer, incarnation, kept))
         })?;
         self.outage.end(&self.address, kept.as_deref());
         self.unanswered.store(0, Ordering::Relaxed);
-        Ok(Connection { incarnation, process: self.process, tls: self.tls.is_some(), open: Some((pipeline, driver)) })
+        let (process, tls) = (self.process, self.tls.is_some());
+        Ok(Connection { incarnation, peer, process, tls, open: Some((pipeline, driver)) })
     }
 
     /// Tables that this client created and did not drop: it creates them again at a restarted server.
@@ -229,37 +231,38 @@ impl Dialer {
         Ok(Driver::Runtime(ClientRuntime(Some(runtime))))
     }
 
-    /// A stream to the server, and the keying material of its TLS session.
-    async fn stream(&self) -> Result<(Box<dyn ByteStream>, Option<ChannelBinding>)> {
+    async fn stream(&self) -> Result<Opened> {
+        let local = |stream| Opened { stream, peer: None, channel_binding: None };
         if let Some(open) = &self.open {
-            return open().map(|stream| (stream, None)).map_err(|e| self.unreachable(e));
+            return open().map(local).map_err(|e| self.unreachable(e));
         }
         let (host, port) = match &self.address {
             Address::Unix { path } => {
                 let stream = UnixStream::connect(path).await;
-                return Ok((Box::new(stream.map_err(|e| self.unreachable(e))?), None));
+                return Ok(local(Box::new(stream.map_err(|e| self.unreachable(e))?)));
             }
             Address::Tcp { host, port, .. } => (host.as_str(), *port),
         };
-        let stream = self.tcp(host, port).await.map_err(|e| self.unreachable(e))?;
+        let (stream, peer) = self.tcp(host, port).await.map_err(|e| self.unreachable(e))?;
         let Some(tls) = &self.tls else {
-            return Ok((stream, None));
+            return Ok(Opened { stream, peer, channel_binding: None });
         };
         let name =
             ServerName::try_from(host.to_owned()).map_err(|e| Error::Config(format!("{}: {e}", self.address)))?;
         let stream = tls.connect(name, stream).await;
         let stream = stream.map_err(|error| self.tls_failed(error))?;
-        let channel_binding = channel_binding(stream.get_ref().1)?;
-        Ok((Box::new(stream), Some(channel_binding)))
+        let channel_binding = Some(channel_binding(stream.get_ref().1)?);
+        Ok(Opened { stream: Box::new(stream), peer, channel_binding })
     }
 
-    async fn tcp(&self, host: &str, port: u16) -> io::Result<Box<dyn ByteStream>> {
+    async fn tcp(&self, host: &str, port: u16) -> io::Result<(Box<dyn ByteStream>, Option<SocketAddr>)> {
         if let Some(stack) = &self.stack {
-            return stack.connect().await;
+            return Ok((stack.connect().await?, None));
         }
         let stream = TcpStream::connect((host, port)).await?;
         kernel::prepare_tcp(&SockRef::from(&stream), kernel::CLIENT_USER_TIMEOUT)?;
-        Ok(Box::new(stream))
+        let peer = stream.peer_addr()?;
+        Ok((Box::new(stream), Some(peer)))
     }
 
     fn unreachable(&self, source: io::Error) -> Error {
@@ -304,10 +307,20 @@ impl Dialer {
     }
 }
 
+/// A stream to the server.
+struct Opened {
+    stream: Box<dyn ByteStream>,
+    peer: Option<SocketAddr>,
+    /// The keying material of its TLS session.
+    channel_binding: Option<ChannelBinding>,
+}
+
 /// An open connection.
 pub struct Connection {
     /// The server's incarnation, which changes with a restart.
     pub incarnation: u64,
+    /// The one of the server's addresses that was reached, over the kernel's TCP.
+    pub peer: Option<SocketAddr>,
     process: u32,
     tls: bool,
     /// `None` only in a forked child, which leaks the connection.

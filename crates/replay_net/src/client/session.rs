@@ -1,5 +1,6 @@
 //! A session with a server's extension, over a dedicated connection with which it ends.
 
+use std::net::SocketAddr;
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -30,6 +31,11 @@ impl ExtensionSession {
             extension,
             server: dialer.address.clone(),
         })
+    }
+
+    /// The one of the server's addresses that was reached; `None` for a Unix socket.
+    pub fn peer(&self) -> Option<SocketAddr> {
+        self.connection.peer
     }
 
     /// Sends a message and waits for its answer until `until`; the server gives up at `due`.
