@@ -144,6 +144,7 @@ impl Aggregator {
             address: None,
             challenge: None,
             last_heard: now,
+            threshold_set: 0,
         };
         let agreed = job.settings.check_same(request, &settings);
         if let Err(error) = agreed.and_then(|()| job.count_workers(request.worker, &member)) {

@@ -51,6 +51,8 @@ pub struct Member {
     pub challenge: Option<(SocketAddr, Cookie)>,
     /// Arrival of its last datagram.
     pub last_heard: Instant,
+    /// Number of the last `SetH` that was applied.
+    pub threshold_set: u32,
 }
 
 /// State of a job.

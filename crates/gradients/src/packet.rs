@@ -27,7 +27,7 @@
 //!
 //! The key has 16 bytes and is given to the worker with its session. Controls, which affect all workers, are accepted only with the key;
 //! contributions and `Help` by session and source address. The segment in the header of a control is its number, which the answer repeats:
-//! a late answer is not taken for the next control's.
+//! a late answer is not taken for the next control's, nor a late `SetH` for a new one.
 
 /// Version of this format.
 pub const VERSION: u8 = 1;
@@ -39,6 +39,20 @@ pub const MAX_DATAGRAM: usize = 1472;
 pub const MAX_SEGMENT_VALUES: usize = 360;
 /// Segment number that means all segments, in `FBcast`. Segments of a round have smaller numbers.
 pub const ALL_SEGMENTS: u32 = FIELD_MASK as u32;
+
+/// Numbers of a session's controls: 1 to this, and again.
+const CONTROLS: u32 = ALL_SEGMENTS - 1;
+
+/// Number of the control after `last`, 0 before the first.
+pub fn next_control(last: u32) -> u32 {
+    last % CONTROLS + 1
+}
+
+/// Whether a control was made after `last`, for at most half of all numbers.
+pub fn is_later_control(number: u32, last: u32) -> bool {
+    let ahead = (number + CONTROLS - last) % CONTROLS;
+    (1..CONTROLS / 2).contains(&ahead)
+}
 
 const FIELD_BITS: u32 = 20;
 const FIELD_MASK: u64 = (1 << FIELD_BITS) - 1;

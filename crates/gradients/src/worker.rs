@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use super::packet::{ALL_SEGMENTS, Ack, Cookie, PacketHeader, PacketKind, SessionKey, Status};
+use super::packet::{ALL_SEGMENTS, Ack, Cookie, PacketHeader, PacketKind, SessionKey, Status, next_control};
 use super::window::CongestionWindow;
 use super::{Arithmetic, Error, JoinJob, Result, Ticket, Transmit};
 
@@ -171,7 +171,7 @@ impl WorkerSession {
             Control::Reset => self.next_round - 1,
             _ => self.next_round,
         };
-        self.controls = self.controls % (ALL_SEGMENTS - 1) + 1;
+        self.controls = next_control(self.controls);
         ControlCall {
             session: self,
             control,

@@ -3,7 +3,7 @@
 use super::{Job, MemberState};
 use crate::Transmit;
 use crate::arithmetic::Arithmetic;
-use crate::packet::{ALL_SEGMENTS, Ack, PacketHeader, PacketKind, Status};
+use crate::packet::{ALL_SEGMENTS, Ack, PacketHeader, PacketKind, Status, is_later_control};
 use crate::segments::{SegmentId, SegmentState};
 use crate::settings::role;
 
@@ -42,7 +42,7 @@ impl Job {
             _ if u32::from(self.settings.workers) != self.settings.world => {
                 Some("with a parent aggregator every worker has to be counted")
             }
-            PacketKind::SetH => self.set_threshold(argument, out),
+            PacketKind::SetH => self.set_threshold(worker, header.segment, argument, out),
             _ => self.force(header, argument, out),
         };
         let ack = match refused {
@@ -77,11 +77,24 @@ impl Job {
         }
     }
 
-    /// Sets the number of contributions that complete a sum. Returns the reason of a refusal.
-    fn set_threshold<T: Transmit>(&mut self, argument: &[u8], out: &mut T) -> Option<&'static str> {
+    /// Sets the number of contributions that complete a sum, for the control `number` of a worker. Returns the reason of a refusal.
+    fn set_threshold<T: Transmit>(
+        &mut self,
+        worker: u16,
+        number: u32,
+        argument: &[u8],
+        out: &mut T,
+    ) -> Option<&'static str> {
         let threshold = u32::from(u16::from_le_bytes(argument.try_into().unwrap_or_default()));
         if threshold == 0 || threshold > self.settings.workers.into() {
             return Some("the threshold is from 1 to the number of workers");
+        }
+        if let MemberState::Joined(member) = &mut self.members[usize::from(worker)] {
+            // A copy that arrives late does not undo a newer threshold.
+            if !is_later_control(number, member.threshold_set) {
+                return None;
+            }
+            member.threshold_set = number;
         }
         self.threshold = threshold;
         for index in self.open_segments() {

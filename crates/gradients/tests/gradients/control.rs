@@ -275,6 +275,29 @@ fn a_late_answer_is_not_taken_for_the_next_controls() {
     assert_eq!(status(&network).halted, "");
 }
 
+#[test]
+fn a_late_copy_of_a_threshold_does_not_undo_the_next() {
+    let mut network = Network::new(1, Faults::NONE, AggregatorLimits::default());
+    let (at, ticket) = network.ticket(0, &request(0, 2), None).unwrap();
+    let mut worker = WorkerSession::new(at, &request(0, 2), &ticket);
+    network.join_all(&[request(1, 2)]);
+    for threshold in [1, 2, 1] {
+        network.call(0, &mut worker, Control::SetThreshold(threshold)).unwrap();
+        let status = network.aggregators[0].1.status().next().unwrap();
+        assert_eq!(status.threshold, u32::from(threshold));
+    }
+    // Numbers go round.
+    let quarter = 1 << 18;
+    for (number, threshold, applied) in
+        [(1, 2, 1), (2, 2, 1), (quarter, 2, 2), (2, 1, 2), (2 * quarter, 1, 1), (3 * quarter, 2, 2), (5, 1, 1)]
+    {
+        let header = PacketHeader::new(PacketKind::SetH, ticket.session, 1, number).encode();
+        inject(&mut network, 0, &[header.as_slice(), &ticket.key, &[threshold, 0]].concat());
+        let status = network.aggregators[0].1.status().next().unwrap();
+        assert_eq!(status.threshold, applied, "control {number}");
+    }
+}
+
 /// Datagram of a control.
 fn control(kind: PacketKind, ticket: &Ticket, round: u64, argument: &[u8]) -> Vec<u8> {
     let header = PacketHeader::new(kind, ticket.session, round, 0).encode();
