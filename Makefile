@@ -29,7 +29,7 @@ DPDK := $(shell pkg-config --exists 'libdpdk >= 22.11' 2>/dev/null && echo yes)
 
 export VIRTUAL_ENV := $(abspath $(VENV))
 
-.PHONY: help setup build demo test test-all format lint lint-all deny rust-test rust-test-all dpdk-test fstack-test loom asan fuzz fuzz-reduce world wheel licenses bench-check bench-record python-test python-test-all oldest docs bench bench-peers soak wire clean
+.PHONY: help setup build demo test test-all format lint lint-all deny rust-test rust-test-all dpdk-test fstack-test loom asan miri fuzz fuzz-reduce world wheel licenses bench-check bench-record python-test python-test-all oldest docs bench bench-peers soak wire clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -139,6 +139,15 @@ ASAN := RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address CARGO_TARGET_DIR=target/
 asan: ## the Rust tests of memory, server and sums under AddressSanitizer
 	$(ASAN) cargo test --locked --no-fail-fast --target $(shell rustc -vV | sed -n 's/host: //p') --lib --tests \
 		--package base --package replay_core --package replay_wire --package replay_net --package gradients --package gradients_net
+
+# Few cases of property tests: Miri takes some thousand times as long. PROPTEST_CASES sets another number. crossbeam-epoch, of rayon, keeps to
+# Tree Borrows and never frees its global queue; `make asan` looks for leaks.
+MIRI := PROPTEST_CASES=$(or $(PROPTEST_CASES),4) MIRIFLAGS="-Zmiri-disable-isolation -Zmiri-tree-borrows -Zmiri-ignore-leaks" CARGO_TARGET_DIR=target/miri cargo +nightly miri
+miri: ## Rust tests of memory, wire and sums in Miri, which checks every access; needs a nightly compiler and cargo-nextest
+	@cargo +nightly miri --version >/dev/null 2>&1 || { echo 'Miri is missing: rustup toolchain install nightly --component miri,rust-src'; exit 1; }
+	$(MIRI) nextest run --profile miri --locked --no-fail-fast --package base --package replay_core --package replay_wire --package gradients
+	@echo 'left out beside what the profile in .config/nextest.toml leaves out, number and reason:'
+	@grep -rhoP 'cfg_attr\(miri, ignore = "\K[^"]+' crates | sort | uniq -c
 
 # A target of crates/fuzz, each in turn for its part of the MINUTES. New inputs go into tests/__fuzz__/TARGET/corpus, a failure into crashes
 # beside it. Coverage wants a flag of nightly compilers, which --rustc-bootstrap allows on the stable one.

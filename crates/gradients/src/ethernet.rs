@@ -322,7 +322,7 @@ mod tests {
     #[test]
     fn frames_survive_the_wire_at_every_length() {
         let bytes: Vec<u8> = (0..MAX_DATAGRAM).map(|i| (i * 31 + 7) as u8).collect();
-        for length in (0..64).chain(1400..=MAX_DATAGRAM) {
+        for length in (0..64).chain(1400..=MAX_DATAGRAM).step_by(if cfg!(miri) { 13 } else { 1 }) {
             let datagram = &bytes[..length];
             let heads = [survives::<0>, survives::<7>, survives::<10>, survives::<18>];
             heads.iter().for_each(|survives| survives(datagram));

@@ -130,6 +130,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "LZ4 and Zstandard are C")]
     fn a_value_that_does_not_shrink_is_its_own_blob() {
         let noise: Vec<u8> = (0..500).map(|_| rand::random()).collect();
         for codec in BLOB_CODECS {
@@ -139,6 +140,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "LZ4 and Zstandard are C")]
     fn damaged_blobs_are_refused() {
         let value = [3; 1000];
         for codec in BLOB_CODECS {
@@ -156,6 +158,7 @@ mod tests {
 
     proptest! {
         #[test]
+        #[cfg_attr(miri, ignore = "LZ4 and Zstandard are C")]
         fn values_come_back(runs in vec((any::<u8>(), 1..300usize), 1..60), noise in vec(any::<u8>(), 0..300)) {
             let mut value: Vec<u8> = runs.iter().flat_map(|&(byte, count)| vec![byte; count]).collect();
             value.extend(noise);
@@ -169,6 +172,7 @@ mod tests {
         }
 
         #[test]
+        #[cfg_attr(miri, ignore = "LZ4 and Zstandard are C")]
         fn any_bytes_are_unpacked_or_refused(
             damage in vec((any::<prop::sample::Index>(), any::<u8>()), 0..8),
             bytes in vec(any::<u8>(), 0..100),

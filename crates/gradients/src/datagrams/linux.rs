@@ -343,6 +343,7 @@ mod tests {
     use crate::datagrams::bind;
 
     #[test]
+    #[cfg_attr(miri, ignore = "a socket of the kernel")]
     fn an_error_disables_gso_for_one_address_at_most() {
         let socket = bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let mut sender = UdpSender::new(socket);

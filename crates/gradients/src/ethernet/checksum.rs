@@ -50,7 +50,7 @@ mod tests {
     #[test]
     fn sums_are_those_of_the_standard() {
         let bytes: Vec<u8> = (0..1500).map(|i| (i * 197 + 255) as u8).collect();
-        for length in 0..bytes.len() {
+        for length in (0..bytes.len()).step_by(if cfg!(miri) { 101 } else { 1 }) {
             let pairs = bytes[..length].chunks(2);
             let plain = pairs.fold(0u32, |sum, pair| {
                 let low = pair.get(1).copied().unwrap_or(0);

@@ -276,6 +276,7 @@ mod tests {
     /// A push of as many items as a hostile client likes, each a window over thousands of chunks, looks at a few chunks for
     /// each item: the ends of the window by bisection, and none between.
     #[test]
+    #[cfg_attr(miri, ignore = "takes hours: 2^14 pushes")]
     fn a_push_of_long_windows_over_short_chunks_looks_at_their_ends_alone() {
         const CHUNKS: u64 = 1 << 14;
         const ITEMS: u64 = 10_000;

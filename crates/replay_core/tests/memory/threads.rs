@@ -12,6 +12,11 @@ use replay_core::table::{Attempt, Turn};
 
 use crate::support::*;
 
+/// How often something is done: less often in Miri, which takes some thousand times as long.
+const fn rounds(most: u64) -> u64 {
+    if cfg!(miri) { most / 50 } else { most }
+}
+
 /// Pushes of stream 0 to 3 with windows that span chunks, one for each of `rounds`.
 fn write(actor: &mut Actor, rounds: std::ops::Range<u64>) {
     for round in rounds {
@@ -67,14 +72,14 @@ fn batches_stay_right_while_the_table_turns_over_under_them() {
         let writers: Vec<_> = (1..=2)
             .map(|writer| {
                 let table = &table;
-                scope.spawn(move || write(&mut Actor::open(table, writer), 0..400))
+                scope.spawn(move || write(&mut Actor::open(table, writer), 0..rounds(400)))
             })
             .collect();
         writers.into_iter().for_each(|w| w.join().unwrap());
         done.store(true, Ordering::Release);
         readers.into_iter().map(|r| r.join().unwrap()).sum::<usize>()
     });
-    assert_eq!(stat(&table, "inserted_steps"), 2 * 400 * 20);
+    assert_eq!(stat(&table, "inserted_steps"), 2 * rounds(400) * 20);
     assert_eq!(stat(&table, "sampled_items"), sampled as u64);
     assert_eq!(stat(&table, "pinned_bytes"), 0);
     assert!(stat(&table, "bytes") <= 60_000);
@@ -109,7 +114,7 @@ fn a_key_names_one_item_however_fast_its_slot_is_used_again() {
             });
         }
         let mut actor = Actor::open(&table, 1);
-        for _ in 0..20_000 {
+        for _ in 0..if cfg!(miri) { 40 } else { 20_000 } {
             // Blocked while the readers hold more than the table may.
             while let Attempt::Blocked(_) = actor.try_push(actor.next(1)).unwrap() {
                 thread::yield_now();
@@ -124,7 +129,7 @@ fn a_key_names_one_item_however_fast_its_slot_is_used_again() {
 #[test]
 fn no_item_is_sampled_more_often_than_it_may_be() {
     const MOST: u32 = 3;
-    const ITEMS: u32 = 600;
+    const ITEMS: u32 = rounds(500) as u32;
     for sampler in [
         Sampler::Prioritized,
         Sampler::Uniform,
@@ -134,7 +139,7 @@ fn no_item_is_sampled_more_often_than_it_may_be() {
         Sampler::MinHeap,
         Sampler::RankBased,
     ] {
-        let table = table(&TableConfig { sampler, max_times_sampled: MOST, ..config(1000) });
+        let table = table(&TableConfig { sampler, max_times_sampled: MOST, ..config(u64::from(2 * ITEMS)) });
         let counts = Mutex::new(HashMap::new());
         thread::scope(|scope| {
             for _ in 0..3 {
@@ -198,10 +203,10 @@ fn a_table_is_emptied_under_its_writers_and_readers() {
             }
         });
         let mut actor = Actor::open(&table, 1);
-        write(&mut actor, 0..300);
+        write(&mut actor, 0..rounds(300));
         written.store(true, Ordering::Release);
         emptier.join().unwrap();
-        write(&mut actor, 300..310);
+        write(&mut actor, rounds(300)..rounds(300) + 10);
         done.store(true, Ordering::Release);
     });
     table.check_at_rest().unwrap();

@@ -11,7 +11,7 @@ use replay_core::view::{Batch, DecodeOptions, Decoder, NStep, Padding, Sequences
 use crate::environment::{self, Autoreset, BLOB_CODECS, Environment, Event, FRAME_BYTES, FRAME_SHAPE, STATE_BYTES};
 use crate::{Run, expected_ids, oracle, run};
 
-const APPENDS: usize = 40;
+const APPENDS: usize = if cfg!(miri) { 10 } else { 40 };
 
 fn event() -> impl Strategy<Value = Event> {
     prop_oneof![
@@ -100,7 +100,7 @@ fn check_counters(run: &Run, expected: &BTreeSet<u64>, reach: usize) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(200))]
+    #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 1 } else { 200 }))]
 
     #[test]
     fn n_step_arrays_equal_the_oracle(

@@ -386,6 +386,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "takes hours: 2^20 ranks")]
     fn units_fall_as_a_power_of_the_rank_and_never_to_nothing() {
         for exponent in [0.0, 0.7, 1.0, 4.0] {
             let sums = sums(1 << 20, exponent);
