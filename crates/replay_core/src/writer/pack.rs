@@ -204,6 +204,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "LZ4 and Zstandard are C")]
     fn what_changed_little_is_a_difference_and_what_did_not_change_an_empty_one() {
         let (frame, state) = (noise(FRAME), noise(STATE));
         let rows = packed(&[(frame.clone(), state.clone()), (touched(&frame, 3), state)]);
@@ -212,6 +213,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "LZ4 and Zstandard are C")]
     fn a_column_that_changes_altogether_leaves_the_others_their_differences() {
         let frame = noise(FRAME);
         let steps: Vec<_> = (0..5).map(|step| (touched(&frame, step), noise(STATE))).collect();
@@ -224,6 +226,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "LZ4 and Zstandard are C")]
     fn a_scene_that_changes_begins_with_a_key_row() {
         let (one, other, state) = (noise(FRAME), noise(FRAME), noise(STATE));
         let steps = [&one, &one, &other, &other].map(|frame| (frame.clone(), state.clone()));
@@ -232,6 +235,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "LZ4 and Zstandard are C")]
     fn rows_that_have_nothing_in_common_are_all_key_rows() {
         let steps: Vec<_> = (0..4).map(|_| (noise(FRAME), noise(STATE))).collect();
         assert_eq!(packed(&steps), [(0, KEY); 4]);

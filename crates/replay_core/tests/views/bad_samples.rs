@@ -133,6 +133,7 @@ fn a_sample_that_begins_with_a_difference_is_refused() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "LZ4 and Zstandard are C")]
 fn rows_that_are_for_reference_are_in_no_window() {
     let view = n_step(1, 1);
     let sampled = sample_of_stream(Codec::Lz4, 1, &view);
@@ -205,6 +206,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 4 } else { 500 }))]
 
     #[test]
+    #[cfg_attr(miri, ignore = "LZ4 and Zstandard are C")]
     fn decoding_damaged_samples_never_panics(
         view in views(),
         damage in prop::collection::vec((any::<bool>(), any::<prop::sample::Index>(), any::<u8>()), 0..20),
