@@ -50,7 +50,8 @@ pub fn next_control(last: u32) -> u32 {
 
 /// Whether a control was made after `last`, for at most half of all numbers.
 pub fn is_later_control(number: u32, last: u32) -> bool {
-    let ahead = (number + CONTROLS - last) % CONTROLS;
+    // Numbers of a peer may be 0 and `ALL_SEGMENTS`, too.
+    let ahead = (number + 2 * CONTROLS - last) % CONTROLS;
     (1..CONTROLS / 2).contains(&ahead)
 }
 

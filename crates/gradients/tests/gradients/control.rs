@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use gradients::packet::{Ack, PacketHeader, PacketKind, Status};
+use gradients::packet::{ALL_SEGMENTS, Ack, PacketHeader, PacketKind, Status};
 use gradients::{AggregatorLimits, Arithmetic, Control, Error, JoinJob, Round, Ticket, WorkerSession};
 
 use crate::network::{Faults, Network, Port, address, request};
@@ -288,9 +288,16 @@ fn a_late_copy_of_a_threshold_does_not_undo_the_next() {
     }
     // Numbers go round.
     let quarter = 1 << 18;
-    for (number, threshold, applied) in
-        [(1, 2, 1), (2, 2, 1), (quarter, 2, 2), (2, 1, 2), (2 * quarter, 1, 1), (3 * quarter, 2, 2), (5, 1, 1)]
-    {
+    for (number, threshold, applied) in [
+        (1, 2, 1),
+        (2, 2, 1),
+        (quarter, 2, 2),
+        (2, 1, 2),
+        (2 * quarter, 1, 1),
+        (3 * quarter, 2, 2),
+        (ALL_SEGMENTS, 1, 1),
+        (0, 2, 1),
+    ] {
         let header = PacketHeader::new(PacketKind::SetH, ticket.session, 1, number).encode();
         inject(&mut network, 0, &[header.as_slice(), &ticket.key, &[threshold, 0]].concat());
         let status = network.aggregators[0].1.status().next().unwrap();
