@@ -138,6 +138,7 @@ fn a_list_of_half_a_billion_empty_structs_is_refused() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "takes hours: a message of 1 MB")]
 fn a_request_takes_little_more_memory_decoded_than_encoded() {
     let padding = 1 << 20;
     // As many as the message has words: 7 bytes of memory for each of its bytes.
@@ -190,6 +191,7 @@ fn refusal_of(control: &[u8]) -> String {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "takes hours: a view of 64 KB")]
 fn a_long_view_is_refused_before_it_is_read() {
     let message = refusal_of(&with_a_view(&"x".repeat(64 << 10)));
     assert!(message.contains("and 65536 are the most"), "{message}");
