@@ -261,8 +261,9 @@ impl Dialer {
         }
         let stream = TcpStream::connect((host, port)).await?;
         kernel::prepare_tcp(&SockRef::from(&stream), kernel::CLIENT_USER_TIMEOUT)?;
-        let peer = stream.peer_addr()?;
-        Ok((Box::new(stream), Some(peer)))
+        // None for a server that has closed the connection already, of which the handshake tells more.
+        let peer = stream.peer_addr().ok();
+        Ok((Box::new(stream), peer))
     }
 
     fn unreachable(&self, source: io::Error) -> Error {
