@@ -7,18 +7,16 @@ have work, event by event.
 from __future__ import annotations
 
 import dataclasses
-import re
 import statistics
 from pathlib import Path
 
 import numpy as np
 import pytest
-from places import ROOT
 
 from innet_drl.papers.sweep.flags import WhatIfFlags
 from innet_drl.papers.sweep.knee import curve_of, knee, recommended
 from innet_drl.papers.sweep.machine import Gpu, Machine
-from innet_drl.papers.sweep.model import Model, Services, Setting, fit, left_out_errors, throughput
+from innet_drl.papers.sweep.model import Setting, fit, left_out_errors, throughput
 from innet_drl.papers.sweep.point import Point
 from innet_drl.papers.sweep.ratio import Key, Lists, propose, results
 from innet_drl.papers.sweep.sweep_file import Sweep
@@ -232,38 +230,3 @@ def test_points_without_an_update_are_left_out(small_machine: list[Point]) -> No
 
 def refuse(key: Key) -> Point:
     raise AssertionError(key)
-
-
-PAGE = ROOT / "docs/explanation/analysis.md"
-R2D2_STEPS, R2D2_ACTORS, R2D2_UPDATES, SEQUENCES = 260.0, 256, 5.0, 64 * 80
-"""Rates of R2D2 (Kapturowski et al., 2019), from which the page predicts the paper's machines."""
-
-
-def of_r2d2() -> Model:
-    """The model with service times of R2D2."""
-    ratio = SEQUENCES * R2D2_UPDATES / (R2D2_ACTORS * R2D2_STEPS)
-    config = Config(environment="CartPole-v1", batch_size=SEQUENCES, min_size=2 * SEQUENCES, samples_per_insert=ratio)
-    return Model(Services((0.0, 1 / R2D2_STEPS), (0.0, 0.0), 0.0, 1e-9, 1 / R2D2_UPDATES, 0.0), config, 1)
-
-
-def test_the_page_has_what_the_model_predicts_for_the_papers_machines() -> None:
-    model, text = of_r2d2(), PAGE.read_text()
-    number = r"([\d.,]+)"
-    rows = re.findall(rf"(?m)^\| [^|]+ \| {number} \| (\d+) \((\d+)\) \| {number} \| {number} \| (\d+) % \|$", text)
-    assert len(rows) == 4
-    for threads, gpus, multiprocessors, ratio, steps, share in rows:
-        predicted = model.predict(Setting(int(threads), int(threads), 1, int(gpus)))
-        assert f"{int(threads) / int(multiprocessors):.3f}" == ratio
-        assert f"{predicted.frames_per_s:,.0f}" == steps
-        assert f"{100 * predicted.updates_per_s / R2D2_UPDATES:.0f}" == share
-
-
-def test_the_page_compares_the_model_with_the_papers_figures() -> None:
-    model, text = of_r2d2(), PAGE.read_text()
-    rates = [model.predict(Setting(actors, 40, 1, 1)).frames_per_s for actors in (4, 40, 256)]
-    assert f"| about 5.8 times faster | {rates[1] / rates[0]:.1f} times |" in text
-    assert f"| about 2 times | {rates[2] / rates[1]:.1f} times |" in text
-    half = model.predict(Setting(256, 40, 1, 1, gpu_speed=0.5)).frames_per_s
-    assert f"| a few % slower | {100 * (1 - half / rates[2]):.0f} % at 40 threads |" in text
-    # At balance one thread's actor feeds 1/256 of the learner.
-    assert f"| at least 1 | {R2D2_ACTORS / 80:.1f}: {R2D2_ACTORS} threads for 80 SM |" in text
