@@ -9,6 +9,7 @@ import inspect
 import re
 import subprocess
 import sys
+import tomllib
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -319,3 +320,20 @@ def test_every_flag_that_is_named_exists(document: str, classes: tuple[Any, ...]
     named = {name.replace("-", "_") for name in re.findall(r"(?<!-)--([a-z][a-z-]*)", text)}
     known = {field.name for flags in classes for field in dataclasses.fields(flags)}
     assert {name.removeprefix("no_") for name in named - known} - known == others
+
+
+def test_install_commands_need_no_release() -> None:
+    """Pages install from a checkout or a wheel; extras of the installed package are on the page on installing alone."""
+    pages = [DOCUMENTS.parent / "README.md", *DOCUMENTS.rglob("*.md"), *(DOCUMENTS.parent / "examples").iterdir()]
+    wanted = {
+        (path.name, command)
+        for path in pages
+        if path.is_file() and path.name != "install.md"
+        for command in re.findall(r"pip install ([^`\n]+)", path.read_text())
+    }
+    assert len(wanted) > 10
+    known = tomllib.loads((DOCUMENTS.parent / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for page, command in wanted:
+        ours = re.match(r"'?\.(?:\[([\w,]+)\])?(?=['\s]|$)", command)
+        assert ours, f"{page}: {command}"
+        assert set((ours[1] or "dev").split(",")) <= set(known), f"{page}: {command}"
