@@ -1327,7 +1327,7 @@ class Memory(Replay):
 
         Raises:
             StorageError: The file cannot be read.
-            CorruptError: The file is damaged, truncated, or no snapshot of this release.
+            CorruptError: The file is damaged, truncated, no snapshot, or a snapshot of another format.
             TableDiffersError: A table has other columns, another sampler, exponent or unit; the message shows it.
             ConfigError: A table has steps already.
             TableError: A new table does not fit `max_bytes`.

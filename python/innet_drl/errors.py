@@ -89,7 +89,7 @@ class DisconnectedError(ReplayError, ConnectionError):
 
 
 class CorruptError(ReplayError):
-    """Stored data does not decode, or a snapshot is damaged or of another release."""
+    """Stored data does not decode, or a snapshot is damaged or of another format."""
 
 
 class ConfigError(ReplayError, ValueError):

@@ -105,7 +105,7 @@ pub enum Error {
     /// Stored data that cannot be decoded.
     #[error("stored data does not decode: {0}")]
     Corrupt(String),
-    /// Bytes that are not a snapshot of this release, or are damaged.
+    /// Bytes that are damaged, or not a snapshot of this format.
     #[error("the snapshot cannot be used: {0}; nothing was restored")]
     Snapshot(String),
     /// A restore into a table that is not empty.

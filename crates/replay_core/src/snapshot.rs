@@ -46,7 +46,7 @@ pub fn save_server(memory: &Memory, out: impl Write) -> Result<()> {
 ///
 /// # Errors
 /// Nothing is stored with [`Error::Io`] (it cannot be read), [`Error::Snapshot`] (it is damaged, cut off, or of
-/// another release), [`Error::TableDiffers`] (a table has other columns, another sampler, exponent or unit),
+/// another format), [`Error::TableDiffers`] (a table has other columns, another sampler, exponent or unit),
 /// [`Error::NotEmpty`] (a table has steps), [`Error::Table`] (too many bytes for a new table) or [`Error::TooLarge`] (of
 /// parameters).
 pub fn restore(memory: &Memory, from: impl Read, bytes: u64) -> Result<()> {

@@ -121,7 +121,7 @@ impl<R: Read> RecordReader<R> {
     /// Begins with a snapshot of `bytes` bytes.
     ///
     /// # Errors
-    /// [`Error::Snapshot`] when the file is no snapshot of this release, [`Error::Io`] when it cannot be read.
+    /// [`Error::Snapshot`] when the file is no snapshot of this format, [`Error::Io`] when it cannot be read.
     pub fn new(from: R, bytes: u64) -> Result<Self> {
         let mut reader = RecordReader { from, left: bytes, sum: Hasher::new() };
         if reader.array()? != MAGIC {

@@ -52,7 +52,7 @@ pub enum Error {
     /// A closed server, client or writer.
     #[error("{0} is closed")]
     Closed(&'static str),
-    /// A file that is not a snapshot of this release, or damaged.
+    /// A file that is damaged, or not a snapshot of this format.
     #[error("the snapshot {} cannot be used: {reason}; nothing was restored", path.display())]
     Snapshot { path: PathBuf, reason: String },
     /// A request that waits longer than a server holds it. Clients send it again.

@@ -301,7 +301,7 @@ fn restore(memory: &Memory, disk: &dyn Disk, folder: &Path, numbers: &[u64]) -> 
     match numbers.first() {
         None => Ok((Value::Null, damaged)),
         Some(_) => Err(Error::Config(format!(
-            "every snapshot in {} is damaged, or of another release: move them away to begin with an empty memory",
+            "every snapshot in {} is damaged, or of another format: move them away to begin with an empty memory",
             folder.display()
         ))),
     }
