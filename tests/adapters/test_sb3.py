@@ -499,15 +499,56 @@ def test_new_steps_are_sampled_soon_and_a_full_buffer_is_full() -> None:
     assert 120 <= len(set(buffer.sample(4000).ids)) <= 160
 
 
-def test_a_refused_step_is_not_kept() -> None:
-    buffer = InnetReplayBuffer(100, VECTOR, ACTION, "cpu")
-    good, bad = np.zeros((1, 3), np.float32), np.full((1, 3), np.nan, np.float32)
-    for observation, following in ((bad, good), (good, bad), (np.zeros((3, 1), np.float32), good)):
-        with pytest.raises(errors.SchemaError, match=r"has NaN or infinity|has the shape \(3, 1\), and \(1, 3\)"):
-            buffer.add(observation, following, np.zeros((1, 2)), np.zeros(1), np.zeros(1, bool), [{}])
-    for _ in range(3):
-        buffer.add(good, good, np.zeros((1, 2)), np.zeros(1), np.zeros(1, bool), [{}])
-    assert len(_rows(pickle.loads(pickle.dumps(buffer)))) == 3
+def _refused_steps() -> list[tuple[str, dict[str, Any]]]:
+    """What the error says, and the argument that takes the place of a good one."""
+    good = stacked([observed(PARTS, 0, 1)])
+    nan = np.full((1, 3), np.nan, np.float32)
+    lacking = {key: part for key, part in good.items() if key != "joints"}
+    return [
+        *((r"lacks its parts \['joints'\]", {which: lacking}) for which in ("obs", "next_obs")),
+        *(("observation/joints has NaN", {which: good | {"joints": nan}}) for which in ("obs", "next_obs")),
+        ("lacks its parts", {"obs": good["joints"]}),
+        (r"has the shape \(3, 1\), and \(1, 3\)", {"obs": good | {"joints": np.zeros((3, 1))}}),
+        (r"has the shape \(2, 3\), and \(1, 3\)", {"obs": good | {"joints": np.zeros((2, 3))}}),
+        ("observation/joints is <U1, and float32", {"obs": good | {"joints": [["a", "b", "c"]]}}),
+        ("observation/joints is no array", {"obs": good | {"joints": [[1], [2, 3]]}}),
+        ("camera has values that uint8 cannot hold", {"obs": good | {"camera": np.full((1, 2, 4, 4), 0.5)}}),
+        ("camera has values that uint8 cannot hold", {"obs": good | {"camera": np.full((1, 2, 4, 4), 256)}}),
+        ("action has NaN", {"action": np.array([[0.0, np.nan]])}),
+        (r"action has the shape \(1, 3\), and \(1, 2\)", {"action": np.zeros((1, 3))}),
+        ("reward has NaN", {"reward": np.array([np.inf])}),
+        (r"reward has the shape \(2,\), and \(1,\)", {"reward": np.zeros(2)}),
+        (r"done has the shape \(2,\)", {"done": np.zeros(2, bool)}),
+        ("done has values that bool cannot hold", {"done": np.array([np.nan])}),
+        (r"infos has the shape \(2,\)", {"infos": [{}, {}]}),
+    ]
+
+
+def test_a_refused_step_changes_nothing(place: dict[str, Any]) -> None:
+    buffer = InnetReplayBuffer(1000, PARTS, ACTION, "cpu", **place)
+
+    def step(number: int, **other: Any) -> None:
+        observations = {
+            name: stacked([observed(PARTS, 0, number + later)]) for name, later in (("obs", 0), ("next_obs", 1))
+        }
+        rest = {"action": np.zeros((1, 2)), "reward": np.ones(1), "done": np.zeros(1, bool), "infos": [{}]}
+        buffer.add(**{**observations, **rest, **other})
+
+    number = 0
+    # Also as the first step, and after one that is not yet complete.
+    for message, other in [*_refused_steps(), *_refused_steps()]:
+        with pytest.raises(errors.SchemaError, match=message):
+            step(number, **other)
+        step(number)
+        number += 1
+    # SB3 ignores parts that the space lacks.
+    step(number, obs=stacked([observed(PARTS, 0, number)]) | {"other": np.zeros(1)})
+    assert buffer.pos == number + 1
+    buffer.flush()
+    (episode,) = buffer.replay.episodes("sb3")
+    np.testing.assert_array_equal(episode.reward[:-1], np.ones(number + 1))
+    np.testing.assert_array_equal(episode.observation["joints"][:, 1], np.arange(number + 2))
+    pickle.dumps(buffer)
 
 
 def test_settings_that_contradict_each_other_are_refused(tmp_path: Path) -> None:

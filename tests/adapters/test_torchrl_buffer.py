@@ -181,6 +181,8 @@ def test_bad_input_is_one_error_and_nothing_is_stored(tmp_path: Path) -> None:
     # None of these defines the table.
     with pytest.raises(errors.PriorityError, match=r"priority 2 of 5 is -1\.0"):
         buffer.extend(good.clone().set("td_error", torch.tensor([1.0, 1, -1, 1, 1])))
+    with pytest.raises(errors.ConfigError, match=r"5 items have priorities of the shape \[5, 0\]"):
+        buffer.extend(good.clone().set("td_error", torch.ones(5, 0)))
     with pytest.raises(errors.ConfigError, match="one item: use add"):
         buffer.extend(good[0])
     with pytest.raises(errors.SchemaError, match="items of a list have the same entries"):

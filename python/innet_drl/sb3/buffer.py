@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import logging
+import math
 import tempfile
 import weakref
 from collections.abc import Callable, Mapping
@@ -217,7 +218,9 @@ class InnetReplayBuffer(ReplayBuffer):
             # The discount of one step is 0 or 1: the algorithm applies its own gamma.
             view=innet.NStep(n=n_steps, gamma=gamma if n_steps > 1 else 1.0),
         )
-        self._layout = self.table.columns
+        flags = {name: innet.Column("bool") for name in ("done", "infos")}
+        columns = {**self.table.columns, **flags}
+        self._layout = {name: (np.dtype(column.dtype), column.shape) for name, column in columns.items()}
         self._stream: _Stream | None = None
         self._replay: innet.Replay | None = None
         self._open(None)
@@ -284,7 +287,7 @@ class InnetReplayBuffer(ReplayBuffer):
         """Stores one step of every environment.
 
         Args:
-            obs: Observations (n_envs, ...), or a dictionary of them.
+            obs: Observations (n_envs, ...), or a dictionary of them. Parts that its space lacks are ignored.
             next_obs: Observations after the step: at an episode's end its last one.
             action: Actions (n_envs, ...).
             reward: Rewards (n_envs,).
@@ -292,19 +295,19 @@ class InnetReplayBuffer(ReplayBuffer):
             infos: With `TimeLimit.truncated` where it was cut off.
 
         Raises:
-            innet_drl.SchemaError: Another shape than the space's, or NaN; nothing is stored.
+            innet_drl.SchemaError: Another shape than the space's, a part that is missing, NaN, or numbers that the
+                space's dtype cannot hold, such as pixels in [0, 1]; nothing is stored.
             innet_drl.ReplayError: A server that does not answer. This step is not stored, and the next call tries the
                 one before it again.
         """
-        done = np.asarray(done, bool).reshape(self.n_envs)
+        done = self._column("done", done)
         truncated = np.zeros(self.n_envs, bool)
         if self.handle_timeout_termination:
-            truncated[:] = [info.get("TimeLimit.truncated", False) for info in infos]
-            truncated &= done
+            truncated = done & self._column("infos", [info.get("TimeLimit.truncated", False) for info in infos])
         row = {
             "observation": self._shaped(obs),
-            "action": self._column("action", np.reshape(action, (self.n_envs, self.action_dim))),
-            "reward": self._column("reward", np.reshape(reward, self.n_envs)),
+            "action": self._column("action", action),
+            "reward": self._column("reward", reward),
         }
         self._opened().put(_Transition(row, self._shaped(next_obs), done & ~truncated, truncated))
         self.pos += 1
@@ -314,21 +317,43 @@ class InnetReplayBuffer(ReplayBuffer):
 
     def _shaped(self, observation: Observation) -> Observation:
         """A copy in the dtypes of the columns: the caller may write to its arrays."""
-        if isinstance(observation, dict):
-            return {key: self._column(f"observation/{key}", value) for key, value in observation.items()}
-        return self._column("observation", observation)
+        if not isinstance(self.observation_space, spaces.Dict):
+            return self._column("observation", observation)
+        parts = self.observation_space.spaces
+        missing = [key for key in parts if not isinstance(observation, dict) or key not in observation]
+        if missing:
+            raise errors.SchemaError(f"the observation lacks its parts {missing}: nothing of this step is stored")
+        return {key: self._column(f"observation/{key}", observation[key]) for key in parts}
 
-    def _column(self, name: str, values: NDArray[Any]) -> NDArray[Any]:
-        column = self._layout[name]
-        shape = (self.n_envs, *column.shape)
-        array = np.array(values, column.dtype)
-        if array.shape == (self.n_envs,) and column.shape == (1,):
-            # A discrete observation, whose shape is (1,) for SB3.
-            array = array.reshape(shape)
-        if array.shape != shape:
-            raise errors.SchemaError(f"{name} has the shape {array.shape}, and {shape} is expected")
-        if array.dtype.kind == "f" and name != "action" and not np.isfinite(array).all():
+    def _column(self, name: str, values: Any) -> NDArray[Any]:
+        dtype, shape = self._layout[name]
+        shape = (self.n_envs, *shape)
+        try:
+            given = np.asarray(values)
+        except ValueError as error:
+            raise errors.SchemaError(f"{name} is no array: {error}") from None
+        if given.shape != shape:
+            # The reshapes of SB3. A discrete observation has the shape (1,) there.
+            flat = given.shape == (self.n_envs,) or not name.startswith("observation")
+            if not flat or given.size != math.prod(shape):
+                raise errors.SchemaError(f"{name} has the shape {given.shape}, and {shape} is expected")
+            given = given.reshape(shape)
+        array = given.copy() if given.dtype == dtype else self._converted(name, given, dtype)
+        if dtype.kind == "f" and not np.isfinite(array).all():
             raise errors.SchemaError(f"{name} has NaN or infinity: nothing of this step is stored")
+        return array
+
+    @staticmethod
+    def _converted(name: str, given: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+        if given.dtype.kind not in "biuf":
+            raise errors.SchemaError(f"{name} is {given.dtype}, and {dtype} is expected")
+        with np.errstate(invalid="ignore", over="ignore"):
+            array = given.astype(dtype)
+        if dtype.kind != "f" and not (array == given).all():
+            raise errors.SchemaError(
+                f"{name} has values that {dtype} cannot hold: give whole numbers of its range (pixels from 0 to 255), "
+                f"or a space of {given.dtype}; nothing of this step is stored"
+            )
         return array
 
     def sample(  # type: ignore[override]

@@ -329,7 +329,7 @@ def _priorities(priority: torch.Tensor | float, count: int) -> NDArray[np.float6
     values = torch.as_tensor(priority).detach().double().cpu()
     if values.ndim == 0:
         values = values.expand(count)
-    if len(values) != count:
+    if len(values) != count or (count and not values.numel()):
         raise ConfigError(f"{count} items have priorities of the shape {list(values.shape)}")
     if values.ndim > 1:
         values = values.flatten(1).amax(1)
