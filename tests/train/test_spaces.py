@@ -131,11 +131,7 @@ def test_numbers_of_actions_are_all_actions(row: str, tmp_path: Path) -> None:
     config = of("brought:Sampler", environment_args={"action": row}, serial=True, steps=150, batch_size=8)
     space: Any = brought.ACTIONS[row]
     envs = environments.make(config, 2)
-    taken = (
-        []
-        if envs._actions is None
-        else [np.asarray(action) for action in envs._actions.act(np.arange(envs.spec.actions))]
-    )
+    taken = [np.asarray(action) for action in envs.numbered(np.arange(envs.spec.actions))]
     assert len({str(action) for action in taken}) == envs.spec.actions
     assert all(space.contains(action if action.ndim else action[()]) for action in taken)
     assert envs.spec.actions == {"discrete": 3, "discrete with a start": 3, "several discrete": 6, "bits": 8}[row]

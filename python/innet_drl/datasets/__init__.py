@@ -25,7 +25,7 @@ import dataclasses
 import importlib
 import logging
 import os
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -39,6 +39,7 @@ from innet_drl.extras import naming_extras
 __all__ = ["Counts", "check", "export_table", "import_table", "read", "write"]
 
 View: TypeAlias = innet.NStep | innet.Sequences | innet.Window
+Convert: TypeAlias = Callable[[Iterator[rows.Block]], Iterator[rows.Block]]
 
 logger = logging.getLogger(__name__)
 
@@ -166,6 +167,7 @@ def import_table(
     priority: float | None = None,
     timeout: float | None = 60.0,
     checked: Counts | None = None,
+    convert: Convert | None = None,
 ) -> Counts:
     """Appends the episodes of a data set to a table.
 
@@ -183,6 +185,8 @@ def import_table(
         priority: Priority of all items, before the exponent; `None` is the largest of the table.
         timeout: Seconds to wait until the table accepts the next steps.
         checked: Result of `check`, which is then not repeated.
+        convert: Changes rows before they are appended: a generator that takes and yields blocks of consecutive rows,
+            dictionaries of arrays by column of the data set, with bool `first` and `final`.
 
     Raises:
         SchemaError: The data set has more steps than the table's capacity.
@@ -191,7 +195,7 @@ def import_table(
     name = os.fspath(source)
     definition = replay.table(table, timeout)
     if checked is None:
-        checked = check(definition, name, columns=columns, view=view, priority=priority)
+        checked = check(definition, name, columns=columns, view=view, priority=priority, convert=convert)
     servers = number_of_servers(replay, timeout)
     if checked.capacity(servers) > definition.capacity:
         raise errors.SchemaError(
@@ -200,7 +204,7 @@ def import_table(
         )
     stored = Counts()
     try:
-        dropped = _append(replay, definition, name, columns or {}, view, priority, timeout, stored, servers)
+        dropped = _append(replay, definition, name, columns or {}, view, priority, timeout, convert, stored, servers)
     except (errors.ReplayError, KeyboardInterrupt):
         logger.warning(
             "the import of %s ended early: %d of its %d steps are in table %r", name, stored.steps, checked.steps, table
@@ -218,6 +222,7 @@ def check(
     columns: Mapping[str, str] | None = None,
     view: View | None = None,
     priority: float | None = None,
+    convert: Convert | None = None,
 ) -> Counts:
     """Reads a data set as `import_table` does, into a scratch table that is then dropped.
 
@@ -227,6 +232,7 @@ def check(
         columns: As there.
         view: As there.
         priority: As there.
+        convert: As there.
 
     Raises:
         SchemaError: The data set lacks a column, or has another shape or values that do not fit.
@@ -234,7 +240,7 @@ def check(
     """
     counts = Counts()
     with innet.Memory(_scratch(table)) as scratch:
-        _append(scratch, table, os.fspath(source), columns or {}, view, priority, None, counts)
+        _append(scratch, table, os.fspath(source), columns or {}, view, priority, None, convert, counts)
     return counts
 
 
@@ -246,6 +252,7 @@ def _append(
     view: View | None,
     priority: float | None,
     timeout: float | None,
+    convert: Convert | None,
     counts: Counts,
     servers: int = 1,
 ) -> int:
@@ -261,7 +268,8 @@ def _append(
         written = [0] * servers
         now = 0
         named = {columns.get(name, name) for name in definition.columns}
-        for block in _blocks(source, {*named, *rows.FLAGS, "first", "episode"}):
+        blocks = _blocks(source, {*named, *rows.FLAGS, "first", "episode"})
+        for block in blocks if convert is None else convert(blocks):
             fitting = rows.fit(source, block, definition, columns)
             for piece in rows.pieces(fitting, _PIECE, by_episode=servers > 1):
                 size = len(piece["first"])

@@ -82,7 +82,7 @@ class Trainer:
         self.name = "apex" if config.serial or config.replay == "embedded" else folder.name
         self.resumed = resumed
         display.say(f"making {config.environment_name}")
-        probe = environments.make(config, 1)
+        self._probe = probe = environments.make(config, 1)
         self.spec = probe.spec
         probe.close()
         for part in self.spec.left_out:
@@ -244,7 +244,7 @@ class Trainer:
         """Imports the run's demonstrations, unless an earlier session has."""
         if self.config.preload is not None:
             self.session.say("reading the demonstrations")
-            preload(memory.replay, self.memory_settings())
+            preload(memory.replay, self.memory_settings(), self.config, self._probe)
 
     @property
     def finished(self) -> bool:

@@ -74,7 +74,7 @@ def make(
         () if whole else encoded.parts,
         encoded.left_out,
     )
-    return Environments(vector, spec, encoded.encode, numbered, name)
+    return Environments(vector, spec, encoded, numbered, name)
 
 
 def _other_names() -> str:

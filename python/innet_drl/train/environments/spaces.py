@@ -29,37 +29,55 @@ Encode = Callable[[Any], Arrays]
 
 
 @dataclass(frozen=True)
+class Leaf:
+    """One array of an observation, and its conversion to a frame."""
+
+    part: Part
+    dtype: str
+    """Dtype of values that a data set may have for it."""
+    shape: tuple[int, ...]
+    """Shape in the space."""
+    encode: Callable[[NDArray[Any]], NDArray[Any]]
+    """Converts a batch of values [N, *shape] to frames [N, *part.shape]."""
+
+
+@dataclass(frozen=True)
 class Encoder:
     """Conversion of observations to frames."""
 
-    parts: tuple[Part, ...]
+    leaves: tuple[Leaf, ...]
     """Arrays of an observation; a single one with an empty name is the whole observation."""
     encode: Encode
     """Converts a batch of observations to frames [N, *shape]."""
     left_out: tuple[str, ...] = ()
     """Parts of the observation that are text."""
 
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The frames' shapes and dtypes."""
+        return tuple(leaf.part for leaf in self.leaves)
+
 
 def encoder(space: spaces.Space[Any], environment: str) -> Encoder:
     """Returns the encoder of a space."""
     if not isinstance(space, spaces.Dict | spaces.Tuple):
-        part, encode = _array(space, "", environment)
-        return Encoder((part,), encode)
+        leaf = _array(space, "", environment)
+        return Encoder((leaf,), leaf.encode)
     left_out: list[str] = []
-    leaves = _leaves(space, "", lambda batch: batch, environment, left_out)
-    if not leaves:
+    found = _leaves(space, "", lambda batch: batch, environment, left_out)
+    if not found:
         reason = "no part of its observations {space} is made of numbers: wrap it ({environment_wrappers})"
         raise unusable(environment, Message(reason, space=space))
-    parts = tuple(part for part, _ in leaves)
-    if len({part.name for part in parts}) < len(parts):
+    leaves = tuple(leaf for leaf, _ in found)
+    if len({leaf.part.name for leaf in leaves}) < len(leaves):
         raise unusable(environment, f"two parts of {space} have one name")
-    return Encoder(parts, lambda batch: tuple(encode(batch) for _, encode in leaves), tuple(left_out))
+    return Encoder(leaves, lambda batch: tuple(leaf.encode(find(batch)) for leaf, find in found), tuple(left_out))
 
 
 def _leaves(
     space: spaces.Space[Any], name: str, find: Callable[[Any], Any], environment: str, left_out: list[str]
-) -> list[tuple[Part, Callable[[Any], NDArray[Any]]]]:
-    """Arrays of a nested space, each with functions that find and encode it in a batch. Texts go to `left_out`."""
+) -> list[tuple[Leaf, Callable[[Any], Any]]]:
+    """Arrays of a nested space, each with a function that finds it in a batch. Texts go to `left_out`."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
         items: Any = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
 
@@ -75,12 +93,11 @@ def _leaves(
     if isinstance(space, spaces.Text) or (space.dtype is not None and space.dtype.kind == "U"):
         left_out.append(name)
         return []
-    part, encode = _array(space, name, environment)
-    return [(part, lambda batch: encode(find(batch)))]
+    return [(_array(space, name, environment), find)]
 
 
-def _array(space: spaces.Space[Any], name: str, environment: str) -> tuple[Part, Callable[[Any], NDArray[Any]]]:
-    """One array of an observation, and its encoder."""
+def _array(space: spaces.Space[Any], name: str, environment: str) -> Leaf:
+    """One array of an observation."""
     where = f" in {name!r}" if name else ""
     if isinstance(space, spaces.Box):
         part, encode = _box(space, name)
@@ -116,7 +133,8 @@ def _array(space: spaces.Space[Any], name: str, environment: str) -> tuple[Part,
             )
         return encode(array)
 
-    return part, checked
+    dtype = "int64" if isinstance(space, spaces.Discrete | spaces.MultiDiscrete) else part.dtype
+    return Leaf(part, dtype, tuple(expected or ()), checked)
 
 
 def _flat(array: NDArray[Any]) -> NDArray[Any]:
@@ -170,19 +188,24 @@ class Actions:
     """Actions of a discrete space, numbered from 0."""
 
     count: int
+    shape: tuple[int, ...]
+    """Shape of an action."""
     act: Callable[[NDArray[np.int64]], Any]
     """Converts numbers [N] to actions of N environments."""
+    number: Callable[[NDArray[np.int64]], NDArray[np.int64]]
+    """Converts actions [N, *shape] to numbers [N], -1 where the space has no such action."""
 
 
 def actions(space: spaces.Space[Any], environment: str) -> Actions:
     """Returns the conversion of numbers from 0 to actions of a space."""
     if isinstance(space, spaces.Discrete):
         start = int(space.start)
-        return Actions(int(space.n), lambda numbers: numbers + start)
+        return numbered_from(int(space.n), start)
     if isinstance(space, spaces.MultiDiscrete | spaces.MultiBinary):
         sizes = space.nvec if isinstance(space, spaces.MultiDiscrete) else np.full(space.shape, 2)
         starts = space.start if isinstance(space, spaces.MultiDiscrete) else 0
-        count = math.prod(int(size) for size in sizes.flatten())
+        shape, flat = sizes.shape, sizes.flatten()
+        count = math.prod(int(size) for size in flat)
         if count > MAX_ACTIONS:
             reason = Message(
                 "its actions {space} are {count:,} combinations, more than {most:,}: offer fewer by a wrapper "
@@ -192,14 +215,29 @@ def actions(space: spaces.Space[Any], environment: str) -> Actions:
                 most=MAX_ACTIONS,
             )
             raise unusable(environment, reason)
-        table = np.stack(np.unravel_index(np.arange(count), sizes.flatten()), 1).reshape(count, *sizes.shape) + starts
+        table = np.stack(np.unravel_index(np.arange(count), flat), 1).reshape(count, *shape) + starts
         table = table.astype(space.dtype)
-        return Actions(count, lambda numbers: table[numbers])
+
+        def number(actions: NDArray[np.int64]) -> NDArray[np.int64]:
+            digits = (actions - starts).reshape(len(actions), -1)
+            possible = ((digits >= 0) & (digits < flat)).all(1)
+            return np.where(possible, np.ravel_multi_index(tuple(digits.T), flat, mode="clip"), -1)
+
+        return Actions(count, shape, lambda numbers: table[numbers], number)
     raise unusable(
         environment,
         f"its actions are {space}, and Q-learning needs discrete ones: {CONTINUOUS_PAGE} shows how to train continuous "
         "actions by the replay interface",
     )
+
+
+def numbered_from(count: int, start: int = 0) -> Actions:
+    """Returns the conversion of numbers from 0 to integers from `start`."""
+
+    def number(actions: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.where((actions >= start) & (actions - start < count), actions - start, -1)
+
+    return Actions(count, (), lambda numbers: numbers + start, number)
 
 
 def unusable(environment: str, reason: str | Message) -> UnavailableEnvironmentError:

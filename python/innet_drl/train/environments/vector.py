@@ -14,7 +14,7 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
 from numpy.typing import NDArray
 
-from innet_drl.train.environments.spaces import Actions, Encode, unusable
+from innet_drl.train.environments.spaces import Actions, Encoder, numbered_from, unusable
 from innet_drl.train.environments.spec import Arrays, EnvironmentSpec, each
 from innet_drl.train.errors import UnavailableEnvironmentError
 
@@ -54,7 +54,7 @@ class Environments:
     Args:
         vector: The Gymnasium vector environment.
         spec: Spec of one of its environments.
-        encode: Converts observations to frames; `None` if they are frames already, with the stack of the spec.
+        encoder: Converts observations to frames; `None` if they are frames already, with the stack of the spec.
         actions: Converts numbers to actions; `None` if they are equal.
         name: The environment's name, for messages.
         fire: Number of the action that starts an Atari game again after a lost life; `None` if it has none.
@@ -64,7 +64,7 @@ class Environments:
         self,
         vector: Any,
         spec: EnvironmentSpec,
-        encode: Encode | None = None,
+        encoder: Encoder | None = None,
         actions: Actions | None = None,
         name: str = "",
         fire: int | None = None,
@@ -81,8 +81,9 @@ class Environments:
         self.count: int = vector.num_envs
         self.resets_at_once = mode == AutoresetMode.SAME_STEP
         """Whether the mode is SAME_STEP."""
-        self._encode = encode
-        self._actions = actions
+        self.encoder = encoder
+        self._encode = None if encoder is None else encoder.encode
+        self.actions = numbered_from(spec.actions) if actions is None else actions
         self._fire = fire
         self._name = name
         self.owner = ""
@@ -92,7 +93,7 @@ class Environments:
         self._ended = np.zeros(self.count, np.bool_)
         self._life_lost = np.zeros(self.count, np.bool_)
         self._stacks: Arrays | None = None
-        if encode is not None and spec.stack > 1:
+        if encoder is not None and spec.stack > 1:
             self._stacks = self._zeros()
 
     def _zeros(self) -> Arrays:
@@ -275,7 +276,7 @@ class Environments:
 
     def numbered(self, numbers: NDArray[np.int64]) -> Any:
         """Returns the actions [N] of the environment's space with these numbers."""
-        return numbers if self._actions is None else self._actions.act(numbers)
+        return self.actions.act(numbers)
 
     @property
     def stacks(self) -> bool:
