@@ -273,6 +273,29 @@ def test_updated_priorities_decide_what_is_sampled() -> None:
     np.testing.assert_allclose(weights, [1, 1 / 3], rtol=1e-4)
 
 
+def test_a_loaded_buffer_takes_steps_of_another_number_of_environments(place: dict[str, Any], tmp_path: Path) -> None:
+    def made(environments: int) -> DQN:
+        env = DummyVecEnv([lambda: Counting(spaces.Discrete(2))] * environments)
+        return DQN(
+            "MlpPolicy", env, replay_buffer_class=InnetReplayBuffer, replay_buffer_kwargs=place.copy(), **small()
+        )
+
+    first = made(2)
+    first.learn(60)
+    first.save_replay_buffer(tmp_path / "buffer.pkl")
+    for environments in (1, 3):
+        model = made(environments)
+        model.load_replay_buffer(tmp_path / "buffer.pkl")
+        buffer: Any = model.replay_buffer
+        model.learn(30)
+        assert (buffer.n_envs, buffer.buffer_size) == (environments, 500 // environments)
+        assert buffer.size() == first.num_timesteps // environments + model.num_timesteps // environments
+        buffer.flush()
+        assert len(_rows(buffer)) >= first.num_timesteps + model.num_timesteps
+        with pytest.raises(errors.SchemaError, match=r"done has the shape \(2,\), and"):
+            buffer.add(np.zeros((2, 2)), np.zeros((2, 2)), np.zeros(2), np.zeros(2), np.zeros(2), [{}, {}])
+
+
 @pytest.mark.parametrize(("ours", "theirs"), [(PrioritizedDQN, DQN), (PrioritizedSAC, SAC)])
 def test_with_equal_weights_an_update_is_that_of_sb3(ours: Any, theirs: Any) -> None:
     env = DummyVecEnv([lambda: Counting(spaces.Discrete(2) if theirs is DQN else ACTION)])

@@ -300,6 +300,8 @@ class InnetReplayBuffer(ReplayBuffer):
             innet_drl.ReplayError: A server that does not answer. This step is not stored, and the next call tries the
                 one before it again.
         """
+        if self._stream is None and self.size():
+            self._adapt(np.size(reward))
         done = self._column("done", done)
         truncated = np.zeros(self.n_envs, bool)
         if self.handle_timeout_termination:
@@ -314,6 +316,14 @@ class InnetReplayBuffer(ReplayBuffer):
         if self.pos == self.buffer_size:
             self.full = True
             self.pos = 0
+
+    def _adapt(self, environments: int) -> None:
+        """Takes the number of environments of the first step after a load: the saved episodes have ended."""
+        if environments in (0, self.n_envs):
+            return
+        self.buffer_size = max(self.table.capacity // environments, 1)
+        self.pos = min(self.pos * self.n_envs // environments, self.buffer_size - 1)
+        self.n_envs = environments
 
     def _shaped(self, observation: Observation) -> Observation:
         """A copy in the dtypes of the columns: the caller may write to its arrays."""
