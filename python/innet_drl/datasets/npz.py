@@ -23,6 +23,8 @@ from innet_drl.errors import SchemaError
 
 _READ_BYTES = 32 << 20
 _READ_ROWS = 4096
+_END_BYTES = 22
+"""Of the record that ends a zip file without a comment."""
 
 
 def write(path: str, blocks: Iterable[rows.Block]) -> None:
@@ -55,6 +57,7 @@ def write(path: str, blocks: Iterable[rows.Block]) -> None:
 def read(path: str, wanted: Container[str] | None) -> Iterator[rows.Block]:
     """The rows of a file, some thousand at a time. `wanted` has the columns to read, `None` all."""
     with zipfile.ZipFile(path) as archive, contextlib.ExitStack() as stack:
+        _check_entries(path, archive)
         members = {member.removesuffix(".npy"): member for member in archive.namelist()}
         if not members:
             raise ValueError("it has no arrays")
@@ -74,6 +77,18 @@ def read(path: str, wanted: Container[str] | None) -> Iterator[rows.Block]:
         for begin in range(0, max(1, count), most):
             size = min(most, count - begin)
             yield unread | {name: column.read(size) for name, column in columns.items()}
+        for column in columns.values():
+            column.end()
+
+
+def _check_entries(path: str, archive: zipfile.ZipFile) -> None:
+    """Refuses a directory that ends early: `zipfile` stops at a damaged length."""
+    with open(path, "rb") as file:
+        file.seek(-_END_BYTES, os.SEEK_END)
+        end = file.read()
+    count = int.from_bytes(end[10:12], "little")
+    if end.startswith(b"PK\5\6") and count not in (len(archive.filelist), 0xFFFF):
+        raise ValueError(f"its directory has {len(archive.filelist)} of {count} arrays")
 
 
 class _Column:
@@ -100,3 +115,8 @@ class _Column:
         if len(data) < count * self.row_bytes:
             raise ValueError(f"array {self._name!r} ends early")
         return np.frombuffer(data, self._dtype).reshape(count, *self._shape)
+
+    def end(self) -> None:
+        """Has the checksum compared, which is at the end."""
+        if self._member.read(1):
+            raise ValueError(f"array {self._name!r} has more bytes than its shape")

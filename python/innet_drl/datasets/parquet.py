@@ -3,16 +3,22 @@
 A column of numbers is a column of them. An array of bytes (uint8, int8) is a fixed-size binary, which Parquet copies
 where it would encode each element of a list as four bytes; other arrays are fixed-size lists. The file's metadata have
 dtypes and shapes under `innet_drl`. Other files may have lists, binaries and tensors of any of Arrow's kinds.
+
+Parquet's page checksums leave out headers and the footer. So a file has, between the last row group and the footer,
+where other readers do not look, a `_GROUP` for each row group and a `_SEAL`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import io
 import json
 import math
 import os
+import struct
 from collections.abc import Container, Iterable, Iterator
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,8 +27,14 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from innet_drl.datasets import rows
+from innet_drl.errors import SchemaError
 
 _KEY = b"innet_drl"
+_SEALED = b"innet_drl seal 1"
+_SEAL = struct.Struct("<I32s16s")
+"""Number of row groups, SHA-256 digest of their `_GROUP`s and the footer, and `_SEALED`."""
+_GROUP = struct.Struct("<Q32s")
+"""End of a row group in the file, and SHA-256 digest of its bytes."""
 _GROUP_ROWS = 65_536
 _GROUP_BYTES = 16 << 20
 """Unpacked bytes of a row group, and of what is held in memory."""
@@ -32,52 +44,72 @@ _READ_ROWS = 4096
 def write(path: str, blocks: Iterable[rows.Block]) -> None:
     """Writes the rows, and replaces the file once they are complete."""
     part = f"{path}.part"
-    writer: pq.ParquetWriter | None = None
-    held: list[rows.Block] = []
-
-    def flush(writer: pq.ParquetWriter) -> None:
-        names = list(held[0])
-        arrays = [_to_arrow(np.concatenate([block[name] for block in held])) for name in names]
-        writer.write_table(pa.Table.from_arrays(arrays, schema=writer.schema))
-        held.clear()
-
-    try:
+    with contextlib.ExitStack() as stack:
+        file: IO[bytes] | None = None
+        # What pyarrow has written since the last row group.
+        sink = io.BytesIO()
+        held: list[rows.Block] = []
+        count, groups = 0, b""
         for block in blocks:
-            if writer is None:
-                writer = pq.ParquetWriter(
-                    part,
-                    _schema(block),
-                    compression="zstd",
-                    compression_level=1,
-                    use_dictionary=[name for name, array in block.items() if array.ndim == 1],
-                    write_page_checksum=True,
-                )
+            if file is None:
+                file = stack.enter_context(open(part, "wb"))
+                stack.callback(_unlink, part)
+                writer = _writer(sink, block)
             row_bytes = sum(array.nbytes for array in block.values()) // len(block["final"])
             most = max(1, min(_GROUP_ROWS, _GROUP_BYTES // max(1, row_bytes)))
             for piece in rows.pieces(block, most):
                 held.append(piece)
-                if sum(len(one["final"]) for one in held) >= most:
-                    flush(writer)
-        assert writer is not None, "there is at least one block"
+                count += len(piece["final"])
+                if count >= most:
+                    groups += _write_group(writer, held, sink, file)
+                    count = 0
+        assert file is not None, "there is at least one block"
         if held:
-            flush(writer)
+            groups += _write_group(writer, held, sink, file)
         writer.close()
+        footer = sink.getvalue()
+        digest = hashlib.sha256(groups + footer).digest()
+        file.write(groups + _SEAL.pack(len(groups) // _GROUP.size, digest, _SEALED) + footer)
+        file.close()
         os.replace(part, path)
-    except BaseException:
-        if writer is not None:
-            # On a full disk it fails, too.
-            with contextlib.suppress(Exception):
-                writer.close()
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(part)
-        raise
+
+
+def _writer(sink: io.BytesIO, block: rows.Block) -> pq.ParquetWriter:
+    return pq.ParquetWriter(
+        sink,
+        _schema(block),
+        compression="zstd",
+        compression_level=1,
+        use_dictionary=[name for name, array in block.items() if array.ndim == 1],
+        write_page_checksum=True,
+    )
+
+
+def _write_group(writer: pq.ParquetWriter, held: list[rows.Block], sink: io.BytesIO, file: IO[bytes]) -> bytes:
+    """Writes a row group, and returns its end and digest."""
+    arrays = [_to_arrow(np.concatenate([block[name] for block in held])) for name in held[0]]
+    held.clear()
+    writer.write_table(pa.Table.from_arrays(arrays, schema=writer.schema))
+    group = sink.getvalue()
+    sink.seek(0)
+    sink.truncate()
+    file.write(group)
+    return _GROUP.pack(file.tell(), hashlib.sha256(group).digest())
+
+
+def _unlink(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
 
 
 def read(path: str, wanted: Container[str] | None) -> Iterator[rows.Block]:
     """The rows of a file, some thousand at a time. `wanted` has the columns to read, `None` all."""
-    with pq.ParquetFile(path, page_checksum_verification=True) as file:
+    with contextlib.ExitStack() as stack:
+        raw = stack.enter_context(open(path, "rb"))
+        digests = _digests(raw)
+        file = stack.enter_context(pq.ParquetFile(path, page_checksum_verification=True))
         known: dict[str, Any] = json.loads((file.schema_arrow.metadata or {}).get(_KEY, b"{}"))
-        groups = map(file.metadata.row_group, range(file.num_row_groups))
+        groups = [file.metadata.row_group(group) for group in range(file.num_row_groups)]
         # Of other files the size before compression, which dictionaries may have made smaller.
         encoded = sum(group.total_byte_size for group in groups) // max(1, file.metadata.num_rows)
         decoded = sum(np.dtype(one["dtype"]).itemsize * math.prod(one["shape"]) for one in known.values())
@@ -85,10 +117,53 @@ def read(path: str, wanted: Container[str] | None) -> Iterator[rows.Block]:
         names: list[str] = file.schema_arrow.names
         read = [name for name in names if wanted is None or name in wanted]
         unread = dict.fromkeys(names, rows.UNREAD)
+        begin = 0
         # One group at a time: a reader of several holds on to those that it has read.
-        for group in range(file.num_row_groups):
-            for batch in file.iter_batches(batch_size=most, row_groups=[group], columns=read):
-                yield unread | {name: _to_numpy(name, batch.column(name), known.get(name)) for name in read}
+        for number, group in enumerate(groups):
+            if digests is not None:
+                _check(raw, number, digests)
+            count = 0
+            for batch in file.iter_batches(batch_size=most, row_groups=[number], columns=read):
+                yield unread | {
+                    name: _to_numpy(path, name, begin + count, batch.column(name), known.get(name)) for name in read
+                }
+                count += len(batch)
+            if count != group.num_rows:
+                raise ValueError(f"row group {number} has {count} of its {group.num_rows} rows")
+            begin += count
+        if begin != file.metadata.num_rows:
+            raise ValueError(f"it has {begin} of its {file.metadata.num_rows} rows")
+
+
+def _digests(file: IO[bytes]) -> list[tuple[int, bytes]] | None:
+    """Ends and digests of the row groups, if the file has them, once they and the footer are checked."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - 8))
+    footer_bytes = int.from_bytes(file.read(4), "little") + 8
+    seal_at = size - footer_bytes - _SEAL.size
+    if seal_at < 0:
+        return None
+    file.seek(seal_at)
+    count, digest, mark = _SEAL.unpack(file.read(_SEAL.size))
+    if mark != _SEALED:
+        return None
+    footer = file.read()
+    begin = seal_at - count * _GROUP.size
+    # The footer has more bytes for each group.
+    if begin >= 0 and count * _GROUP.size <= len(footer):
+        file.seek(begin)
+        groups = file.read(seal_at - begin)
+        if hashlib.sha256(groups + footer).digest() == digest:
+            return list(_GROUP.iter_unpack(groups))
+    raise ValueError("its footer does not match its digest")
+
+
+def _check(file: IO[bytes], group: int, digests: list[tuple[int, bytes]]) -> None:
+    end, digest = digests[group]
+    begin = digests[group - 1][0] if group else 0
+    file.seek(begin)
+    if hashlib.sha256(file.read(end - begin)).digest() != digest:
+        raise ValueError(f"row group {group} does not match its digest")
 
 
 def _schema(block: rows.Block) -> pa.Schema:
@@ -107,10 +182,18 @@ def _to_arrow(array: NDArray[Any]) -> pa.Array:
     return pa.FixedSizeListArray.from_arrays(pa.array(array.reshape(-1)), size)
 
 
-def _to_numpy(name: str, column: pa.Array, known: dict[str, Any] | None) -> NDArray[Any]:
-    if column.null_count:
-        raise ValueError(f"column {name!r} has nulls")
+def _to_numpy(path: str, name: str, begin: int, column: pa.Array, known: dict[str, Any] | None) -> NDArray[Any]:
+    """The values of a column, whose first row is row `begin` of the file."""
     count = len(column)
+    shape: list[int] = []
+
+    def refuse_nulls() -> None:
+        if column.null_count:
+            row = begin + column.is_null().index(True).as_py() // math.prod(shape)
+            raise SchemaError(f"{path}: column {name!r} has a null in row {row}")
+
+    refuse_nulls()
+    tensors = column if isinstance(column.type, pa.FixedShapeTensorType) else None
     if isinstance(column.type, pa.BaseExtensionType):
         column = column.storage
     kind = column.type
@@ -118,31 +201,37 @@ def _to_numpy(name: str, column: pa.Array, known: dict[str, Any] | None) -> NDAr
         return np.asarray(column.to_pylist())
     if pa.types.is_fixed_size_binary(kind):
         size = kind.byte_width
-        begin = column.offset * size
-        values = np.frombuffer(column.buffers()[1], np.uint8)[begin : begin + count * size]
+        start = column.offset * size
+        shape.append(size)
+        values = np.frombuffer(column.buffers()[1], np.uint8)[start : start + count * size]
     elif pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-        _check_lengths(name, pc.binary_length(column))
+        shape.append(_length(name, pc.binary_length(column)))
         values = np.frombuffer(b"".join(column.to_pylist()), np.uint8)
     else:
         while _is_list(column.type):
-            _check_lengths(name, pc.list_value_length(column))
+            shape.append(_length(name, pc.list_value_length(column)))
             column = column.flatten()
+            refuse_nulls()
         values = column.to_numpy(zero_copy_only=False)
-    if known is not None:
+    if tensors is not None:
+        tensor: NDArray[Any] = tensors.to_numpy_ndarray()
+        return tensor
+    # Not where a column was edited: it is read as it is.
+    if known is not None and shape == [math.prod(known["shape"])]:
+        shape = known["shape"]
         if known["dtype"] == "int8" and values.dtype == np.uint8:
-            # Binaries have no sign. Other columns have the dtype that they have now: the file may have been edited.
+            # Binaries have no sign.
             values = values.view(np.int8)
-        shaped: NDArray[Any] = values.reshape(count, *known["shape"])
-        return shaped
-    scalars: bool = len(values) == count and kind == column.type
-    numbers: NDArray[Any] = values if scalars else values.reshape(count, -1)
-    return numbers
+    shaped: NDArray[Any] = values.reshape(count, *shape)
+    return shaped
 
 
-def _check_lengths(name: str, lengths: pa.Array) -> None:
+def _length(name: str, lengths: pa.Array) -> int:
+    """The elements that each value has."""
     least, most = pc.min_max(lengths).as_py().values()
     if least != most:
         raise ValueError(f"the values of column {name!r} have {least} to {most} elements")
+    return least or 0
 
 
 def _is_list(kind: pa.DataType) -> bool:

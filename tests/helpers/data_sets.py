@@ -1,0 +1,76 @@
+"""Episodes of all kinds of columns, for data sets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import innet_drl as innet
+from innet_drl.datasets import rows
+
+COLUMNS: dict[str, Any] = {
+    "observation/camera": ("uint8", (12, 12)),
+    "observation/arm/joints": ("float32", (3,)),
+    "observation/arm/on": "bool",
+    "action/0": "int64",
+    "action/1": ("float64", (2, 2)),
+    "reward": "float32",
+    "mask": ("bool", (3,)),
+    "half": ("float16", (2,)),
+}
+VIEW = innet.NStep(n=2)
+
+
+def episode(random: np.random.Generator, steps: int, end: str) -> dict[str, Any]:
+    """An episode of as many steps and, where it is truncated, a final row."""
+    final = end != "none"
+    count = steps + final
+    flags = {name: np.zeros(count, bool) for name in ("terminated", "truncated", "final")}
+    if final:
+        flags[end][steps - 1] = flags["final"][-1] = True
+    # The loss of a life within the episode.
+    flags["terminated"][steps // 2] |= steps > 4
+    row: dict[str, Any] = {
+        "observation": {
+            "camera": random.integers(0, 256, (count, 12, 12), np.uint8),
+            "arm": {
+                "joints": random.normal(size=(count, 3)).astype(np.float32),
+                "on": random.random(count) < 0.5,
+            },
+        },
+        "action": (random.integers(0, 4, count), random.normal(size=(count, 2, 2))),
+        "reward": random.normal(size=count).astype(np.float32),
+        "mask": random.random((count, 3)) < 0.5,
+        "half": random.normal(size=(count, 2)).astype(np.float16),
+        **flags,
+    }
+    if final:
+        # A table keeps nothing but the observation of a final row.
+        for array in (*row["action"], row["reward"], row["mask"], row["half"]):
+            array[-1] = 0
+    return row
+
+
+def episodes(seed: int, count: int) -> list[dict[str, Any]]:
+    random = np.random.default_rng(seed)
+    return [
+        episode(random, int(random.integers(1, 30)), random.choice(["terminated", "truncated"])) for _ in range(count)
+    ]
+
+
+def assert_equal(found: Any, expected: Any) -> None:
+    found, expected = rows.flat(dict(found.items())), rows.flat(expected)
+    found.pop("first", None)
+    assert sorted(found) == sorted(expected)
+    for name, array in expected.items():
+        assert found[name].dtype == array.dtype, name
+        np.testing.assert_array_equal(found[name], array, name)
+
+
+NAMES = ["data.parquet", "data.npz", "minari:robot/random-v0"]
+
+
+def at(folder: Path, name: str) -> str:
+    return name if name.startswith("minari:") else str(folder / name)
