@@ -43,6 +43,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         item.add_marker(pytest.mark.timeout(patience * seconds), append=False)
 
 
+@pytest.fixture
+def minari_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Minari data sets in a folder of the test."""
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path_factory.mktemp("minari")))
+
+
 MakeReplay: TypeAlias = Callable[..., innet.Replay]
 
 

@@ -11,11 +11,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from data_sets import episodes
+from data_sets import NAMES, at, episodes
 
 import innet_drl as innet
 from innet_drl import datasets, errors
 from innet_drl.datasets import parquet, rows
+
+pytestmark = pytest.mark.usefixtures("minari_folder")
 
 
 def test_files_of_others(tmp_path: Path) -> None:
@@ -173,6 +175,98 @@ def test_shapes_of_other_orders_are_refused(tmp_path: Path) -> None:
         imported((5, 6, 3), image, reward=np.float32(0))
 
 
+FLAGS = {"terminated": np.array([False, False, True]), "truncated": np.zeros(3, bool)}
+
+
+def written(path: Path, **columns: Any) -> Path:
+    """A file of three rows by pyarrow or NumPy."""
+    if path.suffix == ".npz":
+        np.savez(path, **{**FLAGS, **columns})
+    else:
+        pq.write_table(pa.table({**FLAGS, **columns}), path)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["lists", "tensors", "permuted", "npz"])
+def test_images_keep_their_shape(tmp_path: Path, kind: str) -> None:
+    image = np.random.default_rng(0).integers(0, 256, (3, 4, 5, 3), np.uint8)
+    # Stored as (5, 3, 4), which the permutation turns into (4, 5, 3).
+    moved = np.ascontiguousarray(np.moveaxis(image, 1, 3)).reshape(3, 60)
+    storage = pa.FixedSizeListArray.from_arrays(moved.reshape(-1), 60)
+    permuted = pa.fixed_shape_tensor(pa.uint8(), [5, 3, 4], permutation=[2, 0, 1])
+    column: Any = {
+        "lists": image.tolist(),
+        "tensors": pa.FixedShapeTensorArray.from_numpy_ndarray(image),
+        "permuted": pa.ExtensionArray.from_storage(permuted, storage),
+        "npz": image,
+    }[kind]
+    path = written(tmp_path / ("a.npz" if kind == "npz" else "a.parquet"), observation=column)
+    np.testing.assert_array_equal(next(datasets.read(path))["observation"], image)
+    for shape, fits in (((4, 5, 3), True), ((60,), True), ((3, 4, 5), False)):
+        with innet.Memory(innet.Table("t", {"observation": ("uint8", shape)}, 100, view=innet.Window(0, 0))) as replay:
+            if not fits:
+                with pytest.raises(errors.SchemaError, match=r"has the shape \(4, 5, 3\), and \(3, 4, 5\) in table"):
+                    datasets.import_table(replay, "t", path)
+                continue
+            datasets.import_table(replay, "t", path)
+            np.testing.assert_array_equal(next(replay.episodes("t")).observation, image.reshape(3, *shape))
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "reason"),
+    [
+        ("reward", pa.array([1.0, None, 2.0]), "has a null in row 1"),
+        ("observation", pa.array([[1.0, 2.0], [1.0, 2.0], [None, 3.0]]), "has a null in row 2"),
+        (
+            "observation",
+            pa.array([[1.0, 2.0], [None, 2.0], [1.0, 3.0]], pa.list_(pa.float64(), 2)),
+            "has a null in row 1",
+        ),
+        ("observation", pa.array([[[1], [2]], [[3], None], [[4], [5]]]), "has a null in row 1"),
+        ("observation", pa.array([[[1], [2]], [[3], [None]], [[4], [5]]]), "has a null in row 1"),
+        ("terminated", pa.array([False, None, True]), "has a null in row 1"),
+        ("terminated", pa.array([0.0, np.nan, 1.0]), "has nan in row 1, and is a flag"),
+        ("truncated", np.array([0.0, np.nan, 1.0]), "has nan in row 1, and is a flag"),
+        ("final", np.array([0, 2, 0]), "has 2 in row 1, and is a flag"),
+        ("terminated", np.array(["False", "False", "True"]), "has False in row 0, and is a flag"),
+        ("episode", np.array([0, np.nan, np.nan]), "has nan in row 1, and numbers the episodes"),
+        ("first", np.array([1, np.nan, np.nan]), "has nan in row 1, and is a flag"),
+    ],
+)
+def test_a_missing_value_is_refused_with_its_column_and_row(
+    tmp_path: Path, name: str, column: Any, reason: str
+) -> None:
+    suffix = "parquet" if isinstance(column, pa.Array) else "npz"
+    path = written(tmp_path / f"a.{suffix}", **{name: column})
+    with pytest.raises(errors.SchemaError, match=f"a.{suffix}: column '{name}' {reason}"):
+        list(datasets.read(path))
+
+
+def test_rows_are_counted_over_the_groups_of_a_file(tmp_path: Path) -> None:
+    values = [[1.0]] * 100
+    values[77] = [None]  # type: ignore[list-item]
+    flags = pa.array([True] * 100)
+    table = pa.table({"observation": values, "terminated": flags, "truncated": flags})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=10)
+    with pytest.raises(errors.SchemaError, match="has a null in row 77"):
+        list(datasets.read(tmp_path / "a.parquet"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_arrays_of_another_byte_order_are_stored(tmp_path: Path, name: str) -> None:
+    given = {"observation": np.arange(6).reshape(3, 2), "action": np.arange(3), "reward": np.arange(3.0)}
+    swapped = {column: array.astype(array.dtype.newbyteorder("S")) for column, array in given.items()}
+    datasets.write(at(tmp_path, name), [{**swapped, **FLAGS}])
+    read = next(datasets.read(at(tmp_path, name)))
+    for column, array in given.items():
+        np.testing.assert_array_equal(read[column][:3], array)
+        assert read[column].dtype == array.dtype
+    with pytest.raises(errors.SchemaError, match="column 'observation' is float128; a column has bool, or numbers of"):
+        datasets.write(
+            at(tmp_path, name.replace("v0", "v1")), [{**given, "observation": np.zeros((3, 2), np.longdouble), **FLAGS}]
+        )
+
+
 def small_episodes() -> Iterator[dict[str, Any]]:
     """Episodes with bytes, floats and final rows: a file of 7 kB."""
     random = np.random.default_rng(0)
@@ -198,8 +292,8 @@ def read_whole(path: Path) -> dict[str, Any]:
 
 def flipped_bits(content: bytes, every: int) -> Iterator[bytes]:
     """The content with another bit flipped in each copy."""
-    for at in range(len(content) % every, len(content), every):
-        yield content[:at] + bytes([content[at] ^ 1 << at // every % 8]) + content[at + 1 :]
+    for place in range(len(content) % every, len(content), every):
+        yield content[:place] + bytes([content[place] ^ 1 << place // every % 8]) + content[place + 1 :]
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.npz"])

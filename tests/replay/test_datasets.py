@@ -17,16 +17,13 @@ import innet_drl as innet
 from innet_drl import datasets, errors
 from innet_drl.datasets import rows
 
+pytestmark = pytest.mark.usefixtures("minari_folder")
+
 
 @pytest.fixture
 def replay() -> Iterator[innet.Memory]:
     with innet.Memory(innet.Table("t", COLUMNS, 2000, view=VIEW)) as memory:
         yield memory
-
-
-@pytest.fixture(autouse=True)
-def _minari(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path_factory.mktemp("minari")))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -195,7 +192,7 @@ def test_wrong_names_are_told(replay: innet.Memory, tmp_path: Path) -> None:
 
 def test_texts_and_options_of_another_format_are_refused(tmp_path: Path) -> None:
     text = [{**one, "note": np.array(["text"] * len(one["final"]))} for one in episodes(0, 1)]
-    with pytest.raises(errors.SchemaError, match="column 'note' is <U4; a column has numbers or bool"):
+    with pytest.raises(errors.SchemaError, match="column 'note' is <U4; a column has bool, or numbers"):
         datasets.write(tmp_path / "a.npz", text)
     with pytest.raises(errors.ConfigError, match="a data set of Minari alone has the options author"):
         datasets.write(tmp_path / "a.npz", episodes(0, 1), author="nobody")

@@ -15,10 +15,7 @@ from data_sets import episodes
 import innet_drl as innet
 from innet_drl import datasets, errors
 
-
-@pytest.fixture(autouse=True)
-def _minari(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path_factory.mktemp("minari")))
+pytestmark = pytest.mark.usefixtures("minari_folder")
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

@@ -193,7 +193,7 @@ def _to_numpy(path: str, name: str, begin: int, column: pa.Array, known: dict[st
             raise SchemaError(f"{path}: column {name!r} has a null in row {row}")
 
     refuse_nulls()
-    tensors = column if isinstance(column.type, pa.FixedShapeTensorType) else None
+    tensor = column.type if isinstance(column.type, pa.FixedShapeTensorType) else None
     if isinstance(column.type, pa.BaseExtensionType):
         column = column.storage
     kind = column.type
@@ -213,17 +213,17 @@ def _to_numpy(path: str, name: str, begin: int, column: pa.Array, known: dict[st
             column = column.flatten()
             refuse_nulls()
         values = column.to_numpy(zero_copy_only=False)
-    if tensors is not None:
-        tensor: NDArray[Any] = tensors.to_numpy_ndarray()
-        return tensor
+    order: list[int] = []
+    if tensor is not None:
+        shape, order = tensor.shape, tensor.permutation or []
     # Not where a column was edited: it is read as it is.
-    if known is not None and shape == [math.prod(known["shape"])]:
+    elif known is not None and shape == [math.prod(known["shape"])]:
         shape = known["shape"]
         if known["dtype"] == "int8" and values.dtype == np.uint8:
             # Binaries have no sign.
             values = values.view(np.int8)
     shaped: NDArray[Any] = values.reshape(count, *shape)
-    return shaped
+    return shaped.transpose(0, *[1 + axis for axis in order]) if order else shaped
 
 
 def _length(name: str, lengths: pa.Array) -> int:

@@ -67,16 +67,16 @@ def of_episode(target: str, number: int, episode: Mapping[str, Any]) -> Block:
     """
     # Batches are mappings without being registered as such.
     block = {
-        name: np.asarray(array)
+        name: _native(np.asarray(array))
         for name, array in flat(dict(episode.items())).items()
         if name not in ("first", "episode")
     }
     for flag in ("terminated", "truncated"):
         if flag not in block:
             raise errors.SchemaError(f"{target}: episode {number} has no {flag!r}; it has {', '.join(block)}")
-    if other := [name for name, array in block.items() if array.dtype.kind not in "biuf"]:
+    if other := [name for name, array in block.items() if not (array.dtype.kind in "biuf" and array.itemsize <= 8)]:
         raise errors.SchemaError(
-            f"{target}: column {other[0]!r} is {block[other[0]].dtype}; a column has numbers or bool"
+            f"{target}: column {other[0]!r} is {block[other[0]].dtype}; a column has bool, or numbers of up to 64 bits"
         )
     count = len(block["terminated"])
     block.setdefault("final", np.zeros(count, bool))
@@ -87,6 +87,11 @@ def of_episode(target: str, number: int, episode: Mapping[str, Any]) -> Block:
             f"has {lengths}"
         )
     return {**block, "episode": np.full(count, number, np.int64)}
+
+
+def _native(array: NDArray[Any]) -> NDArray[Any]:
+    """The array in the byte order of this machine."""
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 def of_same_columns(target: str, blocks: Iterable[Block]) -> Iterator[Block]:
@@ -124,6 +129,7 @@ def with_first(source: str, blocks: Iterable[Block]) -> Iterator[Block]:
             end.
     """
     last: Block | None = None
+    begin = 0
     for block in blocks:
         missing = [flag for flag in FLAGS[:2] if flag not in block]
         if missing:
@@ -132,19 +138,16 @@ def with_first(source: str, blocks: Iterable[Block]) -> Iterator[Block]:
         if count == 0:
             continue
         block = dict(block)
-        for flag in FLAGS:
-            values = np.asarray(block.get(flag, np.zeros(count, bool)), bool)
-            if values.size != count:
-                raise errors.SchemaError(
-                    f"{source}: column {flag!r} has the shape {values.shape[1:]}, and is a number a row"
-                )
-            block[flag] = values.reshape(count)
+        block.setdefault("final", np.zeros(count, bool))
+        for name in (*FLAGS, "first", "episode"):
+            if name in block:
+                block[name] = _numbers(source, name, block[name], count, begin)
         ended = block["terminated"] | block["truncated"]
         if "episode" in block:
             first = block["episode"] != _before(block, last, "episode")
             first[0] |= last is None
         elif "first" in block:
-            first = np.asarray(block["first"], bool)
+            first = block["first"]
         else:
             # A final row belongs to the episode that it ends.
             ended_before = _before({"ended": ended}, last, "ended", True)
@@ -156,7 +159,24 @@ def with_first(source: str, blocks: Iterable[Block]) -> Iterator[Block]:
             raise errors.SchemaError(f"{source}: a final row follows no terminated or truncated one")
         last = {name: block[name][-1:] for name in ("ended", "final", "episode") if name in block}
         del block["ended"]
+        begin += count
         yield block
+
+
+def _numbers(source: str, name: str, values: NDArray[Any], count: int, begin: int) -> NDArray[Any]:
+    """A flag as bool, or the numbers of the episodes, of the rows from `begin` on."""
+    if values.size != count:
+        raise errors.SchemaError(f"{source}: column {name!r} has the shape {values.shape[1:]}, and is a number a row")
+    values = values.reshape(count)
+    # Not a number is unequal to itself.
+    valid = values == values if name == "episode" else (values == 0) | (values == 1)
+    if not np.all(valid):
+        row = int(np.argmin(np.broadcast_to(valid, count)))
+        raise errors.SchemaError(
+            f"{source}: column {name!r} has {values[row]!s} in row {begin + row}, and "
+            + ("numbers the episodes" if name == "episode" else "is a flag, 0 or 1")
+        )
+    return values if name == "episode" else values.astype(bool)
 
 
 def _before(block: Block, last: Block | None, name: str, at_start: Any = None) -> NDArray[Any]:
