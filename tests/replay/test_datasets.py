@@ -171,6 +171,25 @@ def test_a_data_set_that_does_not_fit_leaves_the_table_as_it_was(replay: innet.M
     assert stored(replay) == before
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_misspelt_columns_are_refused_with_the_nearest_name(replay: innet.Memory, tmp_path: Path, name: str) -> None:
+    datasets.write(at(tmp_path, name), episodes(5, 3))
+    before = stored(replay)
+    for columns, reason in (
+        (
+            {"rewrad": "half"},
+            r"table 't' has no column 'rewrad', which `columns` names; did you mean 'reward'\? It has",
+        ),
+        ({"reward": "rewrad"}, r"has no column 'rewrad' for table 't'; did you mean 'reward'\? It has"),
+        ({"zz": "reward"}, r"table 't' has no column 'zz', which `columns` names; it has observation/camera, "),
+    ):
+        with pytest.raises(errors.SchemaError, match=reason):
+            datasets.import_table(replay, "t", at(tmp_path, name), columns=columns)
+        with pytest.raises(errors.SchemaError, match=reason):
+            datasets.check(replay.table("t"), at(tmp_path, name), columns=columns)
+    assert stored(replay) == before
+
+
 def test_wrong_names_are_told(replay: innet.Memory, tmp_path: Path) -> None:
     with pytest.raises(errors.ConfigError, match=r"\*\.parquet, \*\.npz or minari:NAME, got '.*\.csv'"):
         datasets.import_table(replay, "t", tmp_path / "a.csv")

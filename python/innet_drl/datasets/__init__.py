@@ -235,7 +235,8 @@ def check(
         convert: As there.
 
     Raises:
-        SchemaError: The data set lacks a column, or has another shape or values that do not fit.
+        SchemaError: The data set lacks a column, or has another shape or values that do not fit. `columns` names one
+            that the table does not have.
         ReplayError: Also as in `read` and `Writer.extend`.
     """
     counts = Counts()
@@ -260,6 +261,8 @@ def _append(
 
     Of several servers each gets whole episodes, the one with the fewest rows the next.
     """
+    for unknown in columns.keys() - definition.columns.keys():
+        raise rows.no_column(f"table {definition.name!r}", unknown, definition.columns, ", which `columns` names")
     with contextlib.ExitStack() as stack:
         writers = [
             stack.enter_context(replay.writer(definition.name, 1, view, name="import", server=server, timeout=timeout))

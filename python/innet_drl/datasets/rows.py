@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import itertools
 import struct
 import zipfile
@@ -133,7 +134,7 @@ def with_first(source: str, blocks: Iterable[Block]) -> Iterator[Block]:
     for block in blocks:
         missing = [flag for flag in FLAGS[:2] if flag not in block]
         if missing:
-            raise errors.SchemaError(f"{source} has no column {missing[0]!r}; it has {', '.join(block)}")
+            raise no_column(source, missing[0], block)
         count = len(block["terminated"])
         if count == 0:
             continue
@@ -231,9 +232,7 @@ def fit(source: str, block: Block, table: innet.Table, names: Mapping[str, str])
     for name, column in table.columns.items():
         theirs = names.get(name, name)
         if theirs not in block:
-            raise errors.SchemaError(
-                f"{source} has no column {theirs!r} for table {table.name!r}; it has {', '.join(block)}"
-            )
+            raise no_column(source, theirs, block, f" for table {table.name!r}")
         array = block[theirs]
         if array.dtype.kind in "OU":
             # Texts, which a writer makes bytes of.
@@ -263,6 +262,14 @@ def fit(source: str, block: Block, table: innet.Table, names: Mapping[str, str])
             )
         fitting[name] = cast
     return fitting
+
+
+def no_column(place: str, name: str, known: Iterable[str], use: str = "") -> errors.SchemaError:
+    """The error of a column that a data set or table does not have."""
+    names = list(known)
+    close = difflib.get_close_matches(name, names, n=1)
+    hint = f"did you mean {close[0]!r}? It has" if close else "it has"
+    return errors.SchemaError(f"{place} has no column {name!r}{use}; {hint} {', '.join(names)}")
 
 
 def _same_order(theirs: tuple[int, ...], ours: tuple[int, ...]) -> bool:
