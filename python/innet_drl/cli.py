@@ -103,7 +103,7 @@ def _main(given: list[str]) -> int:
 
 
 def run_command(command: Callable[[Sequence[str]], None], arguments: Sequence[str]) -> int:
-    """Runs one command; prints errors that the user can correct in one line, without a traceback."""
+    """Runs one command; prints errors that the user can correct in one line, below a traceback of the user's code."""
     # libgomp reads this when torch is loaded. Idle OpenMP threads must not spin: actors need the cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     # The current directory has modules of the user's environments; it is last, so that they shadow no package.
@@ -111,13 +111,14 @@ def run_command(command: Callable[[Sequence[str]], None], arguments: Sequence[st
         if os.getcwd() not in sys.path:
             sys.path.append(os.getcwd())
     from innet_drl.extras import naming_extras
-    from innet_drl.train.errors import TrainingError, with_flags
+    from innet_drl.train.errors import TrainingError, trace_of, with_flags
 
     try:
         with naming_extras():
             command(arguments)
     except (TrainingError, innet.ReplayError) as error:
-        print(f"error: {with_flags(error)}", file=sys.stderr)
+        trace = trace_of(error) if isinstance(error, TrainingError) else ""
+        print(f"{trace}error: {with_flags(error)}", file=sys.stderr)
         return 1
     return 0
 

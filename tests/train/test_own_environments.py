@@ -15,7 +15,7 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 from training import small
 
-from innet_drl import train
+from innet_drl import cli, train
 from innet_drl.batches import TorchBatch, to_device
 from innet_drl.launch import local
 from innet_drl.train import environments
@@ -333,6 +333,111 @@ def test_a_reward_that_is_no_number_is_named() -> None:
         UnavailableEnvironmentError, match="Listed: its step has to return a number as reward, and True"
     ):
         envs.step(np.zeros(2, np.int64))
+
+
+class Unpacking(brought.Counter):
+    """Its own code unpacks too few values at a step."""
+
+    def __init__(self, steps: int = 30, text: str = "") -> None:
+        super().__init__()
+        self.steps_left, self.text = steps, text
+
+    def step(self, action: Any) -> Any:
+        self.steps_left -= 1
+        if self.steps_left <= 0:
+            if self.text:
+                raise ValueError(self.text)
+            _, _ = list(range(1))
+        return super().step(action)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_async"),
+    [
+        ("", False),
+        ("", True),
+        ("setting an array element with a sequence", False),
+        ("all input arrays must have one shape", False),
+    ],
+)
+def test_an_environments_own_error_is_not_taken_for_gymnasiums(
+    is_async: bool, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Its errors are warnings, which tests raise.
+    monkeypatch.setattr(gymnasium.logger, "min_level", gymnasium.logger.ERROR + 1)
+    envs = made(Unpacking, environment_args={"text": text}, async_environments=is_async)
+    envs.reset(0)
+    with pytest.raises(ValueError, match=text or "not enough values to unpack") as raised:
+        for _ in range(100):
+            envs.step(np.zeros(2, np.int64))
+    assert len(raised.value.__notes__) == 1
+    envs.close()
+
+
+def test_an_environments_own_error_restarts_its_actor(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(ActorError, match="no restart is left after 2 failures"):
+        local.train(small(environment="test_own_environments:Unpacking", actor_restarts=1), tmp_path / "run")
+    (first,) = [text for text in caplog.messages if "failed and is replaced" in text]
+    assert "Traceback" in first
+    assert "_, _ = list(range(1))" in first
+
+
+class Seedless(brought.Counter):
+    def reset(self) -> Any:  # type: ignore[override]
+        return super().reset()
+
+
+class Nothing(brought.Counter):
+    def step(self, action: Any) -> Any:
+        return None
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_contract_is_named_where_gymnasium_found_it_broken(wrapped: bool) -> None:
+    wrappers = ("gymnasium.wrappers:RecordEpisodeStatistics",) if wrapped else ()
+    with pytest.raises(UnavailableEnvironmentError, match=r"it has to take reset\(seed=..., options=...\), as"):
+        made(Seedless, environment_wrappers=wrappers).reset(0)
+    envs = made(Nothing, environment_wrappers=wrappers)
+    envs.reset(0)
+    with pytest.raises(UnavailableEnvironmentError, match=r"its step has to return \(observation, reward"):
+        envs.step(np.zeros(2, np.int64))
+
+
+class Arguments(brought.Counter):
+    def __init__(self, size: int = 1) -> None:
+        super().__init__()
+        if size > 1:
+            self.reset(speed=1)  # type: ignore[call-arg]
+
+
+def test_arguments_of_an_environment_are_told_from_those_of_its_own_calls() -> None:
+    with pytest.raises(UnavailableEnvironmentError, match="'length'; its arguments are environment_args"):
+        made(Arguments, environment_args={"length": 3})
+    with pytest.raises(UnavailableEnvironmentError, match=r"unexpected keyword argument 'speed'$"):
+        made(Arguments, environment_args={"size": 3})
+
+
+class Stuck(brought.Counter):
+    def reset(self, **_: Any) -> Any:
+        raise OSError("the motor is off")
+
+
+@pytest.mark.parametrize("serial", [True, False])
+@pytest.mark.parametrize(
+    ("environment", "last", "trace"),
+    [
+        ("Stuck", "its reset raises OSError: the motor is off", 'raise OSError("the motor is off")'),
+        ("Nothing", "its step has to return (observation,", "cannot unpack non-iterable NoneType object"),
+    ],
+)
+def test_the_terminal_has_the_traceback(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], environment: str, last: str, trace: str, serial: bool
+) -> None:
+    flags = ["--environment", f"test_own_environments:{environment}", "--minutes", "1", "--out", str(tmp_path / "run")]
+    assert cli.main(["train", *flags, *(["--serial"] if serial else [])]) == 1
+    printed = capfd.readouterr().err
+    assert f"environment test_own_environments:{environment}: {last}" in printed
+    assert trace in printed[printed.index("Traceback") :]
 
 
 class Shapeless(gymnasium.vector.VectorEnv[Any, Any, Any]):

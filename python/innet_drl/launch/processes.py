@@ -23,7 +23,7 @@ from typing import Any
 
 import innet_drl as innet
 from innet_drl.launch.fork_server import END_SIGNALS, forking, is_forked, start_fork_server
-from innet_drl.train.errors import Message, ProcessError, TrainingError
+from innet_drl.train.errors import Message, ProcessError, TrainingError, trace_of
 from innet_drl.train.importing import importing
 
 __all__ = [
@@ -62,13 +62,15 @@ class ProcessFailure:
     counts: bool = True
     """Whether a replacement counts as a restart: not after the loss of the memory or of the host."""
     trace: str = ""
-    """Traceback of an unforeseen error, whose type and text are `message`."""
+    """Traceback of an unforeseen error, whose type and text are `message`, or of the user's code that caused it."""
 
     @classmethod
     def of(cls, error: BaseException, *, fatal: bool) -> ProcessFailure:
         """Returns the failure of an error; `fatal` applies to errors without a message for the user."""
-        if isinstance(error, TrainingError | innet.ReplayError):
-            return cls(error.message if isinstance(error, TrainingError) else str(error), fatal=True)
+        if isinstance(error, TrainingError):
+            return cls(error.message, fatal=True, trace=trace_of(error))
+        if isinstance(error, innet.ReplayError):
+            return cls(str(error), fatal=True)
         return cls.unforeseen(error, fatal=fatal)
 
     @classmethod

@@ -9,6 +9,7 @@ import contextlib
 import errno
 import shlex
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from os import PathLike
@@ -90,6 +91,8 @@ class TrainingError(Exception):
     def __init__(self, message: str | Message, /, **values: object) -> None:
         super().__init__(Message(message, **values) if values and isinstance(message, str) else message)
         self.message: str | Message = self.args[0]
+        self.shows_cause = False
+        """Whether the traceback of the cause is shown even if none of the user's code is in it: it was guessed."""
 
     @property
     def with_flags(self) -> str:
@@ -141,6 +144,16 @@ def shortened(error: TrainingError) -> TrainingError:
             trace = trace.tb_next
         error.__cause__ = None if trace is None else cause.with_traceback(trace)
     return error.with_traceback(None)
+
+
+def trace_of(error: TrainingError) -> str:
+    """Returns the traceback of the user's code that caused an error, for terminals; empty if none did."""
+    cause = error.__cause__
+    if cause is None or (isinstance(cause, OSError) and not error.shows_cause):
+        return ""
+    whole = traceback.format_exception(cause)
+    own = shortened(error).__cause__
+    return "".join(traceback.format_exception(own) if own else whole if error.shows_cause else ())
 
 
 def _is_internal(module: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import multiprocessing
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -52,7 +53,13 @@ def make(
         raise UnavailableEnvironmentError(f"Gymnasium cannot make {name!r} ({error}){hint}") from error
     except Exception as error:
         hint = atari_hint(name)
-        if isinstance(error, TypeError) and "argument" in str(error):
+        # Python raises it in the caller's frame where a call's arguments are wrong.
+        caller = traceback.extract_tb(error.__traceback__)[-1].filename
+        if (
+            isinstance(error, TypeError)
+            and "argument" in str(error)
+            and (caller == __file__ or "/gymnasium/" in caller)
+        ):
             hint = Message("; its arguments are {environment_args}")
         raise UnavailableEnvironmentError(
             "{name!r} cannot be made: it raises {kind}: {error}{hint}",

@@ -7,10 +7,12 @@ a tuple of the frames of all their parts, each with a column of the table.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import gymnasium
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
@@ -238,6 +240,12 @@ def numbered_from(count: int, start: int = 0) -> Actions:
         return np.where((actions >= start) & (actions - start < count), actions - start, -1)
 
     return Actions(count, (), lambda numbers: numbers + start, number)
+
+
+def is_gymnasium(file: str) -> bool:
+    """Whether a file is Gymnasium's, and not of one of its environments."""
+    package = os.path.dirname(gymnasium.__file__)
+    return file.startswith(package + os.sep) and not file.startswith(os.path.join(package, "envs", ""))
 
 
 def unusable(environment: str, reason: str | Message) -> UnavailableEnvironmentError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import traceback
@@ -14,7 +15,7 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
 from numpy.typing import NDArray
 
-from innet_drl.train.environments.spaces import Actions, Encoder, numbered_from, unusable
+from innet_drl.train.environments.spaces import Actions, Encoder, is_gymnasium, numbered_from, unusable
 from innet_drl.train.environments.spec import Arrays, EnvironmentSpec, each
 from innet_drl.train.errors import UnavailableEnvironmentError
 
@@ -232,32 +233,42 @@ class Environments:
         )
 
     def _explained(self, error: Exception, call: str) -> Exception:
-        """Adds the environment's name to an error; replaces Gymnasium's error on observations of another shape."""
+        """Names the environment in an error. One that Gymnasium itself raised blames what the call took or returned."""
         if isinstance(error, UnavailableEnvironmentError):
             return error
-        files = [frame.filename.replace("\\", "/") for frame in traceback.extract_tb(error.__traceback__)]
-        vectors = [index for index, name in enumerate(files) if "/gymnasium/vector/" in name]
-        if vectors and "values to unpack" in str(error):
+        *_, last = frames = traceback.extract_tb(error.__traceback__)
+        text = str(error)
+        # Async environments raise the errors of their processes in this function.
+        by_gymnasium = is_gymnasium(last.filename) and last.name != "_raise_if_errors"
+        reason = None
+        if by_gymnasium and isinstance(error, TypeError) and "argument" in text:
+            takes = (
+                "reset(seed=..., options=...)" if call == "reset" else "step(action), and reset(seed=..., options=...)"
+            )
+            reason = f"it has to take {takes}, as Gymnasium's environments do ({text})"
+        elif by_gymnasium and isinstance(error, TypeError | ValueError) and "unpack" in text:
             returns = "observation, info" if call == "reset" else "observation, reward, terminated, truncated, info"
-            return unusable(
-                self._name, f"its {call} has to return ({returns}), as Gymnasium's environments do ({error})"
+            reason = f"its {call} has to return ({returns}), as Gymnasium's environments do ({text})"
+        elif (
+            by_gymnasium and isinstance(error, TypeError | ValueError) and last.filename.endswith("sync_vector_env.py")
+        ):
+            reason = (
+                f"its {call} has to return a number as reward, and True or False as terminated and truncated ({text})"
             )
-        if vectors and files[-1].endswith("sync_vector_env.py") and isinstance(error, TypeError | ValueError):
-            return unusable(
-                self._name,
-                f"its {call} has to return a number as reward, and True or False as terminated and truncated ({error})",
-            )
-        if vectors and isinstance(error, ValueError) and all("/numpy/" in name for name in files[vectors[-1] + 1 :]):
+        elif isinstance(error, ValueError) and last.name != "_raise_if_errors" and _concatenates(frames):
             space = self.vector.single_observation_space
-            return unusable(
-                self._name,
-                f"its observations changed their shape ({error}), and its observation space says {space}: return "
-                "arrays of the space's shape, or declare another space",
+            reason = (
+                f"its observations changed their shape ({text}), and its observation space says {space}: return "
+                "arrays of the space's shape, or declare another space"
             )
-        if call == "reset":
-            return unusable(self._name, f"its reset raises {type(error).__name__}: {error}")
-        error.add_note(f"the {call} of the environment {self._name} raised this")
-        return error
+        elif call == "reset":
+            reason = f"its reset raises {type(error).__name__}: {text}"
+        if reason is None:
+            error.add_note(f"the {call} of the environment {self._name} raised this")
+            return error
+        explained = unusable(self._name, reason)
+        explained.shows_cause = True
+        return explained
 
     def sample(self, count: int, seed: int) -> Arrays:
         """Returns random observations [count, *observation_shape] of the environment's space."""
@@ -286,6 +297,13 @@ class Environments:
     def close(self) -> None:
         """Frees the environments."""
         self.vector.close()
+
+
+def _concatenates(frames: Sequence[traceback.FrameSummary]) -> bool:
+    """Whether the newest frames are of NumPy, below a function of Gymnasium's vector environments."""
+    below = itertools.dropwhile(lambda frame: "/numpy/" in frame.filename, reversed(frames))
+    newest = next(below).filename
+    return is_gymnasium(newest) and "/vector/" in newest
 
 
 def last_info(info: Mapping[str, Any], index: int) -> dict[str, Any]:
