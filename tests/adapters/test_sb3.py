@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import _thread
 import copy
+import os
 import pickle
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,12 +20,13 @@ import pytest
 import torch
 from gymnasium import spaces
 from sb3_contrib import QRDQN, TQC
-from serving import Server, served_memories
+from serving import Server, served_memories, until
 from stable_baselines3 import DDPG, DQN, SAC, TD3
 from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
+import innet_drl as innet
 from innet_drl import errors
 from innet_drl.sb3 import InnetReplayBuffer, PrioritizedDQN, PrioritizedSAC, collect, train
 
@@ -424,6 +429,38 @@ def test_collecting_goes_on_at_a_server_that_was_restarted(tmp_path: Path, caplo
             assert replay.stats()["tables"]["sb3"]["inserted_items"] > 150
     assert [message for message in caplog.messages if "collecting goes on" in message]
     replay.close()
+
+
+def test_a_blocked_collector_ends_at_once_and_says_how_few_steps_are_lost(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A wait at the end would last beyond the timeout of this test.
+    monkeypatch.setattr("innet_drl.sb3.buffer._LAST_S", 1e6)
+    with served_memories(tmp_path, 1) as address, innet.connect(address) as replay:
+        memory = {"address": address, "samples_per_insert": 8.0, "timeout": 1e6}
+        model = PrioritizedDQN("MlpPolicy", "CartPole-v1", replay_buffer_kwargs=memory, **small())
+
+        def blocked() -> bool:
+            return bool(replay.stats()["tables"].get("sb3", {}).get("waiting_pushes"))
+
+        def interrupt() -> None:
+            until(blocked)
+            _thread.interrupt_main()
+
+        watcher = threading.Thread(target=interrupt)
+        watcher.start()
+        with pytest.raises(KeyboardInterrupt):
+            collect(model, 10_000_000)
+        watcher.join()
+        table = replay.stats()["tables"]["sb3"]
+        assert table["by_writer"][0]["name"] == f"collector {socket.gethostname()} {os.getpid()}"
+        buffer: Any = model.replay_buffer
+        buffer._stream.close()
+        (warning,) = [message for message in caplog.messages if "are lost" in message]
+        lost = int(warning.split("at most ")[1].split(":")[0])
+        # The step that was interrupted, too, and the newest one in the table, which waits for its next observation.
+        assert model.num_timesteps - table["inserted_items"] <= lost + 2 <= 35
+        buffer.replay.close()
 
 
 def test_statistics_of_one_process_do_not_normalise_in_others(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import pickle
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,6 +57,7 @@ def test_sampled_items_are_those_that_were_added(buffer: InnetReplayBuffer) -> N
     for number in range(50, ITEMS):
         buffer.add(data[number])
     assert len(buffer) == buffer.write_count == ITEMS
+    assert buffer.stats()["by_writer"][0]["name"] == f"collector {socket.gethostname()} {os.getpid()}"
     seen: set[int] = set()
     for _ in range(20):
         sampled = buffer.sample()

@@ -6,6 +6,8 @@ import dataclasses
 import inspect
 import logging
 import math
+import os
+import socket
 import tempfile
 import weakref
 from collections.abc import Callable, Mapping
@@ -29,6 +31,8 @@ Observation = NDArray[Any] | dict[str, NDArray[Any]]
 
 _CHUNK_STEPS = 8
 """Steps in a chunk: a compromise of bytes, and of the time until a step can be sampled."""
+_UNCONFIRMED_STEPS = 32
+"""Steps of an environment that a server may not have confirmed: with the newest one, what a blocked collector loses."""
 _LAST_S = 5.0
 """Seconds in which a process that ends sends its newest steps."""
 _OPENED = ("_replay", "_stream")
@@ -74,17 +78,25 @@ class _Stream:
     def __init__(self, replay: innet.Replay, table: innet.Table, environments: int, timeout: float) -> None:
         self._replay, self._table, self._environments, self._timeout = replay, table, environments, timeout
         self._pending: _Transition | None = None
+        self._unconfirmed = 0
+        self._waits = False
         self._writer = self._open()
 
     def _open(self) -> innet.Writer:
         # Whole chunks are evicted: a chunk is a small part of an environment's steps.
         chunk_steps = max(1, min(_CHUNK_STEPS, self._table.capacity // self._environments // 16))
         return self._replay.writer(
-            self._table.name, self._environments, self._table.view, chunk_steps=chunk_steps, timeout=self._timeout
+            self._table.name,
+            self._environments,
+            self._table.view,
+            name=f"collector {socket.gethostname()} {os.getpid()}",
+            chunk_steps=chunk_steps,
+            timeout=self._timeout,
         )
 
     def _retried(self, call: Callable[[], None]) -> None:
         """Calls, and once more with a new writer where the server was restarted."""
+        self._waits = True
         try:
             call()
         except (errors.ExpiredError, errors.UnknownTableError) as error:
@@ -92,25 +104,37 @@ class _Stream:
             self._replay.create_table(self._table, self._timeout)
             self._writer = self._open()
             call()
+        self._waits = False
 
     def put(self, step: _Transition) -> None:
         """Takes a step; the one before it is appended."""
+        if self._unconfirmed >= _UNCONFIRMED_STEPS:
+            self._confirm()
         self._complete(step.row["observation"])
         self._pending = step
 
     def flush(self) -> None:
         """Appends and sends everything; episodes end with it."""
         self._complete(None)
+        self._confirm()
+
+    def _confirm(self) -> None:
         self._retried(lambda: self._writer.flush(self._timeout))
+        self._unconfirmed = 0
 
     def close(self) -> None:
-        """Appends and sends everything, if the writer is still open, in at most `_LAST_S` seconds."""
+        """Appends and sends everything, if the writer is still open.
+
+        It waits for at most `_LAST_S` seconds, and not at all after a wait that failed or was interrupted.
+        """
+        lost = self._unconfirmed + (self._pending is not None)
+        self._timeout = 0.0 if self._waits else min(self._timeout, _LAST_S)
         try:
-            self._timeout = min(self._timeout, _LAST_S)
             self._complete(None)
             self._writer.close(self._timeout)
         except errors.ReplayError as error:
-            logger.warning("the newest steps are lost: %s", error)
+            if lost:
+                logger.warning("the newest steps of each environment are lost, at most %d: %s", lost, error)
 
     def _complete(self, following: Observation | None) -> None:
         """Appends the pending step. Episodes that `following` does not continue end with it, truncated."""
@@ -127,6 +151,7 @@ class _Stream:
         self._retried(lambda: self._writer.append(timeout=self._timeout, **ends, **columns))
         # Only now: after an error the step is tried again.
         self._pending = None
+        self._unconfirmed += 1
 
 
 class InnetReplayBuffer(ReplayBuffer):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -168,7 +170,8 @@ class InnetReplayBuffer:
             self.replay.create_table(self._definition(made), self.timeout)
             # Whole chunks are evicted: a chunk is a small part of the items.
             chunk_steps = max(1, min(_CHUNK_ITEMS, self.capacity // 16))
-            self._writer = self.replay.writer(self.table, 1, chunk_steps=chunk_steps, timeout=self.timeout)
+            name = f"collector {socket.gethostname()} {os.getpid()}"
+            self._writer = self.replay.writer(self.table, 1, name=name, chunk_steps=chunk_steps, timeout=self.timeout)
         self._writer.extend(**rows, timeout=self.timeout)
         try:
             self._writer.flush(self.timeout)
