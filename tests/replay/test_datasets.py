@@ -233,6 +233,24 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("name", ["t.parquet", "t.npz"])
+def test_a_link_stays_and_its_target_is_replaced(tmp_path: Path, name: str) -> None:
+    """As `Memory.save` does."""
+    rest = {"terminated": np.zeros(3, bool), "truncated": np.zeros(3, bool), "final": np.zeros(3, bool)}
+    (tmp_path / "elsewhere").mkdir()
+    target, link = tmp_path / "elsewhere" / "target", tmp_path / name
+    link.symlink_to(target)
+    with pytest.raises(errors.StorageError, match="No such file"):
+        datasets.write(link, [{"x": np.arange(3), **rest}])
+    assert not target.exists()
+    target.write_bytes(b"an earlier one")
+    datasets.write(link, [{"x": np.arange(3), **rest}])
+    assert link.is_symlink()
+    (read,) = datasets.read(link)
+    assert read["x"].tolist() == [0, 1, 2]
+    assert [path.name for path in target.parent.iterdir()] == ["target"]
+
+
 PASSING = """
 import pathlib, sys
 import numpy as np

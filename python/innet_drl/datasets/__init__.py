@@ -94,7 +94,7 @@ def read(source: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
 
 
 def write(target: str | os.PathLike[str], episodes: Iterable[Mapping[str, Any]], **options: Any) -> Counts:
-    """Writes episodes to a new data set; an existing file is replaced once all are written.
+    """Writes episodes to a new data set; an existing file is replaced once all are written, through a symbolic link.
 
     Args:
         target: Name of the data set.
@@ -129,6 +129,8 @@ def write(target: str | os.PathLike[str], episodes: Iterable[Mapping[str, Any]],
         raise errors.ConfigError(f"{name}: a data set of Minari alone has the options {', '.join(options)}")
     with naming_extras(), rows.storage_errors(name, of_caller):
         module, there = _format(name)
+        if there == name and os.path.islink(name):
+            there = os.path.realpath(name, strict=True)
         module.write(there, checked, **options)
     return counts
 
