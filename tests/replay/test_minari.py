@@ -53,7 +53,7 @@ def test_minari_data_sets_of_others(tmp_path: Path) -> None:
             assert isinstance(given.observations, dict)
             np.testing.assert_array_equal(one.observation["hand"], given.observations["hand"].astype(np.float32))
             np.testing.assert_array_equal(one.action[:-1], given.actions)
-            np.testing.assert_array_equal(one.success[:-1], given.infos["success"][:-1])
+            np.testing.assert_array_equal(one.success[:-1], given.infos["success"][1:])
         # It has a last observation, to bootstrap from.
         assert stored[1].truncated[-2]
 
@@ -75,7 +75,114 @@ def test_infos_of_minari_do_not_replace_its_columns(tmp_path: Path) -> None:
     read = next(datasets.read("minari:infos/of-v0"))
     assert read["action"].tolist() == [1, 2, 3, 0]
     assert read["terminated"].tolist() == [False, False, True, False]
-    assert read["lives"].tolist() == [0, 1, 2, 3]
+    assert read["lives"].tolist() == [1, 2, 3, 0]
+
+
+def create(name: str, steps: int, *, end: str = "terminated", **lengths: int) -> None:
+    """Two episodes, the second one with arrays of these lengths. The reward and success of step t are t + 1."""
+
+    def buffer(lengths: dict[str, int]) -> minari.data_collector.EpisodeBuffer:
+        def values(array: str, default: int) -> Any:
+            return np.arange(lengths.get(array, default))
+
+        ends = {
+            name: values(name, steps) == (steps - 1 if name.startswith(end[:6]) else -1)
+            for name in ("terminations", "truncations")
+        }
+        return minari.data_collector.EpisodeBuffer(
+            observations=values("observations", steps + 1).astype(np.float32)[:, None],
+            actions=values("actions", steps),
+            rewards=values("rewards", steps) + 1.0,
+            infos={"success": values("infos", steps + 1) + (lengths.get("infos") == steps)},
+            **ends,
+        )
+
+    spaces: Any = {
+        "observation_space": gymnasium.spaces.Box(-np.inf, np.inf, (1,)),
+        "action_space": gymnasium.spaces.Discrete(100),
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        minari.create_dataset_from_buffers(name, [buffer({}), buffer(lengths)], **spaces)
+
+
+def table(name: str = "t") -> innet.Table:
+    columns: Any = {"observation": ("float32", (1,)), "action": "int64", "reward": "float32", "success": "int64"}
+    return innet.Table(name, columns, 100, view=innet.NStep())
+
+
+@pytest.mark.parametrize("infos", [5, 6], ids=["of the steps", "and of the reset"])
+def test_infos_belong_to_their_steps(infos: int) -> None:
+    create("others/infos-v0", 5, infos=infos)
+    with innet.Memory(table()) as replay:
+        datasets.import_table(replay, "t", "minari:others/infos-v0")
+        stored = list(replay.episodes("t"))[1]
+        np.testing.assert_array_equal(stored.success[:5], stored.reward[:5])
+        # Minari's own readers find them there, too.
+        datasets.export_table(replay, "t", "minari:ours/infos-v0")
+        exported = minari.load_dataset("ours/infos-v0")[1]
+        np.testing.assert_array_equal(exported.infos["success"], [0, *exported.rewards])
+        replay.create_table(table("again"))
+        datasets.import_table(replay, "again", "minari:ours/infos-v0")
+        np.testing.assert_array_equal(list(replay.episodes("again"))[1].success, stored.success)
+
+
+@pytest.mark.parametrize(
+    ("array", "length", "named"),
+    [
+        ("observations", 2, "'observation'"),
+        ("observations", 7, "'observation'"),
+        ("actions", 4, "'action'"),
+        ("actions", 6, "'action'"),
+        ("terminations", 4, "'terminated'"),
+        ("truncations", 6, "'truncated'"),
+    ],
+)
+def test_damaged_lengths_are_refused(array: str, length: int, named: str) -> None:
+    lengths: Any = {array: length}
+    create("others/damaged-v0", 5, **lengths)
+    reason = f"minari:others/damaged-v0 cannot be read: episode 1 has 5 steps, and {length} values of {named}"
+    with innet.Memory(table()) as replay:
+        with pytest.raises(errors.CorruptError, match=reason):
+            datasets.import_table(replay, "t", "minari:others/damaged-v0")
+        assert replay.stats()["tables"]["t"]["steps"] == 0
+
+
+@pytest.mark.parametrize(("end", "kept"), [("terminated", 5), ("truncated", 4), ("none", 4)])
+def test_without_the_last_observation_only_a_termination_keeps_the_last_step(
+    end: str, kept: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = f"others/{end}-v0"
+    create(name, 5, end=end, observations=5)
+    with innet.Memory(table()) as replay:
+        counts = datasets.import_table(replay, "t", f"minari:{name}")
+        assert (counts.episodes, counts.steps, counts.rows) == (2, 5 + kept, 11)
+        said = [record.getMessage() for record in caplog.records if "last observation" in record.getMessage()]
+        reason = (
+            "1 episodes end without a termination and without a last observation: the last step of each is left out"
+        )
+        assert said == ([] if kept == 5 else [f"minari:{name}: {reason}"])
+        episode = list(replay.episodes("t"))[1]
+        # No observation was made up.
+        assert episode.observation[:, 0].tolist() == [0, 1, 2, 3, 4]
+        assert episode.reward.tolist() == [1, 2, 3, 4, 5 if kept == 5 else 0]
+        assert episode.final.tolist() == [False] * 4 + [kept == 4]
+
+
+def test_an_export_counts_the_steps_that_come_back(caplog: pytest.LogCaptureFixture) -> None:
+    with innet.Memory(table()) as replay:
+        with replay.writer("t", 1) as writer:
+            for t in range(20):
+                ends: Any = {"terminated": [t == 5], "truncated": [False]}
+                writer.append(observation=np.full((1, 1), t, np.float32), action=[t], reward=1.0, success=[t], **ends)
+        counts = datasets.export_table(replay, "t", "minari:ours/open-v0")
+    assert (counts.episodes, counts.steps, counts.rows) == (2, 19, 21)
+    assert "minari:ours/open-v0: 1 episodes end without a termination" in caplog.text
+    found = list(datasets.read("minari:ours/open-v0"))
+    assert sum(int(np.count_nonzero(~one["final"])) for one in found) == 19
+    one_step = {name: array[:1] for name, array in found[1].items()} | {"truncated": np.ones(1, bool)}
+    with pytest.raises(errors.ConfigError, match="there is no episode to write"):
+        datasets.write("minari:ours/nothing-v0", [one_step])
 
 
 def test_a_minari_name_that_is_taken_or_wrong_is_left_alone(tmp_path: Path) -> None:

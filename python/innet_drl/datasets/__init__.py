@@ -118,20 +118,22 @@ def write(target: str | os.PathLike[str], episodes: Iterable[Mapping[str, Any]],
             of_caller.append(error)
             raise
 
-    def blocks() -> Iterator[rows.Block]:
-        for number, episode in enumerate(given()):
-            block = rows.of_episode(name, number, episode)
+    def counted(blocks: Iterable[rows.Block]) -> Iterator[rows.Block]:
+        for block in blocks:
             counts.add({**block, "first": np.arange(len(block["final"])) == 0})
             yield block
 
-    checked = rows.of_same_columns(name, blocks())
+    blocks = (rows.of_episode(name, number, episode) for number, episode in enumerate(given()))
+    checked = rows.of_same_columns(name, blocks)
     if options and not name.startswith("minari:"):
         raise errors.ConfigError(f"{name}: a data set of Minari alone has the options {', '.join(options)}")
     with naming_extras(), rows.storage_errors(name, of_caller):
         module, there = _format(name)
-        if there == name and os.path.islink(name):
+        if there != name:
+            checked = module.storable(there, checked)
+        elif os.path.islink(name):
             there = os.path.realpath(name, strict=True)
-        module.write(there, checked, **options)
+        module.write(there, counted(checked), **options)
     return counts
 
 

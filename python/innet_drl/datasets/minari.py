@@ -1,13 +1,17 @@
 """Minari data sets (Younis et al., 2024), one episode at a time.
 
-An episode has an observation more than steps. A table has it as a final row. Where a table lacks it, a terminated
-episode repeats its last observation, which nothing learns from, and an unfinished one loses its last step. A data set's
-episode without an end is truncated. Columns beside observation, action and reward are `infos`.
+An episode has an observation more than steps. A table has it as a final row. Where it is missing, in a table or in a
+data set of others, an episode without a termination loses its last step, whose observation becomes the last one. A
+terminated episode keeps its steps: an export repeats the last observation, from which nothing bootstraps, and an import
+has no final row. A data set's episode without an end is truncated. Columns beside observation, action and reward are
+`infos`. Where they have a value more than steps, the first is of the reset, and left out.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
+import logging
 import shutil
 import warnings
 from collections.abc import Container, Iterable, Iterator
@@ -23,7 +27,48 @@ from numpy.typing import NDArray
 from innet_drl import errors
 from innet_drl.datasets import rows
 
+logger = logging.getLogger(__name__)
+
 _NAMES = {"observation": "observations", "action": "actions", "reward": "rewards"}
+
+
+def storable(name: str, blocks: Iterable[rows.Block]) -> Iterator[rows.Block]:
+    """The episodes as Minari stores them, each with a final row."""
+    shortened = 0
+    for block in blocks:
+        if block["final"][-1]:
+            yield block
+        elif block["terminated"][-1]:
+            yield {column: np.concatenate([array, array[-1:]]) for column, array in block.items()} | {
+                "final": np.append(block["final"], True),
+                "terminated": np.append(block["terminated"], False),
+            }
+        else:
+            shortened += 1
+            if len(block["final"]) > 1:
+                yield _shortened(block)
+    _tell(name, shortened)
+
+
+def _shortened(block: rows.Block) -> rows.Block:
+    """The episode without its last step, whose observation becomes the last one."""
+    steps = len(block["final"]) - 1
+    of_rows = {name: array for name, array in block.items() if name.partition("/")[0] in ("observation", "episode")}
+    block = {name: of_rows.get(name, _padded(array[:steps], steps + 1)) for name, array in block.items()}
+    block["truncated"][steps - 1] = block["final"][steps] = True
+    return block
+
+
+@functools.cache
+def _tell(name: str, shortened: int) -> None:
+    """Once a process, for an import reads the data twice."""
+    if shortened:
+        logger.warning(
+            "minari:%s: %d episodes end without a termination and without a last observation: the last step of each is "
+            "left out",
+            name,
+            shortened,
+        )
 
 
 def write(name: str, blocks: Iterable[rows.Block], **options: Any) -> None:
@@ -40,7 +85,9 @@ def write(name: str, blocks: Iterable[rows.Block], **options: Any) -> None:
     if path.exists():
         raise errors.ConfigError(f"the Minari data set {name!r} exists: choose another name, or `minari delete {name}`")
     episodes = iter(blocks)
-    first = next(episodes)
+    first = next(episodes, None)
+    if first is None:
+        raise errors.ConfigError(f"minari:{name}: there is no episode to write")
     present = {column.partition("/")[0] for column in first}
     if missing := [column for column in _NAMES if column not in present]:
         raise errors.SchemaError(
@@ -52,19 +99,13 @@ def write(name: str, blocks: Iterable[rows.Block], **options: Any) -> None:
         options.setdefault("observation_space", _space(shape["observation"]))
         options.setdefault("action_space", _space(shape["action"]))
 
-    def buffers() -> Iterator[EpisodeBuffer]:
-        for episode in itertools.chain([first], episodes):
-            buffer = _buffer(episode)
-            if len(buffer):
-                yield buffer
-
     # Images as JPEG would change.
     options.setdefault("jpeg_encoding", False)
     try:
         with warnings.catch_warnings():
             # One for each of author, description and so on that is missing.
             warnings.simplefilter("ignore", UserWarning)
-            minari.create_dataset_from_buffers(name, buffers(), **options)
+            minari.create_dataset_from_buffers(name, map(_buffer, itertools.chain([first], episodes)), **options)
     except BaseException:
         shutil.rmtree(path, ignore_errors=True)
         raise
@@ -82,27 +123,47 @@ def read(name: str, wanted: Container[str] | None) -> Iterator[rows.Block]:
             f"there is no Minari data set {name!r} on this machine, there is {', '.join(known) or 'none'}: "
             f"`minari download {name}` fetches one"
         )
+    shortened = 0
     for number, episode in enumerate(minari.load_dataset(name).iterate_episodes()):
         steps = len(episode.rewards)
+        block = {column: np.asarray(array) for column, array in rows.flat(_columns(episode)).items()}
+        observed = next((len(array) for column, array in block.items() if column.startswith("observation")), 0)
+        for column, array in block.items():
+            expected = observed if column.startswith("observation") else steps
+            if len(array) != expected or observed not in (steps, steps + 1):
+                raise ValueError(f"episode {number} has {steps} steps, and {len(array)} values of {column!r}")
         if steps == 0:
             continue
-        block = rows.flat({"observation": episode.observations, "action": episode.actions, "reward": episode.rewards})
-        terminated, truncated = np.array(episode.terminations, bool), np.array(episode.truncations, bool)
-        if not (terminated[-1] or truncated[-1]):
-            truncated[-1] = True
-        block |= {"terminated": terminated, "truncated": truncated}
+        if not (block["terminated"][-1] or block["truncated"][-1]):
+            block["truncated"][-1] = True
         block = {**_infos(episode.infos, steps), **block}
-        rows_of = {column: _padded(values, steps + 1) for column, values in block.items()}
-        rows_of["final"] = np.arange(steps + 1) == steps
-        rows_of["episode"] = np.full(steps + 1, number, np.int64)
-        yield rows_of
+        block["episode"] = np.full(observed, number, np.int64)
+        block["final"] = np.arange(observed) == steps
+        block = {column: _padded(array, observed) for column, array in block.items()}
+        if observed == steps and not block["terminated"][-1]:
+            shortened += 1
+            if steps == 1:
+                continue
+            block = _shortened(block)
+        yield block
+    _tell(name, shortened)
+
+
+def _columns(episode: Any) -> dict[str, Any]:
+    return {
+        "observation": episode.observations,
+        "action": episode.actions,
+        "reward": episode.rewards,
+        "terminated": np.array(episode.terminations, bool),
+        "truncated": np.array(episode.truncations, bool),
+    }
 
 
 def _infos(infos: Any, steps: int) -> dict[str, NDArray[Any]]:
     """Arrays of the infos that have a value for each step, and no name of the data set's own columns."""
     arrays = rows.flat(infos or {})
     return {
-        name: array
+        name: array[len(array) - steps :]
         for name, array in arrays.items()
         if isinstance(array, np.ndarray)
         and array.ndim > 0
@@ -111,24 +172,18 @@ def _infos(infos: Any, steps: int) -> dict[str, NDArray[Any]]:
     }
 
 
-def _padded(values: Any, count: int) -> NDArray[Any]:
-    """The values with zeros up to the final row."""
-    values = np.asarray(values)
-    missing = count - len(values)
-    return values if missing <= 0 else np.concatenate([values, np.zeros((missing, *values.shape[1:]), values.dtype)])
+def _padded(values: NDArray[Any], count: int) -> NDArray[Any]:
+    """The values, and zeros for the final row."""
+    return np.concatenate([values, np.zeros((count - len(values), *values.shape[1:]), values.dtype)])
 
 
 def _buffer(block: rows.Block) -> EpisodeBuffer:
-    final = block["final"]
-    ended = bool(block["terminated"][-1])
-    if not final[-1] and ended:
-        block = {name: np.concatenate([array, array[-1:]]) for name, array in block.items()}
     steps = len(block["final"]) - 1
-    truncated = block["truncated"][:steps].copy()
-    if not final[-1] and not ended and steps:
-        truncated[-1] = True
+    # The reset has zeros.
     extra = {
-        name: array for name, array in block.items() if name.partition("/")[0] not in (*_NAMES, *rows.FLAGS, "episode")
+        name: np.concatenate([np.zeros_like(array[:1]), array[:steps]])
+        for name, array in block.items()
+        if name.partition("/")[0] not in (*_NAMES, *rows.FLAGS, "episode")
     }
     values = rows.nested({name: array for name, array in block.items() if name.partition("/")[0] in _NAMES})
     return EpisodeBuffer(
@@ -136,7 +191,7 @@ def _buffer(block: rows.Block) -> EpisodeBuffer:
         actions=_first_rows(values["action"], steps),
         rewards=values["reward"][:steps],
         terminations=block["terminated"][:steps],
-        truncations=truncated,
+        truncations=block["truncated"][:steps],
         infos=rows.nested(extra, tuples=False),
     )
 
