@@ -23,6 +23,7 @@ from sb3_contrib import QRDQN, TQC
 from serving import Server, served_memories, until
 from stable_baselines3 import DDPG, DQN, SAC, TD3
 from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
+from stable_baselines3.common.callbacks import BaseCallback, CheckpointCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
@@ -429,6 +430,64 @@ def test_collecting_goes_on_at_a_server_that_was_restarted(tmp_path: Path, caplo
             assert replay.stats()["tables"]["sb3"]["inserted_items"] > 150
     assert [message for message in caplog.messages if "collecting goes on" in message]
     replay.close()
+
+
+class Rates(BaseCallback):
+    """Learning rate, beta and counted steps at each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[float, float, int]] = []
+
+    def _on_step(self) -> bool:
+        model: Any = self.model
+        rate = model.policy.optimizer.param_groups[0]["lr"]
+        self.seen.append((rate, model.replay_buffer.beta, self.num_timesteps))
+        return len(self.seen) != 140
+
+
+def test_training_in_pieces_goes_on(tmp_path: Path) -> None:
+    with served_memories(tmp_path, 1) as address:
+        made = [
+            PrioritizedDQN(
+                "MlpPolicy",
+                DummyVecEnv([lambda: gym.make("CartPole-v1")] * 2),
+                learning_rate=lambda left: 1e-3 * left,
+                train_freq=2,
+                gradient_steps=1,
+                replay_buffer_kwargs={"address": address},
+                **small(),
+            )
+            for _ in range(2)
+        ]
+        collector, model = made
+        # Neither a multiple of `pull_period` nor of the number of environments.
+        for pull_period, expected in ((100, 152), (7, 304)):
+            collect(collector, 151, pull_period)
+            assert collector.num_timesteps == expected
+        callback = Rates()
+        checkpoints = CheckpointCallback(20, str(tmp_path / "saved"))
+        train(model, 50, callback=[callback, checkpoints], total_updates=100)
+        model.save(tmp_path / "model")
+        model = PrioritizedDQN.load(tmp_path / "model", env=model.env)
+        train(model, 50, 10, callback, total_updates=100)
+        # Two calls an update, until the callback ends the training.
+        assert model._n_updates == 70
+        rates, betas, counted = (np.array(column) for column in zip(*callback.seen, strict=True))
+        left = np.repeat(1.0 - np.arange(70) / 100, 2)
+        np.testing.assert_allclose(rates, 1e-3 * left)
+        np.testing.assert_allclose(betas, 1.0 - 0.6 * left)
+        assert set(counted) == {304}
+        assert model.num_timesteps == 304
+        assert [path.name for path in (tmp_path / "saved").iterdir()] == ["rl_model_304_steps.zip"]
+        assert model.predict(np.zeros((2, 4), np.float32))[0].shape == (2,)
+        # Without a total the schedules end with the call.
+        train(model, 30, callback=callback)
+        np.testing.assert_allclose(
+            [rate for rate, _, _ in callback.seen[140::2]], 1e-3 * (1 - np.arange(70, 100) / 100)
+        )
+        with pytest.raises(errors.ConfigError, match="total_updates is 100, and the model has 101 after this call"):
+            train(model, 1, total_updates=100)
 
 
 def test_a_blocked_collector_ends_at_once_and_says_how_few_steps_are_lost(
