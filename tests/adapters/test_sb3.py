@@ -576,6 +576,9 @@ def test_processes_want_a_server() -> None:
     for setting in ({"samples_per_insert": 8.0}, {"min_size": 9}, {"connection": {"namespace": "a"}}):
         with pytest.raises(errors.ConfigError, match="samples_per_insert and min_size need an address"):
             InnetReplayBuffer(100, VECTOR, ACTION, **setting)
+    # A saved model would show it.
+    with pytest.raises(errors.ConfigError, match=r"connection takes no token, .* INNET_TOKEN"):
+        InnetReplayBuffer(100, VECTOR, ACTION, address="innet://nobody:1", connection={"token": "k" * 20})
     # Before the server is asked for.
     with pytest.raises(TypeError, match="unexpected keyword argument 'tls'"):
         InnetReplayBuffer(100, VECTOR, ACTION, address="innet://nobody:1", connection={"tls": "ca.pem"})

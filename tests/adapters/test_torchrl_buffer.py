@@ -18,6 +18,7 @@ from scipy import stats
 from serving import Server, served_memories, until
 from tensordict import TensorDict
 
+import innet_drl as innet
 from innet_drl import errors
 from innet_drl.torchrl import InnetReplayBuffer
 
@@ -232,6 +233,12 @@ def test_bad_input_is_one_error_and_nothing_is_stored(tmp_path: Path) -> None:
     buffer.extend(good)
     with pytest.raises(errors.ConfigError, match="give it an address"):
         pickle.dumps(buffer)
+    token = "k" * 20
+    with innet.Memory() as memory, memory.serve(f"unix://{tmp_path}/guarded", token=token) as server:
+        guarded = InnetReplayBuffer(100, address=server.addresses[0], connection={"token": token})
+        with pytest.raises(errors.ConfigError, match=r"a pickled buffer would show its token: .* INNET_TOKEN"):
+            pickle.dumps(guarded)
+        guarded.close()
     with served_memories(tmp_path, 1) as address:
         one, two = (InnetReplayBuffer(100, address=address, alpha=alpha, timeout=0.3) for alpha in (0.5, 0.6))
         with pytest.raises(errors.DeadlineError, match=r"no process has added items to .* for 0\.3 s"):

@@ -179,8 +179,8 @@ class InnetReplayBuffer(ReplayBuffer):
             algorithms that call `update_priorities` gain by it, such as `PrioritizedDQN`.
         beta: Exponent of the importance weights.
         address: A server (`innet://host:7710`) that other processes may use, too; `None` keeps the steps in this one.
-        connection: Arguments of `innet_drl.connect` beside the address, such as `tls_ca` and `namespace`. The buffer
-            connects with its first step or sample.
+        connection: Arguments of `innet_drl.connect` beside the address, such as `tls_ca` and `namespace`; the token is
+            the environment variable INNET_TOKEN. The buffer connects with its first step or sample.
         samples_per_insert: Samples for each step that a server holds all its processes to; 0 sets no limit.
         min_size: Steps that a server has before the first sample, as `learning_starts` within one process.
         table: Name of the table.
@@ -227,6 +227,10 @@ class InnetReplayBuffer(ReplayBuffer):
             raise errors.ConfigError(
                 "connection, samples_per_insert and min_size need an address: in one process, gradient_steps and "
                 "learning_starts are the algorithm's"
+            )
+        if self._connection.get("token"):
+            raise errors.ConfigError(
+                "connection takes no token, which a saved model would show: give it in the environment variable INNET_TOKEN"
             )
         # Arguments are checked here, because the buffer connects only with its first step.
         inspect.signature(innet.connect).bind(address, tables=[], **self._connection)

@@ -46,7 +46,8 @@ class InnetReplayBuffer:
     Items are the elements of the TensorDicts that were added, with their nested entries. The first `add` or `extend`
     defines the table; later ones have the same entries. The oldest items are evicted first, whichever process added
     them. Runs at one server need a `table` or a namespace each: a sample has the items of all that share one. After a
-    restart of the server the buffer reconnects. A pickled buffer connects to the same server.
+    restart of the server the buffer reconnects. A pickled buffer connects to the same server, with the token of the
+    environment variable INNET_TOKEN.
 
     Args:
         capacity: Items.
@@ -296,6 +297,8 @@ class InnetReplayBuffer:
                 "this buffer is in its process: give it an address to use it in others, and keep its items by "
                 "buffer.replay.save(path)"
             )
+        if self._connection.get("token"):
+            raise ConfigError("a pickled buffer would show its token: give it in the environment variable INNET_TOKEN")
         return {name: value for name, value in vars(self).items() if name not in _OPENED}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
