@@ -163,3 +163,21 @@ def test_bad_input_is_one_error() -> None:
     buffer.empty()
     with pytest.raises(RuntimeError, match="empty storage"):
         buffer.sample()
+
+
+@pytest.mark.parametrize("bad", [np.inf, np.nan, -0.5])
+@pytest.mark.parametrize("before", [[], [0.5, 2.0]])
+def test_a_refused_update_changes_nothing(bad: float, before: list[float]) -> None:
+    buffer = filled(InnetSampler, before or [1.0])
+    sampler = buffer._sampler
+    if not before:
+        sampler._empty()
+    tree, largest = sampler._sum_tree[torch.arange(3)], sampler.default_priority
+    with pytest.raises(errors.PriorityError):
+        buffer.update_priority(torch.arange(2), torch.tensor([bad, 0.7]))
+    assert (sampler._sum_tree[torch.arange(3)] == tree).all()
+    assert sampler.default_priority == largest
+    # Without priorities of their own, so they get the largest.
+    plain = TensorDictReplayBuffer(storage=LazyTensorStorage(CAPACITY), sampler=sampler, batch_size=2)
+    plain.extend(TensorDict({"observation": torch.arange(5)}, [5]))
+    assert len(plain) == 5

@@ -35,6 +35,20 @@ class InnetSampler(PrioritizedSampler):  # type: ignore[misc]
     def _tree_device_from_storage(self, storage: Storage | None) -> torch.device | None:
         return None
 
+    def update_priority(self, index: Any, priority: Any, *, storage: Storage | None = None) -> None:
+        """Sets the priorities of indices, before eps and alpha.
+
+        Raises:
+            innet_drl.PriorityError: A priority that is NaN, infinite or negative; nothing was changed.
+        """
+        largest = vars(self).get("_max_priority")
+        try:
+            super().update_priority(index, priority, storage=storage)
+        except BaseException:
+            # TorchRL sets it before the trees: it would be the priority of every later item.
+            self._max_priority = largest
+            raise
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads a state of this class, or of `PrioritizedSampler`."""
         super().load_state_dict(state_dict)
