@@ -230,7 +230,7 @@ class InnetReplayBuffer(ReplayBuffer):
             )
         if self._connection.get("token"):
             raise errors.ConfigError(
-                "connection takes no token, which a saved model would show: give it in the environment variable INNET_TOKEN"
+                "connection takes no token, which a saved model would show: set the environment variable INNET_TOKEN"
             )
         # Arguments are checked here, because the buffer connects only with its first step.
         inspect.signature(innet.connect).bind(address, tables=[], **self._connection)
