@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -42,8 +41,6 @@ usage: innet-drl bench {paper,gradients} [flags]
 innet-drl bench paper --help and innet-drl bench gradients --help list the flags.
 """
 
-INTERRUPTED = 130
-"""Exit status after Ctrl-C: 128 + SIGINT."""
 ANALYZE_USAGE = """\
 usage: innet-drl analyze {breakdown,ratio,what-if} [flags]
 
@@ -55,7 +52,11 @@ BROKEN_PIPE = 141
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command and returns its exit status: 0, 1 after an error, 2 for wrong flags, 130 after Ctrl-C."""
+    """Runs a command and returns its exit status: 0, 1 after an error, 2 for wrong flags.
+
+    Ctrl-C, and SIGTERM or SIGHUP to a run, raise the signal again once everything is written. With `arguments` the
+    caller gets the status that a shell shows for it: 130, 143 or 129.
+    """
     try:
         try:
             return _main(list(sys.argv[1:] if arguments is None else arguments))
@@ -67,11 +68,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Otherwise the interpreter would flush the buffered rest at exit, and fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
-    except KeyboardInterrupt:
-        if arguments is None:
-            # A second Ctrl-C must not interrupt the exit of the process.
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-        return INTERRUPTED
+    except KeyboardInterrupt as error:
+        from innet_drl.train.signals import end_by, status_of
+
+        return end_by(error) if arguments is None else status_of(error)
 
 
 def _stdout_is_read() -> bool:

@@ -11,7 +11,12 @@ def main() -> None:
     if sys.argv[1:2] in (["export"], ["import"]):
         from innet_drl.datasets import command
 
-        sys.exit(command.main(sys.argv[1:]))
+        try:
+            sys.exit(command.main(sys.argv[1:]))
+        except KeyboardInterrupt:
+            # A shell's loop ends with a command that the signal ended.
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            signal.raise_signal(signal.SIGINT)
     # Rust handles signals. Python's handler would raise KeyboardInterrupt after the call.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.exit(_core.run_server_cli(["innet-replay", *sys.argv[1:]]))

@@ -133,7 +133,7 @@ def test_a_cluster_that_is_too_small_is_waited_for(nodes: Any, tmp_path: Path) -
     waiting = "waiting for the Ray cluster: "
     with Command(*SMALL, "--actors=40", folder=tmp_path) as training:
         training.await_line(waiting)
-        assert training.interrupt() == 130
+        assert training.interrupt() == -signal.SIGINT
         assert (
             "actor 3, actor 4, actor 5, 34 more wait for 37 CPU: 6 of 6 are free, and the run needs 43"
             in training.output

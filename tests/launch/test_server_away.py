@@ -23,6 +23,7 @@ from innet_drl.cli import main
 from innet_drl.launch import local
 from innet_drl.train.config import Config
 from innet_drl.train.page import Page
+from innet_drl.train.signals import Interrupted
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(110)]
 
@@ -70,6 +71,8 @@ def while_training(config: Config, run: Path, act: Callable[[], None]) -> BaseEx
     ended: BaseException | None = None
     try:
         local.train(config, run, display=Page, signals=True)
+    except Interrupted:
+        pass
     except innet.ReplayError as error:
         ended = error
     thread.join()

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from innet_drl.train.following import follow
 from innet_drl.train.memory import EmbeddedMemory, MemorySettings
 from innet_drl.train.metrics import Metrics
 from innet_drl.train.run_folder import RunFolder
+from innet_drl.train.signals import Interrupted
 
 pytestmark = pytest.mark.slow
 
@@ -180,12 +182,93 @@ def test_ctrl_c_ends_with_a_checkpoint_and_a_summary(tmp_path: Path) -> None:
         # As a terminal does: to the learner and to its actors.
         os.killpg(process.pid, signal.SIGINT)
         output, errors = process.stdout.read(), process.stderr.read()
-    assert process.returncode == 0
+    assert process.returncode == -signal.SIGINT
     assert "SIGINT" in output
     assert "everything is in" in output
     assert errors == ""
     checkpoint = RunFolder(run).latest_checkpoint()
     assert checkpoint.state["learner"]["updates"] > 0
+
+
+def learning(run: Path, *flags: str) -> subprocess.Popen[str]:
+    """A run that learns, in a session of its own, until a signal ends it."""
+    command = [sys.executable, "-m", "innet_drl", "train", "--preset", "cartpole", "--out", str(run), *flags]
+    command += ["--report-seconds", "0.1", "--evaluation-period", "0", "--steps", "10000000"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "learning" in line or "serial" in line:
+            break
+    return process
+
+
+@pytest.mark.parametrize(
+    ("number", "flags"),
+    [(signal.SIGTERM, ()), (signal.SIGTERM, ("--serial",)), (signal.SIGHUP, ("--learners", "2"))],
+    ids=["processes", "serial", "learners"],
+)
+def test_a_run_ends_by_the_signal_after_its_checkpoint(
+    tmp_path: Path, number: signal.Signals, flags: tuple[str, ...]
+) -> None:
+    run = tmp_path / "run"
+    with learning(run, *flags) as process:
+        # As a terminal or a supervisor does: to the learner and to its actors.
+        os.killpg(process.pid, number)
+        output, _ = process.communicate()
+    assert process.returncode == -number, output
+    assert f"{number.name}: ending with a checkpoint" in output
+    assert RunFolder(run).latest_checkpoint()
+    assert json.loads((run / "sessions.jsonl").read_text().splitlines()[-1])["how"] == "interrupted"
+
+
+def test_a_lost_terminal_ends_a_run_with_a_checkpoint(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    command = [sys.executable, "-m", "innet_drl", "train", "--preset", "cartpole", "--out", str(run)]
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(command[0], [*command, "--report-seconds", "0.1", "--evaluation-period", "0"])
+    try:
+        shown = b""
+        while b"learning" not in shown:
+            shown = shown[-4096:] + os.read(terminal, 4096)
+    finally:
+        os.close(terminal)
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGHUP
+    assert RunFolder(run).latest_checkpoint().state["learner"]["updates"] > 0
+
+
+def test_nohup_outlives_the_terminal(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        process = learning(run, "--serial")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    with process:
+        process.send_signal(signal.SIGHUP)
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate()
+    assert process.returncode == -signal.SIGTERM
+    assert "SIGHUP" not in output
+
+
+def test_a_loop_of_a_shell_ends_at_ctrl_c(tmp_path: Path) -> None:
+    flags = "--preset cartpole --serial --report-seconds 0.1 --evaluation-period 0 --steps 10000000"
+    loop = f"for seed in 1 2; do {sys.executable} -m innet_drl train {flags} --seed $seed --out $seed; done"
+    with subprocess.Popen(
+        ["bash", "-c", loop], cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as shell:
+        assert shell.stdout is not None
+        for line in shell.stdout:
+            if "serial" in line:
+                break
+        os.killpg(shell.pid, signal.SIGINT)
+        shell.communicate()
+    assert shell.returncode == -signal.SIGINT
+    assert [path.name for path in tmp_path.iterdir()] == ["1"]
 
 
 def test_ctrl_c_in_the_last_evaluation_skips_it_and_the_video(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,13 +283,13 @@ def test_ctrl_c_in_the_last_evaluation_skips_it_and_the_video(tmp_path: Path, mo
 
     monkeypatch.setattr(evaluation_schedule, "evaluate", interrupt)
     monkeypatch.setattr(video, "record", no_video)
-    result = local.train(small(serial=True, steps=300, video=True), tmp_path / "run", signals=True)
-    assert result.learner_updates > 0
-    assert result.evaluation is None
+    run = tmp_path / "run"
+    with pytest.raises(Interrupted, match="SIGINT"):
+        local.train(small(serial=True, steps=300, video=True), run, signals=True)
     assert not (tmp_path / "run" / "evaluation.json").exists()
     # The run has reached its end: a follower evaluates its agent, and ends, too.
     monkeypatch.setattr(evaluation_schedule, "evaluate", evaluate)
-    assert [report.agents[0].agent_steps for report in follow([tmp_path / "run"])] == [result.agent_steps]
+    assert [report.agents[0].agent_steps for report in follow([run])] == [lines(run)[-1]["agent_steps"]]
     assert RunFolder(tmp_path / "run").latest_checkpoint()
 
 

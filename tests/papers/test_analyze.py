@@ -134,7 +134,7 @@ def test_an_interrupted_sweep_keeps_its_points_and_continues(tmp_path: Path) -> 
         started = psutil.Process(sweep.pid).children(recursive=True)
         sweep.send_signal(signal.SIGINT)
         out, errors = sweep.communicate()
-    assert sweep.returncode == 130, errors
+    assert sweep.returncode == -signal.SIGINT, errors
     assert f"{file} keeps 1 points; the same command continues" in out
     assert psutil.wait_procs(started, timeout=60)[1] == []
     kept = points(file)

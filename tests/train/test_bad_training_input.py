@@ -32,6 +32,7 @@ from innet_drl.train.errors import (
 from innet_drl.train.memory import ReplayMemory
 from innet_drl.train.reporting import Reporter
 from innet_drl.train.run_folder import RunFolder
+from innet_drl.train.signals import END_SIGNALS
 
 TINY = ["--preset", "cartpole", "--serial", "--steps", "400", "--min-size", "300", "--evaluation-games", "2"]
 
@@ -415,8 +416,8 @@ def test_a_signal_to_the_group_leaves_the_process_that_actors_are_forked_from() 
     pid = fork_server._server._forkserver_pid  # type: ignore[attr-defined]
     blocked = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigBlk"))
     mask = int(blocked.split()[1], 16)
-    assert all(mask >> (number - 1) & 1 for number in processes.END_SIGNALS)
-    assert not signal.pthread_sigmask(signal.SIG_BLOCK, []) & set(processes.END_SIGNALS)
+    assert all(mask >> (number - 1) & 1 for number in END_SIGNALS)
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, []) & set(END_SIGNALS)
 
 
 def test_a_fork_server_that_cannot_start_is_an_error_of_no_actor(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ _DATA_SET = "name of the data set: FILE.parquet, FILE.npz, or minari:NAME"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs `export` or `import` and returns its exit status: 0, 1 for an error, 2 for wrong flags, 130 after Ctrl-C."""
+    """Runs `export` or `import` and returns its exit status: 0, 1 for an error, 2 for wrong flags."""
     command, *given = arguments
     flags = _parser(command).parse_args(given)
     try:
@@ -35,8 +35,6 @@ def main(arguments: Sequence[str]) -> int:
     except (errors.ReplayError, OSError) as error:
         print(f"innet-replay: {error}", file=sys.stderr)
         return 2 if isinstance(error, errors.ConfigError) else 1
-    except KeyboardInterrupt:
-        return 130
     return 0
 
 

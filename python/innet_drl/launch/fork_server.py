@@ -14,9 +14,7 @@ from multiprocessing import context, forkserver, popen_forkserver, reduction, re
 from typing import Any
 
 from innet_drl.train.errors import ProcessError
-
-END_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-"""Signals that a terminal or a supervisor sends to every process of a run."""
+from innet_drl.train.signals import END_SIGNALS
 
 _IMPORTED_BY = os.getpid()
 

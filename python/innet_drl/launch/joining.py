@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import innet_drl as innet
 from innet_drl.extras import naming_extras
-from innet_drl.launch.processes import END_SIGNALS, LeavesRun, Stopped
+from innet_drl.launch.processes import LeavesRun, Stopped
 from innet_drl.train import environments
 from innet_drl.train.config import Config
 from innet_drl.train.errors import ConfigurationError
@@ -33,6 +33,7 @@ from innet_drl.train.published_run import (
     check_address,
     published_runs,
 )
+from innet_drl.train.signals import Interrupted, handle, leave_terminal
 
 if TYPE_CHECKING:
     # torch is imported only after the run has been found.
@@ -100,12 +101,17 @@ class _RunChanged(LeavesRun):
 
 
 def run(joining: Joining) -> None:
-    """Joins as a process of its own: `join` until SIGINT or SIGTERM."""
+    """Joins as a process of its own: `join` until SIGINT, SIGTERM or SIGHUP.
+
+    Raises:
+        Interrupted: One of these signals.
+    """
     _end_on_signals()
     try:
         join(joining)
-    except Stopped:
+    except Stopped as stopped:
         logger.info("actor %d leaves the run", joining.index)
+        raise Interrupted(stopped.args[0]) from None
 
 
 def join(joining: Joining) -> None:
@@ -272,13 +278,13 @@ def _end_on_signals() -> None:
     """Makes the first signal raise `Stopped`, and the second one kill the process."""
 
     def stop(number: int, frame: object) -> None:
-        for other in END_SIGNALS:
+        leave_terminal(number)
+        for other in handled:
             signal.signal(other, signal.SIG_DFL)
         _silence_core()
-        raise Stopped
+        raise Stopped(number)
 
-    for number in END_SIGNALS:
-        signal.signal(number, stop)
+    handled = handle(stop)
     os.register_at_fork(after_in_child=_as_environment)
 
 
@@ -290,4 +296,5 @@ def _silence_core() -> None:
 def _as_environment() -> None:
     """Resets signals in environments' processes: the actor's process ends them."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

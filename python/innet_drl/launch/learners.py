@@ -23,7 +23,6 @@ import torch
 import innet_drl as innet
 from innet_drl.gradients import GradientWorker
 from innet_drl.launch.processes import (
-    END_SIGNALS,
     ProcessFailure,
     await_end,
     end_with_parent,
@@ -38,6 +37,7 @@ from innet_drl.train.environments import EnvironmentSpec
 from innet_drl.train.errors import LearnerError, Message
 from innet_drl.train.learner import Learner, Numerics, use_device
 from innet_drl.train.memory import aggregator_token, memory_class, memory_settings
+from innet_drl.train.signals import END_SIGNALS
 from innet_drl.train.stopwatch import Stopwatch, TimedBatches
 from innet_drl.train.targets import TargetsAhead
 from innet_drl.train.times import CoreThreads, LearnerTimes

@@ -26,6 +26,7 @@ from innet_drl.train.importing import Importable, is_path, load, path_of
 from innet_drl.train.memory import actor_token, aggregator_token, memory_class, memory_token
 from innet_drl.train.published_run import check_address
 from innet_drl.train.run_folder import RunFolder
+from innet_drl.train.signals import Interrupted
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +57,8 @@ def train(
         launcher: Place where processes are started: `local`, `ray`, or a launcher's class or its import path.
         callbacks: Called during training; they may end it.
         display: Makes the display of the metrics, from a title.
-        signals: End training with a checkpoint at SIGINT and SIGTERM, if this is the main thread.
+        signals: End training with a checkpoint at SIGINT, SIGTERM and SIGHUP, if this is the main thread; then raise
+            `Interrupted`.
     """
     forbid_in_children()
     check_callbacks(callbacks)
@@ -185,11 +187,14 @@ def _train(
                 serial.train(trainer)
             else:
                 parallel.train(trainer, launchers)
-            return trainer.finish()
+            result = trainer.finish()
     except BaseException:
         if trainer is not None and trainer.learner.updates == 0:
             folder.discard()
         raise
+    if trainer.session.ended_by is not None:
+        raise Interrupted(trainer.session.ended_by)
+    return result
 
 
 @contextlib.contextmanager

@@ -22,12 +22,12 @@ from types import FrameType
 from typing import Any
 
 import innet_drl as innet
-from innet_drl.launch.fork_server import END_SIGNALS, forking, is_forked, start_fork_server
+from innet_drl.launch.fork_server import forking, is_forked, start_fork_server
 from innet_drl.train.errors import Message, ProcessError, TrainingError, trace_of
 from innet_drl.train.importing import importing
+from innet_drl.train.signals import END_SIGNALS
 
 __all__ = [
-    "END_SIGNALS",
     "LeavesRun",
     "ProcessFailure",
     "Stopped",
@@ -160,8 +160,9 @@ class LeavesRun(BaseException):
 
 def prepare_to_play() -> None:
     """Prepares a process for environments, which it must close when SIGTERM raises `Stopped`."""
-    # Ctrl-C reaches every process of the terminal, but the learner ends the run.
+    # Ctrl-C, and the loss of the terminal, reach all of its processes, but the learner ends the run.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     silence_logs()
     end_with_parent()
     # Daemons may not start processes, such as environments, so that this flag is cleared here.

@@ -37,6 +37,7 @@ A run changes neither signal handlers nor loggers, and restores torch's number o
 | `stopwatch`, `times` | seconds of each process by activity, and laps for a trace |
 | `diagnostics`, `signs`, `expected` | measurements of learning, what they warn of, what a run should score |
 | `preload`, `watchdog`, `short_help` | demonstrations; environments that hang; the first page of help |
+| `signals` | signals that end a run |
 | `cost`, `energy` | processor seconds and joules of a run |
 | `errors`, `machine` | errors of training; cores and open files |
 

@@ -18,6 +18,7 @@ from innet_drl.train.display import Display
 from innet_drl.train.machine import file_position
 from innet_drl.train.metrics import Meter
 from innet_drl.train.run_folder import RunFolder
+from innet_drl.train.signals import Interrupted, handle, leave_terminal
 from innet_drl.train.stopwatch import Stopwatch
 
 logger = logging.getLogger(__name__)
@@ -31,7 +32,7 @@ class _Interrupted(BaseException):
 
 
 class Session:
-    """One session of a run. In its context, SIGINT and SIGTERM end it, and the page shows long activities."""
+    """One session of a run. In its context, SIGINT, SIGTERM and SIGHUP end it, and the page shows long activities."""
 
     meter: Meter
     """Set by the trainer once the environment is known."""
@@ -46,8 +47,8 @@ class Session:
         """Stopwatch of the learner's thread."""
         self.note = "starting"
         """Note on the run's state for the page."""
-        self.interrupted = False
-        """Whether a signal has ended training."""
+        self.ended_by: int | None = None
+        """The signal that has ended training."""
         self.stopped = False
         """Whether a callback has ended training."""
         self._callbacks = callbacks
@@ -62,8 +63,7 @@ class Session:
     def __enter__(self) -> Self:
         # Only the main thread can set signal handlers.
         if self._signals and threading.current_thread() is threading.main_thread():
-            for name in (signal.SIGINT, signal.SIGTERM):
-                self._handlers[name] = signal.signal(name, self._interrupt)
+            self._handlers = handle(self._interrupt)
         self._watch.start()
         return self
 
@@ -72,6 +72,11 @@ class Session:
             signal.signal(name, handler)
         self._ended.set()
         self._watch.join()
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a signal has ended training."""
+        return self.ended_by is not None
 
     def call(self, method: str, *arguments: object) -> None:
         """Calls a method of every callback, which may end training."""
@@ -123,10 +128,11 @@ class Session:
                 activity[1]()
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        leave_terminal(number)
         if self.interrupted:
             # The second signal ends the run at once.
-            raise KeyboardInterrupt
-        self.interrupted = True
+            raise Interrupted(number)
+        self.ended_by = number
         logger.warning("%s: ending with a checkpoint; once more to end at once", signal.Signals(number).name)
         if self._asking:
             raise _Interrupted
