@@ -134,22 +134,6 @@ def test_a_saved_state_changes_no_random_numbers() -> None:
     assert drawn[0] == drawn[1]
 
 
-@pytest.mark.parametrize("wrong", [float("inf"), float("nan"), -1.0])
-def test_a_refused_priority_changes_nothing(wrong: float) -> None:
-    items = TensorDict({"observation": torch.arange(2)}, [2])
-    buffer = TensorDictReplayBuffer(
-        storage=LazyTensorStorage(CAPACITY), sampler=InnetSampler(CAPACITY, alpha=0.7, beta=0.5), batch_size=8
-    )
-    for first in (True, False):
-        # Also as the first priority of the buffer.
-        with pytest.raises(errors.PriorityError):
-            buffer.update_priority(torch.tensor([0, 1]), torch.tensor([1.0, wrong]))
-        assert buffer._sampler.default_priority == (1.0 if first else 3.0)
-        buffer.extend(items)
-        buffer.update_priority(torch.tensor([0]), torch.tensor([3.0]))
-    np.testing.assert_allclose(buffer._sampler._sum_tree[torch.arange(4)] ** (1 / 0.7), [3, 1, 3, 3], rtol=1e-4)
-
-
 def test_bad_input_is_one_error() -> None:
     with pytest.raises(
         errors.ConfigError, match="the tree of InnetSampler is on the CPU, device is cuda: leave it out"

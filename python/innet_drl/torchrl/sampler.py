@@ -66,20 +66,6 @@ class InnetSampler(PrioritizedSampler):  # type: ignore[misc]
     def _min_tree(self, tree: object) -> None:
         pass
 
-    def update_priority(self, index: Any, priority: Any, *, storage: Storage | None = None) -> None:
-        """Sets priorities.
-
-        Raises:
-            innet_drl.PriorityError: A priority that is NaN, negative or infinite; nothing is changed.
-        """
-        largest = self._max_priority
-        try:
-            super().update_priority(index, priority, storage=storage)
-        except Exception:
-            # TorchRL gives it to later items, and sets it before the tree refuses.
-            self._max_priority = largest
-            raise
-
     def sample(self, storage: Storage, batch_size: int) -> tuple[Any, dict[str, torch.Tensor]]:
         """Samples indices, with replacement, and their weights as `priority_weight`.
 
