@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 from concurrent.futures import Future as Result
@@ -185,6 +186,30 @@ def die_in_the_middle(rank: int, size: int, store: Path, server: str) -> list[An
     if rank == 1:
         os._exit(9)
     return train(model, rank, 1)
+
+
+def die_between_two_sums(rank: int, size: int, store: Path, server: str) -> list[Any]:
+    begin(store, rank, size)
+    model = DistributedDataParallel(network())
+    model.register_comm_hook(State.join(server, "dying between", deadline=20), hook)
+    train(model, rank, 2)
+    if rank == 1:
+        os._exit(9)
+    with innet.connect(server) as replay:
+        while replay.stats()["gradients"]["jobs"]["dying between"]["joined"] == size:
+            time.sleep(0.01)
+    return train(model, rank, 1)
+
+
+def test_backward_names_a_worker_that_died_before_it_at_once(server: str, tmp_path: Path) -> None:
+    first, died, last = run_workers(die_between_two_sums, 3, tmp_path / "store", server)
+    assert died is None
+    for left in (first, last):
+        assert isinstance(left, Raised)
+        assert (left.kind, left.missing) == ("MissingWorkerError", (1,))
+        assert "rank 1" in left.message
+        assert "which left" in left.message
+        assert "waited" not in left.message, "not at a deadline"
 
 
 def test_backward_names_a_worker_that_died(server: str, tmp_path: Path) -> None:

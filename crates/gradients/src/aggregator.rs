@@ -424,11 +424,13 @@ impl Aggregator {
     /// Fails segments that are overdue at `now`, and forgets idle jobs. Returns the time of the next call, in 1 to 100 ms.
     pub fn expire<T: Transmit>(&mut self, now: Instant, out: &mut T) -> Instant {
         for index in 0..self.jobs.len() {
-            let Some(job) = &mut self.jobs[index] else {
+            let Some(mut job) = self.jobs[index].take() else {
                 continue;
             };
-            job.expire(now, out);
-            if now.saturating_duration_since(job.last_heard) >= self.limits.idle {
+            job.expire(now, &self.jobs, out);
+            let idle = now.saturating_duration_since(job.last_heard) >= self.limits.idle;
+            self.jobs[index] = Some(job);
+            if idle {
                 self.forget(index, out);
             }
         }

@@ -239,7 +239,7 @@ impl Job {
             _ => {
                 waiting.missing = self.all_members() & !counted;
                 // `last_heard` is the arrival of this query, so it is now.
-                waiting.text = self.describe(waiting.missing, self.last_heard);
+                waiting.text = self.describe(waiting.missing, self.last_heard, &[]);
             }
         }
         self.reply(worker, header, waiting, out);

@@ -8,13 +8,14 @@
 //! ```
 //!
 //! A header of ten bytes and two float32 values fill the 18 bytes of UDP payload in the smallest Ethernet frame. The header has neither job
-//! and worker, which follow from the session, nor the number of values, which follows from the length.
+//! and worker, which follow from the session, nor the number of values, which follows from the length. Asynchronous jobs have vectors of one
+//! length, so their segments do not say it.
 //!
 //! | kind | to the aggregator | from the aggregator |
 //! | --- | --- | --- |
-//! | `Float` | a contribution: float32 values | the sum of all workers |
+//! | `Float` | a contribution: float32 values; segment 0 of several ends with the length of the vector, as u32 | the sum of all workers |
 //! | `Fixed` | a contribution: int32 values | the sum of all workers |
-//! | `Exponents` | a contribution: one byte for each segment of the next round | the largest of all workers, byte for byte |
+//! | `Exponents` | a contribution: one byte for each segment of the next round; segment 0 ends with the length of the vector, as u32 | the largest of all workers, byte for byte |
 //! | `Partial` | | the sum of some workers: a bit for each, as u64, then float32 values |
 //! | `Join` | key, cookie (8 bytes, 0 at first): path validation | cookie to return |
 //! | `Leave` | key | |

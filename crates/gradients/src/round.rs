@@ -139,20 +139,28 @@ impl<'a> Round<'a> {
 
     fn send<T: Transmit>(&mut self, segment: u32, out: &mut T) {
         let values = self.session.range(segment, self.values.len());
-        let mut written = Vec::new();
-        let body = match self.kind {
+        let mut written = std::mem::take(&mut self.session.scratch);
+        let mut body = match self.kind {
             PacketKind::Exponents => &self.exponents[self.exponents(segment)],
             PacketKind::Fixed => {
-                written = std::mem::take(&mut self.session.scratch);
                 self.grid(segment).write(&self.values[values], &mut written);
                 &written
             }
             _ => arithmetic::bytes_of(&self.values[values]),
         };
-        self.session.send(self.kind, self.round, segment, body, out);
-        if self.kind == PacketKind::Fixed {
-            self.session.scratch = written;
+        // The grid of a round in fixed point has compared the lengths.
+        let tells_length = match self.kind {
+            PacketKind::Exponents => segment == 0,
+            PacketKind::Float => segment == 0 && self.segments > 1,
+            _ => false,
+        };
+        let with_length;
+        if tells_length {
+            with_length = [body, &(self.values.len() as u32).to_le_bytes()].concat();
+            body = &with_length;
         }
+        self.session.send(self.kind, self.round, segment, body, out);
+        self.session.scratch = written;
     }
 
     fn grid(&self, segment: u32) -> Grid {

@@ -43,7 +43,21 @@ pub struct SegmentSlot {
     pub counted: u64,
     /// Start of the wait: arrival of the first contribution, or the time it was sent to the parent.
     pub waiting_since: Instant,
+    /// Length of the vector, where contributions to this segment tell it.
+    pub length: Option<u32>,
     bytes: usize,
+}
+
+impl SegmentSlot {
+    /// Bytes of its values.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// A segment with the first contribution, of `worker`.
+    pub fn open(id: SegmentId, kind: PacketKind, worker: u16, length: Option<u32>, now: Instant) -> Self {
+        SegmentSlot { id, kind, state: SegmentState::Open, counted: 1 << worker, waiting_since: now, length, bytes: 0 }
+    }
 }
 
 /// Result of a search for a segment.
@@ -81,6 +95,7 @@ impl SegmentTable {
             state: SegmentState::Empty,
             counted: 0,
             waiting_since: now,
+            length: None,
             bytes: 0,
         };
         let count = depth * entries as usize;
@@ -129,14 +144,15 @@ impl SegmentTable {
     }
 
     /// The slot of a segment to which a contribution of `bytes` bytes can be added without further checks: it is open, its contributions
-    /// have this kind and length, and `worker` has not contributed.
+    /// have this kind and length and do not tell the vector's, and `worker` has not contributed.
     #[inline]
     pub fn awaiting(&self, id: SegmentId, kind: PacketKind, worker: u16, bytes: usize) -> Option<usize> {
         let first = self.first_slot(id);
         let open = |slot: &SegmentSlot| slot.id == id && slot.state == SegmentState::Open;
         let at = self.entry(first).iter().position(open)?;
         let slot = &self.slots[first + at];
-        let awaits = slot.kind == kind && slot.bytes == bytes && slot.counted & 1 << worker == 0;
+        let alike = slot.kind == kind && slot.bytes == bytes && slot.length.is_none();
+        let awaits = alike && slot.counted & 1 << worker == 0;
         awaits.then_some(first + at)
     }
 
@@ -176,15 +192,8 @@ impl SegmentTable {
     }
 
     /// Begins a segment with its first contribution, of at most `stride` bytes.
-    pub fn begin(&mut self, index: usize, id: SegmentId, kind: PacketKind, worker: u16, body: &[u8], now: Instant) {
-        self.slots[index] = SegmentSlot {
-            id,
-            kind,
-            state: SegmentState::Open,
-            counted: 1 << worker,
-            waiting_since: now,
-            bytes: body.len(),
-        };
+    pub fn begin(&mut self, index: usize, segment: SegmentSlot, body: &[u8]) {
+        self.slots[index] = SegmentSlot { bytes: body.len(), ..segment };
         self.replace(index, body);
     }
 
@@ -222,8 +231,8 @@ mod tests {
         let Lookup::Free(index) = slots.find(id) else {
             panic!("{id:?} has no slot: {:?}", slots.find(id));
         };
-        slots.begin(index, id, PacketKind::Float, 0, &[0; 4], Instant::now());
-        slots.slot_mut(index).state = state;
+        let slot = SegmentSlot::open(id, PacketKind::Float, 0, None, Instant::now());
+        slots.begin(index, SegmentSlot { state, ..slot }, &[0; 4]);
         index
     }
 

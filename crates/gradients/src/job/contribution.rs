@@ -7,7 +7,7 @@ use std::time::Instant;
 use super::Job;
 use crate::Transmit;
 use crate::packet::{ALL_SEGMENTS, Ack, HEADER_BYTES, PacketHeader, PacketKind, Status};
-use crate::segments::{Lookup, SegmentId, SegmentState};
+use crate::segments::{Lookup, SegmentId, SegmentSlot, SegmentState};
 use crate::settings::role;
 
 /// Element type of contributions of `kind`, for errors.
@@ -60,6 +60,10 @@ impl Job {
         out: &mut T,
     ) {
         let most = self.settings.segment_bytes();
+        let Some((body, length)) = self.split_length(header, body) else {
+            self.counters.malformed += 1;
+            return;
+        };
         let fits = !body.is_empty() && body.len() <= most && body.len().is_multiple_of(4);
         let segments = self.segments();
         if !fits || !self.settings.arithmetic.has(header.kind) || header.segment >= segments {
@@ -73,10 +77,14 @@ impl Job {
         let index = match self.slots.find(id) {
             Lookup::Found(index) => index,
             Lookup::Free(index) => {
-                self.slots.begin(index, id, kind, worker, body, now);
+                let segment = SegmentSlot::open(id, kind, worker, length, now);
+                self.slots.begin(index, segment, body);
                 self.count(worker, id);
                 self.newest = self.newest.max(id.round);
-                return self.finish_if_complete(index, out);
+                if !self.fail_if_too_many_left(now, id, out) {
+                    self.finish_if_complete(index, out);
+                }
+                return;
             }
             Lookup::Gone => {
                 self.counters.stale += 1;
@@ -89,27 +97,25 @@ impl Job {
         };
         let slot = self.slots.slot(index);
         let is_counted = slot.counted & 1 << worker != 0;
+        let same_bytes = slot.bytes() == body.len();
         match slot.state {
+            // Segment 0, which is asked for again if it was lost, fails the job with both lengths.
+            _ if !same_bytes && slot.kind == kind && length.is_none() && id.segment > 0 => self.counters.ahead += 1,
+            _ if !same_bytes || slot.kind != kind || slot.length != length => {
+                let text = self.difference(slot, worker, kind, length, body.len());
+                self.fail(Ack::new(Status::Halted, kind).with_text(text), out);
+            }
             SegmentState::Complete => {
                 self.counters.duplicates += u64::from(is_counted);
                 self.counters.late += u64::from(!is_counted);
                 self.send_sum(worker..worker + 1, index, out);
             }
-            _ if slot.kind != kind || self.slots.values(index).len() != body.len() => {
-                let role = role(self.settings.racks);
-                let text = format!(
-                    "{role} {worker} sent {} bytes ({}) for segment {} of round {}, another {role} {} ({}): \
-                     all workers have to sum vectors of the same length",
-                    body.len(),
-                    content(kind),
-                    id.segment,
-                    id.round,
-                    self.slots.values(index).len(),
-                    content(slot.kind),
-                );
-                self.fail(Ack::new(Status::Halted, kind).with_text(text), out);
+            SegmentState::Open if !is_counted => {
+                self.slots.add(index, worker, body);
+                self.count(worker, id);
+                self.finish_if_complete(index, out);
             }
-            // A duplicate: otherwise the open segment would have awaited it.
+            // A duplicate.
             state => {
                 self.counters.duplicates += 1;
                 if state == SegmentState::AwaitingParent {
@@ -117,6 +123,46 @@ impl Job {
                 }
             }
         }
+    }
+
+    /// The values of a contribution, and the length of the vector if it tells it; `None` for a body that is too short. All members tell the
+    /// length in the first segment of a round, so vectors of different lengths never begin to be added up.
+    fn split_length<'a>(&self, header: PacketHeader, body: &'a [u8]) -> Option<(&'a [u8], Option<u32>)> {
+        let is_first = header.segment == 0 && self.settings.asynchronous.is_none();
+        match header.kind {
+            PacketKind::Float if is_first && body.len() <= self.settings.segment_bytes() => {
+                Some((body, Some((body.len() / 4) as u32)))
+            }
+            PacketKind::Float | PacketKind::Exponents if is_first => {
+                let (body, length) = body.split_last_chunk()?;
+                Some((body, Some(u32::from_le_bytes(*length))))
+            }
+            _ => Some((body, None)),
+        }
+    }
+
+    /// The difference of a contribution of `bytes` bytes from the segment that it belongs to.
+    fn difference(
+        &self,
+        slot: &SegmentSlot,
+        worker: u16,
+        kind: PacketKind,
+        length: Option<u32>,
+        bytes: usize,
+    ) -> String {
+        let role = role(self.settings.racks);
+        let SegmentId { round, segment } = slot.id;
+        let other = slot.counted.trailing_zeros();
+        let (own, others) = match (length, slot.length) {
+            (Some(own), Some(others)) if own != others => (format!("{own} values"), format!("{others} values")),
+            _ => {
+                let part = |bytes, kind| format!("{bytes} bytes ({}) as segment {segment}", content(kind));
+                (part(bytes, kind), part(slot.bytes(), slot.kind))
+            }
+        };
+        format!(
+            "{role} {worker} sums {own} in round {round}, {role} {other} {others}: all workers have to sum vectors of the same length"
+        )
     }
 
     /// Number of segments that a round may have.

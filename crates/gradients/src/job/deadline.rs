@@ -13,8 +13,8 @@
 use std::time::{Duration, Instant};
 
 use super::{Job, Member, MemberState};
-use crate::packet::{Ack, Status};
-use crate::segments::{SegmentSlot, SegmentState};
+use crate::packet::{Ack, PacketKind, Status};
+use crate::segments::{SegmentId, SegmentSlot, SegmentState};
 use crate::settings::role;
 use crate::{ParentAggregator, Transmit};
 
@@ -22,8 +22,8 @@ use crate::{ParentAggregator, Transmit};
 const OVERDUE_INTERVAL: Duration = Duration::from_millis(100);
 
 impl Job {
-    /// Fails the job if a segment has waited too long.
-    pub fn expire<T: Transmit>(&mut self, now: Instant, out: &mut T) {
+    /// Fails the job if a segment has waited too long. A missing worker may have joined one of the `others`, the aggregator's other jobs.
+    pub fn expire<T: Transmit>(&mut self, now: Instant, others: &[Option<Job>], out: &mut T) {
         self.retry_parent(now, out);
         if now < self.next_scan {
             return;
@@ -45,7 +45,7 @@ impl Job {
             SegmentState::AwaitingParent => (0, self.describe_parent(slot.id.round)),
             _ => {
                 let missing = self.all_members() & !slot.counted;
-                (missing, self.describe(missing, now))
+                (missing, self.describe(missing, now, others))
             }
         };
         let failed = Ack {
@@ -95,12 +95,18 @@ impl Job {
     }
 
     /// Numbers and names of missing members.
-    pub(super) fn describe(&self, missing: u64, now: Instant) -> String {
+    pub(super) fn describe(&self, missing: u64, now: Instant, others: &[Option<Job>]) -> String {
         let role = role(self.settings.racks);
         let members = self.members.iter().enumerate();
         let missing = members.filter(|(worker, _)| missing & 1 << worker != 0);
         let described = missing.map(|(worker, member)| match member {
-            MemberState::NeverJoined => format!("{role} {worker}, which never joined"),
+            MemberState::NeverJoined => match self.job_instead(worker, others) {
+                None => format!("{role} {worker}, which never joined"),
+                Some(Job { name, .. }) => format!(
+                    "{role} {worker}, which never joined {:?} (one has joined {name:?}: give all the same job)",
+                    self.name
+                ),
+            },
             MemberState::Left(name) => format!("{role} {worker} ({name}), which left"),
             MemberState::Joined(Member { name, last_heard, .. }) => {
                 let silent = now.saturating_duration_since(*last_heard).as_secs_f64();
@@ -108,6 +114,33 @@ impl Job {
             }
         });
         described.collect::<Vec<_>>().join(", ")
+    }
+
+    /// The job that `worker` has joined in place of this one: one of the same size, without any number that has joined this one.
+    fn job_instead<'a>(&self, worker: usize, others: &'a [Option<Job>]) -> Option<&'a Job> {
+        others.iter().flatten().find(|other| {
+            let pairs = || self.members.iter().zip(&other.members);
+            let both = |(own, theirs): (&MemberState, &MemberState)| own.member().and(theirs.member()).is_some();
+            let size = |job: &Job| (job.settings.workers, job.settings.racks, job.settings.world);
+            size(self) == size(other) && other.members[worker].member().is_some() && !pairs().any(both)
+        })
+    }
+
+    /// Fails a job in which a segment has begun that too many members have left to complete.
+    pub(super) fn fail_if_too_many_left<T: Transmit>(&mut self, now: Instant, id: SegmentId, out: &mut T) -> bool {
+        let members = self.members.iter().enumerate();
+        let left = members.filter(|(_, member)| matches!(member, MemberState::Left(_)));
+        let left = left.fold(0_u64, |bits, (worker, _)| bits | 1 << worker);
+        if self.members.len() as u32 - left.count_ones() >= self.threshold {
+            return false;
+        }
+        let failed = Ack {
+            missing: self.worker_bits(left),
+            text: format!("round {} waits for {}", id.round, self.describe(left, now, &[])),
+            ..Ack::new(Status::Failed, PacketKind::Leave)
+        };
+        self.fail(failed, out);
+        true
     }
 
     /// A bit for each member.

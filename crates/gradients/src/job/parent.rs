@@ -10,8 +10,14 @@ use crate::segments::{Lookup, SegmentId, SegmentState};
 impl Job {
     /// Sends a segment that is complete here to the parent.
     pub(super) fn send_to_parent<T: Transmit>(&self, index: usize, out: &mut T) {
-        let slot = self.slots.slot(index);
-        self.send_up(slot.kind, slot.id, self.slots.values(index), out);
+        let (slot, values) = (self.slots.slot(index), self.slots.values(index));
+        match slot.length {
+            // Of one segment, its own bytes tell the length.
+            Some(length) if slot.kind == PacketKind::Exponents || 4 * length as usize > values.len() => {
+                self.send_up(slot.kind, slot.id, &[values, &length.to_le_bytes()].concat(), out);
+            }
+            _ => self.send_up(slot.kind, slot.id, values, out),
+        }
     }
 
     pub(super) fn query_parent<T: Transmit>(&self, index: usize, out: &mut T) {

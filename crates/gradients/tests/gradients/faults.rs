@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use gradients::{AggregatorLimits, Control, Error, Exchange, JoinJob, Round};
+use gradients::{AggregatorLimits, Arithmetic, Control, Error, Exchange, JoinJob, Round, WorkerSession};
 
-use crate::network::{Faults, Network, Port, address, as_f32, exact, request, whole_numbers};
+use crate::network::{ALL, Faults, Network, Port, address, as_f32, exact, request, two_levels, whole_numbers};
 
 fn pair(network: &mut Network) -> Vec<gradients::WorkerSession> {
     network.join_all(&[request(0, 2), request(1, 2)])
@@ -151,15 +151,94 @@ fn a_worker_that_restarts_begins_with_the_others() {
     assert_eq!(vectors, [expected.clone(), expected]);
 }
 
+/// A segment has 7 values: also vectors that differ only after whole segments, or in the number of their segments.
 #[test]
-fn vectors_of_different_lengths_are_an_error_that_says_so() {
-    let mut network = Network::new(1, Faults::NONE, AggregatorLimits::default());
-    let mut workers = pair(&mut network);
-    let mut vectors = vec![vec![1.0; 10], vec![1.0; 12]];
-    for result in network.sum(&mut workers, &mut vectors, false) {
-        let error = result.unwrap_err().to_string();
-        assert!(error.contains("vectors of the same length"), "{error}");
+fn vectors_of_different_lengths_are_an_error_that_has_both() {
+    let lengths = [(10, 12), (7, 8), (7, 14), (14, 15), (14, 70), (700, 707), (1, 7000)];
+    for arithmetic in [Arithmetic::Float, Arithmetic::Fixed] {
+        for (one, two) in lengths.into_iter().flat_map(|(one, two)| [(one, two), (two, one)]) {
+            for faults in [Faults::NONE, Faults::MANY] {
+                let mut network = Network::new(1, faults, AggregatorLimits::default());
+                let requests = [0, 1].map(|worker| JoinJob { arithmetic, ..request(worker, 2) });
+                let mut workers = network.join_all(&requests);
+                let begun = network.wire.now;
+                let mut vectors = vec![vec![1.0; one], vec![1.0; two]];
+                for result in network.sum(&mut workers, &mut vectors, false) {
+                    let Err(Error::Halted(reason)) = result else {
+                        panic!("{one} and {two} values: {result:?}");
+                    };
+                    for part in [format!("worker 0 {one} values"), format!("worker 1 sums {two} values")] {
+                        let other_way = part.replace("sums ", "").replace("worker 0 ", "worker 0 sums ");
+                        assert!(reason.contains(&part) || reason.contains(&other_way), "{reason}");
+                    }
+                }
+                assert!(network.wire.now - begun < Duration::from_secs(2), "at once");
+            }
+        }
     }
+}
+
+#[test]
+fn racks_compare_the_lengths_of_their_vectors() {
+    for arithmetic in [Arithmetic::Float, Arithmetic::Fixed] {
+        let mut network = Network::new(1, Faults::MANY, AggregatorLimits::default());
+        let mut workers = two_levels(&mut network, arithmetic, AggregatorLimits::default());
+        let lengths = [14, 14, 14, 21, 21, 21];
+        let mut vectors: Vec<_> = lengths.map(|length| vec![1.0; length]).into();
+        for result in network.sum(&mut workers, &mut vectors, false) {
+            let error = result.unwrap_err().to_string();
+            assert!(error.contains("rack") && error.contains("14 values") && error.contains("21 values"), "{error}");
+        }
+        for (port, worker) in (0..).zip(&mut workers) {
+            network.call(port, worker, Control::Reset).unwrap();
+        }
+        let mut vectors = vec![vec![1.0; 21]; ALL];
+        for result in network.sum(&mut workers, &mut vectors, false) {
+            result.unwrap();
+        }
+        assert_eq!(vectors, vec![vec![6.0; 21]; ALL]);
+    }
+}
+
+#[test]
+fn a_worker_that_left_between_two_sums_fails_the_next_at_once() {
+    let mut network = Network::new(1, Faults::NONE, AggregatorLimits::default());
+    let mut first = network.join(0, &request(0, 2)).unwrap();
+    let (at, ticket) = network.ticket(0, &request(1, 2), None).unwrap();
+    let second = WorkerSession::new(at, &request(1, 2), &ticket);
+    let mut both = vec![first, second];
+    for result in network.sum(&mut both, &mut [vec![1.0; 9], vec![1.0; 9]], false) {
+        result.unwrap();
+    }
+    first = both.remove(0);
+    let (at, aggregator) = &mut network.aggregators[0];
+    aggregator.leave(ticket.session, &mut Port(&mut network.wire, *at));
+    let begun = network.wire.now;
+    let failed = network.sum_at(0, &mut first, &mut [1.0; 9]);
+    let Err(Error::Missing { workers, reason }) = failed else {
+        panic!("{failed:?}");
+    };
+    assert_eq!(workers, [1]);
+    assert!(reason.contains("worker 1 (host-1), which left"), "{reason}");
+    assert!(network.wire.now - begun < Duration::from_millis(100), "at once");
+    // It comes back.
+    let mut second = network.join(0, &request(1, 2)).unwrap();
+    network.call(0, &mut first, Control::Reset).unwrap();
+    network.call(1, &mut second, Control::Reset).unwrap();
+    for result in network.sum(&mut [first, second], &mut [vec![1.0; 9], vec![1.0; 9]], false) {
+        result.unwrap();
+    }
+}
+
+#[test]
+fn a_worker_that_joined_another_job_is_told_so() {
+    let mut network = Network::new(1, Faults::NONE, AggregatorLimits::default());
+    let other = JoinJob { job: "jbo".into(), ..request(1, 2) };
+    let mut workers = network.join_all(&[request(0, 2), other]);
+    let results = network.sum(&mut workers, &mut [vec![1.0; 9], vec![1.0; 9]], false);
+    let errors = results.into_iter().map(|result| result.unwrap_err().to_string()).collect::<Vec<_>>();
+    assert!(errors[0].contains("worker 1, which never joined \"job\" (one has joined \"jbo\""), "{errors:?}");
+    assert!(errors[1].contains("worker 0, which never joined \"jbo\" (one has joined \"job\""), "{errors:?}");
 }
 
 #[test]
