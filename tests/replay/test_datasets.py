@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -290,6 +290,46 @@ def test_memory_does_not_grow_with_the_data(tmp_path: Path, name: str) -> None:
     total, grown = map(int, subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
     assert total == 150 * 32 * 128 * 1024
     assert grown < total / 2, f"{grown / 2**20:.0f} MiB"
+
+
+def calls_of(work: Callable[..., object], *arguments: Any) -> int:
+    """Calls of Python's functions, built-in ones included, which take the time where arrays are small."""
+    count = 0
+
+    def counted(frame: Any, event: str, argument: Any) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(counted)
+    try:
+        work(*arguments)
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_work_for_one_step_episodes_is_linear(tmp_path: Path, name: str) -> None:
+    one = {
+        "observation": np.zeros((1, 2), np.float32),
+        "action": np.zeros(1, np.int64),
+        "reward": np.zeros(1),
+        "terminated": np.ones(1, bool),
+        "truncated": np.zeros(1, bool),
+    }
+    # A first call imports modules.
+    datasets.write(at(tmp_path, name.replace("v0", "v1")), [one])
+    counts: dict[str, list[int]] = {"write": [], "read": [], "import": []}
+    each = 10 if name.startswith("minari:") else 350
+    for number in (each, 2 * each, 3 * each):
+        path = at(tmp_path, name.replace("random", f"n{number}"))
+        counts["write"].append(calls_of(datasets.write, path, [one] * number))
+        counts["read"].append(calls_of(list, datasets.read(path)))
+        columns: Any = {"observation": ("float32", (2,)), "action": "int64", "reward": "float32"}
+        with innet.Memory(innet.Table("t", columns, 2000, view=innet.NStep())) as replay:
+            counts["import"].append(calls_of(datasets.import_table, replay, "t", path))
+    for work, (few, more, most) in counts.items():
+        assert most < 1.1 * (few + more), work
 
 
 def test_the_commands_export_and_import(tmp_path: Path) -> None:

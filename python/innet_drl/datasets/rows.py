@@ -87,7 +87,11 @@ def of_episode(target: str, number: int, episode: Mapping[str, Any]) -> Block:
             f"{target}: the arrays of an episode have one element for each of its rows, at least one; episode {number} "
             f"has {lengths}"
         )
-    return {**block, "episode": np.full(count, number, np.int64)}
+    for flag in FLAGS:
+        if block[flag].dtype != bool or block[flag].ndim != 1:
+            block[flag] = _numbers(f"{target}, episode {number}", flag, block[flag], count, 0)
+    block["episode"] = np.full(count, number, np.int64)
+    return block
 
 
 def _native(array: NDArray[Any]) -> NDArray[Any]:
@@ -102,9 +106,9 @@ def of_same_columns(target: str, blocks: Iterable[Block]) -> Iterator[Block]:
         ConfigError: There is no block.
         SchemaError: A block of other columns.
     """
-    first: dict[str, str] | None = None
+    first: dict[str, tuple[Any, ...]] | None = None
     for block in blocks:
-        columns = {name: f"{array.dtype} {array.shape[1:]}" for name, array in block.items()}
+        columns = {name: (array.dtype, array.shape[1:]) for name, array in block.items()}
         if first is None:
             first = columns
         elif columns != first:
@@ -114,12 +118,10 @@ def of_same_columns(target: str, blocks: Iterable[Block]) -> Iterator[Block]:
         raise errors.ConfigError(f"{target}: there is no episode to write")
 
 
-def _difference(columns: Mapping[str, str], first: Mapping[str, str]) -> str:
-    for name, column in columns.items():
-        if first.get(name) != column:
-            return f"column {name!r} is {column}, and {first.get(name, 'missing')}"
-    missing = next(name for name in first if name not in columns)
-    return f"column {missing!r} is missing, and {first[missing]}"
+def _difference(columns: Mapping[str, tuple[Any, ...]], first: Mapping[str, tuple[Any, ...]]) -> str:
+    name = next(name for name in [*columns, *first] if columns.get(name) != first.get(name))
+    here, there = (" ".join(map(str, known.get(name, ("missing",)))) for known in (columns, first))
+    return f"column {name!r} is {here}, and {there}"
 
 
 def with_first(source: str, blocks: Iterable[Block]) -> Iterator[Block]:
@@ -209,6 +211,9 @@ def regroup(blocks: Iterable[Block]) -> Iterator[Block]:
 def pieces(block: Block, size: int, *, by_episode: bool = False) -> Iterator[Block]:
     """The block in parts of at most `size` rows, and `by_episode` each of one episode."""
     count = len(next(iter(block.values())))
+    if count <= size and not by_episode:
+        yield block
+        return
     cuts = sorted({0, *np.flatnonzero(block["first"]).tolist(), count}) if by_episode else [0, count]
     for first, end in itertools.pairwise(cuts):
         for begin in range(first, end, size):
