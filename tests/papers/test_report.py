@@ -272,8 +272,8 @@ def test_wrong_runs_and_files_are_one_error(copied: Path, tmp_path: Path, capsys
     (copied / "sessions.jsonl").unlink()
     (copied / "sessions.jsonl").symlink_to("/proc/self/mem")
     assert error(copied).startswith(f"error: {copied}/sessions.jsonl cannot be read: ")
-    (copied / "config.yaml").write_text("environment: CartPole-v1\ngama: 3\n")
-    assert "there is no setting 'gama'" in error(copied)
+    (copied / "config.yaml").write_text("environment: CartPole-v1\ngamma: 3\n")
+    assert "gamma 3" in error(copied)
     with pytest.raises(ConfigurationError, match="name their folders"):
         write_report([])
     with pytest.raises(RunFolderError, match="is no run"):

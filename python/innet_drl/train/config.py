@@ -472,8 +472,19 @@ class Config(_Named):
 
     @classmethod
     def load(cls, path: Path) -> Config:
-        """Reads a file that `save` wrote."""
-        values = read_settings(path)
+        """Reads a file that `save` wrote. Settings that this release does not have are left out, and logged."""
+        values = read_mapping(path)
+        known = {field.name for field in dataclasses.fields(cls)}
+        if other := [str(name) for name in values if name not in known]:
+            hints = [f"{name}{did_you_mean(name, known)}" for name in other]
+            logger.warning(
+                "%s: innet-drl %s does not have the setting %s; it is left out: for the run as it was, install the "
+                "release that wrote the file",
+                path,
+                innet.__version__,
+                ", ".join(hints),
+            )
+            values = {name: value for name, value in values.items() if name in known}
         if "environment" not in values:
             raise ConfigurationError(f"{path} names no environment: add `environment`, or start from a preset")
         try:

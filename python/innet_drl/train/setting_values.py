@@ -34,7 +34,14 @@ _KINDS: dict[Any, tuple[Any, Callable[[Any], Any], str]] = {
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads `1e-3` as a number, as YAML 1.2 does; in YAML 1.1 it is text."""
+    """Reads `1e-3` as a number, as YAML 1.2 does; in YAML 1.1 it is text. Refuses a key that stands twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Makes the dictionary of a mapping."""
+        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise yaml.constructor.ConstructorError(None, None, f"{twice!r} stands twice", node.start_mark)
+        return super().construct_mapping(node, deep)
 
 
 class _Dumper(yaml.SafeDumper):
