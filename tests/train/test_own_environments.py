@@ -382,6 +382,34 @@ def test_an_environments_own_error_restarts_its_actor(tmp_path: Path, caplog: py
     assert "_, _ = list(range(1))" in first
 
 
+class Doomed(brought.Counter):
+    """Notes the seed of its game, and raises at its third step."""
+
+    def __init__(self, file: str) -> None:
+        super().__init__()
+        self.file = file
+
+    def reset(self, *, seed: int | None = None, **_: Any) -> Any:
+        with open(self.file, "a") as file:
+            print(seed, file=file)
+        return super().reset(seed=seed)
+
+    def step(self, action: Any) -> Any:
+        if self.steps == 2:
+            raise ValueError("doomed")
+        return super().step(action)
+
+
+def test_an_actor_that_died_before_its_first_report_is_replaced_with_other_seeds(tmp_path: Path) -> None:
+    config = small(
+        environment=Doomed, environment_args={"file": str(tmp_path / "seeds")}, environments=1, actor_restarts=2
+    )
+    with pytest.raises(ActorError, match="after 3 failures"):
+        local.train(config, tmp_path / "run")
+    seeds = [line for line in (tmp_path / "seeds").read_text().splitlines() if line != "None"]
+    assert len(set(seeds)) == len(seeds) == 3
+
+
 class Seedless(brought.Counter):
     def reset(self) -> Any:  # type: ignore[override]
         return super().reset()

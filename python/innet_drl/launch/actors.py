@@ -180,7 +180,9 @@ class Actors:
             logger.error("actor %d failed and is replaced (%d restarts left): %s", index, left - 1, text)
         else:
             logger.warning("actor %d is replaced, which is no restart: %s", index, text)
-        self._start(replace(assignment, first_step=agent_steps))
+        # With the seeds of a process that died before its first report, a deterministic failure would repeat.
+        self._assignments[f"actor {index}"] = replace(assignment, attempt=assignment.attempt + 1)
+        self._start(replace(self._assignments[f"actor {index}"], first_step=agent_steps))
 
     def _restarts_left(self) -> int:
         while self._failures and self._clock() - self._failures[0] >= 60 * RESTART_MINUTES:

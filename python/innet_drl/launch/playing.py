@@ -56,6 +56,8 @@ class ActorAssignment:
     """Name of the table and the parameters."""
     first_step: int
     """Agent steps of all actors until now."""
+    attempt: int = field(default=0, kw_only=True)
+    """Number of earlier processes of this actor, which changes the seeds."""
     token: str = field(repr=False)
     """Token of the replay memory; empty for none. Not from the environment, as the fork server's may be outdated."""
 
@@ -72,7 +74,8 @@ def play(
     settings = memory_settings(config, envs.spec, assignment.name, parameters, address=address, token=token)
     with memory_class(config.replay).join(settings) as memory:
         writer = memory.writer(index)
-        actor = Actor(config, index, envs, network, writer, first_step=assignment.first_step, stopwatch=stopwatch)
+        begin = {"first_step": assignment.first_step, "attempt": assignment.attempt}
+        actor = Actor(config, index, envs, network, writer, **begin, stopwatch=stopwatch)
 
         def fetch() -> None:
             stopwatch.lap(MEMORY)

@@ -25,7 +25,8 @@ from innet_drl.train.watchdog import watched
 class Actor:
     """Plays `config.environments` environments.
 
-    The exploration schedule continues from `first_step`, in agent steps of all actors, which also changes the seeds.
+    The exploration schedule continues from `first_step`, in agent steps of all actors, which also changes the seeds, as
+    does the number `attempt` of earlier processes of this actor.
     """
 
     def __init__(
@@ -37,12 +38,13 @@ class Actor:
         writer: RowWriter,
         *,
         first_step: int = 0,
+        attempt: int = 0,
         stopwatch: Stopwatch | None = None,
     ) -> None:
         environments.owner = f" of actor {index}"
         count = environments.count
         self.network = network.eval()
-        self.random = np.random.default_rng([config.seed, index, first_step])
+        self.random = np.random.default_rng([config.seed, index, first_step, *([attempt] if attempt else [])])
         self.stopwatch = stopwatch or Stopwatch()
         self._config = config
         self._index = index
