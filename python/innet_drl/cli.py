@@ -106,6 +106,10 @@ def run_command(command: Callable[[Sequence[str]], None], arguments: Sequence[st
     """Runs one command; prints errors that the user can correct in one line, below a traceback of the user's code."""
     # libgomp reads this when torch is loaded. Idle OpenMP threads must not spin: actors need the cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    # As in `shutil.get_terminal_size`, 0 is an unknown size; rich would print nothing.
+    for name in ("COLUMNS", "LINES"):
+        if os.environ.get(name) == "0":
+            del os.environ[name]
     # The current directory has modules of the user's environments; it is last, so that they shadow no package.
     with contextlib.suppress(FileNotFoundError):
         if os.getcwd() not in sys.path:

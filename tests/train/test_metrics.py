@@ -330,10 +330,17 @@ def test_a_terminal_gets_a_page_and_a_pipe_gets_lines() -> None:
     ):
         assert any(re.fullmatch(expected, row) for row in rows), f"no row is {expected}: {rows}"
     assert "evaluation: 3 of 30 games" in shown.getvalue()
-    small = io.StringIO()
-    with Page("breakout", Console(file=small, force_terminal=True, width=120, height=10)) as page:
-        page.show(line, "learning")
-    assert small.getvalue() == plain_line(line, "learning") + "\n"
+    for width in (1000, 120, 40, 10):
+        small = io.StringIO()
+        with Page("breakout", Console(file=small, force_terminal=True, width=width, height=10)) as page:
+            page.show(line, "learning")
+        shown_there = small.getvalue().removesuffix("\n")
+        whole = plain_line(line, "learning")
+        assert whole.startswith(shown_there)
+        assert (shown_there == whole) == (len(whole) <= width)
+        # As much as fits, and one number at least.
+        assert len(shown_there) <= width or "  " not in shown_there
+        assert whole.removeprefix(shown_there)[:2] in ("", "  ")
     piped = io.StringIO()
     console = Console(file=piped, width=40)
     with logs_on_console(console), Page("breakout", console) as page:

@@ -269,6 +269,14 @@ def test_ctrl_c_while_a_command_starts_ends_it_quietly(command: str) -> None:
     assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGINT, "", "")
 
 
+def test_no_columns_are_an_unknown_number_of_them(tmp_path: Path) -> None:
+    flags = ["--preset", "cartpole", "--serial", "--steps", "200", "--evaluation-games", "1", "--out", "run"]
+    command = [sys.executable, "-m", "innet_drl", "train", *flags]
+    environment = {**os.environ, "COLUMNS": "0", "LINES": "0"}
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert "everything is in run" in ended.stdout
+
+
 def test_a_file_in_place_of_a_folder_is_named(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()

@@ -46,7 +46,11 @@ class Display:
         """Shows a line of metrics and a note on the run's state."""
         if time.monotonic() - self._last_line >= PLAIN_SECONDS:
             self._last_line = time.monotonic()
-            self.print(plain_line(metrics, note))
+            self.print(self.line(metrics, note))
+
+    def line(self, metrics: Metrics, note: str) -> str:
+        """The plain line of metrics."""
+        return plain_line(metrics, note)
 
     def show_note(self, note: str, time_s: float | None = None) -> None:
         """Updates note and time, with the numbers of the last line; any thread may call it."""

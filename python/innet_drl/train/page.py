@@ -108,6 +108,13 @@ class Page(Display):
         else:
             super().show(metrics, note)
 
+    def line(self, metrics: Metrics, note: str) -> str:
+        """The plain line, without the last numbers where a terminal would wrap them."""
+        parts, width = super().line(metrics, note).split("  "), self._console.width
+        while self._console.is_terminal and len(parts) > 1 and sum(map(len, parts)) + 2 * len(parts) > width + 2:
+            del parts[-1]
+        return "  ".join(parts)
+
     def print(self, line: str) -> None:
         """Prints a plain line on the console."""
         _print(self._console, line)
