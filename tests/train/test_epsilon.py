@@ -1,9 +1,12 @@
 """The epsilon ladder, its annealing, and the choice of actions."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
-from innet_drl.train.exploration import annealed, choose, epsilon_ladder
+from innet_drl import train
+from innet_drl.train.exploration import annealed, choose, epsilon_ladder, unfinished_schedules
 
 
 def test_the_ladder_is_the_formula_of_the_paper() -> None:
@@ -22,6 +25,21 @@ def test_annealing_falls_from_one_to_the_ladder() -> None:
     assert annealed(ladder, 50, 100).tolist() == pytest.approx(((1 + ladder) / 2).tolist())
     assert annealed(ladder, 100, 100).tolist() == ladder.tolist()
     assert annealed(ladder, 0, 0).tolist() == ladder.tolist()
+
+
+def test_a_run_shorter_than_its_schedules_is_warned_of() -> None:
+    def warned(name: str, **changes: Any) -> list[str]:
+        return [str(message) for message in unfinished_schedules(train.preset(name, **changes))]
+
+    (epsilon,) = warned("vector", steps=6000)
+    assert epsilon == (
+        "epsilon falls over 20,000 steps, and the run ends at 6,000: actors then take 72% random actions, and not "
+        "8%; lower epsilon_anneal_steps"
+    )
+    (rate,) = warned("breakout", steps=1_000_000)
+    assert "200,000 updates, and a run of 1,000,000 steps has some 30,938: lower learning_rate_anneal_updates" in rate
+    assert len(warned("atari", steps=30_000)) == 2
+    assert warned("vector") == warned("vector", steps=20_000) == warned("cartpole") == warned("breakout") == []
 
 
 def test_epsilon_zero_is_greedy_and_epsilon_one_is_uniform() -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import multiprocessing
 import os
 import re
 import signal
 import subprocess
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from innet_drl.cli import main
 from innet_drl.errors import MissingExtraError
 from innet_drl.launch import local
 from innet_drl.train.display import Display
-from innet_drl.train.errors import ConfigurationError, RunFolderError
+from innet_drl.train.errors import ConfigurationError, ProcessError, RunFolderError
 from innet_drl.train.flags import parse_train
 from innet_drl.train.run_folder import RunFolder
 
@@ -203,10 +204,34 @@ def test_a_run_in_the_main_thread_leaves_signals_alone(tmp_path: Path) -> None:
     assert set(seen) == {before}
 
 
+def in_a_worker(folder: Path) -> str:
+    """Trains in a process of the caller's, and returns what comes of it."""
+    try:
+        return str(train.run(small(steps=300), folder=folder).agent_steps >= 300)
+    except ProcessError as error:
+        return str(error)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_worker_of_a_pool_says_what_trains_there(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(1) as pool:
+        refused = pool.apply(in_a_worker, (tmp_path / "one",))
+        assert "take concurrent.futures.ProcessPoolExecutor, or train in one process (serial)" in refused
+        assert not (tmp_path / "one").exists()
+    with ProcessPoolExecutor(1, context) as executor:
+        assert executor.submit(in_a_worker, tmp_path / "two").result() == "True"
+
+
 def test_a_run_is_resumed(tmp_path: Path) -> None:
     run = tmp_path / "run"
     train.run(small(serial=True, steps=300), folder=run)
+    # A setting that only another release has is left out.
+    with (run / "config.yaml").open("a") as settings:
+        settings.write("far_sight: 3\n")
     assert train.run(small(serial=True, steps=600), folder=run, resume=True).agent_steps >= 600
+    assert "far_sight" not in (run / "config.yaml").read_text()
     with pytest.raises(ConfigurationError, match="name it, folder="):
         train.run(small(serial=True), resume=True)
 

@@ -16,12 +16,13 @@ import cloudpickle
 import innet_drl as innet
 from innet_drl.extras import naming_extras
 from innet_drl.launch.launcher import Launcher, LocalLauncher
-from innet_drl.launch.processes import forbid_in_children, start_fork_server
+from innet_drl.launch.processes import forbid_as_daemon, forbid_in_children, start_fork_server
 from innet_drl.train import environments
 from innet_drl.train.callbacks import Callback, Result, check_callbacks
 from innet_drl.train.config import Config
 from innet_drl.train.display import Display
 from innet_drl.train.errors import ConfigurationError, Resuming
+from innet_drl.train.exploration import unfinished_schedules
 from innet_drl.train.importing import Importable, is_path, load, path_of
 from innet_drl.train.memory import actor_token, aggregator_token, memory_class, memory_token
 from innet_drl.train.published_run import check_address
@@ -61,6 +62,7 @@ def train(
             `Interrupted`.
     """
     forbid_in_children()
+    forbid_as_daemon(config)
     check_callbacks(callbacks)
     place = _place(launcher, config)
     folder = RunFolder.open(out) if resume else RunFolder.unused(out) if unused else RunFolder.new(out)
@@ -87,6 +89,7 @@ def learn(
     """
     check_address(config.replay)
     forbid_in_children()
+    forbid_as_daemon(config)
     check_callbacks(callbacks)
     folder = RunFolder.new_or_existing(out)
     with folder.hold(), display(f"{config.environment_name} in {folder.path}") as shown:
@@ -136,6 +139,8 @@ def _check(config: Config, folder: RunFolder, display: Display, *, resume: bool)
             raise ConfigurationError("{evaluation_environment}: {error}", error=error) from error
     if not config.serial:
         _check_pickles(config)
+    for unfinished in unfinished_schedules(config):
+        logger.warning("%s", unfinished)
     if config.replay != "embedded":
         display.say(f"connecting to the replay memory at {config.replay}")
         for token in dict.fromkeys([memory_token(config), actor_token(config)]):

@@ -23,6 +23,7 @@ from typing import Any
 
 import innet_drl as innet
 from innet_drl.launch.fork_server import forking, is_forked, start_fork_server
+from innet_drl.train.config import Config
 from innet_drl.train.errors import Message, ProcessError, TrainingError, trace_of
 from innet_drl.train.importing import importing
 from innet_drl.train.signals import END_SIGNALS
@@ -34,6 +35,7 @@ __all__ = [
     "await_end",
     "end_with_parent",
     "environment_variable",
+    "forbid_as_daemon",
     "forbid_in_children",
     "forking",
     "import_failure",
@@ -104,6 +106,17 @@ def forbid_in_children() -> None:
         os._exit(NO_MAIN_GUARD)
     if inheriting or importing.get():
         raise ProcessError(MAIN_GUARD)
+
+
+def forbid_as_daemon(config: Config) -> None:
+    """Refuses to train in a process that may start no processes, such as the workers of `multiprocessing.Pool`."""
+    if multiprocessing.current_process().daemon and (config.async_environments or not config.serial):
+        raise ProcessError(
+            Message(
+                "a run starts processes, which multiprocessing forbids in daemons, such as the workers of "
+                "multiprocessing.Pool: take concurrent.futures.ProcessPoolExecutor, or train in one process ({serial})"
+            )
+        )
 
 
 def import_failure(exit_code: int | None) -> str | None:
