@@ -18,6 +18,7 @@ import innet_drl as innet
 from innet_drl.cli import main
 from innet_drl.launch.joining import Joining, _await_run, _RunEnded, join
 from innet_drl.train.config import Config
+from innet_drl.train.environments.vector import NOTE_LENGTH
 from innet_drl.train.errors import ConfigurationError
 from innet_drl.train.evaluation import Evaluation
 from innet_drl.train.evaluation_schedule import EvaluatedAgent, save_if_best
@@ -76,7 +77,8 @@ def test_reports_arrive_whole_and_once(address: str) -> None:
     games = [Game(number % 8, 0.1 * number - 1e6, 100_000 + number) for number in range(1000)]
     seconds = {"inference": 0.25, "environment": 0.125}
     laps = Laps("a-host", 0.125, 1 << 40, [(f"activity {number % 7}", 10**9 + number) for number in range(1000)])
-    reports = [ActorReport(1, 250, games, 77, seconds, 0.5, laps), ActorReport(0, 8, [], 0, {}, 1.0)]
+    notes = {str(number): "x" * NOTE_LENGTH for number in range(9)}
+    reports = [ActorReport(1, 250, games, 77, seconds, 0.5, laps, notes=notes), ActorReport(0, 8, [], 0, {}, 1.0)]
     with RunPublisher.connect("run", small(replay=address), "") as run, innet.connect(address) as replay:
         assert run.reports() == []
         for report in reports:
@@ -86,6 +88,7 @@ def test_reports_arrive_whole_and_once(address: str) -> None:
     assert [game for report in received for game in report.games] == games
     assert sum(report.steps for report in received) == 258
     assert [report.seconds for report in received if report.seconds] == [seconds]
+    assert {about: note for report in received for about, note in report.notes.items()} == notes
     parts = [report.laps for report in received if report.laps is not None]
     assert [lap for part in parts for lap in part.laps] == laps.laps
     begins = [

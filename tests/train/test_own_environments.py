@@ -486,6 +486,39 @@ def test_a_vector_environment_of_other_shapes_than_it_declares_is_refused() -> N
         made(Shapeless).reset(0)
 
 
+class Scaled(Shapeless):
+    def __init__(self, num_envs: int) -> None:
+        super().__init__(num_envs)
+        self.single_observation_space = gymnasium.spaces.Box(0, 255, (8, 8), np.uint8)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        return np.full((self.num_envs, 8, 8), 0.5, np.float32), {}
+
+
+def test_pixels_that_would_become_zeros_are_refused() -> None:
+    with pytest.raises(
+        UnavailableEnvironmentError, match=r"Scaled: it returned observations of float32, .* says uint8"
+    ):
+        made(Scaled).reset(0)
+
+
+@pytest.mark.parametrize("serial", [False, True])
+def test_what_training_takes_but_the_user_should_know_is_said_once(
+    serial: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = small(
+        environment="brought:Undeclared", serial=serial, actors=1 if serial else 2, steps=400, network="auto"
+    )
+    local.train(config, tmp_path / "run")
+    name = "environment brought:Undeclared"
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert sorted(text for text in told if text.startswith(name)) == [
+        f"{name} has info['action_mask'], which training ignores: forbidden actions are played, and learned from",
+        f"{name} returned values from 0 to 10 in 'arm', and its space says -1 to 1: scale them, or declare another "
+        "space",
+    ]
+
+
 def test_an_error_of_a_step_names_the_environment() -> None:
     def fails(self: Any, action: Any) -> Any:
         raise ZeroDivisionError

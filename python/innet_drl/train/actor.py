@@ -136,6 +136,7 @@ class Actor:
     def report(self, *, times: bool = True) -> ActorReport:
         """Returns steps, games and, with `times`, times since the last report."""
         games, self._games = self._games, []
+        notes, self._environments.notes = self._environments.notes, {}
         steps, self._reported_steps = self._steps - self._reported_steps, self._steps
         seconds, laps = (self.stopwatch.take(), self.stopwatch.take_laps()) if times else ({}, None)
         return ActorReport(
@@ -147,6 +148,7 @@ class Actor:
             self._explores,
             laps,
             self._predicting.take(),
+            notes,
         )
 
     def _q(self, observation: Arrays) -> NDArray[np.float32]:

@@ -182,6 +182,8 @@ class ActorReport:
     """Laps for a trace (`--trace-seconds`)."""
     predictions: prediction.Predictions = prediction.NONE
     """Predictions of the half of the environments that explores less."""
+    notes: dict[str, str] = field(default_factory=dict)
+    """What a user should know of the environments, by its subject, for the log."""
 
 
 @dataclass

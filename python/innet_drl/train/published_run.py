@@ -189,8 +189,10 @@ def _parts(report: ActorReport) -> Iterator[ActorReport]:
     """Splits a report into parts that fit a row; the first one has steps and seconds."""
     laps = report.laps
     first, *others = _groups(report.games)
-    yield dataclasses.replace(report, games=first, laps=None)
-    rest = dataclasses.replace(report, steps=0, seconds={}, games=[], laps=None, predictions=prediction.NONE)
+    yield dataclasses.replace(report, games=first, laps=None, notes={})
+    rest = dataclasses.replace(report, steps=0, seconds={}, games=[], laps=None, predictions=prediction.NONE, notes={})
+    for about, note in report.notes.items():
+        yield dataclasses.replace(rest, notes={about: note})
     for games in others:
         yield dataclasses.replace(rest, games=games)
     if laps is not None:

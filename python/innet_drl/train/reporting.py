@@ -55,6 +55,7 @@ class Reporter:
         self._files: MetricsFiles | None = None
         self._last_line: Metrics | None = None
         self._signs = SignsOfRun(self._config)
+        self._noted: set[str] = set()
         self._unwritten: deque[Metrics] = deque(maxlen=KEPT_LINES)
 
     def begin(self) -> None:
@@ -113,6 +114,10 @@ class Reporter:
     def add_report(self, report: ActorReport) -> None:
         """Adds the report of an actor to the next line, its times and its trace."""
         self._meter.add_report(report)
+        for about, note in report.notes.items():
+            if about not in self._noted:
+                self._noted.add(about)
+                logger.warning("%s", note)
         if report.games:
             self._session.call("on_games", report.games)
         # Reports of a serial run have no times.

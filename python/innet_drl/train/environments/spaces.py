@@ -41,6 +41,8 @@ class Leaf:
     """Shape in the space."""
     encode: Callable[[NDArray[Any]], NDArray[Any]]
     """Converts a batch of values [N, *shape] to frames [N, *part.shape]."""
+    bounds: tuple[NDArray[Any], NDArray[Any]] | None = None
+    """Frames [*part.shape] of the smallest and the largest values that a `Box` declares, if it declares any."""
 
 
 @dataclass(frozen=True)
@@ -101,8 +103,13 @@ def _leaves(
 def _array(space: spaces.Space[Any], name: str, environment: str) -> Leaf:
     """One array of an observation."""
     where = f" in {name!r}" if name else ""
+    bounds = None
     if isinstance(space, spaces.Box):
         part, encode = _box(space, name)
+        # An image of uint8 or booleans has no values outside its dtype.
+        if part.dtype == "float32" and (np.isfinite(space.low) | np.isfinite(space.high)).any():
+            with np.errstate(over="ignore"):
+                bounds = encode(space.low[None])[0], encode(space.high[None])[0]
     elif isinstance(space, spaces.MultiBinary):
         part = Part(name, (math.prod(space.shape),), "float32", 1.0)
         encode = _flat
@@ -133,10 +140,16 @@ def _array(space: spaces.Space[Any], name: str, environment: str) -> Leaf:
                 f"it returned observations of the shape {found}{where}, and its observation space says {expected}: "
                 "return arrays of the space's shape, or declare another space",
             )
+        if part.dtype == "uint8" and array.dtype.kind == "f":
+            raise unusable(
+                environment,
+                f"it returned observations of {array.dtype}{where}, and its observation space says {space.dtype}: "
+                "return that, or declare another space",
+            )
         return encode(array)
 
     dtype = "int64" if isinstance(space, spaces.Discrete | spaces.MultiDiscrete) else part.dtype
-    return Leaf(part, dtype, tuple(expected or ()), checked)
+    return Leaf(part, dtype, tuple(expected or ()), checked, bounds)
 
 
 def _flat(array: NDArray[Any]) -> NDArray[Any]:
