@@ -312,8 +312,8 @@ fn space_columns<'py>(name: &str, space: &Bound<'py, PyAny>, columns: &Bound<'py
         _ => {}
     }
     refuse(format!(
-        "is of type {}, whose values have no fixed dtype and shape: flatten it (gymnasium.wrappers.FlattenObservation), or make a Table \
-         with a column for each of its parts",
+        "is of type {}, whose values have no fixed dtype and shape: wrap the environment, so that it returns arrays of one shape (padded, \
+         with their length)",
         space.get_type().name()?
     ))
 }
