@@ -673,7 +673,8 @@ class SumTree:
         priority_unit_log2: Base-2 logarithm of the smallest difference of two stored priorities, after the
             exponent; -30 to 0. Priorities are rounded to it, positive ones up to at least one unit, and are cut to
             2^39 units.
-        seed: Makes samples repeatable if one thread samples and updates.
+        seed: Makes samples repeatable if one thread samples and updates. Without one, forked processes draw different
+            samples, also from a tree that they inherit.
 
     Raises:
         ConfigError: A number out of range; the message has the range.

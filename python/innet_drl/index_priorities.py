@@ -28,7 +28,10 @@ class IndexPriorities:
         self._tree: _core.SumTree | None = None
 
     def seed(self, seed: int) -> None:
-        """Seeds the samples from now on. Without it NumPy's global generator does, which the frameworks seed."""
+        """Seeds the samples from now on. Without it NumPy's global generator does, which the frameworks seed.
+
+        Forked processes inherit its state: seed it in each.
+        """
         self._seed, self._tree = seed, None
 
     def _opened(self) -> _core.SumTree:

@@ -43,7 +43,7 @@ pub fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()>
     thread.spawn(work).map(drop)
 }
 
-/// Fills `bytes` with random bytes from the operating system. A forked process never repeats its parent's, as `rand::random` may.
+/// Fills `bytes` with random bytes from the operating system.
 ///
 /// # Errors
 /// [`OsError`] when the operating system fails.

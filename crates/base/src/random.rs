@@ -1,4 +1,4 @@
-//! Random bytes from the operating system. Unlike [`rand::random`], they never repeat in a forked process.
+//! Random bytes from the operating system. They never repeat in a forked process, as those of a generator of the process would.
 
 use crate::error::OsError;
 use crate::host::fill_random;

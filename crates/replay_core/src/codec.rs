@@ -107,6 +107,8 @@ mod tests {
     use proptest::collection::vec;
     use proptest::prelude::*;
 
+    use base::random::random;
+
     use super::*;
 
     const BLOB_CODECS: [Codec; 2] = [Codec::Lz4, Codec::Zstd];
@@ -132,7 +134,7 @@ mod tests {
     #[test]
     #[cfg_attr(miri, ignore = "LZ4 and Zstandard are C")]
     fn a_value_that_does_not_shrink_is_its_own_blob() {
-        let noise: Vec<u8> = (0..500).map(|_| rand::random()).collect();
+        let noise: [u8; 500] = random().unwrap();
         for codec in BLOB_CODECS {
             assert_eq!(codec.pack(&noise, &mut vec![0; 600]), None);
             assert_eq!(codec.pack(&[7], &mut [0]), None);

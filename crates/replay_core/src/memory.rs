@@ -89,6 +89,7 @@ impl Memory {
     /// When the operating system has no random numbers.
     pub fn new(limits: MemoryLimits) -> Arc<Self> {
         let kept = Budget::new(limits.max_bytes.saturating_sub(limits.receive_bytes));
+        let random = || random_number().expect("the operating system has random numbers");
         Arc::new(Memory {
             limits,
             parameters: Arc::new(ParameterStore::new(kept.clone())),
@@ -96,8 +97,8 @@ impl Memory {
             tables: RwLock::new(BTreeMap::new()),
             making: Mutex::new(()),
             saving: Mutex::new(()),
-            incarnation: random_number().expect("the operating system has random numbers"),
-            seed: limits.seed.unwrap_or_else(rand::random),
+            incarnation: random(),
+            seed: limits.seed.unwrap_or_else(random),
             started: host::now(),
         })
     }

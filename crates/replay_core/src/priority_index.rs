@@ -1,5 +1,7 @@
 //! Prioritized sampling of indexes when another buffer holds the data. An index always names the same entry.
 
+use base::random::random_number;
+
 use crate::error::{Error, Result, check_priorities};
 use crate::importance::{Normalization, importance_weights};
 use crate::power;
@@ -14,6 +16,8 @@ pub struct PriorityIndex {
     exponent: f64,
     unit_log2: i32,
     seed: u64,
+    /// Whether the caller has chosen the seed.
+    seeded: bool,
     batches: AtomicU64,
 }
 
@@ -32,11 +36,12 @@ pub struct SampledIndexes {
 const GENERATION: u32 = 1;
 
 impl PriorityIndex {
-    /// An index without priorities. A seed makes samples repeatable where one thread samples and updates.
+    /// An index without priorities. A seed makes samples repeatable where one thread samples and updates; without one,
+    /// forked processes draw different samples.
     ///
     /// # Errors
     /// [`Error::Config`] for a capacity that is not 1 to 2^24, an exponent that is not 0 to 4, or a unit that is not
-    /// 2^-30 to 1.
+    /// 2^-30 to 1; errors of [`random_number`].
     pub fn new(capacity: u64, exponent: f64, unit_log2: i32, seed: Option<u64>) -> Result<Self> {
         TableConfig::check_priorities(exponent, unit_log2).map_err(Error::Config)?;
         let most = u64::from(SumTree::<16>::MAX_CAPACITY);
@@ -48,7 +53,8 @@ impl PriorityIndex {
             tree: SumTree::live(capacity as u32, unit_log2),
             exponent,
             unit_log2,
-            seed: seed.unwrap_or_else(rand::random),
+            seed: seed.map_or_else(random_number, Ok)?,
+            seeded: seed.is_some(),
             batches: AtomicU64::new(0),
         })
     }
@@ -91,8 +97,10 @@ impl PriorityIndex {
     /// out of range; [`Error::TooLarge`] for more than [`MAX_SAMPLES`](crate::sum_tree::MAX_SAMPLES).
     pub fn sample(&self, count: u32, beta: f64) -> Result<SampledIndexes> {
         check_samples(count)?;
+        // The process: forks inherit the index, and draw samples of their own unless the caller has chosen the seed.
+        let process = if self.seeded { 0 } else { u64::from(std::process::id()) };
         // Relaxed: the counter only gives each batch its own number.
-        let mut strata = Strata::new(self.seed, self.batches.fetch_add(1, Ordering::Relaxed));
+        let mut strata = Strata::new(self.seed ^ process << 32, self.batches.fetch_add(1, Ordering::Relaxed));
         let mut indexes = Vec::with_capacity(count as usize);
         let mut probabilities = Vec::with_capacity(count as usize);
         let (mut targets, mut sampled) = (Vec::new(), Vec::new());

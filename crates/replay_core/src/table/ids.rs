@@ -5,7 +5,7 @@
 //! Ids are the table's number, slot and lifetime. An id names nothing after its item's end, nor in other tables,
 //! memories and servers; a restored item keeps its id.
 
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::budget::Reservation;
 use crate::error::Result;
@@ -40,8 +40,8 @@ impl ItemId {
 /// generation that its slots begin with.
 ///
 /// An id must identify its table wherever it is sent, by its 64 bits alone. Tables of one process take their numbers from
-/// one counter, which repeats after 65,536. The counter starts at a random number, and each table's generations at a random
-/// one of 2^24: ids of tables in different processes collide only if both coincide.
+/// one counter, which repeats after 65,536. The counter starts at a random number, in a forked process again, and each
+/// table's generations at a random one of 2^24: ids of tables in different processes collide only if both coincide.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IdSpace {
     number: u16,
@@ -54,14 +54,16 @@ impl IdSpace {
     /// # Errors
     /// Errors of [`random_number`].
     pub fn new() -> Result<Self> {
-        // Numbers given out, counted from `first`. Not loom's: no model makes tables.
-        static TABLES: AtomicU32 = AtomicU32::new(0);
-        static FIRST: std::sync::OnceLock<u32> = std::sync::OnceLock::new();
+        // The number of the next table, below the id of the process that counts: a forked one begins at another number. Not
+        // loom's: no model makes tables.
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let process = std::process::id();
         let random = random_number()?;
-        let first = *FIRST.get_or_init(|| (random >> 32) as u32);
+        let number = |next: u64| if (next >> 32) as u32 == process { next as u32 } else { (random >> 32) as u32 };
+        let after = |next| Some(u64::from(process) << 32 | u64::from(number(next).wrapping_add(1)));
         // Relaxed: each number is given out once, and nothing is published with it.
-        let table = TABLES.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        Ok(Self::of(first.wrapping_add(table) as u16, random as u32))
+        let (Ok(next) | Err(next)) = NEXT.fetch_update(Relaxed, Relaxed, after);
+        Ok(Self::of(number(next) as u16, random as u32))
     }
 
     /// The table number in an id.

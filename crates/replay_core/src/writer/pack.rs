@@ -193,7 +193,9 @@ mod tests {
     }
 
     fn noise(bytes: usize) -> Vec<u8> {
-        (0..bytes).map(|_| rand::random()).collect()
+        let mut noise = vec![0; bytes];
+        base::host::fill_random(&mut noise).unwrap();
+        noise
     }
 
     /// A frame with a byte that is new.

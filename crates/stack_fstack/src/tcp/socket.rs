@@ -12,13 +12,13 @@ use std::task::{Context, Poll, ready};
 
 use fstack_sys::fstack as ff;
 use libc::socklen_t;
-use rand::RngExt;
 use socket2::{SockAddr, SockAddrStorage};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::reactor::{Reactor, check, off_thread};
 use super::readiness::{Direction, Token};
 use super::start;
+use base::random::random_number;
 use replay_net::stack::Address;
 
 /// Length of the listen queue.
@@ -139,7 +139,8 @@ fn bind(fd: c_int, at: SocketAddr) -> io::Result<SocketAddr> {
     loop {
         let mut at = at;
         if at.port() == 0 {
-            at.set_port(rand::rng().random_range(PORTS));
+            let port = random_number().map_err(io::Error::other)? % PORTS.len() as u64;
+            at.set_port(PORTS.start + port as u16);
         }
         let name = SockAddr::from(at);
         let bound = Reactor::for_socket(|_| {
