@@ -116,6 +116,54 @@ def test_everything_continues_after_a_restart(
         assert after["late_items"] == 0
 
 
+def test_a_reading_of_episodes_continues_after_restarts(server: Server) -> None:
+    """Chunks before them were evicted, and episodes go on in the chunks after them."""
+    columns: dict[str, Any] = {"frame": ("uint8", (20_000,)), "number": "int64"}
+    noisy = innet.Table("noisy", columns, capacity=500, view=innet.Window(0, 1))
+    noise = np.random.default_rng(0)
+    with innet.connect(server.address, tables=[noisy]) as replay:
+        with replay.writer("noisy", 2, chunk_steps=3) as writer:
+            for t in range(400):
+                ends = np.array([t % 50 == 49, t % 70 == 69])
+                frames = noise.integers(0, 255, (2, 20_000), np.uint8)
+                writer.append(frame=frames, number=[t, 1000 + t], terminated=ends, truncated=[False, False])
+            writer.flush()
+            whole = [episode["number"].tolist() for episode in replay.episodes("noisy")]
+            assert len(whole) > 8
+            reading = replay.episodes("noisy")
+            read = []
+            for number, episode in enumerate(reading):
+                read.append(episode["number"].tolist())
+                if number in (0, 3):
+                    stop(server)
+                    server.start()
+                if number == 1:
+                    # Not read: it came later.
+                    writer.append(frame=frames, number=[400, 1400], terminated=[False, False], truncated=[False, False])
+        assert read == whole
+        # Another table of the name is not read on.
+        reading = replay.episodes("noisy")
+        next(reading)
+        replay.drop_table("noisy")
+        stop(server)
+        server.start()
+        replay.create_table(noisy)
+        with pytest.raises(errors.UnknownTableError, match="it was dropped"):
+            list(reading)
+
+
+def test_versions_continue_after_a_drop_and_restarts(server: Server) -> None:
+    with innet.connect(server.address) as replay:
+        for version in (1, 2, 3):
+            assert replay.put_parameters("policy", {"w": np.ones(3)}) == version
+        replay.drop_parameters("policy")
+        for _ in range(2):
+            stop(server)
+            server.start()
+            assert replay.parameters() == {}
+        assert replay.put_parameters("policy", {"w": np.ones(3)}) == 4
+
+
 def test_ids_survive_three_kills(tmp_path: Path, folder: Path) -> None:
     """Each life of the server evicts items and takes others; the ids of all lives keep naming their items."""
     small = table(capacity=60, priority_exponent=1.0)

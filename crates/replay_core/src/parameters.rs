@@ -200,16 +200,23 @@ impl ParameterStore {
         Ok(Bytes::from_owner(CountedFile { bytes, _reservation: reservation }))
     }
 
-    /// The newest version of each name with its last puts, for a snapshot.
+    /// The newest version of each name with its last puts, for a snapshot. Those of dropped names have no file.
     pub(crate) fn records(&self) -> Vec<ParametersRecord> {
+        let dropped = lock(&self.dropped);
         let newest = self.read();
+        let last = |(name, &version): (&String, &u64)| ParametersRecord {
+            version,
+            name: name.clone(),
+            puts: Vec::new(),
+            file: Bytes::new(),
+        };
         let record = |(name, stored): (&String, &Stored)| ParametersRecord {
             version: stored.parameters.version,
             name: name.clone(),
             puts: stored.puts.iter().copied().collect(),
             file: stored.parameters.bytes.clone(),
         };
-        newest.iter().map(record).collect()
+        newest.iter().map(record).chain(dropped.iter().map(last)).collect()
     }
 
     /// Checks and counts the parameters of a snapshot.
@@ -219,14 +226,24 @@ impl ParameterStore {
     pub(crate) fn stage(&self, record: ParametersRecord) -> Result<ParametersRecord> {
         Self::check_name(&record.name)?;
         Self::check_version(&record.name, record.version, 1..MOST_VERSIONS)?;
+        if record.is_dropped() {
+            return Ok(record);
+        }
         let file = self.count(&record.name, record.file)?;
         Ok(ParametersRecord { file, ..record })
     }
 
-    /// Stores staged parameters, at most [`Self::MAX_NAMES`]; existing names keep theirs.
+    /// Stores staged parameters, at most [`Self::MAX_NAMES`], and the versions of as many dropped names; existing names keep theirs.
     pub(crate) fn restore(&self, staged: Vec<ParametersRecord>) {
+        let mut dropped = lock(&self.dropped);
         let mut newest = self.newest.write().unwrap_or_else(PoisonError::into_inner);
         for record in staged {
+            if record.is_dropped() {
+                if !newest.contains_key(&record.name) {
+                    dropped.insert(record.name, record.version);
+                }
+                continue;
+            }
             let skipped = record.puts.len().saturating_sub(Self::REMEMBERED_PUTS);
             let parameters = Parameters { version: record.version, bytes: record.file };
             let puts = record.puts.into_iter().skip(skipped).collect();

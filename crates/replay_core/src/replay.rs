@@ -225,7 +225,8 @@ pub struct ReadSteps {
 pub struct ReadPosition {
     /// Index of the server among several. Not sent over the wire.
     pub server: u32,
-    /// The table's number, see [`IdSpace`](crate::table::ids::IdSpace): a new table of the same name has another.
+    /// The table's number, see [`IdSpace`](crate::table::ids::IdSpace): a new table of the same name has another. A restart of
+    /// its server keeps it.
     pub number: u16,
     /// Number of the next chunk, in the order of arrival.
     pub next: u64,
@@ -236,7 +237,7 @@ pub struct ReadPosition {
 /// One stored chunk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoredSteps {
-    /// Number of its writer, which no other writer of this process has.
+    /// Number of its writer, which no other writer has.
     pub writer: u64,
     /// The writer's stream.
     pub stream: u32,

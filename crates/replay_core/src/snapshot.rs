@@ -112,7 +112,8 @@ fn read(
             }
             (RecordKind::Parameters, None) => {
                 let record = ParametersRecord::from_bytes(body).map_err(|reason| records.damaged(reason))?;
-                if parameters.len() == ParameterStore::MAX_NAMES || parameters.iter().any(|p| p.name == record.name) {
+                let alike = parameters.iter().filter(|other| other.is_dropped() == record.is_dropped());
+                if alike.count() == ParameterStore::MAX_NAMES || parameters.iter().any(|p| p.name == record.name) {
                     return Err(records.damaged(format!("parameters {:?} appear twice, or are too many", record.name)));
                 }
                 let staged = memory.parameters().stage(record);

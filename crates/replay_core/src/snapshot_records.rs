@@ -12,12 +12,13 @@
 //!              order, of their insertion or update
 //!   5 state    numbers, see [`content::TableState`]; the table's last record
 //!   6 end      empty; the file's last record
-//!   7 parameters  a name's newest version, see [`content::ParametersRecord`]; before the first table
+//!   7 parameters  a name's newest version, or a dropped name's last one, see [`content::ParametersRecord`]; before the first table
 //!   8 writer   an open writer, see [`content::WriterRecord`]; after the chunks of its table
 //!   9 ids      u64 for each item of the items record before it: the id that the server's clients know it by
 //! ```
+//!  10 reading  numbers by which readers of the table go on, see [`content::ReadingRecord`]; before its state
 //!
-//! Only servers' snapshots have kinds 7 to 9. Integers are little endian. A checksum covers the whole file up to it, so a record that is
+//! Only servers' snapshots have kinds 7 to 10. Integers are little endian. A checksum covers the whole file up to it, so a record that is
 //! damaged, missing or out of place is found at the record.
 //!
 //! # Invariant
@@ -54,12 +55,13 @@ pub enum RecordKind {
     Parameters = 7,
     Writer = 8,
     Ids = 9,
+    Reading = 10,
 }
 
 impl RecordKind {
     fn of(number: u32) -> Option<Self> {
         use RecordKind::*;
-        [Table, Stream, Chunk, Items, State, End, Parameters, Writer, Ids]
+        [Table, Stream, Chunk, Items, State, End, Parameters, Writer, Ids, Reading]
             .into_iter()
             .find(|&kind| kind as u32 == number)
     }

@@ -169,18 +169,52 @@ impl TableState {
     }
 }
 
-/// The newest version of a name.
+/// What readers of a table know of it, see [`ReadPosition`](crate::replay::ReadPosition). 64 bits each, in this order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReadingRecord {
+    /// The table's number.
+    pub number: u16,
+    /// Number of the chunk that arrives next.
+    pub end: u64,
+    /// The writer's number of each stream record.
+    pub writers: Vec<u64>,
+}
+
+impl ReadingRecord {
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let numbers = [self.number.into(), self.end].into_iter().chain(self.writers.iter().copied());
+        numbers.flat_map(u64::to_le_bytes).collect()
+    }
+
+    pub fn from_bytes(body: Bytes) -> Result<Self, String> {
+        match read_numbers(body)?[..] {
+            [number, end, ref writers @ ..] => Ok(ReadingRecord {
+                number: number.try_into().map_err(|_| format!("a table of number {number}"))?,
+                end,
+                writers: writers.to_vec(),
+            }),
+            _ => Err("numbers for readers that end too early".to_owned()),
+        }
+    }
+}
+
+/// The newest version of a name, or the last one of a dropped name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParametersRecord {
     pub version: u64,
     pub name: String,
     /// Number and version of its last puts, the newest last.
     pub puts: Vec<(u64, u64)>,
-    /// The safetensors file.
+    /// The safetensors file; empty for a dropped name.
     pub file: Bytes,
 }
 
 impl ParametersRecord {
+    /// Whether the name was dropped.
+    pub fn is_dropped(&self) -> bool {
+        self.file.is_empty()
+    }
+
     /// Everything but the file, which follows.
     pub fn head(&self) -> Vec<u8> {
         let mut bytes = self.version.to_le_bytes().to_vec();
@@ -287,10 +321,10 @@ fn text(body: &mut Bytes, length: u32) -> Result<String, String> {
     String::from_utf8(body.split_to(length as usize).into()).map_err(|_| "a name that is not UTF-8".to_owned())
 }
 
-/// The ids of an ids record.
-pub fn read_ids(mut body: Bytes) -> Result<Vec<u64>, String> {
+/// Numbers of 64 bits: the ids of an ids record, for example.
+pub fn read_numbers(mut body: Bytes) -> Result<Vec<u64>, String> {
     if !body.len().is_multiple_of(8) {
-        return Err(format!("ids of {} bytes", body.len()));
+        return Err(format!("numbers of {} bytes", body.len()));
     }
     let count = body.len() / 8;
     Ok((0..count).map(|_| body.get_u64_le()).collect())

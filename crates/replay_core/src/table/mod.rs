@@ -152,12 +152,13 @@ impl Table {
         seed: u64,
     ) -> Result<Self> {
         let capacity = config.capacity as u32;
+        let ids = IdSpace::new()?;
         Ok(Table {
             layout: RowLayout::of(&config),
             capacity_bytes: config.effective_capacity_bytes(),
-            items: Items::new(IdSpace::new()?, capacity, config.priority_unit_log2, config.max_times_sampled),
+            items: Items::new(ids, capacity, config.priority_unit_log2, config.max_times_sampled),
             chunks: Slab::new(capacity + Self::PINNED_CHUNKS),
-            residents: Mutex::new(Residents::new(capacity as usize)),
+            residents: Mutex::new(Residents::new(ids.number(), capacity as usize)),
             first_arrival: AtomicU64::new(0),
             writers: Writers::new(&config.name),
             sampler: TableSampler::new(&config),

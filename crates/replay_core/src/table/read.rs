@@ -1,7 +1,7 @@
 //! Reads the stored steps of a table in their order of arrival, while it is in use: a few chunks at a time, each pinned while it is read.
 
 use crate::error::Result;
-use crate::replay::{ReadPosition, ReadSteps, StepsRead, StoredSteps};
+use crate::replay::{ReadSteps, StepsRead, StoredSteps};
 use crate::slab::Handle;
 
 use super::Table;
@@ -18,14 +18,15 @@ impl Table {
     /// [`Error::UnknownTable`](crate::Error::UnknownTable) when the table was dropped, even if a new table has its name.
     pub fn read_steps(&self, request: &ReadSteps) -> Result<StepsRead> {
         self.check_open()?;
-        let begins = request.from.end == 0;
-        if !begins && request.from.number != self.number() {
+        let mut at = request.from;
+        let residents = self.lock_residents()?;
+        if at.end == 0 {
+            (at.number, at.end) = (residents.number, residents.end());
+        }
+        if at.number != residents.number {
             return Err(Self::was_dropped(&self.config.name));
         }
-        let mut at = ReadPosition { number: self.number(), ..request.from };
-        if begins {
-            at.end = self.lock_residents()?.end();
-        }
+        drop(residents);
         let mut read = StepsRead::default();
         let mut bytes = 0;
         loop {

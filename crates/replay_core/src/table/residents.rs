@@ -23,6 +23,8 @@ pub struct Resident {
 /// Live chunks, oldest first, numbered by arrival.
 pub struct Residents {
     chunks: VecDeque<Box<Resident>>,
+    /// Number of the table in the positions of readers: of the first table in a line of restarts.
+    pub number: u16,
     /// Number of the oldest live chunk.
     pub first: u64,
     /// Steps of the live chunks.
@@ -42,9 +44,9 @@ pub struct AfterMoment {
 }
 
 impl Residents {
-    /// Allocates a list for `chunks` chunks, so that nothing is allocated under the lock.
-    pub fn new(chunks: usize) -> Self {
-        Residents { chunks: VecDeque::with_capacity(chunks), first: 0, steps: 0, bytes: 0, after_moment: None }
+    /// Allocates a list for `chunks` chunks of the table `number`, so that nothing is allocated under the lock.
+    pub fn new(number: u16, chunks: usize) -> Self {
+        Residents { chunks: VecDeque::with_capacity(chunks), number, first: 0, steps: 0, bytes: 0, after_moment: None }
     }
 
     /// Bytes of the list for `chunks` chunks.

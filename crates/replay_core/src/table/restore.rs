@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::schema::TableConfig;
 use crate::snapshot_records::RecordKind;
 use crate::snapshot_records::content::{
-    ChunkRecord, ItemRecord, StreamRecord, TableState, WriterRecord, WriterStream, read_ids,
+    ChunkRecord, ItemRecord, ReadingRecord, StreamRecord, TableState, WriterRecord, WriterStream, read_numbers,
 };
 
 use super::Table;
@@ -46,6 +46,7 @@ pub(crate) struct Staged {
     writers: Vec<WriterRecord>,
     /// Steps dropped because the table is too small.
     left_out: u64,
+    reading: Option<ReadingRecord>,
     state: Option<TableState>,
 }
 
@@ -120,6 +121,7 @@ impl Staged {
             ids: Vec::new(),
             writers: Vec::new(),
             left_out: 0,
+            reading: None,
             state: None,
         })
     }
@@ -148,8 +150,9 @@ impl Staged {
                 self.last_items.clear();
                 ItemRecord::read_all(body)?.try_for_each(|item| self.take_item(item))
             }
-            RecordKind::Ids => self.take_ids(&read_ids(body)?),
+            RecordKind::Ids => self.take_ids(&read_numbers(body)?),
             RecordKind::Writer => self.take_writer(WriterRecord::from_bytes(body)?),
+            RecordKind::Reading => self.take_reading(ReadingRecord::from_bytes(body)?),
             RecordKind::State => self.take_state(TableState::from_bytes(body)?),
             RecordKind::Table | RecordKind::Parameters | RecordKind::End => {
                 Err(format!("a record of kind {} inside a table", kind as u32))
@@ -271,6 +274,14 @@ impl Staged {
                 self.ids.push(id);
             }
         }
+        Ok(())
+    }
+
+    fn take_reading(&mut self, reading: ReadingRecord) -> RecordResult {
+        if reading.writers.len() != self.streams.len() || reading.end >= MOST_COUNTED || reading.end < self.end() {
+            return Err("numbers for readers that do not fit its chunks".to_owned());
+        }
+        self.reading = Some(reading);
         Ok(())
     }
 

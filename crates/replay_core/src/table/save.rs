@@ -8,7 +8,9 @@ use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::slab::Handle;
-use crate::snapshot_records::content::{ChunkRecord, ItemRecord, StreamRecord, TableState, WriterRecord, WriterStream};
+use crate::snapshot_records::content::{
+    ChunkRecord, ItemRecord, ReadingRecord, StreamRecord, TableState, WriterRecord, WriterStream,
+};
 use crate::snapshot_records::{RecordKind, RecordWriter};
 use crate::sync::Ordering;
 use base::mistake::{Mistake, planted};
@@ -31,7 +33,7 @@ struct Saved {
     arrivals: Vec<u64>,
     /// Number of each stream's record, by writer and the writer's number of it.
     streams: HashMap<(*const WriterIdentity, u32), u32>,
-    /// The writers of `streams`, kept so that no other writer gets the address of one.
+    /// The writer of each stream's record, kept so that no other writer gets its address.
     writers: Vec<Arc<WriterIdentity>>,
 }
 
@@ -107,7 +109,14 @@ impl Table {
             out.record(RecordKind::Writer, &[&saved.writer(writer).to_bytes()])?;
         }
         table.save_items(moment, &saved, out)?;
-        let first = table.lock_residents()?.first;
+        let residents = table.lock_residents()?;
+        let (first, number) = (residents.first, residents.number);
+        drop(residents);
+        if moment.writers.is_some() {
+            let writers = saved.writers.iter().map(|writer| writer.serial).collect();
+            let reading = ReadingRecord { number, end: moment.end, writers };
+            out.record(RecordKind::Reading, &[&reading.to_bytes()])?;
+        }
         let state = moment.state_after(saved.arrivals.partition_point(|&arrival| arrival < first));
         out.record(RecordKind::State, &[&state.to_bytes()])
     }

@@ -19,9 +19,10 @@ use crate::replay::{OpenWriter, WriterOpened};
 use base::error::check_size;
 use base::host;
 use base::mistake::{Mistake, planted};
+use base::random::random_number;
 
 use crate::snapshot_records::content::WriterRecord;
-use crate::sync::{Mutex, MutexGuard, Ordering, lock};
+use crate::sync::{Mutex, MutexGuard, lock};
 
 use super::activity::{Activity, Waiting};
 use super::streams::Stream;
@@ -36,21 +37,28 @@ pub struct WriterIdentity {
     pub window_before: u16,
     /// Rows after the anchor of its items, at most.
     pub window_after: u16,
-    /// A number that no other writer of this process has.
+    /// A number that no other writer has. Readers of the table know it, so a server's restart keeps it.
     pub serial: u64,
 }
 
 impl WriterIdentity {
     /// A writer of its own.
+    ///
+    /// # Panics
+    /// When the operating system has no random numbers.
     pub fn new(name: String, window_before: u16, window_after: u16) -> Arc<Self> {
-        // The atomics of model checkers last for one execution.
-        static NEXT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
+        let serial = random_number().expect("the operating system has random numbers");
+        Arc::new(WriterIdentity { name, window_before, window_after, serial })
+    }
+
+    /// The writer under its number in a snapshot.
+    pub fn with_serial(&self, serial: u64) -> Arc<Self> {
+        let WriterIdentity { name, window_before, window_after, .. } = self;
         Arc::new(WriterIdentity {
-            name,
-            window_before,
-            window_after,
-            // Relaxed: the number publishes nothing.
-            serial: NEXT.fetch_add(1, Ordering::Relaxed),
+            name: name.clone(),
+            serial,
+            window_before: *window_before,
+            window_after: *window_after,
         })
     }
 }

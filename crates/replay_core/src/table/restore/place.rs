@@ -60,6 +60,7 @@ impl Staged {
     pub fn place(mut self) -> Result<Placed> {
         let state = self.state.unwrap_or_default();
         let table = self.table.clone();
+        self.keep_writer_numbers();
         let identities = self.share_identities();
         let streams: Vec<_> = self.chunks.iter().map(|chunk| (chunk.stream, chunk.span())).collect();
         let mut ids = Vec::with_capacity(self.ids.len());
@@ -75,6 +76,12 @@ impl Staged {
                 table.chunks.retire(handle);
             }
             return Err(refused);
+        }
+        if let Some(reading) = &self.reading {
+            residents.number = reading.number;
+            residents.first = residents.first.max(reading.end - chunks.len() as u64);
+            // Relaxed, as in evictions: the insert lock is held.
+            table.first_arrival.store(residents.first, Ordering::Relaxed);
         }
         let first_arrival = residents.end();
         for index in 0..chunks.len() {
@@ -119,18 +126,28 @@ impl Staged {
         Ok(Placed { table, ids, left_out: self.left_out })
     }
 
+    /// Lets the writers keep the numbers by which readers know them.
+    fn keep_writer_numbers(&mut self) {
+        let Some(reading) = &self.reading else {
+            return;
+        };
+        for (stream, &serial) in self.streams.iter_mut().zip(&reading.writers) {
+            stream.writer = stream.writer.with_serial(serial);
+        }
+    }
+
     /// Shares each writer's identity with its restored chunks, as with those that it pushes later.
     fn share_identities(&mut self) -> Vec<Arc<WriterIdentity>> {
         let streams = &mut self.streams;
         let identity = |record: &WriterRecord| {
-            let (before, after) = (record.window_before, record.window_after);
-            let identity = WriterIdentity::new(record.name.clone(), before, after);
+            let mut identity = None;
             for stream in &record.streams {
                 if let Some(staged) = streams.get_mut(stream.record as usize) {
-                    staged.writer = identity.clone();
+                    staged.writer = identity.get_or_insert_with(|| staged.writer.clone()).clone();
                 }
             }
-            identity
+            let (before, after) = (record.window_before, record.window_after);
+            identity.unwrap_or_else(|| WriterIdentity::new(record.name.clone(), before, after))
         };
         self.writers.iter().map(identity).collect()
     }
