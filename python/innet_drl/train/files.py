@@ -40,13 +40,28 @@ def put_in_place(file: Path, path: Path) -> None:
     """Renames a complete file to `path`, durably; see `replaceable`.
 
     Raises:
-        OSError: The file cannot be renamed, or `path` is not a regular file.
+        OSError: The file cannot be renamed, or `path` is not a regular file: the earlier file stays. Or its name
+            cannot be written to the disk: the message says that the new file is in place.
     """
     path = replaceable(path)
-    file.replace(path)
-    # The directory holds the new name, and needs its own fsync.
     directory = os.open(path.parent, os.O_RDONLY)
     try:
-        os.fsync(directory)
+        # A disk that fails here keeps the earlier file.
+        _sync(directory)
+        file.replace(path)
+        try:
+            _sync(directory)
+        except OSError as error:
+            reason = f"{error.strerror}; {path} is complete and in place, but a crash of the machine may lose it"
+            raise OSError(error.errno, reason) from error
     finally:
         os.close(directory)
+
+
+def _sync(directory: int) -> None:
+    """Writes a directory's names to the disk. A file system without that, such as FUSE's, refuses it with EINVAL."""
+    try:
+        os.fsync(directory)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise

@@ -6,6 +6,7 @@ use std::io::{self, BufReader, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Buffer of a file that is read, for records smaller than it.
 const BUFFER_BYTES: usize = 1 << 20;
@@ -54,7 +55,7 @@ impl Disk for Machine {
     fn lock_folder(&self, folder: &Path) -> io::Result<Option<FolderLock>> {
         fs::create_dir_all(folder)?;
         let file = File::options().write(true).create(true).truncate(false).open(folder.join(LOCK))?;
-        Ok(lock(&file).then(|| Box::new(file) as FolderLock))
+        Ok(lock(&file, folder).then(|| Box::new(file) as FolderLock))
     }
 
     fn names(&self, folder: &Path) -> io::Result<Vec<OsString>> {
@@ -80,7 +81,7 @@ impl Disk for Machine {
             // O_NONBLOCK: opening a pipe without a reader fails instead of blocking.
             .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
             .open(path)?;
-        let locked = lock(&file);
+        let locked = lock(&file, path);
         let (mine, there) = (file.metadata()?, fs::symlink_metadata(path)?);
         // Another process has locked the file, or has renamed it since the open.
         if !locked || (mine.dev(), mine.ino()) != (there.dev(), there.ino()) {
@@ -98,8 +99,11 @@ impl Disk for Machine {
         fs::rename(from, to)
     }
 
+    /// Does nothing on a file system that refuses it for folders, such as FUSE's.
     fn sync_folder(&self, folder: &Path) -> io::Result<()> {
-        File::open(folder)?.sync_all()
+        let synced = File::open(folder)?.sync_all();
+        let refused = |error: &io::Error| matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP));
+        synced.or_else(|error| if refused(&error) { Ok(()) } else { Err(error) })
     }
 
     fn remove(&self, path: &Path) -> io::Result<()> {
@@ -114,8 +118,20 @@ impl DiskFile for File {
     }
 }
 
-/// Whether the file could be locked.
-fn lock(file: &File) -> bool {
+/// Locks a file; `false` if another process has locked it. On a file system without locks it warns, once in a process, and goes on.
+fn lock(file: &File, path: &Path) -> bool {
+    static WARNED: AtomicBool = AtomicBool::new(false);
     // SAFETY: the descriptor is open for the call, which touches no memory.
-    unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) == 0 }
+    if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
+        return true;
+    }
+    let error = io::Error::last_os_error();
+    if error.kind() == io::ErrorKind::WouldBlock {
+        return false;
+    }
+    // Relaxed: the flag publishes no other data.
+    if !WARNED.swap(true, Ordering::Relaxed) {
+        tracing::warn!("{} cannot be locked ({error}): do not save there from two processes", path.display());
+    }
+    true
 }

@@ -77,7 +77,7 @@ fn save_as(
         bytes.map_err(cannot_write(&partial))
     };
     let done = written().and_then(|bytes| {
-        put_in_place(disk, &partial, path).map_err(cannot_write(path))?;
+        put_in_place(disk, &partial, path)?;
         Ok(bytes)
     });
     if done.is_err() {
@@ -157,12 +157,14 @@ fn partial_path(path: &Path) -> PathBuf {
     name.into()
 }
 
-fn put_in_place(disk: &dyn Disk, partial: &Path, path: &Path) -> io::Result<()> {
-    disk.rename(partial, path)?;
-    if planted(Mistake::UnsyncedFolder) {
-        return Ok(());
-    }
-    // Syncs the folder, so that the rename survives a crash.
-    let folder = path.parent().filter(|p| !p.as_os_str().is_empty());
-    disk.sync_folder(folder.unwrap_or(Path::new(".")))
+fn put_in_place(disk: &dyn Disk, partial: &Path, path: &Path) -> Result<()> {
+    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let sync = || if planted(Mistake::UnsyncedFolder) { Ok(()) } else { disk.sync_folder(folder) };
+    // A disk that fails here keeps the previous file.
+    sync().and_then(|()| disk.rename(partial, path)).map_err(cannot_write(path))?;
+    // Again, so that the rename survives a crash.
+    sync().map_err(io_error(format!(
+        "the snapshot {} is complete and in place, but a crash of the machine may lose it",
+        path.display()
+    )))
 }
