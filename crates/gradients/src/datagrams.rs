@@ -16,6 +16,8 @@ use std::sync::Arc;
 
 use socket2::{Domain, Socket, Type};
 
+use base::fork::close_in_children;
+
 #[cfg(target_os = "linux")]
 pub use linux::{UdpReceiver, UdpSender};
 #[cfg(not(target_os = "linux"))]
@@ -29,6 +31,7 @@ pub const DSCP: u32 = 46;
 /// A socket for the datagrams of this protocol, marked with [`DSCP`].
 pub fn bind(address: SocketAddr) -> io::Result<Arc<UdpSocket>> {
     let socket = Socket::new(Domain::for_address(address), Type::DGRAM, None)?;
+    close_in_children(&socket);
     match address {
         SocketAddr::V4(_) => socket.set_tos_v4(DSCP << 2)?,
         SocketAddr::V6(_) => {

@@ -26,6 +26,7 @@ use crate::stack::plugged::{StackClient, alternatives};
 use crate::stack::{Address, ByteStream, StackName, kernel};
 use crate::tls::{channel_binding, tls_error};
 use base::error::TooLarge;
+use base::fork::close_in_children;
 use base::host;
 use base::sync::lock;
 use base::wait::Wait;
@@ -238,8 +239,9 @@ impl Dialer {
         }
         let (host, port) = match &self.address {
             Address::Unix { path } => {
-                let stream = UnixStream::connect(path).await;
-                return Ok(local(Box::new(stream.map_err(|e| self.unreachable(e))?)));
+                let stream = UnixStream::connect(path).await.map_err(|e| self.unreachable(e))?;
+                close_in_children(&stream);
+                return Ok(local(Box::new(stream)));
             }
             Address::Tcp { host, port, .. } => (host.as_str(), *port),
         };

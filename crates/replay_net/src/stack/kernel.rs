@@ -15,6 +15,7 @@ use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use super::{Address, ByteStream, Stack, StackName};
 use crate::error::{Error, Result};
 use crate::io_error;
+use base::fork::close_in_children;
 
 /// Length of the listen queue.
 const BACKLOG: i32 = 1024;
@@ -97,6 +98,7 @@ impl Stack for Kernel {
             }
             KernelListener::Unix(listener, _) => {
                 let (stream, _) = listener.accept().await?;
+                close_in_children(&stream);
                 let peer = match stream.peer_cred().ok().and_then(|peer| peer.pid()) {
                     Some(pid) => format!("process {pid}"),
                     None => "a local process".to_owned(),
@@ -136,6 +138,7 @@ impl Stack for Kernel {
 pub fn prepare_tcp(socket: &SockRef<'_>, user_timeout: Duration) -> io::Result<()> {
     // A request or reply is one vectored write, so Nagle's algorithm would only delay it.
     socket.set_tcp_nodelay(true)?;
+    close_in_children(&**socket);
     let keepalive =
         TcpKeepalive::new().with_time(KEEPALIVE_IDLE).with_interval(KEEPALIVE_INTERVAL).with_retries(KEEPALIVE_RETRIES);
     socket.set_tcp_keepalive(&keepalive)?;
@@ -181,6 +184,7 @@ pub(crate) fn bind_tcp(host: &str, port: u16) -> io::Result<StdTcpListener> {
     // Lets a restarted server bind while old connections are in TIME_WAIT.
     socket.set_reuse_address(true)?;
     socket.bind(&address.into())?;
+    close_in_children(&socket);
     socket.listen(BACKLOG)?;
     socket.set_nonblocking(true)?;
     Ok(socket.into())
@@ -191,6 +195,7 @@ fn bind_unix(path: &Path) -> Result<(StdUnixListener, SocketFile)> {
     remove_stale(path)?;
     let bind = || -> io::Result<_> {
         let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+        close_in_children(&socket);
         socket.bind(&SockAddr::unix(path)?)?;
         let file = SocketFile::new(path, &fs::symlink_metadata(path)?);
         // Before `listen`, so that no other user can connect in between.
