@@ -19,8 +19,10 @@
 //! | [`snapshots`] | saves and restores snapshots of a server's memory |
 //! | [`config`] | the server's configuration |
 //! | [`process_memory`] | memory limit of this process |
+//! | [`background_log`] | log lines that hold nobody up |
 //! | [`cli`] | the commands of `innet-replay` |
 
+pub mod background_log;
 pub mod cli;
 pub mod client;
 pub mod command;

@@ -25,6 +25,8 @@ use std::time::{Duration, Instant};
 use pyo3::prelude::*;
 use pyo3::types::{PyCFunction, PyDict};
 
+use crate::log;
+
 /// Flag in [`STATE`]: the interpreter ends. The lower bits count threads that are in a call with the interpreter lock.
 const ENDING: usize = 1 << (usize::BITS - 1);
 
@@ -141,6 +143,12 @@ pub fn detach<T: Send>(py: Python<'_>, work: impl FnOnce() -> T + Send) -> T {
     })
 }
 
+/// Whether Python knows this thread: it made the thread, or has called the core from it.
+pub fn is_python_thread() -> bool {
+    // SAFETY: the interpreter has loaded this module, so it is initialized; the function reads a variable of this thread.
+    unsafe { !pyo3::ffi::PyGILState_GetThisThreadState().is_null() }
+}
+
 /// Runs `work` with the interpreter lock, in any thread; `None` if the interpreter ends.
 pub fn try_attach<T>(work: impl FnOnce(Python<'_>) -> T) -> Option<T> {
     let _call = Call::try_begin()?;
@@ -166,6 +174,7 @@ pub fn watch_end(py: Python<'_>) -> PyResult<()> {
 
 /// The `atexit` handler.
 fn end(py: Python<'_>) {
+    detach(py, log::flush);
     FINALIZES.set(true);
     STATE.fetch_or(ENDING, Ordering::Relaxed);
     let until = Instant::now() + LONGEST;

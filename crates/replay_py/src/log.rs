@@ -1,7 +1,8 @@
-//! Forwards the core's log events to Python's logger `innet_drl`.
+//! Forwards the core's log events to Python's logger `innet_drl`. Threads of Python log themselves; those of the core leave it to
+//! another thread, as a handler may block, for example on a pipe that nobody reads.
 
 use std::fmt::{self, Write};
-use std::sync::Once;
+use std::sync::{LazyLock, Once};
 
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
@@ -12,7 +13,20 @@ use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::{Context, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 
+use replay_net::background_log::BackgroundLog;
+
 use crate::{interpreter, wait};
+
+/// Level and text of the events of the core's threads.
+static LOG: LazyLock<BackgroundLog<(u8, String)>> = LazyLock::new(|| {
+    let lost = |lost| (30, format!("{lost} lines of the log are lost: a handler of logging took too long"));
+    BackgroundLog::new(|(level, text)| deliver(level, &text), lost)
+});
+
+/// Waits until the events of the core's threads are logged, at most for a second. To be called without the interpreter lock.
+pub fn flush() {
+    LOG.flush();
+}
 
 /// Starts forwarding, once in a process. Not at import, since the command line has a log of its own.
 pub fn start() {
@@ -46,19 +60,27 @@ impl<S: Subscriber> Layer<S> for PythonLogging {
         let mut line = Line::default();
         event.record(&mut line);
         let text = line.message + &line.fields;
-        // The thread that finalizes may log after its modules are gone.
-        if interpreter::is_ending() {
-            return;
+        if interpreter::is_python_thread() {
+            deliver(level, &text);
+        } else {
+            LOG.push((level, text));
         }
-        interpreter::try_attach(|py| {
-            if let Err(error) = log(py, level, &text) {
-                // A logger's exception must not stop the core; a signal handler's exception must end the call.
-                if !error.is_instance_of::<PyException>(py) {
-                    wait::keep_raised(error);
-                }
-            }
-        });
     }
+}
+
+fn deliver(level: u8, text: &str) {
+    // The thread that finalizes may log after its modules are gone.
+    if interpreter::is_ending() {
+        return;
+    }
+    interpreter::try_attach(|py| {
+        if let Err(error) = log(py, level, text) {
+            // A logger's exception must not stop the core; a signal handler's exception must end the call.
+            if !error.is_instance_of::<PyException>(py) {
+                wait::keep_raised(error);
+            }
+        }
+    });
 }
 
 fn log(py: Python<'_>, level: u8, text: &str) -> PyResult<()> {

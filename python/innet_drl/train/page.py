@@ -23,6 +23,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from innet_drl.train.background_stream import never_blocking
 from innet_drl.train.display import Display, clock, number, score
 from innet_drl.train.errors import with_flags
 from innet_drl.train.metrics import Metrics
@@ -54,7 +55,10 @@ class _ToLoguru(logging.Handler):
 
 @contextlib.contextmanager
 def logs_on_console(console: Console | None = None) -> Iterator[None]:
-    """Prints the package's logs on the page's console, formatted by loguru; replaces loguru's sinks."""
+    """Prints the package's logs on the page's console, formatted by loguru; replaces loguru's sinks.
+
+    A pipe that nobody reads holds nobody up.
+    """
     to_loguru, package = _ToLoguru(), logging.getLogger("innet_drl")
     shown = console or rich.get_console()
     logger.remove()
@@ -65,7 +69,8 @@ def logs_on_console(console: Console | None = None) -> Iterator[None]:
     for name in TRAINING_LOGGERS:
         logging.getLogger(name).setLevel(logging.INFO)
     try:
-        yield
+        with never_blocking(shown):
+            yield
     finally:
         package.propagate = True
         package.removeHandler(to_loguru)

@@ -80,7 +80,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     match done {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("innet-replay: {error}");
+            log::print(&format!("innet-replay: {error}"));
             match error {
                 Error::Config(_)
                 | Error::Memory(replay_core::Error::Table { .. } | replay_core::Error::TableDiffers { .. }) => 2,

@@ -64,11 +64,17 @@ impl ServeFlags {
 pub fn run(flags: &ServeFlags, matches: &ArgMatches) -> Result<()> {
     let config = flags.config(matches, std::env::var("INNET_TOKEN").ok())?;
     log::start(config.log_level);
+    let served = serve(&config);
+    log::flush();
+    served
+}
+
+fn serve(config: &ServerConfig) -> Result<()> {
     let runtime =
         runtime::Builder::new_current_thread().enable_io().build().map_err(io_error("cannot make a runtime"))?;
     runtime.block_on(async {
         // Before there are handlers, so that a signal ends a restore.
-        let running = Server::start(&config, Memory::new(config.memory_limits()))?;
+        let running = Server::start(config, Memory::new(config.memory_limits()))?;
         let handler = |kind| signal(kind).map_err(io_error("cannot handle signals"));
         let mut terminate = handler(SignalKind::terminate())?;
         let mut interrupt = handler(SignalKind::interrupt())?;
@@ -88,7 +94,7 @@ pub fn run(flags: &ServeFlags, matches: &ArgMatches) -> Result<()> {
                 Some(()) = terminate.recv() => "SIGTERM",
                 Some(()) = interrupt.recv() => "SIGINT",
                 Some(()) = hang_up.recv() => {
-                    match server.reload(&config) {
+                    match server.reload(config) {
                         Ok(()) => tracing::info!("SIGHUP: tokens and certificate were read again"),
                         Err(error) => tracing::error!(%error, "SIGHUP: tokens and certificate are kept"),
                     }
