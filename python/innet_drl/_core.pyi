@@ -1407,8 +1407,8 @@ def connect(
         timeout: Seconds to retry until the server listens, accepts another connection and answers; after five the log
             (`innet_drl`) names the server. 0 is one attempt of at most `grace` seconds; `None` retries forever. A wrong
             token or certificate, and an answer in another protocol, raise at once.
-        tls_ca: PEM file with the server's certificate, or its authority's. Needed for `innets://`: the system's
-            authorities are not used.
+        tls_ca: PEM file with the server's certificate, whose host and dates are not checked, or its authority's.
+            Needed for `innets://`: the system's authorities are not used.
         spin: Poll for answers without sleeping: lower latency, and the calling thread occupies a core.
         config: F-Stack's configuration file, for `innet+fstack://`. F-Stack starts once in a process, so all such
             addresses of a process need the same file.
