@@ -892,9 +892,9 @@ class Station:
 
 @final
 class Server(_ContextManager):
-    """A server of a `Memory` in this process.
+    """A server of a `Memory` in this process, until `close`, or until the memory is closed.
 
-    Use it as a context manager, or call `close`.
+    It goes on without this object while the memory lives. Forked processes do not keep its sockets.
     """
 
     @property

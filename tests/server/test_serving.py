@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import multiprocessing
 from typing import Any
@@ -45,6 +46,29 @@ def test_spawned_children_connect_to_their_parent(tmp_path: Any) -> None:
         assert len(replay.sample("t", 8, VIEW, timeout=60)) == 8
         child.join(30)
         assert child.exitcode == 0
+
+
+def test_a_server_goes_on_while_its_memory_lives(tmp_path: Any, caplog: pytest.LogCaptureFixture) -> None:
+    address = f"unix://{tmp_path}/s"
+    memory = innet.Memory([table()])
+    memory.serve(address)
+    gc.collect()
+    with innet.connect(address) as client:
+        assert client.table("t") == table()
+    memory.close()
+    with pytest.raises(errors.ConnectError):
+        innet.connect(address, timeout=0)
+    # Or while the server's own object does.
+    server = innet.Memory([table()]).serve(address)
+    gc.collect()
+    with innet.connect(address) as client:
+        assert client.table("t") == table()
+    assert not caplog.records
+    del server
+    gc.collect()
+    assert "the server ends" in caplog.text
+    with pytest.raises(errors.ConnectError):
+        innet.connect(address, timeout=0)
 
 
 def test_a_server_with_a_token_refuses_others(tmp_path: Any) -> None:

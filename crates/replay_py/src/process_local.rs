@@ -25,23 +25,47 @@ struct ClosingState {
     replay: Option<Closing>,
     /// Writers, iterators and servers of this replay, in any order.
     parts: Mutex<Vec<Weak<dyn Part>>>,
+    /// Parts that go on after the program has dropped their objects.
+    kept: Mutex<Vec<Arc<dyn Part>>>,
 }
 
 /// A part of a replay: closing the replay ends it, even if the program still holds the part's object.
 trait Part: Send + Sync {
     fn end(&self) -> Result<()>;
+    fn is_open(&self) -> bool;
 }
 
-/// A value until it is closed, and the function by which closing the replay ends it.
-struct Open<T> {
+/// A value for the process that made it, until it is closed, and the function by which closing the replay ends it.
+struct Open<T: Send> {
     value: Mutex<Option<T>>,
     end: fn(T) -> Result<()>,
+    process: u32,
 }
 
 impl<T: Send> Part for Open<T> {
     fn end(&self) -> Result<()> {
         let value = lock(&self.value).take();
         value.map_or(Ok(()), self.end)
+    }
+
+    fn is_open(&self) -> bool {
+        lock(&self.value).is_some()
+    }
+}
+
+impl<T: Send> Drop for Open<T> {
+    fn drop(&mut self) {
+        let Some(value) = lock(&self.value).take() else {
+            return;
+        };
+        if self.process != std::process::id() {
+            std::mem::forget(value);
+            return;
+        }
+        // Without the interpreter lock, because dropping may join threads and end connections. During the interpreter's
+        // shutdown there are no other Python threads.
+        #[expect(clippy::disallowed_methods, reason = "the interpreter that drops the object has the lock")]
+        Python::try_attach(|py| interpreter::detach(py, || drop(value)));
     }
 }
 
@@ -53,6 +77,7 @@ impl Closing {
             closes: AtomicU32::new(0),
             replay,
             parts: Mutex::default(),
+            kept: Mutex::default(),
         }))
     }
 
@@ -98,6 +123,13 @@ impl Closing {
         parts.push(part);
     }
 
+    /// Keeps a part until it is closed, or this object is closed or gone.
+    fn keep(&self, part: Arc<dyn Part>) {
+        let mut kept = lock(&self.0.kept);
+        kept.retain(|part| part.is_open());
+        kept.push(part);
+    }
+
     /// Ends the parts of a closed object. To be called without the interpreter lock.
     ///
     /// # Errors
@@ -106,6 +138,7 @@ impl Closing {
         let parts = std::mem::take(&mut *lock(&self.0.parts));
         let open = parts.iter().filter_map(Weak::upgrade);
         let failed: Vec<_> = open.filter_map(|part| part.end().err()).collect();
+        lock(&self.0.kept).clear();
         failed.into_iter().next().map_or(Ok(()), Err)
     }
 
@@ -121,7 +154,6 @@ impl Closing {
 /// hang or corrupt a connection.
 pub struct ProcessLocal<T: Send> {
     open: Arc<Open<T>>,
-    process: u32,
     closing: Closing,
 }
 
@@ -159,9 +191,18 @@ impl<T: Send> ProcessLocal<T> {
 
     fn with(replay: Option<Closing>, what: &'static str, value: T, end: fn(T) -> Result<()>) -> Self {
         ProcessLocal {
-            open: Arc::new(Open { value: Mutex::new(Some(value)), end }),
-            process: std::process::id(),
+            open: Arc::new(Open { value: Mutex::new(Some(value)), end, process: std::process::id() }),
             closing: Closing::new(what, replay),
+        }
+    }
+
+    /// Lets a part of a replay go on without this object.
+    pub fn keep(&self)
+    where
+        T: 'static,
+    {
+        if let Some(replay) = self.closing.replay() {
+            replay.keep(self.open.clone());
         }
     }
 
@@ -182,7 +223,7 @@ impl<T: Send> ProcessLocal<T> {
     /// # Errors
     /// `ForkError` in a forked child.
     pub fn check_process(&self, py: Python<'_>) -> PyResult<()> {
-        if self.process == std::process::id() {
+        if self.open.process == std::process::id() {
             return Ok(());
         }
         Err(error::raise(
@@ -256,19 +297,5 @@ impl<T: Send> ProcessLocal<T> {
         self.check_process(py)?;
         self.closing.close();
         Ok(self.lock().take())
-    }
-}
-
-impl<T: Send> Drop for ProcessLocal<T> {
-    fn drop(&mut self) {
-        let value = self.lock().take();
-        if self.process != std::process::id() {
-            std::mem::forget(value);
-            return;
-        }
-        // Without the interpreter lock, because dropping may join threads and end connections. During the interpreter's
-        // shutdown there are no other Python threads.
-        #[expect(clippy::disallowed_methods, reason = "the interpreter that drops the object has the lock")]
-        Python::try_attach(|py| interpreter::detach(py, || drop(value)));
     }
 }

@@ -79,7 +79,7 @@ pub fn http(py: Python<'_>, address: &str) -> PyResult<HttpAddress> {
 }
 
 impl PyServer {
-    /// A server of the memory of `replay`; closing the replay ends it.
+    /// A server of the memory of `replay`; it goes on without the returned object, until the replay is closed or gone.
     pub fn start(py: Python<'_>, memory: Arc<Memory>, replay: Closing, config: &ServerConfig) -> PyResult<Self> {
         let server = wait::unlocked(py, || Server::start(config, memory))?;
         let addresses = server.addresses().iter().map(Address::to_string).collect();
@@ -87,7 +87,9 @@ impl PyServer {
         let mut gradients = extensions.filter(|one| one.name() == gradients_net::NAME);
         let gradients = gradients.next().and_then(|one| one.address());
         let http = server.http().map(HttpAddress::to_string);
-        Ok(PyServer { server: ProcessLocal::within(py, replay, "server", server, end)?, addresses, gradients, http })
+        let server = ProcessLocal::within(py, replay, "server", server, end)?;
+        server.keep();
+        Ok(PyServer { server, addresses, gradients, http })
     }
 }
 

@@ -11,6 +11,7 @@ use tokio::task::LocalSet;
 use super::http::HttpListener;
 use super::{Accepted, Server};
 use crate::config::{HttpAddress, ServerConfig};
+use crate::connection::Phase;
 use crate::error::{Error, Result};
 use crate::extension;
 use crate::io_error;
@@ -109,6 +110,9 @@ impl Drop for RunningServer {
         if self.addresses.is_empty() {
             // The start failed: there are no connections to drain, but threads may run.
             self.server.stop();
+        } else if *self.server.phase.borrow() == Phase::Serving {
+            let addresses: Vec<String> = self.addresses.iter().map(Address::to_string).collect();
+            tracing::warn!(addresses = addresses.join(" "), "the server ends, as its program has dropped it");
         }
         self.shut_down();
         if let Err(error) = self.join() {
