@@ -678,6 +678,7 @@ class SumTree:
 
     Raises:
         ConfigError: A number out of range; the message has the range.
+        OutOfMemoryError: More indexes than this process has memory for.
     """
 
     def __new__(
@@ -1287,13 +1288,15 @@ class Memory(Replay):
 
     Args:
         tables: One or more tables to create.
-        max_bytes: Limit for all tables and parameters in bytes; `None` is 80 % of the machine's memory, or of the
-            process's cgroup limit if that is less. A table reserves its `capacity_bytes`, and about 100 bytes for
-            each step of its `capacity`. A server adds up to 1 GiB for received data.
+        max_bytes: Limit for all tables and parameters in bytes; `None` is 80 % of the machine's memory, or of what is
+            left of the process's cgroup or address space (`ulimit -v`) if that is less. A table reserves its
+            `capacity_bytes`, and about 100 bytes for each step of its `capacity`. A server adds a 16th of the memory
+            that the process may have, up to 512 MiB, for received data.
         seed: Makes samples repeatable if one thread writes and samples.
 
     Raises:
-        TableError: A table that cannot be made, or does not fit `max_bytes`; the message has the numbers.
+        TableError: A table that cannot be made, or does not fit `max_bytes` or the process; the message has the
+            numbers.
     """
 
     def __new__(

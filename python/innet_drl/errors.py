@@ -44,6 +44,10 @@ class TooLargeError(ReplayError, ValueError):
     """A size or number above a limit."""
 
 
+class OutOfMemoryError(ReplayError, MemoryError):
+    """A size for which this process, or its server, has no memory; the message has the numbers."""
+
+
 class PriorityError(ReplayError, ValueError):
     """A priority that is NaN, infinite or negative."""
 

@@ -526,8 +526,8 @@ def test_a_memory_without_a_limit_has_a_share_of_this_machine() -> None:
             replay.create_table(innet.Table("huge", {"frame": ("uint8", (2**14, 2**14))}, 2**24))
         found = re.search(
             r"and of the (\d+) for tables and parameters \(max_bytes is not set, and by default 80 % of the (\d+) "
-            r"bytes of (the machine|the control group of this process)\) there are \1 left: .*capacity.* raise the "
-            r"memory's max_bytes",
+            r"bytes (of the machine|left in the control group of this process)\) there are \1 left: .*capacity.* raise "
+            r"the memory's max_bytes",
             str(raised.value),
         )
         assert found is not None, raised.value

@@ -2,6 +2,7 @@
 //!
 //! | module | subject |
 //! | --- | --- |
+//! | [`allocation`] | fallible allocations, compared with the memory that the process may have |
 //! | [`error`] | error types shared by the other crates |
 //! | [`wait`] | deadlines, interrupts and log lines of blocking calls |
 //! | [`mistake`] | mistakes that tests plant |
@@ -12,6 +13,7 @@
 //! | [`words`] | values in messages, in the notation of Python and TOML |
 //! | [`histogram`] | histograms for statistics |
 
+pub mod allocation;
 pub mod error;
 pub mod fork;
 pub mod histogram;

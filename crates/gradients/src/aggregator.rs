@@ -11,6 +11,7 @@ use super::segments::{SegmentId, SegmentTable};
 use super::sessions::{SessionOwner, SessionTable};
 use super::settings::{self, JobSettings, role};
 use super::{Error, JoinJob, ParentAggregator, Result, Ticket, Transmit};
+use base::allocation;
 use base::error::{TooLarge, check_size};
 use base::random::random;
 
@@ -116,7 +117,8 @@ impl Aggregator {
     ///
     /// # Errors
     /// [`Error::Config`] for invalid settings, for settings that differ from the other workers', and if the workers of all racks do not add
-    /// up to the job's; [`Error::TooLarge`] if there are too many jobs, or an asynchronous job needs too much memory.
+    /// up to the job's; [`Error::TooLarge`] if there are too many jobs, or an asynchronous job needs too much memory;
+    /// [`Error::OutOfMemory`].
     pub fn join<T: Transmit>(
         &mut self,
         now: Instant,
@@ -202,6 +204,7 @@ impl Aggregator {
                 "lower its staleness bound, or raise gradients_job_bytes of the server",
             )?;
         }
+        allocation::check("the sums of a gradient job", bytes as u64)?;
         let below = match &parent {
             Some(parent) => parent.below,
             // The root of the tree: its racks have all workers.

@@ -11,6 +11,7 @@ use super::udp::UdpTransport;
 use super::worker::Exchange;
 use super::worker_transport::{Worker, WorkerTransport};
 use super::{AsynchronousSession, Contributions, Error, JoinJob, Result};
+use base::allocation;
 use base::error::OsError;
 use base::sync::lock;
 use base::wait::Wait;
@@ -38,7 +39,7 @@ impl AsynchronousWorker {
     /// Continues `worker`, which joined with `request`: see [`AsynchronousSession::new`].
     ///
     /// # Errors
-    /// [`Error::Config`] for a synchronous job, [`Error::Io`] if the thread cannot be started.
+    /// [`Error::Config`] for a synchronous job, [`Error::Io`] if the thread cannot be started, [`Error::OutOfMemory`].
     pub fn start(
         worker: Worker<UdpTransport>,
         request: &JoinJob,
@@ -46,12 +47,15 @@ impl AsynchronousWorker {
         last: u64,
         deadline: Duration,
     ) -> Result<Self> {
-        if request.asynchronous.is_none() {
+        let Some(settings) = request.asynchronous else {
             return Err(Error::Config(format!(
                 "the gradient job {:?} is synchronous: join it with a staleness bound",
                 request.job
             )));
-        }
+        };
+        // The gradient, and a mean for each update within the bound.
+        let vectors = u64::from(settings.staleness) + 2;
+        allocation::check("an asynchronous gradient worker", vectors * 4 * u64::from(settings.values))?;
         let (session, transport) = worker.into_parts();
         let now = Instant::now();
         let session = AsynchronousSession::new(session, request, index, last, deadline, now);

@@ -4,6 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use base::allocation::OutOfMemory;
 use base::error::{OsError, TooLarge};
 use base::wait::Interrupted;
 
@@ -64,6 +65,9 @@ pub enum Error {
     /// A job that needs more than the aggregator may allocate.
     #[error(transparent)]
     TooLarge(#[from] TooLarge),
+    /// A job that needs more memory than the process has.
+    #[error(transparent)]
+    OutOfMemory(#[from] OutOfMemory),
     /// A signal arrived while waiting.
     #[error("interrupted")]
     Interrupted,

@@ -46,6 +46,7 @@ impl From<gradients::Error> for Error {
             Sum::Internal(reason) => NetError::Internal(reason),
             Sum::Config(reason) => NetError::Config(reason),
             Sum::TooLarge(error) => NetError::TooLarge(error),
+            Sum::OutOfMemory(error) => NetError::OutOfMemory(error),
             Sum::Io(error) => NetError::Io(error),
             Sum::Interrupted => NetError::Interrupted,
             failure => return Error::Sum(failure),

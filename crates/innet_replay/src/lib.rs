@@ -13,5 +13,6 @@ pub fn plug_in() {
 /// [`replay_net::cli::run`] with everything plugged in.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     plug_in();
+    replay_net::process_memory::guard_allocations();
     replay_net::cli::run(arguments)
 }

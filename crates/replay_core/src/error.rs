@@ -1,5 +1,6 @@
 //! Errors of the memory, and of the steps and batches that go in and out of it.
 
+use base::allocation::OutOfMemory;
 use base::error::{OsError, TooLarge};
 use base::wait::Interrupted;
 use base::words::Number;
@@ -62,6 +63,9 @@ pub enum Error {
     /// A size over a limit.
     #[error(transparent)]
     TooLarge(#[from] TooLarge),
+    /// A size for which the process has no memory.
+    #[error(transparent)]
+    OutOfMemory(#[from] OutOfMemory),
     /// A new writer with more streams than its table has left for it.
     #[error(
         "a new writer of {streams} streams is over the limit of {limit} for table {table:?}: its writers have taken {taken} of its {of} streams, and a new one may take half of the rest; close writers, open this one with fewer streams, or try again: writers that are idle for five minutes, or have left for one, make room"

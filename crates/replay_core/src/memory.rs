@@ -14,6 +14,7 @@ use crate::replay::{Listing, Parameters, WriterId};
 use crate::schema::TableConfig;
 use crate::sync::{Mutex, MutexGuard, RwLock, lock};
 use crate::table::Table;
+use base::allocation::{self, Room};
 use base::host;
 use base::random::random_number;
 
@@ -36,23 +37,21 @@ pub struct MemoryLimits {
 pub struct MemoryShare {
     /// The share.
     pub percent: u8,
-    /// All bytes that the process may have.
-    pub of: u64,
-    /// Origin of the limit, for messages.
-    pub whose: &'static str,
+    /// All that the process may have.
+    pub of: Room,
 }
 
 impl MemoryShare {
     /// Bytes of the share.
     pub fn bytes(&self) -> u64 {
-        self.of / 100 * u64::from(self.percent)
+        self.of.bytes / 100 * u64::from(self.percent)
     }
 }
 
 impl fmt::Display for MemoryShare {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let MemoryShare { percent, of, whose } = self;
-        write!(f, "{percent} % of the {of} bytes of {whose}")
+        let MemoryShare { percent, of: Room { bytes, whose } } = self;
+        write!(f, "{percent} % of the {bytes} bytes {whose}")
     }
 }
 
@@ -147,7 +146,7 @@ impl Memory {
     /// ([`Table::index_bytes`]) are reserved at once.
     ///
     /// # Errors
-    /// [`Error::Table`] for an invalid definition, too many tables, or more bytes than are left of the limit;
+    /// [`Error::Table`] for an invalid definition, too many tables, or more bytes than are left of the limit or to the process;
     /// [`Error::TableDiffers`] when a table of that name has another definition; [`Error::Io`] without random numbers.
     pub fn create_table(&self, config: &TableConfig) -> Result<Arc<Table>> {
         config.validate()?;
@@ -167,6 +166,7 @@ impl Memory {
             return Err(refuse(format!("there are {count} tables already")));
         }
         let (steps, index) = (config.effective_capacity_bytes(), Table::index_bytes(config));
+        allocation::check("its index", index).map_err(|error| refuse(format!("{error}: lower capacity")))?;
         let reservation = self
             .kept
             .reserve(steps.saturating_add(index))

@@ -7,6 +7,7 @@ use bytes::Bytes;
 
 use crate::error::{Error, Result};
 use crate::replay::{SampleCredit, Sampled};
+use base::allocation;
 use base::words::Number;
 
 /// Most tables of a mix.
@@ -58,9 +59,12 @@ pub fn divide(shares: &[f64], items: u32) -> Result<Vec<u32>> {
 }
 
 /// One batch of the samples of several tables with the same columns, first the items of the first table.
-pub fn combine(mut parts: Vec<Sampled>) -> Sampled {
+///
+/// # Errors
+/// [`Error::OutOfMemory`].
+pub fn combine(mut parts: Vec<Sampled>) -> Result<Sampled> {
     if parts.len() == 1 {
-        return parts.remove(0);
+        return Ok(parts.remove(0));
     }
     let total: usize = parts.iter().map(|part| part.items.len()).sum();
     let mut mixed = Sampled {
@@ -72,7 +76,8 @@ pub fn combine(mut parts: Vec<Sampled>) -> Sampled {
         blobs: Vec::new(),
         credit: None,
     };
-    let mut rows = Vec::with_capacity(parts.iter().map(|part| part.rows.len()).sum());
+    let row_bytes = parts.iter().map(|part| part.rows.len()).sum();
+    let mut rows = allocation::with_capacity("the rows of a mixed batch", row_bytes)?;
     let mut credits = Vec::new();
     let mut smallest: Option<f64> = Some(f64::INFINITY);
     for part in parts.into_iter().filter(|part| !part.items.is_empty()) {
@@ -91,7 +96,7 @@ pub fn combine(mut parts: Vec<Sampled>) -> Sampled {
     mixed.min_probability = smallest.filter(|least| least.is_finite());
     mixed.rows = rows.into();
     mixed.credit = (!credits.is_empty()).then(|| Box::new(Credits(credits)) as Box<dyn SampleCredit>);
-    mixed
+    Ok(mixed)
 }
 
 /// The credits of all parts.
@@ -145,7 +150,7 @@ mod tests {
             blobs: Vec::new(),
             credit: None,
         };
-        let mixed = combine(vec![part(&[0.5, 0.25, 0.25], 0.25), part(&[0.2], 0.1)]);
+        let mixed = combine(vec![part(&[0.5, 0.25, 0.25], 0.25), part(&[0.2], 0.1)]).unwrap();
         let probabilities: Vec<f64> = mixed.items.iter().map(|item| item.probability).collect();
         assert_eq!(probabilities, [0.375, 0.1875, 0.1875, 0.05]);
         assert_eq!((mixed.live_items, mixed.min_probability), (20, Some(0.025)));

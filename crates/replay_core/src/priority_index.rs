@@ -8,6 +8,7 @@ use crate::power;
 use crate::schema::TableConfig;
 use crate::sum_tree::{Strata, SumTree, Update, check_samples};
 use crate::sync::{AtomicU64, Ordering};
+use base::allocation;
 
 /// Samples indexes by priority. Threads may share one.
 #[derive(Debug)]
@@ -32,6 +33,9 @@ pub struct SampledIndexes {
     pub weights: Vec<f32>,
 }
 
+/// Bytes that [`PriorityIndex::update`] allocates for an index: the update, and its change of a sum.
+const UPDATE_BYTES: u64 = (size_of::<Update>() + 16) as u64;
+
 /// The generation of every leaf: all are live from the start, and none is ever freed.
 const GENERATION: u32 = 1;
 
@@ -41,7 +45,7 @@ impl PriorityIndex {
     ///
     /// # Errors
     /// [`Error::Config`] for a capacity that is not 1 to 2^24, an exponent that is not 0 to 4, or a unit that is not
-    /// 2^-30 to 1; errors of [`random_number`].
+    /// 2^-30 to 1; [`Error::OutOfMemory`]; errors of [`random_number`].
     pub fn new(capacity: u64, exponent: f64, unit_log2: i32, seed: Option<u64>) -> Result<Self> {
         TableConfig::check_priorities(exponent, unit_log2).map_err(Error::Config)?;
         let most = u64::from(SumTree::<16>::MAX_CAPACITY);
@@ -49,6 +53,7 @@ impl PriorityIndex {
             let reason = format!("capacity is 1 to {most} indexes, got {capacity}");
             return Err(Error::Config(reason));
         }
+        allocation::check("a sum tree", <SumTree>::bytes(capacity as u32))?;
         Ok(PriorityIndex {
             tree: SumTree::live(capacity as u32, unit_log2),
             exponent,
@@ -64,7 +69,7 @@ impl PriorityIndex {
     ///
     /// # Errors
     /// [`Error::Config`] for more or fewer priorities than indexes, or an index out of range; [`Error::Priority`] for a
-    /// priority that is NaN, infinite or negative. Nothing is changed then.
+    /// priority that is NaN, infinite or negative; [`Error::OutOfMemory`]. Nothing is changed then.
     pub fn update(&self, indexes: &[i64], mut priorities: Vec<f64>) -> Result<()> {
         if indexes.len() != priorities.len() {
             return Err(Error::Config(format!("{} indexes came with {} priorities", indexes.len(), priorities.len())));
@@ -77,6 +82,9 @@ impl PriorityIndex {
             )));
         }
         check_priorities(&priorities)?;
+        // The differences of the upper levels take less than the tree.
+        let differences = <SumTree>::bytes(self.tree.capacity()).min(128 * indexes.len() as u64);
+        allocation::check("an update of priorities", UPDATE_BYTES * indexes.len() as u64 + differences)?;
         if self.exponent == 0.0 {
             priorities.fill(1.0);
         } else {

@@ -36,6 +36,7 @@ use bytes::Bytes;
 use crc32fast::Hasher;
 
 use crate::error::{Error, Result};
+use base::allocation;
 use base::error::OsError;
 
 const MAGIC: [u8; 8] = *b"innetmem";
@@ -183,7 +184,7 @@ impl<R: Read> RecordReader<R> {
             return Err(self.damaged("it is cut off, or damaged"));
         }
         self.left -= length;
-        let mut bytes = vec![0; length as usize];
+        let mut bytes = allocation::zeros("a record of the snapshot", length as usize)?.into_vec();
         self.from.read_exact(&mut bytes).map_err(OsError::of("the snapshot cannot be read"))?;
         Ok(bytes)
     }

@@ -16,6 +16,7 @@ use crate::error::{Error, Result};
 use crate::replay::{ChunkHead, NewItem, OpenWriter, PushBody, PushChannel, Replay, WriterId};
 use crate::schema::{TableConfig, flags};
 use crate::view_spec::ViewSpec;
+use base::allocation;
 use base::random::random_number;
 use base::wait::Wait;
 use pack::{OpenChunk, Packer};
@@ -118,7 +119,7 @@ impl<E: From<Error>> Writer<E> {
     ///
     /// # Errors
     /// Errors of `open_channel` and of [`ViewSpec::validate`], and [`Error::Config`] for options out of range, or pushes
-    /// or windows that the table could not hold.
+    /// or windows that the table could not hold; [`Error::OutOfMemory`].
     pub fn over_channel(
         config: Arc<TableConfig>,
         streams: u32,
@@ -137,6 +138,10 @@ impl<E: From<Error>> Writer<E> {
         }
         check_pushes_fit(&config, streams, options.chunk_steps)?;
         config.check_window(streams, view.before(), view.after())?;
+        // Each stream keeps a key row. The packer has two rows, and a chunk one more.
+        let rows = u64::from(streams) + 3;
+        let row_bytes = config.columns.iter().map(|column| column.bytes() as u64).sum::<u64>();
+        allocation::check("the rows of a writer", rows.saturating_mul(row_bytes)).map_err(Error::from)?;
         let id = WriterId { table: config.name.clone(), writer: random_number().map_err(Error::from)? };
         let name = options.name;
         let channel = open_channel(OpenWriter {

@@ -32,6 +32,9 @@ pub use validate::within;
 /// Minimum of `max_bytes`, in frames of `max_frame_bytes`: two receive buffers and one stored frame.
 const FRAMES: u64 = 3;
 
+/// Frames of the default length that fit into the memory that a server may have, or more.
+const FRAMES_IN_ROOM: u64 = 32;
+
 /// Default share of the memory limit for tables, parameters and receive buffers. Unread replies and other processes of the machine, such
 /// as learners, need some of the rest.
 const SHARE_PERCENT: u8 = 50;
@@ -66,12 +69,13 @@ pub struct ServerConfig {
     pub spin: bool,
     /// Memory limit in bytes, such as 8GiB, for tables (their capacity_bytes and the index of their capacity), parameters and receive
     /// buffers (two frames of --max-frame-bytes); 0, the default, is half of the memory
-    /// that the server may have: the machine's, or the limit of its control group.
+    /// that the server may have: the machine's, or what is left of its control group or address space.
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "0", hide_default_value = true)]
     #[serde(deserialize_with = "deserialize_bytes")]
     pub max_bytes: u64,
-    /// Longest frame in either direction, in bytes: the limit for a push, a sampled batch and a version of parameters.
-    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "256MiB")]
+    /// Longest frame in either direction, in bytes: the limit for a push, a sampled batch and a version of parameters. 0, the default, is
+    /// 256MiB, or a 32nd of the memory that the server may have where that is less.
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "0", hide_default_value = true)]
     #[serde(deserialize_with = "deserialize_bytes")]
     pub max_frame_bytes: u64,
     /// Limit of replies that clients have not read, in bytes, for all connections; 0 for four frames of max_frame_bytes. The
@@ -210,6 +214,9 @@ impl ServerConfig {
     /// Smallest `max_frame_bytes`, enough for a handshake or an error.
     pub const MIN_FRAME_BYTES: u64 = 64 << 10;
 
+    /// Largest default of `max_frame_bytes`.
+    const MOST_FRAME_BYTES: u64 = 256 << 20;
+
     /// Reads the text of a TOML file. Errors name the file by `origin`; `overrides` replaces keys of the same name.
     ///
     /// # Errors
@@ -290,23 +297,35 @@ impl ServerConfig {
     /// Limits of the memory that `innet-replay serve` creates. Receive buffers get two frames: one for pushes, one for all other
     /// requests.
     pub fn memory_limits(&self) -> MemoryLimits {
+        let frame = self.effective_max_frame_bytes();
         let mut limits = MemoryLimits {
             max_bytes: self.max_bytes,
-            receive_bytes: self.max_frame_bytes.saturating_mul(2),
+            receive_bytes: frame.saturating_mul(2),
             ..MemoryLimits::default()
         };
         if self.max_bytes == 0 {
             limits.share = process_memory::share(SHARE_PERCENT);
             let bytes = limits.share.map_or(4 << 30, |share| share.bytes());
-            limits.max_bytes = bytes.max(self.max_frame_bytes.saturating_mul(FRAMES));
+            limits.max_bytes = bytes.max(frame.saturating_mul(FRAMES));
         }
         limits
     }
 
-    /// `reply_bytes`, with 0 replaced by four frames.
-    pub fn effective_reply_bytes(&self) -> u64 {
+    /// `max_frame_bytes`, with 0 replaced by its default: received frames and unread replies, six frames by default, take less than a
+    /// fifth of the memory that the server may have.
+    pub fn effective_max_frame_bytes(&self) -> u64 {
+        match self.max_frame_bytes {
+            0 => process_memory::room()
+                .map_or(Self::MOST_FRAME_BYTES, |room| room.bytes / FRAMES_IN_ROOM)
+                .clamp(Self::MIN_FRAME_BYTES, Self::MOST_FRAME_BYTES),
+            bytes => bytes,
+        }
+    }
+
+    /// `reply_bytes`, with 0 replaced by four frames of `frame_bytes`.
+    pub fn effective_reply_bytes(&self, frame_bytes: u64) -> u64 {
         match self.reply_bytes {
-            0 => self.max_frame_bytes.saturating_mul(4),
+            0 => frame_bytes.saturating_mul(4),
             bytes => bytes,
         }
     }

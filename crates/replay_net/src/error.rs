@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use base::allocation::OutOfMemory;
 use base::error::{OsError, TooLarge};
 use base::wait::Interrupted;
 use base::words::shortened;
@@ -31,6 +32,9 @@ pub enum Error {
     /// A size over a limit.
     #[error(transparent)]
     TooLarge(#[from] TooLarge),
+    /// A size for which the process has no memory.
+    #[error(transparent)]
+    OutOfMemory(#[from] OutOfMemory),
     /// An error of the operating system.
     #[error(transparent)]
     Io(#[from] OsError),
@@ -99,6 +103,7 @@ impl Error {
             Error::Internal(_) => ErrorCode::Internal,
             Error::Config(_) => ErrorCode::Config,
             Error::TooLarge(_) => ErrorCode::TooLarge,
+            Error::OutOfMemory(_) => ErrorCode::OutOfMemory,
             Error::Io(_) => ErrorCode::Io,
             Error::Deadline { .. } | Error::RemoteDeadline { .. } => ErrorCode::Deadline,
             Error::Interrupted => ErrorCode::Interrupted,
@@ -158,6 +163,7 @@ impl From<replay_core::Error> for Error {
             Memory::Internal(reason) => Error::Internal(reason),
             Memory::Config(reason) => Error::Config(reason),
             Memory::TooLarge(error) => Error::TooLarge(error),
+            Memory::OutOfMemory(error) => Error::OutOfMemory(error),
             Memory::Io(error) => Error::Io(error),
             Memory::Deadline { waited_for } => Error::Deadline { waited_for },
             Memory::Interrupted => Error::Interrupted,
@@ -173,6 +179,7 @@ impl From<replay_wire::Error> for Error {
         match error {
             Wire::Memory(error) => error.into(),
             Wire::TooLarge(error) => Error::TooLarge(error),
+            Wire::OutOfMemory(error) => Error::OutOfMemory(error),
             Wire::Io(error) => Error::Io(error),
             error => Error::Wire(error),
         }

@@ -100,12 +100,15 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
     /// The rest of the frame whose [`FrameReader::header`] was read.
     ///
     /// # Errors
-    /// [`Error::Disconnected`] when the connection ends before the frame does.
+    /// [`Error::Disconnected`] when the connection ends before the frame does, [`Error::OutOfMemory`].
     pub async fn body(&mut self) -> Result<Frame> {
         let Some(header) = self.header else {
             return Err(Error::Internal("a frame's body before its header".into()));
         };
-        let incoming = self.incoming.get_or_insert_with(|| IncomingFrame::new(header));
+        let incoming = match &mut self.incoming {
+            Some(incoming) => incoming,
+            none => none.insert(IncomingFrame::new(header)?),
+        };
         loop {
             let rest = incoming.control_rest();
             if rest.is_empty() {

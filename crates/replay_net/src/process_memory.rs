@@ -1,39 +1,66 @@
-//! Memory limit of this process: the machine's memory, or the limit of its control group.
+//! Memory that this process may have: the machine's, or what is left of its control group or of its address space.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use base::allocation::{self, Room};
 use replay_core::memory::MemoryShare;
 
 /// Memory limit of a control group: of this process's group, or of an ancestor.
 pub(crate) struct GroupLimit {
     /// Limit of all processes in the group, in bytes.
     pub bytes: u64,
-    /// Bytes in use.
+    /// Bytes in use, without copies of files, which the kernel gives up first.
     pub used: u64,
 }
 
-/// `percent` of the memory limit of this process; `None` if the limit is unknown.
-pub fn share(percent: u8) -> Option<MemoryShare> {
-    share_below(Path::new("/"), percent)
+/// Makes this process compare its large allocations with [`room`].
+pub fn guard_allocations() {
+    allocation::measure_by(room);
 }
 
-/// [`share`] on a system whose files are below `root`.
-fn share_below(root: &Path, percent: u8) -> Option<MemoryShare> {
-    let share = |(of, whose)| MemoryShare { percent, of, whose };
-    let machine = total(root).map(|bytes| (bytes, "the machine"));
-    let groups = group_limits(root).into_iter();
-    let groups = groups.map(|group| (group.bytes, "the control group of this process"));
+/// Memory that this process may still have; `None` if no limit is known.
+pub fn room() -> Option<Room> {
+    room_below(Path::new("/"))
+}
+
+/// `percent` of [`room`].
+pub fn share(percent: u8) -> Option<MemoryShare> {
+    room().map(|of| MemoryShare { percent, of })
+}
+
+/// [`room`] on a system whose files are below `root`.
+fn room_below(root: &Path) -> Option<Room> {
+    let machine = total(root).map(|bytes| Room { bytes, whose: "of the machine" });
+    let groups = group_limits(root).into_iter().map(|group| Room {
+        bytes: group.bytes.saturating_sub(group.used),
+        whose: "left in the control group of this process",
+    });
+    let addresses = addresses_left(root)
+        .map(|bytes| Room { bytes, whose: "left in the address space of this process (ulimit -v)" });
     // The machine is first, so that it wins a tie: a group without a limit may report the machine's memory.
-    machine.into_iter().chain(groups).min_by_key(|(bytes, _)| *bytes).map(share)
+    machine.into_iter().chain(groups).chain(addresses).min_by_key(|room| room.bytes)
+}
+
+/// Bytes of address space that this process may still reserve; `None` without a limit.
+fn addresses_left(root: &Path) -> Option<u64> {
+    let text = fs::read_to_string(root.join("proc/self/limits")).ok()?;
+    let limit = text.lines().find_map(|line| line.strip_prefix("Max address space"))?;
+    // "unlimited" is no number.
+    let limit: u64 = limit.split_whitespace().next()?.parse().ok()?;
+    let used = kibibytes(&fs::read_to_string(root.join("proc/self/status")).ok()?, "VmSize:")?;
+    Some(limit.saturating_sub(used))
 }
 
 /// Bytes of the machine's memory.
 fn total(root: &Path) -> Option<u64> {
-    let text = fs::read_to_string(root.join("proc/meminfo")).ok()?;
-    let mut lines = text.lines();
-    let total = lines.find_map(|line| line.strip_prefix("MemTotal:"))?;
-    let kib: u64 = total.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kibibytes(&fs::read_to_string(root.join("proc/meminfo")).ok()?, "MemTotal:")
+}
+
+/// Bytes of the line `name`, which is in kibibytes.
+fn kibibytes(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     kib.checked_mul(1 << 10)
 }
 
@@ -66,6 +93,9 @@ type Files = [&'static str; 2];
 const VERSION_1: Files = ["memory.limit_in_bytes", "memory.usage_in_bytes"];
 const VERSION_2: Files = ["memory.max", "memory.current"];
 
+/// A limit of this many bytes, as version 1 has it, is none.
+const UNLIMITED: u64 = 1 << 62;
+
 /// Limits of a group and its ancestors. `group` is an absolute path below the mount.
 fn limits_of(mount: &Path, group: &str, [limit, used]: &Files) -> impl Iterator<Item = GroupLimit> {
     let group = PathBuf::from(group.trim_start_matches('/'));
@@ -73,10 +103,19 @@ fn limits_of(mount: &Path, group: &str, [limit, used]: &Files) -> impl Iterator<
     let read = |path: PathBuf| fs::read_to_string(path).ok()?.trim().parse().ok();
     let (limit, used) = (*limit, *used);
     folders.into_iter().filter_map(move |folder| {
-        let bytes = read(folder.join(limit))?;
-        let used = read(folder.join(used)).unwrap_or(0);
-        Some(GroupLimit { bytes, used })
+        let bytes = read(folder.join(limit)).filter(|&bytes| bytes < UNLIMITED)?;
+        let used: u64 = read(folder.join(used)).unwrap_or(0);
+        Some(GroupLimit { bytes, used: used.saturating_sub(copies_of_files(&folder)) })
     })
+}
+
+/// Bytes of a group and those below it that are copies of files.
+fn copies_of_files(group: &Path) -> u64 {
+    let text = fs::read_to_string(group.join("memory.stat")).unwrap_or_default();
+    let of = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok());
+    // Version 1 counts the group alone without `total_`.
+    let all = ["inactive_file ", "active_file "].map(|name| of(&format!("total_{name}")).or(of(name)).unwrap_or(0));
+    all.iter().sum()
 }
 
 #[cfg(test)]
@@ -85,8 +124,10 @@ mod tests {
 
     const MACHINE: (&str, &str) = ("proc/meminfo", "MemTotal:       16777216 kB\nMemFree:         1000000 kB\n");
     const GIB: u64 = 1 << 30;
+    const MACHINES: &str = "of the machine";
+    const GROUPS: &str = "left in the control group of this process";
 
-    /// Memory of which a system with these files takes a share, and its owner.
+    /// Memory that a process may have on a system with these files, and its limit.
     fn of(files: &[(&str, &str)]) -> Option<(u64, &'static str)> {
         let root = tempfile::tempdir().unwrap();
         for (path, text) in files {
@@ -94,14 +135,12 @@ mod tests {
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         }
-        let share = share_below(root.path(), 80)?;
-        assert_eq!(share.bytes(), share.of / 100 * 80);
-        Some((share.of, share.whose))
+        room_below(root.path()).map(|room| (room.bytes, room.whose))
     }
 
     #[test]
     fn a_machine_without_groups() {
-        assert_eq!(of(&[MACHINE]), Some((16 * GIB, "the machine")));
+        assert_eq!(of(&[MACHINE]), Some((16 * GIB, MACHINES)));
         assert_eq!(of(&[]), None);
         assert_eq!(of(&[("proc/meminfo", "MemTotal: much\n")]), None);
     }
@@ -111,15 +150,33 @@ mod tests {
         let group = ("proc/self/cgroup", "0::/user.slice/job.scope\n");
         let own = "sys/fs/cgroup/user.slice/job.scope/memory.max";
         let above = "sys/fs/cgroup/user.slice/memory.max";
-        let group_of = |bytes| Some((bytes, "the control group of this process"));
+        let group_of = |bytes| Some((bytes, GROUPS));
         let found = |own_limit, above_limit| of(&[MACHINE, group, (own, own_limit), (above, above_limit)]);
-        assert_eq!(found("max\n", "max\n"), Some((16 * GIB, "the machine")));
+        assert_eq!(found("max\n", "max\n"), Some((16 * GIB, MACHINES)));
         assert_eq!(found("4294967296\n", "max\n"), group_of(4 * GIB));
         assert_eq!(found("4294967296\n", "2147483648\n"), group_of(2 * GIB));
-        assert_eq!(found("99999999999999\n", "max\n"), Some((16 * GIB, "the machine")));
+        assert_eq!(found("99999999999999\n", "max\n"), Some((16 * GIB, MACHINES)));
         // A container, whose own group is the root of its mount.
         let container = [MACHINE, ("proc/self/cgroup", "0::/\n"), ("sys/fs/cgroup/memory.max", "1073741824\n")];
         assert_eq!(of(&container), group_of(GIB));
+        // What others in the group use is not left, except for copies of files.
+        let used = [
+            ("sys/fs/cgroup/memory.current", "734003200\n"),
+            ("sys/fs/cgroup/memory.stat", "anon 1\ninactive_file 104857600\nactive_file 104857600\nfile 9\n"),
+        ];
+        assert_eq!(of(&[&container[..], &used].concat()), group_of(GIB / 2));
+    }
+
+    #[test]
+    fn the_address_space() {
+        let status = ("proc/self/status", "VmPeak:\t 9999999 kB\nVmSize:\t 1048576 kB\n");
+        let found = |limit: &str| {
+            let limits = format!("Max open files            1024      4096      files\n{limit}\n");
+            of(&[MACHINE, status, ("proc/self/limits", &limits)])
+        };
+        let left = Some((GIB, "left in the address space of this process (ulimit -v)"));
+        assert_eq!(found("Max address space         2147483648           unlimited            bytes"), left);
+        assert_eq!(found("Max address space         unlimited            unlimited            bytes"), of(&[MACHINE]));
     }
 
     #[test]
@@ -128,10 +185,10 @@ mod tests {
         let unlimited = "9223372036854771712\n";
         let own = "sys/fs/cgroup/memory/docker/abc/memory.limit_in_bytes";
         let root = "sys/fs/cgroup/memory/memory.limit_in_bytes";
-        let group_of = |bytes| Some((bytes, "the control group of this process"));
+        let group_of = |bytes| Some((bytes, GROUPS));
         let found = |own_limit| of(&[MACHINE, groups, (own, own_limit), (root, unlimited)]);
         assert_eq!(found("3221225472\n"), group_of(3 * GIB));
-        assert_eq!(found(unlimited), Some((16 * GIB, "the machine")));
+        assert_eq!(found(unlimited), Some((16 * GIB, MACHINES)));
         // A container that does not see its own path.
         assert_eq!(of(&[MACHINE, groups, (root, "1073741824\n")]), group_of(GIB));
     }

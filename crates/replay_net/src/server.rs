@@ -75,23 +75,27 @@ impl Server {
     pub fn new(config: &ServerConfig, memory: Arc<Memory>) -> Result<Self> {
         config.validate()?;
         let longest = memory.limits().receive_bytes / 2;
-        if config.max_frame_bytes > longest {
+        let frame_bytes = match (config.max_frame_bytes, config.effective_max_frame_bytes()) {
+            // A memory in the user's process, which has more room left at times.
+            (0, default) if longest >= ServerConfig::MIN_FRAME_BYTES => default.min(longest),
+            (_, bytes) => bytes,
+        };
+        if frame_bytes > longest {
             return Err(Error::Config(format!(
-                "max_frame_bytes is {}, but the memory receives frames of at most {longest} bytes: lower \
-                 max_frame_bytes, or make the memory with more receive_bytes",
-                config.max_frame_bytes
+                "max_frame_bytes is {frame_bytes}, but the memory receives frames of at most {longest} bytes: lower \
+                 max_frame_bytes, or make the memory with more receive_bytes"
             )));
         }
         let tokens = config.read_tokens()?;
         let tls = acceptor(config)?.map(RwLock::new);
         // Without a token every client is an operator.
-        let reply_budgets = ReplyBudgets::new(config.effective_reply_bytes(), tokens.len());
-        let handshake = Handshake::new(tokens, memory.incarnation(), config.max_frame_bytes);
+        let reply_budgets = ReplyBudgets::new(config.effective_reply_bytes(frame_bytes), tokens.len());
+        let handshake = Handshake::new(tokens, memory.incarnation(), frame_bytes);
         Ok(Server {
             context: ServerContext {
-                service: Service::new(memory, &config.tables, config.max_frame_bytes, reply_budgets)?,
+                service: Service::new(memory, &config.tables, frame_bytes, reply_budgets)?,
                 handshake,
-                max_frame_bytes: config.max_frame_bytes,
+                max_frame_bytes: frame_bytes,
                 write_deadline: Duration::from_millis(config.write_deadline_ms),
                 max_wait: Duration::from_millis(config.max_wait_ms),
                 closed: AtomicBool::new(false),

@@ -12,6 +12,7 @@ use pyo3::exceptions::PyException;
 use pyo3::intern;
 use pyo3::prelude::*;
 
+use base::allocation;
 use replay_core::schema::Dtype;
 
 use crate::{dtype, error};
@@ -113,29 +114,39 @@ pub struct Numbers<'py>(pub Input<'py>);
 
 impl Numbers<'_> {
     /// Each number as a float64.
-    pub fn to_f64(&self) -> Vec<f64> {
+    ///
+    /// # Errors
+    /// `OutOfMemoryError`, as the other conversions.
+    pub fn to_f64(&self, py: Python<'_>) -> PyResult<Vec<f64>> {
         let bytes = self.0.bytes();
         match self.0.dtype {
-            Dtype::Float32 => map(bytes, |b| f64::from(f32::from_ne_bytes(b))),
-            Dtype::Float64 => map(bytes, f64::from_ne_bytes),
-            other => bytes.chunks_exact(other.bytes()).map(|element| other.read(element)).collect(),
+            Dtype::Float32 => map(py, bytes, |b| f64::from(f32::from_ne_bytes(b))),
+            Dtype::Float64 => map(py, bytes, f64::from_ne_bytes),
+            other => collect(py, bytes.chunks_exact(other.bytes()).map(|element| other.read(element))),
         }
     }
 
     /// Each integer as an int64; a larger uint64 wraps to a negative number.
-    pub fn to_i64(&self) -> Vec<i64> {
-        map(self.0.bytes(), i64::from_ne_bytes)
+    pub fn to_i64(&self, py: Python<'_>) -> PyResult<Vec<i64>> {
+        map(py, self.0.bytes(), i64::from_ne_bytes)
     }
 
     /// The 64 bits of each number.
-    pub fn to_bits(&self) -> Vec<u64> {
-        map(self.0.bytes(), u64::from_ne_bytes)
+    pub fn to_bits(&self, py: Python<'_>) -> PyResult<Vec<u64>> {
+        map(py, self.0.bytes(), u64::from_ne_bytes)
     }
 }
 
-fn map<const N: usize, T>(bytes: &[u8], read: impl Fn([u8; N]) -> T) -> Vec<T> {
+fn map<const N: usize, T>(py: Python<'_>, bytes: &[u8], read: impl Fn([u8; N]) -> T) -> PyResult<Vec<T>> {
     let (values, _) = bytes.as_chunks();
-    values.iter().map(|&value| read(value)).collect()
+    collect(py, values.iter().map(|&value| read(value)))
+}
+
+fn collect<T>(py: Python<'_>, values: impl ExactSizeIterator<Item = T>) -> PyResult<Vec<T>> {
+    let room = allocation::with_capacity("a copy of an array", values.len());
+    let mut copy = room.map_err(|error| error::to_python(py, error))?;
+    copy.extend(values);
+    Ok(copy)
 }
 
 /// Dtypes of priorities.

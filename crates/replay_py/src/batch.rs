@@ -15,7 +15,7 @@ use replay_core::view::{self, Array, Buffer};
 use crate::class::attributes;
 use crate::interpreter::Call;
 use crate::structure::Structure;
-use crate::{array, dtype};
+use crate::{array, dtype, error};
 
 #[doc = stub_doc!("Batch")]
 #[pyclass(name = "Batch", module = "innet_drl", frozen)]
@@ -310,7 +310,7 @@ pub fn restored_batch(
     let mut arrays = HashMap::new();
     for (bytes, pickled) in buffers {
         let bytes = bytes.as_bytes();
-        let mut buffer = Buffer::zeros(bytes.len());
+        let mut buffer = Buffer::zeros(bytes.len()).map_err(|error| error::to_python(py, error))?;
         buffer.as_mut_slice().copy_from_slice(bytes);
         let buffer = Arc::new(buffer);
         for (name, dtype, (shape, strides, offset), shared) in pickled {

@@ -276,7 +276,7 @@ impl DecodedSampler {
     /// name of their writer.
     fn decode(&self, parts: Vec<Sampled>, beta: f64) -> Result<DecodedSample> {
         let lengths: Vec<usize> = parts.iter().map(|part| part.items.len()).collect();
-        let mut sampled = mix::combine(parts);
+        let mut sampled = mix::combine(parts)?;
         let credit = sampled.credit.take();
         let mut batch = self.parts[0].reading.decoder.decode(&sampled, beta)?;
         let mut of_rejected = Vec::new();
@@ -284,7 +284,7 @@ impl DecodedSampler {
             let of_items;
             (of_items, of_rejected) = tables_of(&lengths, &sampled, &batch.rejected);
             if self.parts.len() > 1 {
-                batch.add_bytes(TABLES, &of_items);
+                batch.add_bytes(TABLES, &of_items)?;
             }
         }
         for (rejected, table) in batch.rejected.iter().zip(of_rejected) {

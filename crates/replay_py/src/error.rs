@@ -20,6 +20,7 @@ fn class_name(code: ErrorCode) -> &'static str {
         ErrorCode::Table => "TableError",
         ErrorCode::Schema => "SchemaError",
         ErrorCode::TooLarge => "TooLargeError",
+        ErrorCode::OutOfMemory => "OutOfMemoryError",
         // A client sends the request again, so no call returns `Renew`.
         ErrorCode::Deadline | ErrorCode::Renew => "DeadlineError",
         ErrorCode::View => "ViewError",

@@ -79,6 +79,7 @@ fn run_server_cli(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     interpreter::watch_end(module.py())?;
     innet_replay::plug_in();
+    replay_net::process_memory::guard_allocations();
     // Chosen at import, so that processes forked before they connect share the program's number.
     replay_net::client::program::number(None);
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;

@@ -12,6 +12,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyMapping};
 use safetensors::tensor::{Dtype as FileDtype, SafeTensors, View};
 
+use base::allocation;
 use replay_core::schema::Dtype;
 use replay_core::view::Buffer;
 
@@ -183,6 +184,8 @@ pub fn views<'a>(tensors: &'a [Tensor<'_>]) -> HashMap<&'a str, TensorView<'a>> 
 
 /// Writes a safetensors file.
 pub fn write(name: &str, tensors: &HashMap<&str, TensorView<'_>>) -> replay_core::Result<Bytes> {
+    let bytes: u64 = tensors.values().map(|view| view.data_len() as u64).sum();
+    allocation::check("a file of parameters", bytes)?;
     safetensors::serialize(tensors, None)
         .map(Bytes::from)
         .map_err(|error| replay_core::Error::Parameters { name: name.to_owned(), reason: error.to_string() })
@@ -242,20 +245,20 @@ pub fn read(name: &str, file: Bytes) -> replay_core::Result<Contents> {
         entry.dtype != FileDtype::BF16 && address.is_multiple_of(alignment)
     };
     if !stored.iter().all(usable) {
-        return Ok(unpack(stored, &file));
+        return unpack(stored, &file);
     }
     // A file without other references needs no copy.
     Ok(match file.try_into_mut() {
         Ok(file) => Contents { stored, memory: TensorMemory::Received(file) },
-        Err(shared) => unpack(stored, &shared),
+        Err(shared) => unpack(stored, &shared)?,
     })
 }
 
 /// Copies tensors out of a file.
-fn unpack(mut stored: Vec<StoredTensor>, file: &[u8]) -> Contents {
+fn unpack(mut stored: Vec<StoredTensor>, file: &[u8]) -> replay_core::Result<Contents> {
     let widening = |entry: &StoredTensor| if entry.dtype == FileDtype::BF16 { 2 } else { 1 };
     let size = |entry: &StoredTensor| (widening(entry) * entry.range.len()).next_multiple_of(Buffer::ALIGNMENT);
-    let mut buffer = Buffer::zeros(stored.iter().map(size).sum());
+    let mut buffer = Buffer::zeros(stored.iter().map(size).sum())?;
     let mut rest = buffer.as_mut_slice();
     let mut start = 0;
     for entry in &mut stored {
@@ -274,7 +277,7 @@ fn unpack(mut stored: Vec<StoredTensor>, file: &[u8]) -> Contents {
         entry.range = start..start + len;
         start += to.len();
     }
-    Contents { stored, memory: TensorMemory::Unpacked(buffer) }
+    Ok(Contents { stored, memory: TensorMemory::Unpacked(buffer) })
 }
 
 const DTYPES: [(Dtype, FileDtype); 12] = [

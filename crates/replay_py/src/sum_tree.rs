@@ -67,7 +67,7 @@ impl PySumTree {
         let _call = Call::begin(py);
         let indexes = array::numbers(indexes, "indexes", &INDEXES)?;
         let priorities = array::numbers(priorities, "priorities", &array::PRIORITIES)?;
-        let (indexes, priorities) = (indexes.to_i64(), priorities.to_f64());
+        let (indexes, priorities) = (indexes.to_i64(py)?, priorities.to_f64(py)?);
         self.run(py, indexes.len(), |tree| tree.update(&indexes, priorities))
     }
 

@@ -5,7 +5,10 @@ use pyo3::types::{PyBytes, PyList, PyString, PyTuple};
 
 use numpy::{PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
 
+use base::allocation;
 use replay_core::schema::{Column, Dtype};
+
+use crate::error;
 
 /// Texts of one step or of a block as an array uint8, whose last dimension has the column's bytes; `None` for any other value or column.
 /// `refuse` makes the exception for a text that is too long.
@@ -41,7 +44,8 @@ pub fn to_bytes<'py>(
         return Ok(None);
     };
     let width = width as usize;
-    let mut bytes = vec![0; texts.len() * width];
+    let bytes = allocation::zeros("texts as bytes", texts.len().saturating_mul(width));
+    let mut bytes = bytes.map_err(|error| error::to_python(py, error))?;
     for (text, place) in texts.iter().zip(bytes.chunks_exact_mut(width)) {
         let Some(place) = place.get_mut(..text.len()) else {
             return Err(refuse(format!(

@@ -131,7 +131,7 @@ impl PyWriter {
         if !array::PRIORITIES.contains(&input.dtype) || input.shape != self.shape(steps, &[]) {
             return Err(self.refuse(value.py(), steps, "priority", "numbers", &input));
         }
-        Ok(array::Numbers(input).to_f64())
+        array::Numbers(input).to_f64(value.py())
     }
 
     fn column<'py>(

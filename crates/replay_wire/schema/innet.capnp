@@ -152,6 +152,7 @@ enum ErrorCode {
   forbidden @24;
   renew @25;
   # The server holds the request no longer, though its deadline has not come: send it again.
+  outOfMemory @26;
 }
 
 struct Error {

@@ -1,5 +1,6 @@
 //! Errors of the protocol, and the codes by which errors cross the wire.
 
+use base::allocation::OutOfMemory;
 use base::error::{OsError, TooLarge};
 
 pub use crate::innet_capnp::ErrorCode;
@@ -14,6 +15,9 @@ pub enum Error {
     /// A size over a limit.
     #[error(transparent)]
     TooLarge(#[from] TooLarge),
+    /// A size for which the process has no memory.
+    #[error(transparent)]
+    OutOfMemory(#[from] OutOfMemory),
     /// An error of the operating system.
     #[error(transparent)]
     Io(#[from] OsError),
@@ -47,6 +51,7 @@ impl Error {
         match self {
             Error::Memory(error) => error.into(),
             Error::TooLarge(_) => ErrorCode::TooLarge,
+            Error::OutOfMemory(_) => ErrorCode::OutOfMemory,
             Error::Io(_) => ErrorCode::Io,
             Error::Protocol(_) => ErrorCode::Protocol,
             Error::Version { .. } => ErrorCode::Version,
@@ -67,6 +72,7 @@ impl From<&replay_core::Error> for ErrorCode {
             Error::TableDiffers { .. } => ErrorCode::TableDiffers,
             Error::Table { .. } => ErrorCode::Table,
             Error::Schema { .. } => ErrorCode::Schema,
+            Error::OutOfMemory(_) => ErrorCode::OutOfMemory,
             Error::TooLarge(_) | Error::Streams { .. } => ErrorCode::TooLarge,
             Error::Deadline { .. } => ErrorCode::Deadline,
             Error::View { .. } => ErrorCode::View,

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use capnp::Word;
 
 use crate::error::{Error, Result};
+use base::allocation::{self, OutOfMemory};
 use base::error::check_size;
 use replay_core::memory_hints::advise_huge_pages;
 use replay_core::replay::SampleCredit;
@@ -129,10 +130,15 @@ pub struct IncomingFrame {
 
 impl IncomingFrame {
     /// Allocates the buffers for a header.
-    pub fn new(header: Header) -> Self {
-        let mut payload = Vec::with_capacity(header.payload as usize);
+    ///
+    /// # Errors
+    /// [`OutOfMemory`].
+    pub fn new(header: Header) -> Result<Self, OutOfMemory> {
+        allocation::check("a received message", header.control.into())?;
+        let mut payload = allocation::with_capacity("a received payload", header.payload as usize)?;
         advise_huge_pages(payload.spare_capacity_mut());
-        IncomingFrame { control: Word::allocate_zeroed_vec(header.control as usize / 8), filled: 0, payload, header }
+        let control = Word::allocate_zeroed_vec(header.control as usize / 8);
+        Ok(IncomingFrame { control, filled: 0, payload, header })
     }
 
     /// The missing part of the control message, to be filled from the front; empty once it is complete.

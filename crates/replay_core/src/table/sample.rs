@@ -20,6 +20,7 @@ use crate::schema::flags;
 use crate::slab::Pinned;
 use crate::sum_tree::{self, SampledLeaf, Strata};
 use crate::sync::Ordering;
+use base::allocation;
 use base::error::check_size;
 use base::mistake::{Mistake, planted};
 
@@ -525,7 +526,7 @@ impl<'a> Sampling<'a> {
             Table::MAX_BATCH_BYTES,
             "sample fewer items at a time",
         )?;
-        let mut rows = Vec::with_capacity(row_bytes);
+        let mut rows = allocation::with_capacity("the rows of a sampled batch", row_bytes)?;
         let mut blobs = Vec::with_capacity(segments);
         for piece in self.pieces.drain(..) {
             let (begin, packed) = (rows.len(), &piece.chunk.packed);

@@ -3,12 +3,16 @@
 use crate::error::{Error, Result, check_priorities};
 use crate::replay::UpdateReceipt;
 use crate::sync::Ordering;
+use base::allocation;
 use base::words::shortened;
 
 use super::Table;
 
 /// Most bytes of a reader's reason that are logged.
 const MAX_REASON: usize = 200;
+
+/// Bytes that an update allocates for an id: its item and priority, the update of the tree, and a change of a sum.
+const UPDATE_BYTES: u64 = 64;
 
 impl Table {
     /// Sets priorities, before the exponent. The last value of a repeated id counts. Ids of items that are gone, and
@@ -24,6 +28,7 @@ impl Table {
             return Err(Error::schema(&self.config.name, reason));
         }
         check_priorities(priorities)?;
+        allocation::check("an update of priorities", UPDATE_BYTES * ids.len() as u64)?;
         let mut items = Vec::with_capacity(ids.len());
         let mut new = Vec::with_capacity(ids.len());
         for (&bits, &priority) in ids.iter().zip(priorities) {

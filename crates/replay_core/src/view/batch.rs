@@ -35,8 +35,11 @@ impl Buffer {
     pub const ALIGNMENT: usize = 64;
 
     /// A buffer of `len` zeros without a pool.
-    pub fn zeros(len: usize) -> Self {
-        Buffer::over(Storage::zeros(len + Self::ALIGNMENT), len, Weak::new())
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory).
+    pub fn zeros(len: usize) -> Result<Self> {
+        Ok(Buffer::over(Storage::zeros(len + Self::ALIGNMENT)?, len, Weak::new()))
     }
 
     fn over(storage: Storage, len: usize, pool: Weak<BufferPool>) -> Self {
@@ -89,7 +92,7 @@ impl BufferPool {
     /// A buffer of `items` times `item_bytes` with any content.
     ///
     /// # Errors
-    /// [`Error::TooLarge`] beyond 16 GiB.
+    /// [`Error::TooLarge`] beyond 16 GiB, [`Error::OutOfMemory`].
     pub(super) fn take(self: &Arc<Self>, items: usize, item_bytes: usize) -> Result<Buffer> {
         let len = items.saturating_mul(item_bytes);
         check_size(
@@ -99,7 +102,7 @@ impl BufferPool {
             "sample fewer items at a time, or with a narrower view",
         )?;
         if len < SMALLEST_KEPT {
-            return Ok(Buffer::zeros(len));
+            return Buffer::zeros(len);
         }
         let needed = len + Buffer::ALIGNMENT;
         let kept = {
@@ -108,7 +111,10 @@ impl BufferPool {
             let fits = |storage: &Storage| (needed..=2 * needed).contains(&storage.len());
             free.iter().position(fits).map(|at| free.swap_remove(at))
         };
-        let storage = kept.unwrap_or_else(|| Storage::zeros(needed));
+        let storage = match kept {
+            Some(kept) => kept,
+            None => Storage::zeros(needed)?,
+        };
         Ok(Buffer::over(storage, len, Arc::downgrade(self)))
     }
 
@@ -235,11 +241,15 @@ pub struct Batch {
 
 impl Batch {
     /// Adds an array of one byte for each item.
-    pub fn add_bytes(&mut self, name: &str, bytes: &[u8]) {
-        let mut buffer = Buffer::zeros(bytes.len());
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory).
+    pub fn add_bytes(&mut self, name: &str, bytes: &[u8]) -> Result<()> {
+        let mut buffer = Buffer::zeros(bytes.len())?;
         buffer.as_mut_slice().copy_from_slice(bytes);
         let spec = ArraySpec::new(name, Dtype::Uint8, vec![]);
         self.arrays.push(spec.array(bytes.len(), Arc::new(buffer)));
+        Ok(())
     }
 
     /// The array of a name.

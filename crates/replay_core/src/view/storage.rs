@@ -2,7 +2,9 @@
 
 use std::cell::UnsafeCell;
 
+use crate::error::Result;
 use crate::memory_hints::advise_huge_pages;
+use base::allocation;
 
 /// Bytes on the heap. Rust writes them through an exclusive reference; once they are shared, only holders of the pointer
 /// write them.
@@ -15,12 +17,15 @@ unsafe impl Sync for Storage {}
 
 impl Storage {
     /// `len` zeros.
-    pub(super) fn zeros(len: usize) -> Self {
-        let bytes = vec![0_u8; len].into_boxed_slice();
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory).
+    pub(super) fn zeros(len: usize) -> Result<Self> {
+        let bytes = allocation::zeros("an array", len)?;
         advise_huge_pages(&bytes);
         let bytes = Box::into_raw(bytes);
         // SAFETY: UnsafeCell<u8> has the layout of u8, and the pointer is the whole of a box that was just taken apart.
-        Storage(unsafe { Box::from_raw(bytes as *mut [UnsafeCell<u8>]) })
+        Ok(Storage(unsafe { Box::from_raw(bytes as *mut [UnsafeCell<u8>]) }))
     }
 
     pub(super) fn len(&self) -> usize {

@@ -39,18 +39,14 @@ impl ServerConfig {
         if self.listen.is_empty() {
             return refuse("listen is empty: name at least one address");
         }
-        if !(Self::MIN_FRAME_BYTES..=u64::from(u32::MAX)).contains(&self.max_frame_bytes) {
-            return refuse(format!(
-                "max_frame_bytes is {} to {}, got {}",
-                Self::MIN_FRAME_BYTES,
-                u32::MAX,
-                self.max_frame_bytes
-            ));
+        let frame = self.effective_max_frame_bytes();
+        if !(Self::MIN_FRAME_BYTES..=u64::from(u32::MAX)).contains(&frame) {
+            return refuse(format!("max_frame_bytes is {} to {}, got {frame}", Self::MIN_FRAME_BYTES, u32::MAX));
         }
-        if self.max_bytes > 0 && self.max_bytes / FRAMES < self.max_frame_bytes {
+        if self.max_bytes > 0 && self.max_bytes / FRAMES < frame {
             return refuse(format!(
-                "max_bytes {} is less than {FRAMES} frames of max_frame_bytes {}: raise max_bytes or lower max_frame_bytes",
-                self.max_bytes, self.max_frame_bytes
+                "max_bytes {} is less than {FRAMES} frames of max_frame_bytes {frame}: raise max_bytes or lower max_frame_bytes",
+                self.max_bytes
             ));
         }
         for (name, value, least, most) in [

@@ -50,7 +50,9 @@ impl PyMemory {
         let _call = Call::begin(py);
         keywords::refuse(unknown, || Ok(py.get_type::<PyMemory>().into_any()))?;
         log::start();
-        let mut limits = MemoryLimits::default();
+        // If it is served.
+        let received = ServerConfig::default().memory_limits().receive_bytes;
+        let mut limits = MemoryLimits { receive_bytes: received, ..MemoryLimits::default() };
         if max_bytes.is_none() {
             limits.share = process_memory::share(SHARE_PERCENT);
         }

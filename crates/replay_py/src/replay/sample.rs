@@ -353,7 +353,7 @@ impl PyReplay {
         let _call = Call::begin(py);
         let ids = array::numbers(ids, "ids", &IDS)?;
         let priorities = array::numbers(priorities, "priorities", &array::PRIORITIES)?;
-        let (ids, priorities) = (ids.to_bits(), priorities.to_f64());
+        let (ids, priorities) = (ids.to_bits(py)?, priorities.to_f64(py)?);
         let wanted = ids.len();
         if table.names().count() > 1 {
             // One table would be changed before the next one refuses.

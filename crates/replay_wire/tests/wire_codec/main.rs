@@ -70,7 +70,7 @@ proptest! {
 
 #[test]
 fn every_error_code_crosses() {
-    for number in 0..=ErrorCode::Forbidden as u16 {
+    for number in 0..=ErrorCode::OutOfMemory as u16 {
         let code = code(number);
         let outgoing =
             encode_reply(Reply { id: 1, body: ReplyBody::Error { code, message: "why".into(), waited_for: None } })
@@ -109,6 +109,8 @@ fn code(number: u16) -> ErrorCode {
         Interrupted,
         Extension,
         Forbidden,
+        Renew,
+        OutOfMemory,
     ];
     assert_eq!(all[number as usize] as u16, number);
     all[number as usize]

@@ -45,7 +45,8 @@ impl MachineFiles {
 
     /// Compares the limits of tables and replies with the free memory of the machine and of this process's control group.
     fn memory(&self, config: &ServerConfig) -> CheckResult {
-        let wanted = config.memory_limits().max_bytes.saturating_add(config.effective_reply_bytes());
+        let replies = config.effective_reply_bytes(config.effective_max_frame_bytes());
+        let wanted = config.memory_limits().max_bytes.saturating_add(replies);
         let meminfo = self.text("proc/meminfo");
         let available = meminfo.lines().find_map(|line| {
             let kib = line.strip_prefix("MemAvailable:")?.trim();

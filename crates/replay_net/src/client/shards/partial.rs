@@ -2,9 +2,10 @@
 
 use std::time::Instant;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 
 use super::shares::divide;
+use base::allocation::{self, OutOfMemory};
 use base::host;
 use base::mistake::{Mistake, planted};
 use replay_core::replay::{Sampled, ShardState};
@@ -135,13 +136,16 @@ impl PartialBatch {
     }
 
     /// The complete batch, ordered by server. Copies rows, but not blobs.
-    pub fn into_sampled(mut self) -> Sampled {
+    ///
+    /// # Errors
+    /// [`OutOfMemory`].
+    pub fn into_sampled(mut self) -> Result<Sampled, OutOfMemory> {
         self.arrived.sort_by_key(|(shard, _)| *shard);
         let least = self.shares.iter().zip(&self.least);
         let least = least.filter_map(|(&share, least)| least.map(|least| share * least));
         let min_probability = least.filter(|&least| least > 0.0).reduce(f64::min);
         let length = self.arrived.iter().map(|(_, part)| part.rows.len()).sum();
-        let mut rows = BytesMut::with_capacity(length);
+        let mut rows = allocation::with_capacity("the rows of a batch", length)?;
         let (mut items, mut blobs) = (Vec::with_capacity(self.items()), Vec::new());
         for (shard, part) in self.arrived {
             let share = self.shares[shard];
@@ -158,7 +162,7 @@ impl PartialBatch {
         // An item's priority may have changed since the servers' last answers.
         let min_probability =
             min_probability.map(|least| items.iter().map(|item| item.probability).fold(least, f64::min));
-        Sampled {
+        Ok(Sampled {
             items,
             live_items: self.with_priority,
             min_probability,
@@ -166,7 +170,7 @@ impl PartialBatch {
             rows: Bytes::from(rows),
             blobs,
             credit: None,
-        }
+        })
     }
 }
 
@@ -214,7 +218,7 @@ mod tests {
         assert_eq!(batch.take_owed(&answers([0.0, 1.0]), 0.5).0, [0, 4]);
         batch.add(0, part());
         batch.add(1, part());
-        for item in batch.into_sampled().items {
+        for item in batch.into_sampled().unwrap().items {
             assert_eq!(item.probability, 0.5 * 0.25);
         }
     }
@@ -233,6 +237,6 @@ mod tests {
         let mut certain = part();
         certain.items[0].probability = 1.0;
         batch.add(0, certain);
-        assert_eq!(batch.into_sampled().items[0].probability, 1.0);
+        assert_eq!(batch.into_sampled().unwrap().items[0].probability, 1.0);
     }
 }

@@ -419,7 +419,7 @@ impl ShardedSamples {
         }
         self.receive_rest(wait)?;
         match self.batches.pop_front() {
-            Some(batch) if batch.items() > 0 => Ok(batch.into_sampled()),
+            Some(batch) if batch.items() > 0 => Ok(batch.into_sampled()?),
             _ => Err(Error::deadline(reason)),
         }
     }
@@ -446,8 +446,8 @@ impl ShardedSamples {
             // The next call meets the same error.
             let _ = self.top_up(&Wait { deadline: None, ..*wait });
         }
-        let sampled = batch.map(PartialBatch::into_sampled);
-        sampled.ok_or(Error::Closed("the batch"))
+        let batch = batch.ok_or(Error::Closed("the batch"))?;
+        Ok(batch.into_sampled()?)
     }
 }
 

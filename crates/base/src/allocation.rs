@@ -1,0 +1,143 @@
+//! Allocations whose size comes from an argument, a setting or a peer: one that does not fit is an error, where Rust's own collections
+//! end the process.
+//!
+//! A system may grant memory that it does not have and kill the process that touches it. A large size is therefore also compared with
+//! the memory that the process may have, which whoever can read it makes known by [`measure_by`].
+
+use std::alloc::{Layout, alloc_zeroed};
+use std::fmt;
+use std::hint::black_box;
+use std::sync::OnceLock;
+
+/// Smaller sizes are not compared with the process's limits: reading these takes longer than filling the memory.
+const LARGE: u64 = 4 << 20;
+
+/// Memory that the process may still have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Room {
+    /// Bytes.
+    pub bytes: u64,
+    /// The limit, as it follows the number in messages: "of the machine".
+    pub whose: &'static str,
+}
+
+static MEASURE: OnceLock<fn() -> Option<Room>> = OnceLock::new();
+
+/// Sets the function that measures the memory that this process may still have. The first one counts.
+pub fn measure_by(measure: fn() -> Option<Room>) {
+    // An error says that another function was set before.
+    let _ = MEASURE.set(measure);
+}
+
+/// A size for which the process has no memory.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{what} needs {bytes} bytes, {}", Shortage(*bytes, *room))]
+pub struct OutOfMemory {
+    /// What would have been allocated.
+    pub what: &'static str,
+    /// Its bytes.
+    pub bytes: u64,
+    /// Memory that the process may still have, if it is known.
+    pub room: Option<Room>,
+}
+
+struct Shortage(u64, Option<Room>);
+
+impl fmt::Display for Shortage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Shortage(wanted, Some(Room { bytes, whose })) if wanted > bytes => {
+                write!(f, "more than the {bytes} {whose}")
+            }
+            _ => f.write_str("which the operating system refuses this process"),
+        }
+    }
+}
+
+/// Checks that the process may have `bytes` more, and that its allocator can get them. For several allocations at a time, or one of a
+/// library; another thread may be faster.
+///
+/// # Errors
+/// [`OutOfMemory`].
+pub fn check(what: &'static str, bytes: u64) -> Result<(), OutOfMemory> {
+    if bytes < LARGE {
+        return Ok(());
+    }
+    // Hidden from the compiler, which may leave out an allocation that nothing uses.
+    with_capacity::<u8>(what, usize::try_from(bytes).unwrap_or(usize::MAX)).map(|trial| drop(black_box(trial)))
+}
+
+/// An empty vector with room for `len` elements.
+///
+/// # Errors
+/// [`OutOfMemory`].
+pub fn with_capacity<T>(what: &'static str, len: usize) -> Result<Vec<T>, OutOfMemory> {
+    let bytes = (len as u64).saturating_mul(size_of::<T>() as u64);
+    compare(what, bytes)?;
+    let mut vector = Vec::new();
+    match vector.try_reserve_exact(len) {
+        Ok(()) => Ok(vector),
+        Err(_) => Err(refused(what, bytes)),
+    }
+}
+
+/// `len` zeros. Large ones take no memory until they are written, as those of the standard library.
+///
+/// # Errors
+/// [`OutOfMemory`].
+pub fn zeros(what: &'static str, len: usize) -> Result<Box<[u8]>, OutOfMemory> {
+    compare(what, len as u64)?;
+    let layout = Layout::array::<u8>(len).map_err(|_| refused(what, len as u64))?;
+    if len == 0 {
+        return Ok(Box::default());
+    }
+    // SAFETY: the layout has a size, since `len` is above 0.
+    let start = unsafe { alloc_zeroed(layout) };
+    if start.is_null() {
+        return Err(refused(what, len as u64));
+    }
+    // SAFETY: the global allocator has just made it with the layout of a slice of `len` bytes, all of them zero.
+    Ok(unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(start, len)) })
+}
+
+/// Compares a large size with the memory that the process may still have.
+fn compare(what: &'static str, bytes: u64) -> Result<(), OutOfMemory> {
+    match room() {
+        Some(room) if bytes >= LARGE && bytes > room.bytes => Err(OutOfMemory { what, bytes, room: Some(room) }),
+        _ => Ok(()),
+    }
+}
+
+fn refused(what: &'static str, bytes: u64) -> OutOfMemory {
+    OutOfMemory { what, bytes, room: room() }
+}
+
+fn room() -> Option<Room> {
+    MEASURE.get().and_then(|measure| measure())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_size_beyond_the_process_is_an_error_with_the_numbers() {
+        measure_by(|| Some(Room { bytes: 1 << 30, whose: "of this test" }));
+        let told = |refused: OutOfMemory| refused.to_string();
+        let wanted = "an array needs 1073741825 bytes, more than the 1073741824 of this test";
+        assert_eq!(check("an array", (1 << 30) + 1).map_err(told), Err(wanted.to_owned()));
+        assert_eq!(zeros("an array", (1 << 30) + 1).map(drop).map_err(told), Err(wanted.to_owned()));
+        let words = with_capacity::<u64>("words", usize::MAX).map(drop).unwrap_err();
+        assert_eq!((words.bytes, words.room.map(|room| room.bytes)), (u64::MAX, Some(1 << 30)));
+        assert_eq!(check("an array", 1 << 25), Ok(()));
+        assert_eq!(*zeros("an array", 5).unwrap(), [0; 5]);
+        assert!(zeros("an array", 0).unwrap().is_empty());
+        assert_eq!(with_capacity::<u64>("words", 7).unwrap().capacity(), 7);
+    }
+
+    #[test]
+    fn a_refusal_of_the_system_says_so() {
+        let refused = OutOfMemory { what: "an array", bytes: 5, room: Some(Room { bytes: 9, whose: "of this test" }) };
+        assert_eq!(refused.to_string(), "an array needs 5 bytes, which the operating system refuses this process");
+    }
+}
