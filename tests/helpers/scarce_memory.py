@@ -32,7 +32,7 @@ def write_thrice(capacity_bytes: int) -> None:
     """Writes to a memory of the default size."""
     frames = np.random.default_rng(1).integers(256, size=(16, 1, 256, 256), dtype=np.uint8)
     table = innet.Table("t", {"frame": ("uint8", (256, 256))}, 1 << 16, capacity_bytes=capacity_bytes)
-    ended = {name: np.zeros((16, 1), bool) for name in ("terminated", "truncated")}
+    ended: dict[str, Any] = {name: np.zeros((16, 1), bool) for name in ("terminated", "truncated")}
     with innet.Memory(table) as memory, memory.writer("t", 1, innet.Window(0, 0)) as writer:
         for _ in range(3 * capacity_bytes // frames.nbytes):
             writer.extend(frame=frames, **ended)
@@ -91,16 +91,20 @@ def calls(how: str, folder: str, stack: ExitStack) -> Iterator[tuple[str, Callab
 
     yield "SumTree", lambda: [innet.SumTree(1 << 24) for _ in range(8)]
     yield "SumTree.update", lambda: tree.update(ids.view(np.int64), priorities)
-    for name, of in {"in process": memory, "served": replay}.items():
-        yield f"create_table, {name}", lambda of=of: of.create_table(innet.Table("large", {"a": "uint8"}, 1 << 24))
-        yield f"sample, {name}", lambda of=of: of.sample("frames", items, WIDE)
-        yield f"sample of raw rows, {name}", lambda of=of: of.sample("raw", items, WIDE)
-        yield f"sample of a mix, {name}", lambda of=of: of.sample(innet.Mix({"frames": 1.0}), items, WIDE)
-        yield f"batches, {name}", lambda of=of: next(of.batches("frames", items, WIDE, prefetch=1024))
-        yield f"writer, {name}", lambda of=of: of.writer("wide", 1, innet.Window(0, 0), chunk_steps=1)
-        yield f"put_parameters, {name}", lambda of=of: of.put_parameters("large", large)
-        yield f"get_parameters, {name}", lambda of=of: of.get_parameters("half")
-        yield f"update_priorities, {name}", lambda of=of: of.update_priorities("frames", ids, priorities)
+
+    def of_replay(of: innet.Replay, name: str) -> Iterator[tuple[str, Callable[[], object]]]:
+        yield f"create_table, {name}", lambda: of.create_table(innet.Table("large", {"a": "uint8"}, 1 << 24))
+        yield f"sample, {name}", lambda: of.sample("frames", items, WIDE)
+        yield f"sample of raw rows, {name}", lambda: of.sample("raw", items, WIDE)
+        yield f"sample of a mix, {name}", lambda: of.sample(innet.Mix({"frames": 1.0}), items, WIDE)
+        yield f"batches, {name}", lambda: next(of.batches("frames", items, WIDE, prefetch=1024))
+        yield f"writer, {name}", lambda: of.writer("wide", 1, innet.Window(0, 0), chunk_steps=1)
+        yield f"put_parameters, {name}", lambda: of.put_parameters("large", large)
+        yield f"get_parameters, {name}", lambda: of.get_parameters("half")
+        yield f"update_priorities, {name}", lambda: of.update_priorities("frames", ids, priorities)
+
+    yield from of_replay(memory, "in process")
+    yield from of_replay(replay, "served")
     yield "Memory", lambda: innet.Memory(innet.Table("large", {"a": "uint8"}, 1 << 24), max_bytes=1 << 50)
     if how == "addresses":
         # In a control group the kernel ends Python itself, which copies the bytes first.
