@@ -292,6 +292,24 @@ def test_memory_does_not_grow_with_the_data(tmp_path: Path, name: str) -> None:
     assert grown < total / 2, f"{grown / 2**20:.0f} MiB"
 
 
+def test_the_log_of_an_import_that_timed_out_has_the_rows_of_the_table(
+    make_replay: Callable[..., innet.Replay], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    columns: Any = {"observation": "float32", "action": "int64", "reward": "float32"}
+    # It takes some hundred steps without samples.
+    table = innet.Table("t", columns, 5000, view=innet.NStep(), samples_per_insert=1.0, min_size=100, slack=500.0)
+    replay = make_replay([table])
+    ends = np.arange(4000) % 10 == 9
+    flags = {"terminated": ends, "truncated": ends & False}
+    steps = {"observation": np.zeros(4000), "action": np.zeros(4000, np.int64), "reward": np.zeros(4000)}
+    datasets.write(tmp_path / "a.npz", [{**steps, **flags}])
+    with pytest.raises(errors.DeadlineError):
+        datasets.import_table(replay, "t", tmp_path / "a.npz", timeout=0.5)
+    stored = replay.stats()["tables"]["t"]["inserted_steps"]
+    assert 0 < stored == sum(len(one) for one in replay.episodes("t")) < 4000
+    assert f"a.npz ended early: table 't' has got {stored} rows since its start, of 4000" in caplog.text
+
+
 def calls_of(work: Callable[..., object], *arguments: Any) -> int:
     """Calls of Python's functions, built-in ones included, which take the time where arrays are small."""
     count = 0

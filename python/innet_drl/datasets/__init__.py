@@ -26,15 +26,18 @@ import importlib
 import logging
 import os
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 import innet_drl as innet
 from innet_drl import errors
-from innet_drl.datasets import rows
+from innet_drl.datasets import actions, rows
 from innet_drl.extras import naming_extras
+
+if TYPE_CHECKING:
+    import gymnasium
 
 __all__ = ["Counts", "check", "export_table", "import_table", "read", "write"]
 
@@ -45,6 +48,8 @@ logger = logging.getLogger(__name__)
 
 _PIECE = 1024
 """Steps of one `Writer.extend` of an import."""
+_ASKED_S = 5.0
+"""Seconds to wait for the statistics that the log has."""
 _SCRATCH = 1 << 16
 _SCRATCH_BYTES = 256 << 20
 """Steps and bytes that the trial of an import keeps."""
@@ -145,7 +150,13 @@ def write(target: str | os.PathLike[str], episodes: Iterable[Mapping[str, Any]],
 
 
 def export_table(
-    replay: innet.Replay, table: str, target: str | os.PathLike[str], *, timeout: float | None = 60.0, **options: Any
+    replay: innet.Replay,
+    table: str,
+    target: str | os.PathLike[str],
+    *,
+    action_space: gymnasium.spaces.Space[Any] | None = None,
+    timeout: float | None = 60.0,
+    **options: Any,
 ) -> Counts:
     """Writes all steps of a table to a data set, while the table is in use, without priorities.
 
@@ -153,6 +164,8 @@ def export_table(
         replay: The memory.
         table: Name of the table.
         target: Name of the data set.
+        action_space: Space of the environment's actions. A table of Stable-Baselines3 has them as `scaled_action`, in
+            [-1, 1]: they are written as `action`, in this space's units.
         timeout: Seconds that each part may wait for a server.
         **options: As in `write`.
 
@@ -165,7 +178,23 @@ def export_table(
             f"table {table!r} has a column 'episode', which is the number of an episode in a data set"
         )
     episodes: Any = replay.episodes(table, timeout)
+    if actions.SCALED in columns and action_space is not None:
+        actions.bounds(action_space)
+        episodes = (_unscaled(dict(episode.items()), action_space) for episode in episodes)
+    elif actions.SCALED in columns and os.fspath(target).startswith("minari:"):
+        raise errors.SchemaError(f"table {table!r}: {actions.REMEDY}")
+    if action_space is not None and (actions.SCALED not in columns or os.fspath(target).startswith("minari:")):
+        options["action_space"] = action_space
     return write(target, episodes, **options)
+
+
+def _unscaled(episode: dict[str, Any], space: gymnasium.spaces.Space[Any]) -> dict[str, Any]:
+    """An episode with the action in the space's units, in its place."""
+    action = actions.unscaled(episode[actions.SCALED], episode["final"], space)
+    return {
+        "action" if name == actions.SCALED else name: action if name == actions.SCALED else array
+        for name, array in episode.items()
+    }
 
 
 def import_table(
@@ -174,6 +203,7 @@ def import_table(
     source: str | os.PathLike[str],
     *,
     columns: Mapping[str, str] | None = None,
+    action_space: gymnasium.spaces.Space[Any] | None = None,
     view: View | None = None,
     priority: float | None = None,
     timeout: float | None = 60.0,
@@ -184,14 +214,16 @@ def import_table(
 
     The data set is read twice, the first time by `check`: a damaged file, or one with other columns, leaves the table
     as it was. An import that a lost server, a signal or a timeout ends stores the steps before it, and the log says how
-    many. Values become the column's dtype where they fit (float64 to float32 is rounded). Columns that the table does
-    not have are left out.
+    many rows the table has got since its start. Values become the column's dtype where they fit (float64 to float32 is
+    rounded). Columns that the table does not have are left out.
 
     Args:
         replay: The memory.
         table: Name of an existing table.
         source: Name of the data set.
         columns: Columns of the table to columns of the data set, where the names differ: `{"frame": "observation"}`.
+        action_space: Space of the data set's actions, for a table of Stable-Baselines3, whose `scaled_action` is the
+            data set's `action` scaled from it to [-1, 1].
         view: View of the items; `None` is the table's.
         priority: Priority of all items, before the exponent; `None` is the largest of the table.
         timeout: Seconds to wait until the table accepts the next steps.
@@ -206,7 +238,15 @@ def import_table(
     name = os.fspath(source)
     definition = replay.table(table, timeout)
     if checked is None:
-        checked = check(definition, name, columns=columns, view=view, priority=priority, convert=convert)
+        checked = check(
+            definition,
+            name,
+            columns=columns,
+            action_space=action_space,
+            view=view,
+            priority=priority,
+            convert=convert,
+        )
     servers = number_of_servers(replay, timeout)
     if checked.capacity(servers) > definition.capacity:
         raise errors.SchemaError(
@@ -214,12 +254,22 @@ def import_table(
             f"be evicted at once; give the table a capacity of {checked.capacity(servers)}"
         )
     stored = Counts()
+    before = _inserted(replay, table)
     try:
-        dropped = _append(replay, definition, name, columns or {}, view, priority, timeout, convert, stored, servers)
-    except (errors.ReplayError, KeyboardInterrupt):
-        logger.warning(
-            "the import of %s ended early: %d of its %d steps are in table %r", name, stored.steps, checked.steps, table
+        dropped = _append(
+            replay, definition, name, columns or {}, action_space, view, priority, timeout, convert, stored, servers
         )
+    except (errors.ReplayError, KeyboardInterrupt):
+        # Not what was appended: a writer holds steps that its table has not accepted.
+        with contextlib.suppress(errors.ReplayError):
+            added = _inserted(replay, table) - before
+            logger.warning(
+                "the import of %s ended early: table %r has got %d rows since its start, of %d",
+                name,
+                table,
+                added,
+                checked.rows,
+            )
         raise
     if dropped:
         logger.warning("%d windows of %s reach beyond an episode that does not end, and make no items", dropped, name)
@@ -231,6 +281,7 @@ def check(
     source: str | os.PathLike[str],
     *,
     columns: Mapping[str, str] | None = None,
+    action_space: gymnasium.spaces.Space[Any] | None = None,
     view: View | None = None,
     priority: float | None = None,
     convert: Convert | None = None,
@@ -241,6 +292,7 @@ def check(
         table: Definition of the table.
         source: As in `import_table`, as are all others.
         columns: As there.
+        action_space: As there.
         view: As there.
         priority: As there.
         convert: As there.
@@ -252,7 +304,7 @@ def check(
     """
     counts = Counts()
     with innet.Memory(_scratch(table)) as scratch:
-        _append(scratch, table, os.fspath(source), columns or {}, view, priority, None, convert, counts)
+        _append(scratch, table, os.fspath(source), columns or {}, action_space, view, priority, None, convert, counts)
     return counts
 
 
@@ -261,6 +313,7 @@ def _append(
     definition: innet.Table,
     source: str,
     columns: Mapping[str, str],
+    action_space: gymnasium.spaces.Space[Any] | None,
     view: View | None,
     priority: float | None,
     timeout: float | None,
@@ -274,6 +327,10 @@ def _append(
     """
     for unknown in columns.keys() - definition.columns.keys():
         raise rows.no_column(f"table {definition.name!r}", unknown, definition.columns, ", which `columns` names")
+    if action_space is not None:
+        if actions.SCALED not in definition.columns:
+            raise rows.no_column(f"table {definition.name!r}", actions.SCALED, definition.columns, " for action_space=")
+        columns = {actions.SCALED: "action", **columns}
     with contextlib.ExitStack() as stack:
         writers = [
             stack.enter_context(replay.writer(definition.name, 1, view, name="import", server=server, timeout=timeout))
@@ -283,6 +340,8 @@ def _append(
         now = 0
         named = {columns.get(name, name) for name in definition.columns}
         blocks = _blocks(source, {*named, *rows.FLAGS, "first", "episode"})
+        if action_space is not None:
+            blocks = actions.scaled(source, blocks, columns[actions.SCALED], action_space)
         for block in blocks if convert is None else convert(blocks):
             fitting = rows.fit(source, block, definition, columns)
             for piece in rows.pieces(fitting, _PIECE, by_episode=servers > 1):
@@ -301,6 +360,10 @@ def _append(
         for writer in writers:
             writer.flush(timeout)
         return sum(writer.dropped_windows for writer in writers)
+
+
+def _inserted(replay: innet.Replay, table: str) -> int:
+    return int(replay.stats(_ASKED_S)["tables"][table]["inserted_steps"])
 
 
 def number_of_servers(replay: innet.Replay, timeout: float | None = 60.0) -> int:

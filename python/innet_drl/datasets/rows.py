@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 import innet_drl as innet
 from innet_drl import errors
+from innet_drl.datasets import actions
 
 Block = dict[str, NDArray[Any]]
 """Consecutive rows by column: each array has an element for each row."""
@@ -237,7 +238,10 @@ def fit(source: str, block: Block, table: innet.Table, names: Mapping[str, str])
     for name, column in table.columns.items():
         theirs = names.get(name, name)
         if theirs not in block:
-            raise no_column(source, theirs, block, f" for table {table.name!r}")
+            use = f" for table {table.name!r}"
+            if name == actions.SCALED and "action" in block:
+                use += f" ({actions.REMEDY})"
+            raise no_column(source, theirs, block, use)
         array = block[theirs]
         if array.dtype.kind in "OU":
             # Texts, which a writer makes bytes of.

@@ -263,6 +263,11 @@ class InnetReplayBuffer(ReplayBuffer):
             self._replay = innet.connect(self._address, tables=[self.table], **settings)
         return self._replay
 
+    @property
+    def _action(self) -> str:
+        """Column of the actions. SB3's algorithms scale those of a Box to [-1, 1] before `add`."""
+        return "scaled_action" if isinstance(self.action_space, spaces.Box) else "action"
+
     def _columns(self) -> dict[str, Any]:
         space, shapes = self.observation_space, self.obs_shape
         columns: dict[str, Any] = {}
@@ -277,7 +282,7 @@ class InnetReplayBuffer(ReplayBuffer):
                 columns[f"observation/{key}"] = (space[key].dtype, shape)
         else:
             columns["observation"] = (space.dtype, shapes)
-        columns["action"] = (self._maybe_cast_dtype(self.action_space.dtype), (self.action_dim,))
+        columns[self._action] = (self._maybe_cast_dtype(self.action_space.dtype), (self.action_dim,))
         return columns | {"reward": "float32"}
 
     def _open(self, snapshot: bytes | None) -> None:
@@ -337,7 +342,7 @@ class InnetReplayBuffer(ReplayBuffer):
             truncated = done & self._column("infos", [info.get("TimeLimit.truncated", False) for info in infos])
         row = {
             "observation": self._shaped(obs),
-            "action": self._column("action", action),
+            self._action: self._column(self._action, action),
             "reward": self._column("reward", reward),
         }
         self._opened().put(_Transition(row, self._shaped(next_obs), done & ~truncated, truncated))
@@ -429,7 +434,7 @@ class InnetReplayBuffer(ReplayBuffer):
         discount = batch.discount.reshape(-1, 1)
         fields = (
             self._tensors(observation),
-            self._tensors(batch.action),
+            self._tensors(batch[self._action]),
             self._tensors(following),
             self._tensors((discount == 0).astype(np.float32)),
             self._tensors(reward.reshape(-1, 1)),
