@@ -244,7 +244,8 @@ class NStep:
     For the anchor step t with m <= n steps to the end of the episode or life: `observation` is the stack
     that ends at t, `action` is a_t, `reward` is r_{t+1} + gamma r_{t+2} + ... + gamma^(m-1) r_{t+m},
     `next_observation` is the stack that ends at t+m, and `discount` is gamma^m: 0 where t+m terminated, and
-    gamma^m where it was truncated, which bootstraps.
+    gamma^m where it was truncated, which bootstraps. If the observation after a termination never came, the stack ends
+    with zeros; if that after a truncation never came, t+m is the truncated step itself.
 
     Args:
         stack: Observations in a stack, oldest first; with 1 the stack's dimension is left out. For an observation of
@@ -290,7 +291,9 @@ class Sequences:
     As R2D2 has them (Kapturowski et al., 2019), with stored state and burn-in.
     An item covers `burn_in + length` steps and the observation after the last. A new item starts every
     `period` steps, counted from the start of the episode (or life). An item needs one step beyond its
-    burn-in; where the episode ends earlier, the rest is padded with zeros and `mask` is false.
+    burn-in; where the episode ends earlier, the rest is padded with zeros and `mask` is false. The observation after
+    the end is there, also after a termination, where it came. A truncated step without it has its values, but no
+    `discount` and no `mask`.
 
     Args:
         length: Steps to learn from.
@@ -349,7 +352,8 @@ class Sequences:
 class Window:
     """The raw rows around an anchor.
 
-    For uses that `NStep` and `Sequences` do not cover.
+    For uses that `NStep` and `Sequences` do not cover. At the end of an episode or life the last row is the one with
+    the observation after it, where it came: the final row, or the first of the next life.
 
     Args:
         before: Rows before the anchor.
@@ -383,7 +387,7 @@ class Batch:
     | `observation` | the column's | `(B, stack, *shape)`, or `(B, *shape)` with a stack of 1 | at the anchor |
     | `reward` | float32 | `(B,)` | n-step return |
     | `discount` | float32 | `(B,)` | factor of the bootstrapped value; 0 where terminated |
-    | `next_observation` | the column's | as `observation` | to bootstrap from; arbitrary where `discount` is 0 |
+    | `next_observation` | the column's | as `observation` | after the last step of the return |
     | every other column | the column's | `(B, *shape)` | the anchor's value |
     | `weights` | float32 | `(B,)` | importance weight (N P(i))^-beta, normalised (Schaul et al., 2016, 3.4) |
     | `probabilities` | float64 | `(B,)` | P(i) at the time of sampling |
@@ -391,7 +395,7 @@ class Batch:
     | `ages` | uint32 | `(B,)` | steps inserted into the table after each item |
 
     With T = burn_in + length, `Sequences` delivers `observation` as `(B, T + 1, ...)`, `reward`, `discount`
-    (gamma, 0 where the step terminates), `mask` (bool: the step exists), `terminated`, `truncated`, `first`
+    (gamma, 0 where the step terminates), `mask` (bool: a step to learn from), `terminated`, `truncated`, `first`
     and every other column as `(B, T, ...)`, except the columns in `state`, which have the first step only.
     `Window` delivers every column as `(B, before + 1 + after, ...)` and the bool arrays `mask`, `terminated`,
     `truncated`, `first` and `final`. Each adds `weights`, `probabilities`, `ids` and `ages`.
@@ -411,7 +415,7 @@ class Batch:
         """Factor of the bootstrapped value; 0 where terminated."""
     @property
     def next_observation(self) -> Any:
-        """The observation, or its stack, to bootstrap from."""
+        """The observation, or its stack, after the last step of the return."""
     @property
     def weights(self) -> NDArray[np.float32]:
         """Importance weights."""
@@ -567,7 +571,8 @@ class Writer(_ContextManager):
         Args:
             terminated: bool `(num_envs,)`: the value after this step is 0. With `first` false in the next row it is a
                 lost life: the return ends, the observation stack continues.
-            truncated: bool `(num_envs,)`: the episode was cut off after this step; its final row bootstraps.
+            truncated: bool `(num_envs,)`: the episode was cut off after this step; its final row bootstraps. Without
+                one, the step counts as the final row.
             first: bool `(num_envs,)`: the observation starts a new episode and a new stack; `None` is true after every
                 end. Needed at a lost life, and after a reset in the middle of an episode.
             final: bool `(num_envs,)`. Without `final_<observation>`: this row has only the last observation of an
@@ -629,11 +634,13 @@ class Writer(_ContextManager):
     def flush(self, timeout: float | None = 60.0) -> None:
         """Sends all packed steps and waits until they are in the table; incomplete windows stay open.
 
+        Items of a terminated episode may then be sampled without its last observation, until that comes.
+
         Raises:
             DeadlineError: Not done within `timeout` seconds.
         """
     def close(self, timeout: float | None = 60.0) -> None:
-        """Flushes and ends the writer. Incomplete windows never become items.
+        """Flushes and ends the writer. Windows of unfinished episodes never become items.
 
         A blocked `append` or `flush` of another thread raises `ClosedError`. After an error the writer stays open:
         call `close` again to resend unacknowledged steps.
@@ -657,7 +664,7 @@ class Writer(_ContextManager):
         """
     @property
     def dropped_windows(self) -> int:
-        """Windows dropped after a reset without an end of the episode, or a truncation without a final row."""
+        """Windows dropped after a reset without an end, and those of a truncated step without a final row alone."""
 
 @final
 class SumTree:

@@ -115,8 +115,7 @@ def test_the_batches_are_those_of_cleanrl(script: str) -> None:
         assert int(batch.action[i]) == action
         np.testing.assert_allclose(batch.reward[i], reward, rtol=1e-6)
         np.testing.assert_allclose(batch.discount[i], discount, rtol=1e-6)
-        if discount:
-            np.testing.assert_array_equal(batch.next_observation[i], following)
+        np.testing.assert_array_equal(batch.next_observation[i], following)
         seen.add(key)
     assert len(seen) > 30
     # The lines of the loss and of the priorities.

@@ -49,14 +49,29 @@ class Stream:
         """Whether there is a row t that continues the row before it."""
         return t < len(self.rows) and not self.rows[t].first
 
-    def steps_to_end(self, t: int, limit: int) -> int | None:
-        """Steps from t to the end of the life or episode, t's own included: at most `limit`."""
+    def steps_to_end(self, t: int, limit: int) -> tuple[int, int] | None:
+        """At most `limit` steps from t to the end of the life or episode, t's own included.
+
+        First those that terminate or whose next observation came, then with a truncated one whose next never comes.
+        `None` while the end is not known.
+        """
         for k in range(limit):
             if k > 0 and not self.has(t + k):
                 return None
-            if self.rows[t + k].terminated or self.rows[t + k].truncated:
-                return k + 1
-        return limit
+            row = self.rows[t + k]
+            if row.terminated or row.truncated:
+                known = row.terminated or self.has(t + k + 1)
+                return k + known, k + 1
+        return (limit, limit) if self.has(t + limit) else None
+
+    def stack_after(self, t: int, size: int, padding: str, missing: int = 1) -> Array:
+        """The stack of row t. If that never came, the one before it goes on with `missing` observations of zeros."""
+        if self.has(t):
+            return self.stack(t, size, padding)
+        blank = np.zeros_like(self.rows[t - 1].observation)
+        known = list(self.stack(t - 1, size, padding)) if size > 1 else [self.rows[t - 1].observation]
+        frames = [*known, *[blank] * missing][-size:]
+        return np.stack(frames) if size > 1 else frames[0]
 
     def sequence_starts(self, period: int) -> list[int]:
         """Every `period`-th step of each life, from its first on."""
@@ -79,8 +94,9 @@ class Transition:
     action: int
     reward: float
     discount: float
-    next_observation: Array | None
-    """None where the life or episode terminated: nothing follows."""
+    next_observation: Array
+    steps: int
+    """Steps of the return."""
 
 
 def n_step(stream: Stream, t: int, *, stack: int, n: int, gamma: float, padding: str) -> Transition | None:
@@ -88,17 +104,14 @@ def n_step(stream: Stream, t: int, *, stack: int, n: int, gamma: float, padding:
     row = stream.rows[t]
     if row.final:
         return None
-    m = stream.steps_to_end(t, n)
-    if m is None:
+    steps = stream.steps_to_end(t, n)
+    if steps is None or steps[0] == 0:
         return None
-    last = stream.rows[t + m - 1]
+    m = steps[0]
     reward = sum(gamma**k * stream.rows[t + k].reward for k in range(m))
-    observation = stream.stack(t, stack, padding)
-    if last.terminated:
-        return Transition(observation, row.action, reward, 0.0, None)
-    if not stream.has(t + m):
-        return None
-    return Transition(observation, row.action, reward, gamma**m, stream.stack(t + m, stack, padding))
+    discount = 0.0 if stream.rows[t + m - 1].terminated else gamma**m
+    now, following = stream.stack(t, stack, padding), stream.stack_after(t + m, stack, padding, n - m + 1)
+    return Transition(now, row.action, reward, discount, following, m)
 
 
 @dataclass
@@ -106,8 +119,9 @@ class Window:
     """What `Sequences` delivers for one item: arrays of the steps that exist."""
 
     steps: int
+    """Steps that learning may use. A truncated one may follow whose next observation never came."""
     observation: Array
-    """One more than `steps` where an observation follows the last step."""
+    """One more than `steps`."""
     action: list[int]
     reward: list[float]
     discount: list[float]
@@ -121,20 +135,18 @@ def sequence(
     """The sequence that starts at row t, or None when its end is not known yet."""
     if stream.rows[t].final:
         return None
-    steps = stream.steps_to_end(t, burn_in + length)
-    if steps is None or steps <= burn_in:
+    found = stream.steps_to_end(t, burn_in + length)
+    if found is None or found[0] <= burn_in:
         return None
-    rows = stream.rows[t : t + steps]
-    ends = t + steps
-    if not rows[-1].terminated and not stream.has(ends):
-        return None
-    known = steps if rows[-1].terminated else steps + 1
+    steps, shown = found
+    rows = stream.rows[t : t + shown]
+    following = stream.stack_after(t + steps, stack, padding)
     return Window(
         steps,
-        np.stack([stream.stack(i, stack, padding) for i in range(t, t + known)]),
+        np.stack([*(stream.stack(i, stack, padding) for i in range(t, t + steps)), following]),
         [row.action for row in rows],
         [row.reward for row in rows],
-        [0.0 if row.terminated else gamma for row in rows],
+        [0.0 if row.terminated or k >= steps else gamma for k, row in enumerate(rows)],
         [row.terminated for row in rows],
         [row.truncated for row in rows],
     )

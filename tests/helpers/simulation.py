@@ -26,6 +26,8 @@ class Simulation:
     autoreset: Autoreset
     end_probability: float = 0.15
     life_loss_probability: float = 0.08
+    unseen_probability: float = 0.2
+    """Of ends whose last observation nobody keeps: with same_step."""
     recorded: list[Stream] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -78,9 +80,9 @@ class Simulation:
             self._first = final
             self._show_final = end
         else:
-            row["final"] = end
+            row["final"] = end & (rng.random(streams) >= self.unseen_probability)
             row["final_frame"] = self._frames()
-            for ended in np.flatnonzero(end):
+            for ended in np.flatnonzero(row["final"]):
                 self.recorded[ended].rows.append(Row(row["final_frame"][ended], final=True))
             self._first = end
         self._frame = following

@@ -274,6 +274,19 @@ def test_steps_that_make_no_item_are_named_while_a_sample_waits(make_replay: Mak
         assert "(199 windows were dropped: a row with first=True follows no end of an episode" in str(raised.value)
 
 
+def test_episodes_within_the_burn_in_are_named_while_a_sample_waits(make_replay: MakeReplay) -> None:
+    view = innet.Sequences(8, burn_in=12, observation="frame")
+    replay = make_replay([table()])
+    with replay.writer("t", 1, view) as writer:
+        for t in range(240):
+            writer.append(**step(t, episode=12))
+        with pytest.raises(errors.DeadlineError, match=r"no episode longer than the burn_in") as raised:
+            replay.sample("t", 1, view, timeout=0)
+        # Sequences begin every 8 steps.
+        assert "(all 40 windows ended within their burn_in: an item needs a longer episode" in str(raised.value)
+        assert writer.dropped_windows == 0
+
+
 def test_dropped_windows_are_named_where_others_are_not(make_replay: MakeReplay) -> None:
     replay = make_replay([table(min_size=30)])
     with replay.writer("t", 1, VIEW, chunk_steps=1) as writer:

@@ -53,12 +53,7 @@ def memory(env: Any) -> innet.Memory:
 def check(batch: innet.Batch, lengths: list[int]) -> None:
     """Checks that every transition is of one episode, and bootstraps unless the episode terminated."""
     assert batch.observation.dtype == np.float64
-    np.testing.assert_array_equal(
-        batch.next_observation[:, :2][batch.discount > 0], batch.observation[:, :2][batch.discount > 0]
-    )
-    np.testing.assert_array_equal(
-        batch.next_observation[:, 2][batch.discount > 0], batch.observation[:, 2][batch.discount > 0] + 1
-    )
+    np.testing.assert_array_equal(batch.next_observation, batch.observation + np.array([0, 0, 1]))
     number, episode, t = batch.observation.astype(int).T
     last = t + 1 == np.array(lengths)[number]
     np.testing.assert_array_equal(batch.discount == 0, last & (episode % 2 == 0))
@@ -475,7 +470,7 @@ def test_a_reset_mask_cuts_off_the_episodes_of_the_mask_alone(mode: AutoresetMod
             batch.observation[i].tolist(),
             batch.reward[i],
             batch.discount[i],
-            batch.next_observation[i].tolist() if batch.discount[i] else None,
+            batch.next_observation[i].tolist(),
         )
         for i in range(len(batch.ids))
     }
@@ -484,7 +479,7 @@ def test_a_reset_mask_cuts_off_the_episodes_of_the_mask_alone(mode: AutoresetMod
         for anchor, row in enumerate(each.stream.rows):
             right = n_step(each.stream, anchor, stack=2, n=3, gamma=0.9, padding="zero")
             if right is not None:
-                following = None if right.next_observation is None else right.next_observation.tolist()
+                following = right.next_observation.tolist()
                 reward, discount = np.float32(right.reward), np.float32(right.discount)
                 expected[number, row.action] = right.observation.tolist(), reward, discount, following
     assert len(expected) > 300

@@ -226,8 +226,8 @@ impl fmt::Display for TableWait {
         if self.steps_without_items > 0 {
             write!(
                 f,
-                "; {} steps have arrived and made no item: are they all the first of an episode (first=True)? \
-                 Writer.dropped_windows counts the windows that end so",
+                "; {} steps have arrived and made no item: is each the first of an episode (first=True, see \
+                 Writer.dropped_windows), or no episode longer than the burn_in of its view?",
                 self.steps_without_items
             )?;
         }

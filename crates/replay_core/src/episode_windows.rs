@@ -2,13 +2,16 @@
 //! items that a row completes.
 //!
 //! A window opens at its anchor. It completes with the row `reach` steps after the anchor, or earlier at the end of the
-//! episode (or life): at once where the episode terminates, with the final row where it is truncated. It never extends
-//! back beyond the first row of the anchor's observation stack.
+//! episode (or life): at once where the episode terminates; where it is truncated, with the next row, which has the last
+//! observation if it is a final row or goes on with the stack. If that observation never comes, the truncated step counts as
+//! the final row. A sample of a terminated window has the last observation, too, once it is stored
+//! ([`Table::try_sample`](crate::table::Table::try_sample)). A window never extends back beyond the first row of the
+//! anchor's observation stack.
 //!
 //! # Invariant
 //!
-//! Windows never cross a gap in a stream, the first row of an observation stack (backwards), or the end of an
-//! episode or life (forwards).
+//! Windows never cross a gap in a stream, the first row of an observation stack (backwards), or the observation after the end
+//! of an episode or life (forwards).
 
 use std::collections::VecDeque;
 
@@ -48,8 +51,10 @@ enum BirthPriority {
 pub struct DroppedWindows {
     /// Cut by a reset without an end of the episode.
     pub by_reset: u64,
-    /// Dropped because the final row of a truncated episode did not follow.
+    /// Of a truncated step alone, whose final row did not follow.
     pub without_final_row: u64,
+    /// Too short to be an item: the episode or life ended within the burn-in.
+    pub within_burn_in: u64,
 }
 
 /// The newest row of a stream.
@@ -100,7 +105,7 @@ impl EpisodeWindows {
                 u64::from(view.burn_in) + 1,
                 BirthPriority::Sequence { gamma: view.gamma, burn_in: usize::from(view.burn_in) },
             ),
-            ViewSpec::Window(_) => (1, 1, BirthPriority::Default),
+            ViewSpec::Window(_) => (1, 0, BirthPriority::Default),
         };
         EpisodeWindows {
             stream,
@@ -136,24 +141,25 @@ impl EpisodeWindows {
 
     /// Appends a row with these [`flags`], and adds the items that it completes to `items`.
     pub fn append(&mut self, row_flags: u8, estimate: Estimate, items: &mut Vec<NewItem>) {
+        let is_final = row_flags & flags::FINAL != 0;
+        let first = !is_final && self.starts_stack(Some(row_flags & flags::FIRST != 0));
+        if first {
+            self.end(items);
+        }
         let row = self.next_step;
         self.next_step += 1;
         self.remember(estimate);
-        if row_flags & flags::FINAL != 0 {
+        if self.last == LastRow::Truncated {
             self.complete_all(row, false, items);
+        }
+        if is_final {
             self.last = LastRow::Final;
             return;
         }
 
-        let first = self.starts_stack(Some(row_flags & flags::FIRST != 0));
-        if self.last == LastRow::Truncated {
-            self.dropped.without_final_row += self.open.len() as u64;
-            self.open.clear();
-        } else if first {
+        if first {
             self.dropped.by_reset += self.open.len() as u64;
             self.open.clear();
-        }
-        if first {
             self.stack_start = row;
         }
         if first || self.awaits_final() {
@@ -179,6 +185,23 @@ impl EpisodeWindows {
         };
     }
 
+    /// Completes the windows of a truncated episode whose last observation does not come. They end with the truncated step.
+    pub fn end(&mut self, items: &mut Vec<NewItem>) {
+        if self.last == LastRow::Truncated {
+            let (last, open) = (self.next_step - 1, self.open.len());
+            // Complete with a step more.
+            self.open.retain(|anchor| last - anchor + 1 != self.shortest);
+            self.dropped.without_final_row += (open - self.open.len()) as u64;
+            self.complete_all(last, false, items);
+        }
+    }
+
+    /// Whether a sample of the window has one more row, once that is stored: the newest row, its last, terminates.
+    pub fn may_extend(&self, item: &NewItem) -> bool {
+        let after = u64::from(item.after);
+        self.last == LastRow::Terminated && item.anchor + after + 1 == self.next_step && after < self.reach
+    }
+
     /// Completes every open window at the end of the episode, with `row` as the last row.
     fn complete_all(&mut self, row: u64, terminated: bool, items: &mut Vec<NewItem>) {
         while let Some(anchor) = self.open.pop_front() {
@@ -186,10 +209,11 @@ impl EpisodeWindows {
         }
     }
 
-    fn complete(&self, anchor: u64, row: u64, terminated: bool, items: &mut Vec<NewItem>) {
+    fn complete(&mut self, anchor: u64, row: u64, terminated: bool, items: &mut Vec<NewItem>) {
         let after = row - anchor;
         let steps = after + u64::from(terminated);
         if steps < self.shortest && after < self.reach {
+            self.dropped.within_burn_in += 1;
             return;
         }
         // A view's extents are u16.
@@ -290,7 +314,7 @@ mod tests {
         (items.collect(), windows.dropped)
     }
 
-    const NOTHING: DroppedWindows = DroppedWindows { by_reset: 0, without_final_row: 0 };
+    const NOTHING: DroppedWindows = DroppedWindows { by_reset: 0, without_final_row: 0, within_burn_in: 0 };
 
     #[test]
     fn a_window_completes_with_its_bootstrap_row() {
@@ -323,12 +347,39 @@ mod tests {
     }
 
     #[test]
-    fn a_truncated_episode_without_final_row_is_dropped_and_counted() {
-        for next in [FIRST, 0] {
-            let (items, dropped) = windows(&n_step(1, 2), &[FIRST, 0, 0, TRUNCATED, next]);
-            assert_eq!(items, [(0, 0, 2), (1, 0, 2)]);
-            assert_eq!((dropped.without_final_row, dropped.by_reset), (2, 0));
+    fn a_truncated_step_without_final_row_counts_as_the_final_row() {
+        let (items, dropped) = windows(&n_step(1, 2), &[FIRST, 0, 0, TRUNCATED, FIRST]);
+        assert_eq!(items, [(0, 0, 2), (1, 0, 2), (2, 0, 1)]);
+        assert_eq!(dropped, DroppedWindows { without_final_row: 1, ..NOTHING });
+        // Sequences need a step beyond the burn-in, raw windows none.
+        let rows = [FIRST, 0, 0, TRUNCATED, FIRST];
+        let (items, dropped) = windows(&sequence(3, 1, 1), &rows);
+        assert_eq!((items, dropped.without_final_row), (vec![(0, 0, 3), (1, 0, 2)], 1));
+        let view = ViewSpec::Window(Window { before: 0, after: 2 });
+        let (items, dropped) = windows(&view, &rows);
+        assert_eq!((items, dropped), (vec![(0, 0, 2), (1, 0, 2), (2, 0, 1), (3, 0, 0)], NOTHING));
+    }
+
+    #[test]
+    fn a_truncated_episode_whose_stack_goes_on_bootstraps_from_the_next_step() {
+        let (items, dropped) = windows(&n_step(2, 2), &[FIRST, TRUNCATED, 0, 0]);
+        assert_eq!(items, [(0, 0, 2), (1, 1, 1)]);
+        assert_eq!(dropped, NOTHING);
+    }
+
+    #[test]
+    fn the_windows_of_a_truncated_episode_complete_at_the_end_of_the_stream() {
+        let mut windows = EpisodeWindows::new(0, &n_step(1, 2));
+        let mut items = Vec::new();
+        for row in [FIRST, 0, TRUNCATED] {
+            windows.append(row, Estimate::default(), &mut items);
         }
+        assert_eq!(items.len(), 1);
+        windows.end(&mut items);
+        let places: Vec<_> = items.iter().map(|item| (item.anchor, item.after)).collect();
+        assert_eq!(places, [(0, 2), (1, 1)]);
+        windows.end(&mut items);
+        assert_eq!((items.len(), windows.dropped.without_final_row), (2, 1));
     }
 
     #[test]
@@ -361,7 +412,8 @@ mod tests {
     #[test]
     fn a_sequence_needs_a_step_beyond_its_burn_in() {
         let rows = [FIRST, 0, TERMINATED];
-        assert_eq!(windows(&sequence(2, 1, 1), &rows).0, [(0, 0, 2), (1, 0, 1)]);
+        let (items, dropped) = windows(&sequence(2, 1, 1), &rows);
+        assert_eq!((items, dropped.within_burn_in), (vec![(0, 0, 2), (1, 0, 1)], 1));
     }
 
     #[test]

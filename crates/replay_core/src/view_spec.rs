@@ -48,7 +48,8 @@ impl Padding {
 /// | `discount` | float32 | `[B]` | gamma^k, 0 where the episode (or life) terminated |
 /// | every other column | column's | `[B, *shape]` | at the anchor |
 ///
-/// Where `discount` is 0, `next_observation` is not to be used: every row after the anchor counts as zeros.
+/// An observation after a termination that never came counts as zeros, and the stack ends n steps after the anchor. A truncated
+/// step whose next observation never came counts as the final row: windows end at its observation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct NStep {
@@ -67,14 +68,14 @@ pub struct NStep {
 /// Windows for recurrent agents (R2D2: Kapturowski et al., 2019): `T = burn_in + length` steps and the
 /// observation after the last of them, a new item every `period` steps counted from the start of the episode
 /// (or life). An item needs one step beyond its burn-in; at the end of an episode it is short: padded with
-/// zeros, and masked.
+/// zeros, and masked. So is, but for its own values, a truncated step whose next observation never came.
 ///
 /// | array | dtype | shape | |
 /// | --- | --- | --- | --- |
 /// | `observation` | column's | `[B, T + 1, stack, *shape]` | `[B, T + 1, *shape]` where `stack` is 1; or `observation/part` for each part |
 /// | `reward` | float32 | `[B, T]` | r_{t+1} |
 /// | `discount` | float32 | `[B, T]` | gamma, 0 where the step terminates and in padding |
-/// | `mask` | bool | `[B, T]` | the step exists |
+/// | `mask` | bool | `[B, T]` | the step exists, and the observation after it is known, or it terminates |
 /// | `terminated`, `truncated`, `first` | bool | `[B, T]` | flags of the step |
 /// | columns in `state` | column's | `[B, *shape]` | at the first step |
 /// | every other column | column's | `[B, T, *shape]` | |
@@ -128,7 +129,8 @@ fn deserialize_state<'de, D: Deserializer<'de>>(deserializer: D) -> std::result:
 
 /// The rows around every step, unchanged: each column as `[B, before + 1 + after, *shape]` with zeros where
 /// there is no row, and bool arrays `[B, before + 1 + after]`: `mask` (the row exists), `terminated`,
-/// `truncated`, `first`, `final` (a final row: only its observation is set).
+/// `truncated`, `first`, `final` (a final row: only its observation is set). At the end of an episode or life the last
+/// row has the observation after it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Window {

@@ -56,8 +56,10 @@ pub struct WriterCounters {
     pub items: u64,
     /// Windows dropped at a reset without an end of the episode.
     pub dropped_by_reset: u64,
-    /// Windows dropped because the final row of a truncated episode did not follow.
+    /// Windows of a truncated step alone, dropped because its final row did not follow.
     pub dropped_without_final_row: u64,
+    /// Windows of episodes or lives that ended within the burn-in, which the view leaves out.
+    pub ended_within_burn_in: u64,
     /// Rows that are not pushed yet.
     pub unsent_rows: u64,
 }
@@ -87,6 +89,8 @@ pub struct Writer<E = Error> {
     counters: WriterCounters,
     id: WriterId,
     name: String,
+    /// The newest call says which rows are final ones: the last observation of an episode comes with the next call.
+    marks_final_rows: bool,
     /// Whether its pushes may wait for newer parameters.
     lag_limited: bool,
     /// Dropped windows were logged.
@@ -166,6 +170,7 @@ impl<E: From<Error>> Writer<E> {
             counters: WriterCounters::default(),
             id,
             name,
+            marks_final_rows: false,
             warned: false,
             closed: false,
         })
@@ -196,9 +201,10 @@ impl<E: From<Error>> Writer<E> {
         let checker = Arc::clone(&self.checker);
         let checked = checker.check(rows, steps, &self.windows)?;
         self.push_full(wait)?;
+        self.marks_final_rows = rows.final_rows.is_some();
         for step in 0..steps.unwrap_or(1) {
             if step > 0 && self.is_full() {
-                self.seal();
+                self.seal(self.marks_final_rows);
             }
             self.take(&checked, step);
         }
@@ -219,12 +225,27 @@ impl<E: From<Error>> Writer<E> {
     /// # Errors
     /// The push's errors. No step is lost, and the next call retries.
     pub fn flush(&mut self, wait: &Wait<'_>) -> Result<(), E> {
+        self.push_and_flush(false, wait)
+    }
+
+    /// [`Writer::flush`] for a sample that waits. Items of a terminated episode whose last observation comes with the next call
+    /// are pushed with that: the sample would take them without it.
+    ///
+    /// # Errors
+    /// As [`Writer::flush`].
+    pub fn flush_complete(&mut self, wait: &Wait<'_>) -> Result<(), E> {
+        self.push_and_flush(self.marks_final_rows, wait)
+    }
+
+    fn push_and_flush(&mut self, hold: bool, wait: &Wait<'_>) -> Result<(), E> {
         self.check_open()?;
-        self.push(wait)?;
+        self.seal(hold);
+        self.push_sealed(wait)?;
         self.channel.flush(wait)
     }
 
-    /// Flushes and closes the writer on the memory, whatever the age of its parameters. Open windows never become items.
+    /// Flushes and closes the writer on the memory, whatever the age of its parameters. Windows of unfinished episodes never
+    /// become items.
     ///
     /// # Errors
     /// The push's errors; the writer then stays open.
@@ -235,7 +256,11 @@ impl<E: From<Error>> Writer<E> {
         if self.lag_limited {
             self.channel.end_steps(wait)?;
         }
-        self.push(wait)?;
+        let items_before = self.items.len();
+        self.windows.iter_mut().for_each(|windows| windows.end(&mut self.items));
+        self.counters.items += (self.items.len() - items_before) as u64;
+        self.seal(false);
+        self.push_sealed(wait)?;
         self.channel.close(wait)?;
         self.closed = true;
         Ok(())
@@ -252,6 +277,7 @@ impl<E: From<Error>> Writer<E> {
         for EpisodeWindows { dropped, .. } in &self.windows {
             counters.dropped_by_reset += dropped.by_reset;
             counters.dropped_without_final_row += dropped.without_final_row;
+            counters.ended_within_burn_in += dropped.within_burn_in;
         }
         let open = self.chunks.iter().map(|chunk| chunk.steps);
         let failed = self.unsent.iter().flat_map(|push| &push.chunks);
@@ -276,30 +302,29 @@ impl<E: From<Error>> Writer<E> {
     fn warn_of_dropped_windows(&mut self) {
         let counters = self.counters();
         let (by_reset, without_final_row) = (counters.dropped_by_reset, counters.dropped_without_final_row);
-        let dropped = counters.dropped();
-        if self.warned || dropped == 0 || (counters.items > 0 && dropped < MANY_DROPPED) {
+        let (dropped, within_burn_in) = (counters.dropped(), counters.ended_within_burn_in);
+        let few = match counters.items {
+            0 => dropped + within_burn_in == 0,
+            _ => dropped < MANY_DROPPED,
+        };
+        if self.warned || few {
             return;
         }
         self.warned = true;
         tracing::warn!(
             "writer {:?} of table {:?} has dropped {dropped} windows and made {} items: {by_reset} windows at a row with `first` \
-             that follows no terminated or truncated row, {without_final_row} at a truncation without a final row",
+             that follows no terminated or truncated row, {without_final_row} of a truncated step that no final row follows; of further {within_burn_in} windows the episode \
+             ended within their burn_in",
             self.name,
             self.id.table,
             counters.items,
         );
     }
 
-    /// Pushes the open chunks, after the pushes before them.
-    fn push(&mut self, wait: &Wait<'_>) -> Result<(), E> {
-        self.seal();
-        self.push_sealed(wait)
-    }
-
-    /// [`Writer::push`], if a chunk is full; otherwise only the pushes before.
+    /// Pushes the open chunks if one is full, after the pushes before them.
     fn push_full(&mut self, wait: &Wait<'_>) -> Result<(), E> {
         if self.is_full() {
-            self.seal();
+            self.seal(self.marks_final_rows);
         }
         self.push_sealed(wait)
     }
@@ -315,8 +340,11 @@ impl<E: From<Error>> Writer<E> {
         Ok(())
     }
 
-    /// Makes a push of the open chunks and the items that they complete.
-    fn seal(&mut self) {
+    /// Makes a push of the open chunks and the items that they complete, without those that `hold` keeps for the next row.
+    fn seal(&mut self, hold: bool) {
+        let extends = |item: &mut NewItem| hold && self.windows[item.stream as usize].may_extend(item);
+        let held: Vec<_> = self.items.extract_if(.., extends).collect();
+        let items = std::mem::replace(&mut self.items, held);
         let mut payload = Vec::with_capacity(self.chunks.iter().map(OpenChunk::bytes).sum());
         let mut heads = Vec::with_capacity(self.chunks.len());
         for (stream, chunk) in self.chunks.iter_mut().enumerate() {
@@ -332,12 +360,8 @@ impl<E: From<Error>> Writer<E> {
             });
             chunk.move_into(&mut payload);
         }
-        if !heads.is_empty() {
-            self.unsent.push_back(PushBody {
-                chunks: heads,
-                items: std::mem::take(&mut self.items),
-                payload: Bytes::from(payload),
-            });
+        if !(heads.is_empty() && items.is_empty()) {
+            self.unsent.push_back(PushBody { chunks: heads, items, payload: Bytes::from(payload) });
         }
     }
 

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
+use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
 use base::sync::lock;
@@ -24,6 +25,8 @@ pub struct WriterState {
     /// Samples that wait for steps of the table. Relaxed, because the writer's lock orders it: a sample is counted before
     /// [`OpenWriters::send_open`] takes the lock, and [`WriterState::call`] reads the number under it. So either of them sends a step.
     pub awaited: Arc<AtomicUsize>,
+    /// Thread of the last call.
+    pub thread: Mutex<ThreadId>,
     /// The last call ended at its deadline or by a signal. Relaxed: the flag publishes nothing else.
     pub late: AtomicBool,
 }
@@ -32,11 +35,12 @@ impl WriterState {
     /// Runs `work` on the writer.
     pub fn call(&self, wait: &Wait<'_>, work: impl FnOnce(&mut Writer<Error>) -> Result<()>) -> Result<()> {
         let mut writer = self.writer.take(wait)?;
+        *lock(&self.thread) = thread::current().id();
         let done = work(&mut writer);
         if done.is_ok() && self.awaited.load(Ordering::Relaxed) > 0 {
             // The steps are appended, so an error, or a signal, is left to the next call. Only a flush drives the connection until the
             // push has arrived.
-            let _ = writer.flush(&Wait::until(Some(Instant::now() + SEND_WITHIN)));
+            let _ = writer.flush_complete(&Wait::until(Some(Instant::now() + SEND_WITHIN)));
         }
         *lock(&self.counters) = writer.counters();
         let code = done.as_ref().err().map(Error::code);
@@ -51,7 +55,11 @@ impl WriterState {
         let wait =
             Wait { deadline: Some(wait.deadline.map_or(soon, |deadline| deadline.min(soon))), notice: None, ..*wait };
         let sent = self.writer.take(&wait).and_then(|mut writer| {
-            let sent = writer.flush(&wait);
+            // A sample of the writer's own thread keeps it from appending a last observation.
+            let sent = match *lock(&self.thread) == thread::current().id() {
+                true => writer.flush(&wait),
+                false => writer.flush_complete(&wait),
+            };
             *lock(&self.counters) = writer.counters();
             sent
         });
@@ -97,15 +105,21 @@ impl OpenWriters {
         lock(&self.awaited).entry(table.to_owned()).or_default().clone()
     }
 
-    /// Advice for a wait for steps of a table: windows that these writers dropped.
+    /// Advice for a wait for steps of a table: why these writers dropped windows, or made no item.
     pub fn advice(&self, table: &str) -> Option<String> {
         let writers = self.of_table(table);
-        let counters = writers.iter().map(|writer| *lock(&writer.counters));
-        let dropped: u64 = counters.map(|counters| counters.dropped()).sum();
-        (dropped > 0).then(|| {
-            format!(
+        let counters: Vec<_> = writers.iter().map(|writer| *lock(&writer.counters)).collect();
+        let sum = |of: fn(&WriterCounters) -> u64| counters.iter().map(of).sum::<u64>();
+        let (dropped, within_burn_in) = (sum(WriterCounters::dropped), sum(|counters| counters.ended_within_burn_in));
+        if dropped > 0 {
+            return Some(format!(
                 " ({dropped} windows were dropped: a row with first=True follows no end of an episode, or a truncated row no final \
                  one)"
+            ));
+        }
+        (within_burn_in > 0 && sum(|counters| counters.items) == 0).then(|| {
+            format!(
+                " (all {within_burn_in} windows ended within their burn_in: an item needs a longer episode, or a shorter burn_in)"
             )
         })
     }

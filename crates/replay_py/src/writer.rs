@@ -60,6 +60,7 @@ impl PyWriter {
             writer: Exclusive::new("writer", writer),
             counters: Mutex::default(),
             awaited: open.awaited(&config.name),
+            thread: Mutex::new(std::thread::current().id()),
             late: AtomicBool::new(false),
         });
         open.add(&config.name, &shared);

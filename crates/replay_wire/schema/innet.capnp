@@ -450,6 +450,8 @@ struct Sampled {
   timesSampled @4 :List(UInt32);
   before @5 :List(UInt16);
   after @6 :List(UInt16);
+  # rows of each item around its anchor: one more than it was pushed with where its last row terminates, and the next one, if it is
+  # a final row or does not start a stack, has come
   items @7 :UInt64;
   # live items with a priority above zero at the instant of sampling
   minProbability @8 :Float64;

@@ -64,6 +64,8 @@ class Counts:
     """Rows without final rows."""
     rows: int = 0
     """Steps and final rows, which take a part of a table's capacity."""
+    items: int = dataclasses.field(default=0, repr=False, compare=False)
+    """Items that an import made of them."""
     longest: int = dataclasses.field(default=0, repr=False, compare=False)
     """Rows of the longest episode."""
     _open: int = dataclasses.field(default=0, repr=False, compare=False)
@@ -272,7 +274,13 @@ def import_table(
             )
         raise
     if dropped:
-        logger.warning("%d windows of %s reach beyond an episode that does not end, and make no items", dropped, name)
+        logger.warning(
+            "%s has become %d items; %d windows have not, as the observation after them is missing: of truncated steps "
+            "without a final row, and of episodes without an end",
+            name,
+            stored.items,
+            dropped,
+        )
     return stored
 
 
@@ -358,7 +366,8 @@ def _append(
                 written[now] += size
                 counts.add(piece)
         for writer in writers:
-            writer.flush(timeout)
+            writer.close(timeout)
+        counts.items = sum(writer.items for writer in writers)
         return sum(writer.dropped_windows for writer in writers)
 
 

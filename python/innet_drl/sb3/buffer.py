@@ -411,7 +411,7 @@ class InnetReplayBuffer(ReplayBuffer):
 
         Returns:
             `ReplayBufferSamples` or `DictReplayBufferSamples` of tensors on `device`, with `weights` and `ids`.
-            `discounts` is `None` without `n_steps`. Where `dones` is 1, `next_observations` and `discounts` are 0.
+            `discounts` is `None` without `n_steps`, and 0 where `dones` is 1.
 
         Raises:
             innet_drl.DeadlineError: There are no steps yet.

@@ -16,6 +16,7 @@ use crate::error::{Error, Result};
 use crate::limiter::Admitted;
 use crate::memory_hints::prefetch;
 use crate::replay::{SampleCredit, SampleRequest, Sampled, SampledItem, ShardState};
+use crate::row_layout::FLAGS_OFFSET;
 use crate::schema::flags;
 use crate::slab::Pinned;
 use crate::sum_tree::{self, SampledLeaf, Strata};
@@ -421,7 +422,7 @@ impl<'a> Sampling<'a> {
         let Candidate { id, metadata, .. } = candidate;
         let items = &self.table.items;
         let before = metadata.rows.before.min(self.request.before);
-        let after = metadata.rows.after.min(self.request.after);
+        let mut after = metadata.rows.after.min(self.request.after);
         let pinned = self.pieces.len();
         // Metadata and pins are this item's only if `confirm` succeeds.
         let oldest = candidate.oldest;
@@ -437,6 +438,9 @@ impl<'a> Sampling<'a> {
             self.pieces.truncate(pinned);
             return Ok(Taken::Refused);
         };
+        if after < self.request.after && self.pin_last_observation() {
+            after += 1;
+        }
         self.items.push(SampledItem {
             id: match planted(Mistake::ForeignId) {
                 true => u64::from(id.slot),
@@ -492,6 +496,26 @@ impl<'a> Sampling<'a> {
             };
             chunk = next;
         }
+    }
+
+    /// Adds the row after the newest piece if it has the observation after a termination: a final row, or the first of the next
+    /// life. `false` if there is none. It may arrive after the item.
+    fn pin_last_observation(&mut self) -> bool {
+        let flags_of = |chunk: &StoredChunk, row: u32| chunk.packed.row_slice(row..row + 1)[FLAGS_OFFSET];
+        let Some(Piece { chunk, rows, .. }) = self.pieces.last_mut() else { return false };
+        if flags_of(chunk, rows.end - 1) & flags::TERMINATED == 0 {
+            return false;
+        }
+        if rows.end < chunk.packed.rows() {
+            let follows = flags_of(chunk, rows.end) & flags::FIRST == 0;
+            rows.end += u32::from(follows);
+            return follows;
+        }
+        let next = chunk.next().and_then(|next| self.table.chunks.pin(next));
+        let next = next.filter(|next| flags_of(next, 0) & flags::FIRST == 0);
+        let follows = next.is_some();
+        self.pieces.extend(next.map(|chunk| Piece { chunk, rows: 0..1, key: None }));
+        follows
     }
 
     fn check_view(&self, chunk: &StoredChunk) -> Result<()> {

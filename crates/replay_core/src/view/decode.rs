@@ -180,6 +180,18 @@ impl SampledRow<'_> {
     }
 }
 
+/// The steps of a window from its anchor on, up to the end of the episode (or life).
+pub(super) struct Steps<'a> {
+    /// Those that learning may use: the observation after each is known, or it terminates.
+    pub(super) counted: &'a [SampledRow<'a>],
+    /// With a truncated step after them whose last observation never came.
+    pub(super) all: &'a [SampledRow<'a>],
+    /// The last one terminates.
+    pub(super) terminated: bool,
+    /// Known observations, from the anchor's to the one after the steps that count.
+    pub(super) observations: usize,
+}
+
 /// The rows around the anchor of one sampled item.
 #[derive(Clone, Copy)]
 pub(super) struct SampledWindow<'a> {
@@ -194,26 +206,22 @@ impl<'a> SampledWindow<'a> {
         self.rows.get(index).copied()
     }
 
-    /// The steps from the anchor on, at most `most`, up to the end of the episode (or life), and whether the last of them
-    /// terminates. Otherwise the observation to bootstrap from follows.
-    pub(super) fn steps(&self, most: usize) -> Decoded<(&'a [SampledRow<'a>], bool)> {
+    /// The steps from the anchor on, at most `most`.
+    pub(super) fn steps(&self, most: usize) -> Decoded<Steps<'a>> {
         let rows = &self.rows[self.before..];
-        for (index, row) in rows.iter().enumerate() {
-            let steps = index + 1;
-            if row.has(flags::FINAL) {
-                break;
+        let ends = |row: &SampledRow<'_>| row.has(flags::TERMINATED | flags::TRUNCATED | flags::FINAL);
+        let end = rows.iter().take(most).position(ends);
+        let steps = end.map_or(most, |end| end + 1);
+        let terminated = end.is_some_and(|end| rows[end].has(flags::TERMINATED));
+        let followed = steps < rows.len();
+        let counted = steps - usize::from(end.is_some() && !followed && !terminated);
+        match rows.get(..steps) {
+            Some(all) if counted > 0 && (followed || end.is_some()) && !all[steps - 1].has(flags::FINAL) => {
+                let observations = rows.len().min(counted + 1);
+                Ok(Steps { counted: &all[..counted], all, terminated, observations })
             }
-            if row.has(flags::TERMINATED) {
-                return Ok((&rows[..steps], true));
-            }
-            if steps == most || row.has(flags::TRUNCATED) {
-                if steps == rows.len() {
-                    return Err("the observation to bootstrap from is missing".into());
-                }
-                return Ok((&rows[..steps], false));
-            }
+            _ => Err("the window ends before its episode does".into()),
         }
-        Err("the window ends before its episode does".into())
     }
 }
 

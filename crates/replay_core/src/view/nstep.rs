@@ -11,19 +11,19 @@
 //! ```
 //!
 //! `next_observation` begins `shift` slots after `observation`, in every item of a batch. A full window has a shift of n. A
-//! terminated one may have any shift: its next observation is not used. A truncated window of k < n steps would need a
-//! shift of k, so a batch with one has no overlap: `next_observation` then has a buffer of its own. So it has where
-//! n >= stack; rows between the two are not unpacked. Each part of an observation has a buffer and a shift of its own.
+//! window that an end cuts to k < n steps would need a shift of k, so a batch with one has no overlap: `next_observation`
+//! then has a buffer of its own. So it has where n >= stack; rows between the two are not unpacked. A terminated window whose
+//! last observation never came keeps the shift of n. Each part of an observation has a buffer and a shift of its own.
 //!
 //! # Invariant
 //!
 //! Discounts are gamma^k, and 0 only where the episode or life terminated; a truncated episode bootstraps from its
-//! final row.
+//! final row, or, if that never came, from its last step's observation.
 
 use std::sync::Arc;
 
 use super::batch::{Array, ArraySpec, Buffer, whole_arrays};
-use super::decode::{Decoded, SampledWindow, Unpacker};
+use super::decode::{Decoded, SampledWindow, Steps, Unpacker};
 use super::{NStep, REWARD};
 use crate::error::Result;
 use crate::observation::{self, Part};
@@ -54,11 +54,16 @@ impl NStepView {
         usize::from(self.spec.n)
     }
 
-    /// Whether a window of the batch is truncated before its last step.
+    /// Steps from an item's observation to its next one: fewer than n where the episode (or life) ends before.
+    fn distance(&self, steps: &Steps<'_>) -> usize {
+        let known = steps.observations > steps.counted.len();
+        if known { steps.counted.len() } else { self.n() }
+    }
+
+    /// Whether a window of the batch has its next observation at another distance than n.
     pub(super) fn any_short(&self, windows: &[SampledWindow<'_>]) -> bool {
-        let short =
-            |window: &SampledWindow<'_>| matches!(window.steps(self.n()), Ok((steps, false)) if steps.len() < self.n());
-        windows.iter().any(short)
+        let mut steps = windows.iter().filter_map(|window| window.steps(self.n()).ok());
+        steps.any(|steps| self.distance(&steps) < self.n())
     }
 
     /// Slots from a part's `observation` to its `next_observation`, which fit every window of a batch; `None` without overlap.
@@ -95,24 +100,24 @@ impl NStepView {
         let [reward, discount, others @ ..] = rest else {
             return Err("the batch has too few arrays".into());
         };
-        let (steps, terminated) = window.steps(self.n())?;
+        let steps = window.steps(self.n())?;
         let (mut n_step_return, mut factor) = (0.0, 1.0);
-        for &row in steps {
+        for &row in steps.counted {
             n_step_return += factor * unpacker.number(row, self.reward)?;
             factor *= self.spec.gamma;
         }
-        let bootstrap = if terminated { 0.0 } else { factor };
+        let bootstrap = if steps.terminated { 0.0 } else { factor };
         reward.copy_from_slice(&(n_step_return as f32).to_ne_bytes());
         discount.copy_from_slice(&(bootstrap as f32).to_ne_bytes());
 
-        let next = if terminated { self.n() } else { steps.len() };
         let mut observations = observations.iter_mut();
         let mut array = || observations.next().ok_or("the batch has too few arrays");
         for part in &self.parts {
             let (column, padding) = (part.column, self.spec.padding);
             let newest = part.stack as isize - 1;
-            let offset = |step: usize| Some(step as isize - newest).filter(|&offset| !terminated || offset <= 0);
-            let following = |slot: usize| offset(slot + next);
+            let known = steps.observations as isize;
+            let offset = |step: usize| Some(step as isize - newest).filter(|&offset| offset < known);
+            let following = |slot: usize| offset(slot + self.distance(&steps));
             let Some(shift) = self.shift(part, any_short) else {
                 unpacker.unpack_slots(window, column, padding, array()?, offset)?;
                 unpacker.unpack_slots(window, column, padding, array()?, following)?;
@@ -125,7 +130,7 @@ impl NStepView {
         }
 
         for (&column, value) in self.others.iter().zip(others) {
-            unpacker.unpack(steps[0], column, value)?;
+            unpacker.unpack(steps.counted[0], column, value)?;
         }
         Ok(())
     }

@@ -69,18 +69,17 @@ impl SequenceView {
         window: &SampledWindow<'a>,
         out: &mut [&mut [u8]],
     ) -> Decoded<()> {
-        let (steps, terminates) = window.steps(self.steps())?;
+        let steps = window.steps(self.steps())?;
         let (observed, rest) = out.split_at_mut(self.parts.len());
         let [reward, discount, mask, terminated, truncated, first, columns @ ..] = rest else {
             return Err("the batch has too few arrays".into());
         };
 
-        let observations = steps.len() + usize::from(!terminates);
         for (part, slots) in self.parts.iter().zip(observed) {
             let newest = part.stack as isize - 1;
             let offset = |slot: usize| {
                 let offset = slot as isize - newest;
-                (offset < observations as isize).then_some(offset)
+                (offset < steps.observations as isize).then_some(offset)
             };
             unpacker.unpack_slots(window, part.column, self.spec.padding, slots, offset)?;
         }
@@ -88,30 +87,30 @@ impl SequenceView {
         reward.fill(0);
         discount.fill(0);
         let numbers = reward.chunks_exact_mut(4).zip(discount.chunks_exact_mut(4));
-        for (&row, (reward, discount)) in steps.iter().zip(numbers) {
+        for ((step, &row), (reward, discount)) in steps.all.iter().enumerate().zip(numbers) {
             let value = unpacker.number(row, self.reward)? as f32;
             reward.copy_from_slice(&value.to_ne_bytes());
-            if !row.has(flags::TERMINATED) {
+            if step < steps.counted.len() && !row.has(flags::TERMINATED) {
                 discount.copy_from_slice(&(self.spec.gamma as f32).to_ne_bytes());
             }
         }
         mask.fill(0);
-        mask[..steps.len()].fill(1);
+        mask[..steps.counted.len()].fill(1);
         for (values, (_, flag)) in [terminated, truncated, first].into_iter().zip(FLAGS) {
             values.fill(0);
-            for (value, row) in values.iter_mut().zip(steps) {
+            for (value, row) in values.iter_mut().zip(steps.all) {
                 *value = u8::from(row.has(flag));
             }
         }
 
         let (state, others) = columns.split_at_mut(self.state.len());
         for (&column, value) in self.state.iter().zip(state) {
-            unpacker.unpack(steps[0], column, value)?;
+            unpacker.unpack(steps.all[0], column, value)?;
         }
         for (&column, values) in self.others.iter().zip(others) {
-            let used = steps.len() * unpacker.bytes(column);
+            let used = steps.all.len() * unpacker.bytes(column);
             values[used..].fill(0);
-            for (&row, value) in steps.iter().zip(values.chunks_exact_mut(unpacker.bytes(column))) {
+            for (&row, value) in steps.all.iter().zip(values.chunks_exact_mut(unpacker.bytes(column))) {
                 unpacker.unpack(row, column, value)?;
             }
         }

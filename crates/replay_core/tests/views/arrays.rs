@@ -189,27 +189,24 @@ proptest! {
         let state = bytes(&batch, "state");
         for i in 0..batch.len {
             let (episode, at) = oracle::find(&run.episodes, u64_of(&item(&ids, i)[..8]));
-            let (steps, priority) = oracle::sequence(&spec, episode, at).unwrap();
-            assert_close(run.stored.items[i].priority.unwrap(), priority);
+            let want = oracle::sequence(&spec, episode, at).unwrap();
+            assert_close(run.stored.items[i].priority.unwrap(), want.priority);
             prop_assert_eq!(item(&state, i), &episode.steps[at].state);
             let stack_bytes = usize::from(stack) * FRAME_BYTES;
-            for (t, got) in item(&observation, i).chunks_exact(stack_bytes).enumerate() {
-                let ends = episode.steps[at + steps - 1].terminates();
-                if t < steps + usize::from(!ends) {
-                    prop_assert_eq!(got, oracle::stack(episode, at + t, stack, padding));
-                }
+            for (t, got) in item(&observation, i).chunks_exact(stack_bytes).enumerate().take(want.counted + 1) {
+                prop_assert_eq!(got, oracle::stack(episode, at + t, stack, padding));
             }
             for t in 0..full {
-                let step = (t < steps).then(|| &episode.steps[at + t]);
-                prop_assert_eq!(item(&mask, i)[t], u8::from(step.is_some()));
+                let step = (t < want.all).then(|| &episode.steps[at + t]);
+                prop_assert_eq!(item(&mask, i)[t], u8::from(t < want.counted));
                 let bit = |bit: Option<bool>| u8::from(bit == Some(true));
                 prop_assert_eq!(item(&terminated, i)[t], bit(step.map(|s| s.terminates())));
                 prop_assert_eq!(item(&truncated, i)[t], bit(step.map(|s| s.truncates())));
                 prop_assert_eq!(item(&first, i)[t], bit(step.map(|_| at + t == 0)));
                 let number = |array, t: usize| f32_of(&item(array, i)[4 * t..4 * t + 4]);
                 assert_close(number(&reward, t), step.map_or(0.0, |s| s.reward.into()));
-                let want = step.map_or(0.0, |s| if s.terminates() { 0.0 } else { 0.9 });
-                assert_close(number(&discount, t), want);
+                let bootstraps = t < want.counted && !episode.steps[at + t].terminates();
+                assert_close(number(&discount, t), if bootstraps { 0.9 } else { 0.0 });
                 prop_assert_eq!(
                     u64_of(&item(&ids, i)[8 * t..8 * t + 8]),
                     step.map_or(0, |s| s.id)
@@ -239,7 +236,7 @@ proptest! {
             let (episode, at) = oracle::find(&run.episodes, u64_of(&item(&ids, i)[8 * anchor..][..8]));
             for slot in 0..=usize::from(before + after) {
                 let exists = slot + usize::from(before.min(stored.before)) >= anchor
-                    && slot <= anchor + usize::from(after.min(stored.after));
+                    && slot <= anchor + usize::from(run.stored.after(stored, after));
                 prop_assert_eq!(item(&mask, i)[slot], u8::from(exists));
                 let id = u64_of(&item(&ids, i)[8 * slot..][..8]);
                 let frame = &item(&frames, i)[slot * FRAME_BYTES..][..FRAME_BYTES];
@@ -285,9 +282,8 @@ fn observation_and_next_observation_share_a_buffer_where_they_overlap() {
         (one, frames)
     };
     assert_eq!(frames(vec![Event::GoesOn; 3]), (true, [7, 7]));
-    let terminates = vec![Event::GoesOn, Event::Terminates];
-    assert_eq!(frames(terminates), (true, [7, 7]));
-    // A truncated window of fewer than n steps has its next observation at another distance.
-    let truncates = vec![Event::GoesOn, Event::Truncates];
-    assert_eq!(frames(truncates), (false, [4, 4]));
+    // A window of fewer than n steps has its next observation at another distance.
+    for end in [Event::Terminates, Event::Truncates, Event::LosesLife] {
+        assert_eq!(frames(vec![Event::GoesOn, end]), (false, [4, 4]));
+    }
 }

@@ -7,7 +7,7 @@ use base::wait::Wait;
 use replay_core::Error;
 use replay_core::memory::{Memory, MemoryLimits};
 use replay_core::replay::{Replay, SampleRequest};
-use replay_core::schema::Codec;
+use replay_core::schema::{Codec, Sampler};
 use replay_core::view::{DecodeOptions, Decoder, NStep, Padding, ViewSpec};
 use replay_core::writer::{Writer, WriterOptions};
 
@@ -81,6 +81,50 @@ fn samples_what_the_environments_did(codec: Codec) {
         }
     }
     assert!(seen.len() > 300, "{} different items in 2560 samples", seen.len());
+}
+
+/// A reader that takes each item as soon as it can, once, from chunks that end between a termination and its final row.
+#[test]
+fn a_terminated_item_of_a_queue_has_its_last_observation() {
+    let mut config = environment::table();
+    config.sampler = Sampler::Fifo;
+    config.max_times_sampled = 1;
+    let memory = Memory::new(MemoryLimits::default());
+    let (replay, wait): (&dyn Replay, _) = (&*memory, Wait::forever());
+    replay.create_table(&config, &wait).unwrap();
+    let view = view(2, 2);
+    let ViewSpec::NStep(spec) = &view else { unreachable!("made as NStep") };
+    let decoder = Decoder::new(&config, &view, DecodeOptions::default()).unwrap();
+    let options = WriterOptions { chunk_steps: 1, ..WriterOptions::default() };
+    let mut writer = Writer::open(replay, "test", 1, &view, options, &wait).unwrap();
+    let events = [Event::GoesOn, Event::LosesLife, Event::GoesOn, Event::Terminates, Event::Terminates];
+    let mut environment = Environment::new(0, Autoreset::NextStep, events.repeat(4), 1);
+    let mut next = Vec::new();
+    let mut take = || {
+        let request = SampleRequest { allow_short: true, ..SampleRequest::new("test", 9, &view) };
+        let Ok(sampled) = replay.sample(&request, &Wait::until(Some(Instant::now()))) else { return };
+        let batch = decoder.decode(&sampled, 0.0).unwrap();
+        sampled.credit.unwrap().delivered();
+        let [ids, frames] = ["id", "next_observation"].map(|name| batch.get(name).unwrap().to_bytes());
+        let ids = ids.chunks_exact(8).map(|id| u64::from_ne_bytes(id.try_into().unwrap()));
+        next.extend(ids.zip(frames.chunks_exact(frames.len() / batch.len).map(<[u8]>::to_vec)));
+    };
+    for _ in 0..28 {
+        append(&mut writer, &[environment.advance()], Autoreset::NextStep).unwrap();
+        take();
+        // As a sample that waits does.
+        writer.flush_complete(&wait).unwrap();
+        take();
+    }
+    writer.close(&wait).unwrap();
+    take();
+    assert_eq!((next.len(), writer.counters().items), (20, 20));
+    for (id, frames) in next {
+        let (episode, at) = oracle::find(&environment.episodes, id);
+        let want = oracle::n_step(spec, episode, at).unwrap();
+        assert_eq!(frames, want.next_observation);
+        assert!(episode.observations.len() > episode.steps.len(), "a last observation of every episode");
+    }
 }
 
 #[test]

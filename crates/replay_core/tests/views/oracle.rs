@@ -25,60 +25,53 @@ pub struct NStepItem {
 
 /// The item anchored at a step, if its window was completed.
 pub fn n_step(view: &NStep, episode: &Episode, anchor: usize) -> Option<NStepItem> {
-    let (mut reward, mut terminated, mut last) = (0.0, false, anchor);
-    for i in 0..usize::from(view.n) {
-        let Some(step) = episode.steps.get(anchor + i) else {
-            break;
-        };
-        reward += view.gamma.powi(i as i32) * f64::from(step.reward);
-        last = anchor + i;
-        if step.terminates() {
-            terminated = true;
-            break;
-        }
-    }
-    let steps = last + 1 - anchor;
-    if !terminated {
-        episode.observations.get(last + 1)?;
-        if steps < usize::from(view.n) && !episode.steps[last].truncates() {
-            return None;
-        }
-    }
+    let left = &episode.steps[anchor..];
+    let (steps, _) = steps_of(episode, anchor, view.n.into())?;
+    let reward = (0..steps).map(|i| view.gamma.powi(i as i32) * f64::from(left[i].reward)).sum();
+    let discount = if left[steps - 1].terminates() { 0.0 } else { view.gamma.powi(steps as i32) };
     let observation = stack(episode, anchor, view.stack.before() + 1, view.padding);
-    let next_observation = if terminated {
-        let mut frames = observation.clone();
-        frames.extend(vec![0; usize::from(view.n) * FRAME_BYTES]);
-        frames.split_off(usize::from(view.n) * FRAME_BYTES)
-    } else {
-        stack(episode, last + 1, view.stack.before() + 1, view.padding)
-    };
-    let discount = if terminated { 0.0 } else { view.gamma.powi(steps as i32) };
+    let unseen = episode.observations.len() == anchor + steps;
+    let next = anchor + if unseen { view.n.into() } else { steps };
+    let next_observation = stack(episode, next, view.stack.before() + 1, view.padding);
     let step = &episode.steps[anchor];
-    let target = reward + discount * greedy(episode, last + 1);
+    let target = reward + discount * greedy(episode, anchor + steps);
     Some(NStepItem { observation, next_observation, reward, discount, priority: (target - taken(step)).abs() })
 }
 
-/// The steps of the sequence that begins at a step, if there is one, and its priority.
-pub fn sequence(view: &Sequences, episode: &Episode, first: usize) -> Option<(usize, f64)> {
+/// At most `most` steps from an anchor to the end of the life or episode: those whose next observation came or that terminate,
+/// and with a truncated one after them. `None` where the window is open.
+fn steps_of(episode: &Episode, anchor: usize, most: usize) -> Option<(usize, usize)> {
+    let left = &episode.steps[anchor..];
+    let end = left.iter().take(most).position(|step| step.terminates() || step.truncates());
+    let all = end.map_or(most, |end| end + 1);
+    let last = left.get(all - 1)?;
+    let known = last.terminates() || episode.observations.len() > anchor + all;
+    match all - usize::from(!known) {
+        0 => None,
+        _ if !known && !last.truncates() => None,
+        counted => Some((counted, all)),
+    }
+}
+
+pub struct SequenceItem {
+    /// Steps that learning may use.
+    pub counted: usize,
+    /// With a truncated one whose last observation never came.
+    pub all: usize,
+    pub priority: f64,
+}
+
+/// The sequence that begins at a step, if there is one.
+pub fn sequence(view: &Sequences, episode: &Episode, first: usize) -> Option<SequenceItem> {
     let life = episode.steps[..first].iter().rposition(Step::terminates).map_or(0, |lost| lost + 1);
     if !(first - life).is_multiple_of(view.period.into()) {
         return None;
     }
-    let full = usize::from(view.burn_in + view.length);
-    let left = &episode.steps[first..];
-    let to_end = left.iter().position(|step| step.terminates() || step.truncates());
-    let steps = match to_end {
-        Some(end) if end < full => end + 1,
-        _ => full,
-    };
-    if steps > left.len() || steps <= usize::from(view.burn_in) {
+    let (counted, all) = steps_of(episode, first, usize::from(view.burn_in + view.length))?;
+    if counted <= usize::from(view.burn_in) {
         return None;
     }
-    let last = first + steps - 1;
-    if !episode.steps[last].terminates() && episode.observations.len() <= last + 1 {
-        return None;
-    }
-    let errors: Vec<f64> = (first + usize::from(view.burn_in)..=last)
+    let errors: Vec<f64> = (first + usize::from(view.burn_in)..first + counted)
         .map(|at| {
             let step = &episode.steps[at];
             let bootstrap = if step.terminates() { 0.0 } else { view.gamma * greedy(episode, at + 1) };
@@ -87,16 +80,16 @@ pub fn sequence(view: &Sequences, episode: &Episode, first: usize) -> Option<(us
         .collect();
     let largest = errors.iter().copied().fold(0.0, f64::max);
     let mean = errors.iter().sum::<f64>() / errors.len() as f64;
-    Some((steps, 0.9 * largest + 0.1 * mean))
+    Some(SequenceItem { counted, all, priority: 0.9 * largest + 0.1 * mean })
 }
 
-/// The observation stack that the agent saw at a step (or after the last).
+/// The observation stack that the agent saw at a step (or after the last); an observation that never came is zeros.
 pub fn stack(episode: &Episode, at: usize, stack: u16, padding: Padding) -> Vec<u8> {
     let zeros: Frame = [0; FRAME_BYTES];
     (0..usize::from(stack))
         .rev()
         .flat_map(|back| match (at.checked_sub(back), padding) {
-            (Some(index), _) => episode.observations[index],
+            (Some(index), _) => episode.observations.get(index).copied().unwrap_or(zeros),
             (None, Padding::RepeatFirst) => episode.observations[0],
             (None, Padding::Zero) => zeros,
         })

@@ -109,13 +109,21 @@ impl Stored {
         stored
     }
 
+    /// Rows after an item's anchor in a sample: with the observation after a termination, where it came.
+    pub fn after(&self, item: &NewItem, most: u16) -> u16 {
+        let (stream, last) = (&self.rows[item.stream as usize], (item.anchor + u64::from(item.after)) as usize);
+        let follows = stream.get(last + 1).is_some_and(|next| next.fields[0] & flags::FIRST == 0);
+        let terminated = stream[last].fields[0] & flags::TERMINATED != 0;
+        most.min(item.after + u16::from(terminated && follows))
+    }
+
     /// Samples these items, at most `before` and `after` rows around each, with the blobs in random segments. The
     /// id of the i-th is i, its probability random.
     pub fn sample(&self, items: &[NewItem], before: u16, after: u16, rng: &mut StdRng) -> Sampled {
         let (mut rows, mut segments, mut segment) = (Vec::new(), Vec::new(), Vec::new());
         let mut sampled = Vec::new();
         for (id, item) in items.iter().enumerate() {
-            let (before, after) = (before.min(item.before), after.min(item.after));
+            let (before, after) = (before.min(item.before), self.after(item, after));
             let first = item.anchor as usize - before as usize;
             let last = item.anchor as usize + after as usize;
             let stream = &self.rows[item.stream as usize];
