@@ -8,12 +8,15 @@ import re
 import signal
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pytest
+from calls import Lines
+from serving import until
 from steps import COLUMNS, VIEW, fill, step, table
 
 import innet_drl as innet
@@ -440,6 +443,37 @@ def test_statistics_count(make_replay: MakeReplay) -> None:
     assert counted["bytes"] == counted["live_bytes"] == stats["bytes"] > 0
     assert counted["corrupt_items"] == counted["late_items"] == 0
     assert stats["parameters"]["p"]["version"] == 1
+
+
+def test_unread_items_of_a_full_queue_are_counted_and_logged_once(make_replay: MakeReplay, log: Lines) -> None:
+    replay = make_replay([table(capacity=100, sampler="fifo", max_times_sampled=1), table("other", capacity=100)])
+    for name in ("t", "other"):
+        fill(replay, 500, name=name)
+    tables = replay.stats()["tables"]
+    assert tables["t"]["evicted_unread_items"] == tables["t"]["evicted_items"] == 500 - tables["t"]["items"] > 0
+    assert tables["other"]["evicted_unread_items"] == 0
+    log.wait_for('table "t" is full, and has evicted')
+    assert sum("before their last sample" in line for line in log.lines) == 1
+
+
+def test_rollouts_of_a_queue_wait_for_their_reader(make_replay: MakeReplay) -> None:
+    view = innet.Sequences(25, observation="frame")
+    limits: dict[str, Any] = {"sampler": "fifo", "max_times_sampled": 1, "samples_per_insert": 1.0}
+    replay = make_replay([table(capacity=1000, view=view, **limits)])
+
+    def write() -> None:
+        with replay.writer("t", 1, chunk_steps=5) as writer:
+            for t in range(100 * 25):
+                writer.append(**step(t, episode=25), timeout=60)
+
+    with ThreadPoolExecutor() as pool:
+        written = pool.submit(write)
+        # The reader comes late.
+        until(lambda: replay.stats()["tables"]["t"]["waiting_pushes"] == 1)
+        actions = [int(replay.sample("t", 1).action[0, 0]) for _ in range(100)]
+        written.result()
+    assert actions == list(range(0, 2500, 25))
+    assert replay.stats()["tables"]["t"]["evicted_unread_items"] == 0
 
 
 def test_closing_ends_every_use(make_replay: MakeReplay) -> None:

@@ -330,6 +330,18 @@ def test_a_table_is_divided_and_read_whole(connect: Connect) -> None:
     assert shards.tables() == {}
 
 
+def test_unread_items_are_added_up(connect: Connect) -> None:
+    shards = connect(table(capacity=300, sampler="uniform", max_times_sampled=1))
+    for server in range(3):
+        with shards.writer("t", 1, VIEW, server=server, chunk_steps=10) as writer:
+            for t in range(200):
+                writer.append(**step(t))
+    stats = shards.stats()
+    parts = [part["tables"]["t"]["evicted_unread_items"] for part in stats["shards"].values()]
+    assert min(parts) > 0
+    assert stats["tables"]["t"]["evicted_unread_items"] == sum(parts)
+
+
 def test_writers_are_spread_and_keep_to_their_server(connect: Connect) -> None:
     shards = connect(table(capacity=3000))
     with ExitStack() as stack:

@@ -5,7 +5,8 @@
 //!
 //! - a sample of n is admitted while `d - n >= centre - slack`, and only when `min_size` items are live;
 //! - a push is admitted while its first item keeps `d` within `centre + slack`, or while fewer than `min_size`
-//!   items are live. A push applies as a whole, so it may overshoot by its other items.
+//!   items are live. A push applies as a whole, so it may overshoot by its other items. A derived slack is smaller where
+//!   `max_times_sampled` ends items and fewer fit, unless a sample waits (`unread` in [`Limiter::admit_insert`]).
 //!
 //! Both sides block each other only if `n > 2 * slack - samples_per_insert`: such a sample is an error.
 //!
@@ -118,16 +119,18 @@ impl Limiter {
         self.samples_per_insert > 0.0
     }
 
-    /// Admits a push of `items` items to a table of `live` ones; `Err` is the cause of the wait. Pushes without items and `needed`
-    /// pushes are always admitted.
-    pub fn admit_insert(&self, live: u64, items: u64, needed: bool) -> Outcome<Inserting<'_>> {
+    /// Admits a push of `items` items to a table of `live` ones, before it at most `unread` ahead of the samples; `Err` is the
+    /// cause of the wait. Pushes without items and `needed` pushes are always admitted.
+    pub fn admit_insert(&self, live: u64, items: u64, needed: bool, unread: f64) -> Outcome<Inserting<'_>> {
         let items = if self.limits_ratio() { items } else { 0 };
         let mut refused = None;
         let admit = |word: u64| {
             let ahead = word & (ENDED - 1);
             let inserted = Count(self.inserted.load(Ordering::Relaxed)).items() + ahead;
             let sampled = Count(self.sampled.load(Ordering::Relaxed)).items();
-            let over = self.lead(inserted, sampled) + self.samples_per_insert - (self.centre() + self.slack);
+            let lead = self.lead(inserted, sampled);
+            let over = lead + self.samples_per_insert - (self.centre() + self.slack);
+            let over = over.max(lead - self.samples_per_insert * unread);
             let passes = needed || items == 0 || over <= TOLERANCE || live + ahead < self.min_size;
             refused = (!passes).then_some((inserted, sampled, over));
             passes.then_some(word + items)
@@ -308,7 +311,7 @@ mod tests {
     }
 
     fn insert(l: &Limiter, live: u64) -> std::result::Result<(), String> {
-        let admitted = l.admit_insert(live, 1, false);
+        let admitted = l.admit_insert(live, 1, false, f64::INFINITY);
         admitted.map(drop).map_err(text)
     }
 
@@ -348,14 +351,14 @@ mod tests {
     fn pushes_at_the_same_time_see_each_other() {
         let l = limiter(4.0, 8.0, 1);
         l.count_insert(2);
-        let first = l.admit_insert(2, 50, false).unwrap();
+        let first = l.admit_insert(2, 50, false, f64::INFINITY).unwrap();
         assert!(insert(&l, 2).is_err(), "the first one's items are ahead");
-        assert!(l.admit_insert(2, 0, false).is_ok());
-        assert!(l.admit_insert(2, 5, true).is_ok());
+        assert!(l.admit_insert(2, 0, false, f64::INFINITY).is_ok());
+        assert!(l.admit_insert(2, 5, true, f64::INFINITY).is_ok());
         drop(first);
         assert_eq!(insert(&l, 2), Ok(()));
         let l = limiter(4.0, 8.0, 60);
-        let _first = l.admit_insert(0, 59, false).unwrap();
+        let _first = l.admit_insert(0, 59, false, f64::INFINITY).unwrap();
         assert_eq!(insert(&l, 0), Ok(()), "59 of the 60 that min_size asks for");
     }
 

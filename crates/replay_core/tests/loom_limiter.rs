@@ -44,7 +44,7 @@ fn pushes_at_the_same_time() {
         let limiter = limiter();
         let pushes = [(); 2].map(|()| {
             spawn(&limiter, |limiter| {
-                if let Ok(inserting) = limiter.admit_insert(LIVE, 1, false) {
+                if let Ok(inserting) = limiter.admit_insert(LIVE, 1, false, f64::INFINITY) {
                     limiter.count_insert(1);
                     drop(inserting);
                 }

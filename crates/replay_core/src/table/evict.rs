@@ -106,19 +106,41 @@ impl Table {
 
     /// Ends the items of a chunk that was evicted, and counts them. Under the insert lock.
     fn end_items(&self, chunk: &Resident) {
-        let ended = chunk.items.iter().filter(|&&id| self.kill(id)).count();
+        let (mut ended, mut unread) = (0, 0);
+        for left in chunk.items.iter().filter_map(|&id| self.end(id)) {
+            ended += 1;
+            unread += u64::from(left > 0);
+        }
         let counters = &self.counters;
-        counters.evicted_items.fetch_add(ended as u64, Ordering::Relaxed);
+        counters.evicted_items.fetch_add(ended, Ordering::Relaxed);
+        counters.evicted_unread_items.fetch_add(unread, Ordering::Relaxed);
         counters.evicted_steps.fetch_add(u64::from(chunk.rows), Ordering::Relaxed);
+    }
+
+    /// Logs, once, that items are evicted before their last sample. Without the insert lock.
+    pub(super) fn warn_of_unread_items(&self) {
+        let unread = self.counters.evicted_unread_items.load(Ordering::Relaxed);
+        if unread > 0 && !self.unread_logged.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                "table {:?} is full, and has evicted {unread} items before their last sample (max_times_sampled {}): its readers are                  slower than its writers; give it a larger capacity, or samples_per_insert, for which writers wait. The statistic                  evicted_unread_items counts further ones",
+                self.config.name,
+                self.config.max_times_sampled,
+            );
+        }
     }
 
     /// Ends an item that may have samples left; true for exactly one caller.
     pub(super) fn kill(&self, id: ItemId) -> bool {
-        let ended = self.items.kill(id);
-        if ended {
+        self.end(id).is_some()
+    }
+
+    /// Ends an item, and returns its samples left, 0 without a limit, to exactly one caller.
+    fn end(&self, id: ItemId) -> Option<u64> {
+        let left = self.items.end(id);
+        if left.is_some() {
             self.sampler.remove(id);
         }
-        ended
+        left
     }
 
     /// Drops evicted chunks, now or with their last pin. Without the insert lock.

@@ -371,19 +371,24 @@ impl Items {
 
     /// Ends an item; true for exactly one caller.
     pub fn kill(&self, id: ItemId) -> bool {
+        self.end(id).is_some()
+    }
+
+    /// Ends an item, and returns its samples left, 0 without a limit, to exactly one caller.
+    pub fn end(&self, id: ItemId) -> Option<u64> {
         if !self.tree.kill(id.slot, id.generation) {
-            return false;
+            return None;
         }
         self.live.fetch_sub(1, Ordering::Relaxed);
         let samples = &self.words[id.slot as usize].samples;
         let sampled = samples.fetch_or(CLOSED, Ordering::Relaxed) & CLOSED;
-        if self.max_times_sampled > 0 {
-            let left = i64::from(self.max_times_sampled) - sampled as i64;
-            self.samples_left.fetch_sub(left, Ordering::Relaxed);
+        let left = u64::from(self.max_times_sampled).saturating_sub(sampled);
+        if left > 0 {
+            self.samples_left.fetch_sub(left as i64, Ordering::Relaxed);
         }
         // The queue publishes the slot, and this thread's writes to it, to its next owner.
         self.free.push(id.slot).expect("a slot is in the queue once: one caller wins the kill");
-        true
+        Some(left)
     }
 }
 

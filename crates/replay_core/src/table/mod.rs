@@ -118,6 +118,8 @@ pub struct Table {
     held: Arc<Held>,
     max_priority: MaxPriority,
     counters: TableCounters,
+    /// The first eviction of an item before its last sample was logged.
+    unread_logged: AtomicBool,
     /// Seed of the random samples, with `samples`, the number of the next one.
     seed: u64,
     samples: AtomicU64,
@@ -167,6 +169,7 @@ impl Table {
             held: Held::new(reservation),
             max_priority: MaxPriority::new(&config),
             counters: TableCounters::default(),
+            unread_logged: AtomicBool::new(false),
             seed,
             samples: AtomicU64::new(0),
             dropped: AtomicBool::new(false),

@@ -14,7 +14,7 @@
 use crate::cause::{Cause, OutdatedWriter, WaitReason};
 use crate::error::Result;
 use crate::limiter::{Inserting, Outcome};
-use crate::replay::Push;
+use crate::replay::{Push, PushBody};
 use crate::sync::{Ordering, lock};
 
 use super::evict::EVICTED_AT_ONCE;
@@ -103,7 +103,7 @@ impl Table {
 
     /// Applies the next push of a writer.
     fn apply(&self, writer: &mut TableWriter, push: &Push) -> Result<Attempt<u64>> {
-        let inserting = match self.admit_push(push.body.items.len()) {
+        let inserting = match self.admit_push(&push.body) {
             Ok(inserting) => inserting,
             Err(cause) => return Ok(self.blocked(cause)),
         };
@@ -130,6 +130,7 @@ impl Table {
             }
             drop(residents);
             self.retire(&mut evicted);
+            self.warn_of_unread_items();
             match placed {
                 Ok(true) => break,
                 Ok(false) => {}
@@ -151,11 +152,28 @@ impl Table {
 
     /// Asks the rate limiter to admit a push. While a sample waits for more samples than are left, every push is admitted: only
     /// new items can unblock it. `Err` is the cause of the wait.
-    fn admit_push(&self, items: usize) -> Outcome<Inserting<'_>> {
+    fn admit_push(&self, push: &PushBody) -> Outcome<Inserting<'_>> {
         // Both are hints: a blocked call retries soon.
         let wanted = self.samples_wanted.load(Ordering::Relaxed);
         let needed = self.items.samples_left() < i64::from(wanted);
-        self.limiter.admit_insert(self.items.live(), items as u64, needed)
+        let (items, rows) = (push.items.len() as u64, push.chunks.iter().map(|chunk| u64::from(chunk.rows)).sum());
+        self.limiter.admit_insert(self.items.live(), items, needed, self.most_unread(rows))
+    }
+
+    /// Items that a derived slack lets writers be ahead before a push of `rows` steps. Where items end with their last sample, as
+    /// many as the table has steps for, beside the push and an unfinished item of each stream. Any number while a sample waits,
+    /// which may need more.
+    fn most_unread(&self, rows: u64) -> f64 {
+        let derived = self.config.slack == 0.0 && self.limiter.limits_ratio();
+        let counters = &self.counters;
+        let [steps, items] =
+            [&counters.inserted_steps, &counters.inserted_items].map(|n| n.load(Ordering::Relaxed) as f64);
+        if !derived || !self.items.limits_samples() || items == 0.0 || self.held.samples.is_waited() {
+            return f64::INFINITY;
+        }
+        let (each, (_, streams)) = ((steps / items).max(1.0), self.writers.counts());
+        let unfinished = streams as f64 * (each - 1.0).floor();
+        ((self.config.capacity.saturating_sub(rows) as f64 - unfinished) / each).max(0.0)
     }
 
     /// Puts a push in place: chunks, links between them, items. Only under the insert lock. `Err` when no slot is left

@@ -24,6 +24,8 @@ pub(super) struct TableCounters {
     pub blocked_samples: AtomicU64,
     /// Calls that panicked. Not part of a snapshot.
     pub panics: AtomicU64,
+    /// Items evicted before their last sample, at `max_times_sampled`. Not part of a snapshot.
+    pub evicted_unread_items: AtomicU64,
     /// Steps inserted between an item's insertion and its sampling. Not part of a snapshot.
     pub sample_age: Histogram,
     /// Version lag of a writer's parameters at its pushes, where known. Not part of a snapshot.
@@ -46,6 +48,7 @@ impl Default for TableCounters {
             blocked_pushes: zero(),
             blocked_samples: zero(),
             panics: zero(),
+            evicted_unread_items: zero(),
             sample_age: Histogram::new(6, 26),
             version_lag: Histogram::new(0, 10),
         }
@@ -122,6 +125,7 @@ impl Table {
             "limiter_inserted": limiter_inserted,
             "saturated_priorities": self.items.tree.saturated(),
             "panics": self.counters.panics.load(Ordering::Relaxed),
+            "evicted_unread_items": self.counters.evicted_unread_items.load(Ordering::Relaxed),
             "failed": self.has_failed(),
         });
         for (name, counter) in self.counters.all() {

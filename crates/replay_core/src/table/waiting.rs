@@ -63,6 +63,11 @@ impl WaitingLine {
         (waiting.places.len(), reason.map(WaitReason::to_string))
     }
 
+    /// Whether a call waits.
+    pub fn is_waited(&self) -> bool {
+        !lock(&self.waiting).places.is_empty()
+    }
+
     /// Wakes every call: the table is gone.
     pub fn wake_all(&self) {
         for place in &lock(&self.waiting).places {

@@ -7,6 +7,7 @@ use base::allocation::Room;
 use event_listener::Listener;
 use replay_core::memory::{Memory, MemoryLimits, MemoryShare};
 use replay_core::replay::SampleRequest;
+use replay_core::schema::Sampler;
 use replay_core::table::{Table, Turn};
 use replay_core::{Error, TableConfig};
 
@@ -24,6 +25,23 @@ fn the_oldest_chunks_make_room_for_steps() {
     sampled.sort_unstable();
     assert!(sampled.into_iter().eq(6..15), "equal strata sample each item once");
     table.check_at_rest().unwrap();
+}
+
+#[test]
+fn items_evicted_before_their_last_sample_are_counted() {
+    let counts = |sampler, max_times_sampled| {
+        let table = table(&TableConfig { sampler, max_times_sampled, ..config(10) });
+        let mut actor = Actor::open(&table, 1);
+        actor.push_next(5);
+        // The first item twice and the second once, or the first three times.
+        sample(&table, 3);
+        actor.push_next(10);
+        ["evicted_items", "evicted_unread_items"].map(|name| stat(&table, name))
+    };
+    assert_eq!(counts(Sampler::Fifo, 2), [4, 4]);
+    assert_eq!(counts(Sampler::Fifo, 3), [4, 4]);
+    assert_eq!(counts(Sampler::Fifo, 1), [2, 2]);
+    assert_eq!(counts(Sampler::Prioritized, 0), [5, 0]);
 }
 
 #[test]

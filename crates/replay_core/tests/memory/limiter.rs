@@ -9,6 +9,7 @@ use base::wait::Wait;
 use event_listener::Listener;
 use replay_core::memory::Memory;
 use replay_core::replay::{PushBody, SampleRequest};
+use replay_core::schema::Sampler;
 use replay_core::table::{Attempt, Turn};
 use replay_core::{Error, Replay, TableConfig};
 
@@ -229,6 +230,46 @@ fn samples_that_went_with_evicted_items_do_not_stop_the_table() {
     let error = refusal(table.try_sample(&request(9), false, &mut Turn::default()));
     assert!(matches!(error, Error::Config(_)), "{error}");
     assert!(error.to_string().contains("capacity of 8"), "{error}");
+}
+
+#[test]
+fn a_derived_slack_keeps_the_items_of_a_queue_until_they_are_read() {
+    let queue = TableConfig { sampler: Sampler::Fifo, max_times_sampled: 1, samples_per_insert: 1.0, ..config(40) };
+    // Rollouts of four steps, which arrive one by one, and a reader that comes when the writer has to wait.
+    let rollouts = table(&queue);
+    let mut actor = Actor::open(&rollouts, 1);
+    let (mut read, mut waits) = (0, 0);
+    let take = |count| {
+        let asked = SampleRequest { allow_short: true, ..request(count) };
+        match rollouts.try_sample(&asked, true, &mut Turn::default()).unwrap() {
+            Attempt::Ready(mut sampled) => {
+                deliver(&mut sampled);
+                sampled.items.len()
+            }
+            Attempt::Blocked(waits) => panic!("blocked: {waits}"),
+        }
+    };
+    for step in 0..400 {
+        let mut push = || {
+            let body = Body::default().chunk(0, step, 1);
+            actor.try_push(if step % 4 == 3 { body.window(0, step - 3, (0, 3), None) } else { body }).unwrap()
+        };
+        while let Attempt::Blocked(_) = push() {
+            read += take(4);
+            waits += 1;
+        }
+    }
+    read += take(20);
+    assert!(waits > 0);
+    assert_eq!((read, stat(&rollouts, "evicted_unread_items")), (100, 0));
+
+    // Single steps fill the whole capacity.
+    let steps = table(&queue);
+    let mut actor = Actor::open(&steps, 1);
+    (0..4).for_each(|_| actor.push_next(10));
+    blocked(actor.try_push(actor.next(1)));
+    assert_eq!(sample(&steps, 40).items.len(), 40);
+    assert_eq!(stat(&steps, "evicted_unread_items"), 0);
 }
 
 #[test]
