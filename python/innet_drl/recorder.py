@@ -39,8 +39,9 @@ class Recorder:
             Q-values.
 
     Raises:
-        ConfigError: No writer, a vector environment that does not reset by itself, a writer for another number of
-            environments, or one whose view is a `Window`, unless the environment's mode is NEXT_STEP.
+        ConfigError: No writer, no environment of Gymnasium, a vector environment that does not reset by itself, a
+            writer for another number of environments, or one whose view is a `Window`, unless the environment's mode is
+            NEXT_STEP.
     """
 
     def __init__(self, env: Any, writer: Writer, q_function: Callable[[NDArray[Any]], ArrayLike] | None = None) -> None:
@@ -48,8 +49,19 @@ class Recorder:
             raise ConfigError(
                 f"Recorder(env, writer) takes a Writer, such as replay.writer(table, num_envs), and got {writer!r}"
             )
+        if hasattr(env, "possible_agents"):
+            raise ConfigError(
+                f"Recorder records environments of one agent, as Gymnasium's, and {env!r} has several: open "
+                "replay.writer(table, num_envs=len(env.possible_agents)), and append a row of each agent"
+            )
         self._env, self._writer, self._q_function = env, writer, q_function
         self._vector = hasattr(env, "num_envs")
+        action_space: Any = getattr(env, "single_action_space" if self._vector else "action_space", None)
+        if not (hasattr(action_space, "dtype") and hasattr(env, "metadata")):
+            raise ConfigError(
+                f"Recorder(env, writer) takes an environment of Gymnasium, and got {env!r}: convert it, or append its "
+                "steps with Writer.append"
+            )
         self._streams = env.num_envs if self._vector else 1
         # Members of Gymnasium's `AutoresetMode`, which is not imported.
         mode = getattr(env.metadata.get("autoreset_mode"), "name", None) if self._vector else "SINGLE"
@@ -69,7 +81,7 @@ class Recorder:
                 "the view of the writer has no place for the last observation of an episode: use NStep or Sequences of "
                 "the column 'observation', or a vector environment of the mode NEXT_STEP, which returns it as a step"
             )
-        self._action_dtype = (env.single_action_space if self._vector else env.action_space).dtype
+        self._action_dtype = action_space.dtype
         parts = writer._parts
         self._observation_parts, self._action_parts = parts.get("observation"), parts.get("action")
         self._observation: Any = None
@@ -96,6 +108,7 @@ class Recorder:
         mask = self._reset_mask(options)
         if options is not None:
             arguments["options"] = options
+        self._observation = None
         observation, info = self._returned("observation, info", self._env.reset(**arguments))
         self._observation = self._kept(observation)
         self._first, self._final = self._first | mask, self._final & ~mask
@@ -113,7 +126,7 @@ class Recorder:
             )
         if self._observation is None and not mask.all():
             raise ConfigError(
-                "no episode has begun, or the last step was refused, so no environment can go on: call `reset` without "
+                "no episode has begun, or the last step failed, so no environment can go on: call `reset` without "
                 "a `reset_mask`"
             )
         return mask
@@ -140,15 +153,15 @@ class Recorder:
             **columns: More columns of the table, with a leading dimension of `num_envs`.
 
         Raises:
-            ConfigError: The environment was not reset, a truncated episode needs a `q_function`, or a vector
-                environment ended an episode without its last observation.
+            ConfigError: The environment was not reset, also after it has raised an exception, a truncated episode needs
+                a `q_function`, or a vector environment ended an episode without its last observation.
             ReplayError: As in `Writer.append`. After a `ValueError`, for example an array of another shape or an
                 observation with NaN, the step is lost: call `reset`.
         """
         if self._pending is None:
             if self._observation is None:
                 raise ConfigError(
-                    "the episode is over, none has begun, or the last step was refused: call `reset` before `step`"
+                    "the episode is over, none has begun, or the last step failed: call `reset` before `step`"
                 )
             self._take(action, q, priority, columns)
         return self._append(timeout)
@@ -157,9 +170,10 @@ class Recorder:
         """Steps the environment, and makes the row of the step."""
         # A copy: the environment may clip the action in place.
         taken = _mapped(self._action_parts, action, lambda part: self._rows(np.array(part, self._action_dtype)))
+        # None until the results are there: after an exception the environment may have stepped.
+        observation, self._observation = self._observation, None
         results = self._returned("observation, reward, terminated, truncated, info", self._env.step(action))
         following, reward, terminated, truncated, info = results
-        observation, self._observation = self._observation, None
         ended = np.reshape(np.logical_or(terminated, truncated), self._streams)
         row: dict[str, Any] = {
             "observation": observation,
@@ -191,7 +205,6 @@ class Recorder:
         if not isinstance(results, tuple) or len(results) != len(parts):
             call = "reset" if len(parts) == 2 else "step"
             number = len(results) if isinstance(results, tuple) else 1
-            self._observation = None
             raise ConfigError(
                 f"{call} of the environment has to return ({names}), as Gymnasium's environments do, and returned "
                 f"{number} value{'s' * (number > 1)}"
@@ -273,6 +286,7 @@ class Recorder:
         try:
             if exception[0] is None:
                 self._append_pending(None)
+            self._pending = None
             self._writer.__exit__(*exception)
         finally:
             self._env.close()

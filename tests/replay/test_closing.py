@@ -133,6 +133,15 @@ def test_a_block_without_an_exception_ends_when_its_steps_are_stored(tmp_path: P
         assert memory.stats()["tables"]["t"]["steps"] == 10
 
 
+def test_what_a_block_that_raised_has_closed_is_closed_again(make_replay: MakeReplay) -> None:
+    replay = make_replay([table()])
+    fill(replay, 20)
+    for handle in (replay.writer("t", 1, VIEW), replay.batches("t", 4, VIEW), replay):
+        with pytest.raises(OSError, match="of the block"), handle:
+            raise OSError("of the block")
+        handle.close()
+
+
 @ENDS
 def test_a_writers_own_deadline_is_not_followed_by_another_wait(make_replay: MakeReplay) -> None:
     """The block ends without a flush: the memory is asked no more."""

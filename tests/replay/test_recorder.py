@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
+import pettingzoo  # type: ignore[import-untyped]
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from oracle import Row, Stream, n_step
@@ -315,7 +316,7 @@ def test_a_row_that_is_refused_asks_for_a_reset() -> None:
         recorder.step(1)
         with pytest.raises(errors.SchemaError, match="colour"):
             recorder.step(2, colour=np.zeros(1, np.float32))
-        with pytest.raises(errors.ConfigError, match="the last step was refused: call `reset`"):
+        with pytest.raises(errors.ConfigError, match="the last step failed: call `reset`"):
             recorder.step(3)
         recorder.reset()
         for step in range(4):
@@ -323,6 +324,62 @@ def test_a_row_that_is_refused_asks_for_a_reset() -> None:
         recorder.close()
         batch = replay.sample("t", 500)
         assert set(map(tuple, np.stack([batch.observation[:, 1], batch.action], 1))) == {(1, step) for step in range(4)}
+
+
+@pytest.mark.parametrize("call", ["step", "reset"])
+def test_an_environment_that_raises_asks_for_a_reset(call: str) -> None:
+    """Whether it has stepped is unknown: its next result would be recorded after the observation before."""
+    env: Any = Counter()
+    with memory(env) as replay, innet.Recorder(env, replay.writer("t", 1, VIEW)) as recorder:
+        recorder.reset()
+        recorder.step(1)
+        right = getattr(env, call)
+
+        def steps_and_raises(*arguments: Any, **keywords: Any) -> None:
+            right(*arguments, **keywords)
+            raise OSError("a broken wire")
+
+        setattr(env, call, steps_and_raises)
+        with pytest.raises(OSError, match="a broken wire"):
+            recorder.step(2) if call == "step" else recorder.reset()
+        setattr(env, call, right)
+        with pytest.raises(errors.ConfigError, match="the last step failed: call `reset`"):
+            recorder.step(3)
+        recorder.reset()
+        for step in range(4, 8):
+            recorder.step(step)
+        recorder.close()
+        batch = replay.sample("t", 500)
+        newest = batch.observation[:, 1] == env.episode
+        assert set(batch.action[newest].tolist()) == {4, 5, 6, 7}
+        np.testing.assert_array_equal(batch.next_observation, batch.observation + np.array([0, 0, 1]))
+
+
+def test_a_recorder_is_closed_again_after_a_block_that_raised() -> None:
+    env = Counter()
+    with memory(env) as replay:
+        with pytest.raises(OSError, match="broken"), innet.Recorder(env, replay.writer("t", 1, VIEW)) as recorder:
+            recorder.reset()
+            recorder.step(1)
+            raise OSError("broken")
+        recorder.close()
+
+
+class TwoAgents(pettingzoo.ParallelEnv):  # type: ignore[misc]
+    """The spaces of a PettingZoo environment are functions of the agent."""
+
+    possible_agents: ClassVar = ["left", "right"]
+
+    def action_space(self, agent: str) -> Any:
+        return Counter.action_space
+
+
+def test_an_environment_of_several_agents_is_refused() -> None:
+    with memory(Counter()) as replay, replay.writer("t", 2, VIEW) as writer:
+        with pytest.raises(errors.ConfigError, match=r"has several: open replay\.writer"):
+            innet.Recorder(TwoAgents(), writer)
+        with pytest.raises(errors.ConfigError, match="takes an environment of Gymnasium, and got 3"):
+            innet.Recorder(3, writer)
 
 
 def test_an_episode_without_its_last_observation_is_named() -> None:

@@ -237,6 +237,15 @@ impl<T: Send> ProcessLocal<T> {
         ))
     }
 
+    /// Whether the value was closed, and not by its replay.
+    ///
+    /// # Errors
+    /// `ForkError` in a forked child.
+    pub fn is_closed(&self, py: Python<'_>) -> PyResult<bool> {
+        self.check_process(py)?;
+        Ok(self.closing.0.closed.load(Ordering::Relaxed))
+    }
+
     /// A copy of the value.
     ///
     /// # Errors

@@ -412,6 +412,10 @@ impl PyWriter {
     #[pyo3(signature = (timeout = wait::TIMEOUT), text_signature = "($self, timeout=60.0)")]
     fn close(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         let deadline = wait::deadline(py, timeout)?;
+        // By the end of a `with` block that raised an exception.
+        if self.writer.is_closed(py)? {
+            return Ok(());
+        }
         let writer = self.writer.get(py)?;
         let closing = self.writer.closing();
         // Ends a blocked append or flush of another thread, which holds the writer.
