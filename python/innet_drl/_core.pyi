@@ -493,9 +493,9 @@ class Mix:
     """Several tables, and the share of each in a batch: in place of a table's name in `sample`, `batches` and so on.
 
     For example half demonstrations and half of one's own steps, as in RLPD (Ball et al., 2023) and, with other shares,
-    DQfD (Hester et al., 2018). The tables have the same columns. A batch has the items of the first table first, a
-    number for each table that is its share, rounded. The probability of an item is the share of its table, as rounded,
-    times its probability there, so the importance weights are exact. Batches have the array `tables` too: uint8 `(B,)`,
+    DQfD (Hester et al., 2018). The tables have the same columns. A batch has a number of items of each table that is
+    its share, rounded, mixed at random. The probability of an item is the share of its table, as rounded, times its
+    probability there, so the importance weights are exact. Batches have the array `tables` too: uint8 `(B,)`,
     the position of each item's table in the mix.
 
     A batch waits until each table has its items. A `sample` on a server that ends at its timeout has counted the items
@@ -707,7 +707,7 @@ class SumTree:
         """Samples `batch_size` indexes, with replacement.
 
         One index comes from each of `batch_size` equal parts of the sum of priorities (Schaul et al., 2016, appendix
-        B.2.1), so they ascend.
+        B.2.1), in random order: every part of the batch is as good a sample as the whole.
 
         Args:
             batch_size: Indexes to sample, 1 to 65536.
@@ -734,7 +734,7 @@ class SumTree:
 
 @final
 class SampledIndexes:
-    """The result of `SumTree.sample`: three arrays, in ascending order of the indexes.
+    """The result of `SumTree.sample`: three arrays.
 
     One position has the index, probability and weight of one sample.
     """
@@ -1014,10 +1014,11 @@ class Replay(_ContextManager):
         timeout: float | None = 60.0,
         threads: int | None = None,
     ) -> Batch:
-        """Samples `batch_size` items.
+        """Samples `batch_size` items, which the random samplers give in random order.
 
-        Items that fail to decode are skipped, removed from the memory and logged with the name of their writer; if none
-        is left, others are sampled within the timeout.
+        Every part of a batch is then as good a sample as the whole, and a seed repeats the order. Items that fail to
+        decode are skipped, removed from the memory and logged with the name of their writer; if none is left, others
+        are sampled within the timeout.
 
         Args:
             table: The table's name, or a mix of tables.

@@ -44,7 +44,7 @@ class IndexPriorities:
         return self._tree
 
     def sample(self, size: int) -> NDArray[np.int64]:
-        """Returns ascending indexes (size,), as `SumTree.sample`."""
+        """Returns indexes (size,), as `SumTree.sample`."""
         return self._opened().sample(size, beta=0.0).indexes
 
     def clear(self) -> None:

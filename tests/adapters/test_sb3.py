@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from order import BATCHES, check_every_place
 from sb3_contrib import QRDQN, TQC
 from serving import Server, served_memories, until
 from stable_baselines3 import DDPG, DQN, SAC, TD3
@@ -260,6 +261,14 @@ def _rows(buffer: Any) -> list[bytes]:
         rows = zip(*(episode[name] for name in ("observation", "action", "reward", "final")), strict=True)
         found += [b"".join(part.tobytes() for part in row[:3]) for row in rows if not row[3]]
     return found
+
+
+def test_a_part_of_a_batch_is_as_good_as_the_whole() -> None:
+    buffer = InnetReplayBuffer(100, VECTOR, ACTION, "cpu")
+    played([(buffer, [0])], VECTOR, 60)
+    rewards = np.unique(buffer.sample(4000).rewards)
+    batches = [np.searchsorted(rewards, buffer.sample(32).rewards[:, 0]) for _ in range(BATCHES)]
+    check_every_place(batches, len(rewards))
 
 
 def test_updated_priorities_decide_what_is_sampled() -> None:

@@ -10,6 +10,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from order import BATCHES, check_every_place
 from scipy import stats
 from tianshou.algorithm.modelfree.dqn import DQN, DiscreteQLearningPolicy
 from tianshou.algorithm.optim import AdamOptimizerFactory
@@ -41,6 +42,12 @@ def add(buffer: Any, step: int) -> None:
         for _ in range(PARTS if vector else 1)
     ]
     buffer.add(Batch.stack(items) if vector else items[0], **({"buffer_ids": range(PARTS)} if vector else {}))
+
+
+@pytest.mark.parametrize("kind", [InnetPrioritizedReplayBuffer, InnetPrioritizedVectorReplayBuffer])
+def test_a_part_of_a_batch_is_as_good_as_the_whole(kind: Any) -> None:
+    buffer = filled(kind)
+    check_every_place([buffer.sample_indices(32) for _ in range(BATCHES)], SIZE)
 
 
 @pytest.mark.parametrize("kind", [InnetPrioritizedReplayBuffer, InnetPrioritizedVectorReplayBuffer])

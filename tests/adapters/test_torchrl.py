@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from order import BATCHES, check_every_place
 from scipy import stats
 from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
@@ -39,6 +40,11 @@ def test_frequencies_are_those_of_the_priorities() -> None:
     drawn = np.concatenate([buffer.sample()["observation"].numpy() for _ in range(1000)])
     expected = priorities**0.7 / (priorities**0.7).sum() * len(drawn)
     assert stats.chisquare(np.bincount(drawn, minlength=40), expected).pvalue > 1e-8
+
+
+def test_a_part_of_a_batch_is_as_good_as_the_whole() -> None:
+    buffer = filled(InnetSampler, np.ones(CAPACITY))
+    check_every_place([buffer.sample()["observation"] for _ in range(BATCHES)], CAPACITY)
 
 
 def test_weights_and_trees_equal_those_of_torchrl_after_the_same_calls() -> None:

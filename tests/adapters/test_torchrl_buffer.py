@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from order import BATCHES, check_every_place
 from scipy import stats
 from serving import Server, served_memories, until
 from tensordict import TensorDict
@@ -94,6 +95,11 @@ def test_frequencies_and_weights_are_those_of_the_priorities(buffer: InnetReplay
     assert stats.chisquare(np.bincount(drawn, minlength=ITEMS), mass * len(drawn)).pvalue > 1e-8
     weight = (mass[batches[0]["action"]] * ITEMS) ** -0.5
     np.testing.assert_allclose(batches[0]["priority_weight"], weight / weight.max(), rtol=1e-3)
+
+
+def test_a_part_of_a_batch_is_as_good_as_the_whole(buffer: InnetReplayBuffer) -> None:
+    buffer.extend(items())
+    check_every_place([buffer.sample()["action"] for _ in range(BATCHES)], ITEMS)
 
 
 def collect(buffer: InnetReplayBuffer, first: int, blocks: int) -> None:

@@ -196,6 +196,7 @@ impl Steps {
             shard: None,
             rows: self.rows.into(),
             blobs: vec![self.blobs.into()],
+            parts: Vec::new(),
             credit: None,
         }
     }

@@ -58,7 +58,7 @@ pub fn divide(shares: &[f64], items: u32) -> Result<Vec<u32>> {
     }
 }
 
-/// One batch of the samples of several tables with the same columns, first the items of the first table.
+/// One batch of the samples of several tables with the same columns, the parts one after the other.
 ///
 /// # Errors
 /// [`Error::OutOfMemory`].
@@ -74,6 +74,7 @@ pub fn combine(mut parts: Vec<Sampled>) -> Result<Sampled> {
         shard: None,
         rows: Bytes::new(),
         blobs: Vec::new(),
+        parts: Vec::new(),
         credit: None,
     };
     let row_bytes = parts.iter().map(|part| part.rows.len()).sum();
@@ -85,6 +86,10 @@ pub fn combine(mut parts: Vec<Sampled>) -> Result<Sampled> {
         let share = part.items.len() as f64 / total as f64;
         let here = part.min_probability.map(|least| share * least);
         smallest = smallest.zip(here).map(|(a, b)| a.min(b));
+        match part.parts.is_empty() {
+            true => mixed.parts.push(part.items.len()),
+            false => mixed.parts.extend(part.parts),
+        }
         mixed.items.extend(part.items.into_iter().map(|mut item| {
             item.probability *= share;
             item
@@ -148,6 +153,7 @@ mod tests {
             shard: None,
             rows: vec![7; probabilities.len()].into(),
             blobs: Vec::new(),
+            parts: Vec::new(),
             credit: None,
         };
         let mixed = combine(vec![part(&[0.5, 0.25, 0.25], 0.25), part(&[0.2], 0.1)]).unwrap();

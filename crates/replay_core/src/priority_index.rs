@@ -22,7 +22,7 @@ pub struct PriorityIndex {
     batches: AtomicU64,
 }
 
-/// A sampled batch: one entry for each sample, in ascending order of the indexes.
+/// A sampled batch: one entry for each sample, in random order.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SampledIndexes {
     /// The sampled indexes.
@@ -119,6 +119,7 @@ impl PriorityIndex {
             if sampled.is_empty() {
                 return Err(Error::NothingSet { capacity: self.tree.capacity() });
             }
+            strata.shuffle(&mut sampled);
             indexes.extend(sampled.iter().map(|leaf| i64::from(leaf.slot)));
             // A leaf that a concurrent update raised may exceed the total.
             probabilities.extend(sampled.iter().map(|leaf| (leaf.units as f64 / total).min(1.0)));

@@ -199,6 +199,9 @@ pub struct Sampled {
     /// The blobs of these rows in the same order, in one or more segments; the blobs of a row never
     /// straddle two segments. In process they are slices of the chunks as they were received.
     pub blobs: Vec<Bytes>,
+    /// Lengths of the parts, one after the other, of a batch from several tables or servers; empty for one of each.
+    /// [`Decoder`](crate::view::Decoder) mixes them.
+    pub parts: Vec<usize>,
     /// Returns undelivered samples to the rate limiter and to items with `max_times_sampled`.
     pub credit: Option<Box<dyn SampleCredit>>,
 }

@@ -163,6 +163,7 @@ fn batch(blobs: &[Vec<u8>], delivered: &Arc<AtomicU32>) -> OutgoingFrame {
         shard: None,
         rows: Bytes::from_static(b"rows"),
         blobs: blobs.iter().map(|b| b.clone().into()).collect(),
+        parts: Vec::new(),
         credit: Some(Box::new(Credit(delivered.clone()))),
     };
     encode_reply(Reply { id: 9, body: ReplyBody::Sampled(sampled) }).unwrap()

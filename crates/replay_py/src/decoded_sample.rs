@@ -11,7 +11,7 @@ use replay_core::mix;
 use replay_core::replay::{Replay, SampleCredit, SampleRequest, Sampled};
 use replay_core::schema::{Column, TableConfig};
 use replay_core::table::ids::IdSpace;
-use replay_core::view::{Batch, DecodeOptions, Decoder, Rejected, ViewSpec};
+use replay_core::view::{Batch, DecodeOptions, Decoder, ViewSpec};
 use replay_net::error::{Error, Result};
 use replay_wire::ErrorCode;
 
@@ -20,7 +20,7 @@ use replay_net::client::program;
 /// Timeout of requests about a batch that has arrived: for the table's definition, or to remove an item that cannot be decoded.
 const ASK_WITHIN: Duration = Duration::from_secs(5);
 
-/// Name of the array with each item's table, in a batch from several.
+/// Name of the array with each item's table, in a batch of a mix.
 const TABLES: &str = "tables";
 
 /// How to read samples of a table: its definition, and a decoder for it.
@@ -156,6 +156,8 @@ pub struct DecodedSampler {
     pub program: Option<u64>,
     /// One part, or one for each table of a mix.
     pub parts: Vec<Part>,
+    /// Whether the parts are of a mix, which may have one table: its batches tell the table of each item.
+    pub mixed: bool,
 }
 
 /// One table's part of the batches.
@@ -275,21 +277,23 @@ impl DecodedSampler {
     /// Makes arrays of the samples of all parts. Items that cannot be decoded are left out, removed from the memory, and logged with the
     /// name of their writer.
     fn decode(&self, parts: Vec<Sampled>, beta: f64) -> Result<DecodedSample> {
-        let lengths: Vec<usize> = parts.iter().map(|part| part.items.len()).collect();
+        let ends = parts.iter().scan(0, |end, part| {
+            *end += part.items.len();
+            Some(*end)
+        });
+        let ends: Vec<usize> = ends.collect();
+        let table_of = |item: usize| ends.partition_point(|&end| end <= item);
         let mut sampled = mix::combine(parts)?;
         let credit = sampled.credit.take();
         let mut batch = self.parts[0].reading.decoder.decode(&sampled, beta)?;
-        let mut of_rejected = Vec::new();
-        if self.parts.len() > 1 || !batch.rejected.is_empty() {
-            let of_items;
-            (of_items, of_rejected) = tables_of(&lengths, &sampled, &batch.rejected);
-            if self.parts.len() > 1 {
-                batch.add_bytes(TABLES, &of_items)?;
-            }
+        if self.mixed {
+            // A mix has at most 256 tables.
+            let tables: Vec<u8> = batch.items.iter().map(|&item| table_of(item) as u8).collect();
+            batch.add_bytes(TABLES, &tables);
         }
-        for (rejected, table) in batch.rejected.iter().zip(of_rejected) {
+        for rejected in &batch.rejected {
             let wait = Wait::until(Some(Instant::now() + ASK_WITHIN));
-            let table = &self.parts[usize::from(table)].request.table;
+            let table = &self.parts[table_of(rejected.item)].request.table;
             match self.replay.report_corrupt(table, rejected.id, &rejected.reason, &wait) {
                 Ok(writer) => tracing::warn!(
                     table,
@@ -307,17 +311,4 @@ impl DecodedSampler {
         }
         Ok(DecodedSample { batch, credit })
     }
-}
-
-/// The part of each decoded item, and of each rejected one, of a batch whose parts have these lengths.
-fn tables_of(lengths: &[usize], sampled: &Sampled, rejected: &[Rejected]) -> (Vec<u8>, Vec<u8>) {
-    let parts = (0..=u8::MAX).zip(lengths).flat_map(|(part, &length)| std::iter::repeat_n(part, length));
-    let mut rejected = rejected.iter().map(|rejected| rejected.id).peekable();
-    let (of_rejected, of_items): (Vec<_>, Vec<_>) = parts
-        .zip(&sampled.items)
-        // An item that was sampled twice is rejected twice.
-        .map(|(part, item)| (part, rejected.next_if_eq(&item.id).is_some()))
-        .partition(|(_, rejected)| *rejected);
-    let part = |of: Vec<(u8, bool)>| of.into_iter().map(|(part, _)| part).collect();
-    (part(of_items), part(of_rejected))
 }

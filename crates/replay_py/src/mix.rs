@@ -51,17 +51,21 @@ fn shares<'py>(py: Python<'py>, tables: &[(String, f64)]) -> PyResult<Bound<'py,
 
 /// Tables with their shares of a batch: one table with the share 1, or the tables of a mix.
 #[derive(Clone)]
-pub struct TablesArgument(Vec<(String, f64)>);
+pub struct TablesArgument {
+    tables: Vec<(String, f64)>,
+    /// Whether they are of a mix.
+    pub mixed: bool,
+}
 
 impl TablesArgument {
     /// Names of the tables.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.0.iter().map(|(name, _)| name.as_str())
+        self.tables.iter().map(|(name, _)| name.as_str())
     }
 
     /// Shares of the tables.
     pub fn shares(&self) -> Vec<f64> {
-        self.0.iter().map(|(_, share)| *share).collect()
+        self.tables.iter().map(|(_, share)| *share).collect()
     }
 
     /// The tables in errors and descriptions.
@@ -80,10 +84,10 @@ impl<'py> FromPyObject<'_, 'py> for TablesArgument {
     fn extract(value: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
         let _call = Call::begin(value.py());
         if let Ok(mix) = value.cast::<PyMix>() {
-            return Ok(TablesArgument(mix.get().0.clone()));
+            return Ok(TablesArgument { tables: mix.get().0.clone(), mixed: true });
         }
         match value.extract() {
-            Ok(name) => Ok(TablesArgument(vec![(name, 1.0)])),
+            Ok(name) => Ok(TablesArgument { tables: vec![(name, 1.0)], mixed: false }),
             Err(_) => Err(PyTypeError::new_err(format!(
                 "table is the name of a table or a Mix, got a {}",
                 value.get_type().name()?

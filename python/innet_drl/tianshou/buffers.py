@@ -65,7 +65,7 @@ class InnetPrioritizedReplayBuffer(_OnTree, PrioritizedReplayBuffer):
     """Takes the place of `PrioritizedReplayBuffer`, with its arguments, methods and weights.
 
     Priorities are (|p| + eps)^alpha, rounded to 2^-19 and cut to 2^20. A batch takes one item from each of `batch_size`
-    equal parts of their sum (Schaul et al., 2016, appendix B.2.1), so its indices ascend.
+    equal parts of their sum (Schaul et al., 2016, appendix B.2.1), in random order.
     """
 
 

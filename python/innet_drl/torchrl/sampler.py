@@ -19,8 +19,8 @@ class InnetSampler(PrioritizedSampler):  # type: ignore[misc]
     """Takes the place of `PrioritizedSampler`, with its arguments, methods and weights.
 
     Priorities are (p + eps)^alpha, rounded to 2^-19 and cut to 2^20. A batch takes one item from each of `batch_size`
-    equal parts of their sum (Schaul et al., 2016, appendix B.2.1), so its indices ascend. Weights are
-    (p / p_min)^-beta, with the smallest priority of the buffer. The tree is on the CPU: tensors may be on any device.
+    equal parts of their sum (Schaul et al., 2016, appendix B.2.1), in random order. Weights are (p / p_min)^-beta,
+    with the smallest priority of the buffer. The tree is on the CPU: tensors may be on any device.
 
     Raises:
         innet_drl.ConfigError: `device` is not the CPU.

@@ -1,6 +1,7 @@
 //! Samples: many descents side by side, level by level, so that the cache misses of one level overlap.
 
 use rand::rngs::StdRng;
+use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 
 use base::mistake::{Mistake, planted};
@@ -41,7 +42,7 @@ const SIDE_BY_SIDE: usize = 32;
 const RESTARTS: usize = if cfg!(feature = "loom") { 1 } else { 8 };
 
 /// Random targets of a batch, one in each of as many equal parts of the sum of priorities (Schaul et al., 2016, appendix
-/// B.2.1). They follow from a seed and the batch's number alone: no lock between threads.
+/// B.2.1), and the order of the batch. They follow from a seed and the batch's number alone: no lock between threads.
 ///
 /// `StdRng` although a faster generator would do: snapshots and journals of serial runs store the number of the next batch,
 /// and a resumed run has to repeat the samples of the previous release.
@@ -66,6 +67,11 @@ impl Strata {
             // Rounding may reach 1, which is outside.
             target.min(1.0 - f64::EPSILON)
         }));
+    }
+
+    /// Puts what the targets found into a random order: they ascend, and so do slots and ranks.
+    pub fn shuffle(&mut self, sampled: &mut [SampledLeaf]) {
+        sampled.shuffle(&mut self.0);
     }
 }
 

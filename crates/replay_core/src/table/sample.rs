@@ -99,8 +99,9 @@ impl Table {
     /// has come) and `request.allow_short` it samples as many as are allowed, at least one.
     ///
     /// Random batches are stratified: the total of the sampler is cut into `count` equal ranges and one item is sampled from
-    /// each (Schaul et al., 2016, appendix B.2.1). The other samplers take the first item of their order with probability 1, as
-    /// often as `max_times_sampled` allows, then the next one.
+    /// each (Schaul et al., 2016, appendix B.2.1); they come in random order, so every part of a batch is as good a sample as the
+    /// whole. The other samplers take the first item of their order with probability 1, as often as `max_times_sampled` allows, then
+    /// the next one.
     ///
     /// A part of a batch ([`SampleRequest::part`]) without items and without samples for the rate limiter only reads the table's
     /// state, and never waits.
@@ -294,6 +295,7 @@ impl Table {
             shard: Some(self.shard_state(total)?),
             rows: Bytes::new(),
             blobs: Vec::new(),
+            parts: Vec::new(),
             credit: None,
         })
     }
@@ -350,6 +352,7 @@ impl<'a> Sampling<'a> {
             if first_total == 0 {
                 first_total = total;
             }
+            strata.shuffle(&mut sampled);
             for leaves in sampled.chunks(SIDE_BY_SIDE) {
                 self.take_side_by_side(leaves, total)?;
             }
@@ -588,6 +591,7 @@ impl<'a> Sampling<'a> {
             shard: None,
             rows: Bytes::from(rows),
             blobs,
+            parts: Vec::new(),
             credit,
         })
     }

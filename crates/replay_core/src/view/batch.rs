@@ -225,6 +225,8 @@ impl Array {
 pub struct Rejected {
     /// The item's id, for [`crate::Replay::report_corrupt`].
     pub id: u64,
+    /// Index of the item in the sample.
+    pub item: usize,
     /// The reason, with the column's name.
     pub reason: String,
 }
@@ -235,6 +237,8 @@ pub struct Batch {
     pub len: usize,
     /// The arrays.
     pub arrays: Vec<Array>,
+    /// Index of each item in the sample.
+    pub items: Vec<usize>,
     /// Items whose data does not decode, to be reported.
     pub rejected: Vec<Rejected>,
 }

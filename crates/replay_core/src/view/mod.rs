@@ -1,11 +1,12 @@
 //! Arrays of sampled windows: [`ViewSpec`] defines them, [`Decoder`] makes them. `decode` unpacks rows and blobs, `fill`
-//! shares the items out to threads, `nstep`, `sequence` and `raw` lay them out, `batch` has the arrays and their buffers. `rows` makes
-//! arrays of consecutive steps.
+//! shares the items out to threads, `nstep`, `sequence` and `raw` lay them out, `batch` has the arrays and their buffers. `order` mixes
+//! the parts of a batch. `rows` makes arrays of consecutive steps.
 
 mod batch;
 mod decode;
 mod fill;
 mod nstep;
+mod order;
 mod raw;
 mod rows;
 mod sequence;
@@ -115,7 +116,7 @@ impl Decoder {
         }
     }
 
-    /// Fills the arrays, leaves out the items that fail, and adds the arrays that every view has.
+    /// Puts the windows into the order of the batch, fills the arrays, leaves out the items that fail, and adds the arrays that every view has.
     fn assemble<'a>(
         &'a self,
         sampled: &Sampled,
@@ -125,9 +126,11 @@ impl Decoder {
         fill: Fill<'_, 'a>,
         arrays: impl Fn(usize, Vec<Arc<Buffer>>) -> Vec<Array>,
     ) -> Result<Batch> {
+        let order = order::mixed(sampled);
+        let windows: Vec<_> = order.iter().map(|&item| windows[item]).collect();
         let mut buffers =
             specs.iter().map(|spec| self.pool.take(windows.len(), spec.item_bytes())).collect::<Result<Vec<_>>>()?;
-        let failed = self.fillers.fill_arrays(&self.layout, windows, specs, &mut buffers, fill);
+        let failed = self.fillers.fill_arrays(&self.layout, &windows, specs, &mut buffers, fill);
         if !failed.is_empty() {
             for (buffer, spec) in buffers.iter_mut().zip(specs) {
                 fill::remove_items(buffer.as_mut_slice(), spec.item_bytes(), &failed);
@@ -136,14 +139,15 @@ impl Decoder {
         let len = windows.len() - failed.len();
         let mut arrays = arrays(len, buffers.into_iter().map(Arc::new).collect());
 
-        let mut failures = failed.iter().map(|(item, _)| *item).peekable();
-        let kept: Vec<_> = sampled
-            .items
-            .iter()
-            .enumerate()
-            .filter(|(index, _)| failures.next_if_eq(index).is_none())
-            .map(|(_, item)| *item)
-            .collect();
+        let (mut items, mut rejected) = (Vec::with_capacity(len), Vec::new());
+        let mut failed = failed.into_iter().peekable();
+        for (place, item) in order.into_iter().enumerate() {
+            match failed.next_if(|(failed, _)| *failed == place) {
+                Some((_, reason)) => rejected.push(Rejected { id: sampled.items[item].id, item, reason }),
+                None => items.push(item),
+            }
+        }
+        let kept: Vec<_> = items.iter().map(|&item| sampled.items[item]).collect();
         let weights = importance_weights(
             kept.iter().map(|item| item.probability),
             sampled.min_probability,
@@ -166,8 +170,6 @@ impl Decoder {
         let bytes = kept.iter().flat_map(|v| v.age.to_ne_bytes());
         column("ages", Dtype::Uint32, bytes.collect())?;
 
-        let rejected =
-            failed.into_iter().map(|(item, reason)| Rejected { id: sampled.items[item].id, reason }).collect();
-        Ok(Batch { len, arrays, rejected })
+        Ok(Batch { len, arrays, items, rejected })
     }
 }

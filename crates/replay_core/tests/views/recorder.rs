@@ -158,6 +158,7 @@ impl Stored {
             shard: None,
             rows: Bytes::from(rows),
             blobs: segments,
+            parts: Vec::new(),
             credit: None,
         }
     }

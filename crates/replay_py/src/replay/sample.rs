@@ -180,8 +180,10 @@ impl PyReplay {
         for (table, count) in tables.names().zip(counts) {
             let view = view.clone();
             let reading = self.reading(py, table, DecoderKey { view, options }, deadline)?;
-            if let Some(first) = parts.first() {
+            if tables.mixed {
                 reading.check_mixed().map_err(|error| error::to_python(py, error))?;
+            }
+            if let Some(first) = parts.first() {
                 let same = first.reading.check_same_arrays(&reading);
                 same.map_err(|error| error::to_python(py, error))?;
             }
@@ -193,7 +195,8 @@ impl PyReplay {
             parts.push(Part::new(request, reading));
         }
         let backend = self.backend.get(py)?;
-        Ok(DecodedSampler { program: backend.client.map(|client| client.program()), replay: backend.replay, parts })
+        let program = backend.client.map(|client| client.program());
+        Ok(DecodedSampler { replay: backend.replay, program, parts, mixed: tables.mixed })
     }
 }
 

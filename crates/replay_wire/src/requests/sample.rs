@@ -59,6 +59,7 @@ impl Message for Sampled {
             shard: read_optional(from.has_shard(), from.get_shard(), rest)?,
             rows,
             blobs: vec![blobs],
+            parts: Vec::new(),
             credit: None,
         })
     }

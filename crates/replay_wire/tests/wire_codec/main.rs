@@ -235,6 +235,7 @@ fn rows_beyond_the_payload_are_refused() {
         shard: None,
         rows: Bytes::from_static(b"four"),
         blobs: vec![],
+        parts: Vec::new(),
         credit: None,
     };
     let outgoing = encode_reply(Reply { id: 1, body: ReplyBody::Sampled(sampled) }).unwrap();

@@ -334,9 +334,16 @@ pub fn body(answer: Answer) -> ReplyBody {
         Answer::Done => ReplyBody::Done,
         Answer::Challenge(challenge) => ReplyBody::Challenge(challenge),
         Answer::Table(config) => ReplyBody::Table(config),
-        Answer::Sampled { items, live_items, min, shard, rows, blobs } => {
-            ReplyBody::Sampled(Sampled { items, live_items, min_probability: min, shard, rows, blobs, credit: None })
-        }
+        Answer::Sampled { items, live_items, min, shard, rows, blobs } => ReplyBody::Sampled(Sampled {
+            items,
+            live_items,
+            min_probability: min,
+            shard,
+            rows,
+            blobs,
+            parts: Vec::new(),
+            credit: None,
+        }),
         Answer::Error(code, message, reason) => ReplyBody::Error { code, message, waited_for: reason.map(Box::new) },
         Answer::Parameters(parameters) => ReplyBody::Parameters(parameters),
         Answer::Writer(opened) => ReplyBody::Writer(opened),

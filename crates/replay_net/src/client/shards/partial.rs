@@ -147,6 +147,7 @@ impl PartialBatch {
         let length = self.arrived.iter().map(|(_, part)| part.rows.len()).sum();
         let mut rows = allocation::with_capacity("the rows of a batch", length)?;
         let (mut items, mut blobs) = (Vec::with_capacity(self.items()), Vec::new());
+        let parts = self.arrived.iter().map(|(_, part)| part.items.len()).collect();
         for (shard, part) in self.arrived {
             let share = self.shares[shard];
             rows.extend_from_slice(&part.rows);
@@ -169,6 +170,7 @@ impl PartialBatch {
             shard: None,
             rows: Bytes::from(rows),
             blobs,
+            parts,
             credit: None,
         })
     }
@@ -201,6 +203,7 @@ mod tests {
             shard: None,
             rows: Bytes::new(),
             blobs: Vec::new(),
+            parts: Vec::new(),
             credit: None,
         }
     }
