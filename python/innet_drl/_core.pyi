@@ -695,7 +695,7 @@ class SumTree:
         """Sets the priorities of indexes.
 
         Args:
-            indexes: int64 `(n,)`, 0 to `capacity - 1`. If one appears twice, its last priority counts.
+            indexes: Integers `(n,)`, 0 to `capacity - 1`. If one appears twice, its last priority counts.
             priorities: float32 or float64 `(n,)`, before the exponent: finite and not negative. An index with 0 is
                 never sampled; with the exponent 0 each index that was set is sampled with the same probability.
 

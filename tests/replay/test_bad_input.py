@@ -148,6 +148,8 @@ def test_keys_and_priorities_have_to_be_pairs_of_numbers(make_replay: MakeReplay
     key = replay.sample("t", 4, VIEW, timeout=10).ids
     with pytest.raises(errors.ConfigError, match="ids has one dimension of uint64 or int64, got float64"):
         replay.update_priorities("t", key.astype(float), np.ones(4))
+    with pytest.raises(errors.ConfigError, match=r"got int32\[4\]: ids have 64 bits, which JAX cuts to 32; give the"):
+        replay.update_priorities("t", key.astype(np.int32), np.ones(4))
     with pytest.raises(errors.ConfigError, match="priorities has one dimension"):
         replay.update_priorities("t", key, np.ones((4, 1)))
     with pytest.raises(errors.SchemaError, match="4 ids and 3 priorities"):

@@ -79,6 +79,14 @@ def test_dtypes_and_layouts_mean_the_same(dtype: Any) -> None:
     assert tree.total == 3 + 4 + 5
 
 
+@pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"])
+def test_indexes_of_every_integer_dtype_are_taken(dtype: str) -> None:
+    tree = innet.SumTree(200, priority_exponent=1.0)
+    tree.update(np.array([5, 127, 0], dtype), [1.0, 2.0, 4.0])
+    sampled = tree.sample(100)
+    assert set(zip(sampled.indexes, np.round(sampled.probabilities * 7), strict=True)) == {(0, 4), (5, 1), (127, 2)}
+
+
 def test_tensors_are_taken() -> None:
     torch = pytest.importorskip("torch")
     tree = innet.SumTree(4, priority_exponent=1.0)
@@ -103,7 +111,10 @@ def test_exponent_0_samples_every_index_that_was_set() -> None:
         ([0, -1], [1.0, 1.0], errors.ConfigError, "an index is 0 to 3.*got -1"),
         ([4, 0], [1.0, 1.0], errors.ConfigError, "an index is 0 to 3.*got 4"),
         ([0], [1.0, 1.0], errors.ConfigError, "1 indexes came with 2 priorities"),
-        ([0.5], [1.0], errors.ConfigError, "indexes has one dimension of int64"),
+        ([0.5], [1.0], errors.ConfigError, "indexes has one dimension of integers, got float64"),
+        ([True], [1.0], errors.ConfigError, "indexes has one dimension of integers, got bool"),
+        (np.array([-1], np.int8), [1.0], errors.ConfigError, "an index is 0 to 3.*got -1"),
+        (np.array([2**32 - 1], np.uint32), [1.0], errors.ConfigError, "an index is 0 to 3.*got 4294967295"),
         ([[0]], [[1.0]], errors.ConfigError, "one dimension"),
     ],
 )

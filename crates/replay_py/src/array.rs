@@ -128,7 +128,11 @@ impl Numbers<'_> {
 
     /// Each integer as an int64; a larger uint64 wraps to a negative number.
     pub fn to_i64(&self, py: Python<'_>) -> PyResult<Vec<i64>> {
-        map(py, self.0.bytes(), i64::from_ne_bytes)
+        match self.0.dtype {
+            Dtype::Int64 | Dtype::Uint64 => map(py, self.0.bytes(), i64::from_ne_bytes),
+            // A float64 holds every narrower integer, in as many bytes.
+            _ => Ok(self.to_f64(py)?.into_iter().map(|integer| integer as i64).collect()),
+        }
     }
 
     /// The 64 bits of each number.
@@ -164,6 +168,9 @@ pub const PRIORITIES: [Dtype; 11] = [
     Dtype::Uint8,
 ];
 
+/// Dtypes of indexes.
+pub const INDEXES: &[Dtype] = PRIORITIES.split_at(3).1;
+
 /// Reads one dimension of numbers of one of the dtypes in `allowed`; an empty list has no dtype.
 ///
 /// # Errors
@@ -171,8 +178,8 @@ pub const PRIORITIES: [Dtype; 11] = [
 pub fn numbers<'py>(value: &Bound<'py, PyAny>, what: &str, allowed: &[Dtype]) -> PyResult<Numbers<'py>> {
     let refuse = |got: String| {
         let names = match allowed {
-            // All dtypes that are converted to float64.
             _ if allowed == PRIORITIES => "numbers".to_owned(),
+            _ if allowed == INDEXES => "integers".to_owned(),
             _ => {
                 let names: Vec<_> = allowed.iter().map(|dtype| dtype.name()).collect();
                 names.join(" or ")
@@ -188,6 +195,9 @@ pub fn numbers<'py>(value: &Bound<'py, PyAny>, what: &str, allowed: &[Dtype]) ->
         let numbers = input.shape.iter().product::<usize>();
         let advice = match input.shape.len() {
             0 => ": give an array or a list of them".to_owned(),
+            1 if INDEXES.contains(&input.dtype) => {
+                format!(": {what} have 64 bits, which JAX cuts to 32; give the array of the batch itself")
+            }
             2.. if input.shape.contains(&numbers) => format!(": flatten it, {what}.flatten()"),
             _ => String::new(),
         };

@@ -5,14 +5,10 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use replay_core::priority_index::{PriorityIndex, SampledIndexes};
-use replay_core::schema::Dtype;
 
 use crate::class::{self, attributes};
 use crate::interpreter::Call;
 use crate::{array, error, integer, interpreter, keywords};
-
-/// Dtypes of indexes: NumPy and torch use signed and unsigned integers.
-const INDEXES: [Dtype; 2] = [Dtype::Int64, Dtype::Uint64];
 
 /// Smallest batch for which the interpreter lock is released. A smaller one takes less than 1 ms, while another busy thread
 /// would keep the lock for 5 ms.
@@ -65,7 +61,7 @@ impl PySumTree {
     #[doc = stub_doc!("SumTree.update")]
     fn update(&self, py: Python<'_>, indexes: &Bound<'_, PyAny>, priorities: &Bound<'_, PyAny>) -> PyResult<()> {
         let _call = Call::begin(py);
-        let indexes = array::numbers(indexes, "indexes", &INDEXES)?;
+        let indexes = array::numbers(indexes, "indexes", array::INDEXES)?;
         let priorities = array::numbers(priorities, "priorities", &array::PRIORITIES)?;
         let (indexes, priorities) = (indexes.to_i64(py)?, priorities.to_f64(py)?);
         self.run(py, indexes.len(), |tree| tree.update(&indexes, priorities))
