@@ -119,7 +119,8 @@ class Table:
             `capacity`.
         priority_exponent: Alpha, 0 to 4. It is applied once, where the priorities are stored.
         priority_unit_log2: Base-2 logarithm of the smallest difference of two stored priorities, after the
-            exponent; -30 to 0.
+            exponent; -30 to 0. Positive ones are at least one unit and at most 2^39: by default 1.9e-6 to 1.0e6, with
+            -30 9.3e-10 to 512.
         live_max_priority: New items without a priority get the largest priority of the live items. By default it is
             the largest since the table was created or emptied (Schaul et al.), so one outlier has a lasting effect.
             Costs a lock in pushes and updates, and 28 bytes for each step of `capacity`.
@@ -679,7 +680,7 @@ class SumTree:
         priority_exponent: Alpha, 0 to 4. It is applied once, by `update`.
         priority_unit_log2: Base-2 logarithm of the smallest difference of two stored priorities, after the
             exponent; -30 to 0. Priorities are rounded to it, positive ones up to at least one unit, and are cut to
-            2^39 units.
+            2^39 units: by default 1.9e-6 to 1.0e6, with -30 9.3e-10 to 512.
         seed: Makes samples repeatable if one thread samples and updates. Without one, forked processes draw different
             samples, also from a tree that they inherit.
 
@@ -730,6 +731,12 @@ class SumTree:
     @property
     def priority_unit_log2(self) -> int:
         """Base-2 logarithm of the smallest difference of two stored priorities."""
+    @property
+    def saturated_priorities(self) -> int:
+        """Priorities that were cut to 2^39 units so far."""
+    @property
+    def rounded_up_priorities(self) -> int:
+        """Priorities above 0 that were rounded up to one unit so far."""
     def __len__(self) -> int: ...
 
 @final

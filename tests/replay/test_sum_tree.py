@@ -179,6 +179,18 @@ def test_priorities_far_apart_stay_what_they_are() -> None:
     assert tree.total == pytest.approx(2.0**20)
 
 
+def test_priorities_outside_the_range_are_counted() -> None:
+    tree = tree_of([1e-5, 1e-7, 0.0, 1.0], priority_exponent=1.0)
+    # 5 units of 2^-19 and one: not 100 times as often.
+    assert (tree.rounded_up_priorities, tree.saturated_priorities) == (1, 0)
+    tree.update([0, 1, 2], [3e6, 1e6, 2.0**-19])
+    assert (tree.rounded_up_priorities, tree.saturated_priorities) == (1, 1)
+    fine = tree_of([1e-5, 1e-7], priority_exponent=1.0, priority_unit_log2=-30)
+    assert fine.rounded_up_priorities == 0
+    counts = np.bincount(fine.sample(10_100).indexes)
+    assert 95 < counts[0] / counts[1] < 105
+
+
 @pytest.mark.parametrize("count", [64, 20_000])
 def test_threads_sample_and_update_at_once(count: int) -> None:
     tree = tree_of([1.0] * 5000, priority_exponent=1.0, priority_unit_log2=0)

@@ -143,6 +143,16 @@ impl PriorityIndex {
         self.tree.from_units(self.tree.total())
     }
 
+    /// Priorities that were cut to the largest one so far.
+    pub fn saturated(&self) -> u64 {
+        self.tree.saturated()
+    }
+
+    /// Positive priorities below one unit, which were rounded up to it, so far.
+    pub fn rounded_up(&self) -> u64 {
+        self.tree.rounded_up()
+    }
+
     /// Number of indexes.
     pub fn capacity(&self) -> u32 {
         self.tree.capacity()

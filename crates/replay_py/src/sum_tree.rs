@@ -95,6 +95,8 @@ attributes! { PySumTree as "SumTree", |tree, py|
     capacity: u32 = tree.index.capacity();
     priority_exponent: f64 = tree.index.exponent();
     priority_unit_log2: i32 = tree.index.unit_log2();
+    saturated_priorities: u64 = tree.index.saturated();
+    rounded_up_priorities: u64 = tree.index.rounded_up();
 }
 
 #[doc = stub_doc!("SampledIndexes")]

@@ -81,6 +81,7 @@ pub struct SumTree<const FANOUT: usize = 16> {
     /// Leaves with units, modulo 2^64: transiently "negative", as a sum is.
     with_mass: Counter,
     saturated: Counter,
+    rounded_up: Counter,
 }
 
 impl<const FANOUT: usize> SumTree<FANOUT> {
@@ -133,6 +134,7 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
             units_per_one: f64::from(-unit_log2).exp2(),
             with_mass: Counter(AtomicU64::new(0)),
             saturated: Counter(AtomicU64::new(0)),
+            rounded_up: Counter(AtomicU64::new(0)),
         }
     }
 
@@ -158,8 +160,8 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
         self.capacity
     }
 
-    /// A priority, after the exponent, in units: rounded to the nearest, a positive one to at least one unit.
-    /// One above [`SumTree::MAX_UNITS`] is cut to it and counted, see [`SumTree::saturated`].
+    /// A priority, after the exponent, in units: rounded to the nearest. A positive one below one unit is rounded up to it and counted,
+    /// see [`SumTree::rounded_up`]; one above [`SumTree::MAX_UNITS`] is cut to it and counted, see [`SumTree::saturated`].
     ///
     /// # Errors
     /// [`Error::Priority`] when it is NaN, infinite or negative.
@@ -176,9 +178,12 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
             self.saturated.0.fetch_add(1, Ordering::Relaxed);
             return Self::MAX_UNITS;
         }
-        let at_least = u64::from(priority > 0.0);
+        if exact < 1.0 && priority > 0.0 {
+            self.rounded_up.0.fetch_add(1, Ordering::Relaxed);
+            return 1;
+        }
         // Rounds half up inline; `round` would be a call.
-        ((exact + 0.5) as i64 as u64).max(at_least)
+        (exact + 0.5) as i64 as u64
     }
 
     /// Makes a dead slot live with `units` (at most [`SumTree::MAX_UNITS`]) and returns its generation. Only the
@@ -263,6 +268,11 @@ impl<const FANOUT: usize> SumTree<FANOUT> {
     /// Priorities that were cut to [`SumTree::MAX_UNITS`] so far.
     pub fn saturated(&self) -> u64 {
         self.saturated.0.load(Ordering::Relaxed)
+    }
+
+    /// Positive priorities below one unit, which were rounded up to it, so far.
+    pub fn rounded_up(&self) -> u64 {
+        self.rounded_up.0.load(Ordering::Relaxed)
     }
 
     /// Live leaves with a priority above zero: exact at rest.

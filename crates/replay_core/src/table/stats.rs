@@ -124,6 +124,7 @@ impl Table {
             "limiter_sampled": limiter_sampled,
             "limiter_inserted": limiter_inserted,
             "saturated_priorities": self.items.tree.saturated(),
+            "rounded_up_priorities": self.items.tree.rounded_up(),
             "panics": self.counters.panics.load(Ordering::Relaxed),
             "evicted_unread_items": self.counters.evicted_unread_items.load(Ordering::Relaxed),
             "failed": self.has_failed(),

@@ -59,6 +59,7 @@ const TABLE: &[Metric] = &[
     (Counter, "updated_priorities", "Updated priorities"),
     (Counter, "stale_updates", "Updates of items that were gone"),
     (Counter, "saturated_priorities", "Priorities stored as the largest one"),
+    (Counter, "rounded_up_priorities", "Priorities above 0 stored as the smallest one"),
     (Counter, "corrupt_items", "Items that did not decode"),
     (Counter, "panics", "Calls that panicked while they changed the table"),
     (Counter, "blocked_pushes", "Pushes that had to wait"),
