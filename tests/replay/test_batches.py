@@ -198,6 +198,21 @@ def test_batches_ask_the_schedule_for_beta() -> None:
             np.testing.assert_allclose(batch.weights, batch.probabilities.min() / batch.probabilities, rtol=1e-4)
 
 
+@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("device", [None, "cpu"])
+def test_a_schedule_that_ends_is_an_error_of_beta(prefetch: int, device: Any) -> None:
+    with innet.Memory([table()]) as replay:
+        fill(replay, 20)
+        betas = iter([0.4, 0.5, 0.6])
+        batches = replay.batches("t", 4, VIEW, prefetch=prefetch, beta=lambda: next(betas), device=device)
+        with batches, pytest.raises(errors.ConfigError, match=r"^beta is .* raised StopIteration") as raised:
+            for _ in batches:
+                pass
+        assert isinstance(raised.value.__cause__, StopIteration)
+        with pytest.raises(errors.ConfigError, match=r"^beta is"):
+            replay.batches("t", 4, VIEW, beta=lambda: next(betas))
+
+
 def test_undelivered_batches_give_their_samples_back() -> None:
     with innet.Memory([table(samples_per_insert=1.0, slack=32.0)]) as replay:
         with replay.writer("t", 1, VIEW) as writer:

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use pyo3::exceptions::PyTypeError;
+use pyo3::exceptions::{PyStopIteration, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::{PyTraverseError, PyVisit};
 
@@ -72,7 +72,16 @@ impl Beta {
         let beta = match self {
             Beta::Number(beta) => *beta,
             Beta::Schedule(schedule) => {
-                let returned = schedule.call0(py)?;
+                let returned = schedule.call0(py).map_err(|raised| {
+                    // Raised by `next`, it would end a loop over the batches without a word.
+                    if !raised.is_instance_of::<PyStopIteration>(py) {
+                        return raised;
+                    }
+                    let advice = "beta is called before every batch, and raised StopIteration: return the last exponent from then on";
+                    let ended = error::config(py, advice);
+                    ended.set_cause(py, Some(raised));
+                    ended
+                })?;
                 returned
                     .extract(py)
                     .map_err(|_| PyTypeError::new_err(format!("the function beta returns a number, got {returned}")))?
