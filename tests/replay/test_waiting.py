@@ -6,6 +6,7 @@ import functools
 import os
 import re
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -114,6 +115,72 @@ def test_a_server_that_does_not_answer_is_in_the_log(tmp_path: Path, log: Lines)
         assert [call.ended() for call in calls] == [None, None]
         connected[0].close()
     assert len(log.lines) == len(calls)
+
+
+@IN_PROCESS_AND_REMOTE
+def test_a_sample_that_waits_counts_once(make_replay: MakeReplay) -> None:
+    replay = make_replay([table(name) for name in ("sample", "ahead", "next")])
+    # With open writers a sample is first tried without a wait.
+    writers = [replay.writer(name, 1, VIEW) for name in ("sample", "ahead", "next")]
+    with pytest.raises(errors.DeadlineError):
+        replay.sample("sample", 4, VIEW, timeout=0)
+    ahead, direct = replay.batches("ahead", 4, VIEW, prefetch=1), replay.batches("next", 4, VIEW, prefetch=0)
+    calls = [Call(lambda: replay.sample("sample", 4, VIEW)), Call(lambda: next(ahead)), Call(lambda: next(direct))]
+
+    def are_counted_once() -> bool:
+        tables = replay.stats()["tables"].values()
+        return all(table["blocked_samples"] == table["waiting_samples"] > 0 for table in tables)
+
+    until(are_counted_once)
+    for writer in writers:
+        for t in range(10):
+            writer.append(**step(t))
+    assert [call.ended() for call in calls] == [None] * 3
+
+
+def test_a_batch_that_is_asked_for_again_counts_once() -> None:
+    # As an iterator that decodes ahead asks, five times a second.
+    with innet.Memory([table()]) as replay, replay.batches("t", 4, VIEW, prefetch=0, timeout=0.01) as batches:
+        for _ in range(3):
+            with pytest.raises(errors.DeadlineError):
+                next(batches)
+        assert replay.stats()["tables"]["t"]["blocked_samples"] == 1
+
+
+@IN_PROCESS_AND_REMOTE
+@pytest.mark.parametrize("how", ["sample", "batches"])
+def test_writers_that_are_held_do_not_hold_up_a_sample(make_replay: MakeReplay, how: str) -> None:
+    replay = make_replay([table(max_version_lag=1)])
+    held = [replay.writer("t", 1, VIEW) for _ in range(40)]
+    ready = replay.writer("t", 1, VIEW)
+    for _ in range(3):
+        replay.put_parameters("policy", {"w": np.ones(3)})
+    assert replay.get_parameters("policy", writer=ready) is not None
+    for writer in held:
+        writer.append(**step(0))
+    for t in range(10):
+        ready.append(**step(t))
+    began = time.monotonic()
+    batch = replay.sample("t", 4, VIEW) if how == "sample" else next(replay.batches("t", 4, VIEW))
+    # Each of them once took 0.2 s.
+    assert time.monotonic() - began < 6
+    assert len(batch) == 4
+    assert replay.stats()["tables"]["t"]["blocked_pushes"] == 0
+
+
+@IN_PROCESS_AND_REMOTE
+def test_a_sample_gets_the_steps_of_a_writer_that_was_held(make_replay: MakeReplay) -> None:
+    replay = make_replay([table(max_version_lag=1)])
+    held = replay.writer("t", 1, VIEW)
+    for _ in range(3):
+        replay.put_parameters("policy", {"w": np.ones(3)})
+    for t in range(10):
+        held.append(**step(t))
+    sampling = Call(lambda: replay.sample("t", 4, VIEW, timeout=30))
+    until(lambda: replay.stats()["tables"]["t"]["waiting_samples"] > 0)
+    # No call of the writer follows: the sample sends its steps.
+    assert replay.get_parameters("policy", writer=held) is not None
+    assert sampling.ended() is None
 
 
 LARGE: dict[str, Any] = {"observation": innet.Column("uint8", (20_000,), codec="none"), "reward": "float32"}

@@ -67,7 +67,7 @@ impl<E: From<Error>> Replay<E> for Memory {
     /// Each `next` samples: no requests are in flight between calls.
     fn sampler(&self, request: SampleRequest, _in_flight: usize) -> Result<Box<dyn SampleChannel<E>>, E> {
         let table = self.table(&request.table)?;
-        Ok(Box::new(LocalSamples { table, request }))
+        Ok(Box::new(LocalSamples { table, request, counted: false }))
     }
 
     fn update_priorities(
@@ -152,10 +152,17 @@ impl<E: From<Error>> PushChannel<E> for LocalPushes {
 struct LocalSamples {
     table: Arc<Table>,
     request: SampleRequest,
+    /// Whether the wait for the next batch is counted: a call that meets its deadline is continued by the next one.
+    counted: bool,
 }
 
 impl<E: From<Error>> SampleChannel<E> for LocalSamples {
     fn next(&mut self, wait: &Wait<'_>) -> Result<Sampled, E> {
-        Ok(block_on(wait, |last, turn| self.table.try_sample(&self.request, last, turn))?)
+        Ok(block_on(wait, |last, turn| {
+            turn.counted |= self.counted;
+            let attempt = self.table.try_sample(&self.request, last, turn)?;
+            self.counted = turn.counted && matches!(attempt, Attempt::Blocked(_));
+            Ok(attempt)
+        })?)
     }
 }

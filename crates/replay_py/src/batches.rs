@@ -289,6 +289,9 @@ impl Ahead {
                 }
                 Err(RecvTimeoutError::Timeout) => {}
             }
+            for awaiting in awaiting.iter().flatten() {
+                awaiting.send_rest(wait)?;
+            }
             let waited_for = lock(&self.shared.waited_for).clone();
             let now = Instant::now();
             if wait.deadline.is_some_and(|end| now >= end) {

@@ -289,7 +289,7 @@ impl DecodedSampler {
         if self.mixed {
             // A mix has at most 256 tables.
             let tables: Vec<u8> = batch.items.iter().map(|&item| table_of(item) as u8).collect();
-            batch.add_bytes(TABLES, &tables);
+            batch.add_bytes(TABLES, &tables)?;
         }
         for rejected in &batch.rejected {
             let wait = Wait::until(Some(Instant::now() + ASK_WITHIN));

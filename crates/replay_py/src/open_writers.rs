@@ -1,6 +1,6 @@
 //! Registry of a replay's writers. A sample that waits for steps has them send their open chunks.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::thread::{self, ThreadId};
@@ -15,8 +15,12 @@ use replay_wire::ErrorCode;
 
 use crate::exclusive::Exclusive;
 
-/// Limit for sending the open chunks of one writer on behalf of a sample that waits.
+/// Limit for sending a step at the end of a writer's call, for a sample that waits.
 const SEND_WITHIN: Duration = Duration::from_millis(200);
+/// Limit for sending the open chunks of a writer whose connection broke.
+const RECONNECT_WITHIN: Duration = Duration::from_millis(200);
+/// Time for which a waiting sample tries writers again, at each look for an interrupt: it may have its items meanwhile.
+const RETRY_FOR: Duration = Duration::from_millis(10);
 
 /// The writer, and its counters after the last call, readable while the next one blocks.
 pub struct WriterState {
@@ -49,23 +53,32 @@ impl WriterState {
         done
     }
 
-    /// Sends the open chunks for a sample that waits for them. The writer's next call raises errors other than an interrupt.
-    fn send_open(&self, wait: &Wait<'_>) -> Result<()> {
-        let soon = Instant::now() + SEND_WITHIN;
-        let wait =
-            Wait { deadline: Some(wait.deadline.map_or(soon, |deadline| deadline.min(soon))), notice: None, ..*wait };
-        let sent = self.writer.take(&wait).and_then(|mut writer| {
+    /// Sends the open chunks for a sample that waits for them. Returns whether a later try may send them, since the push has to wait, or
+    /// another thread is using the writer. The writer's next call raises other errors.
+    ///
+    /// # Errors
+    /// [`Error::Interrupted`].
+    fn send_open(&self, wait: &Wait<'_>) -> Result<bool> {
+        let flush_within = |limit| {
+            let wait = Wait { deadline: Some(Instant::now() + limit), notice: None, ..*wait };
+            let mut writer = self.writer.take(&wait)?;
             // A sample of the writer's own thread keeps it from appending a last observation.
-            let sent = match *lock(&self.thread) == thread::current().id() {
+            let flushed = match *lock(&self.thread) == thread::current().id() {
                 true => writer.flush(&wait),
                 false => writer.flush_complete(&wait),
             };
             *lock(&self.counters) = writer.counters();
-            sent
-        });
-        match sent {
-            Err(Error::Interrupted) => sent,
-            _ => Ok(()),
+            flushed
+        };
+        let code = |flushed: &Result<()>| flushed.as_ref().err().map(Error::code);
+        let mut flushed = flush_within(Duration::ZERO);
+        if let Some(ErrorCode::Connect | ErrorCode::Disconnected) = code(&flushed) {
+            // A try without time does not reconnect.
+            flushed = flush_within(RECONNECT_WITHIN);
+        }
+        match code(&flushed) {
+            Some(ErrorCode::Interrupted) => Err(Error::Interrupted),
+            code => Ok(code == Some(ErrorCode::Deadline)),
         }
     }
 }
@@ -78,11 +91,36 @@ pub struct OpenWriters {
 }
 
 /// A sample that waits for steps of a table, until dropped. The table's writers then send each step at once.
-pub struct Awaiting(Arc<AtomicUsize>);
+pub struct Awaiting {
+    samples: Arc<AtomicUsize>,
+    /// Writers whose open chunks are not sent.
+    unsent: Mutex<VecDeque<Arc<WriterState>>>,
+}
+
+impl Awaiting {
+    /// Sends the open chunks of writers that could not send them: of those that can, without waiting for the others.
+    ///
+    /// # Errors
+    /// [`Error::Interrupted`].
+    pub fn send_rest(&self, wait: &Wait<'_>) -> Result<()> {
+        let mut unsent = lock(&self.unsent);
+        let begun = Instant::now();
+        for _ in 0..unsent.len() {
+            let Some(writer) = unsent.pop_front() else { break };
+            if writer.send_open(wait)? {
+                unsent.push_back(writer);
+            }
+            if begun.elapsed() > RETRY_FOR {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
 
 impl Drop for Awaiting {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        self.samples.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -124,16 +162,18 @@ impl OpenWriters {
         })
     }
 
-    /// Sends the open chunks of a table's writers for a sample that waits for them.
+    /// Sends the open chunks of a table's writers for a sample that waits for them. It calls [`Awaiting::send_rest`] while it waits.
     ///
     /// # Errors
     /// [`Error::Interrupted`].
     pub fn send_open(&self, table: &str, wait: &Wait<'_>) -> Result<Awaiting> {
-        let awaited = self.awaited(table);
-        awaited.fetch_add(1, Ordering::Relaxed);
-        let awaiting = Awaiting(awaited);
+        let samples = self.awaited(table);
+        samples.fetch_add(1, Ordering::Relaxed);
+        let awaiting = Awaiting { samples, unsent: Mutex::default() };
         for writer in self.of_table(table) {
-            writer.send_open(wait)?;
+            if writer.send_open(wait)? {
+                lock(&awaiting.unsent).push_back(writer);
+            }
         }
         Ok(awaiting)
     }
@@ -159,8 +199,9 @@ impl OpenWriters {
                 done => return done,
             }
         }
-        let _awaiting = self.send_open(table, wait)?;
-        attempt(wait)
+        let awaiting = self.send_open(table, wait)?;
+        let interrupted = || awaiting.send_rest(wait).is_err() || (wait.interrupted)();
+        attempt(&Wait { interrupted: &interrupted, ..*wait })
     }
 }
 

@@ -57,11 +57,8 @@ impl Table {
                 writer.count_wait(turn.waited());
                 lag.inspect(|lag| self.counters.version_lag.record(*lag));
             }
-            Attempt::Blocked(_) if waited => {}
-            Attempt::Blocked(_) => {
-                self.counters.blocked_pushes.fetch_add(1, Ordering::Relaxed);
-                turn.push = Some(writer.waiting_push());
-            }
+            Attempt::Blocked(_) if waited => turn.count_once(&self.counters.blocked_pushes),
+            Attempt::Blocked(_) => turn.push = Some(writer.waiting_push()),
         }
         Ok(attempt)
     }

@@ -126,8 +126,8 @@ impl Table {
         let short = request.allow_short && last_try;
         let waited = turn.waits();
         let attempt = turn.attempt(&self.held.samples, false, || self.sample(request, short))?;
-        if let (Attempt::Blocked(_), false) = (&attempt, waited) {
-            self.counters.blocked_samples.fetch_add(1, Ordering::Relaxed);
+        if let (Attempt::Blocked(_), true) = (&attempt, waited) {
+            turn.count_once(&self.counters.blocked_samples);
         }
         Ok(attempt)
     }

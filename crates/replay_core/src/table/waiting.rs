@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use crate::cause::WaitReason;
 use crate::error::{Error, Result};
-use crate::sync::{AtomicUsize, Event, EventListener, Mutex, Ordering, fence, lock};
+use crate::sync::{AtomicU64, AtomicUsize, Event, EventListener, Mutex, Ordering, fence, lock};
 use base::host;
 use base::mistake::{Mistake, planted};
 
@@ -85,6 +85,8 @@ pub struct Turn {
     places: u32,
     /// Time of the first blocked attempt.
     since: Option<Instant>,
+    /// Whether statistics have its wait. A call that continues an earlier one takes this over.
+    pub(crate) counted: bool,
     /// For a push: keeps its writer from expiring.
     pub(super) push: Option<activity::Waiting>,
 }
@@ -143,6 +145,13 @@ impl Turn {
     /// Whether the call is in a queue.
     pub fn waits(&self) -> bool {
         self.place.is_some()
+    }
+
+    /// Counts the wait, at the second blocked attempt: the first is the only one of a call without time to wait.
+    pub(super) fn count_once(&mut self, waits: &AtomicU64) {
+        if !std::mem::replace(&mut self.counted, true) {
+            waits.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     /// Time since the first blocked attempt; `None` before it.
