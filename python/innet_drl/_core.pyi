@@ -1146,9 +1146,9 @@ class Replay(_ContextManager):
         An episode is a `Batch` whose first dimension is its steps in their order: the columns, and the bool arrays
         `terminated`, `truncated`, `first` and `final` (a final row: only its observation is set). Episodes come in the
         order in which they end, then those that have not ended. They are the steps that the table has when the first
-        one is read, without those evicted meanwhile: an episode may lack its beginning. The reader keeps one episode
-        unpacked, and those that were played at the same time packed. An episode of more than 256 MB comes in parts,
-        whose `first` begins with false but for the first one.
+        one is read, without those evicted meanwhile: an episode may lack its beginning. This replay's writers send
+        their steps before. The reader keeps one episode unpacked, and those that were played at the same time packed.
+        An episode of more than 256 MB comes in parts, whose `first` begins with false but for the first one.
 
         `writer.extend(**{name: array[:, None] for name, array in episode.items()})` writes an episode to another
         table; see `innet_drl.datasets` for files.
@@ -1318,7 +1318,7 @@ class Memory(Replay):
         cls, tables: Table | Sequence[Table] = (), *, max_bytes: int | None = None, seed: int | None = None
     ) -> Self: ...
     def save(self, path: str | PathLike[str]) -> None:
-        """Writes all tables to a file, while they are in use.
+        """Writes all tables to a file, while they are in use. This replay's writers send their steps before.
 
         The file has steps, items with their priorities and numbers of samples, the rate limiter's counts and the
         statistics, but neither parameters nor writers. It shows each table between two pushes when the save began,

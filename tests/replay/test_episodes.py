@@ -13,7 +13,7 @@ import pytest
 from serving import served_memories
 
 import innet_drl as innet
-from innet_drl import errors
+from innet_drl import datasets, errors
 
 COLUMNS: dict[str, Any] = {
     "observation/camera": ("uint8", (16, 16)),
@@ -225,3 +225,25 @@ def test_a_closed_client_ends_the_reading(tmp_path: Path) -> None:
         client.close()
         with pytest.raises(errors.ClosedError):
             next(episodes)
+
+
+def test_steps_that_this_replay_s_writers_hold_are_read(replay: innet.Replay, tmp_path: Path) -> None:
+    columns: Any = {"observation": ("float32", (2,)), "action": "int64", "reward": "float32"}
+    replay.create_table(innet.Table("t", columns, 1000, view=innet.NStep()))
+    with replay.writer("t", 1) as writer:
+        for t in range(60):
+            ends: Any = {"terminated": [t % 7 == 6], "truncated": [False]}
+            writer.append(observation=np.full((1, 2), t, np.float32), action=[t], reward=1.0, **ends)
+        assert np.concatenate([one.action for one in replay.episodes("t")]).tolist() == list(range(60))
+        writer.append(
+            observation=np.zeros((1, 2), np.float32), action=[60], reward=1.0, terminated=[True], truncated=[False]
+        )
+        assert datasets.export_table(replay, "t", tmp_path / "t.npz").steps == 61
+        writer.append(
+            observation=np.zeros((1, 2), np.float32), action=[61], reward=1.0, terminated=[True], truncated=[False]
+        )
+        if isinstance(replay, innet.Memory):
+            replay.save(tmp_path / "saved")
+            with innet.Memory() as other:
+                other.restore(tmp_path / "saved")
+                assert sum(len(one) for one in other.episodes("t")) == 62

@@ -4,7 +4,7 @@
 //! A system may grant memory that it does not have and kill the process that touches it. A large size is therefore also compared with
 //! the memory that the process may have, which whoever can read it makes known by [`measure_by`].
 
-use std::alloc::{Layout, alloc_zeroed};
+use std::alloc::{GlobalAlloc, Layout, System, alloc_zeroed};
 use std::fmt;
 use std::hint::black_box;
 use std::sync::OnceLock;
@@ -54,7 +54,7 @@ impl fmt::Display for Shortage {
     }
 }
 
-/// Checks that the process may have `bytes` more, and that its allocator can get them. For several allocations at a time, or one of a
+/// Checks that the process may have `bytes` more, and that the system's allocator can get them. For several allocations at a time, or one of a
 /// library; another thread may be faster.
 ///
 /// # Errors
@@ -63,8 +63,17 @@ pub fn check(what: &'static str, bytes: u64) -> Result<(), OutOfMemory> {
     if bytes < LARGE {
         return Ok(());
     }
-    // Hidden from the compiler, which may leave out an allocation that nothing uses.
-    with_capacity::<u8>(what, usize::try_from(bytes).unwrap_or(usize::MAX)).map(|trial| drop(black_box(trial)))
+    compare(what, bytes)?;
+    let layout = usize::try_from(bytes).ok().and_then(|len| Layout::array::<u8>(len).ok());
+    let layout = layout.ok_or_else(|| refused(what, bytes))?;
+    // SAFETY: the layout has at least `LARGE` bytes.
+    let trial = black_box(unsafe { System.alloc(layout) });
+    if trial.is_null() {
+        return Err(refused(what, bytes));
+    }
+    // SAFETY: the allocator has just returned the pointer, for this layout.
+    unsafe { System.dealloc(trial, layout) };
+    Ok(())
 }
 
 /// An empty vector with room for `len` elements.

@@ -161,7 +161,7 @@ mod tests {
         assert_eq!(of(&container), group_of(GIB));
         // What others in the group use is not left, except for copies of files.
         let used = [
-            ("sys/fs/cgroup/memory.current", "734003200\n"),
+            ("sys/fs/cgroup/memory.current", "746586112\n"),
             ("sys/fs/cgroup/memory.stat", "anon 1\ninactive_file 104857600\nactive_file 104857600\nfile 9\n"),
         ];
         assert_eq!(of(&[&container[..], &used].concat()), group_of(GIB / 2));

@@ -1,4 +1,4 @@
-//! Registry of a replay's writers. A sample that waits for steps has them send their open chunks.
+//! Registry of a replay's writers. A sample that waits for steps, `episodes` and `save` have them send their open chunks.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -59,27 +59,28 @@ impl WriterState {
     /// # Errors
     /// [`Error::Interrupted`].
     fn send_open(&self, wait: &Wait<'_>) -> Result<bool> {
-        let flush_within = |limit| {
-            let wait = Wait { deadline: Some(Instant::now() + limit), notice: None, ..*wait };
-            let mut writer = self.writer.take(&wait)?;
-            // A sample of the writer's own thread keeps it from appending a last observation.
-            let flushed = match *lock(&self.thread) == thread::current().id() {
-                true => writer.flush(&wait),
-                false => writer.flush_complete(&wait),
-            };
-            *lock(&self.counters) = writer.counters();
-            flushed
-        };
         let code = |flushed: &Result<()>| flushed.as_ref().err().map(Error::code);
-        let mut flushed = flush_within(Duration::ZERO);
+        let mut flushed = self.flush_until(Instant::now(), wait);
         if let Some(ErrorCode::Connect | ErrorCode::Disconnected) = code(&flushed) {
             // A try without time does not reconnect.
-            flushed = flush_within(RECONNECT_WITHIN);
+            flushed = self.flush_until(Instant::now() + RECONNECT_WITHIN, wait);
         }
         match code(&flushed) {
             Some(ErrorCode::Interrupted) => Err(Error::Interrupted),
             code => Ok(code == Some(ErrorCode::Deadline)),
         }
+    }
+
+    fn flush_until(&self, deadline: Instant, wait: &Wait<'_>) -> Result<()> {
+        let wait = Wait { deadline: Some(deadline), notice: None, ..*wait };
+        let mut writer = self.writer.take(&wait)?;
+        // A sample of the writer's own thread keeps it from appending a last observation.
+        let flushed = match *lock(&self.thread) == thread::current().id() {
+            true => writer.flush(&wait),
+            false => writer.flush_complete(&wait),
+        };
+        *lock(&self.counters) = writer.counters();
+        flushed
     }
 }
 
@@ -176,6 +177,25 @@ impl OpenWriters {
             }
         }
         Ok(awaiting)
+    }
+
+    /// Has the open chunks of a table's writers, or of all, stored before a call reads them. Pushes that the rate limiter holds are left out.
+    ///
+    /// # Errors
+    /// [`Error::Interrupted`].
+    pub fn flush(&self, table: Option<&str>, wait: &Wait<'_>) -> Result<()> {
+        let writers = lock(&self.writers).clone().into_iter().filter(|(of, _)| table.is_none_or(|table| table == of));
+        let writers: Vec<_> = writers.filter_map(|(_, writer)| writer.upgrade()).collect();
+        // All are sent before the first is waited for.
+        for writer in &writers {
+            writer.send_open(wait)?;
+        }
+        let deadline = Instant::now() + SEND_WITHIN;
+        let interrupted = |writer: &Arc<WriterState>| match writer.flush_until(deadline, wait) {
+            Err(Error::Interrupted) => Err(Error::Interrupted),
+            _ => Ok(()),
+        };
+        writers.iter().try_for_each(interrupted)
     }
 
     /// Calls `attempt`, which samples the table. If it would wait for steps, the writers first send their open chunks; otherwise chunks

@@ -116,7 +116,10 @@ fn a_batch_has_one_item_of_each_range_of_equal_probability() {
     let total: f64 = (1..=100).map(share).sum();
     let up_to = |rank: u64| (1..=rank).map(share).sum::<f64>() / total;
     for count in [1, 7, 64, 300] {
-        for (n, (step, _, _)) in draw(&table, count).into_iter().enumerate() {
+        let mut steps: Vec<_> = draw(&table, count).into_iter().map(|(step, _, _)| step).collect();
+        // A batch comes in random order.
+        steps.sort_unstable();
+        for (n, step) in steps.into_iter().enumerate() {
             let (begin, end) = (n as f64 / f64::from(count), (n + 1) as f64 / f64::from(count));
             let rank = step + 1;
             assert!(up_to(rank) > begin - 1e-9 && up_to(rank - 1) < end + 1e-9);

@@ -30,8 +30,10 @@ impl PyReplay {
     fn episodes(slf: &Bound<'_, Self>, table: String, timeout: Option<f64>) -> PyResult<PyEpisodes> {
         let py = slf.py();
         let _call = Call::begin(py);
+        let writers = &slf.get().writers;
         let reader = slf.get().call(py, timeout, |replay, wait| {
             let config = replay.table_config(&table, wait)?;
+            writers.flush(Some(&table), wait)?;
             Ok(EpisodeReader::new(&config, unpacking_threads())?)
         })?;
         Ok(PyEpisodes {

@@ -68,6 +68,8 @@ impl PyMemory {
     #[doc = stub_doc!("Memory.save")]
     fn save(slf: &Bound<'_, Self>, path: PathBuf) -> PyResult<()> {
         let memory = Self::memory(slf)?;
+        let replay = slf.as_super().get();
+        replay.call(slf.py(), None, |_, wait| replay.writers.flush(None, wait))?;
         wait::unlocked(slf.py(), || file::save(&memory, &path))
     }
 
