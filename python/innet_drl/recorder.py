@@ -57,14 +57,14 @@ class Recorder:
         self._env, self._writer, self._q_function = env, writer, q_function
         self._vector = hasattr(env, "num_envs")
         action_space: Any = getattr(env, "single_action_space" if self._vector else "action_space", None)
-        if not (hasattr(action_space, "dtype") and hasattr(env, "metadata")):
+        if not hasattr(action_space, "dtype"):
             raise ConfigError(
                 f"Recorder(env, writer) takes an environment of Gymnasium, and got {env!r}: convert it, or append its "
                 "steps with Writer.append"
             )
         self._streams = env.num_envs if self._vector else 1
         # Members of Gymnasium's `AutoresetMode`, which is not imported.
-        mode = getattr(env.metadata.get("autoreset_mode"), "name", None) if self._vector else "SINGLE"
+        mode = getattr(getattr(env, "metadata", {}).get("autoreset_mode"), "name", None) if self._vector else "SINGLE"
         if mode not in ("SINGLE", "NEXT_STEP", "SAME_STEP"):
             raise ConfigError(
                 f"the vector environment has the autoreset_mode {mode}: make it with NEXT_STEP or SAME_STEP, so that "

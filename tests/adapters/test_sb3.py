@@ -266,8 +266,8 @@ def _rows(buffer: Any) -> list[bytes]:
 def test_a_part_of_a_batch_is_as_good_as_the_whole() -> None:
     buffer = InnetReplayBuffer(100, VECTOR, ACTION, "cpu")
     played([(buffer, [0])], VECTOR, 60)
-    rewards = np.unique(buffer.sample(4000).rewards)
-    batches = [np.searchsorted(rewards, buffer.sample(32).rewards[:, 0]) for _ in range(BATCHES)]
+    rewards = np.unique(buffer.sample(4000).rewards.numpy())
+    batches = [np.searchsorted(rewards, buffer.sample(32).rewards.numpy()[:, 0]) for _ in range(BATCHES)]
     check_every_place(batches, len(rewards))
 
 

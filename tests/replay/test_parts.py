@@ -134,14 +134,14 @@ def test_parts_are_as_each_of_them_alone(replay: innet.Replay, mode: str, view: 
     count = replay.stats()["tables"]["whole"]["items"]
     assert count > 50
     whole = replay.sample("whole", count)
-    order = np.argsort(whole.speed.reshape(count, -1)[:, 0])
+    order = np.lexsort(whole.speed.reshape(count, -1).T)
     assert set(whole.observation) == {"camera", "arm", "pair"}
     assert isinstance(whole.observation["pair"], tuple)
     for path in LEAVES:
         stack = 1 if view == "window" else STACKS.get(path, 1)
         record(replay, path.replace("/", "_"), functools.partial(One, path), mode, VIEWS[view](stack))
         alone = replay.sample(path.replace("/", "_"), count)
-        same = np.argsort(alone.speed.reshape(count, -1)[:, 0])
+        same = np.lexsort(alone.speed.reshape(count, -1).T)
         for name in set(whole) - {"ids", "ages", "observation", "next_observation", "action"}:
             np.testing.assert_array_equal(whole[name][order], alone[name][same], name)
         for name in {"observation", "next_observation"} & set(whole):

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from serving import until
 from steps import VIEW, connect_and_fill, fill, table
 
 import innet_drl as innet
@@ -216,7 +217,8 @@ def test_batches_end_without_an_error_of_the_server(
             while connections(replay) > before:
                 pass
             assert replay.stats()["server"]["errors"] == 0
+    # A thread of its own delivers the log.
+    until(lambda: any(record.getMessage() == "connection closed" for record in caplog.records))
     of_connections = [record for record in caplog.records if "connection" in record.getMessage()]
-    assert any(record.getMessage() == "connection closed" for record in of_connections)
     assert not [record.getMessage() for record in of_connections if "broken" in record.getMessage()]
     assert {record.levelno for record in of_connections} == {logging.DEBUG}

@@ -478,7 +478,7 @@ def test_a_script_without_a_guard_is_told_once(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "from innet_drl import train\n"
-        "train.run(train.preset('cartpole', steps=1000, evaluation_games=1), folder='run')\n"
+        "train.run(train.preset('cartpole', steps=2000, evaluation_games=1), folder='run')\n"
     )
     ended = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True)
     assert ended.returncode == 1

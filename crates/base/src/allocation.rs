@@ -111,8 +111,11 @@ pub fn zeros(what: &'static str, len: usize) -> Result<Box<[u8]>, OutOfMemory> {
 
 /// Compares a large size with the memory that the process may still have.
 fn compare(what: &'static str, bytes: u64) -> Result<(), OutOfMemory> {
+    if bytes < LARGE {
+        return Ok(());
+    }
     match room() {
-        Some(room) if bytes >= LARGE && bytes > room.bytes => Err(OutOfMemory { what, bytes, room: Some(room) }),
+        Some(room) if bytes > room.bytes => Err(OutOfMemory { what, bytes, room: Some(room) }),
         _ => Ok(()),
     }
 }

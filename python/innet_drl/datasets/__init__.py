@@ -263,15 +263,13 @@ def import_table(
         )
     except (errors.ReplayError, KeyboardInterrupt):
         # Not what was appended: a writer holds steps that its table has not accepted.
-        with contextlib.suppress(errors.ReplayError):
-            added = _inserted(replay, table) - before
-            logger.warning(
-                "the import of %s ended early: table %r has got %d rows since its start, of %d",
-                name,
-                table,
-                added,
-                checked.rows,
-            )
+        try:
+            got = f"{_inserted(replay, table) - before} rows"
+        except errors.ReplayError:
+            got = "an unknown number of rows"
+        logger.warning(
+            "the import of %s ended early: table %r has got %s since its start, of %d", name, table, got, checked.rows
+        )
         raise
     if dropped:
         logger.warning(
