@@ -152,8 +152,9 @@ def test_the_log_has_the_demonstrations_that_did_not_come(tmp_path: Path, log: L
     train.run(config(path, samples_per_insert=512.0, **settings), folder=tmp_path / "run", callbacks=[AtOnce()])
     # By the thread of the import.
     log.wait_for("data.npz ended early: ")
-    # The run's memory is closed already.
-    assert any("has got an unknown number of rows since its start, of 310" in line for line in log.lines)
+    # Unknown where the run's memory is closed already.
+    early = re.compile(r"early: table 'apex' has got (an unknown number of|\d+) rows since its start, of 320$")
+    assert any(early.search(line) for line in log.lines), log.lines
 
 
 def test_a_resumed_run_has_them_again(tmp_path: Path) -> None:
