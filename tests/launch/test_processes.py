@@ -83,8 +83,8 @@ def test_processes_that_are_started_separately_train_an_agent(replay: str, tmp_p
         until(lambda: newest(run).get("actor_scores", {}).keys() == {"0", "1"} or not learner.runs)
         twin = command("actor", "--replay", replay, "--index=1")
         twin.await_line("another actor 1 plays for run cart")
-        assert twin.interrupt() == 0
-        assert learner.interrupt() == 0
+        assert twin.interrupt() == -signal.SIGINT
+        assert learner.interrupt() == -signal.SIGINT
         assert early.runs
         assert late.runs
         # It has taken these steps: what is missing is the evaluation.
@@ -141,13 +141,13 @@ def test_each_process_may_be_killed_and_the_run_goes_on(server: Server, tmp_path
         again = updates(run)
         until(lambda: updates(run) > again + 50 or not learner.runs)
 
-        assert learner.interrupt() == 0
+        assert learner.interrupt() == -signal.SIGINT
         kept.await_line("waiting for the learner of run cart", times=2)
         learner = command(*learning, *SMALL, "--learning-rate=1e-4")
         kept.await_line("run cart has other settings: actor 1 joins it again")
         kept.await_line("plays for run cart", times=3)
-        assert learner.interrupt() == 0
-        assert [kept.interrupt(), replaced.interrupt()] == [0, 0]
+        assert learner.interrupt() == -signal.SIGINT
+        assert [kept.interrupt(), replaced.interrupt()] == [-signal.SIGINT] * 2
         assert "actor 1 leaves the run" in kept.output
         assert "Traceback" not in kept.output + replaced.output + learner.output
         counts = [line["learner_updates"] for line in lines(run)]

@@ -113,7 +113,7 @@ def test_a_run_outlives_a_node(nodes: Any, tmp_path: Path) -> None:
         nodes.add_node(**NODE)
         until(lambda: playing(run) == {"0", "1", "2"} or not training.runs)
         assert processes()["actor 2"] not in (victim.node_id, None)
-        assert training.interrupt() == 0
+        assert training.interrupt() == -signal.SIGINT
         output = training.output
     assert len(gone) == 2
     assert output.count("is replaced, which is no restart") == len(gone - {"evaluator"})
@@ -360,7 +360,7 @@ def test_a_local_cluster_shows_the_page_and_what_environments_print(
     command = [sys.executable, "-m", "innet_drl", *SMALL, "--environment=brought:Printing", "--preset=vector"]
     status, shown = in_terminal([*command, "--actors=2", "--minutes=2"], tmp_path, complete)
     assert not wanted, shown[-8000:]
-    assert status == 0
+    assert status == -signal.SIGINT
     assert "Traceback" not in shown
     assert RunFolder(tmp_path / "cart").latest_checkpoint().state["learner"]["updates"] > 0
 

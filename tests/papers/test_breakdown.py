@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import shutil
+import signal
 import subprocess
 import sys
 from collections import defaultdict
@@ -208,7 +209,7 @@ def test_actors_that_join_report_their_times(tmp_path: Path) -> None:
         until(lambda: newest(run).get("actor_scores", {}).keys() == {"0", "1"} or not learner.runs)
         begun = newest(run)["agent_steps"]
         until(lambda: newest(run)["agent_steps"] > begun + 3_000 or not learner.runs)
-        assert [process.interrupt() for process in running] == [0, 0, 0]
+        assert [process.interrupt() for process in running] == [-signal.SIGINT] * 3
     bars = shares(tmp_path, run)
     assert list(bars) == ["learner 0", "actor 0", "actor 1"]
     slices = trace(tmp_path, run)

@@ -149,7 +149,9 @@ def shortened(error: TrainingError) -> TrainingError:
 def trace_of(error: TrainingError) -> str:
     """Returns the traceback of the user's code that caused an error, for terminals; empty if none did."""
     cause = error.__cause__
-    if cause is None or (isinstance(cause, OSError) and not error.shows_cause):
+    # Messages on files and on memories of other packages say what failed.
+    complete = isinstance(cause, OSError) or isinstance(error, ReplayMemoryError)
+    if cause is None or (complete and not error.shows_cause):
         return ""
     whole = traceback.format_exception(cause)
     own = shortened(error).__cause__
