@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except KeyboardInterrupt as error:
-        from innet_drl.train.signals import end_by, status_of
+        from innet_drl.signals import end_by, status_of
 
         return end_by(error) if arguments is None else status_of(error)
 

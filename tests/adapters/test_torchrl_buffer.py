@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import _thread
 import multiprocessing
 import os
 import pickle
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -155,6 +157,24 @@ def test_items_that_are_not_yet_confirmed_are_told_as_taken(tmp_path: Path) -> N
         buffer._writer.flush(20.0)  # type: ignore[union-attr]
         assert buffer.write_count == 3_000
         buffer.close()
+
+
+def test_a_blocked_collector_ends_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with served_memories(tmp_path, 1) as address, innet.connect(address) as replay:
+        # A wait at the end would last beyond the timeout of this test.
+        buffer = InnetReplayBuffer(10_000, address=address, samples_per_insert=2.0, timeout=1e6)
+
+        def interrupt() -> None:
+            until(lambda: bool(replay.stats()["tables"].get(buffer.table, {}).get("waiting_pushes")))
+            _thread.interrupt_main()
+
+        watcher = threading.Thread(target=interrupt)
+        watcher.start()
+        with pytest.raises(KeyboardInterrupt):
+            buffer.extend(items(0, 3_000))
+        watcher.join()
+        buffer.close()
+    assert any("items of the interrupted extend are lost" in message for message in caplog.messages)
 
 
 def test_settings_that_a_learner_does_not_share_are_refused(tmp_path: Path) -> None:

@@ -63,6 +63,15 @@ def fill(replay: innet.Replay, table: str) -> None:
             writer.append(frame=frame, reward=np.zeros(1, np.float32), terminated=last, truncated=np.zeros(1, bool))
 
 
+def extend(replay: innet.Replay) -> None:
+    """Gives a writer 1 GiB that takes no memory until it is copied."""
+    steps = 1 << 14
+    frames = np.broadcast_to(np.zeros((), np.uint8), (steps, 1, 256, 256))
+    with replay.writer("raw", 1, WIDE) as writer:
+        flags: dict[str, Any] = {name: np.zeros((steps, 1), bool) for name in ("terminated", "truncated")}
+        writer.extend(frame=frames, reward=np.zeros((steps, 1), np.float32), **flags)
+
+
 def calls(how: str, folder: str, stack: ExitStack) -> Iterator[tuple[str, Callable[[], object]]]:
     """Calls that do not fit, with what they need made beforehand."""
     scale = ROOM[how] >> 20
@@ -97,6 +106,8 @@ def calls(how: str, folder: str, stack: ExitStack) -> Iterator[tuple[str, Callab
         yield f"sample, {name}", lambda: of.sample("frames", items, WIDE)
         yield f"sample of raw rows, {name}", lambda: of.sample("raw", items, WIDE)
         yield f"sample of a mix, {name}", lambda: of.sample(innet.Mix({"frames": 1.0}), items, WIDE)
+        yield f"sample of tensors, {name}", lambda: of.sample("raw", items, WIDE, device="cpu")
+        yield f"extend, {name}", lambda: extend(of)
         yield f"batches, {name}", lambda: next(of.batches("frames", items, WIDE, prefetch=1024))
         yield f"writer, {name}", lambda: of.writer("wide", 1, innet.Window(0, 0), chunk_steps=1)
         yield f"put_parameters, {name}", lambda: of.put_parameters("large", large)

@@ -21,9 +21,9 @@ from training import lines, small
 import innet_drl as innet
 from innet_drl.cli import main
 from innet_drl.launch import local
+from innet_drl.signals import Interrupted
 from innet_drl.train.config import Config
 from innet_drl.train.page import Page
-from innet_drl.train.signals import Interrupted
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(110)]
 

@@ -23,6 +23,7 @@ import innet_drl as innet
 from innet_drl.cli import main
 from innet_drl.launch import local
 from innet_drl.launch.launcher import LocalLauncher
+from innet_drl.signals import Interrupted
 from innet_drl.train import evaluation, evaluation_schedule, video
 from innet_drl.train.config import Config
 from innet_drl.train.evaluation import Evaluation
@@ -30,7 +31,6 @@ from innet_drl.train.following import follow
 from innet_drl.train.memory import EmbeddedMemory, MemorySettings
 from innet_drl.train.metrics import Metrics
 from innet_drl.train.run_folder import RunFolder
-from innet_drl.train.signals import Interrupted
 
 pytestmark = pytest.mark.slow
 

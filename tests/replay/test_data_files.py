@@ -332,6 +332,22 @@ def test_rows_that_a_file_of_others_lost_are_noticed(tmp_path: Path) -> None:
             assert len(read_whole(path)["terminated"]) == 400
 
 
+def test_a_damaged_header_of_npz_is_refused_or_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    # More than `zipfile` reads at once: NumPy parses the header before the CRC is checked.
+    observation = np.arange(12_000.0).reshape(3000, 4)
+    flags = {name: np.arange(3000) == 2999 for name in ("terminated", "final")} | {"truncated": np.zeros(3000, bool)}
+    flags["terminated"] = np.arange(3000) == 2998
+    datasets.write(path, [{"observation": observation, **flags}])
+    content = path.read_bytes()
+    header = content.index(b"\x93NUMPY", content.index(b"observation.npy"))
+    for bit in range(8 * 80):
+        place = header + bit // 8
+        path.write_bytes(content[:place] + bytes([content[place] ^ 1 << bit % 8]) + content[place + 1 :])
+        with contextlib.suppress(errors.ReplayError):
+            np.testing.assert_array_equal(next(datasets.read(path))["observation"], observation)
+
+
 def test_a_damaged_directory_or_shape_of_npz_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     datasets.write(path, small_episodes())

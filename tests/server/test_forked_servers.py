@@ -56,6 +56,15 @@ def test_a_closed_server_leaves_nothing_in_a_child(address: str, tmp_path: Path)
                 assert connected.table("t") == table()
 
 
+def test_a_closed_server_leaves_its_snapshot_folder(tmp_path: Path) -> None:
+    with innet.Memory(table()) as memory:
+        server = memory.serve("innet://127.0.0.1:0", snapshot=tmp_path / "saved")
+        with forked_child():
+            server.close()
+            with memory.serve("innet://127.0.0.1:0", snapshot=tmp_path / "saved"):
+                pass
+
+
 @pytest.mark.parametrize("address", ["innet://127.0.0.1:0", "unix://{}/s"])
 def test_a_closed_client_leaves_nothing_in_a_child(address: str, tmp_path: Path) -> None:
     with Server(address.format(tmp_path)) as server, innet.connect(server.address) as watching:

@@ -21,6 +21,7 @@ from innet_drl.cli import main
 from innet_drl.launch import actors, fork_server, local, processes
 from innet_drl.launch.launcher import LocalLauncher
 from innet_drl.launch.playing import ActorAssignment
+from innet_drl.signals import END_SIGNALS
 from innet_drl.train import metrics_files, trainer
 from innet_drl.train.errors import (
     ActorError,
@@ -32,7 +33,6 @@ from innet_drl.train.errors import (
 from innet_drl.train.memory import ReplayMemory
 from innet_drl.train.reporting import Reporter
 from innet_drl.train.run_folder import RunFolder
-from innet_drl.train.signals import END_SIGNALS
 
 TINY = ["--preset", "cartpole", "--serial", "--steps", "400", "--min-size", "300", "--evaluation-games", "2"]
 

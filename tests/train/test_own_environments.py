@@ -514,8 +514,7 @@ def test_what_training_takes_but_the_user_should_know_is_said_once(
     told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert sorted(text for text in told if text.startswith(name)) == [
         f"{name} has info['action_mask'], which training ignores: forbidden actions are played, and learned from",
-        f"{name} returned values from 0 to 10 in 'arm', and its space says -1 to 1: scale them, or declare another "
-        "space",
+        f"{name} returned the value 10 in 'arm', and its space says -1 to 1: scale it, or declare another space",
     ]
 
 

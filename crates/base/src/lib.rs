@@ -6,7 +6,7 @@
 //! | [`error`] | error types shared by the other crates |
 //! | [`wait`] | deadlines, interrupts and log lines of blocking calls |
 //! | [`mistake`] | mistakes that tests plant |
-//! | [`fork`] | sockets that forked children do not keep |
+//! | [`fork`] | sockets and locked files that forked children do not keep |
 //! | [`host`] | time, pauses and threads of the machine, or of a simulated world |
 //! | [`random`] | random bytes from the operating system, not repeated after a fork |
 //! | [`sync`] | mutex locking that ignores poisoning |

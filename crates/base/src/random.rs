@@ -1,4 +1,5 @@
-//! Random bytes from the operating system. They never repeat in a forked process, as those of a generator of the process would.
+//! Random bytes from the operating system. A forked process never repeats its parent's, unlike a
+//! generator in the process.
 
 use crate::error::OsError;
 use crate::host::fill_random;

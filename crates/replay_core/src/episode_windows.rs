@@ -51,7 +51,7 @@ enum BirthPriority {
 pub struct DroppedWindows {
     /// Cut by a reset without an end of the episode.
     pub by_reset: u64,
-    /// Of a truncated step alone, whose final row did not follow.
+    /// Of the shortest length: the observation after their truncated step did not come.
     pub without_final_row: u64,
     /// Too short to be an item: the episode or life ended within the burn-in.
     pub within_burn_in: u64,
@@ -189,14 +189,14 @@ impl EpisodeWindows {
     pub fn end(&mut self, items: &mut Vec<NewItem>) {
         if self.last == LastRow::Truncated {
             let (last, open) = (self.next_step - 1, self.open.len());
-            // Complete with a step more.
+            // Windows of exactly `shortest` steps lack only that observation.
             self.open.retain(|anchor| last - anchor + 1 != self.shortest);
             self.dropped.without_final_row += (open - self.open.len()) as u64;
             self.complete_all(last, false, items);
         }
     }
 
-    /// Whether a sample of the window has one more row, once that is stored: the newest row, its last, terminates.
+    /// Whether the next row may join this window's samples: its last row is the newest, terminates, and lies before `reach`.
     pub fn may_extend(&self, item: &NewItem) -> bool {
         let after = u64::from(item.after);
         self.last == LastRow::Terminated && item.anchor + after + 1 == self.next_step && after < self.reach

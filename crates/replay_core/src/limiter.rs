@@ -5,8 +5,8 @@
 //!
 //! - a sample of n is admitted while `d - n >= centre - slack`, and only when `min_size` items are live;
 //! - a push is admitted while its first item keeps `d` within `centre + slack`, or while fewer than `min_size`
-//!   items are live. A push applies as a whole, so it may overshoot by its other items. A derived slack is smaller where
-//!   `max_times_sampled` ends items and fewer fit, unless a sample waits (`unread` in [`Limiter::admit_insert`]).
+//!   items are live. A push applies as a whole, so it may overshoot by its other items. Where `max_times_sampled` ends
+//!   items, a derived slack is at most the items that fit unread, except while a sample waits.
 //!
 //! Both sides block each other only if `n > 2 * slack - samples_per_insert`: such a sample is an error.
 //!
@@ -119,8 +119,8 @@ impl Limiter {
         self.samples_per_insert > 0.0
     }
 
-    /// Admits a push of `items` items to a table of `live` ones, before it at most `unread` ahead of the samples; `Err` is the
-    /// cause of the wait. Pushes without items and `needed` pushes are always admitted.
+    /// Admits a push of `items` items to a table of `live` ones; `unread` is the most items ahead of the samples before it. `Err`
+    /// is the cause of the wait. Pushes without items and `needed` pushes are always admitted.
     pub fn admit_insert(&self, live: u64, items: u64, needed: bool, unread: f64) -> Outcome<Inserting<'_>> {
         let items = if self.limits_ratio() { items } else { 0 };
         let mut refused = None;

@@ -15,8 +15,8 @@
 //!   7 parameters  a name's newest version, or a dropped name's last one, see [`content::ParametersRecord`]; before the first table
 //!   8 writer   an open writer, see [`content::WriterRecord`]; after the chunks of its table
 //!   9 ids      u64 for each item of the items record before it: the id that the server's clients know it by
+//!   10 reading  numbers by which readers of the table go on, see [`content::ReadingRecord`]; before its state
 //! ```
-//!  10 reading  numbers by which readers of the table go on, see [`content::ReadingRecord`]; before its state
 //!
 //! Only servers' snapshots have kinds 7 to 10. Integers are little endian. A checksum covers the whole file up to it, so a record that is
 //! damaged, missing or out of place is found at the record.

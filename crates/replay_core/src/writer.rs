@@ -56,7 +56,7 @@ pub struct WriterCounters {
     pub items: u64,
     /// Windows dropped at a reset without an end of the episode.
     pub dropped_by_reset: u64,
-    /// Windows of a truncated step alone, dropped because its final row did not follow.
+    /// Windows of the shortest length that were dropped: the observation after their truncated step did not come.
     pub dropped_without_final_row: u64,
     /// Windows of episodes or lives that ended within the burn-in, which the view leaves out.
     pub ended_within_burn_in: u64,
@@ -313,8 +313,8 @@ impl<E: From<Error>> Writer<E> {
         self.warned = true;
         tracing::warn!(
             "writer {:?} of table {:?} has dropped {dropped} windows and made {} items: {by_reset} windows at a row with `first` \
-             that follows no terminated or truncated row, {without_final_row} of a truncated step that no final row follows; of further {within_burn_in} windows the episode \
-             ended within their burn_in",
+             that follows no terminated or truncated row, {without_final_row} too short without the final row of a truncated \
+             step; {within_burn_in} more ended within their burn_in",
             self.name,
             self.id.table,
             counters.items,

@@ -215,7 +215,7 @@ impl ServerConfig {
     pub const MIN_FRAME_BYTES: u64 = 64 << 10;
 
     /// Largest default of `max_frame_bytes`.
-    const MOST_FRAME_BYTES: u64 = 256 << 20;
+    pub const MOST_FRAME_BYTES: u64 = 256 << 20;
 
     /// Reads the text of a TOML file. Errors name the file by `origin`; `overrides` replaces keys of the same name.
     ///

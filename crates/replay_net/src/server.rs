@@ -75,10 +75,10 @@ impl Server {
     pub fn new(config: &ServerConfig, memory: Arc<Memory>) -> Result<Self> {
         config.validate()?;
         let longest = memory.limits().receive_bytes / 2;
-        let frame_bytes = match (config.max_frame_bytes, config.effective_max_frame_bytes()) {
-            // A memory in the user's process, which has more room left at times.
-            (0, default) if longest >= ServerConfig::MIN_FRAME_BYTES => default.min(longest),
-            (_, bytes) => bytes,
+        let frame_bytes = match config.max_frame_bytes {
+            // As measured when the memory was made.
+            0 => longest.clamp(ServerConfig::MIN_FRAME_BYTES, ServerConfig::MOST_FRAME_BYTES),
+            bytes => bytes,
         };
         if frame_bytes > longest {
             return Err(Error::Config(format!(

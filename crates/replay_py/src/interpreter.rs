@@ -143,7 +143,7 @@ pub fn detach<T: Send>(py: Python<'_>, work: impl FnOnce() -> T + Send) -> T {
     })
 }
 
-/// Whether Python knows this thread: it made the thread, or has called the core from it.
+/// Whether this thread is attached to the interpreter, or was started by Python.
 pub fn is_python_thread() -> bool {
     // SAFETY: the interpreter has loaded this module, so it is initialized; the function reads a variable of this thread.
     unsafe { !pyo3::ffi::PyGILState_GetThisThreadState().is_null() }

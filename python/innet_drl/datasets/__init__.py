@@ -256,7 +256,7 @@ def import_table(
             f"be evicted at once; give the table a capacity of {checked.capacity(servers)}"
         )
     stored = Counts()
-    before = _inserted(replay, table)
+    before = _inserted(replay, table, timeout)
     try:
         dropped = _append(
             replay, definition, name, columns or {}, action_space, view, priority, timeout, convert, stored, servers
@@ -264,8 +264,8 @@ def import_table(
     except (errors.ReplayError, KeyboardInterrupt):
         # Not what was appended: a writer holds steps that its table has not accepted.
         try:
-            got = f"{_inserted(replay, table) - before} rows"
-        except errors.ReplayError:
+            got = f"{_inserted(replay, table, _ASKED_S) - before} rows"
+        except (errors.ReplayError, KeyError):
             got = "an unknown number of rows"
         logger.warning(
             "the import of %s ended early: table %r has got %s since its start, of %d", name, table, got, checked.rows
@@ -369,8 +369,8 @@ def _append(
         return sum(writer.dropped_windows for writer in writers)
 
 
-def _inserted(replay: innet.Replay, table: str) -> int:
-    return int(replay.stats(_ASKED_S)["tables"][table]["inserted_steps"])
+def _inserted(replay: innet.Replay, table: str, timeout: float | None) -> int:
+    return int(replay.stats(timeout)["tables"][table]["inserted_steps"])
 
 
 def number_of_servers(replay: innet.Replay, timeout: float | None = 60.0) -> int:

@@ -59,9 +59,7 @@ def _shortened(block: rows.Block) -> rows.Block:
     return block
 
 
-@functools.cache
 def _tell(name: str, shortened: int) -> None:
-    """Once a process, for an import reads the data twice."""
     if shortened:
         logger.warning(
             "minari:%s: %d episodes end without a termination and without a last observation: the last step of each is "
@@ -69,6 +67,10 @@ def _tell(name: str, shortened: int) -> None:
             name,
             shortened,
         )
+
+
+_tell_once = functools.cache(_tell)
+"""For an import, which reads the data twice."""
 
 
 def write(name: str, blocks: Iterable[rows.Block], **options: Any) -> None:
@@ -146,7 +148,7 @@ def read(name: str, wanted: Container[str] | None) -> Iterator[rows.Block]:
                 continue
             block = _shortened(block)
         yield block
-    _tell(name, shortened)
+    _tell_once(name, shortened)
 
 
 def _columns(episode: Any) -> dict[str, Any]:

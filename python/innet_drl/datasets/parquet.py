@@ -55,8 +55,8 @@ def write(path: str, blocks: Iterable[rows.Block]) -> None:
                 file = stack.enter_context(open(part, "wb"))
                 stack.callback(_unlink, part)
                 writer = _writer(sink, block)
-            row_bytes = sum(array.nbytes for array in block.values()) // len(block["final"])
-            most = max(1, min(_GROUP_ROWS, _GROUP_BYTES // max(1, row_bytes)))
+                row_bytes = sum(array.nbytes for array in block.values()) // len(block["final"])
+                most = max(1, min(_GROUP_ROWS, _GROUP_BYTES // max(1, row_bytes)))
             for piece in rows.pieces(block, most):
                 held.append(piece)
                 count += len(piece["final"])

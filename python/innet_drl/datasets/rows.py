@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import itertools
 import struct
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Container, Iterable, Iterator, Mapping
@@ -24,8 +25,12 @@ Block = dict[str, NDArray[Any]]
 FLAGS = ("terminated", "truncated", "final")
 UNREAD: NDArray[Any] = np.empty(0)
 """Placeholder of a column that was not read, so that errors can name all columns of a file."""
-_DAMAGES = (OSError, ValueError, TypeError, KeyError, IndexError, EOFError, NotImplementedError, RuntimeError)
-"""Exceptions that pyarrow, NumPy and h5py raise for damaged files."""
+_DAMAGES = (
+    *(OSError, ValueError, TypeError, LookupError, EOFError, RuntimeError, SyntaxError),
+    *(tokenize.TokenError, zipfile.BadZipFile, zlib.error, struct.error),
+)
+"""Exceptions that a damaged file raises. RuntimeError is the one of h5py, and zipfile's for a member that is marked as
+encrypted; SyntaxError and TokenError come from NumPy's parser of headers."""
 
 
 def flat(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
@@ -172,7 +177,7 @@ def _numbers(source: str, name: str, values: NDArray[Any], count: int, begin: in
     if values.size != count:
         raise errors.SchemaError(f"{source}: column {name!r} has the shape {values.shape[1:]}, and is a number a row")
     values = values.reshape(count)
-    # Not a number is unequal to itself.
+    # NaN is unequal to itself.
     valid = values == values if name == "episode" else (values == 0) | (values == 1)
     if not np.all(valid):
         row = int(np.argmin(np.broadcast_to(valid, count)))
@@ -260,11 +265,13 @@ def fit(source: str, block: Block, table: innet.Table, names: Mapping[str, str])
             )
         with np.errstate(over="ignore"):
             cast = array.reshape(count, *column.shape).astype(column.dtype, copy=False)
-        if array.dtype.kind in "iu":
+        if cast.dtype == array.dtype:
+            held = True
+        elif array.dtype.kind in "iu":
             held = np.array_equal(cast.ravel(), array.ravel())
         else:
             # Rounded, but finite where they were.
-            held = cast.dtype == array.dtype or np.array_equal(np.isfinite(cast).ravel(), np.isfinite(array).ravel())
+            held = np.array_equal(np.isfinite(cast).ravel(), np.isfinite(array).ravel())
         if not held:
             raise errors.SchemaError(
                 f"{source}: column {theirs!r} has values that {column.dtype} of table {table.name!r} does not hold"
@@ -303,7 +310,7 @@ def read_errors(source: str) -> Iterator[None]:
         raise
     except PermissionError as error:
         raise errors.StorageError(f"{source} cannot be read: {error.strerror}") from error
-    except (*_DAMAGES, zipfile.BadZipFile, zlib.error, struct.error) as error:
+    except _DAMAGES as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise errors.CorruptError(
             f"{source} cannot be read: {reason}; it is damaged, cut off, or of another format"

@@ -13,8 +13,8 @@ import tempfile
 from multiprocessing import context, forkserver, popen_forkserver, reduction, resource_tracker, spawn, util
 from typing import Any
 
+from innet_drl.signals import END_SIGNALS
 from innet_drl.train.errors import ProcessError
-from innet_drl.train.signals import END_SIGNALS
 
 _IMPORTED_BY = os.getpid()
 

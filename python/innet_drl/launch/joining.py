@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import innet_drl as innet
 from innet_drl.extras import naming_extras
 from innet_drl.launch.processes import LeavesRun, Stopped
+from innet_drl.signals import Interrupted, handle, leave_terminal
 from innet_drl.train import environments
 from innet_drl.train.config import Config
 from innet_drl.train.errors import ConfigurationError
@@ -33,7 +34,6 @@ from innet_drl.train.published_run import (
     check_address,
     published_runs,
 )
-from innet_drl.train.signals import Interrupted, handle, leave_terminal
 
 if TYPE_CHECKING:
     # torch is imported only after the run has been found.

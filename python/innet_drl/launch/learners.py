@@ -30,6 +30,7 @@ from innet_drl.launch.processes import (
     silence_logs,
     start,
 )
+from innet_drl.signals import END_SIGNALS
 from innet_drl.train.checkpoints import load_checkpoint
 from innet_drl.train.config import Config
 from innet_drl.train.data_parallel import SharedGradients, TrainingEnded, digest
@@ -37,7 +38,6 @@ from innet_drl.train.environments import EnvironmentSpec
 from innet_drl.train.errors import LearnerError, Message
 from innet_drl.train.learner import Learner, Numerics, use_device
 from innet_drl.train.memory import aggregator_token, memory_class, memory_settings
-from innet_drl.train.signals import END_SIGNALS
 from innet_drl.train.stopwatch import Stopwatch, TimedBatches
 from innet_drl.train.targets import TargetsAhead
 from innet_drl.train.times import CoreThreads, LearnerTimes

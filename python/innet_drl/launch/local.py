@@ -17,6 +17,7 @@ import innet_drl as innet
 from innet_drl.extras import naming_extras
 from innet_drl.launch.launcher import Launcher, LocalLauncher
 from innet_drl.launch.processes import forbid_as_daemon, forbid_in_children, start_fork_server
+from innet_drl.signals import Interrupted
 from innet_drl.train import environments
 from innet_drl.train.callbacks import Callback, Result, check_callbacks
 from innet_drl.train.config import Config
@@ -27,7 +28,6 @@ from innet_drl.train.importing import Importable, is_path, load, path_of
 from innet_drl.train.memory import actor_token, aggregator_token, memory_class, memory_token
 from innet_drl.train.published_run import check_address
 from innet_drl.train.run_folder import RunFolder
-from innet_drl.train.signals import Interrupted
 
 logger = logging.getLogger(__name__)
 

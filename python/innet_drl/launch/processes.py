@@ -23,10 +23,10 @@ from typing import Any
 
 import innet_drl as innet
 from innet_drl.launch.fork_server import forking, is_forked, start_fork_server
+from innet_drl.signals import END_SIGNALS
 from innet_drl.train.config import Config
 from innet_drl.train.errors import Message, ProcessError, TrainingError, trace_of
 from innet_drl.train.importing import importing
-from innet_drl.train.signals import END_SIGNALS
 
 __all__ = [
     "LeavesRun",

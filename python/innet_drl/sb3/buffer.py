@@ -108,7 +108,8 @@ class _Stream:
 
     def put(self, step: _Transition) -> None:
         """Takes a step; the one before it is appended."""
-        if self._unconfirmed >= _UNCONFIRMED_STEPS:
+        # A memory of this process takes steps at once: a flush would only make chunks shorter.
+        if self._unconfirmed >= _UNCONFIRMED_STEPS and not isinstance(self._replay, innet.Memory):
             self._confirm()
         self._complete(step.row["observation"])
         self._pending = step
@@ -338,7 +339,7 @@ class InnetReplayBuffer(ReplayBuffer):
             self._adapt(np.size(reward))
         done = self._column("done", done)
         truncated = np.zeros(self.n_envs, bool)
-        if self.handle_timeout_termination:
+        if self.handle_timeout_termination and done.any():
             truncated = done & self._column("infos", [info.get("TimeLimit.truncated", False) for info in infos])
         row = {
             "observation": self._shaped(obs),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import time
@@ -24,6 +25,8 @@ from innet_drl.errors import (
     UnknownTableError,
 )
 
+logger = logging.getLogger(__name__)
+
 _ITEM = "item"
 """Part of a table that has the entries of an item."""
 _OWN_ENTRIES = ("index", "priority_weight")
@@ -36,7 +39,7 @@ _SMALLEST = 1e-8
 _DTYPES = {
     torch.from_numpy(np.empty(0, kind)).dtype for kind in ("bool", "u1", "i1", "i2", "i4", "i8", "f2", "f4", "f8")
 }
-_OPENED = ("replay", "_writer", "_layout", "_exists")
+_OPENED = ("replay", "_writer", "_interrupted", "_layout", "_exists")
 """Attributes that an unpickled buffer sets anew."""
 
 
@@ -95,6 +98,7 @@ class InnetReplayBuffer:
 
     def _open(self) -> None:
         self._writer: innet.Writer | None = None
+        self._interrupted = False
         self._layout: dict[str, tuple[Any, ...]] = {}
         self._exists = False
         if self._address is None:
@@ -173,9 +177,12 @@ class InnetReplayBuffer:
             chunk_steps = max(1, min(_CHUNK_ITEMS, self.capacity // 16))
             name = f"collector {socket.gethostname()} {os.getpid()}"
             self._writer = self.replay.writer(self.table, 1, name=name, chunk_steps=chunk_steps, timeout=self.timeout)
-        self._writer.extend(**rows, timeout=self.timeout)
         try:
+            self._writer.extend(**rows, timeout=self.timeout)
             self._writer.flush(self.timeout)
+        except KeyboardInterrupt:
+            self._interrupted = True
+            raise
         except DeadlineError as error:
             count = len(rows["terminated"])
             raise DeadlineError(
@@ -284,10 +291,17 @@ class InnetReplayBuffer:
             self.replay.empty_table(self.table, self.timeout)
 
     def close(self) -> None:
-        """Sends what the server has not confirmed, and ends the connection; or drops the items of this process."""
+        """Sends what the server has not confirmed, and ends the connection; or drops the items of this process.
+
+        After a Ctrl-C in `extend` it does not wait again: its items are lost where the server has no room.
+        """
         try:
             if self._writer is not None:
-                self._writer.close(self.timeout)
+                self._writer.close(0.0 if self._interrupted else self.timeout)
+        except DeadlineError as error:
+            if not self._interrupted:
+                raise
+            logger.warning("items of the interrupted extend are lost: %s", error)
         finally:
             self.replay.close()
 

@@ -153,9 +153,12 @@ def trace_of(error: TrainingError) -> str:
     complete = isinstance(cause, OSError) or isinstance(error, ReplayMemoryError)
     if cause is None or (complete and not error.shows_cause):
         return ""
+    # Before `shortened`, which changes the cause.
     whole = traceback.format_exception(cause)
     own = shortened(error).__cause__
-    return "".join(traceback.format_exception(own) if own else whole if error.shows_cause else ())
+    if own is not None:
+        return "".join(traceback.format_exception(own))
+    return "".join(whole) if error.shows_cause else ""
 
 
 def _is_internal(module: str) -> bool:

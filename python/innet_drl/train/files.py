@@ -46,7 +46,7 @@ def put_in_place(file: Path, path: Path) -> None:
     path = replaceable(path)
     directory = os.open(path.parent, os.O_RDONLY)
     try:
-        # A disk that fails here keeps the earlier file.
+        # Before the rename, so that an error keeps the earlier file.
         _sync(directory)
         file.replace(path)
         try:

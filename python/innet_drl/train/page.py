@@ -116,7 +116,7 @@ class Page(Display):
     def line(self, metrics: Metrics, note: str) -> str:
         """The plain line, without the last numbers where a terminal would wrap them."""
         parts, width = super().line(metrics, note).split("  "), self._console.width
-        while self._console.is_terminal and len(parts) > 1 and sum(map(len, parts)) + 2 * len(parts) > width + 2:
+        while self._console.is_terminal and len(parts) > 1 and len("  ".join(parts)) > width:
             del parts[-1]
         return "  ".join(parts)
 

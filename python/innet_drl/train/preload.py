@@ -89,7 +89,8 @@ class AsPlayed:
         Raises:
             SchemaError: Values of another shape or dtype than the environment's, or an action that it does not have.
         """
-        episode, step = -1, 0
+        # Episodes of the blocks before, and rows of the last one of them.
+        episodes, rows_of_last = 0, 0
         for block in blocks:
             converted = rows.fit(self._source, block, self._given, {})
             texts = [name for name, array in converted.items() if array.dtype.kind in "OU"]
@@ -98,14 +99,18 @@ class AsPlayed:
             for name, leaf in self._leaves.items():
                 converted[name] = leaf.encode(converted[name])
             numbers = np.where(converted["final"], 0, self._actions.number(converted["action"]))
-            for row, first in enumerate(converted["first"]):
-                episode, step = (episode + 1, 0) if first else (episode, step + 1)
-                if numbers[row] < 0:
-                    raise errors.SchemaError(
-                        f"{self._source}: step {step} of episode {episode} (both from 0) has the action "
-                        f"{converted['action'][row].tolist()}, and the environment has {self._possible}: the data set "
-                        "is of another environment, or its actions have other numbers"
-                    )
+            begins = np.flatnonzero(converted["first"])
+            if (numbers < 0).any():
+                row = int(np.argmax(numbers < 0))
+                before = begins[begins <= row]
+                first = int(before[-1]) if len(before) else -rows_of_last
+                raise errors.SchemaError(
+                    f"{self._source}: step {row - first} of episode {episodes + len(before) - 1} (both from 0) has the "
+                    f"action {converted['action'][row].tolist()}, and the environment has {self._possible}: the data "
+                    "set is of another environment, or its actions have other numbers"
+                )
+            episodes += len(begins)
+            rows_of_last = len(numbers) - begins[-1] if len(begins) else rows_of_last + len(numbers)
             converted["action"] = numbers
             if self._clips:
                 converted["reward"] = np.sign(converted["reward"])

@@ -12,13 +12,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Self
 
+from innet_drl.signals import Interrupted, handle, leave_terminal
 from innet_drl.train.callbacks import Callback, StopTraining
 from innet_drl.train.config import Config
 from innet_drl.train.display import Display
 from innet_drl.train.machine import file_position
 from innet_drl.train.metrics import Meter
 from innet_drl.train.run_folder import RunFolder
-from innet_drl.train.signals import Interrupted, handle, leave_terminal
 from innet_drl.train.stopwatch import Stopwatch
 
 logger = logging.getLogger(__name__)

@@ -117,12 +117,16 @@ impl Table {
         counters.evicted_steps.fetch_add(u64::from(chunk.rows), Ordering::Relaxed);
     }
 
-    /// Logs, once, that items are evicted before their last sample. Without the insert lock.
+    /// Logs, once, that items are evicted before their last sample. Without the locks of table and writer.
     pub(super) fn warn_of_unread_items(&self) {
         let unread = self.counters.evicted_unread_items.load(Ordering::Relaxed);
-        if unread > 0 && !self.unread_logged.swap(true, Ordering::Relaxed) {
+        // Relaxed: the flag publishes nothing. Read first, as every push comes here.
+        let logged = || self.unread_logged.load(Ordering::Relaxed) || self.unread_logged.swap(true, Ordering::Relaxed);
+        if unread > 0 && !logged() {
             tracing::warn!(
-                "table {:?} is full, and has evicted {unread} items before their last sample (max_times_sampled {}): its readers are                  slower than its writers; give it a larger capacity, or samples_per_insert, for which writers wait. The statistic                  evicted_unread_items counts further ones",
+                "table {:?} is full, and has evicted {unread} items before their last sample (max_times_sampled {}): its readers \
+                 are slower than its writers; give it a larger capacity, or samples_per_insert, for which writers wait. The \
+                 statistic evicted_unread_items counts further ones",
                 self.config.name,
                 self.config.max_times_sampled,
             );

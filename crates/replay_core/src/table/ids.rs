@@ -54,8 +54,8 @@ impl IdSpace {
     /// # Errors
     /// Errors of [`random_number`].
     pub fn new() -> Result<Self> {
-        // The number of the next table, below the id of the process that counts: a forked one begins at another number. Not
-        // loom's: no model makes tables.
+        // Upper half: id of the process that counts. Lower half: its next table's number. A forked process begins at a random
+        // number. Not loom's: no model makes tables.
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let process = std::process::id();
         let random = random_number()?;

@@ -21,7 +21,7 @@ use super::evict::EVICTED_AT_ONCE;
 use super::prepare::Prepared;
 use super::residents::Residents;
 use super::streams::FirstChunk;
-use super::writers::TableWriter;
+use super::writers::{TableWriter, WriterIdentity};
 use super::{Attempt, Table, Turn};
 
 impl Table {
@@ -60,6 +60,8 @@ impl Table {
             Attempt::Blocked(_) if waited => turn.count_once(&self.counters.blocked_pushes),
             Attempt::Blocked(_) => turn.push = Some(writer.waiting_push()),
         }
+        drop(writer);
+        self.warn_of_unread_items();
         Ok(attempt)
     }
 
@@ -100,7 +102,7 @@ impl Table {
 
     /// Applies the next push of a writer.
     fn apply(&self, writer: &mut TableWriter, push: &Push) -> Result<Attempt<u64>> {
-        let inserting = match self.admit_push(&push.body) {
+        let inserting = match self.admit_push(&push.body, &writer.identity) {
             Ok(inserting) => inserting,
             Err(cause) => return Ok(self.blocked(cause)),
         };
@@ -127,7 +129,6 @@ impl Table {
             }
             drop(residents);
             self.retire(&mut evicted);
-            self.warn_of_unread_items();
             match placed {
                 Ok(true) => break,
                 Ok(false) => {}
@@ -149,28 +150,37 @@ impl Table {
 
     /// Asks the rate limiter to admit a push. While a sample waits for more samples than are left, every push is admitted: only
     /// new items can unblock it. `Err` is the cause of the wait.
-    fn admit_push(&self, push: &PushBody) -> Outcome<Inserting<'_>> {
+    fn admit_push(&self, push: &PushBody, writer: &WriterIdentity) -> Outcome<Inserting<'_>> {
         // Both are hints: a blocked call retries soon.
         let wanted = self.samples_wanted.load(Ordering::Relaxed);
         let needed = self.items.samples_left() < i64::from(wanted);
-        let (items, rows) = (push.items.len() as u64, push.chunks.iter().map(|chunk| u64::from(chunk.rows)).sum());
-        self.limiter.admit_insert(self.items.live(), items, needed, self.most_unread(rows))
+        let unread = self.most_unread(push, writer);
+        self.limiter.admit_insert(self.items.live(), push.items.len() as u64, needed, unread)
     }
 
-    /// Items that a derived slack lets writers be ahead before a push of `rows` steps. Where items end with their last sample, as
-    /// many as the table has steps for, beside the push and an unfinished item of each stream. Any number while a sample waits,
-    /// which may need more.
-    fn most_unread(&self, rows: u64) -> f64 {
+    /// Items that a derived slack lets writers be ahead before a push: as many as the push evicts none of. Any number where items do
+    /// not end with their last sample, and while a sample waits, which may need more.
+    ///
+    /// It takes items of the mean length so far, other writers with the same windows, and chunks of the same size as this push.
+    fn most_unread(&self, push: &PushBody, writer: &WriterIdentity) -> f64 {
         let derived = self.config.slack == 0.0 && self.limiter.limits_ratio();
-        let counters = &self.counters;
-        let [steps, items] =
-            [&counters.inserted_steps, &counters.inserted_items].map(|n| n.load(Ordering::Relaxed) as f64);
-        if !derived || !self.items.limits_samples() || items == 0.0 || self.held.samples.is_waited() {
+        if !derived || !self.items.limits_samples() || self.held.samples.is_waited() {
             return f64::INFINITY;
         }
-        let (each, (_, streams)) = ((steps / items).max(1.0), self.writers.counts());
-        let unfinished = streams as f64 * (each - 1.0).floor();
-        ((self.config.capacity.saturating_sub(rows) as f64 - unfinished) / each).max(0.0)
+        let counters = &self.counters;
+        // Relaxed, as all counters: the waits of pushes and samples are hints.
+        let [inserted, evicted, items] = [&counters.inserted_steps, &counters.evicted_steps, &counters.inserted_items]
+            .map(|count| count.load(Ordering::Relaxed));
+        let rows = || push.chunks.iter().map(|chunk| u64::from(chunk.rows));
+        let (new, largest) = (rows().sum::<u64>(), rows().max().unwrap_or(0));
+        if items == 0 || inserted.saturating_sub(evicted) + new <= self.config.capacity {
+            return f64::INFINITY;
+        }
+        // Whole chunks are evicted, and each stream has steps of items that are not complete.
+        let (_, streams) = self.writers.counts();
+        let unfinished = streams * (u64::from(writer.window_before) + u64::from(writer.window_after));
+        let kept = self.config.capacity.saturating_sub(new + largest.saturating_sub(1) + unfinished);
+        kept as f64 / (inserted as f64 / items as f64).max(1.0)
     }
 
     /// Puts a push in place: chunks, links between them, items. Only under the insert lock. `Err` when no slot is left

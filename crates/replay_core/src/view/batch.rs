@@ -109,7 +109,8 @@ impl BufferPool {
             let mut free = lock(&self.free);
             // Not one much larger: a short batch would hold on to the memory of a long one.
             let fits = |storage: &Storage| (needed..=2 * needed).contains(&storage.len());
-            free.iter().position(fits).map(|at| free.swap_remove(at))
+            let smallest = free.iter().enumerate().filter(|(_, storage)| fits(storage)).min_by_key(|(_, s)| s.len());
+            smallest.map(|(at, _)| at).map(|at| free.swap_remove(at))
         };
         let storage = match kept {
             Some(kept) => kept,
@@ -237,7 +238,7 @@ pub struct Batch {
     pub len: usize,
     /// The arrays.
     pub arrays: Vec<Array>,
-    /// Index of each item in the sample.
+    /// Index in the sample of each item that is kept.
     pub items: Vec<usize>,
     /// Items whose data does not decode, to be reported.
     pub rejected: Vec<Rejected>,

@@ -182,9 +182,9 @@ impl SampledRow<'_> {
 
 /// The steps of a window from its anchor on, up to the end of the episode (or life).
 pub(super) struct Steps<'a> {
-    /// Those that learning may use: the observation after each is known, or it terminates.
+    /// Steps that learning may use: the observation after each is known, or it terminates.
     pub(super) counted: &'a [SampledRow<'a>],
-    /// With a truncated step after them whose last observation never came.
+    /// These, and a truncated step after them whose next observation never came.
     pub(super) all: &'a [SampledRow<'a>],
     /// The last one terminates.
     pub(super) terminated: bool,

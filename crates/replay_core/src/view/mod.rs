@@ -116,7 +116,8 @@ impl Decoder {
         }
     }
 
-    /// Puts the windows into the order of the batch, fills the arrays, leaves out the items that fail, and adds the arrays that every view has.
+    /// Puts the windows into the order of the batch, fills the arrays, leaves out the items that fail, and adds the arrays that
+    /// every view has.
     fn assemble<'a>(
         &'a self,
         sampled: &Sampled,
@@ -127,10 +128,17 @@ impl Decoder {
         arrays: impl Fn(usize, Vec<Arc<Buffer>>) -> Vec<Array>,
     ) -> Result<Batch> {
         let order = order::mixed(sampled);
-        let windows: Vec<_> = order.iter().map(|&item| windows[item]).collect();
+        let mixed: Vec<_>;
+        let windows = match &order {
+            Some(order) => {
+                mixed = order.iter().map(|&item| windows[item]).collect();
+                &mixed
+            }
+            None => windows,
+        };
         let mut buffers =
             specs.iter().map(|spec| self.pool.take(windows.len(), spec.item_bytes())).collect::<Result<Vec<_>>>()?;
-        let failed = self.fillers.fill_arrays(&self.layout, &windows, specs, &mut buffers, fill);
+        let failed = self.fillers.fill_arrays(&self.layout, windows, specs, &mut buffers, fill);
         if !failed.is_empty() {
             for (buffer, spec) in buffers.iter_mut().zip(specs) {
                 fill::remove_items(buffer.as_mut_slice(), spec.item_bytes(), &failed);
@@ -141,7 +149,8 @@ impl Decoder {
 
         let (mut items, mut rejected) = (Vec::with_capacity(len), Vec::new());
         let mut failed = failed.into_iter().peekable();
-        for (place, item) in order.into_iter().enumerate() {
+        for place in 0..windows.len() {
+            let item = order.as_ref().map_or(place, |order| order[place]);
             match failed.next_if(|(failed, _)| *failed == place) {
                 Some((_, reason)) => rejected.push(Rejected { id: sampled.items[item].id, item, reason }),
                 None => items.push(item),

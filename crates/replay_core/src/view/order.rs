@@ -8,13 +8,13 @@ use rand::seq::SliceRandom;
 
 use crate::replay::{Sampled, SampledItem};
 
-/// Indexes of the items in the order of the batch: its parts are mixed at random, and the items of a part stay in their order.
+/// Indexes of the items in the order of a batch of several parts: they are mixed at random, and the items of a part stay in their
+/// order. `None` for one part.
 ///
-/// The order follows from what was sampled, as `times_sampled` does not stay the same: a run that samples the same items again
-/// has them in the same order.
-pub(super) fn mixed(sampled: &Sampled) -> Vec<usize> {
+/// The seed is a hash of the sampled items: a repeated run has the same order, and `times_sampled` makes the next batch differ.
+pub(super) fn mixed(sampled: &Sampled) -> Option<Vec<usize>> {
     if sampled.parts.len() < 2 {
-        return (0..sampled.items.len()).collect();
+        return None;
     }
     let parts = sampled.parts.iter().enumerate();
     let mut order: Vec<usize> = parts.flat_map(|(part, &length)| repeat_n(part, length)).collect();
@@ -30,7 +30,7 @@ pub(super) fn mixed(sampled: &Sampled) -> Vec<usize> {
         *item = *next;
         *next += 1;
     }
-    order
+    Some(order)
 }
 
 /// Adds an item to a hash. Its id is left out: another run with the same seed has other ids.

@@ -8,6 +8,8 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use base::fork::close_in_children;
+
 /// Buffer of a file that is read, for records smaller than it.
 const BUFFER_BYTES: usize = 1 << 20;
 
@@ -55,6 +57,7 @@ impl Disk for Machine {
     fn lock_folder(&self, folder: &Path) -> io::Result<Option<FolderLock>> {
         fs::create_dir_all(folder)?;
         let file = File::options().write(true).create(true).truncate(false).open(folder.join(LOCK))?;
+        close_in_children(&file);
         Ok(lock(&file, folder).then(|| Box::new(file) as FolderLock))
     }
 

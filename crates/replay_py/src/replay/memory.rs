@@ -51,7 +51,7 @@ impl PyMemory {
         keywords::refuse(unknown, || Ok(py.get_type::<PyMemory>().into_any()))?;
         log::start();
         // If it is served.
-        let received = ServerConfig::default().memory_limits().receive_bytes;
+        let received = 2 * ServerConfig::default().effective_max_frame_bytes();
         let mut limits = MemoryLimits { receive_bytes: received, ..MemoryLimits::default() };
         if max_bytes.is_none() {
             limits.share = process_memory::share(SHARE_PERCENT);

@@ -16,7 +16,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from innet_drl.train import importing
 from innet_drl.train.config import Config
 from innet_drl.train.environments.atari import atari_hint, check_atari, make_atari
-from innet_drl.train.environments.spaces import actions, encoder, unusable
+from innet_drl.train.environments.spaces import actions, encoder, is_gymnasium, unusable
 from innet_drl.train.environments.spec import EnvironmentSpec
 from innet_drl.train.environments.vector import Environments
 from innet_drl.train.errors import ConfigurationError, Message, UnavailableEnvironmentError
@@ -55,11 +55,7 @@ def make(
         hint = atari_hint(name)
         # Python raises it in the caller's frame where a call's arguments are wrong.
         caller = traceback.extract_tb(error.__traceback__)[-1].filename
-        if (
-            isinstance(error, TypeError)
-            and "argument" in str(error)
-            and (caller == __file__ or "/gymnasium/" in caller)
-        ):
+        if isinstance(error, TypeError) and "argument" in str(error) and (caller == __file__ or is_gymnasium(caller)):
             hint = Message("; its arguments are {environment_args}")
         raise UnavailableEnvironmentError(
             "{name!r} cannot be made: it raises {kind}: {error}{hint}",

@@ -85,7 +85,6 @@ class Environments:
         self.resets_at_once = mode == AutoresetMode.SAME_STEP
         """Whether the mode is SAME_STEP."""
         self.encoder = encoder
-        self._encode = None if encoder is None else encoder.encode
         self.actions = numbered_from(spec.actions) if actions is None else actions
         self._fire = fire
         self._name = name
@@ -168,12 +167,12 @@ class Environments:
 
     def _observation(self, observation: Any, fresh: NDArray[np.bool_]) -> Arrays:
         """Returns stacked observations; in `fresh` environments it is the first observation of a game."""
-        if self._encode is None:
+        if self.encoder is None:
             # Always the same memory layout: sums over another layout round differently.
             whole = np.ascontiguousarray(observation, self.spec.frame_dtype)
             self._check_finite(whole, range(self.count))
             return whole
-        frames = self._encode(observation)
+        frames = self.encoder.encode(observation)
         self._check_finite(frames, range(self.count))
         self._note_outside(frames)
         if self._stacks is None:
@@ -197,27 +196,25 @@ class Environments:
     def _note_mask(self, info: Mapping[str, Any]) -> None:
         if "action_mask" in info:
             self._note(
-                "action_mask",
+                "info['action_mask']",
                 "has info['action_mask'], which training ignores: forbidden actions are played, and learned from",
             )
 
     def _note_outside(self, frames: Arrays) -> None:
-        """Notes values beyond the bounds of their `Box` by more than a tenth of its width."""
+        """Notes values beyond the limits of their `Box`, see `Leaf.limits`."""
         assert self.encoder is not None
         for leaf, values in zip(self.encoder.leaves, frames if self.spec.parts else (frames,), strict=True):
-            if leaf.bounds is None or leaf.part.name in self._noted:
+            if leaf.bounds is None or leaf.limits is None or leaf.part.name in self._noted:
                 continue
-            low, high = leaf.bounds
-            with np.errstate(over="ignore", invalid="ignore"):
-                width = high - low
-                slack = np.where(np.isfinite(width), 0.1 * width, 1.0)
-                outside = (values < low - slack) | (values > high + slack)
+            outside = (values < leaf.limits[0]) | (values > leaf.limits[1])
             if outside.any():
+                first = tuple(np.argwhere(outside)[0])
+                low, high = (bound[first[1:]] for bound in leaf.bounds)
                 where = f" in {leaf.part.name!r}" if leaf.part.name else ""
                 self._note(
                     leaf.part.name,
-                    f"returned values from {values.min():g} to {values.max():g}{where}, and its space says "
-                    f"{low.min():g} to {high.max():g}: scale them, or declare another space",
+                    f"returned the value {values[first]:g}{where}, and its space says {low:g} to {high:g}: scale it, "
+                    "or declare another space",
                 )
 
     def _final(self, info: dict[str, Any], ended: NDArray[np.bool_]) -> Arrays:
@@ -230,7 +227,7 @@ class Environments:
             )
         found, which = info["final_obs"], np.flatnonzero(ended)
         final: Any = self._zeros()
-        if self._encode is None:
+        if self.encoder is None:
             for index in which:
                 final[index] = found[index]
             self._check_finite(final, range(self.count))
@@ -238,7 +235,7 @@ class Environments:
         space = self.vector.single_observation_space
         rows = [_pick(found, int(index)) for index in which]
         empty: Any = create_empty_array(space, len(which))
-        frames = self._encode(concatenate(space, rows, empty))
+        frames = self.encoder.encode(concatenate(space, rows, empty))
         self._check_finite(frames, which)
 
         def replace(final: NDArray[Any], newest: NDArray[Any], stack: NDArray[Any] | None = None) -> None:
@@ -321,9 +318,9 @@ class Environments:
 
     def frames(self, observations: Any) -> Arrays:
         """Converts the environments' observations [N, ...] to frames [N, *frame_shape], without stacks."""
-        if self._encode is None:
+        if self.encoder is None:
             return np.ascontiguousarray(observations, self.spec.frame_dtype)
-        return self._encode(observations)
+        return self.encoder.encode(observations)
 
     def numbered(self, numbers: NDArray[np.int64]) -> Any:
         """Returns the actions [N] of the environment's space with these numbers."""
