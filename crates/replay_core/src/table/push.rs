@@ -173,13 +173,14 @@ impl Table {
             .map(|count| count.load(Ordering::Relaxed));
         let rows = || push.chunks.iter().map(|chunk| u64::from(chunk.rows));
         let (new, largest) = (rows().sum::<u64>(), rows().max().unwrap_or(0));
-        if items == 0 || inserted.saturating_sub(evicted) + new <= self.config.capacity {
+        // Each stream has steps of items that are not complete: pushes of such steps are always admitted.
+        let (_, streams) = self.writers.counts();
+        let beside = new + streams * (u64::from(writer.window_before) + u64::from(writer.window_after));
+        if items == 0 || inserted.saturating_sub(evicted) + beside <= self.config.capacity {
             return f64::INFINITY;
         }
-        // Whole chunks are evicted, and each stream has steps of items that are not complete.
-        let (_, streams) = self.writers.counts();
-        let unfinished = streams * (u64::from(writer.window_before) + u64::from(writer.window_after));
-        let kept = self.config.capacity.saturating_sub(new + largest.saturating_sub(1) + unfinished);
+        // Whole chunks are evicted.
+        let kept = self.config.capacity.saturating_sub(beside + largest.saturating_sub(1));
         kept as f64 / (inserted as f64 / items as f64).max(1.0)
     }
 

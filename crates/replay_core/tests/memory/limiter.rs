@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use base::wait::Wait;
 use event_listener::Listener;
 use replay_core::memory::Memory;
-use replay_core::replay::{PushBody, SampleRequest};
+use replay_core::replay::{OpenWriter, PushBody, SampleRequest};
 use replay_core::schema::Sampler;
 use replay_core::table::{Attempt, Turn};
 use replay_core::{Error, Replay, TableConfig};
@@ -237,7 +237,8 @@ fn a_derived_slack_keeps_the_items_of_a_queue_until_they_are_read() {
     let queue = TableConfig { sampler: Sampler::Fifo, max_times_sampled: 1, samples_per_insert: 1.0, ..config(40) };
     // Rollouts of four steps, which arrive one by one, and a reader that comes when the writer has to wait.
     let rollouts = table(&queue);
-    let mut actor = Actor::open(&rollouts, 1);
+    let one_stream = |window_after| OpenWriter { streams: 1, window_before: 0, window_after, ..open(1) };
+    let mut actor = Actor::open_as(&rollouts, &one_stream(3));
     let (mut read, mut waits) = (0, 0);
     let take = |count| {
         let asked = SampleRequest { allow_short: true, ..request(count) };
@@ -265,7 +266,7 @@ fn a_derived_slack_keeps_the_items_of_a_queue_until_they_are_read() {
 
     // Single steps fill the whole capacity.
     let steps = table(&queue);
-    let mut actor = Actor::open(&steps, 1);
+    let mut actor = Actor::open_as(&steps, &one_stream(0));
     (0..4).for_each(|_| actor.push_next(10));
     blocked(actor.try_push(actor.next(1)));
     // Of the oldest chunk, which would be evicted as a whole, one half is read.

@@ -126,7 +126,11 @@ pub struct Actor {
 
 impl Actor {
     pub fn open(table: &Arc<Table>, writer: u64) -> Self {
-        let opened = table.open_writer(&open(writer)).unwrap();
+        Self::open_as(table, &open(writer))
+    }
+
+    pub fn open_as(table: &Arc<Table>, open: &OpenWriter) -> Self {
+        let (opened, writer) = (table.open_writer(open).unwrap(), open.writer);
         Actor { table: table.clone(), writer, epoch: opened.epoch, sequence: opened.last_sequence, next_step: 0 }
     }
 
