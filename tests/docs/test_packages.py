@@ -32,7 +32,7 @@ ALLOWED = {
 UPWARDS = {("train/__init__.py", "innet_drl.launch.local")}
 """`innet_drl.train.run`, the interface of training, starts processes when it is called."""
 
-CLIENT = {"__init__", "_core", "batches", "errors", "extras", "gradients", "index_priorities", "recorder"}
+CLIENT = {"__init__", "_core", "batches", "errors", "extras", "gradients", "index_priorities", "recorder", "signals"}
 """Files of the client. `cli`, `server_cli` and `__main__` start commands of the other packages."""
 
 THIRD_PARTY = {

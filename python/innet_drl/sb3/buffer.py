@@ -339,7 +339,7 @@ class InnetReplayBuffer(ReplayBuffer):
             self._adapt(np.size(reward))
         done = self._column("done", done)
         truncated = np.zeros(self.n_envs, bool)
-        if self.handle_timeout_termination and done.any():
+        if self.handle_timeout_termination and (done.any() or len(infos) != self.n_envs):
             truncated = done & self._column("infos", [info.get("TimeLimit.truncated", False) for info in infos])
         row = {
             "observation": self._shaped(obs),
