@@ -1019,6 +1019,7 @@ class Replay(_ContextManager):
         normalize: Literal["batch", "memory"] = "batch",
         allow_short: bool = False,
         timeout: float | None = 60.0,
+        writers_timeout: float | None = 60.0,
         threads: int | None = None,
     ) -> Batch:
         """Samples `batch_size` items, which the random samplers give in random order.
@@ -1038,6 +1039,8 @@ class Replay(_ContextManager):
             normalize: Divides the weights by the largest of the batch, or of the whole memory.
             allow_short: At the deadline, return fewer items instead of raising an error.
             timeout: Seconds to wait for enough items, and for the rate limiter.
+            writers_timeout: Seconds without a connected writer, 0 to 1e9, after which a call ends that has waited as long;
+                `None` waits for `timeout`, with or without writers.
             threads: Decoding threads at most, 1 to 256; `None` is one for each core available to this process at its
                 first sample. Batches of less than 256 KB take one.
 
@@ -1045,6 +1048,7 @@ class Replay(_ContextManager):
             EmptyError: No item has a priority above zero.
             ViewError: The view reaches beyond the items' windows.
             DeadlineError: No sample within `timeout`; the message names the cause.
+            NoWritersError: No writer of the table for `writers_timeout`; the message names the last one.
             ConfigError: Numbers out of range.
         """
     @overload
@@ -1059,6 +1063,7 @@ class Replay(_ContextManager):
         normalize: Literal["batch", "memory"] = "batch",
         allow_short: bool = False,
         timeout: float | None = 60.0,
+        writers_timeout: float | None = 60.0,
         threads: int | None = None,
     ) -> TorchBatch: ...
     @overload
@@ -1074,6 +1079,7 @@ class Replay(_ContextManager):
         normalize: Literal["batch", "memory"] = "batch",
         allow_short: bool = False,
         timeout: float | None = 60.0,
+        writers_timeout: float | None = 60.0,
         threads: int | None = None,
     ) -> Batches:
         """Samples batches repeatedly, decoding ahead of the reader.
@@ -1093,6 +1099,7 @@ class Replay(_ContextManager):
             allow_short: As in `sample`, at the deadline of each `next`. Such batches are sampled when `next` is called,
                 not ahead.
             timeout: Seconds that each `next` may wait.
+            writers_timeout: As in `sample`; the wait begins with the last batch, also over several calls of `next`.
             threads: As in `sample`.
         """
     @overload
@@ -1108,6 +1115,7 @@ class Replay(_ContextManager):
         normalize: Literal["batch", "memory"] = "batch",
         allow_short: bool = False,
         timeout: float | None = 60.0,
+        writers_timeout: float | None = 60.0,
         threads: int | None = None,
     ) -> TorchBatches: ...
     def update_priorities(

@@ -20,6 +20,10 @@ class DeadlineError(ReplayError, TimeoutError):
     """The timeout passed; the message names the cause."""
 
 
+class NoWritersError(DeadlineError):
+    """No writer of the table has been connected for `writers_timeout`; the message names the last one."""
+
+
 class UnknownTableError(ReplayError, KeyError):
     """There is no table of this name; the message lists the existing names."""
 

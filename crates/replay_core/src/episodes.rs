@@ -45,10 +45,11 @@ struct OpenEpisode {
 
 /// Reads the episodes of a table.
 pub struct EpisodeReader {
-    request: ReadSteps,
+    table: String,
+    /// Where to go on, at each server; `None` before the first call.
+    positions: Option<VecDeque<ReadPosition>>,
     decoder: StepsDecoder,
     most_steps: usize,
-    ended: bool,
     open: BTreeMap<StreamName, OpenEpisode>,
     /// Packed bytes of `open`.
     open_bytes: usize,
@@ -63,10 +64,10 @@ impl EpisodeReader {
     pub fn new(config: &TableConfig, threads: usize) -> Result<Self> {
         let step_bytes: usize = config.columns.iter().map(Column::bytes).sum();
         Ok(EpisodeReader {
-            request: ReadSteps { table: config.name.clone(), from: ReadPosition::default(), bytes: READ_BYTES },
+            table: config.name.clone(),
+            positions: None,
             decoder: StepsDecoder::new(config, threads)?,
             most_steps: (PART_BYTES / step_bytes.max(1)).max(1),
-            ended: false,
             open: BTreeMap::new(),
             open_bytes: 0,
             ready: VecDeque::new(),
@@ -86,21 +87,25 @@ impl EpisodeReader {
             if let Some(steps) = self.ready.pop_front() {
                 return Ok(Some(self.decoder.decode(&steps.into_sampled())?));
             }
-            if self.ended {
+            let positions = match &mut self.positions {
+                Some(positions) => positions,
+                None => self.positions.insert(replay.read_positions(&self.table, wait)?.into()),
+            };
+            let Some(&from) = positions.front() else {
                 return Ok(None);
-            }
-            let read = replay.read_steps(&self.request, wait)?;
-            let server = self.request.from.server;
-            for chunk in read.chunks {
-                self.add(server, chunk)?;
-            }
+            };
+            let read = replay.read_steps(&ReadSteps { table: self.table.clone(), from, bytes: READ_BYTES }, wait)?;
             match read.next {
-                Some(next) => self.request.from = next,
-                None => {
-                    self.ended = true;
-                    for mut episode in std::mem::take(&mut self.open).into_values() {
-                        episode.end(&mut self.ready);
-                    }
+                Some(next) => positions[0] = next,
+                None => drop(positions.pop_front()),
+            }
+            let ended = positions.is_empty();
+            for chunk in read.chunks {
+                self.add(from.server, chunk)?;
+            }
+            if ended {
+                for mut episode in std::mem::take(&mut self.open).into_values() {
+                    episode.end(&mut self.ready);
                 }
             }
         }

@@ -39,6 +39,8 @@ pub struct WriterOpened {
     pub last_sequence: u64,
     /// Steps of the writer that the table has accepted.
     pub steps: u64,
+    /// Connected writers of the table, this one included.
+    pub connected: u64,
 }
 
 /// One chunk of a push: consecutive steps of one stream.
@@ -361,7 +363,11 @@ pub trait Replay<E = Error>: Send + Sync {
         priorities: &[f64],
         wait: &Wait<'_>,
     ) -> Result<UpdateReceipt, E>;
-    /// Reads a part of the stored steps of a table.
+    /// Where the stored steps of a table begin and end now: a position for each server, all of which are asked before the first is read.
+    fn read_positions(&self, _table: &str, _wait: &Wait<'_>) -> Result<Vec<ReadPosition>, E> {
+        Ok(vec![ReadPosition::default()])
+    }
+    /// Reads a part of the stored steps of a table, at one server.
     fn read_steps(&self, request: &ReadSteps, wait: &Wait<'_>) -> Result<StepsRead, E>;
     /// Channel for asynchronous updates; `None` where each update applies within its call.
     fn updates(&self) -> Result<Option<Box<dyn UpdateChannel<E>>>, E> {

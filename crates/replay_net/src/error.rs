@@ -50,6 +50,9 @@ pub enum Error {
         /// Condition that the request waited for.
         waited_for: Box<WaitReason>,
     },
+    /// A wait for writers of which none has been connected for as long as the caller allows.
+    #[error("{0}")]
+    NoWriters(String),
     /// A signal during a wait.
     #[error("interrupted")]
     Interrupted,
@@ -105,7 +108,7 @@ impl Error {
             Error::TooLarge(_) => ErrorCode::TooLarge,
             Error::OutOfMemory(_) => ErrorCode::OutOfMemory,
             Error::Io(_) => ErrorCode::Io,
-            Error::Deadline { .. } | Error::RemoteDeadline { .. } => ErrorCode::Deadline,
+            Error::Deadline { .. } | Error::RemoteDeadline { .. } | Error::NoWriters(_) => ErrorCode::Deadline,
             Error::Interrupted => ErrorCode::Interrupted,
             Error::Closed(_) => ErrorCode::Closed,
             Error::Snapshot { .. } => ErrorCode::Corrupt,

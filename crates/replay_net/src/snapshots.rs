@@ -314,7 +314,7 @@ fn report_restored(memory: &Memory, path: &Path, seconds: f64) -> Value {
     for table in memory.tables() {
         let stats = table.stats();
         steps += stats["steps"].as_u64().unwrap_or(0);
-        writers += stats["writers"].as_u64().unwrap_or(0);
+        writers += stats["resumable_writers"].as_u64().unwrap_or(0);
         tables.insert(table.config().name.clone(), stats["steps"].clone());
     }
     let parameters = memory.list().parameters.len();

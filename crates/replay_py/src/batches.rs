@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -15,9 +15,10 @@ use base::sync::lock;
 use base::wait::Wait;
 use replay_core::cause::WaitReason;
 use replay_core::importance;
-use replay_core::replay::SampleChannel;
+use replay_core::replay::{Replay, SampleChannel};
 use replay_net::error::{Error, Result};
 
+use crate::awaited_writers::AwaitedWriters;
 use crate::batch::PyBatch;
 use crate::class::context_manager;
 use crate::decoded_sample::{DecodedSample, DecodedSampler};
@@ -42,6 +43,11 @@ pub struct PyBatches {
     source: ProcessLocal<Arc<Source>>,
     beta: Beta,
     timeout: Option<f64>,
+    writers_timeout: Option<Duration>,
+    /// Begin of the wait for the next batch, if an earlier call has not got it.
+    waits_since: Mutex<Option<Instant>>,
+    /// Of the sampler, which the source has.
+    memory: Weak<dyn Replay<Error>>,
     description: String,
     tables: Vec<String>,
     writers: Arc<OpenWriters>,
@@ -115,6 +121,7 @@ impl PyBatches {
         beta: Beta,
         prefetch: usize,
         timeout: Option<f64>,
+        writers_timeout: Option<Duration>,
         description: String,
         replay: Closing,
         writers: Arc<OpenWriters>,
@@ -123,6 +130,7 @@ impl PyBatches {
         let first_beta = beta.now(py)?;
         let parts = sampler.parts.iter();
         let tables = parts.map(|part| part.request.table.clone()).collect();
+        let memory = Arc::downgrade(&sampler.replay);
         let start = || -> Result<Source> {
             let allow_short = sampler.parts[0].request.allow_short;
             let in_flight = match allow_short {
@@ -149,6 +157,9 @@ impl PyBatches {
             })?,
             beta,
             timeout,
+            writers_timeout,
+            waits_since: Mutex::default(),
+            memory,
             description,
             tables,
             writers,
@@ -188,13 +199,16 @@ impl PyBatches {
         };
         let source = self.source.get(py)?;
         let deadline = wait::deadline(py, self.timeout)?;
-        let advice = || tables.iter().find_map(|table| writers.advice(table));
+        let tables = self.tables.iter().map(String::as_str);
+        let begun = *lock(&self.waits_since).get_or_insert_with(Instant::now);
+        let awaited = AwaitedWriters::new(tables, writers, self.memory.clone(), self.writers_timeout, begun);
         let closing = Some(self.source.closing());
-        let sampled = wait::blocking_advised(py, deadline, closing, &advice, move |wait| {
+        let sampled = wait::blocking_for_writers(py, deadline, closing, &awaited, move |wait| {
             // Dropped here, without the interpreter lock: it may be the last reference, whose drop joins a thread.
             let source = source;
             next(&source, wait)
         })?;
+        *lock(&self.waits_since) = None;
         Ok(Some(PyBatch::new(sampled.delivered())))
     }
 

@@ -74,7 +74,12 @@ pub fn raise(py: Python<'_>, name: &str, message: String) -> PyErr {
 pub fn to_python(py: Python<'_>, error: impl Into<Error>) -> PyErr {
     let _call = Call::begin(py);
     let error = error.into();
-    let raised = raise(py, class_name(error.code()), error.to_string());
+    let class = match error {
+        // No server raises it, so it has no code.
+        Error::NoWriters(_) => "NoWritersError",
+        _ => class_name(error.code()),
+    };
+    let raised = raise(py, class, error.to_string());
     if let Error::Io(failed) = &error
         && let Some(errno) = failed.source.raw_os_error()
     {

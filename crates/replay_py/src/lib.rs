@@ -7,6 +7,7 @@
 //! | `replay` | `Replay`: the interface of a memory; `Memory`, in this process; `Episodes`; `UpdateReceipt` |
 //! | `connect`, `server` | `connect`, which makes a client; `Server` |
 //! | `writer`, `open_writers` | `Writer`; registry of a replay's writers, which send open chunks to a sample that waits |
+//! | `awaited_writers` | how the writers are that a sample waits for |
 //! | `decoded_sample`, `batch`, `batches` | one sampled batch: its request, `Batch`; `Batches`, decoded ahead |
 //! | `parameters` | `Parameters`: safetensors files to and from dictionaries of arrays |
 //! | `sum_tree` | `SumTree` and its samples, `SampledIndexes` |
@@ -36,6 +37,7 @@ macro_rules! stub_doc {
 }
 
 mod array;
+mod awaited_writers;
 mod batch;
 mod batches;
 mod class;

@@ -12,6 +12,7 @@ use base::wait::{Advice, WaitNotice};
 use base::words::Number;
 use replay_net::error::{Error, Result};
 
+use crate::awaited_writers::AwaitedWriters;
 use crate::error;
 use crate::interpreter;
 use crate::process_local::Closing;
@@ -33,6 +34,15 @@ pub fn deadline(py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Instant
     });
     let duration = duration.transpose().map_err(|reason| error::config(py, reason))?;
     Ok(duration.map(|duration| Instant::now() + duration))
+}
+
+/// Longest wait without a connected writer, from `writers_timeout` in seconds; `None` without a limit, or for infinity.
+///
+/// # Errors
+/// `ConfigError` for a time out of range.
+pub fn writers_timeout(py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Duration>> {
+    let limited = timeout.filter(|&value| value != f64::INFINITY);
+    limited.map(|value| seconds(py, "writers_timeout", value)).transpose()
 }
 
 /// A duration from an argument in seconds.
@@ -88,8 +98,23 @@ pub fn blocking<T: Send>(
     blocking_advised(py, deadline, closing, &|| None, work)
 }
 
+/// [`blocking`] for a call that may wait for writers: how they are is appended to the reason of the wait, in the log and in the deadline
+/// error, and if they are gone, the call ends with [`Error::NoWriters`].
+pub fn blocking_for_writers<T: Send>(
+    py: Python<'_>,
+    deadline: Option<Instant>,
+    closing: Option<&Closing>,
+    awaited: &AwaitedWriters<'_>,
+    work: impl FnOnce(&Wait<'_>) -> Result<T> + Send,
+) -> PyResult<T> {
+    blocking_advised(py, deadline, closing, &|| awaited.advice(), |wait| {
+        let interrupted = || awaited.are_gone() || (wait.interrupted)();
+        work(&Wait { interrupted: &interrupted, ..*wait }).map_err(|error| awaited.explain(error))
+    })
+}
+
 /// [`blocking`] with advice that is appended to the reason of a wait for writers, in the log and in the deadline error.
-pub fn blocking_advised<T: Send>(
+fn blocking_advised<T: Send>(
     py: Python<'_>,
     deadline: Option<Instant>,
     closing: Option<&Closing>,

@@ -374,6 +374,8 @@ struct WriterOpened {
   # the last push that was applied; 0 when there was none
   steps @2 :UInt64;
   # steps the table has taken from this writer so far
+  connected @3 :UInt64;
+  # connected writers of the table, this one included
 }
 
 struct CloseWriter {

@@ -222,10 +222,11 @@ class _JoinedRun:
     def _warn_of_namesake(self) -> None:
         writers = self._replay.stats(timeout=None)["tables"][self._name]["by_writer"]
         # One of these writers is this process's own.
-        if sum(writer["name"] == f"actor {self._joining.index}" for writer in writers) > 1:
+        namesakes = [each for each in writers if each["connected"] and each["name"] == f"actor {self._joining.index}"]
+        if len(namesakes) > 1:
             logger.warning(
                 "another actor %d plays for run %s: give each an --index of its own, or their games are equal and "
-                "explore alike (a process that was just killed may be connected for a while)",
+                "explore alike",
                 self._joining.index,
                 self._name,
             )

@@ -64,7 +64,8 @@ def train(trainer: Trainer, launchers: Callable[[], Launcher] | None) -> None:
             token = settings.token if embedded else actor_token(config)
             started = Actors(config, memory.address, trainer.name, trainer.meter.agent_steps, launcher, token)
             actors = running.enter_context(started)
-        batches = running.enter_context(memory.batches(str(trainer.learner.device), timeout=WAIT_SECONDS))
+        device = str(trainer.learner.device)
+        batches = running.enter_context(memory.batches(device, WAIT_SECONDS, config.actor_patience))
         if trainer.learner.targets_ahead:
             batches = ahead = running.enter_context(TargetsAhead(trainer.learner, batches))
             trainer.reporter.threads["targets"] = ahead.stopwatch
@@ -106,6 +107,8 @@ def _learn(
             batch = next(timed)
             # The assignment freed the arrays of the previous batch.
             trainer.stopwatch.lap("free")
+        except innet.errors.NoWritersError:
+            raise
         except innet.errors.DeadlineError as error:
             trainer.session.say(actors.silence.note() or str(error).removeprefix("the deadline passed: "))
             batch = None

@@ -111,13 +111,15 @@ class RedisMemory(ReplayMemory):
         self._store.put_parameters(self._version, tensors)
 
     @contextlib.contextmanager
-    def batches(self, device: str, timeout: float) -> Iterator[Iterator[TorchBatch]]:
+    def batches(
+        self, device: str, timeout: float, writers_timeout: float | None = None
+    ) -> Iterator[Iterator[TorchBatch]]:
         """Samples batches of the learner's own replay, which a thread fills until the iterator is closed.
 
         An error of the thread is raised by the next batch.
         """
         filler = _Filler(self._store, self._messages, self.replay)
-        with filler, super().batches(device, timeout) as batches:
+        with filler, super().batches(device, timeout, writers_timeout) as batches:
 
             def next_batch() -> TorchBatch:
                 if filler.error is not None:

@@ -123,6 +123,8 @@ class Config(_Named):
     replay_patience: Seconds = 60.0
     """Seconds that a run waits for a server (`--replay`) that is away or does not answer, before it ends with a
     checkpoint."""
+    actor_patience: Seconds = 600.0
+    """Seconds that the learner waits for steps while no actor is connected, before the run ends with a checkpoint."""
 
     preload: str | Path | None = None
     """Data set of demonstrations that the run starts from, as `innet_drl.datasets` names it: `FILE.parquet`, `FILE.npz`

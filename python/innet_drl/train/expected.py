@@ -47,7 +47,7 @@ CURVES = {
 """Curves by preset."""
 
 _WITHOUT_INFLUENCE = (
-    *("minutes", "steps", "seed", "replay", "namespace", "replay_ca", "replay_patience"),
+    *("minutes", "steps", "seed", "replay", "namespace", "replay_ca", "replay_patience", "actor_patience"),
     *("environment_threads", "actor_threads", "actor_restarts", "environment_timeout"),
     *("prefetch", "max_bytes", "device", "learner_threads", "targets_ahead", "numerics", "layout"),
     *("evaluation_environment", "evaluation_environment_args", "evaluation_games", "evaluation_epsilon"),

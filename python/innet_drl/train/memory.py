@@ -218,8 +218,13 @@ class ReplayMemory(abc.ABC):
         assert self._replay is not None, "this process does not reach the replay"
         return self._replay
 
-    def batches(self, device: str, timeout: float) -> AbstractContextManager[Iterator[TorchBatch]]:
-        """Samples batches until closed; each waits up to `timeout` seconds, then raises a `DeadlineError`."""
+    def batches(
+        self, device: str, timeout: float, writers_timeout: float | None = None
+    ) -> AbstractContextManager[Iterator[TorchBatch]]:
+        """Samples batches until closed; each waits up to `timeout` seconds, then raises a `DeadlineError`.
+
+        After `writers_timeout` seconds without a batch and without a connected writer it is a `NoWritersError`.
+        """
         settings = self._settings
         return self.replay.batches(
             self._sampled,
@@ -230,6 +235,7 @@ class ReplayMemory(abc.ABC):
             prefetch=settings.prefetch,
             device=device,
             timeout=timeout,
+            writers_timeout=writers_timeout,
         )
 
     def update_priorities(self, keys: NDArray[np.uint64], priorities: NDArray[np.float64]) -> None:

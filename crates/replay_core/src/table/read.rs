@@ -12,7 +12,8 @@ const NAMED_AT_ONCE: usize = 64;
 const HEAD_BYTES: usize = 64;
 
 impl Table {
-    /// The next chunks of a reading, which ends with the steps that the table has at its first request.
+    /// The next chunks of a reading, which ends with the steps that the table has at its first request. A request for 0 bytes gets a
+    /// position alone, from which the reading ends with the steps of now.
     ///
     /// # Errors
     /// [`Error::UnknownTable`](crate::Error::UnknownTable) when the table was dropped, even if a new table has its name.
@@ -21,12 +22,16 @@ impl Table {
         let mut at = request.from;
         let residents = self.lock_residents()?;
         if at.end == 0 {
-            (at.number, at.end) = (residents.number, residents.end());
+            // Of a table that has had no steps, as later ones would be read otherwise.
+            (at.number, at.end) = (residents.number, residents.end().max(1));
         }
         if at.number != residents.number {
             return Err(Self::was_dropped(&self.config.name));
         }
         drop(residents);
+        if request.bytes == 0 {
+            return Ok(StepsRead { chunks: Vec::new(), next: Some(at) });
+        }
         let mut read = StepsRead::default();
         let mut bytes = 0;
         loop {

@@ -89,7 +89,8 @@ impl Table {
         };
         let bytes = self.held.bytes();
         let (limiter_sampled, limiter_inserted) = self.limiter.counts();
-        let (writers, streams) = self.writers.counts();
+        let (writers, absence) = (self.writers.counts(), self.writers.absence());
+        let (absence, last_writer) = absence.unwrap_or_default();
         let (waiting_pushes, pushes_wait_for) = self.held.pushes.waits();
         let outdated = self.writers.outdated();
         let outdated = outdated.iter().map(|line| line.waits());
@@ -105,8 +106,12 @@ impl Table {
             "pinned_bytes": bytes.saturating_sub(live_bytes),
             "capacity": self.config.capacity,
             "capacity_bytes": self.capacity_bytes,
-            "writers": writers,
-            "streams": streams,
+            "connected_writers": writers.connected,
+            "resumable_writers": writers.resumable,
+            "streams": writers.streams,
+            "last_push_s": writers.last_push.map(|age| age.as_secs_f64()),
+            "without_writers_s": absence.as_secs_f64(),
+            "last_writer": last_writer,
             "by_writer": self.writers.stats(),
             "total_priority": self.sampler.total_priority(&self.items, self.sampler.total(&self.items)),
             "max_priority": self.max_priority.get(&self.items),

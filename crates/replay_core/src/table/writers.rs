@@ -148,17 +148,35 @@ impl TableWriter {
 }
 
 struct KnownWriter {
+    identity: Arc<WriterIdentity>,
     writer: Arc<Mutex<TableWriter>>,
     streams: u32,
     activity: Arc<Activity>,
-    /// Frames of its connection, if it has one.
+    /// Frames of its connection; `None` for a writer of this process. A writer of a snapshot has a connection that has ended.
     connection: Option<Arc<Activity>>,
+}
+
+/// Numbers of a table's writers.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct WriterCounts {
+    /// Writers with a connection, or of this process.
+    pub connected: u64,
+    /// Writers whose connection has ended, and that another one may take over.
+    pub resumable: u64,
+    /// Streams of all of them.
+    pub streams: u64,
+    /// Time since the last push of one of them, or since it was opened.
+    pub last_push: Option<Duration>,
 }
 
 /// The writers of a table, by number.
 pub struct Writers {
     table: String,
+    /// Time of the table's creation.
+    begun: Instant,
     entries: Mutex<HashMap<u64, KnownWriter>>,
+    /// The writer that was closed or has expired last, and the time of its last push.
+    gone: Mutex<Option<(Arc<WriterIdentity>, Instant)>>,
 }
 
 impl Writers {
@@ -169,7 +187,12 @@ impl Writers {
 
     /// No writers yet.
     pub fn new(table: &str) -> Self {
-        Writers { table: table.to_owned(), entries: Mutex::new(HashMap::new()) }
+        Writers {
+            table: table.to_owned(),
+            begun: host::now(),
+            entries: Mutex::new(HashMap::new()),
+            gone: Mutex::new(None),
+        }
     }
 
     /// Opens a writer, or takes over one that is open under the same number: its epoch rises, which fences the older
@@ -196,13 +219,15 @@ impl Writers {
         )?;
         let mut entries = lock(&self.entries);
         if let Some(writer) = taken_over(&mut entries, open.writer, now) {
+            let connected = counts(&entries).connected;
             drop(entries);
-            return take_over(&mut lock(&writer), open);
+            return take_over(&mut lock(&writer), open, connected);
         }
         self.expire_for(&mut entries, open.streams, now)?;
         let activity = Activity::new(now);
+        let identity = WriterIdentity::new(open.name.clone(), open.window_before, open.window_after);
         let writer = TableWriter {
-            identity: WriterIdentity::new(open.name.clone(), open.window_before, open.window_after),
+            identity: identity.clone(),
             streams: (0..open.streams).map(|_| Stream::default()).collect(),
             steps: 0,
             blocked: 0,
@@ -213,10 +238,10 @@ impl Writers {
             parameters: None,
             outdated: Arc::default(),
         };
-        let entry =
-            KnownWriter { writer: Arc::new(Mutex::new(writer)), streams: open.streams, activity, connection: None };
+        let writer = Arc::new(Mutex::new(writer));
+        let entry = KnownWriter { identity, writer, streams: open.streams, activity, connection: None };
         entries.insert(open.writer, entry);
-        Ok(WriterOpened { epoch: 1, last_sequence: 0, steps: 0 })
+        Ok(WriterOpened { epoch: 1, last_sequence: 0, steps: 0, connected: counts(&entries).connected })
     }
 
     /// Takes over a writer that was opened before. An unknown one is not opened anew: the pushes that it is about to
@@ -225,9 +250,12 @@ impl Writers {
     /// # Errors
     /// [`Error::Expired`] when it is not; [`Error::Misuse`] when it is open with other streams or another window.
     pub fn resume(&self, open: &OpenWriter) -> Result<WriterOpened> {
-        let known = taken_over(&mut lock(&self.entries), open.writer, host::now());
+        let mut entries = lock(&self.entries);
+        let known = taken_over(&mut entries, open.writer, host::now());
+        let connected = counts(&entries).connected;
+        drop(entries);
         let writer = known.ok_or_else(|| Error::Expired { writer: open.name.clone() })?;
-        take_over(&mut lock(&writer), open)
+        take_over(&mut lock(&writer), open, connected)
     }
 
     /// The writer of that number.
@@ -281,6 +309,7 @@ impl Writers {
         let guard = lock(&found);
         guard.check_epoch(epoch)?;
         lock(&self.entries).remove(&writer);
+        self.note_gone(guard.identity.clone(), host::now());
         Ok(())
     }
 
@@ -304,8 +333,11 @@ impl Writers {
 
     /// Adds a writer of a snapshot; one that is open under its number stays.
     pub fn restore(&self, record: &WriterRecord, identity: Arc<WriterIdentity>, streams: Vec<Stream>) {
-        let activity = Activity::new(host::now());
+        let now = host::now();
+        let (activity, connection) = (Activity::new(now), Activity::new(now));
+        connection.end(now);
         let entry = KnownWriter {
+            identity: identity.clone(),
             streams: streams.len() as u32,
             writer: Arc::new(Mutex::new(TableWriter {
                 identity,
@@ -321,40 +353,85 @@ impl Writers {
                 outdated: Arc::default(),
             })),
             activity,
-            connection: None,
+            connection: Some(connection),
         };
         lock(&self.entries).entry(record.number).or_insert(entry);
     }
 
-    /// Open writers, and streams of all of them.
-    pub fn counts(&self) -> (usize, u64) {
-        let entries = lock(&self.entries);
-        let streams = entries.values().map(|e| u64::from(e.streams)).sum();
-        (entries.len(), streams)
+    /// Numbers of writers, and of their streams.
+    pub fn counts(&self) -> WriterCounts {
+        counts(&lock(&self.entries))
     }
 
-    /// Name, steps, blocked pushes and seconds of waiting, of the [`Self::MOST_LISTED`] writers that have waited longest.
+    /// The [`Self::MOST_LISTED`] writers that have waited longest, as [`Table::stats`](super::Table::stats) has them.
     pub fn stats(&self) -> Vec<Value> {
-        let writers: Vec<_> = lock(&self.entries).values().map(|known| known.writer.clone()).collect();
-        let mut waits: Vec<_> = writers
+        let now = host::now();
+        let known: Vec<_> = {
+            let entries = lock(&self.entries);
+            let known = entries.values();
+            known.map(|known| (known.writer.clone(), !known.has_left(), known.activity.idle_since())).collect()
+        };
+        let mut listed: Vec<_> = known
             .iter()
-            .map(|writer| {
+            .map(|(writer, connected, idle_since)| {
                 let writer = lock(writer);
-                (writer.waited, writer.identity.clone(), writer.steps, writer.blocked)
+                let idle = idle_since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
+                (writer.waited, writer.identity.clone(), writer.steps, writer.blocked, connected, idle)
             })
             .collect();
-        waits.sort_by(|one, other| other.0.cmp(&one.0).then(one.1.name.cmp(&other.1.name)));
-        waits.truncate(Self::MOST_LISTED);
-        let listed = waits.iter().map(|(waited, identity, steps, blocked)| {
+        listed.sort_by(|one, other| other.0.cmp(&one.0).then(one.1.name.cmp(&other.1.name)));
+        listed.truncate(Self::MOST_LISTED);
+        let listed = listed.iter().map(|(waited, identity, steps, blocked, connected, idle)| {
             json!({
                 "name": identity.name,
                 "steps": steps,
                 "blocked_pushes": blocked,
                 "waited_s": waited.as_secs_f64(),
+                "connected": connected,
+                "idle_s": idle.as_secs_f64(),
             })
         });
         listed.collect()
     }
+
+    /// Time without a connected writer, and the name of the last one, if there was any; `None` while one is connected.
+    pub fn absence(&self) -> Option<(Duration, Option<String>)> {
+        let now = host::now();
+        let mut last = lock(&self.gone).clone();
+        for known in lock(&self.entries).values() {
+            if !known.has_left() {
+                return None;
+            }
+            let end = known.connection.as_ref().and_then(|connection| connection.idle_since()).unwrap_or(now);
+            if last.as_ref().is_none_or(|(_, latest)| *latest < end) {
+                last = Some((known.identity.clone(), end));
+            }
+        }
+        let since = last.as_ref().map_or(self.begun, |(_, end)| *end);
+        Some((now.saturating_duration_since(since), last.map(|(identity, _)| identity.name.clone())))
+    }
+
+    /// Notes the end of a writer that is forgotten.
+    fn note_gone(&self, identity: Arc<WriterIdentity>, end: Instant) {
+        let mut gone = lock(&self.gone);
+        if gone.as_ref().is_none_or(|(_, latest)| *latest <= end) {
+            *gone = Some((identity, end));
+        }
+    }
+}
+
+fn counts(entries: &HashMap<u64, KnownWriter>) -> WriterCounts {
+    let (mut counts, now) = (WriterCounts::default(), host::now());
+    for known in entries.values() {
+        let idle = known.activity.idle_since().map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
+        counts.last_push = Some(counts.last_push.map_or(idle, |least| least.min(idle)));
+        match known.has_left() {
+            true => counts.resumable += 1,
+            false => counts.connected += 1,
+        }
+        counts.streams += u64::from(known.streams);
+    }
+    counts
 }
 
 /// The writer of that number, for a new connection that is attached later; until then none counts as ended.
@@ -365,7 +442,7 @@ fn taken_over(entries: &mut HashMap<u64, KnownWriter>, writer: u64, now: Instant
     Some(Arc::clone(&entry.writer))
 }
 
-fn take_over(writer: &mut TableWriter, open: &OpenWriter) -> Result<WriterOpened> {
+fn take_over(writer: &mut TableWriter, open: &OpenWriter, connected: u64) -> Result<WriterOpened> {
     let identity = &writer.identity;
     let have = (writer.streams.len(), identity.window_before, identity.window_after);
     let asked = (open.streams as usize, open.window_before, open.window_after);
@@ -376,7 +453,7 @@ fn take_over(writer: &mut TableWriter, open: &OpenWriter) -> Result<WriterOpened
         )));
     }
     writer.epoch += 1;
-    Ok(WriterOpened { epoch: writer.epoch, last_sequence: writer.last_sequence, steps: writer.steps })
+    Ok(WriterOpened { epoch: writer.epoch, last_sequence: writer.last_sequence, steps: writer.steps, connected })
 }
 
 #[cfg(test)]
@@ -437,5 +514,36 @@ mod tests {
         let again = writers.resume(&open(1, 2)).unwrap();
         assert_eq!((again.epoch, again.last_sequence), (2, 1));
         assert!(writers.resume(&open(1, 3)).is_err());
+    }
+
+    #[test]
+    fn the_last_writer_is_known_after_its_end() {
+        let writers = Writers::new("t");
+        let seen = |writers: &Writers| {
+            let counts = writers.counts();
+            (counts.connected, counts.resumable, writers.absence().map(|(_, last)| last))
+        };
+        assert_eq!(seen(&writers), (0, 0, Some(None)), "none has been opened");
+        assert_eq!(writers.counts().last_push, None);
+        let connections = [1, 2].map(|number| {
+            let opened = writers.open(&open(number, 1), Instant::now()).unwrap();
+            assert_eq!(opened.connected, number);
+            let connection = Activity::new(Instant::now());
+            writers.attach(number, &connection);
+            connection
+        });
+        assert_eq!(seen(&writers), (2, 0, None));
+        assert!(writers.counts().last_push.is_some());
+        connections[0].end(Instant::now());
+        assert_eq!(seen(&writers), (1, 1, None));
+        let listed = writers.stats();
+        assert_eq!((&listed[0]["connected"], &listed[1]["connected"]), (&false.into(), &true.into()));
+        // One that is closed leaves nothing to resume.
+        writers.close(2, 1).unwrap();
+        assert_eq!(seen(&writers), (0, 1, Some(Some("actor 2".into()))));
+        connections[0].end(Instant::now() + Duration::from_secs(1));
+        assert_eq!(seen(&writers), (0, 1, Some(Some("actor 1".into()))));
+        assert_eq!(writers.resume(&open(1, 1)).unwrap().connected, 1);
+        assert_eq!(seen(&writers), (1, 0, None));
     }
 }

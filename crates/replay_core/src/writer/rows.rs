@@ -208,7 +208,11 @@ impl<'a> CheckedStep<'a> {
             reward: self.reward(row),
             taken,
             greedy,
-            priority: self.step.priority.map(|priority| priority[row] as f32),
+            // The smallest above 0 stays above 0, so that the item is sampled.
+            priority: self.step.priority.map(|priority| match priority[row] {
+                priority if priority > 0.0 => (priority as f32).max(f32::from_bits(1)),
+                priority => priority as f32,
+            }),
         }
     }
 

@@ -245,7 +245,7 @@ fn a_snapshot_of_two_tables_leaves_no_writers_if_the_second_is_in_use() {
     Actor::open(&tables[1], 1).push_next(1);
     assert!(matches!(refusal(restore(&used, &bytes)), Error::NotEmpty { steps: 1, .. }));
     let before = memory().create_table(&TableConfig { name: "a".into(), ..config(50) }).unwrap();
-    for counter in ["writers", "inserted_steps", "inserted_items"] {
+    for counter in ["resumable_writers", "inserted_steps", "inserted_items"] {
         assert_eq!(stat(&tables[0], counter), stat(&before, counter), "{counter}");
     }
 }
@@ -263,7 +263,7 @@ fn a_damaged_snapshot_leaves_neither_writers_nor_parameters() {
         assert!(matches!(error, Error::Snapshot { .. }), "{what}: {error}");
         assert!(target.memory.parameters().list().is_empty());
         let stats = target.table.stats();
-        assert_eq!((&stats["writers"], &stats["steps"]), (&0.into(), &0.into()));
+        assert_eq!((&stats["resumable_writers"], &stats["steps"]), (&0.into(), &0.into()));
     };
     for at in 0..bytes.len() {
         let mut flipped = bytes.clone();

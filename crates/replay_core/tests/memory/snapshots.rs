@@ -82,7 +82,8 @@ fn kept(table: &Table) -> serde_json::Value {
     for bytes in ["bytes", "live_bytes", "pinned_bytes"] {
         object.remove(bytes);
     }
-    for of_the_process in ["writers", "streams", "by_writer", "saturated_priorities", "sample_age", "version_lag"] {
+    object.retain(|name, _| !name.contains("writer") && name != "last_push_s");
+    for of_the_process in ["streams", "saturated_priorities", "sample_age", "version_lag"] {
         object.remove(of_the_process);
     }
     stats

@@ -190,16 +190,18 @@ impl Change<'_> {
         for (table, stats) in members(&self.now.stats["tables"]) {
             let writers = stats["by_writer"].as_array().into_iter().flatten();
             for writer in writers.take(WRITERS) {
+                let gone = if writer["connected"] == true { "" } else { ", gone" };
                 rows.push(vec![
                     printable(text(&writer["name"])),
                     printable(table),
                     readable_count(number(&writer["steps"])),
                     readable_count(number(&writer["blocked_pushes"])),
                     readable_time(number(&writer["waited_s"])),
+                    readable_time(number(&writer["idle_s"])) + gone,
                 ]);
             }
         }
-        aligned(lines, &["WRITER", "TABLE", "STEPS", "PUSHES THAT WAITED", "WAITED"], rows);
+        aligned(lines, &["WRITER", "TABLE", "STEPS", "PUSHES THAT WAITED", "WAITED", "LAST PUSH"], rows);
     }
 
     fn requests(&self, lines: &mut Vec<String>) {
@@ -420,7 +422,10 @@ mod tests {
                     "limiter_sampled": 250, "samples_per_insert": 4.0, "waiting_pushes": 2,
                     "pushes_wait_for": "the rate limiter",
                     "version_lag": {"count": steps, "sum": 1.5 * steps as f64, "buckets": []},
-                    "by_writer": [{"name": "actor 1", "steps": steps, "blocked_pushes": 1, "waited_s": 0.5}],
+                    "by_writer": [
+                        {"name": "actor 1", "steps": steps, "blocked_pushes": 1, "waited_s": 0.5, "connected": true, "idle_s": 3.0},
+                        {"name": "actor 2", "steps": 4, "blocked_pushes": 0, "waited_s": 0.0, "connected": false, "idle_s": 41.0},
+                    ],
                 }},
                 "parameters": {},
                 "extensions": {"add\u{1b}er": ["/jobs"]},
@@ -450,6 +455,7 @@ mod tests {
         let push = lines.iter().find(|line| line.starts_with("push")).unwrap();
         // The hundred new ones are between one and two milliseconds.
         assert!(push.contains("50") && push.contains("1.5 ms"), "{push}");
-        assert!(text.contains("50 requests/s") && text.contains("actor 1"), "{text}");
+        assert!(text.contains("50 requests/s") && words("actor 1").ends_with("500.0 ms 3.0 s"), "{text}");
+        assert!(words("actor 2").ends_with("41.0 s, gone"), "{text}");
     }
 }

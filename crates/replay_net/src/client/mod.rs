@@ -33,6 +33,7 @@ pub mod session;
 pub mod shards;
 pub mod tls;
 pub mod updates;
+pub mod writers_seen;
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -145,6 +146,14 @@ impl Client {
     /// Errors of [`connect`], and [`Error::Interrupted`].
     pub fn connect(address: &Address, options: ConnectOptions, wait: &Wait<'_>) -> Result<Self> {
         Self::through(Dialer::new(address.clone(), options)?, wait)
+    }
+
+    /// Opens a writer.
+    ///
+    /// # Errors
+    /// Errors of connecting, and the server's.
+    pub(crate) fn pushes(&self, open: OpenWriter, wait: &Wait<'_>) -> Result<push::Pushes> {
+        push::Pushes::open(self.dialer.clone(), open, wait)
     }
 
     /// [`connect`] through `dialer`.
@@ -283,8 +292,7 @@ impl Replay<Error> for Client {
     }
 
     fn open_writer(&self, open: OpenWriter, wait: &Wait<'_>) -> Result<Box<dyn PushChannel<Error>>> {
-        let channel = push::Pushes::open(self.dialer.clone(), open, wait)?;
-        Ok(Box::new(channel))
+        Ok(Box::new(self.pushes(open, wait)?))
     }
 
     fn sample(&self, request: &SampleRequest, wait: &Wait<'_>) -> Result<Sampled> {

@@ -307,7 +307,7 @@ mod tests {
         let of_server = json!({
             "bytes": 3,
             "tables": {
-                "run-7/t": {"items": 1, "by_writer": [{"name": "run-7/actor 1"}], "pushes_wait_for": "room in \"run-7/t\""},
+                "run-7/t": {"items": 1, "by_writer": [{"name": "run-7/actor 1"}], "last_writer": "run-7/actor 1", "pushes_wait_for": "room in \"run-7/t\""},
                 "run-70/t": {"items": 2}, "t": {"items": 3},
             },
             "parameters": {"run-7/policy": {"version": 1}, "policy": {"version": 2}},
@@ -316,7 +316,7 @@ mod tests {
         });
         let inside = json!({
             "bytes": 3,
-            "tables": {"t": {"items": 1, "by_writer": [{"name": "actor 1"}], "pushes_wait_for": "room in \"t\""}},
+            "tables": {"t": {"items": 1, "by_writer": [{"name": "actor 1"}], "last_writer": "actor 1", "pushes_wait_for": "room in \"t\""}},
             "parameters": {"policy": {"version": 1}},
             "extensions": {"adder": ["/jobs"]},
             "adder": {"jobs": {"job": {}}, "rounds": 4},

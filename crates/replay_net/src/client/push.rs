@@ -35,6 +35,8 @@ pub struct Pushes {
     /// Error that ended the writer.
     failed: Option<(ErrorCode, String)>,
     closed: bool,
+    /// Connected writers of the table when this one was opened, this one included.
+    pub connected: u64,
 }
 
 struct PendingPush {
@@ -69,9 +71,11 @@ impl Pushes {
             held_back: None,
             failed: None,
             closed: false,
+            connected: 0,
         };
         let opened = retry(&dialer, wait, || channel.connect(wait))?;
         (channel.applied, channel.steps) = (opened.last_sequence, opened.steps);
+        channel.connected = opened.connected;
         Ok(channel)
     }
 

@@ -22,6 +22,7 @@ use replay_core::writer::{Writer, WriterOptions};
 use replay_wire::ErrorCode;
 
 use super::PyReplay;
+use crate::awaited_writers::AwaitedWriters;
 use crate::batch::PyBatch;
 use crate::batches::{Beta, PyBatches};
 use crate::decoded_sample::{DecodedSampler, Part, Reading};
@@ -240,10 +241,10 @@ impl PyReplay {
     #[pyo3(
         signature = (
             table, batch_size, view = None, *, beta = 0.4, device = None, normalize = "batch", allow_short = false,
-            timeout = wait::TIMEOUT, threads = None, **unknown
+            timeout = wait::TIMEOUT, writers_timeout = wait::TIMEOUT, threads = None, **unknown
         ),
         text_signature = "($self, table, batch_size, view=None, *, beta=0.4, device=None, normalize='batch', \
-                          allow_short=False, timeout=60.0, threads=None)"
+                          allow_short=False, timeout=60.0, writers_timeout=60.0, threads=None)"
     )]
     fn sample<'py>(
         &self,
@@ -256,6 +257,7 @@ impl PyReplay {
         normalize: &str,
         allow_short: bool,
         timeout: Option<f64>,
+        writers_timeout: Option<f64>,
         #[pyo3(from_py_with = integer::threads)] threads: Option<usize>,
         unknown: Option<&Bound<'py, PyDict>>,
     ) -> PyResult<Bound<'py, PyAny>> {
@@ -266,11 +268,12 @@ impl PyReplay {
         importance::check_beta(beta).map_err(|error| error::to_python(py, error))?;
         let closing = Some(self.backend.closing());
         let writers = &self.writers;
-        let advice = || table.names().find_map(|table| writers.advice(table));
+        let (longest, begun) = (wait::writers_timeout(py, writers_timeout)?, Instant::now());
         let sampled = loop {
             let sampler =
                 self.sampler(py, &table, batch_size, view.clone(), normalize, allow_short, threads, deadline)?;
-            let sampled = wait::blocking_advised(py, deadline, closing, &advice, move |wait| {
+            let awaited = AwaitedWriters::new(table.names(), writers, Arc::downgrade(&sampler.replay), longest, begun);
+            let sampled = wait::blocking_for_writers(py, deadline, closing, &awaited, move |wait| {
                 // Dropped here, without the interpreter lock: it may have the last reference to the memory.
                 let mut sampler = sampler;
                 let replay = sampler.replay.clone();
@@ -302,10 +305,11 @@ impl PyReplay {
     #[pyo3(
         signature = (
             table, batch_size, view = None, *, beta = Beta::Number(0.4), prefetch = 4, device = None,
-            normalize = "batch", allow_short = false, timeout = wait::TIMEOUT, threads = None, **unknown
+            normalize = "batch", allow_short = false, timeout = wait::TIMEOUT, writers_timeout = wait::TIMEOUT,
+            threads = None, **unknown
         ),
         text_signature = "($self, table, batch_size, view=None, *, beta=0.4, prefetch=4, device=None, \
-                          normalize='batch', allow_short=False, timeout=60.0, threads=None)"
+                          normalize='batch', allow_short=False, timeout=60.0, writers_timeout=60.0, threads=None)"
     )]
     fn batches<'py>(
         &self,
@@ -319,6 +323,7 @@ impl PyReplay {
         normalize: &str,
         allow_short: bool,
         timeout: Option<f64>,
+        writers_timeout: Option<f64>,
         #[pyo3(from_py_with = integer::threads)] threads: Option<usize>,
         unknown: Option<&Bound<'py, PyDict>>,
     ) -> PyResult<Bound<'py, PyAny>> {
@@ -331,7 +336,8 @@ impl PyReplay {
         let description = format!("{batch_size} items of {tables} {}", self.location);
         let closing = self.backend.closing().clone();
         let writers = self.writers.clone();
-        let batches = PyBatches::new(py, sampler, beta, prefetch, timeout, description, closing, writers)?;
+        let longest = wait::writers_timeout(py, writers_timeout)?;
+        let batches = PyBatches::new(py, sampler, beta, prefetch, timeout, longest, description, closing, writers)?;
         let batches = Bound::new(py, batches)?.into_any();
         match device {
             None => Ok(batches),

@@ -30,5 +30,5 @@ impl Message for OpenOrResume {
 
 same_fields! {
     open_writer: OpenWriter { table, writer, name, streams, window_before, window_after | server = |_| None }
-    writer_opened: WriterOpened { epoch, last_sequence, steps }
+    writer_opened: WriterOpened { epoch, last_sequence, steps, connected }
 }

@@ -310,8 +310,9 @@ pub fn answer() -> impl Strategy<Value = Answer> {
         option::of((1u64.., bytes())).prop_map(|parameters| {
             Answer::Parameters(parameters.map(|(version, bytes)| Parameters { version, bytes }))
         }),
-        any::<(u32, u64, u64)>()
-            .prop_map(|(epoch, last_sequence, steps)| { Answer::Writer(WriterOpened { epoch, last_sequence, steps }) }),
+        any::<(u32, u64, u64, u64)>().prop_map(|(epoch, last_sequence, steps, connected)| {
+            Answer::Writer(WriterOpened { epoch, last_sequence, steps, connected })
+        }),
         any::<(u32, u32)>().prop_map(|(applied, stale)| Answer::Updated(UpdateReceipt { applied, stale })),
         any::<u64>().prop_map(Answer::Pushed),
         option::of(".{1,9}").prop_map(Answer::Corrupt),

@@ -35,7 +35,7 @@ impl KnownWriter {
     }
 
     /// Whether its connection has ended, and no other has taken it over.
-    fn has_left(&self) -> bool {
+    pub(super) fn has_left(&self) -> bool {
         self.connection.as_ref().is_some_and(|c| c.has_ended())
     }
 }
@@ -91,8 +91,10 @@ impl Writers {
             excess = excess.saturating_sub(freed.into());
             needed += 1;
         }
-        for (_, Reverse(streams), _, writer) in victims.drain(..needed) {
-            entries.remove(&writer);
+        for (_, Reverse(streams), since, writer) in victims.drain(..needed) {
+            if let Some(expired) = entries.remove(&writer) {
+                self.note_gone(expired.identity, since);
+            }
             tracing::warn!(table = self.table, streams, "an idle writer has expired: a new one needs its streams");
         }
         Ok(())
@@ -140,7 +142,7 @@ mod tests {
             message.contains("32770 streams is over the limit of 32768") && message.contains("65536 of its 131072"),
             "{message}"
         );
-        assert_eq!(writers.counts(), (3, u64::from(2 * WIDE)));
+        assert_eq!((writers.counts().connected, writers.counts().streams), (3, u64::from(2 * WIDE)));
 
         // The first two are idle long enough, and the wider one is enough.
         let later = start + Duration::from_secs(2) + Writers::IDLE + Duration::from_millis(1);
@@ -226,9 +228,9 @@ mod tests {
         let newcomer = open(all, Writers::NARROW);
         let soon = start + Writers::GRACE - Duration::from_millis(1);
         assert!(writers.open(&newcomer, soon).is_err());
-        assert_eq!(writers.counts().0 as u64, all - 1);
+        assert_eq!(writers.counts().resumable, all - 1);
         writers.open(&newcomer, start + Writers::GRACE).unwrap();
-        assert_eq!(writers.counts().0 as u64, all - 1, "one has expired");
+        assert_eq!((writers.counts().connected, writers.counts().resumable), (1, all - 2), "one has expired");
     }
 
     #[test]
@@ -254,7 +256,7 @@ mod tests {
         let newcomer = open(WRITERS, Writers::MAX_STREAMS);
         writers.open(&newcomer, start + Writers::IDLE).unwrap();
         assert_eq!(LOOKS.take(), WRITERS);
-        assert_eq!(writers.counts(), (1, Writers::MAX_STREAMS.into()));
+        assert_eq!((writers.counts().connected, writers.counts().streams), (1, Writers::MAX_STREAMS.into()));
     }
 
     #[test]

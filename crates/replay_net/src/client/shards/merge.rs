@@ -64,6 +64,9 @@ pub fn listing(listings: impl Iterator<Item = Listing>, servers: u64) -> Listing
     merged
 }
 
+/// Statistics of which the minimum counts.
+const SMALLEST: [&str; 2] = ["last_push_s", "without_writers_s"];
+
 /// Statistics of which the maximum counts, or that are equal on all servers. All other numbers are added up.
 const LARGEST: [&str; 7] =
     ["age_s", "duration_s", "max_priority", "max_version_lag", "samples_per_insert", "uptime_s", "version"];
@@ -137,9 +140,10 @@ fn add(name: &str, sum: &mut Value, more: &Value) {
                 _ => {
                     let (known, number) = (known.as_f64(), number.as_f64());
                     let (known, number) = (known.unwrap_or(0.0), number.unwrap_or(0.0));
-                    match LARGEST.contains(&name) {
-                        true => known.max(number).into(),
-                        false => (known + number).into(),
+                    match name {
+                        _ if LARGEST.contains(&name) => known.max(number).into(),
+                        _ if SMALLEST.contains(&name) => known.min(number).into(),
+                        _ => (known + number).into(),
                     }
                 }
             };

@@ -43,6 +43,7 @@ use std::sync::{Arc, Mutex};
 use bytes::Bytes;
 
 use super::Client;
+use super::push::Pushes;
 use crate::command::Commands;
 use crate::error::{Error, Result};
 use base::sync::lock;
@@ -106,25 +107,46 @@ impl ShardedClient {
         channel.unwrap_or_else(|| ShardedSamples::new(self.group.clone(), request.clone(), 1))
     }
 
-    /// Server of a new writer: the requested one, or the server with the fewest writers of the table.
-    fn shard_of_writer(&self, open: &OpenWriter, wait: &Wait<'_>) -> Result<usize> {
+    /// Server of a writer that names one: if it is absent, its successor.
+    fn wanted_shard(&self, number: u32) -> Result<usize> {
         let count = self.group.shards.len();
-        if let Some(number) = open.server {
-            let wanted = number as usize % count;
-            // If the requested server is absent, its successor.
-            let order = (0..count).map(|step| (wanted + step) % count);
-            let mut present = order.filter(|&shard| !self.group.is_away(shard));
-            return present.next().ok_or_else(|| self.group.none_answers());
-        }
+        let wanted = number as usize % count;
+        let order = (0..count).map(|step| (wanted + step) % count);
+        let mut present = order.filter(|&shard| !self.group.is_away(shard));
+        present.next().ok_or_else(|| self.group.none_answers())
+    }
+
+    /// The present servers with the numbers of their connected writers of a table.
+    fn connected_writers(&self, table: &str, wait: &Wait<'_>) -> Result<Vec<(usize, u64)>> {
         let stats = self.group.each(|client| ask_promptly(client, wait, |wait| client.stats(wait)))?;
-        let writers = |stats: &serde_json::Value| {
-            let writers = &stats["tables"][&open.table]["writers"];
-            writers.as_u64().unwrap_or(0)
-        };
-        // Breaks ties by the writer's number, so that simultaneous writers spread.
+        let connected = |stats: serde_json::Value| stats["tables"][table]["connected_writers"].as_u64().unwrap_or(0);
+        Ok(stats.into_iter().map(|(shard, stats)| (shard, connected(stats))).collect())
+    }
+
+    /// Opens a writer at the server with the fewest of the table. Of writers that start at once, those that come late to a server
+    /// go on to another: each learns from its server how many are there.
+    fn open_where_fewest(&self, open: &OpenWriter, wait: &Wait<'_>) -> Result<(usize, Pushes)> {
+        let count = self.group.shards.len();
+        // Breaks ties by the writer's number.
         let after = |shard: usize| (shard as u64).wrapping_sub(open.writer) % count as u64;
-        let fewest = stats.iter().min_by_key(|(shard, stats)| (writers(stats), after(*shard)));
-        fewest.map(|&(shard, _)| shard).ok_or_else(|| self.group.none_answers())
+        let mut moves = count;
+        loop {
+            let connected = self.connected_writers(&open.table, wait)?;
+            let fewest = connected.into_iter().min_by_key(|&(shard, writers)| (writers, after(shard)));
+            let (shard, before) = fewest.ok_or_else(|| self.group.none_answers())?;
+            let opened = self.group.shards[shard].client.pushes(open.clone(), wait);
+            let Some(mut pushes) = self.group.answered(shard, opened)? else { continue };
+            if pushes.connected > before + 1 && moves > 0 {
+                let others = self.connected_writers(&open.table, wait)?;
+                let mut others = others.into_iter().filter(|&(other, _)| other != shard);
+                if others.any(|(_, writers)| writers + 1 < pushes.connected) {
+                    pushes.close(wait)?;
+                    moves -= 1;
+                    continue;
+                }
+            }
+            return Ok((shard, pushes));
+        }
     }
 }
 
@@ -200,14 +222,17 @@ impl Replay<Error> for ShardedClient {
     }
 
     fn open_writer(&self, open: OpenWriter, wait: &Wait<'_>) -> Result<Box<dyn PushChannel<Error>>> {
-        loop {
-            let shard = self.shard_of_writer(&open, wait)?;
-            let opened = self.group.shards[shard].client.open_writer(open.clone(), wait);
-            if let Some(channel) = self.group.answered(shard, opened)? {
-                let (group, writer) = (self.group.clone(), open.writer);
-                return Ok(Box::new(ShardedPushes::new(group, shard, writer, channel)));
-            }
-        }
+        let (shard, pushes) = match open.server {
+            None => self.open_where_fewest(&open, wait)?,
+            Some(number) => loop {
+                let shard = self.wanted_shard(number)?;
+                let opened = self.group.shards[shard].client.pushes(open.clone(), wait);
+                if let Some(pushes) = self.group.answered(shard, opened)? {
+                    break (shard, pushes);
+                }
+            },
+        };
+        Ok(Box::new(ShardedPushes::new(self.group.clone(), shard, open.writer, Box::new(pushes))))
     }
 
     fn sample(&self, request: &SampleRequest, wait: &Wait<'_>) -> Result<Sampled> {
@@ -247,7 +272,18 @@ impl Replay<Error> for ShardedClient {
         Ok(Some(Box::new(ShardedUpdates::new(self.group.clone()))))
     }
 
-    /// Reads one server after the other. An absent server is an error, because its steps would be missing.
+    /// An absent server is an error, because its steps would be missing.
+    fn read_positions(&self, table: &str, wait: &Wait<'_>) -> Result<Vec<ReadPosition>> {
+        let servers = 0..self.group.shards.len() as u32;
+        let first = |server| ReadPosition { server, ..ReadPosition::default() };
+        let asked = servers.map(|server| {
+            self.read_steps(&ReadSteps { table: table.to_owned(), from: first(server), bytes: 0 }, wait)
+        });
+        let positions = asked.map(|read| Ok(read?.next));
+        positions.filter_map(Result::transpose).collect()
+    }
+
+    /// An absent server is an error.
     fn read_steps(&self, request: &ReadSteps, wait: &Wait<'_>) -> Result<StepsRead> {
         self.group.check_process()?;
         let server = request.from.server;
@@ -255,13 +291,8 @@ impl Replay<Error> for ShardedClient {
         let shard = shards
             .get(server as usize)
             .ok_or_else(|| Error::Config(format!("there is no server {server}, only {}", shards.len())))?;
-        let mut read = shard.client.read_steps(request, wait)?;
-        let on_next = ReadPosition { server: server + 1, ..ReadPosition::default() };
-        read.next = match read.next {
-            Some(next) => Some(ReadPosition { server, ..next }),
-            None => Some(on_next).filter(|next| (next.server as usize) < shards.len()),
-        };
-        Ok(read)
+        let read = shard.client.read_steps(request, wait)?;
+        Ok(StepsRead { next: read.next.map(|next| ReadPosition { server, ..next }), ..read })
     }
 
     fn report_corrupt(&self, table: &str, id: u64, reason: &str, wait: &Wait<'_>) -> Result<Option<String>> {

@@ -35,8 +35,11 @@ const TABLE: &[Metric] = &[
     (Gauge, "capacity_bytes", "Limit of bytes"),
     (Gauge, "live_bytes", "Bytes of live steps"),
     (Gauge, "pinned_bytes", "Bytes of evicted steps that are still read"),
-    (Gauge, "writers", "Open writers"),
-    (Gauge, "streams", "Streams of open writers"),
+    (Gauge, "connected_writers", "Writers with a connection, or of the server's process"),
+    (Gauge, "resumable_writers", "Writers whose connection has ended, and that may come back"),
+    (Gauge, "streams", "Streams of all writers"),
+    (Gauge, "last_push_s", "Time since the last push"),
+    (Gauge, "without_writers_s", "Time without a connected writer; 0 while one is connected"),
     (Gauge, "total_priority", "Sum of the priorities after the exponent; none for samplers with an order"),
     (Gauge, "max_priority", "Priority of items inserted without one"),
     (Gauge, "failed", "Whether a call panicked while it changed the table"),
@@ -72,6 +75,8 @@ const WRITER: &[Metric] = &[
     (Counter, "steps", "Steps of open writers of this name"),
     (Counter, "blocked_pushes", "Pushes of open writers of this name that had to wait"),
     (Counter, "waited_s", "Waits of open writers of this name"),
+    (Gauge, "connected", "Connected writers of this name"),
+    (Gauge, "idle_s", "Time since the last push of a writer of this name"),
 ];
 
 const PARAMETERS: &[Metric] = &[
@@ -184,7 +189,10 @@ fn writers(tables: &Value) -> Vec<Member> {
             let key = (table.clone(), text_of(&writer["name"]));
             let sum = sums.entry(key).or_default();
             for (_, statistic, _) in WRITER {
-                *sum.entry(statistic).or_default() += writer[*statistic].as_f64().unwrap_or(0.0);
+                let value = &writer[*statistic];
+                let number = value.as_f64().unwrap_or_else(|| f64::from(u8::from(value == true)));
+                let known = sum.entry(*statistic).or_insert(if *statistic == "idle_s" { number } else { 0.0 });
+                *known = if *statistic == "idle_s" { known.min(number) } else { *known + number };
             }
         }
     }

@@ -182,7 +182,7 @@ fn pushes_of_one_writer_stay_in_order_while_they_wait() {
             }
         }
         assert_eq!(world.table_stat("steps"), 20);
-        assert_eq!(world.table_stat("writers"), 0);
+        assert_eq!(world.table_stat("connected_writers"), 0);
     });
 }
 

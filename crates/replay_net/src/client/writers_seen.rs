@@ -1,0 +1,81 @@
+//! How the writers of a table are, by the statistics of its memory or of several servers.
+
+use std::time::Duration;
+
+use serde_json::Value;
+
+/// Connected writers of a table, or the time without any.
+#[derive(Debug)]
+pub struct WritersSeen {
+    /// Time without a connected writer; `None` while one is connected.
+    pub absence: Option<Duration>,
+    /// What a reader waits for.
+    pub sentence: String,
+}
+
+impl WritersSeen {
+    /// `None` where the statistics do not have them: of a table that is gone, or an earlier release.
+    pub fn of(stats: &Value, table: &str) -> Option<Self> {
+        let servers: Vec<&Value> = match stats["shards"].as_object() {
+            Some(servers) => servers.values().collect(),
+            None => vec![stats],
+        };
+        let tables: Vec<&Value> =
+            servers.iter().map(|stats| &stats["tables"][table]).filter(|of| of.is_object()).collect();
+        let least = |name: &str| tables.iter().filter_map(|of| of[name].as_f64()).min_by(f64::total_cmp);
+        let connected: u64 = tables.iter().filter_map(|of| of["connected_writers"].as_u64()).sum();
+        let inserted: u64 = tables.iter().filter_map(|of| of["inserted_steps"].as_u64()).sum();
+        let seconds = |time: f64| time.round();
+        if connected > 0 {
+            let writers = if connected == 1 { "1 writer is" } else { &format!("{connected} writers are") };
+            let last = match least("last_push_s") {
+                Some(age) if inserted > 0 => format!("the last push was {} s ago", seconds(age)),
+                _ => "none has pushed".to_owned(),
+            };
+            return Some(WritersSeen { absence: None, sentence: format!("{writers} connected, {last}") });
+        }
+        let absence = least("without_writers_s")?;
+        let time = seconds(absence);
+        let last =
+            tables.iter().find(|of| of["without_writers_s"] == absence).and_then(|of| of["last_writer"].as_str());
+        let sentence = match last {
+            Some(name) => {
+                format!("no writer of table {table:?} has been connected for {time} s; the last was {name:?}")
+            }
+            None => format!("table {table:?} has had no writer since it was made, {time} s ago"),
+        };
+        Some(WritersSeen { absence: Some(Duration::from_secs_f64(absence)), sentence })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn sentence(tables: &[Value]) -> String {
+        let servers: serde_json::Map<_, _> =
+            tables.iter().enumerate().map(|(at, of)| (at.to_string(), json!({"tables": {"t": of}}))).collect();
+        WritersSeen::of(&json!({"shards": servers}), "t").map_or_else(String::new, |seen| seen.sentence)
+    }
+
+    #[test]
+    fn writers_of_several_servers_are_seen_together() {
+        let gone = json!({"connected_writers": 0, "without_writers_s": 41.2, "last_writer": "actor 3"});
+        let longer = json!({"connected_writers": 0, "without_writers_s": 90.0, "last_writer": "actor 5"});
+        let never = json!({"connected_writers": 0, "without_writers_s": 7.0, "last_writer": null});
+        let there = json!({
+            "connected_writers": 2, "without_writers_s": 0.0, "last_writer": "a", "last_push_s": 40.6, "inserted_steps": 9
+        });
+        let fresh = json!({"connected_writers": 1, "without_writers_s": 0.0, "last_push_s": 3.0, "inserted_steps": 0});
+        let for_41 = "no writer of table \"t\" has been connected for 41 s; the last was \"actor 3\"";
+        assert_eq!(sentence(&[gone.clone(), longer]), for_41);
+        assert_eq!(sentence(&[never]), "table \"t\" has had no writer since it was made, 7 s ago");
+        assert_eq!(sentence(&[gone.clone(), there]), "2 writers are connected, the last push was 41 s ago");
+        assert_eq!(sentence(&[fresh, gone]), "1 writer is connected, none has pushed");
+        // Of an earlier release, or a table that is gone.
+        assert_eq!(sentence(&[json!({"items": 3})]), "");
+        assert_eq!(sentence(&[Value::Null]), "");
+    }
+}
