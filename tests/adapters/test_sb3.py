@@ -24,8 +24,14 @@ from sb3_contrib import QRDQN, TQC
 from serving import Server, served_memories, until
 from stable_baselines3 import DDPG, DQN, SAC, TD3
 from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
-from stable_baselines3.common.callbacks import BaseCallback, CheckpointCallback
+from stable_baselines3.common.callbacks import (
+    BaseCallback,
+    CheckpointCallback,
+    EvalCallback,
+    StopTrainingOnRewardThreshold,
+)
 from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 import innet_drl as innet
@@ -495,6 +501,140 @@ def test_training_in_pieces_goes_on(tmp_path: Path) -> None:
         )
         with pytest.raises(errors.ConfigError, match="total_updates is 100, and the model has 101 after this call"):
             train(model, 1, total_updates=100)
+
+
+class Events(BaseCallback):
+    """The events of a training with the calls and steps at each, and what each call saw; it ends it after `last`."""
+
+    def __init__(self, last: int) -> None:
+        super().__init__()
+        self.last = last
+        self.seen: list[tuple[str, int, int]] = []
+        self.rewards: list[list[float]] = []
+
+    def _note(self, event: str) -> None:
+        self.seen.append((event, self.n_calls, self.num_timesteps))
+
+    def _on_training_start(self) -> None:
+        self._note("begin")
+
+    def _on_rollout_start(self) -> None:
+        self._note("rollout")
+
+    def _on_step(self) -> bool:
+        self._note("step")
+        self.rewards.append(self.locals["rewards"].tolist())
+        return self.n_calls < self.last
+
+    def _on_rollout_end(self) -> None:
+        self._note("rollout ends")
+
+    def _on_training_end(self) -> None:
+        self._note("end")
+
+
+@pytest.mark.parametrize("last", [1000, 13])
+def test_callbacks_of_a_collector_are_called_as_in_learn(tmp_path: Path, last: int) -> None:
+    settings: dict[str, Any] = {**small(), "learning_starts": 1000, "train_freq": 5}
+    called = []
+    with served_memories(tmp_path, 1) as address:
+        for number in range(2):
+            env = DummyVecEnv([lambda: Counting(spaces.Discrete(2))] * 2)
+            memory = {"address": address, "table": f"of {number}"}
+            model = PrioritizedDQN("MlpPolicy", env, replay_buffer_kwargs=memory, **settings)
+            saved = tmp_path / f"saved {number}"
+            events, checkpoints = Events(last), CheckpointCallback(5, str(saved))
+            evaluations = EvalCallback(
+                Monitor(Counting(spaces.Discrete(2))), n_eval_episodes=2, eval_freq=4, log_path=str(saved), verbose=0
+            )
+            callback: list[BaseCallback] = [events, checkpoints, evaluations]
+            # Two steps a call, one for each environment: 20 calls.
+            if number == 0:
+                model.learn(40, callback)
+            else:
+                collect(model, 40, 5, callback=callback)
+            with np.load(saved / "evaluations.npz") as found:
+                evaluated = {name: found[name].tolist() for name in ("timesteps", "results", "ep_lengths")}
+            called.append((events.seen, events.rewards, evaluated, sorted(path.name for path in saved.glob("*.zip"))))
+            # What came before the end is on the server. SB3 does not store the step at which a callback ends it.
+            buffer: Any = model.replay_buffer
+            buffer.flush()
+            assert buffer.replay.stats()["tables"][f"of {number}"]["inserted_items"] == 2 * min(last - 1, 20)
+            buffer.replay.close()
+    assert called[0] == called[1]
+    events_seen, _, evaluated, saved_models = called[1]
+    calls = min(last, 20)
+    assert [event for event in events_seen if event[0] == "step"] == [("step", n, 2 * n) for n in range(1, calls + 1)]
+    assert evaluated["timesteps"] == [8 * number for number in range(1, calls // 4 + 1)]
+    assert evaluated["results"] == [[45.0, 45.0]] * (calls // 4)
+    assert len(saved_models) == calls // 5
+
+
+class Collecting(BaseCallback):
+    """Another process: it collects ten steps after each fourth call."""
+
+    def __init__(self, collector: PrioritizedDQN) -> None:
+        super().__init__()
+        self._collector = collector
+
+    def _on_step(self) -> bool:
+        if self.n_calls % 4 == 0:
+            collect(self._collector, 10)
+        return True
+
+
+def test_training_evaluates_and_saves_as_learn_does(tmp_path: Path) -> None:
+    def callbacks(folder: Path, **of_best: Any) -> list[BaseCallback]:
+        path = str(tmp_path / folder)
+        env = Monitor(Counting(spaces.Discrete(2)))
+        evaluations = EvalCallback(
+            env, n_eval_episodes=3, eval_freq=20, log_path=path, best_model_save_path=path, verbose=0, **of_best
+        )
+        return [CheckpointCallback(20, path), evaluations]
+
+    def found(folder: Path) -> tuple[list[int], list[list[float]], set[int]]:
+        with np.load(tmp_path / folder / "evaluations.npz") as evaluations:
+            assert evaluations["ep_lengths"].tolist() == [[9] * 3] * len(evaluations["timesteps"])
+            steps, results = evaluations["timesteps"].tolist(), evaluations["results"].tolist()
+        saved = {int(path.name.split("_")[2]) for path in (tmp_path / folder).glob("rl_model_*_steps.zip")}
+        assert (tmp_path / folder / "best_model.zip").exists()
+        return steps, results, saved
+
+    with served_memories(tmp_path, 1) as address:
+        alone, collector, model = (
+            PrioritizedDQN(
+                "MlpPolicy",
+                DummyVecEnv([lambda: Counting(spaces.Discrete(2))]),
+                train_freq=2,
+                gradient_steps=1,
+                replay_buffer_kwargs=memory,
+                **small(),
+            )
+            for memory in ({}, {"address": address}, {"address": address})
+        )
+        alone.learn(100, callbacks(Path("learn")))
+        collect(collector, 60)
+        # Two calls for each update. What is collected meanwhile is counted with each publication.
+        train(model, 50, 4, [Collecting(collector), *callbacks(Path("train"))])
+        evaluated = [[45.0] * 3] * 5
+        assert found(Path("learn")) == ([20, 40, 60, 80, 100], evaluated, {20, 40, 60, 80, 100})
+        steps, results, saved = found(Path("train"))
+        assert results == evaluated
+        assert saved == set(steps)
+        assert len(saved) == 5
+        assert 60 < min(steps) < max(steps) <= model.num_timesteps == collector.num_timesteps
+        # A checkpoint goes on from its updates.
+        loaded = PrioritizedDQN.load(tmp_path / "train" / f"rl_model_{max(steps)}_steps", env=model.env)
+        assert loaded._n_updates == 50
+        # An evaluation that is good enough ends it, and the policy is published.
+        updates = model._n_updates
+        good = StopTrainingOnRewardThreshold(44.0)
+        train(model, 1000, callback=callbacks(Path("good"), callback_on_new_best=good))
+        assert model._n_updates - updates == 10
+        replay: Any = model.replay_buffer.replay  # type: ignore[union-attr]
+        published = replay.get_parameters("sb3-policy", device="cpu")
+        for name, values in model.policy.state_dict().items():
+            torch.testing.assert_close(published.tensors[name], values)
 
 
 def test_a_blocked_collector_ends_at_once_and_says_how_few_steps_are_lost(
