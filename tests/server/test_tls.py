@@ -6,6 +6,7 @@ import socket
 import ssl
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -25,16 +26,23 @@ def authority(tmp_path: Path) -> Path:
     return tmp_path / "authority.pem"
 
 
+def write_certificate(folder: Path, made: trustme.CA, host: str, **dates: datetime) -> tuple[Path, Path]:
+    """Paths of a new certificate of an authority, and of its key."""
+    certificate = made.issue_cert(host, **dates)
+    folder.mkdir(exist_ok=True)
+    chain, key = folder / "chain.pem", folder / "key.pem"
+    certificate.private_key_pem.write_to_path(str(key))
+    for one in certificate.cert_chain_pems:
+        one.write_to_path(str(chain), append=True)
+    return chain, key
+
+
 @pytest.fixture
 def address(tmp_path: Path, authority: Path) -> Iterator[str]:
     """A server with TLS and a token."""
     made = trustme.CA()
     made.cert_pem.write_to_path(str(authority))
-    certificate = made.issue_cert("127.0.0.1")
-    chain, key = tmp_path / "chain.pem", tmp_path / "key.pem"
-    certificate.private_key_pem.write_to_path(str(key))
-    for one in certificate.cert_chain_pems:
-        one.write_to_path(str(chain), append=True)
+    chain, key = write_certificate(tmp_path, made, "127.0.0.1")
     with (
         innet.Memory([table()]) as memory,
         memory.serve("innets://127.0.0.1:0", token=TOKEN, tls_cert=chain, tls_key=key) as server,
@@ -47,6 +55,36 @@ def test_who_trusts_the_server_and_knows_the_token_is_served(address: str, autho
     with innet.connect(address, tls_ca=authority, token=TOKEN) as replay:
         fill(replay, 20)
         assert len(replay.sample("t", 4, VIEW, timeout=10)) == 4
+
+
+@pytest.mark.parametrize(
+    ("host", "until_year", "reason"),
+    [
+        ("127.0.0.1", 2001, "expired"),
+        ("replay.example", 2100, "not valid for name"),
+        ("replay.example", 2001, "expired|not valid for name"),
+    ],
+)
+def test_dates_and_host_of_a_certificate_count_unless_the_client_has_it_itself(
+    tmp_path: Path, authority: Path, host: str, until_year: int, reason: str
+) -> None:
+    made = trustme.CA()
+    made.cert_pem.write_to_path(str(authority))
+    dates = {"not_before": datetime(2000, 1, 1, tzinfo=UTC), "not_after": datetime(until_year, 1, 1, tzinfo=UTC)}
+    own, key = write_certificate(tmp_path / "own", made, host, **dates)
+    other, _ = write_certificate(tmp_path / "other", made, host, **dates)
+    with (
+        innet.Memory([table()]) as memory,
+        memory.serve("innets://127.0.0.1:0", token=TOKEN, tls_cert=own, tls_key=key) as server,
+    ):
+        (address,) = server.addresses
+        with innet.connect(address, tls_ca=own, token=TOKEN) as replay:
+            fill(replay, 20)
+            assert len(replay.sample("t", 4, VIEW, timeout=10)) == 4
+            for trusted, why in ((authority, reason), (other, "")):
+                with pytest.raises(errors.AuthenticationError, match=f"TLS with .* failed.*({why})"):
+                    innet.connect(address, tls_ca=trusted, token=TOKEN)
+            until(lambda: replay.stats()["server"]["failed_logins"] == 2)
 
 
 @pytest.mark.parametrize("token", ["some other secret", None])
