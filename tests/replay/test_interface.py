@@ -233,6 +233,36 @@ def test_the_priority_exponent_is_applied_once(make_replay: MakeReplay) -> None:
     np.testing.assert_allclose(batch.probabilities, (batch.action + 1) / 55, rtol=1e-4)
 
 
+def test_priorities_outside_the_range_of_a_table_are_stored_at_its_ends_and_counted(make_replay: MakeReplay) -> None:
+    fine = table("fine", priority_exponent=1.0, priority_unit_log2=-30)
+    replay = make_replay([table(priority_exponent=1.0), fine, table("root", priority_exponent=0.5)])
+
+    def counted(name: str = "t") -> tuple[int, int]:
+        stats = replay.stats()["tables"][name]
+        return stats["rounded_up_priorities"], stats["saturated_priorities"]
+
+    fill(replay, 20, priority=1.0)
+    ids = np.unique(replay.sample("t", 64, VIEW, timeout=5).ids)[:4]
+    assert counted() == (0, 0)
+    # The unit is 2^-19, 1.9e-6; 0 is no priority.
+    replay.update_priorities("t", ids, np.array([1e-7, 1e-300, 0.0, 2.0**-19]))
+    assert counted() == (2, 0)
+    assert replay.stats()["tables"]["t"]["items_with_priority"] == 19
+    assert replay.stats()["tables"]["t"]["total_priority"] == pytest.approx(16 + 3 * 2.0**-19, abs=1e-9)
+    replay.update_priorities("t", ids, np.array([3e6, 1e6, 2e-6, 1e-6]))
+    assert counted() == (3, 1)
+    # Keys of evicted items are stale: nothing is stored.
+    fill(replay, 1000, priority=1.0)
+    assert replay.update_priorities("t", ids, np.full(4, 1e-7)).stale == 4
+    assert counted() == (3, 1)
+    # New items, too; with smaller units, and after the exponent, 1e-7 is within the range.
+    for name in ("t", "fine", "root"):
+        fill(replay, 20, name=name, priority=1e-7)
+    assert (counted(), counted("fine"), counted("root")) == ((23, 1), (0, 0), (0, 0))
+    fill(replay, 20, name="root", priority=1e-13)
+    assert counted("root") == (20, 0)
+
+
 def test_weights_follow_the_paper(make_replay: MakeReplay) -> None:
     replay = make_replay([table(priority_exponent=1.0)])
     with replay.writer("t", 1, innet.NStep(stack=4, n=1, observation="frame")) as writer:
