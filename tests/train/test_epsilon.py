@@ -1,11 +1,14 @@
 """The epsilon ladder, its annealing, and the choice of actions."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from innet_drl import train
+from innet_drl.cli import main
 from innet_drl.train.exploration import annealed, choose, epsilon_ladder, unfinished_schedules
 
 
@@ -40,6 +43,28 @@ def test_a_run_shorter_than_its_schedules_is_warned_of() -> None:
     assert "200,000 updates, and a run of 1,000,000 steps has some 30,938: lower learning_rate_anneal_updates" in rate
     assert len(warned("atari", steps=30_000)) == 2
     assert warned("vector") == warned("vector", steps=20_000) == warned("cartpole") == warned("breakout") == []
+
+
+def test_a_run_is_warned_of_each_start_that_does_not_finish_its_schedules(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = str(tmp_path / "run")
+
+    def warned(*flags: str) -> list[str]:
+        short = ["--evaluation-games=1", "--evaluation-period=0", "--no-video"]
+        assert main(["train", *short, *flags]) == 0
+        # The terminal's width breaks lines.
+        printed = " ".join(capfd.readouterr().out.split())
+        return re.findall(r"epsilon falls over [\d,]+ steps, and the run ends at [\d,]+.*?; lower [-a-z]+", printed)
+
+    flags = ["--preset=cartpole", "--serial", "--min-size=100", "--epsilon-anneal-steps=600", "--out", run]
+    (warning,) = warned(*flags, "--steps=200")
+    assert warning.startswith("epsilon falls over 600 steps, and the run ends at 200: ")
+    assert warning.endswith("; lower --epsilon-anneal-steps")
+    # Of the settings in the run's folder and the new flags.
+    (warning,) = warned("--resume", run, "--steps=400")
+    assert warning.startswith("epsilon falls over 600 steps, and the run ends at 400: ")
+    assert warned("--resume", run, "--steps=600") == []
 
 
 def test_epsilon_zero_is_greedy_and_epsilon_one_is_uniform() -> None:
