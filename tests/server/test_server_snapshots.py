@@ -8,10 +8,12 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -21,7 +23,7 @@ from serving import SERVE, SERVER_CLI, Server, until
 from steps import VIEW, fill, step, table
 
 import innet_drl as innet
-from innet_drl import errors
+from innet_drl import datasets, errors
 
 pytestmark = pytest.mark.timeout(110)
 
@@ -150,6 +152,118 @@ def test_a_reading_of_episodes_continues_after_restarts(server: Server) -> None:
         replay.create_table(noisy)
         with pytest.raises(errors.UnknownTableError, match="it was dropped"):
             list(reading)
+
+
+class RestartedMeanwhile:
+    """A replay whose servers are restarted, one after the other, before some of its episodes are read."""
+
+    def __init__(self, replay: innet.Replay, servers: list[Server], before: set[int], work: Callable[[], None]) -> None:
+        self.table = replay.table
+        self._replay, self._servers, self._before, self._work = replay, servers, before, work
+        self.restarts = 0
+
+    def episodes(self, table: str, timeout: float | None) -> Iterator[innet.Batch]:
+        for number, episode in enumerate(self._replay.episodes(table, timeout)):
+            if number in self._before:
+                server = self._servers[self.restarts % len(self._servers)]
+                stop(server)
+                server.start()
+                self.restarts += 1
+                self._work()
+            yield episode
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("name", ["data.parquet", "data.npz"])
+def test_an_export_continues_after_restarts(tmp_path: Path, name: str, count: int) -> None:
+    columns: dict[str, Any] = {
+        "observation/camera": ("uint8", (20_000,)),
+        "observation/place": ("float32", (2,)),
+        "action": "int64",
+        "reward": "float32",
+    }
+    noise = np.random.default_rng(0)
+    frames: dict[tuple[int, int], int] = {}
+    with ExitStack() as stack:
+        servers = [
+            stack.enter_context(Server(f"unix://{tmp_path}/{each}", f"--snapshot={tmp_path / f'of {each}'}"))
+            for each in range(count)
+        ]
+        addresses = ",".join(server.address for server in servers)
+        table = innet.Table("t", columns, 2000, view=innet.NStep())
+        replay = stack.enter_context(innet.connect(addresses, tables=table))
+        writers = [stack.enter_context(replay.writer("t", 2, chunk_steps=3, server=each)) for each in range(count)]
+
+        def write(steps: range) -> None:
+            for t, (each, writer) in itertools.product(steps, enumerate(writers)):
+                camera = noise.integers(0, 255, (2, 20_000), np.uint8)
+                place = np.array([[2 * each + stream, t] for stream in range(2)], np.float32)
+                frames.update({(2 * each + stream, t): zlib.crc32(camera[stream]) for stream in range(2)})
+                writer.append(
+                    observation={"camera": camera, "place": place},
+                    action=[t, -t],
+                    reward=1.0,
+                    terminated=[t % 50 == 48, False],
+                    truncated=[False, t % 70 == 68],
+                    first=[t % 50 == 0, t % 70 == 0],
+                    final=[t % 50 == 49, t % 70 == 69],
+                )
+            for writer in writers:
+                writer.flush()
+
+        # More than one answer has of each server.
+        write(range(400))
+        later = (range(begin, begin + 10) for begin in itertools.count(400, 10))
+        exported = RestartedMeanwhile(replay, servers, {1, 2, 14 * count - 2}, lambda: write(next(later)))
+        counts = datasets.export_table(cast(innet.Replay, exported), "t", tmp_path / name)
+        assert exported.restarts == 3
+        found: dict[int, list[int]] = {stream: [] for stream in range(2 * count)}
+        for episode in datasets.read(tmp_path / name):
+            streams, steps = episode["observation"]["place"].astype(int).T
+            period = 70 if streams[0] % 2 else 50
+            assert set(streams) == {streams[0]}
+            assert steps[0] % period == 0
+            assert episode["final"].tolist() == (steps % period == period - 1).tolist()
+            assert (episode["truncated"] | episode["terminated"]).tolist() == (steps % period == period - 2).tolist()
+            action = np.where(episode["final"], 0, -steps if streams[0] % 2 else steps)
+            np.testing.assert_array_equal(episode["action"], action)
+            assert [zlib.crc32(frame) for frame in episode["observation"]["camera"]] == [
+                frames[streams[0], t] for t in steps
+            ]
+            found[streams[0]] += steps.tolist()
+        assert sum(map(len, found.values())) == counts.rows
+        for stream, steps in found.items():
+            # What the server had when the export began to read it.
+            assert steps == list(range(400 if stream < 2 else len(steps)))
+            assert 400 <= len(steps) <= 430
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_an_export_from_a_server_that_comes_back_without_its_memory_leaves_the_old_file(
+    tmp_path: Path, count: int
+) -> None:
+    columns: dict[str, Any] = {"observation": ("uint8", (20_000,)), "action": "int64", "reward": "float32"}
+    noise = np.random.default_rng(0)
+    file = tmp_path / "data.npz"
+    with ExitStack() as stack:
+        servers = [stack.enter_context(Server(f"unix://{tmp_path}/{each}")) for each in range(count)]
+        addresses = ",".join(server.address for server in servers)
+        table = innet.Table("t", columns, 2000, view=innet.NStep())
+        replay = stack.enter_context(innet.connect(addresses, tables=table))
+        for each in range(count):
+            with replay.writer("t", 1, chunk_steps=3, server=each) as writer:
+                for t in range(400):
+                    frame = noise.integers(0, 255, (1, 20_000), np.uint8)
+                    writer.append(observation=frame, action=[t], reward=1.0, terminated=[t % 50 == 49], truncated=False)
+        datasets.export_table(replay, "t", file)
+        before = file.read_bytes()
+        exported = RestartedMeanwhile(replay, servers, {1}, lambda: None)
+        with pytest.raises(errors.UnknownTableError, match="dropped"):
+            datasets.export_table(cast(innet.Replay, exported), "t", file)
+        assert exported.restarts == 1
+        assert file.read_bytes() == before
+        assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
 def test_versions_continue_after_a_drop_and_restarts(server: Server) -> None:

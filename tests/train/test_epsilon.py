@@ -45,6 +45,7 @@ def test_a_run_shorter_than_its_schedules_is_warned_of() -> None:
     assert warned("vector") == warned("vector", steps=20_000) == warned("cartpole") == warned("breakout") == []
 
 
+@pytest.mark.slow
 def test_a_run_is_warned_of_each_start_that_does_not_finish_its_schedules(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
