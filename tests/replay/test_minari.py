@@ -14,6 +14,7 @@ from data_sets import episodes
 
 import innet_drl as innet
 from innet_drl import datasets, errors
+from innet_drl.datasets import rows
 
 pytestmark = pytest.mark.usefixtures("minari_folder")
 
@@ -56,6 +57,78 @@ def test_minari_data_sets_of_others(tmp_path: Path) -> None:
             np.testing.assert_array_equal(one.success[:-1], given.infos["success"][1:])
         # It has a last observation, to bootstrap from.
         assert stored[1].truncated[-2]
+
+
+PARTS = gymnasium.spaces.Dict(
+    goal=gymnasium.spaces.Box(-np.inf, np.inf, (2,)),
+    hand=gymnasium.spaces.Dict(
+        camera=gymnasium.spaces.Box(0, 255, (3, 3), np.uint8), on=gymnasium.spaces.Discrete(200)
+    ),
+)
+
+
+def parts(episode: int, steps: Any) -> dict[str, Any]:
+    """Observations of PARTS that tell their episode and steps."""
+    steps = np.asarray(steps)
+    goal = np.stack([np.full(len(steps), episode), steps], 1).astype(np.float32)
+    camera = np.broadcast_to((10 * episode + steps).astype(np.uint8)[:, None, None], (len(steps), 3, 3))
+    return {"goal": goal, "hand": {"camera": camera, "on": (100 + steps).astype(np.int64)}}
+
+
+def assert_parts(found: Any, episode: int, steps: Any) -> None:
+    found, expected = rows.flat(found), rows.flat(parts(episode, steps))
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        assert found[name].dtype == array.dtype, name
+        np.testing.assert_array_equal(found[name], array, name)
+
+
+def test_last_observations_of_several_parts_go_to_minari_and_back() -> None:
+    action = gymnasium.spaces.Discrete(9)
+    # Ends, whether a final row follows, the observations that Minari has, and the steps that come back.
+    episodes = [
+        ("terminated", True, range(5), 4),
+        ("truncated", True, range(5), 4),
+        # Nothing bootstraps from the repeated one.
+        ("terminated", False, [0, 1, 2, 3, 3], 4),
+        ("truncated", False, range(4), 3),
+        # Without an end: another episode begins.
+        ("none", False, range(4), 3),
+    ]
+    once: Any = {"sampler": "fifo", "max_times_sampled": 1}
+    tables = [
+        innet.Table.from_spaces(name, PARTS, action, 100, view=innet.NStep(n=1), **once) for name in ("played", "again")
+    ]
+    with innet.Memory(tables) as replay:
+        with replay.writer("played", 1) as writer:
+            for episode, (end, final, _, _) in enumerate(episodes):
+                for t in range(4 + final):
+                    observation = parts(episode, [t])
+                    ends: Any = {name: [t == 3 and end == name] for name in ("terminated", "truncated")}
+                    flags: Any = {"first": [t == 0], "final": [t == 4]}
+                    writer.append(observation=observation, action=[t], reward=1.0, **ends, **flags)
+        datasets.export_table(replay, "played", "minari:ours/parts-v0", observation_space=PARTS, action_space=action)
+        data_set = minari.load_dataset("ours/parts-v0")
+        assert data_set.observation_space == PARTS
+        assert len(data_set) == len(episodes)
+        for episode, (exported, (end, _, seen, steps)) in enumerate(zip(data_set, episodes, strict=True)):
+            assert_parts(exported.observations, episode, seen)
+            assert exported.actions.tolist() == list(range(steps))
+            last = {"terminated": exported.terminations, "truncated": exported.truncations}
+            for name, flags in last.items():
+                ends_so = name == ("terminated" if end == "terminated" else "truncated")
+                assert flags.tolist() == [False] * (steps - 1) + [ends_so]
+        datasets.import_table(replay, "again", "minari:ours/parts-v0")
+        for episode, (stored, (_, _, seen, steps)) in enumerate(zip(replay.episodes("again"), episodes, strict=True)):
+            assert_parts(stored.observation, episode, seen)
+            assert stored.final.tolist() == [False] * steps + [True]
+        batch = replay.sample("again", sum(steps for *_, steps in episodes))
+        for row in range(len(batch)):
+            episode, t = batch.observation["goal"][row].astype(int)
+            end, _, seen, _ = episodes[episode]
+            one_row = rows.nested({name: array[[row]] for name, array in rows.flat(batch.next_observation).items()})
+            assert_parts(one_row, episode, [seen[t + 1]])
+            assert batch.discount[row] == pytest.approx(0 if t == 3 and end == "terminated" else 0.99)
 
 
 def test_infos_of_minari_do_not_replace_its_columns(tmp_path: Path) -> None:
