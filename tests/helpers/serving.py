@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Self
@@ -32,11 +32,17 @@ SERVE = [*SERVER_CLI, "serve", "--listen"]
 
 
 class Server:
-    """`innet-replay serve`, which can be started again at its address."""
+    """`innet-replay serve`, which can be started again at its address.
 
-    def __init__(self, address: str, *flags: str) -> None:
+    Args:
+        address: Where it listens.
+        flags: Further arguments of the command.
+        inside: A command that it is run by.
+    """
+
+    def __init__(self, address: str, *flags: str, inside: Sequence[str] = ()) -> None:
         self.address = address
-        self._flags = flags
+        self._flags, self._inside = flags, inside
         self.start()
 
     def __enter__(self) -> Self:
@@ -47,7 +53,7 @@ class Server:
 
     def start(self) -> None:
         """Starts it, and returns when it listens."""
-        command = [*SERVE, self.address, *self._flags]
+        command = [*self._inside, *SERVE, self.address, *self._flags]
         # The tokens of the environment are the clients'.
         environment = {name: value for name, value in os.environ.items() if name != "INNET_TOKEN"}
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
