@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trustme
@@ -26,7 +27,7 @@ def authority(tmp_path: Path) -> Path:
     return tmp_path / "authority.pem"
 
 
-def write_certificate(folder: Path, made: trustme.CA, host: str, **dates: datetime) -> tuple[Path, Path]:
+def write_certificate(folder: Path, made: trustme.CA, host: str, **dates: Any) -> tuple[Path, Path]:
     """Paths of a new certificate of an authority, and of its key."""
     certificate = made.issue_cert(host, **dates)
     folder.mkdir(exist_ok=True)

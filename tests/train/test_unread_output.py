@@ -78,7 +78,8 @@ def test_lost_lines_are_counted(tmp_path: Path) -> None:
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=writer, env=os.environ | {"COLUMNS": "100"}) as process,
     ):
         until(lambda: logged.exists() or process.poll() is not None)
-        read, numbers, lost = b"", [], 0
+        read, lost = b"", 0
+        numbers: list[int] = []
         while len(numbers) + lost < written:
             read += os.read(reader, 1 << 16)
             text = read.replace(bytes(1), b"").decode()
