@@ -107,6 +107,27 @@ def test_processes_that_are_started_separately_train_an_agent(replay: str, tmp_p
     assert RunFolder(run).best_agent().state["mean"] == max(means)
 
 
+def test_a_learner_whose_actors_are_gone_for_good_ends_with_a_checkpoint(server: Server, tmp_path: Path) -> None:
+    run = tmp_path / "cart"
+    with ExitStack() as stack:
+
+        def command(*arguments: str) -> Command:
+            return stack.enter_context(Command(*arguments, folder=tmp_path))
+
+        actor = command("actor", "--replay", server.address, "--index=0")
+        actor.await_line("waiting for a learner")
+        learning = ["learner", "--replay", server.address, "--out=cart", "--steps=1000000000", "--actor-patience=20"]
+        learner = command(*learning, *SMALL)
+        until(lambda: updates(run) > 20 or not learner.runs)
+        actor.kill()
+        assert learner.end() == 1
+        output = learner.output
+    assert 'no writer of table "cart" has been connected for' in output
+    assert 'the last was "actor 0"' in output
+    assert "continue with innet-drl learner" in output
+    assert RunFolder(run).newest_checkpoint() is not None
+
+
 def test_each_process_may_be_killed_and_the_run_goes_on(server: Server, tmp_path: Path) -> None:
     run = tmp_path / "cart"
     learning = ["learner", "--replay", server.address, "--out=cart", "--steps=1000000000", "--checkpoint-minutes=0.01"]

@@ -261,6 +261,9 @@ def test_priorities_outside_the_range_of_a_table_are_stored_at_its_ends_and_coun
     assert (counted(), counted("fine"), counted("root")) == ((23, 1), (0, 0), (0, 0))
     fill(replay, 20, name="root", priority=1e-13)
     assert counted("root") == (20, 0)
+    # Also below what float32 holds, in which steps are sent.
+    fill(replay, 20, priority=1e-300)
+    assert counted() == (43, 1)
 
 
 def test_weights_follow_the_paper(make_replay: MakeReplay) -> None:
