@@ -140,7 +140,7 @@ impl ShardedClient {
                 let others = self.connected_writers(&open.table, wait)?;
                 let mut others = others.into_iter().filter(|&(other, _)| other != shard);
                 if others.any(|(_, writers)| writers + 1 < pushes.connected) {
-                    pushes.close(wait)?;
+                    self.group.answered(shard, pushes.close(wait))?;
                     moves -= 1;
                     continue;
                 }
