@@ -276,9 +276,8 @@ impl Replay<Error> for ShardedClient {
     fn read_positions(&self, table: &str, wait: &Wait<'_>) -> Result<Vec<ReadPosition>> {
         let servers = 0..self.group.shards.len() as u32;
         let first = |server| ReadPosition { server, ..ReadPosition::default() };
-        let asked = servers.map(|server| {
-            self.read_steps(&ReadSteps { table: table.to_owned(), from: first(server), bytes: 0 }, wait)
-        });
+        let asked = servers
+            .map(|server| self.read_steps(&ReadSteps { table: table.to_owned(), from: first(server), bytes: 0 }, wait));
         let positions = asked.map(|read| Ok(read?.next));
         positions.filter_map(Result::transpose).collect()
     }
