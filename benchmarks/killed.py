@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,7 +30,9 @@ GOALS = {
     "missing": "no step is missing",
     "doubled": "no step is doubled",
     "lost_before_snapshot": "no step is lost that was acknowledged before the last snapshot",
+    "miscounted": "the number of connected writers is right 10 s after each start",
 }
+COUNTED_WITHIN_S = 10.0
 LOST = re.compile(r"without the last (\d+) of the (\d+) steps that it had acknowledged")
 UNKNOWN = re.compile(r"it had acknowledged (\d+) steps")
 
@@ -130,18 +132,25 @@ def _tags(address: str, writers: int) -> dict[int, np.ndarray]:
     return {number: together[1, together[0] == number] for number in range(writers)}
 
 
-def _kill(
-    server: Server, writers: list[Writer], memory: innet.Replay, pause_s: float, peaks: list[int]
-) -> Iterator[tuple[int, int]]:
-    """Kills and restarts the server, and returns when all writers have resumed. Its peak of memory is added to `peaks`.
+@dataclass
+class Restart:
+    """What a kill and a restart of the server led to."""
 
-    Yields:
-        For each writer with losses, the number of lost acknowledged steps, and how many of them were acknowledged
-        before the last snapshot.
-    """
+    told: list[tuple[int, int]]
+    """For each writer with losses, the number of lost acknowledged steps, and how many of them were acknowledged before
+    the last snapshot."""
+    counted_s: float
+    """Time from the start until the statistics had all writers as connected."""
+
+
+def _kill(server: Server, writers: list[Writer], memory: innet.Replay, pause_s: float, peaks: list[int]) -> Restart:
+    """Kills and restarts the server, and returns when all writers have resumed; adds its peak of memory to `peaks`."""
 
     def saved() -> int:
         return int(memory.stats()["snapshots"]["saved"])
+
+    def connected() -> int:
+        return int(memory.stats()["tables"]["queue"]["connected_writers"])
 
     def wrote() -> bool:
         """Whether each writer has received an acknowledgement or a report of lost steps."""
@@ -159,10 +168,13 @@ def _kill(
     server.kill()
     acknowledged = [writer.acknowledged for writer in writers]
     server.start()
+    begun = time.monotonic()
+    _until(lambda: connected() == len(writers))
+    counted_s = time.monotonic() - begun
     _until(wrote)
-    for writer, known, least in zip(writers, losses, floor, strict=True):
-        for lost, kept in writer.losses[known:]:
-            yield lost, max(0, least - kept)
+    losses_of = zip(writers, losses, floor, strict=True)
+    told = [(lost, max(0, least - kept)) for writer, known, least in losses_of for lost, kept in writer.losses[known:]]
+    return Restart(told, counted_s)
 
 
 @dataclass
@@ -177,7 +189,7 @@ class Load:
 
 def _folder(kills: int, load: Load, generator: random.Random) -> tuple[dict[str, int], int]:
     """Kills one server `kills` times, then counts its steps; also returns the peak of its memory in bytes."""
-    counts = dict.fromkeys(("steps", "lost", "told", "missing", "doubled", "lost_before_snapshot"), 0)
+    counts = dict.fromkeys(("steps", "lost", "told", *GOALS), 0)
     ended = threading.Event()
     peaks: list[int] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -191,10 +203,11 @@ def _folder(kills: int, load: Load, generator: random.Random) -> tuple[dict[str,
                 with innet.connect(server.address, timeout=PATIENCE_S, reconnect_for=PATIENCE_S) as memory:
                     for _ in range(kills):
                         pause_s = load.between_s + generator.uniform(0, 2e-3 * load.every_ms)
-                        for lost, before in _kill(server, writers, memory, pause_s, peaks):
-                            counts["told"] += 1
-                            counts["lost"] += lost
-                            counts["lost_before_snapshot"] += before
+                        restart = _kill(server, writers, memory, pause_s, peaks)
+                        counts["miscounted"] += restart.counted_s > COUNTED_WITHIN_S
+                        counts["told"] += len(restart.told)
+                        counts["lost"] += sum(lost for lost, _ in restart.told)
+                        counts["lost_before_snapshot"] += sum(before for _, before in restart.told)
             finally:
                 ended.set()
                 for writer in writers:
