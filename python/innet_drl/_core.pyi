@@ -1374,7 +1374,7 @@ class Memory(Replay):
         gradients: str | None = None,
         http: str | None = None,
         snapshot: str | PathLike[str] | None = None,
-        snapshot_every: float = 60.0,
+        snapshot_every: float | None = None,
     ) -> Server:
         """Serves this memory to clients.
 
@@ -1396,10 +1396,11 @@ class Memory(Replay):
             gradients: UDP address `"ip:port"` of the gradient aggregator; port 0 chooses a free one.
             http: `"host:port"` for statistics over HTTP: `/metrics`, `/healthz`, `/stats` and a live page; port 0
                 chooses a free one. It needs a token and TLS, or `trusted_network`, where `addresses` do.
-            snapshot: Folder for snapshots of the memory, created if missing. The newest intact one is restored into
-                this memory, whose tables must be empty. Snapshots are saved at intervals and by `close`; the two newest
-                are kept.
-            snapshot_every: Seconds between two snapshots, at most 1e9; 0 saves only on request and at `close`.
+            snapshot: Folder for snapshots of the memory, created if missing; only this user can read it. The newest intact
+                one is restored into this memory, whose tables must be empty. Snapshots are saved at intervals and by
+                `close`; the two newest are kept.
+            snapshot_every: Seconds between two snapshots in `snapshot`, at most 1e9; 60 by default. 0 saves only on
+                request and at `close`.
 
         Raises:
             ConfigError: The snapshot folder cannot be written or is another server's, or its newest snapshot does not

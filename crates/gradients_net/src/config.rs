@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::extension::NAME;
 use gradients::{AggregatorLimits, DpdkConfig};
 use replay_net::config::{ServerConfig, within};
-use replay_net::error::Result;
+use replay_net::error::{Error, Result};
 use replay_net::extension::ExtensionSettings;
 use replay_net::refuse;
 use replay_net::stack::{Address, StackName};
@@ -20,6 +20,12 @@ const NEVER: Duration = Duration::from_secs(100 * 365 * 86_400);
 const MAX_THREADS: u64 = 64;
 /// Limit of a job's segments in flight: about a gigabyte.
 const MAX_WINDOW: u64 = 1 << 18;
+
+/// Settings without effect unless `gradients_devices` are set.
+const OF_DEVICES: &[&str] =
+    &["gradients_eal", "gradients_prefix", "gradients_gateway", "gradients_cores", "gradients_idle_sleep_us"];
+/// Settings without effect unless `parent` is set.
+const OF_PARENT: &[&str] = &["parent_tls_ca", "rack", "racks"];
 
 /// The settings. Each field is a flag of `innet-replay serve` and a key of its file; its documentation is the flag's help text.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Args)]
@@ -96,7 +102,7 @@ impl GradientsConfig {
     /// The settings of a server.
     ///
     /// # Errors
-    /// [`Error::Config`](replay_net::error::Error::Config) names the invalid setting.
+    /// [`Error::Config`] names the invalid setting.
     pub fn of(config: &ServerConfig) -> Result<Self> {
         config.extensions.get(NAME)
     }
@@ -104,7 +110,7 @@ impl GradientsConfig {
     /// Wraps these settings for a [`ServerConfig`].
     ///
     /// # Errors
-    /// [`Error::Config`](replay_net::error::Error::Config) for a path that is not Unicode.
+    /// [`Error::Config`] for a path that is not Unicode.
     pub fn settings(&self) -> Result<ExtensionSettings> {
         ExtensionSettings::of(NAME, self)
     }
@@ -140,7 +146,7 @@ impl GradientsConfig {
     /// Checks the settings for a server with this configuration.
     ///
     /// # Errors
-    /// [`Error::Config`](replay_net::error::Error::Config) with advice.
+    /// [`Error::Config`] with advice.
     pub fn validate(&self, config: &ServerConfig) -> Result<()> {
         for (name, value, least, most) in [
             ("gradients_jobs", self.gradients_jobs as u64, 1, 1024),
@@ -152,15 +158,22 @@ impl GradientsConfig {
         ] {
             within(name, value, least, most)?;
         }
+        let given = self.given()?;
+        let among = |names: &[&str]| given.iter().find(|given| names.contains(&given.as_str()));
         let Some(address) = self.gradients else {
-            return match (self.gradients_only, &self.parent) {
-                (false, None) => Ok(()),
-                (true, _) => refuse("gradients_only is set: name the UDP address in gradients"),
-                (_, Some(parent)) => refuse(format!(
-                    "{parent} is a parent for sums of gradients: name the UDP address of this server in gradients"
+            return match given.first() {
+                None => Ok(()),
+                Some(name) => refuse(format!(
+                    "{name} is set, but gradients, the UDP address of this server, is not: set both, or leave it out"
                 )),
             };
         };
+        if let Some(name) = among(OF_DEVICES).filter(|_| self.gradients_devices.is_empty()) {
+            return refuse(format!("{name} is for DPDK: name a device in gradients_devices, or leave it out"));
+        }
+        if let Some(name) = among(OF_PARENT).filter(|_| self.parent.is_none()) {
+            return refuse(format!("{name} is set without a parent: set both, or leave it out"));
+        }
         if !address.ip().is_loopback() && !config.trusted_network {
             return refuse(format!(
                 "gradients {address} can be reached from other machines, and its datagrams are neither encrypted nor \
@@ -187,19 +200,17 @@ impl GradientsConfig {
         self.validate_parent()
     }
 
+    /// Names of the settings that differ from their defaults.
+    fn given(&self) -> Result<Vec<String>> {
+        let table = |of: &Self| toml::Table::try_from(of).map_err(|error| Error::Config(error.to_string()));
+        let (own, defaults) = (table(self)?, table(&Self::default())?);
+        let given = own.into_iter().filter(|(name, value)| defaults.get(name) != Some(value));
+        Ok(given.map(|(name, _)| name).collect())
+    }
+
     fn validate_devices(&self, address: SocketAddr) -> Result<()> {
-        let of_devices = !self.gradients_eal.is_empty()
-            || self.gradients_gateway.is_some()
-            || !self.gradients_cores.is_empty()
-            || self.gradients_idle_sleep_us > 0;
         if self.gradients_devices.is_empty() {
-            return match of_devices {
-                false => Ok(()),
-                true => refuse(
-                    "gradients_eal, gradients_gateway, gradients_cores and gradients_idle_sleep_us are for DPDK: name a device in \
-                     gradients_devices",
-                ),
-            };
+            return Ok(());
         }
         match address {
             SocketAddr::V4(address) if !address.ip().is_unspecified() && address.port() != 0 => Ok(()),
@@ -211,10 +222,7 @@ impl GradientsConfig {
 
     fn validate_parent(&self) -> Result<()> {
         let Some(parent) = &self.parent else {
-            return match &self.parent_tls_ca {
-                None => Ok(()),
-                Some(_) => refuse("parent_tls_ca is set without a parent: set both"),
-            };
+            return Ok(());
         };
         if parent.stack() != StackName::Kernel {
             return refuse(format!("{parent}: gradients go by the kernel's UDP, write innet:// or innets://"));
@@ -300,7 +308,10 @@ mod tests {
         for (text, part) in [
             ("gradients = \"nowhere\"", "socket address"),
             ("gradients_only = true", "gradients_only"),
-            ("parent = \"innet://a:1\"", "is a parent"),
+            ("parent = \"innet://a:1\"", "parent is set, but gradients"),
+            ("gradients_threads = 2", "gradients_threads is set, but gradients"),
+            (&format!("{here}gradients_prefix = 16"), "gradients_prefix is for DPDK"),
+            (&format!("{here}racks = 2"), "racks is set without a parent"),
             ("gradients = \"0.0.0.0:1\"", "neither encrypted nor"),
             (&format!("{here}gradients_cores = [1]"), "gradients_devices"),
             ("gradients = \"[::1]:7711\"\ngradients_devices = [\"net_null0\"]", "IPv4 address"),

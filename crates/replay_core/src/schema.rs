@@ -34,6 +34,7 @@ pub struct Column {
 
 /// Deserialised column; omitted fields take defaults.
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct ReadColumn {
     name: String,
     dtype: Dtype,

@@ -35,6 +35,9 @@ const FRAMES: u64 = 3;
 /// Frames of the default length that fit into the memory that a server may have, or more.
 const FRAMES_IN_ROOM: u64 = 32;
 
+/// Similarity above which a name is proposed in place of another, as by clap for flags.
+const LIKE: f64 = 0.7;
+
 /// Default share of the memory limit for tables, parameters and receive buffers. Unread replies and other processes of the machine, such
 /// as learners, need some of the rest.
 const SHARE_PERCENT: u8 = 50;
@@ -139,14 +142,14 @@ pub struct ServerConfig {
     /// encrypted nor authenticated, with a token and TLS, too.
     #[arg(long)]
     pub trusted_network: bool,
-    /// Folder for snapshots of the memory, made if it is missing. The newest that is not damaged is restored at the start; one
-    /// is saved at SIGTERM, at intervals, and by `innet-replay snapshot`. The two newest are kept: three times the bytes of the
-    /// memory on disk. No snapshots by default.
+    /// Folder for snapshots of the memory, made if it is missing; only this user can read it. The newest that is not damaged is restored
+    /// at the start; one is saved at SIGTERM, at intervals, and by `innet-replay snapshot`. The two newest are kept: three times
+    /// the bytes of the memory on disk. No snapshots by default.
     #[arg(long, value_name = "DIR")]
     pub snapshot: Option<PathBuf>,
-    /// Interval of the snapshots in --snapshot: 60s, 500ms, 5min or 1h. 0s saves on request and at SIGTERM alone.
-    #[arg(long, value_name = "PERIOD", default_value = "60s")]
-    pub snapshot_every: Period,
+    /// Interval of the snapshots in --snapshot: 500ms, 5min or 1h; 60s by default. 0s saves on request and at SIGTERM alone.
+    #[arg(long, value_name = "PERIOD")]
+    pub snapshot_every: Option<Period>,
     /// Lowest level of logged events.
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     pub log_level: LogLevel,
@@ -224,15 +227,23 @@ impl ServerConfig {
     pub fn from_toml(text: &str, origin: &str, overrides: toml::Table) -> Result<Self> {
         let refuse = |mut error: toml::de::Error| {
             error.set_input(Some(text));
-            let others = match error.message().starts_with("unknown field") {
+            let message = error.message().to_owned();
+            // The given name, and those that it could be.
+            let mut names = message.split('`').skip(1).step_by(2);
+            let (given, mut known) = (names.next().unwrap_or_default(), names.collect::<Vec<_>>());
+            let others = match message.starts_with("unknown field") && known.contains(&"listen") {
                 true => extension::names_of_settings(),
                 false => Vec::new(),
             };
+            known.extend(others.iter().map(String::as_str));
             let others = match others.is_empty() {
                 true => String::new(),
                 false => format!("or, of extensions, `{}`\n", others.join("`, `")),
             };
-            Error::Config(format!("{origin}: {error}{others}"))
+            let like = known.into_iter().map(|name| (strsim::jaro(given, name), name));
+            let nearest = like.filter(|(like, _)| *like > LIKE).max_by(|(one, _), (other, _)| one.total_cmp(other));
+            let nearest = nearest.map_or(String::new(), |(_, name)| format!("did you mean `{name}`?\n"));
+            Error::Config(format!("{origin}: {error}{others}{nearest}"))
         };
         // Parsed without the overrides first, so that an error names its line in the file.
         let mut file = DeTable::parse(text).map_err(refuse)?;
@@ -259,6 +270,14 @@ impl ServerConfig {
     pub(crate) fn has_token(&self) -> bool {
         let settings = self.token_settings();
         settings.iter().any(|setting| setting.token.is_some() || setting.file.is_some())
+    }
+
+    /// Files with secrets, by the names of their settings.
+    pub(crate) fn secret_files(&self) -> impl Iterator<Item = (String, &Path)> {
+        let tokens = self.token_settings();
+        let tokens = tokens.into_iter().map(|setting| (format!("{}_file", setting.name), setting.file));
+        let files = tokens.chain([("tls_key".to_owned(), &self.tls_key)]);
+        files.filter_map(|(name, file)| Some((name, file.as_deref()?)))
     }
 
     /// The tokens, from the fields or the files, without surrounding white space; the operator's first.
@@ -370,8 +389,6 @@ mod tests {
         assert!(refusal("max_bytes = \"much\"").contains("much"));
         let error = refusal("\nio_threads = \"two\"");
         assert!(error.contains("server.toml") && error.contains("line 2"), "{error}");
-        let table = "[[tables]]\nname = \"a\"\ncolums = []";
-        assert!(refusal(table).contains("colums"));
     }
 
     /// As in Python: LZ4 from 64 bytes (vectors of floats: 1,024), unless the file names a codec.

@@ -69,8 +69,8 @@ pub fn extensions(py: Python<'_>, gradients: Option<&str>) -> PyResult<Extension
 }
 
 /// The interval of snapshots, in seconds.
-pub fn period(py: Python<'_>, seconds: f64) -> PyResult<Period> {
-    wait::seconds(py, "snapshot_every", seconds).map(Period)
+pub fn period(py: Python<'_>, seconds: Option<f64>) -> PyResult<Option<Period>> {
+    seconds.map(|seconds| wait::seconds(py, "snapshot_every", seconds).map(Period)).transpose()
 }
 
 /// An address for statistics over HTTP.

@@ -220,6 +220,7 @@ mod tests {
             tls_cert: Some("a".into()),
             tls_key: Some("a".into()),
             snapshot: Some("a".into()),
+            snapshot_every: Some("1s".parse().unwrap()),
             ..ServerConfig::default()
         };
         let mut fields: Vec<String> = toml::Table::try_from(filled).unwrap().keys().cloned().collect();

@@ -61,8 +61,14 @@ impl ServerConfig {
         ] {
             within(name, value, least, most)?;
         }
-        if self.snapshot_every.0 > Duration::from_millis(MAX_MS) {
-            return refuse(format!("snapshot_every is at most {}s, got {}", MAX_MS / 1000, self.snapshot_every));
+        match self.snapshot_every {
+            Some(every) if every.0 > Duration::from_millis(MAX_MS) => {
+                return refuse(format!("snapshot_every is at most {}s, got {every}", MAX_MS / 1000));
+            }
+            Some(_) if self.snapshot.is_none() => {
+                return refuse("snapshot_every is set, but snapshot, the folder, is not: set both, or leave it out");
+            }
+            _ => {}
         }
         for setting in self.token_settings() {
             if setting.token.is_some() && setting.file.is_some() {
@@ -72,6 +78,10 @@ impl ServerConfig {
         }
         if self.tls_cert.is_some() != self.tls_key.is_some() {
             return refuse("tls_cert and tls_key belong together: set both or none");
+        }
+        let is_file = |address: &Address| matches!(address, Address::Unix { .. });
+        if self.tls_cert.is_some() && self.http.is_none() && self.listen.iter().all(is_file) {
+            return refuse("tls_cert is set, but listen has only socket files, which TLS is not for: leave it out");
         }
         for address in &self.listen {
             self.validate_address(address, address)?;
@@ -163,6 +173,8 @@ mod tests {
             ("listen = []", "at least one"),
             ("listen = [\"innets://127.0.0.1:1\"]", "tls_cert"),
             ("tls_cert = \"a\"", "belong together"),
+            ("tls_cert = \"a\"\ntls_key = \"b\"\nlisten = [\"unix:///a\"]", "only socket files"),
+            ("snapshot_every = \"60s\"", "snapshot, the folder, is not"),
             ("token = \"a\"\ntoken_file = \"b\"", "keep one"),
             ("actor_token = \"a\"\nactor_token_file = \"b\"", "actor_token and"),
             ("max_frame_bytes = 1", "max_frame_bytes is"),

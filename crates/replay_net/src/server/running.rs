@@ -1,8 +1,12 @@
 //! A server on sockets: its threads or its task on a plugged-in stack, from the start to the end.
 
+use std::fs;
 use std::future::Future;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::thread;
+use std::time::Duration;
 
 use tokio::runtime;
 use tokio::sync::mpsc;
@@ -23,6 +27,9 @@ use replay_core::memory::Memory;
 
 /// File descriptors of a process besides its connections.
 const OTHER_FILES: u64 = 128;
+
+/// Default interval of snapshots.
+const SNAPSHOT_EVERY: Duration = Duration::from_secs(60);
 
 /// Receives the bound addresses, or the error of binding them.
 type AddressSender = std::sync::mpsc::Sender<Result<Vec<Address>>>;
@@ -222,7 +229,7 @@ impl Server {
             running.tasks.push(io_thread(&server, "http", false, serve)?);
         }
         if let Ok(snapshots) = server.service().snapshots() {
-            let every = config.snapshot_every.0;
+            let every = config.snapshot_every.map_or(SNAPSHOT_EVERY, |every| every.0);
             let thread = (!every.is_zero()).then(|| snapshots.save_every(every));
             running.snapshots = thread.transpose()?;
         }
@@ -237,6 +244,9 @@ impl Server {
         );
         if config.spin {
             tracing::warn!("spin is set: each I/O thread takes a whole core, busy or idle");
+        }
+        for (name, path) in config.secret_files().filter(|(_, path)| is_open_to_others(path)) {
+            tracing::warn!("{name} {0} can be read by every user of this machine: chmod 600 {0}", path.display());
         }
         if let Some(risk) = trusted_with(config) {
             tracing::warn!("trusted_network is set: {risk}");
@@ -295,6 +305,11 @@ impl Server {
             Address::Unix { .. } => address.clone(),
         }
     }
+}
+
+/// Whether every user can read the file. A pipe, as of a shell's `<(command)`, is read once.
+fn is_open_to_others(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|there| there.is_file() && there.mode() & 0o004 != 0)
 }
 
 /// Risk that `trusted_network` accepts; `None` if there is none.

@@ -87,11 +87,11 @@ impl PyMemory {
         signature = (
             addresses, *, token = None, learner_token = None, actor_token = None, tls_cert = None, tls_key = None,
             trusted_network = false, io_threads = 0, spin = false, gradients = None, http = None, snapshot = None,
-            snapshot_every = 60.0, **unknown
+            snapshot_every = None, **unknown
         ),
         text_signature = "($self, addresses, *, token=None, learner_token=None, actor_token=None, tls_cert=None, \
                           tls_key=None, trusted_network=False, io_threads=0, spin=False, gradients=None, http=None, \
-                          snapshot=None, snapshot_every=60.0)"
+                          snapshot=None, snapshot_every=None)"
     )]
     fn serve(
         slf: &Bound<'_, Self>,
@@ -107,7 +107,7 @@ impl PyMemory {
         gradients: Option<&str>,
         http: Option<&str>,
         snapshot: Option<PathBuf>,
-        snapshot_every: f64,
+        snapshot_every: Option<f64>,
         unknown: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<PyServer> {
         let py = slf.py();
