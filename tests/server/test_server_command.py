@@ -97,7 +97,7 @@ def test_doctor_looks_for_what_a_configuration_needs(tmp_path: Path) -> None:
     assert "missing.ini" in wrong.stderr
 
 
-def test_tables_are_listed_and_dropped(tmp_path: Path) -> None:
+def test_tables_are_listed_emptied_and_dropped(tmp_path: Path) -> None:
     def ask(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([*SERVER_CLI, *arguments], capture_output=True, text=True, check=False)
 
@@ -107,6 +107,8 @@ def test_tables_are_listed_and_dropped(tmp_path: Path) -> None:
         listed = ask("tables", address).stdout.splitlines()
         assert listed[0].startswith("kept  20 steps  ")
         assert listed[1] == "old run  0 steps  0 items  0 B"
+        assert ask("empty", "kept", address).returncode == 0
+        assert replay.stats()["tables"]["kept"]["steps"] == 0
         assert ask("drop", "old run", address).returncode == 0
         assert list(replay.tables()) == ["kept"]
         again = ask("drop", "old run", address)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import shutil
 import signal
 import subprocess
 import threading
@@ -467,14 +468,28 @@ def test_the_two_newest_are_kept_and_a_damaged_one_is_passed_over(
         assert "0000000002.snapshot" in log
         with innet.connect(server.address) as replay:
             assert replay.stats()["tables"]["t"]["steps"] == 20
-        # The next one replaces the damaged one, not the one that was used.
-        save(server)
-        assert snapshots(folder) == ["0000000002.snapshot", "0000000004.snapshot"]
-        assert {path.name for path in folder.iterdir()} == {"lock", *snapshots(folder)}
+        # It stays, beside the two that are kept, and each start names it.
+        unreadable = "0000000003.snapshot.unreadable"
+        assert f'path={folder}/{unreadable}' in log
+        for _ in range(2):
+            save(server)
+        assert snapshots(folder) == ["0000000004.snapshot", "0000000005.snapshot"]
+        assert {path.name for path in folder.iterdir()} == {"lock", unreadable, *snapshots(folder)}
+        server.kill()
+        server.start()
+        assert unreadable in capfd.readouterr().err
+
+        newest = folder / "0000000005.snapshot"
+        whole = newest.read_bytes()
+        newest.write_bytes(whole[:8] + b"\2" + whole[9:])
+        server.kill()
+        text = refusal(tmp_path, f"--snapshot={folder}")
+        assert "it has format 2, and this release reads format 1" in text
+        assert "start the release that has saved it, or move that file out of" in text
+        assert len(snapshots(folder)) == 2
 
         for name in snapshots(folder):
             (folder / name).write_bytes(b"nothing")
-        server.kill()
         assert "every snapshot in" in refusal(tmp_path, f"--snapshot={folder}")
         assert len(snapshots(folder)) == 2
 
@@ -525,6 +540,72 @@ def test_limits_are_the_running_servers(tmp_path: Path, server: Server, folder: 
     config.write_text(definition.format(capacity=50, exponent=0.6))
     with Server(f"unix://{tmp_path}/small", *flags) as small, innet.connect(small.address) as replay:
         assert 0 < replay.stats()["tables"]["t"]["steps"] <= 50
+
+
+def test_a_view_that_stored_items_have_too_few_steps_for_is_refused(tmp_path: Path, folder: Path) -> None:
+    config = tmp_path / "server.toml"
+    definition = """
+        [[tables]]
+        name = "t"
+        capacity = 100
+        view = {{ n_step = {{ observation = "frame", n = {n} }} }}
+        columns = [
+            {{ name = "frame", dtype = "uint8", shape = [12, 8] }},
+            {{ name = "action", dtype = "int64" }},
+            {{ name = "reward", dtype = "float32" }},
+        ]
+        """
+    flags = [f"--snapshot={folder}", f"--config={config}"]
+    config.write_text(definition.format(n=1))
+    with Server(f"unix://{tmp_path}/s", *flags) as server:
+        with innet.connect(server.address) as replay, replay.writer("t", 1) as writer:
+            for t in range(20):
+                writer.append(**step(t))
+        stop(server)
+        config.write_text(definition.format(n=3))
+        text = refusal(tmp_path, *flags)
+        assert "n=1" in text
+        assert re.search(r"asked for NStep\(.*n=3.*\), and (\d+) of \1 items have too few steps for it", text)
+        assert "restore the setting" in text
+        config.write_text(definition.format(n=1))
+        server.start()
+        emptied = subprocess.run([*SERVER_CLI, "empty", "t", server.address], check=False)
+        assert emptied.returncode == 0
+        stop(server)
+        config.write_text(definition.format(n=3))
+        server.start()
+        with innet.connect(server.address) as replay:
+            assert replay.stats()["tables"]["t"]["items"] == 0
+
+
+def test_a_copy_of_a_memory_is_refused_beside_it(tmp_path: Path, folder: Path) -> None:
+    with (
+        Server(f"unix://{tmp_path}/a", f"--snapshot={folder}") as first,
+        Server(f"unix://{tmp_path}/b") as second,
+    ):
+        with innet.connect(f"{first.address},{second.address}", tables=[table()]) as replay:
+            fill(replay, 20)
+        stop(first)
+        copy = tmp_path / "copy"
+        shutil.copytree(folder, copy)
+        first.start()
+        with Server(f"unix://{tmp_path}/c", f"--snapshot={copy}") as third:
+            innet.connect(f"{first.address},{second.address}").close()
+            with pytest.raises(errors.ConfigError) as raised:
+                innet.connect(f"{first.address},{second.address},{third.address}")
+            assert f"{first.address} and {third.address} have the same memory" in str(raised.value)
+            assert "empty folder" in str(raised.value)
+
+
+def test_files_with_secrets_that_others_can_read_are_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    tokens = {name: tmp_path / name for name in ("open", "closed")}
+    for name, mode in (("open", 0o644), ("closed", 0o640)):
+        tokens[name].write_text(f"token of the role {name}")
+        tokens[name].chmod(mode)
+    with Server(f"unix://{tmp_path}/s", f"--token-file={tokens['closed']}", f"--actor-token-file={tokens['open']}"):
+        warnings = [line for line in capfd.readouterr().err.splitlines() if "chmod 600" in line]
+    assert len(warnings) == 1
+    assert f"actor_token_file {tokens['open']} can be read by every user" in warnings[0]
 
 
 def test_a_folder_that_cannot_be_used_is_refused_at_the_start(tmp_path: Path, server: Server, folder: Path) -> None:
@@ -615,3 +696,5 @@ def test_a_memory_of_this_process_is_served_with_snapshots(folder: Path) -> None
             memory.serve("innet://127.0.0.1:0", snapshot=folder)
         with pytest.raises(errors.ConfigError, match="snapshot_every"):
             memory.serve("innet://127.0.0.1:0", snapshot=folder, snapshot_every=-1)
+        with pytest.raises(errors.ConfigError, match="snapshot_every is set, but snapshot"):
+            memory.serve("innet://127.0.0.1:0", snapshot_every=60)

@@ -110,8 +110,12 @@ pub enum Error {
     #[error("stored data does not decode: {0}")]
     Corrupt(String),
     /// Bytes that are damaged, or not a snapshot of this format.
-    #[error("the snapshot cannot be used: {0}; nothing was restored")]
-    Snapshot(String),
+    #[error("the snapshot cannot be used: {reason}; nothing was restored")]
+    Snapshot {
+        reason: String,
+        /// Whether a later release has saved them.
+        newer: bool,
+    },
     /// A restore into a table that is not empty.
     #[error(
         "table {table:?} is not empty: it has {steps} steps and holds {bytes} bytes; restore before the first write, or empty the table and drop its batches first"

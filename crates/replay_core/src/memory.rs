@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::parameters::ParameterStore;
 use crate::replay::{Listing, Parameters, WriterId};
 use crate::schema::TableConfig;
-use crate::sync::{Mutex, MutexGuard, RwLock, lock};
+use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, RwLock, lock};
 use crate::table::Table;
 use base::allocation::{self, Room};
 use base::host;
@@ -74,6 +74,8 @@ pub struct Memory {
     saving: Mutex<()>,
     parameters: Arc<ParameterStore>,
     incarnation: u64,
+    /// The incarnation, or that of the server whose snapshot was restored. Relaxed accesses: it publishes nothing else.
+    identity: AtomicU64,
     seed: u64,
     started: Instant,
 }
@@ -89,6 +91,7 @@ impl Memory {
     pub fn new(limits: MemoryLimits) -> Arc<Self> {
         let kept = Budget::new(limits.max_bytes.saturating_sub(limits.receive_bytes));
         let random = || random_number().expect("the operating system has random numbers");
+        let incarnation = random();
         Arc::new(Memory {
             limits,
             parameters: Arc::new(ParameterStore::new(kept.clone())),
@@ -96,7 +99,8 @@ impl Memory {
             tables: RwLock::new(BTreeMap::new()),
             making: Mutex::new(()),
             saving: Mutex::new(()),
-            incarnation: random(),
+            incarnation,
+            identity: AtomicU64::new(incarnation),
             seed: limits.seed.unwrap_or_else(random),
             started: host::now(),
         })
@@ -110,6 +114,16 @@ impl Memory {
     /// Random number of this memory; it changes when a server restarts.
     pub fn incarnation(&self) -> u64 {
         self.incarnation
+    }
+
+    /// Random number of this memory, which a server's snapshots keep: memories of the same one are copies, and have the same ids.
+    pub fn identity(&self) -> u64 {
+        self.identity.load(Ordering::Relaxed)
+    }
+
+    /// Goes on as the memory of a restored snapshot.
+    pub(crate) fn set_identity(&self, identity: u64) {
+        self.identity.store(identity, Ordering::Relaxed);
     }
 
     /// Reserves `bytes` of the limit of tables and parameters; `None` while fewer are left.
@@ -246,7 +260,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Counters and gauges of everything: `incarnation` (16 hexadecimal digits), `uptime_s`, `max_bytes`,
+    /// Counters and gauges of everything: `incarnation` and `identity` (16 hexadecimal digits), `uptime_s`, `max_bytes`,
     /// `reserved_bytes` (tables at their capacity with their indexes, and parameters), `bytes` (held by tables),
     /// `tables` (name to [`Table::stats`]) and `parameters` (name to version and bytes).
     pub fn stats(&self) -> Value {
@@ -255,6 +269,7 @@ impl Memory {
         let bytes: u64 = tables.values().filter_map(|t| t["bytes"].as_u64()).sum();
         json!({
             "incarnation": format!("{:016x}", self.incarnation),
+            "identity": format!("{:016x}", self.identity()),
             "uptime_s": host::elapsed(self.started).as_secs_f64(),
             "max_bytes": self.limits.max_bytes,
             "reserved_bytes": self.kept.reserved(),

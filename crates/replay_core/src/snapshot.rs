@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::memory::Memory;
 use crate::parameters::ParameterStore;
 use crate::schema::TableConfig;
-use crate::snapshot_records::content::ParametersRecord;
+use crate::snapshot_records::content::{self, ParametersRecord};
 use crate::snapshot_records::{RecordKind, RecordReader, RecordWriter};
 use crate::table::Table;
 use crate::table::restore::Staged;
@@ -31,7 +31,7 @@ pub fn save(memory: &Memory, out: impl Write) -> Result<()> {
     write(memory, out, false)
 }
 
-/// [`save`] for a server: also parameters, the progress of writers, and ids of items.
+/// [`save`] for a server: also the memory's identity, parameters, the progress of writers, and ids of items.
 ///
 /// # Errors
 /// Errors of [`save`].
@@ -41,12 +41,13 @@ pub fn save_server(memory: &Memory, out: impl Write) -> Result<()> {
 
 /// Restores the tables of a snapshot of `bytes` bytes, into empty tables of these names or into new ones. An existing table keeps its
 /// capacity, limits and rate limiter; if it is smaller, only the newest steps are kept. Priorities, samples of each item, the
-/// limiter's counts and the statistics continue. Earlier ids are invalid, unless a server saved them. A server's writers are restored
-/// too, and its parameters, except under names that have some already.
+/// limiter's counts and the statistics continue. Earlier ids are invalid, unless a server saved them. A server's identity and writers
+/// are restored too, and its parameters, except under names that have some already.
 ///
 /// # Errors
 /// Nothing is stored with [`Error::Io`] (it cannot be read), [`Error::Snapshot`] (it is damaged, cut off, or of
-/// another format), [`Error::TableDiffers`] (a table has other columns, another sampler, exponent or unit),
+/// another format), [`Error::TableDiffers`] (a table has other columns, another sampler, exponent or unit, or another view that the
+/// items have too few steps for),
 /// [`Error::NotEmpty`] (a table has steps), [`Error::Table`] (too many bytes for a new table) or [`Error::TooLarge`] (of
 /// parameters).
 pub fn restore(memory: &Memory, from: impl Read, bytes: u64) -> Result<()> {
@@ -72,6 +73,9 @@ fn write(memory: &Memory, out: impl Write, server: bool) -> Result<()> {
         true => memory.parameters().records(),
         false => Vec::new(),
     };
+    if server {
+        out.record(RecordKind::Memory, &[&memory.identity().to_le_bytes()])?;
+    }
     for parameters in parameters {
         out.record(RecordKind::Parameters, &[&parameters.head(), &parameters.file])?;
     }
@@ -81,14 +85,17 @@ fn write(memory: &Memory, out: impl Write, server: bool) -> Result<()> {
     out.record(RecordKind::End, &[])
 }
 
+/// What a snapshot has, checked.
+#[derive(Default)]
+struct Contents {
+    identity: Option<u64>,
+    tables: Vec<Staged>,
+    parameters: Vec<ParametersRecord>,
+}
+
 /// Reads and checks a whole snapshot. Adds newly created tables to `made`.
-fn read(
-    memory: &Memory,
-    mut records: RecordReader<impl Read>,
-    made: &mut Vec<String>,
-) -> Result<(Vec<Staged>, Vec<ParametersRecord>)> {
-    let mut tables: Vec<Staged> = Vec::new();
-    let mut parameters: Vec<ParametersRecord> = Vec::new();
+fn read(memory: &Memory, mut records: RecordReader<impl Read>, made: &mut Vec<String>) -> Result<Contents> {
+    let Contents { mut identity, mut tables, mut parameters } = Contents::default();
     loop {
         let (kind, body) = records.next()?;
         let open = tables.last_mut().filter(|table| !table.is_complete());
@@ -122,9 +129,13 @@ fn read(
                     error => error,
                 })?);
             }
+            (RecordKind::Memory, None) => match content::read_numbers(body).as_deref() {
+                Ok(&[number]) => identity = Some(number),
+                _ => return Err(records.damaged("the memory's identity is one number")),
+            },
             (RecordKind::End, None) => {
                 records.finish()?;
-                return Ok((tables, parameters));
+                return Ok(Contents { identity, tables, parameters });
             }
             (RecordKind::Table | RecordKind::End, Some(table)) => {
                 let reason = format!("the table {:?} is not complete", table.name());
@@ -136,9 +147,10 @@ fn read(
     }
 }
 
-fn place(memory: &Memory, (tables, parameters): (Vec<Staged>, Vec<ParametersRecord>)) -> Result<()> {
+fn place(memory: &Memory, Contents { identity, tables, parameters }: Contents) -> Result<()> {
     // A save locks a table's writers before its residents, and a restore after them.
     let _saving = memory.saving();
+    tables.iter().try_for_each(Staged::check_view)?;
     tables.iter().try_for_each(Staged::check_unused)?;
     let mut placed: Vec<Placed> = Vec::with_capacity(tables.len());
     for staged in tables {
@@ -149,6 +161,9 @@ fn place(memory: &Memory, (tables, parameters): (Vec<Staged>, Vec<ParametersReco
                 return Err(error);
             }
         }
+    }
+    if let Some(identity) = identity {
+        memory.set_identity(identity);
     }
     memory.parameters().restore(parameters);
     for placed in placed {

@@ -16,9 +16,10 @@
 //!   8 writer   an open writer, see [`content::WriterRecord`]; after the chunks of its table
 //!   9 ids      u64 for each item of the items record before it: the id that the server's clients know it by
 //!   10 reading  numbers by which readers of the table go on, see [`content::ReadingRecord`]; before its state
+//!   11 memory   u64: the memory's identity; the first record
 //! ```
 //!
-//! Only servers' snapshots have kinds 7 to 10. Integers are little endian. A checksum covers the whole file up to it, so a record that is
+//! Only servers' snapshots have kinds 7 to 11. Integers are little endian. A checksum covers the whole file up to it, so a record that is
 //! damaged, missing or out of place is found at the record.
 //!
 //! # Invariant
@@ -57,12 +58,13 @@ pub enum RecordKind {
     Writer = 8,
     Ids = 9,
     Reading = 10,
+    Memory = 11,
 }
 
 impl RecordKind {
     fn of(number: u32) -> Option<Self> {
         use RecordKind::*;
-        [Table, Stream, Chunk, Items, State, End, Parameters, Writer, Ids, Reading]
+        [Table, Stream, Chunk, Items, State, End, Parameters, Writer, Ids, Reading, Memory]
             .into_iter()
             .find(|&kind| kind as u32 == number)
     }
@@ -132,7 +134,10 @@ impl<R: Read> RecordReader<R> {
         }
         let version = u32::from_le_bytes(reader.array()?);
         if version != VERSION {
-            return Err(reader.damaged(format!("it has format {version}, and this release reads format {VERSION}")));
+            return Err(Error::Snapshot {
+                reason: format!("it has format {version}, and this release reads format {VERSION}"),
+                newer: version > VERSION,
+            });
         }
         Ok(reader)
     }
@@ -165,7 +170,7 @@ impl<R: Read> RecordReader<R> {
 
     /// The error for a damaged file.
     pub fn damaged(&self, reason: impl Display) -> Error {
-        Error::Snapshot(reason.to_string())
+        Error::Snapshot { reason: reason.to_string(), newer: false }
     }
 
     fn array<const N: usize>(&mut self) -> Result<[u8; N]> {

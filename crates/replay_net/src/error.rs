@@ -61,7 +61,12 @@ pub enum Error {
     Closed(&'static str),
     /// A file that is damaged, or not a snapshot of this format.
     #[error("the snapshot {} cannot be used: {reason}; nothing was restored", path.display())]
-    Snapshot { path: PathBuf, reason: String },
+    Snapshot {
+        path: PathBuf,
+        reason: String,
+        /// Whether a later release has saved it.
+        newer: bool,
+    },
     /// A request that waits longer than a server holds it. Clients send it again.
     #[error("{waited_for}; the server holds the request no longer (max_wait_ms): send it again")]
     Renew {

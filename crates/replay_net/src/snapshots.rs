@@ -1,5 +1,5 @@
 //! Snapshots of a server's memory in a folder: restored at the start, saved at intervals, on request and at the end. The two
-//! newest are kept. Format and moment of a snapshot are in [`replay_core::snapshot`].
+//! newest are kept, and those that cannot be read, under another name. Format and moment of a snapshot are in [`replay_core::snapshot`].
 
 pub mod disk;
 pub mod file;
@@ -19,7 +19,7 @@ use crate::io_error;
 use base::host;
 use base::mistake::{Mistake, planted};
 use base::sync::lock;
-use disk::{Disk, FolderLock};
+use disk::{Disk, FolderLock, PRIVATE};
 use replay_core::memory::Memory;
 
 /// Number of snapshots kept.
@@ -33,6 +33,8 @@ const NICENESS: i32 = 10;
 
 const SUFFIX: &str = ".snapshot";
 const PARTIAL_SUFFIX: &str = ".snapshot.partial";
+/// Of a damaged snapshot that an older one has replaced. It is never removed.
+const UNREADABLE_SUFFIX: &str = ".snapshot.unreadable";
 
 /// The snapshots of one server.
 pub struct Snapshots {
@@ -40,21 +42,20 @@ pub struct Snapshots {
     disk: Box<dyn Disk>,
     folder: PathBuf,
     /// For the life of the server, so that no other server uses the folder.
-    _lock: FolderLock,
-    /// Locked during a save.
-    files: Mutex<Files>,
+    lock: FolderLock,
+    /// Number of the next snapshot; locked during a save.
+    next: Mutex<u64>,
     report: Mutex<Report>,
     /// What was restored at the start, for [`Self::stats`].
     restored: Value,
     stopped: AtomicBool,
 }
 
-/// The files of the folder.
-struct Files {
-    /// Number of the next snapshot.
-    next: u64,
-    /// Numbers of damaged snapshots, which the next successful save removes.
-    damaged: Vec<u64>,
+/// Numbers of the snapshots in a folder.
+struct Numbers {
+    /// The newest first.
+    saved: Vec<u64>,
+    unreadable: Vec<u64>,
 }
 
 #[derive(Default)]
@@ -93,19 +94,30 @@ impl Snapshots {
     /// Locks the folder on the `disk`, creates it if it is missing, and restores its newest undamaged snapshot.
     ///
     /// # Errors
-    /// [`Error::Config`] when the folder cannot be written, another server uses it, all of its snapshots are damaged, or the newest does
-    /// not fit the memory: the message says what to do.
+    /// [`Error::Config`] when the folder cannot be written, another server uses it, all of its snapshots are damaged, or the newest is of
+    /// a later release or does not fit the memory: the message says what to do.
     pub fn open(memory: Arc<Memory>, disk: Box<dyn Disk>, folder: &Path) -> Result<Arc<Self>> {
         let lock = take(&*disk, folder)?;
-        let numbers = numbers(&*disk, folder).map_err(unusable(folder))?;
-        let (restored, damaged) = restore(&memory, &*disk, folder, &numbers)?;
+        let Numbers { saved, mut unreadable } = numbers(&*disk, folder).map_err(unusable(folder))?;
+        let (restored, damaged) = restore(&memory, &*disk, folder, &saved)?;
         try_space(&*disk, folder).map_err(unusable(folder))?;
+        // Only now, so that a folder of damaged snapshots alone never looks like an empty one.
+        for number in damaged {
+            let path = folder.join(file_name(number, SUFFIX));
+            disk.rename(&path, &folder.join(file_name(number, UNREADABLE_SUFFIX))).map_err(unusable(folder))?;
+            unreadable.push(number);
+        }
+        for &number in &unreadable {
+            let path = folder.join(file_name(number, UNREADABLE_SUFFIX));
+            tracing::warn!(path = %path.display(), "this snapshot could not be read; it is kept until you remove it");
+        }
+        let newest = saved.iter().chain(&unreadable).max();
         Ok(Arc::new(Snapshots {
             memory,
             disk,
             folder: folder.to_owned(),
-            _lock: lock,
-            files: Mutex::new(Files { next: numbers.first().map_or(1, |newest| newest + 1), damaged }),
+            lock,
+            next: Mutex::new(newest.map_or(1, |newest| newest + 1)),
             report: Mutex::default(),
             restored,
             stopped: AtomicBool::new(false),
@@ -150,15 +162,17 @@ impl Snapshots {
     /// # Errors
     /// [`Error::Io`]; existing snapshots are kept.
     pub fn save(&self) -> Result<()> {
-        let mut files = lock(&self.files);
-        let path = self.folder.join(file_name(files.next));
+        let mut next = lock(&self.next);
+        let path = self.folder.join(file_name(*next, SUFFIX));
         if planted(Mistake::EarlyRemoval) {
-            for number in numbers(&*self.disk, &self.folder).unwrap_or_default() {
-                let _ = self.disk.remove(&self.folder.join(file_name(number)));
+            for number in numbers(&*self.disk, &self.folder).map_or(Vec::new(), |numbers| numbers.saved) {
+                let _ = self.disk.remove(&self.folder.join(file_name(number, SUFFIX)));
             }
         }
         let begun = host::now();
-        let bytes = match file::save_server(&*self.disk, &self.memory, &path, &self.stopped) {
+        let saved = self.check_lock(&path);
+        let saved = saved.and_then(|()| file::save_server(&*self.disk, &self.memory, &path, &self.stopped));
+        let bytes = match saved {
             Ok(bytes) => bytes,
             Err(error) => {
                 lock(&self.report).failed += 1;
@@ -175,20 +189,28 @@ impl Snapshots {
         report.saved += 1;
         report.last = Some(Saved { path, bytes, duration, at: host::now() });
         drop(report);
-        files.next += 1;
-        if let Err(error) = self.remove_old(&mut files) {
+        *next += 1;
+        if let Err(error) = self.remove_old() {
             tracing::warn!(folder = %self.folder.display(), %error, "old snapshots cannot be removed");
         }
         Ok(())
     }
 
-    fn remove_old(&self, files: &mut Files) -> io::Result<()> {
-        let mut numbers = numbers(&*self.disk, &self.folder)?;
-        let (damaged, whole): (Vec<_>, Vec<_>) = numbers.drain(..).partition(|number| files.damaged.contains(number));
-        for number in whole.into_iter().skip(KEPT).chain(damaged) {
-            self.disk.remove(&self.folder.join(file_name(number)))?;
+    /// Checks that the folder is still the one that this server has locked.
+    fn check_lock(&self, path: &Path) -> Result<()> {
+        match (self.lock)() {
+            true => Ok(()),
+            false => Err(file::cannot_write(path)(io::Error::other(
+                "its folder was removed or replaced since this server started, and another server may save there now; start \
+                 this one again, with a folder of its own",
+            ))),
         }
-        files.damaged.clear();
+    }
+
+    fn remove_old(&self) -> io::Result<()> {
+        for number in numbers(&*self.disk, &self.folder)?.saved.into_iter().skip(KEPT) {
+            self.disk.remove(&self.folder.join(file_name(number, SUFFIX)))?;
+        }
         Ok(())
     }
 
@@ -215,8 +237,8 @@ impl Snapshots {
     }
 }
 
-fn file_name(number: u64) -> String {
-    format!("{number:010}{SUFFIX}")
+fn file_name(number: u64, suffix: &str) -> String {
+    format!("{number:010}{suffix}")
 }
 
 /// The error of a folder that cannot be used.
@@ -241,42 +263,46 @@ fn take(disk: &dyn Disk, folder: &Path) -> Result<FolderLock> {
     })
 }
 
-/// Numbers of the snapshots in the folder, the newest first. Temporary files of a killed server are removed.
-fn numbers(disk: &dyn Disk, folder: &Path) -> io::Result<Vec<u64>> {
-    let mut numbers: Vec<u64> = Vec::new();
+/// Numbers of the snapshots in the folder. Temporary files of a killed server are removed.
+fn numbers(disk: &dyn Disk, folder: &Path) -> io::Result<Numbers> {
+    let mut numbers = Numbers { saved: Vec::new(), unreadable: Vec::new() };
     for name in disk.names(folder)? {
-        let Some(name) = name.to_str() else { continue };
-        if let Some(number) = name.strip_suffix(SUFFIX).and_then(|n| n.parse().ok()) {
-            numbers.push(number);
-        }
-        let partial = name.strip_suffix(PARTIAL_SUFFIX);
-        if partial.is_some_and(|number| number.parse::<u64>().is_ok()) {
-            disk.remove(&folder.join(name))?;
+        let number = |suffix| name.to_str()?.strip_suffix(suffix)?.parse::<u64>().ok();
+        numbers.saved.extend(number(SUFFIX));
+        numbers.unreadable.extend(number(UNREADABLE_SUFFIX));
+        if number(PARTIAL_SUFFIX).is_some() {
+            disk.remove(&folder.join(&name))?;
         }
     }
-    numbers.sort_unstable_by(|one, other| other.cmp(one));
+    numbers.saved.sort_unstable_by(|one, other| other.cmp(one));
     Ok(numbers)
 }
 
 /// Writes and removes a file, which fails on a full disk.
 fn try_space(disk: &dyn Disk, folder: &Path) -> io::Result<()> {
-    let path = folder.join(format!("{:010}{PARTIAL_SUFFIX}", 0));
-    let mut file = disk.create(&path)?;
+    let path = folder.join(file_name(0, PARTIAL_SUFFIX));
+    let mut file = disk.create(&path, PRIVATE)?;
     let written = file.write_all(&vec![0; TRIAL_BYTES]).and_then(|()| file.sync());
     disk.remove(&path)?;
     written.map(drop)
 }
 
-/// Restores the newest undamaged snapshot. Returns its entry in [`Snapshots::stats`], and the numbers of damaged newer ones.
+/// Restores the newest undamaged snapshot. Returns its entry in [`Snapshots::stats`], and the numbers of damaged later ones.
 fn restore(memory: &Memory, disk: &dyn Disk, folder: &Path, numbers: &[u64]) -> Result<(Value, Vec<u64>)> {
     let mut damaged = Vec::new();
     for &number in numbers {
-        let path = folder.join(file_name(number));
+        let path = folder.join(file_name(number, SUFFIX));
         let begun = host::now();
         match file::restore_from(disk, memory, &path) {
             Ok(()) => {
                 let seconds = host::elapsed(begun).as_secs_f64();
                 return Ok((report_restored(memory, &path, seconds), damaged));
+            }
+            Err(error @ Error::Snapshot { newer: true, .. }) => {
+                return Err(Error::Config(format!(
+                    "{error}: start the release that has saved it, or move that file out of {} to restore the one before it",
+                    folder.display()
+                )));
             }
             Err(error @ Error::Snapshot { .. }) => {
                 tracing::error!(%error, "the snapshot before it is used");

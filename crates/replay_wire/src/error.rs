@@ -79,7 +79,7 @@ impl From<&replay_core::Error> for ErrorCode {
             Error::Fenced { .. } => ErrorCode::Fenced,
             Error::Expired { .. } => ErrorCode::Expired,
             Error::Misuse(_) => ErrorCode::Protocol,
-            Error::Corrupt(_) | Error::Snapshot(_) => ErrorCode::Corrupt,
+            Error::Corrupt(_) | Error::Snapshot { .. } => ErrorCode::Corrupt,
             Error::NotEmpty { .. } | Error::Config(_) => ErrorCode::Config,
             Error::Parameters { .. } => ErrorCode::Parameters,
             Error::Closed(_) => ErrorCode::Closed,

@@ -186,7 +186,7 @@ impl Disk for SimDisk {
             if std::mem::replace(&mut state.locked, true) {
                 return Ok(None);
             }
-            Ok(Some(Box::new(()) as FolderLock))
+            Ok(Some(Box::new(|| true) as FolderLock))
         })
     }
 
@@ -206,7 +206,7 @@ impl Disk for SimDisk {
         })
     }
 
-    fn create(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
+    fn create(&self, path: &Path, _mode: u32) -> io::Result<Box<dyn DiskFile>> {
         self.operate(|state| {
             let node = match state.visible.get(path) {
                 Some(node) => node.clone(),

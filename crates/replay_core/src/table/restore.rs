@@ -15,6 +15,7 @@ use crate::snapshot_records::RecordKind;
 use crate::snapshot_records::content::{
     ChunkRecord, ItemRecord, ReadingRecord, StreamRecord, TableState, WriterRecord, WriterStream, read_numbers,
 };
+use crate::view_spec::ViewSpec;
 
 use super::Table;
 use super::stored::Charge;
@@ -126,6 +127,32 @@ impl Staged {
         })
     }
 
+    /// Checks that a changed view of the table finds its rows around every item: samples with it would fail until the last of these
+    /// items has gone.
+    ///
+    /// # Errors
+    /// [`Error::TableDiffers`].
+    pub fn check_view(&self) -> Result<()> {
+        let (view, saved) = (&self.table.config.view, &self.saved.view);
+        let Some(view) = view.as_ref().filter(|_| view != saved) else {
+            return Ok(());
+        };
+        let narrow = |item: &&ItemRecord| {
+            let chunk = self.chunk(item.chunk.into());
+            chunk
+                .map(|chunk| &self.streams[chunk.stream].writer)
+                .is_some_and(|writer| writer.window_before < view.before() || writer.window_after < view.after())
+        };
+        let (narrow, items) = (self.items.iter().filter(narrow).count(), self.items.len());
+        if narrow == 0 {
+            return Ok(());
+        }
+        let saved = saved.as_ref().map_or("None".to_owned(), ViewSpec::to_string);
+        let difference =
+            format!("view is {saved}, asked for {view}, and {narrow} of {items} items have too few steps for it");
+        Err(Error::TableDiffers { table: self.name().to_owned(), difference })
+    }
+
     pub fn name(&self) -> &str {
         &self.table.config.name
     }
@@ -154,7 +181,7 @@ impl Staged {
             RecordKind::Writer => self.take_writer(WriterRecord::from_bytes(body)?),
             RecordKind::Reading => self.take_reading(ReadingRecord::from_bytes(body)?),
             RecordKind::State => self.take_state(TableState::from_bytes(body)?),
-            RecordKind::Table | RecordKind::Parameters | RecordKind::End => {
+            RecordKind::Memory | RecordKind::Table | RecordKind::Parameters | RecordKind::End => {
                 Err(format!("a record of kind {} inside a table", kind as u32))
             }
         }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use replay_core::memory::{Memory, MemoryLimits};
 use replay_core::snapshot::save_server;
 use replay_core::table::Table;
+use replay_core::view::{ViewSpec, Window};
 use replay_core::{Error, TableConfig};
 
 use crate::parameters::file;
@@ -101,6 +102,48 @@ fn a_writer_continues_whose_chunks_were_evicted() {
     assert_eq!(stat(&small.table, "steps"), 2);
     let opened = small.table.resume_writer(&open(2)).unwrap();
     assert_eq!((opened.last_sequence, opened.steps), (1, 8));
+}
+
+/// By which clients of several servers know a copy of a snapshot.
+#[test]
+fn a_memory_keeps_its_identity() {
+    let server = Server::new(&config(8));
+    let other = Server::new(&config(8));
+    assert_ne!(server.memory.identity(), other.memory.identity());
+    let again = server.again().again();
+    assert_eq!(again.memory.identity(), server.memory.identity());
+    assert_ne!(again.memory.incarnation(), server.memory.incarnation());
+    // A snapshot of a program's own memory has no ids, and no identity.
+    let own = memory();
+    restore(&own, &saved(&server.memory)).unwrap();
+    assert_ne!(own.identity(), server.memory.identity());
+}
+
+#[test]
+fn another_view_that_items_have_too_few_steps_for_is_refused() {
+    let with_view =
+        |before, after| TableConfig { view: Some(ViewSpec::Window(Window { before, after })), ..config(100) };
+    let server = Server::new(&with_view(1, 1));
+    // The windows of its writer are wider: three steps.
+    Actor::open(&server.table, 1).push_next(4);
+    server.again_as(&with_view(3, 3));
+    for (before, after) in [(4, 0), (0, 4)] {
+        let again = Server::new(&with_view(before, after));
+        let refused = restore(&again.memory, &server.save()).unwrap_err();
+        assert!(matches!(refused, Error::TableDiffers { .. }), "{refused}");
+        let text = refused.to_string();
+        let wanted =
+            format!("asked for Window(before={before}, after={after}), and 4 of 4 items have too few steps for it");
+        assert!(text.contains(&wanted), "{text}");
+        assert_eq!(stat(&again.table, "steps"), 0);
+    }
+    // Writers may name views of their own: only a change is refused.
+    let narrow = Server::new(&with_view(4, 0));
+    Actor::open(&narrow.table, 1).push_next(4);
+    narrow.again();
+    // Items that are gone do not matter.
+    server.memory.empty_table("t").unwrap();
+    server.again_as(&with_view(4, 4));
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! The command line: `innet-replay serve`, `stats`, `top`, `tables`, `drop`, `snapshot`, `size` and `doctor`. The binary and the Python wheel both
+//! The command line: `innet-replay serve`, `stats`, `top`, `tables`, `empty`, `drop`, `snapshot`, `size` and `doctor`. The binary and the Python wheel both
 //! call [`run`].
 
 pub mod doctor;
@@ -37,7 +37,10 @@ enum Command {
     Stats(stats::StatsFlags),
     Top(top::TopFlags),
     Tables(tables::TablesFlags),
-    Drop(tables::DropFlags),
+    /// Remove the steps and items of a table, and reset its rate limiter; its writers go on.
+    Empty(tables::TableFlags),
+    /// Remove a table with its steps and items, and free its memory.
+    Drop(tables::TableFlags),
     Snapshot(snapshot::SnapshotFlags),
     Size(Box<size::SizeFlags>),
     Doctor(Box<doctor::DoctorFlags>),
@@ -69,6 +72,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Command::Stats(flags) => stats::run(&flags).map(|()| 0),
         Command::Top(flags) => top::run(&flags).map(|()| 0),
         Command::Tables(flags) => tables::list(&flags).map(|()| 0),
+        Command::Empty(flags) => tables::empty_table(&flags).map(|()| 0),
         Command::Drop(flags) => tables::drop_table(&flags).map(|()| 0),
         Command::Snapshot(flags) => snapshot::run(&flags).map(|()| 0),
         Command::Size(flags) => size::run(&flags).map(|()| 0),

@@ -1,17 +1,15 @@
 //! Flags of commands that ask a server, and the connection to it.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use clap::Args;
 
 use crate::client::{Client, ConnectOptions, Namespace};
 use crate::config::read_token_file;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::stack::Address;
 use base::wait::Wait;
-use replay_core::replay::Replay;
 use replay_wire::auth::{self, Secret};
 
 /// Limit for connecting, and for one call.
@@ -52,8 +50,8 @@ impl MemoryFlags {
     ///
     /// # Errors
     /// Errors of [`ServerFlags::connect`].
-    pub fn connect(&self) -> Result<Arc<dyn Replay<Error>>> {
-        Ok(Arc::new(self.server.connect_within(self.namespace.clone())?))
+    pub fn connect(&self) -> Result<Client> {
+        self.server.connect_within(self.namespace.clone())
     }
 }
 

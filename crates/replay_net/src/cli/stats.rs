@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use super::server_flags::{MemoryFlags, patience};
 use crate::error::Result;
+use replay_core::replay::Replay;
 
 /// Show the counters and gauges of a server.
 #[derive(Args)]

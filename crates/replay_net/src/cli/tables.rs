@@ -1,4 +1,4 @@
-//! `innet-replay tables` and `drop`: the tables of a server.
+//! `innet-replay tables`, `empty` and `drop`: the tables of a server.
 
 use std::io::{self, Write};
 
@@ -7,7 +7,10 @@ use serde_json::Value;
 
 use super::server_flags::{MemoryFlags, patience};
 use super::stats::{printable, readable_bytes, with_separators};
+use crate::command::Commands;
 use crate::error::Result;
+use replay_core::replay::Replay;
+use replay_wire::EmptyTable;
 
 /// List the tables of a server.
 #[derive(Args)]
@@ -16,9 +19,9 @@ pub struct TablesFlags {
     memory: MemoryFlags,
 }
 
-/// Remove a table with its steps and items, and free its memory.
+/// A table of a server.
 #[derive(Args)]
-pub struct DropFlags {
+pub struct TableFlags {
     /// Name of the table
     #[arg(value_name = "NAME", value_parser = table_name)]
     table: String,
@@ -29,7 +32,7 @@ pub struct DropFlags {
 /// Parses a table's name; refuses the address of a server.
 fn table_name(text: &str) -> std::result::Result<String, String> {
     match text.contains("://") {
-        true => Err(format!("this is an address, which follows the name of the table: innet-replay drop NAME {text}")),
+        true => Err(format!("this is an address, which follows the name of the table: NAME {text}")),
         false => Ok(text.to_owned()),
     }
 }
@@ -42,8 +45,14 @@ pub fn list(flags: &TablesFlags) -> Result<()> {
     Ok(())
 }
 
+/// Empties a table.
+pub fn empty_table(flags: &TableFlags) -> Result<()> {
+    let client = flags.memory.connect()?;
+    client.command(EmptyTable(flags.table.clone()).into(), &patience())
+}
+
 /// Drops a table.
-pub fn drop_table(flags: &DropFlags) -> Result<()> {
+pub fn drop_table(flags: &TableFlags) -> Result<()> {
     let client = flags.memory.connect()?;
     client.drop_table(&flags.table, &patience())
 }

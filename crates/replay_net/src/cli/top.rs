@@ -11,6 +11,7 @@ use terminal_size::{Height, Width, terminal_size};
 use super::server_flags::{MemoryFlags, patience};
 use super::stats::{printable, readable_bytes, with_separators};
 use crate::error::Result;
+use replay_core::replay::Replay;
 
 /// Limit of writers shown for each table, the longest waits first.
 const WRITERS: usize = 8;

@@ -95,7 +95,7 @@ impl Tables {
                 return Ok(());
             }
             return Err(Error::Config(format!(
-                "table {name:?} is in the server's configuration and cannot be dropped: empty it instead"
+                "table {name:?} is in the server's configuration and cannot be dropped: empty it instead (innet-replay empty, or Replay.empty_table)"
             )));
         }
         Ok(self.memory.drop_table(name)?)

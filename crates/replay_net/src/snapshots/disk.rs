@@ -1,10 +1,10 @@
 //! Where snapshot files are: on the machine's disks, or on the simulated ones of tests.
 
 use std::ffi::OsString;
-use std::fs::{self, File};
+use std::fs::{self, DirBuilder, File};
 use std::io::{self, BufReader, Read, Write};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -25,8 +25,8 @@ pub trait Disk: Send + Sync {
     fn names(&self, folder: &Path) -> io::Result<Vec<OsString>>;
     /// Opens a file, and tells its size in bytes.
     fn open(&self, path: &Path) -> io::Result<(Box<dyn Read>, u64)>;
-    /// Creates a file, or empties it, and locks it until the result is dropped.
-    fn create(&self, path: &Path) -> io::Result<Box<dyn DiskFile>>;
+    /// Creates a file of the permissions `mode` less the umask, or empties one, and locks it until the result is dropped.
+    fn create(&self, path: &Path, mode: u32) -> io::Result<Box<dyn DiskFile>>;
     /// Replaces `to` with `from`. After [`Self::sync_folder`] that survives a crash.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
     /// Writes a folder's names to the disk.
@@ -35,8 +35,11 @@ pub trait Disk: Send + Sync {
     fn remove(&self, path: &Path) -> io::Result<()>;
 }
 
-/// A locked folder.
-pub type FolderLock = Box<dyn Send + Sync>;
+/// A locked folder: tells whether it is still the one at its path, which may have been removed and made again.
+pub type FolderLock = Box<dyn Fn() -> bool + Send + Sync>;
+
+/// Permissions of a server's files: only its user can read them.
+pub const PRIVATE: u32 = 0o600;
 
 /// A file that is written.
 pub trait DiskFile: Write {
@@ -55,10 +58,12 @@ pub struct Machine;
 
 impl Disk for Machine {
     fn lock_folder(&self, folder: &Path) -> io::Result<Option<FolderLock>> {
-        fs::create_dir_all(folder)?;
-        let file = File::options().write(true).create(true).truncate(false).open(folder.join(LOCK))?;
+        DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+        let path = folder.join(LOCK);
+        let file = File::options().write(true).create(true).truncate(false).mode(PRIVATE).open(&path)?;
         close_in_children(&file);
-        Ok(lock(&file, folder).then(|| Box::new(file) as FolderLock))
+        let locked = lock(&file, folder);
+        Ok(locked.then(|| Box::new(move || is_at(&file, &path).unwrap_or(false)) as FolderLock))
     }
 
     fn names(&self, folder: &Path) -> io::Result<Vec<OsString>> {
@@ -76,18 +81,18 @@ impl Disk for Machine {
     }
 
     /// Does not follow a symbolic link, which could point to any file of this user.
-    fn create(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
+    fn create(&self, path: &Path, mode: u32) -> io::Result<Box<dyn DiskFile>> {
         let file = File::options()
             .write(true)
             .create(true)
             .truncate(false)
+            .mode(mode)
             // O_NONBLOCK: opening a pipe without a reader fails instead of blocking.
             .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
             .open(path)?;
         let locked = lock(&file, path);
-        let (mine, there) = (file.metadata()?, fs::symlink_metadata(path)?);
         // Another process has locked the file, or has renamed it since the open.
-        if !locked || (mine.dev(), mine.ino()) != (there.dev(), there.ino()) {
+        if !locked || !is_at(&file, path)? {
             let text = "another process saves to this file now";
             return Err(io::Error::new(io::ErrorKind::WouldBlock, text));
         }
@@ -119,6 +124,12 @@ impl DiskFile for File {
         self.sync_all()?;
         Ok(self.metadata()?.len())
     }
+}
+
+/// Whether the file is the one at `path`.
+fn is_at(file: &File, path: &Path) -> io::Result<bool> {
+    let (mine, there) = (file.metadata()?, fs::symlink_metadata(path)?);
+    Ok((mine.dev(), mine.ino()) == (there.dev(), there.ino()))
 }
 
 /// Locks a file; `false` if another process has locked it. On a file system without locks it warns, once in a process, and goes on.

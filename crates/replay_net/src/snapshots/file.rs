@@ -12,7 +12,7 @@ use base::sync::lock;
 use replay_core::memory::Memory;
 use replay_core::snapshot;
 
-use super::disk::{Disk, DiskFile, Machine};
+use super::disk::{Disk, DiskFile, Machine, PRIVATE};
 use crate::error::{Error, Result};
 use crate::io_error;
 
@@ -26,15 +26,16 @@ const BUFFER_BYTES: usize = 1 << 20;
 /// [`Error::Io`] if the file cannot be written, another process saves to it now, or it is not a regular file; an existing file stays.
 pub fn save(memory: &Memory, path: &Path) -> Result<()> {
     let target = replaceable(path).map_err(cannot_write(path))?;
-    save_as(&Machine, &target, None, |out| snapshot::save(memory, out)).map(drop)
+    save_as(&Machine, &target, 0o666, None, |out| snapshot::save(memory, out)).map(drop)
 }
 
-/// [`save`] for a server on `disk`: see [`snapshot::save_server`]. Returns the file's size in bytes. Fails soon after `stop` is set.
+/// [`save`] for a server on `disk`: see [`snapshot::save_server`]. Only this user can read the file. Returns its size in bytes. Fails soon
+/// after `stop` is set.
 ///
 /// # Errors
 /// Errors of [`save`].
 pub fn save_server(disk: &dyn Disk, memory: &Memory, path: &Path, stop: &AtomicBool) -> Result<u64> {
-    save_as(disk, path, Some(stop), |out| snapshot::save_server(memory, out))
+    save_as(disk, path, PRIVATE, Some(stop), |out| snapshot::save_server(memory, out))
 }
 
 /// Restores the snapshot in a file: see [`snapshot::restore`].
@@ -58,6 +59,7 @@ pub fn restore_from(disk: &dyn Disk, memory: &Memory, path: &Path) -> Result<()>
 fn save_as(
     disk: &dyn Disk,
     path: &Path,
+    mode: u32,
     stop: Option<&AtomicBool>,
     write: impl FnOnce(&mut BufWriter<Stoppable<'_>>) -> replay_core::Result<()>,
 ) -> Result<u64> {
@@ -65,7 +67,7 @@ fn save_as(
     static SAVING: Mutex<()> = Mutex::new(());
     let _saving = lock(&SAVING);
     let partial = partial_path(path);
-    let file = disk.create(&partial).map_err(cannot_write(&partial))?;
+    let file = disk.create(&partial, mode).map_err(cannot_write(&partial))?;
     let mut out = BufWriter::with_capacity(BUFFER_BYTES, Stoppable { file, stop });
     let written = || {
         write(&mut out).map_err(named(&partial))?;
@@ -88,14 +90,14 @@ fn save_as(
 }
 
 /// Error of a failed write to the file.
-fn cannot_write(path: &Path) -> impl FnOnce(io::Error) -> Error {
+pub(super) fn cannot_write(path: &Path) -> impl FnOnce(io::Error) -> Error {
     io_error(format!("the snapshot {} cannot be written", path.display()))
 }
 
 /// Adds the path to the memory's error about a snapshot.
 fn named(path: &Path) -> impl FnOnce(replay_core::Error) -> Error {
     |error| match error {
-        replay_core::Error::Snapshot(reason) => Error::Snapshot { path: path.to_owned(), reason },
+        replay_core::Error::Snapshot { reason, newer } => Error::Snapshot { path: path.to_owned(), reason, newer },
         replay_core::Error::Io(OsError { what, source }) => Error::Io(OsError {
             what: what.replacen("the snapshot", &format!("the snapshot {}", path.display()), 1),
             source,

@@ -225,7 +225,7 @@ fn arguments_that_cannot_be_used_are_exit_code_2() {
         (vec!["serve", "--listen", "0.0.0.0:0"], "token"),
         (vec!["serve", "--config", path.to_str().unwrap()], "io_thread"),
         (vec!["serve", "--no-such-flag"], "--no-such-flag"),
-        (vec!["drop", "innet://127.0.0.1:7999"], "innet-replay drop NAME innet://127.0.0.1:7999"),
+        (vec!["drop", "innet://127.0.0.1:7999"], "the name of the table: NAME innet://127.0.0.1:7999"),
     ] {
         let output = output(&arguments);
         assert_eq!(output.status.code(), Some(2));

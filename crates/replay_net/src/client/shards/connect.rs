@@ -16,6 +16,7 @@ use base::sync::lock;
 use base::wait::Wait;
 use replay_core::replay::Replay;
 use replay_core::schema::TableConfig;
+use serde_json::Value;
 
 /// Time limit for a call's reconnects: one immediate retry, none after a pause.
 const RECONNECT_FOR: Duration = Duration::from_millis(10);
@@ -56,7 +57,7 @@ impl ShardedClient {
     /// Connects to servers that form one memory. A server that does not answer in time is left out until it answers.
     ///
     /// # Errors
-    /// [`Error::Connect`] if no server answers; [`Error::Config`] if releases or tables differ; [`replay_core::Error::TableDiffers`] if the
+    /// [`Error::Connect`] if no server answers; [`Error::Config`] if releases or tables differ, or one memory is a copy of another; [`replay_core::Error::TableDiffers`] if the
     /// definitions of a table differ; errors of [`Client::connect`], with the address.
     pub fn connect(addresses: &[Address], options: &ConnectOptions, wait: &Wait<'_>) -> Result<Self> {
         let begun = host::now();
@@ -131,16 +132,14 @@ impl ShardedClient {
         }
     }
 
-    /// Checks that the servers have the same release and the same tables. Creates the tables at servers without any.
+    /// Checks that the servers have the same release, memories of their own and the same tables. Creates the tables at servers without any.
     fn check_alike(&self, wait: &Wait<'_>) -> Result<()> {
         let group = &self.group;
-        let releases = group.each(|client| {
-            let stats = ask_promptly(client, wait, |wait| client.stats(wait))?;
-            Ok(stats["server"]["release"].as_str().unwrap_or("").to_owned())
-        })?;
-        let releases = releases.into_iter();
-        let named = releases.map(|(shard, release)| (group.shards[shard].name(), release));
-        check_releases(&named.collect::<Vec<_>>())?;
+        let stats = group.each(|client| ask_promptly(client, wait, |wait| client.stats(wait)))?;
+        let release = |stats: &Value| stats["server"]["release"].as_str().unwrap_or("").to_owned();
+        let releases = stats.iter().map(|(shard, stats)| (group.shards[*shard].name(), release(stats)));
+        check_releases(&releases.collect::<Vec<_>>())?;
+        stats.iter().try_for_each(|(shard, stats)| group.note_memory(*shard, stats))?;
         let listings = group.each(|client| ask_promptly(client, wait, |wait| client.list(wait)))?;
         let with_tables = listings.iter().find(|(_, listing)| !listing.tables.is_empty());
         let Some((model, tables)) = with_tables.map(|(shard, listing)| (*shard, &listing.tables)) else {

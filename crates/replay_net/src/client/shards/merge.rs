@@ -92,6 +92,8 @@ pub fn stats(incarnation: String, servers: Vec<(String, Option<Value>)>) -> Valu
     }
     merged["parameters"] = newest.into();
     merged["incarnation"] = incarnation.into();
+    // Of one server alone.
+    merged["identity"].take();
     merged["shards"] = shards.into();
     merged
 }
