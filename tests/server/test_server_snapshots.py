@@ -439,8 +439,11 @@ def test_a_writer_learns_how_many_steps_a_kill_has_lost(server: Server) -> None:
             server.kill()
             server.start()
             writer.append(**step(30, 2))
+            writer.append(**step(31, 2))
             writer.flush()
-        assert "without the last 40 of the 60 steps" in str(raised.value)
+        text = str(raised.value)
+        assert "without the last 40 of the 60 steps" in text
+        assert "and 0 later ones that it had sent are lost with them; 4 appended steps that were not sent yet are lost, too" in text
         assert replay.stats()["tables"]["t"]["steps"] == 20
         fill(replay, 10, streams=2)
         assert replay.stats()["tables"]["t"]["steps"] == 40

@@ -46,11 +46,19 @@ impl WriterState {
             // push has arrived.
             let _ = writer.flush_complete(&Wait::until(Some(Instant::now() + SEND_WITHIN)));
         }
-        *lock(&self.counters) = writer.counters();
+        let counters = writer.counters();
+        *lock(&self.counters) = counters;
         let code = done.as_ref().err().map(Error::code);
         let late = matches!(code, Some(ErrorCode::Deadline | ErrorCode::Interrupted));
         self.late.store(late, Ordering::Relaxed);
-        done
+        done.map_err(|error| match (error.code(), counters.unsent_rows) {
+            // Its channel has counted the steps that it had sent.
+            (code @ ErrorCode::Expired, unsent @ 1..) => Error::Remote {
+                code,
+                message: format!("{error}; {unsent} appended steps that were not sent yet are lost, too"),
+            },
+            _ => error,
+        })
     }
 
     /// Sends the open chunks for a sample that waits for them. Returns whether a later try may send them, since the push has to wait, or

@@ -115,7 +115,7 @@ impl Pushes {
                 ErrorCode::Expired,
                 format!(
                     "{}; it was started again from a snapshot without the last {lost} of the {} steps that it had \
-                     acknowledged, and {pending} later ones are lost with them",
+                     acknowledged, and {pending} later ones that it had sent are lost with them",
                     replay_core::Error::Expired { writer },
                     self.steps,
                 ),
