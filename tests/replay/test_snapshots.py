@@ -72,7 +72,7 @@ def test_what_cannot_be_restored(tmp_path: Path) -> None:
     with pytest.raises(errors.ConfigError, match='table "t" is not empty: it has 160 steps'):
         saved.restore(path)
     with innet.Memory([table(priority_exponent=0.5)]) as other:
-        with pytest.raises(errors.TableDiffersError, match=r"priority_exponent is 0\.5, asked for 0\.6"):
+        with pytest.raises(errors.TableDiffersError, match=r"priority_exponent is 0\.5, in the snapshot 0\.6"):
             other.restore(path)
         assert other.stats()["tables"]["t"]["steps"] == 0
     content = path.read_bytes()

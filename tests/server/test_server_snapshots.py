@@ -532,7 +532,7 @@ def test_limits_are_the_running_servers(tmp_path: Path, server: Server, folder: 
     flags = [f"--snapshot={folder}", f"--config={config}"]
     config.write_text(definition.format(capacity=1000, exponent=1.0))
     text = refusal(tmp_path, *flags)
-    assert "priority_exponent is 1.0, asked for 0.6" in text
+    assert "priority_exponent is 1.0, in the snapshot 0.6" in text
     assert "move the snapshots out of" in text
     # The whole memory does not fit.
     text = refusal(tmp_path, f"--snapshot={folder}", "--max-bytes=400KiB", "--max-frame-bytes=100KiB")

@@ -436,13 +436,18 @@ impl TableConfig {
         })
     }
 
-    /// The differences between this definition and `asked`, field by field; `None` when they agree. `asked` without a view matches
-    /// any.
+    /// The differences between this definition and one that is asked for, field by field; `None` when they agree. `asked` without
+    /// a view matches any.
     pub fn difference(&self, asked: &TableConfig) -> Option<String> {
-        let named = self.named(asked).into_iter().zip(asked.named(self));
+        self.difference_from(asked, "asked for")
+    }
+
+    /// [`Self::difference`] from a definition that the text introduces by `introduced`.
+    pub(crate) fn difference_from(&self, other: &TableConfig, introduced: &str) -> Option<String> {
+        let named = self.named(other).into_iter().zip(other.named(self));
         let differ =
-            named.filter(|((name, have), (_, want))| have != want && (*name != "view" || asked.view.is_some()));
-        let texts = differ.map(|((name, have), (_, want))| format!("{name} is {have}, asked for {want}"));
+            named.filter(|((name, own), (_, others))| own != others && (*name != "view" || other.view.is_some()));
+        let texts = differ.map(|((name, own), (_, others))| format!("{name} is {own}, {introduced} {others}"));
         let texts: Vec<_> = texts.collect();
         (!texts.is_empty()).then(|| texts.join("; "))
     }

@@ -98,14 +98,14 @@ impl Staged {
         for (column, own) in columns.iter_mut().zip(&table.config.columns) {
             column.finite = own.finite;
         }
-        let asked = TableConfig {
+        let of_snapshot = TableConfig {
             columns,
             sampler: saved.sampler,
             priority_exponent: saved.priority_exponent,
             priority_unit_log2: saved.priority_unit_log2,
             ..TableConfig::clone(&table.config)
         };
-        if let Some(difference) = table.config.difference(&asked) {
+        if let Some(difference) = table.config.difference_from(&of_snapshot, "in the snapshot") {
             return Err(Error::TableDiffers { table: saved.name, difference });
         }
         Ok(Staged {

@@ -267,9 +267,9 @@ fn another_definition_is_refused_with_the_difference() {
     columns[0].name = "lane".into();
     for (changed, part) in [
         (TableConfig { columns, ..config(8) }, "columns is [lane: "),
-        (TableConfig { sampler: Sampler::Uniform, ..config(8) }, "sampler is uniform, asked for prioritized"),
-        (TableConfig { priority_exponent: 0.25, ..config(8) }, "priority_exponent is 0.25, asked for 1.0"),
-        (TableConfig { priority_unit_log2: -10, ..config(8) }, "priority_unit_log2 is -10, asked for -19"),
+        (TableConfig { sampler: Sampler::Uniform, ..config(8) }, "sampler is uniform, in the snapshot prioritized"),
+        (TableConfig { priority_exponent: 0.25, ..config(8) }, "priority_exponent is 0.25, in the snapshot 1.0"),
+        (TableConfig { priority_unit_log2: -10, ..config(8) }, "priority_unit_log2 is -10, in the snapshot -19"),
     ] {
         let memory = memory();
         memory.create_table(&changed).unwrap();
