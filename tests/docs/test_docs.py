@@ -7,6 +7,7 @@ import dataclasses
 import doctest
 import inspect
 import re
+import ssl
 import subprocess
 import sys
 import tomllib
@@ -17,6 +18,7 @@ from typing import Any
 
 import own_networks
 import pytest
+import trustme
 from places import ROOT
 from steps import table
 from training import small
@@ -83,6 +85,16 @@ def test_invariants_are_explained_where_they_are_kept() -> None:
             assert [*DOCUMENTS.parent.glob(f"{name}*"), *DOCUMENTS.parent.glob(f"crates/**/{name}*")], name
 
 
+def tls(folder: Path) -> dict[str, Any]:
+    """Settings of a server with the certificate of an authority, which is `ca.pem` in the folder."""
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(folder / "ca.pem"))
+    certificate = authority.issue_cert("127.0.0.1")
+    certificate.cert_chain_pems[0].write_to_path(str(folder / "cert.pem"))
+    certificate.private_key_pem.write_to_path(str(folder / "key.pem"))
+    return {"tls_cert": folder / "cert.pem", "tls_key": folder / "key.pem"}
+
+
 def test_every_statistic_is_explained(tmp_path: Path) -> None:
     text = (DOCUMENTS / "reference" / "statistics.md").read_text()
     chapter = text.split("## A memory\n")[1].split("\n## Gradient sums")[0]
@@ -97,7 +109,10 @@ def test_every_statistic_is_explained(tmp_path: Path) -> None:
         with innet.Memory() as other, other.serve("innet://127.0.0.1:0") as second:
             with innet.connect(f"{server.addresses[0]},{second.addresses[0]}") as several:
                 whole = several.stats()
-    groups = (stats, stats["tables"]["t"], stats["server"], stats["snapshots"], whole)
+        with innet.Memory() as other, other.serve("innets://127.0.0.1:0", **tls(tmp_path)) as third:
+            with innet.connect(third.addresses[0], tls_ca=tmp_path / "ca.pem") as replay:
+                guarded = replay.stats()
+    groups = (stats, stats["tables"]["t"], stats["server"], stats["snapshots"], guarded, whole)
     assert explained == {name for group in groups for name in group}
 
 
@@ -107,8 +122,12 @@ def test_every_prefix_of_a_metric_is_explained(tmp_path: Path) -> None:
     loopback = "127.0.0.1:0"
     with (
         innet.Memory([table()]) as memory,
-        memory.serve(f"innet://{loopback}", http=loopback, gradients=loopback, snapshot=tmp_path) as server,
-        urllib.request.urlopen(f"{server.http}/metrics") as answer,
+        memory.serve(
+            f"innets://{loopback}", http=loopback, gradients=loopback, snapshot=tmp_path / "snapshots", **tls(tmp_path)
+        ) as server,
+        urllib.request.urlopen(
+            f"{server.http}/metrics", context=ssl.create_default_context(cafile=tmp_path / "ca.pem")
+        ) as answer,
     ):
         metrics = re.findall(r"(?m)^# HELP (\w+)", answer.read().decode())
     assert len(metrics) > 50
@@ -280,15 +299,7 @@ def test_every_metric_is_explained_in_the_order_of_a_line() -> None:
     assert explained == [field.name for field in dataclasses.fields(Metrics)]
 
 
-SERVER_FLAGS = {
-    "actor_token_file",
-    "learner_token_file",
-    "listen",
-    "tls_cert",
-    "tls_key",
-    "token_file",
-    "trusted_network",
-}
+SERVER_FLAGS = {"check", "listen", "token_file", "trusted_network"}
 SLURM_FLAGS = {"array", "cpus_per_task", "gpus", "job_name", "open_mode", "requeue", "signal", "time"}
 
 

@@ -137,6 +137,7 @@ def test_the_commands_of_the_units_train(tmp_path: Path) -> None:
     certificate.private_key_pem.write_to_path(str(tmp_path / "server.key"))
     for one in certificate.cert_chain_pems:
         one.write_to_path(str(tmp_path / "server.pem"), append=True)
+    (tmp_path / "token").write_text("token of the operator")
     (tmp_path / "learner-token").write_text("token of the learners")
     (tmp_path / "actor-token").write_text("token of the actors")
     tokens = {
@@ -144,11 +145,14 @@ def test_the_commands_of_the_units_train(tmp_path: Path) -> None:
         "innet-actor@.service": {"INNET_ACTOR_TOKEN": "token of the actors"},
     }
     port = free_port()
+    settings = FILES["server.toml"].replace("/etc/innet", str(tmp_path)).replace("/var/lib/innet", str(tmp_path))
+    settings = settings.replace("0.0.0.0:7710", f"127.0.0.1:{port}").replace("127.0.0.1:9710", "127.0.0.1:0")
+    (tmp_path / "server.toml").write_text(settings)
 
     def command(name: str, index: int = 0) -> list[str]:
         (line,) = re.findall(r"(?m)^ExecStart=(.*)$", FILES[name])
         line = line.replace("/opt/innet/bin", str(Path(sys.executable).parent)).replace("/etc/innet", str(tmp_path))
-        line = line.replace("0.0.0.0:7710", f"127.0.0.1:{port}").replace("learner.example:7710", f"127.0.0.1:{port}")
+        line = line.replace("learner.example:7710", f"127.0.0.1:{port}")
         line = line.replace("--preset breakout-paper --steps 50000000 --actors 16", f"{SMALL} --steps 800 --actors 2")
         return shlex.split(line.replace("%i", str(index)))
 

@@ -15,16 +15,34 @@ fn the_version_is_the_release() {
 }
 
 #[test]
+fn help_describes_the_commands() {
+    let help = String::from_utf8(output(&["--help"]).stdout).unwrap();
+    for (command, text) in [
+        ("serve", "Serve a replay memory until SIGTERM or SIGINT"),
+        ("doctor", "Check whether this machine can serve with the given settings, which are those of serve"),
+    ] {
+        let line = help.lines().find_map(|line| line.trim().strip_prefix(command));
+        assert_eq!(line.map(str::trim), Some(text), "{help}");
+        let own = String::from_utf8(output(&[command, "--help"]).stdout).unwrap();
+        assert!(own.starts_with(text), "{own}");
+    }
+}
+
+#[test]
 fn fstack_is_plugged_in() {
     let help = String::from_utf8(output(&["serve", "--help"]).stdout).unwrap();
     assert!(help.contains("fstack"), "{help}");
     let checked = output(&["doctor", "--json", "--stack", "fstack", "--stack-config=/nowhere/a.ini"]);
     assert_eq!(checked.status.code(), Some(2));
-    let checked = output(&["doctor", "--json"]);
-    let checked: serde_json::Value = serde_json::from_slice(&checked.stdout).unwrap();
-    let parts = checked["parts"].as_array().unwrap().iter();
-    let parts: Vec<_> = parts.map(|part| part["part"].as_str().unwrap()).collect();
-    assert!(parts.starts_with(&["open files"]) && parts.contains(&"F-Stack support"), "{parts:?}");
+    let parts = |flags: &[&str]| {
+        let checked = output(&[&["doctor", "--json"], flags].concat());
+        let checked: serde_json::Value = serde_json::from_slice(&checked.stdout).unwrap();
+        let parts = checked["parts"].as_array().unwrap().iter();
+        parts.map(|part| part["part"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(parts(&["--listen=127.0.0.1:0"]), ["configuration", "open files", "memory", "addresses"]);
+    let fstack = parts(&["--stack=fstack"]);
+    assert!(fstack.starts_with(&["configuration".into(), "F-Stack support".into()]), "{fstack:?}");
     let config = tempfile::NamedTempFile::new().unwrap();
     let config = config.path().to_str().unwrap();
     let serve = output(&["serve", "--stack=fstack", "--stack-config", config]);

@@ -82,9 +82,11 @@ impl ServerContext {
     }
 }
 
-/// Phase of a server's shutdown.
+/// Phase of a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
+    /// Restores a snapshot and binds its addresses.
+    Starting,
     /// No shutdown yet.
     Serving,
     /// No new requests. Running requests are answered; blocked ones fail with an error.
@@ -107,7 +109,7 @@ pub struct ConnectionHandler<'a, S> {
     pub stack: &'a S,
     /// Name of the client, for logs.
     pub peer: &'a str,
-    /// Phase of the server's shutdown.
+    /// Phase of the server.
     pub phase: watch::Receiver<Phase>,
     /// Admission slot of the connection.
     pub slot: &'a Slot,

@@ -6,6 +6,7 @@
 
 mod admission;
 mod http;
+mod open_files;
 mod running;
 mod stranger_log;
 
@@ -30,7 +31,7 @@ use crate::service::Service;
 use crate::snapshots::Snapshots;
 use crate::snapshots::disk::Disk;
 use crate::stack::{Address, Stack, until};
-use crate::tls;
+use crate::tls::{self, Dates};
 use base::host;
 use replay_core::memory::Memory;
 use replay_core::table::Activity;
@@ -39,7 +40,7 @@ use replay_wire::handshake::Handshake;
 
 use admission::Admission;
 pub use admission::Slot;
-pub(crate) use running::open_files;
+pub(crate) use open_files::open_files;
 pub use running::{JoinTask, RunningServer, ServeTask};
 use stranger_log::{StrangerEvent, StrangerLog};
 
@@ -87,13 +88,19 @@ impl Server {
             )));
         }
         let tokens = config.read_tokens()?;
-        let tls = acceptor(config)?.map(RwLock::new);
+        let tls = acceptor(config)?;
         // Without a token every client is an operator.
         let reply_budgets = ReplyBudgets::new(config.effective_reply_bytes(frame_bytes), tokens.len());
+        let admission = Admission::new(config, tokens.len());
         let handshake = Handshake::new(tokens, memory.incarnation(), frame_bytes);
+        let service = Service::new(memory, &config.tables, frame_bytes, reply_budgets)?;
+        let tls = tls.map(|(acceptor, dates)| {
+            service.note_certificate(dates);
+            RwLock::new(acceptor)
+        });
         Ok(Server {
             context: ServerContext {
-                service: Service::new(memory, &config.tables, frame_bytes, reply_budgets)?,
+                service,
                 handshake,
                 max_frame_bytes: frame_bytes,
                 write_deadline: Duration::from_millis(config.write_deadline_ms),
@@ -101,7 +108,7 @@ impl Server {
                 closed: AtomicBool::new(false),
             },
             tls,
-            admission: Admission::new(config),
+            admission,
             strangers: StrangerLog::default(),
             handshake_deadline: Duration::from_millis(config.handshake_deadline_ms),
             drain_deadline: Duration::from_millis(config.drain_deadline_ms),
@@ -116,7 +123,8 @@ impl Server {
     /// [`Error::Config`] names the file.
     pub fn reload(&self, config: &ServerConfig) -> Result<()> {
         let tokens = config.read_tokens()?;
-        if let (Some(current), Some(new)) = (&self.tls, acceptor(config)?) {
+        if let (Some(current), Some((new, dates))) = (&self.tls, acceptor(config)?) {
+            self.context.service.note_certificate(dates);
             *current.write().unwrap_or_else(PoisonError::into_inner) = new;
         }
         self.context.handshake.set_tokens(tokens);
@@ -127,8 +135,8 @@ impl Server {
     ///
     /// # Errors
     /// Errors of [`Snapshots::open`].
-    pub fn restore_from(&mut self, disk: Box<dyn Disk>, folder: &Path) -> Result<()> {
-        let service = &mut self.context.service;
+    pub fn restore_from(&self, disk: Box<dyn Disk>, folder: &Path) -> Result<()> {
+        let service = &self.context.service;
         let snapshots = Snapshots::open(service.memory().clone(), disk, folder)?;
         service.save_snapshots(snapshots);
         Ok(())
@@ -218,7 +226,7 @@ impl Server {
                     }
                 }
             };
-            let slot = self.admission.accept(&peer);
+            let slot = self.admission.accept(&peer, stack.now());
             if slot.as_ref().is_none_or(|slot| slot.refusal().is_some()) {
                 self.context.service.counters.connections_refused.add(1);
             }
@@ -284,6 +292,9 @@ impl Server {
                 }
                 Some(Err(error)) => Err(match tls::tls_error(&error) {
                     None => broken(&accepted.peer, error),
+                    Some(error @ rustls::Error::AlertReceived(_)) => {
+                        Error::authentication(format!("the client ended TLS, {error}: its own error says what to do"))
+                    }
                     Some(error) => {
                         Error::authentication(format!("TLS failed: {error}; clients connect to innets:// here"))
                     }
@@ -294,6 +305,7 @@ impl Server {
         let end = tokio::select! {
             biased;
             () = reached(&mut phase, Phase::Stopped) => Err(Error::Closed("the server")),
+            () = accepted.slot.displaced() => Err(Error::Busy("its handshake made room for that of another client".into())),
             end = served => end,
         };
         connection.unread.end(host::now());
@@ -339,8 +351,8 @@ impl Server {
     }
 }
 
-/// The acceptor for the certificate of a configuration, if it has one.
-fn acceptor(config: &ServerConfig) -> Result<Option<TlsAcceptor>> {
+/// The acceptor for the certificate of a configuration, if it has one, and the certificate's dates.
+fn acceptor(config: &ServerConfig) -> Result<Option<(TlsAcceptor, Dates)>> {
     match (&config.tls_cert, &config.tls_key) {
         (Some(certificate), Some(key)) => tls::acceptor(certificate, key).map(Some),
         _ => Ok(None),

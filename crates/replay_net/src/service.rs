@@ -5,9 +5,10 @@ mod latencies;
 mod samplers;
 mod tables;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
+use rustls::pki_types::UnixTime;
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -17,6 +18,7 @@ use crate::extension::{self, Extension};
 use crate::receive::ReceiveBudgets;
 use crate::reply_budget::{LargeReply, ReplyBudgets};
 use crate::snapshots::Snapshots;
+use crate::tls::{Dates, RENEW};
 use base::error::check_size;
 use base::mistake::{Mistake, planted};
 use replay_core::memory::Memory;
@@ -38,8 +40,10 @@ pub struct Service {
     tables: Arc<Tables>,
     max_frame_bytes: u64,
     extensions: Vec<Arc<dyn Extension>>,
-    snapshots: Option<Arc<Snapshots>>,
+    snapshots: OnceLock<Arc<Snapshots>>,
     samplers: Samplers,
+    /// The certificate's last second, in Unix time; 0 without TLS.
+    certificate_end: AtomicU64,
     /// Counters of the connections, part of [`Service::stats`].
     pub counters: Counters,
 }
@@ -103,8 +107,9 @@ impl Service {
             memory,
             max_frame_bytes,
             extensions: Vec::new(),
-            snapshots: None,
+            snapshots: OnceLock::new(),
             samplers: Samplers::default(),
+            certificate_end: AtomicU64::new(0),
             counters: Counters::default(),
         })
     }
@@ -114,9 +119,18 @@ impl Service {
         self.extensions.push(extension);
     }
 
-    /// Adds the snapshots of the memory.
-    pub fn save_snapshots(&mut self, snapshots: Arc<Snapshots>) {
-        self.snapshots = Some(snapshots);
+    /// Adds the snapshots of the memory, once.
+    pub fn save_snapshots(&self, snapshots: Arc<Snapshots>) {
+        let _ = self.snapshots.set(snapshots);
+    }
+
+    /// Keeps the dates of the server's certificate for [`Self::stats`], and warns if clients refuse it now.
+    pub fn note_certificate(&self, dates: Dates) {
+        // Relaxed: the number publishes no other data.
+        self.certificate_end.store(dates.end.as_secs(), Ordering::Relaxed);
+        if let Some(problem) = dates.problem() {
+            tracing::warn!("{problem}: {RENEW}");
+        }
     }
 
     /// The snapshots of the memory.
@@ -125,7 +139,7 @@ impl Service {
     /// [`Error::Config`] when the server saves none.
     pub fn snapshots(&self) -> Result<&Arc<Snapshots>> {
         self.snapshots
-            .as_ref()
+            .get()
             .ok_or_else(|| Error::Config("this server saves no snapshots: start it with --snapshot DIR".to_owned()))
     }
 
@@ -296,7 +310,7 @@ impl Service {
         }
     }
 
-    /// Counters and gauges of the memory (with the programs that sample each table), `server`, `snapshots` and each extension, under its
+    /// Counters and gauges of the memory (with the programs that sample each table), `server`, `tls`, `snapshots` and each extension, under its
     /// name; `receive_bytes` (reserved for receive buffers) and `reply_bytes` (of unread replies). `extensions` maps each extension to JSON
     /// pointers to its objects of named members.
     pub fn stats(&self) -> Value {
@@ -313,7 +327,12 @@ impl Service {
             stats["extensions"][extension.name()] = named.into();
             stats[extension.name()] = extension.stats();
         }
-        if let Some(snapshots) = &self.snapshots {
+        let certificate_end = self.certificate_end.load(Ordering::Relaxed);
+        if certificate_end > 0 {
+            let left = certificate_end as i64 - UnixTime::now().as_secs() as i64;
+            stats["tls"] = json!({"certificate_expires_s": left});
+        }
+        if let Some(snapshots) = self.snapshots.get() {
             stats["snapshots"] = snapshots.stats();
         }
         stats

@@ -4,6 +4,7 @@
 pub mod disk;
 pub mod file;
 
+use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,7 +20,7 @@ use crate::io_error;
 use base::host;
 use base::mistake::{Mistake, planted};
 use base::sync::lock;
-use disk::{Disk, FolderLock, PRIVATE};
+use disk::{Disk, FolderLock, Machine, PRIVATE, make_folder};
 use replay_core::memory::Memory;
 
 /// Number of snapshots kept.
@@ -278,12 +279,24 @@ fn numbers(disk: &dyn Disk, folder: &Path) -> io::Result<Numbers> {
     Ok(numbers)
 }
 
+/// Checks that snapshots can be saved in a folder, which is made if it is missing. Does not lock it: its server may run.
+///
+/// # Errors
+/// [`Error::Config`] with advice.
+pub fn check_folder(folder: &Path) -> Result<()> {
+    make_folder(folder).and_then(|()| try_space(&Machine, folder)).map_err(unusable(folder))
+}
+
 /// Writes and removes a file, which fails on a full disk.
 fn try_space(disk: &dyn Disk, folder: &Path) -> io::Result<()> {
     let path = folder.join(file_name(0, PARTIAL_SUFFIX));
     let mut file = disk.create(&path, PRIVATE)?;
     let written = file.write_all(&vec![0; TRIAL_BYTES]).and_then(|()| file.sync());
-    disk.remove(&path)?;
+    match disk.remove(&path) {
+        // Removed by the server of the folder, beside a check.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        removed => removed?,
+    }
     written.map(drop)
 }
 

@@ -4,11 +4,13 @@
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 use rustls::pki_types::pem::{self, PemObject};
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
 use rustls::{ConnectionCommon, ServerConfig, SupportedProtocolVersion};
 use tokio_rustls::TlsAcceptor;
+use webpki::{EndEntityCert, KeyUsage};
 
 use crate::error::{Error, Result};
 use replay_wire::auth::{CHANNEL_BINDING_LABEL, ChannelBinding};
@@ -45,12 +47,60 @@ pub(crate) fn certificates(field: &str, path: &Path) -> Result<Vec<CertificateDe
         .map_err(|error| unreadable(field, path, &error))
 }
 
-/// An acceptor for a certificate chain (the server's own first) and its private key, both PEM files. Clients have no
-/// certificates; they are authenticated by the token.
+/// The first and the last second of a certificate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Dates {
+    /// First second.
+    pub begin: UnixTime,
+    /// Last second.
+    pub end: UnixTime,
+}
+
+/// What to do about a certificate with a [problem](Dates::problem).
+pub const RENEW: &str =
+    "clients that trust its authority refuse it; put a valid one into tls_cert, and send SIGHUP to a server that runs";
+
+impl Dates {
+    /// Reads them from webpki's errors for the first second of all and the last one: it shows them in no other way.
+    fn of(certificate: &CertificateDer<'_>) -> std::result::Result<Self, webpki::Error> {
+        let certificate = EndEntityCert::try_from(certificate)?;
+        let verify = |seconds| {
+            let at = UnixTime::since_unix_epoch(Duration::from_secs(seconds));
+            certificate.verify_for_usage(&[], &[], &[], at, KeyUsage::server_auth(), None, None).err()
+        };
+        match (verify(0), verify(u64::MAX)) {
+            (
+                Some(webpki::Error::CertNotValidYet { not_before, .. }),
+                Some(webpki::Error::CertExpired { not_after, .. }),
+            ) => Ok(Dates { begin: not_before, end: not_after }),
+            (error, _) => Err(error.unwrap_or(webpki::Error::InvalidCertValidity)),
+        }
+    }
+
+    /// The reason for which clients that trust the certificate's authority refuse it now.
+    pub fn problem(&self) -> Option<String> {
+        let now = UnixTime::now();
+        match (now < self.begin, now > self.end) {
+            (true, _) => Some(format!("the certificate is not valid before {}", date(self.begin))),
+            (_, true) => Some(format!("the certificate expired on {}", date(self.end))),
+            _ => None,
+        }
+    }
+}
+
+/// A time as text.
+pub fn date(at: UnixTime) -> String {
+    /// The last second of the year 9999, the last one that a certificate can name.
+    const LAST: u64 = 253_402_300_799;
+    httpdate::fmt_http_date(SystemTime::UNIX_EPOCH + Duration::from_secs(at.as_secs().min(LAST)))
+}
+
+/// An acceptor for a certificate chain (the server's own first) and its private key, both PEM files, and the dates of the server's
+/// certificate. Clients have no certificates; they are authenticated by the token.
 ///
 /// # Errors
 /// [`Error::Config`] with the file that is missing, not of its kind, or does not match the other one.
-pub fn acceptor(certificate: &Path, key: &Path) -> Result<TlsAcceptor> {
+pub fn acceptor(certificate: &Path, key: &Path) -> Result<(TlsAcceptor, Dates)> {
     let chain = certificates("tls_cert", certificate)?;
     let private = PrivateKeyDer::from_pem_file(key).map_err(|error| unreadable("tls_key", key, &error))?;
     let refused = |error: rustls::Error| {
@@ -65,6 +115,9 @@ pub fn acceptor(certificate: &Path, key: &Path) -> Result<TlsAcceptor> {
             }
         })
     };
+    let dates = Dates::of(&chain[0]).map_err(|error| {
+        Error::Config(format!("tls_cert {} has no dates that can be read: {error}", certificate.display()))
+    })?;
     // An explicit provider, independent of the process's default.
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = ServerConfig::builder_with_provider(provider)
@@ -73,7 +126,7 @@ pub fn acceptor(certificate: &Path, key: &Path) -> Result<TlsAcceptor> {
         .with_no_client_auth()
         .with_single_cert(chain, private)
         .map_err(refused)?;
-    Ok(TlsAcceptor::from(Arc::new(config)))
+    Ok((TlsAcceptor::from(Arc::new(config)), dates))
 }
 
 fn unreadable(field: &str, path: &Path, error: &pem::Error) -> Error {
@@ -114,7 +167,10 @@ mod tests {
         let empty = file("empty.pem", "");
 
         let error = |certificate: &Path, key: &Path| acceptor(certificate, key).err().unwrap().to_string();
-        assert!(acceptor(&certificate, &key).is_ok());
+        let (_, dates) = acceptor(&certificate, &key).unwrap();
+        // The first and the last day of rcgen's certificates.
+        assert_eq!(date(dates.begin), "Wed, 01 Jan 1975 00:00:00 GMT");
+        assert_eq!((date(dates.end), dates.problem()), ("Sun, 01 Jan 4096 00:00:00 GMT".to_owned(), None));
         assert!(error(&missing, &key).contains("missing.pem cannot be read"));
         assert!(error(&certificate, &missing).contains("missing.pem cannot be read"));
         assert!(error(&empty, &key).contains("empty.pem does not hold a certificate"));

@@ -89,7 +89,7 @@ impl Machine {
         *state.starts.borrow_mut() += 1;
         let seed = state.index as u64 * 1000 + *state.starts.borrow();
         let memory = Memory::new(MemoryLimits { seed: Some(seed), ..state.config.memory_limits() });
-        let mut server = match Server::new(&state.config, memory.clone()) {
+        let server = match Server::new(&state.config, memory.clone()) {
             Ok(server) => server,
             Err(error) => panic!("{error}"),
         };

@@ -3,6 +3,7 @@
 
 pub mod doctor;
 mod log;
+mod notify;
 mod serve;
 mod server_flags;
 mod size;
@@ -47,7 +48,7 @@ enum Command {
 }
 
 /// Runs a command line, program name first, and returns its exit code: 0 for success, 2 for an invalid command line or
-/// configuration, 1 for any other error and for a missing part that `doctor` finds.
+/// configuration and for all that `serve --check` finds, 1 for any other error and for a missing part that `doctor` finds.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let parsed = CommandLine::command()
         // `--version` of a subcommand prints the name of the program.
@@ -67,7 +68,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let done = match command_line.command {
         Command::Serve(flags) => {
             let given = matches.subcommand_matches("serve").unwrap_or(&matches);
-            serve::run(&flags, given).map(|()| 0)
+            serve::run(&flags, given)
         }
         Command::Stats(flags) => stats::run(&flags).map(|()| 0),
         Command::Top(flags) => top::run(&flags).map(|()| 0),

@@ -6,10 +6,12 @@ use std::path::PathBuf;
 
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, Id};
+use sd_notify::NotifyState;
 use tokio::runtime;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::task::JoinError;
 
-use super::log;
+use super::{log, notify};
 use crate::config::ServerConfig;
 use crate::error::{Error, Result};
 use crate::extension;
@@ -20,12 +22,24 @@ use replay_core::memory::Memory;
 use replay_wire::RELEASE;
 use replay_wire::auth::Secret;
 
-/// Serve a replay memory until SIGTERM or SIGINT, at a second one without the last snapshot. SIGHUP reads the files with the tokens
-/// and the certificate again, for new connections.
+/// Serve a replay memory until SIGTERM or SIGINT.
 ///
-/// Flags override the keys of the same names in the file; tables are in the file only.
+/// A second signal ends it without the last snapshot. SIGHUP reads the files with the tokens and the certificate again, for new
+/// connections. Flags override the keys of the same names in the file; tables are in the file only. systemd is told when the server is
+/// ready, reloads and stops (Type=notify).
 #[derive(Args)]
 pub struct ServeFlags {
+    /// Check the configuration and the files that it names as a start does, without listening or restoring, and exit: 0, or 2 with
+    /// the reason.
+    #[arg(long)]
+    check: bool,
+    #[command(flatten)]
+    configured: ConfigFlags,
+}
+
+/// The configuration of a server, as `serve` and `doctor` take it.
+#[derive(Args)]
+pub struct ConfigFlags {
     /// TOML file with the configuration.
     #[arg(long = "config", value_name = "FILE")]
     file: Option<PathBuf>,
@@ -33,7 +47,7 @@ pub struct ServeFlags {
     settings: ServerConfig,
 }
 
-impl ServeFlags {
+impl ConfigFlags {
     /// The file's configuration, overridden by the flags given in `matches`. Without a token in either, INNET_TOKEN is the
     /// token.
     pub(super) fn config(&self, matches: &ArgMatches, environment_token: Option<String>) -> Result<ServerConfig> {
@@ -59,27 +73,60 @@ impl ServeFlags {
     }
 }
 
-/// Serves until a signal: the first one lets running requests finish, a second one stops at once. `matches` are the
-/// arguments that `flags` were parsed from.
-pub fn run(flags: &ServeFlags, matches: &ArgMatches) -> Result<()> {
-    let config = flags.config(matches, std::env::var("INNET_TOKEN").ok())?;
+/// Serves until a signal: the first one lets running requests finish, a second one stops at once. Or checks the configuration. Returns
+/// the exit code. `matches` are the arguments that `flags` were parsed from.
+pub fn run(flags: &ServeFlags, matches: &ArgMatches) -> Result<u8> {
+    let config = flags.configured.config(matches, std::env::var("INNET_TOKEN").ok())?;
     log::start(config.log_level);
+    if flags.check {
+        return Ok(check(&config));
+    }
     let served = serve(&config);
     log::flush();
-    served
+    served.map(|()| 0)
+}
+
+fn check(config: &ServerConfig) -> u8 {
+    match Server::check(config) {
+        Ok(()) => {
+            // Ignores a closed standard output: the exit status still counts.
+            let _ = writeln!(io::stdout(), "the configuration can be served");
+            log::flush();
+            0
+        }
+        Err(error) => {
+            log::print(&format!("innet-replay: {error}"));
+            2
+        }
+    }
+}
+
+fn panicked(error: JoinError) -> Error {
+    Error::Internal(error.to_string())
 }
 
 fn serve(config: &ServerConfig) -> Result<()> {
     let runtime =
-        runtime::Builder::new_current_thread().enable_io().build().map_err(io_error("cannot make a runtime"))?;
+        runtime::Builder::new_current_thread().enable_all().build().map_err(io_error("cannot make a runtime"))?;
     runtime.block_on(async {
+        let mut ticks = tokio::time::interval(notify::interval());
         // Before there are handlers, so that a signal ends a restore.
-        let running = Server::start(config, Memory::new(config.memory_limits()))?;
+        let given = config.clone();
+        let start = move || Server::start(&given, Memory::new(given.memory_limits()));
+        let mut starting = tokio::task::spawn_blocking(start);
+        let running = loop {
+            tokio::select! {
+                biased;
+                _ = ticks.tick() => notify::tell(&[notify::EXTEND]),
+                started = &mut starting => break started.map_err(panicked)??,
+            }
+        };
         let handler = |kind| signal(kind).map_err(io_error("cannot handle signals"));
         let mut terminate = handler(SignalKind::terminate())?;
         let mut interrupt = handler(SignalKind::interrupt())?;
         let mut hang_up = handler(SignalKind::hangup())?;
         announce(&running);
+        notify::tell(&[NotifyState::Ready]);
         let server = running.server().clone();
         let mut end = tokio::task::spawn_blocking(move || running.wait());
         let mut asked = false;
@@ -87,17 +134,25 @@ fn serve(config: &ServerConfig) -> Result<()> {
             let signal = tokio::select! {
                 biased;
                 ended = &mut end => {
-                    ended.map_err(|error| Error::Internal(error.to_string()))??;
+                    ended.map_err(panicked)??;
                     tracing::info!("stopped");
                     return Ok(());
                 }
                 Some(()) = terminate.recv() => "SIGTERM",
                 Some(()) = interrupt.recv() => "SIGINT",
                 Some(()) = hang_up.recv() => {
+                    notify::tell_reloading();
                     match server.reload(config) {
                         Ok(()) => tracing::info!("SIGHUP: tokens and certificate were read again"),
                         Err(error) => tracing::error!(%error, "SIGHUP: tokens and certificate are kept"),
                     }
+                    notify::tell(if asked { &[NotifyState::Stopping] } else { &[NotifyState::Ready] });
+                    continue;
+                }
+                _ = ticks.tick() => {
+                    // The last snapshot of a large memory takes minutes.
+                    let states = [NotifyState::Watchdog, notify::EXTEND];
+                    notify::tell(&states[..1 + usize::from(asked)]);
                     continue;
                 }
             };
@@ -111,6 +166,7 @@ fn serve(config: &ServerConfig) -> Result<()> {
                 tracing::info!(signal, "shutting down; running requests are finished");
                 server.shut_down();
             }
+            notify::tell(&[NotifyState::Stopping, notify::EXTEND]);
             asked = true;
         }
     })
@@ -137,7 +193,7 @@ mod tests {
     #[derive(Parser)]
     struct Line {
         #[command(flatten)]
-        flags: ServeFlags,
+        flags: ConfigFlags,
     }
 
     fn config(arguments: &[&str], token: Option<String>) -> Result<ServerConfig> {

@@ -277,12 +277,7 @@ impl Dialer {
         let address = &self.address;
         Error::authentication(match tls_error(&error) {
             None => return self.explain(broken(&address.to_string(), error)),
-            Some(rustls::Error::InvalidMessage(_)) => format!(
-                "TLS with {address} failed: the server answers without TLS; write innet://, without tls_ca, or start the server with --tls-cert and --tls-key"
-            ),
-            Some(error) => format!(
-                "TLS with {address} failed: {error}; start the server with --tls-cert and --tls-key, and put its certificate or its authority's into tls_ca"
-            ),
+            Some(error) => format!("TLS with {address} failed: {}", tls::advice(error)),
         })
     }
 

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
-use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
+use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
 
 use crate::error::{Error, Result};
-use crate::tls::{VERSIONS, certificates};
+use crate::tls::{VERSIONS, certificates, date};
 
 /// A TLS configuration that trusts the certificates in the PEM file `path`.
 ///
@@ -35,6 +35,32 @@ pub fn client_config(path: &Path) -> Result<Arc<ClientConfig>> {
         .with_custom_certificate_verifier(Arc::new(TrustedFile { trusted, authority }))
         .with_no_client_auth();
     Ok(Arc::new(config))
+}
+
+/// The reason for which a handshake failed, and what to do.
+pub fn advice(error: &rustls::Error) -> String {
+    use CertificateError::{ExpiredContext, NotValidForNameContext, NotValidYetContext};
+    match error {
+        rustls::Error::InvalidCertificate(ExpiredContext { not_after, .. }) => format!(
+            "the server's certificate expired on {}; start the server with a new one (--tls-cert), or send it SIGHUP once the file has it",
+            date(*not_after)
+        ),
+        rustls::Error::InvalidCertificate(NotValidYetContext { not_before, .. }) => format!(
+            "the server's certificate is not valid before {}; check the clock of this machine, or start the server with another \
+             certificate (--tls-cert)",
+            date(*not_before)
+        ),
+        rustls::Error::InvalidCertificate(NotValidForNameContext { .. }) => {
+            format!("{error}; connect to a host that the certificate names, or make one for this host")
+        }
+        rustls::Error::InvalidCertificate(_) => {
+            format!("{error}; put the server's certificate or its authority's into tls_ca")
+        }
+        rustls::Error::InvalidMessage(_) => {
+            "the server answers without TLS; write innet://, without tls_ca, or start the server with --tls-cert and --tls-key".to_owned()
+        }
+        _ => format!("{error}; start the server with --tls-cert and --tls-key"),
+    }
 }
 
 /// Verifier that accepts the file's certificates, and certificates for the server's name signed by an authority in the file.

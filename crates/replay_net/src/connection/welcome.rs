@@ -85,7 +85,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
             return Err(Error::protocol(reason.to_owned()));
         };
         let Authenticated { role, proof } = handshake.authenticate(&challenged, proof)?;
-        if let Err(busy) = self.slot.welcome() {
+        if let Err(busy) = self.slot.welcome(role) {
             self.context.service.counters.connections_refused.add(1);
             return Err(busy);
         }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use clap::builder::Resettable;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, Command};
 use serde::Serialize;
@@ -24,7 +25,11 @@ impl SettingsType {
     /// The settings of a struct.
     pub fn of<T: Args + Serialize + DeserializeOwned>() -> Self {
         SettingsType {
-            flags: |command| T::augment_args(command),
+            flags: |command| {
+                // The documentation of the struct would replace that of the command.
+                let (about, long) = (command.get_about().cloned(), command.get_long_about().cloned());
+                T::augment_args(command).about(Resettable::from(about)).long_about(Resettable::from(long))
+            },
             of_flags: |matches| {
                 let settings =
                     T::from_arg_matches(matches).map_err(|error| Error::Config(format!("command line: {error}")))?;

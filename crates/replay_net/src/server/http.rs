@@ -36,7 +36,7 @@ use base::host;
 
 /// Limit of open connections. A further one closes the oldest, so that idle connections cannot lock a supervisor out. Each may hold one
 /// answer: 4 MB for a thousand tables.
-const MAX_CONNECTIONS: usize = 16;
+pub(super) const MAX_CONNECTIONS: usize = 16;
 
 /// Limit of a connection's life, as a multiple of the handshake deadline, for clients that do not read their answer.
 const MAX_LIFE: u32 = 6;
@@ -81,7 +81,8 @@ impl HttpListener {
 }
 
 impl Server {
-    /// Serves HTTP on this thread until the server has stopped. Continues during the drain, which a supervisor can thus observe.
+    /// Serves HTTP on this thread until the server has stopped. Begins before the restore and continues during the drain, which a
+    /// supervisor can thus observe.
     pub(super) async fn serve_http(self: Arc<Self>, http: HttpListener) {
         let listener = match TcpListener::from_std(http.listener) {
             Ok(listener) => listener,
@@ -163,6 +164,7 @@ impl Server {
         if path == "/healthz" {
             // Needs no token: supervisors have none, and the answer reveals only this state.
             return match *self.phase.borrow() {
+                Phase::Starting => plain(StatusCode::SERVICE_UNAVAILABLE, "starting"),
                 Phase::Serving => plain(StatusCode::OK, "ok"),
                 Phase::Draining | Phase::Stopped => plain(StatusCode::SERVICE_UNAVAILABLE, "shutting down"),
             };
@@ -240,6 +242,20 @@ fn respond(status: StatusCode, content_type: &'static str, body: String) -> Resp
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn health_is_that_of_each_phase() {
+        use replay_core::memory::{Memory, MemoryLimits};
+        let server =
+            Server::new(&crate::config::ServerConfig::default(), Memory::new(MemoryLimits::default())).unwrap();
+        let health = |phase| {
+            server.phase.send_replace(phase);
+            let request = Request::get("/healthz").body(String::new()).unwrap();
+            server.answer_http(&request, ([127, 0, 0, 1], 1).into()).status().as_u16()
+        };
+        let phases = [Phase::Starting, Phase::Serving, Phase::Draining, Phase::Stopped];
+        assert_eq!(phases.map(health), [503, 200, 503, 503]);
+    }
 
     #[test]
     fn a_token_is_sent_as_bearer_or_as_a_password() {

@@ -13,20 +13,18 @@ use tokio::sync::mpsc;
 use tokio::task::LocalSet;
 
 use super::http::HttpListener;
+use super::open_files::within_open_files;
 use super::{Accepted, Server};
 use crate::config::{HttpAddress, ServerConfig};
 use crate::connection::Phase;
 use crate::error::{Error, Result};
 use crate::extension;
 use crate::io_error;
-use crate::snapshots::SnapshotThread;
 use crate::snapshots::disk::Machine;
+use crate::snapshots::{SnapshotThread, check_folder};
 use crate::stack::kernel::{self, Kernel};
 use crate::stack::{Address, Stack, StackName};
 use replay_core::memory::Memory;
-
-/// File descriptors of a process besides its connections.
-const OTHER_FILES: u64 = 128;
 
 /// Default interval of snapshots.
 const SNAPSHOT_EVERY: Duration = Duration::from_secs(60);
@@ -188,9 +186,7 @@ impl Server {
     /// Errors of [`Server::new`] and [`Server::restore_from`], and [`Error::Io`] or [`Error::Config`] for an address that cannot be
     /// bound or a stack that cannot be started.
     pub fn start(config: &ServerConfig, memory: Arc<Memory>) -> Result<RunningServer> {
-        if let StackName::Plugged(stack) = config.stack {
-            stack.check_built_in()?;
-        }
+        let config = &within_limits(config)?;
         let mut server = Server::new(config, memory)?;
         // Bound first, so that a port in use fails the start.
         let with_tls = server.tls.is_some();
@@ -201,9 +197,7 @@ impl Server {
                 server.context.service.extend(extension);
             }
         }
-        if let Some(folder) = &config.snapshot {
-            server.restore_from(Box::new(Machine), folder)?;
-        }
+        server.phase.send_replace(Phase::Starting);
         let server = Arc::new(server);
         let mut running = RunningServer {
             server: server.clone(),
@@ -212,6 +206,15 @@ impl Server {
             tasks: Vec::new(),
             snapshots: None,
         };
+        let threads_of_http = usize::from(http.is_some());
+        if let Some(http) = http {
+            let serve = server.clone();
+            let serve = move || serve.serve_http(http);
+            running.tasks.push(io_thread(&server, "http", false, serve)?);
+        }
+        if let Some(folder) = &config.snapshot {
+            server.restore_from(Box::new(Machine), folder)?;
+        }
         let (bound, addresses) = std::sync::mpsc::channel();
         match config.stack {
             StackName::Kernel => server.clone().start_on_kernel(config, bound, &mut running.tasks)?,
@@ -222,12 +225,8 @@ impl Server {
         }
         running.addresses =
             addresses.recv().map_err(|_| Error::Internal("an I/O thread ended at its start".into()))??;
-        let io_threads = running.tasks.len();
-        if let Some(http) = http {
-            let serve = server.clone();
-            let serve = move || serve.serve_http(http);
-            running.tasks.push(io_thread(&server, "http", false, serve)?);
-        }
+        let io_threads = running.tasks.len() - threads_of_http;
+        server.enter(Phase::Serving);
         if let Ok(snapshots) = server.service().snapshots() {
             let every = config.snapshot_every.map_or(SNAPSHOT_EVERY, |every| every.0);
             let thread = (!every.is_zero()).then(|| snapshots.save_every(every));
@@ -254,13 +253,21 @@ impl Server {
         Ok(running)
     }
 
+    /// Checks a configuration as [`Self::start`] does, without binding addresses or restoring a snapshot.
+    ///
+    /// # Errors
+    /// Errors of [`Self::start`].
+    pub fn check(config: &ServerConfig) -> Result<()> {
+        Server::new(&within_limits(config)?, Memory::new(config.memory_limits()))?;
+        config.snapshot.as_deref().map_or(Ok(()), check_folder)
+    }
+
     fn start_on_kernel(
         self: Arc<Self>,
         config: &ServerConfig,
         bound: AddressSender,
         threads: &mut Vec<JoinTask>,
     ) -> Result<()> {
-        raise_file_limit(config);
         let mut others = Vec::new();
         for number in 1..config.effective_io_threads() {
             let (sender, accepted) = mpsc::unbounded_channel();
@@ -329,22 +336,11 @@ fn trusted_with(config: &ServerConfig) -> Option<String> {
     }
 }
 
-/// File descriptors of a server with all its connections.
-pub fn open_files(config: &ServerConfig) -> u64 {
-    u64::from(config.max_connections) + u64::from(config.max_handshakes) + OTHER_FILES
-}
-
-/// Raises the soft limit of open files, 1024 on many systems, up to the hard limit.
-fn raise_file_limit(config: &ServerConfig) {
-    let wanted = open_files(config);
-    let (limit, _) = rlimit::Resource::NOFILE.get().unwrap_or((u64::MAX, 0));
-    if limit < wanted && rlimit::increase_nofile_limit(wanted).unwrap_or(limit) < wanted {
-        tracing::warn!(
-            limit,
-            connections = config.max_connections,
-            "the limit of open files is too low for max_connections: raise the hard limit (ulimit -Hn), or lower \
-             max_connections"
-        );
+/// What a start does with `config` first.
+fn within_limits(config: &ServerConfig) -> Result<ServerConfig> {
+    match config.stack {
+        StackName::Kernel => within_open_files(config),
+        StackName::Plugged(stack) => stack.check_built_in().map(|()| config.clone()),
     }
 }
 

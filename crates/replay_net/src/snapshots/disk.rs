@@ -58,7 +58,7 @@ pub struct Machine;
 
 impl Disk for Machine {
     fn lock_folder(&self, folder: &Path) -> io::Result<Option<FolderLock>> {
-        DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+        make_folder(folder)?;
         let path = folder.join(LOCK);
         let file = File::options().write(true).create(true).truncate(false).mode(PRIVATE).open(&path)?;
         close_in_children(&file);
@@ -124,6 +124,14 @@ impl DiskFile for File {
         self.sync_all()?;
         Ok(self.metadata()?.len())
     }
+}
+
+/// Makes a folder of snapshots, if it is missing, which only this user can read.
+///
+/// # Errors
+/// The system's.
+pub fn make_folder(folder: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(folder)
 }
 
 /// Whether the file is the one at `path`.

@@ -1,6 +1,8 @@
 //! The command line, as a process.
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixDatagram;
+use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
@@ -39,10 +41,10 @@ impl Serving {
         Self::spawn(command(&[&["serve"], arguments].concat()))
     }
 
-    /// With a soft limit of open files.
-    fn start_limited(open_files: u32, arguments: &[&str]) -> Self {
+    /// With a limit of open files.
+    fn start_limited(limit: &str, arguments: &[&str]) -> Self {
         let mut command = Command::new("sh");
-        let script = format!("ulimit -Sn {open_files}; exec \"$0\" \"$@\"");
+        let script = format!("ulimit {limit}; exec \"$0\" \"$@\"");
         command.args(["-c", &script, COMMAND, "serve"]);
         Self::spawn(command.args(arguments).env_remove("INNET_TOKEN"))
     }
@@ -208,12 +210,165 @@ fn sighup_reads_token_and_certificate_again() {
 
 #[test]
 fn the_soft_limit_of_open_files_does_not_limit_connections() {
-    let serving = Serving::start_limited(32, &["--listen", "127.0.0.1:0"]);
+    let serving = Serving::start_limited("-Sn 32", &["--listen", "127.0.0.1:0"]);
     let address: Address = serving.address().parse().unwrap();
     let clients: Vec<_> = (0..64).map(|_| connect(&address, ConnectOptions::default()).unwrap()).collect();
     let wait = Wait::forever();
     assert!(clients.iter().all(|client| client.stats(&wait).is_ok()));
     assert_eq!(serving.stop("TERM").0, Some(0));
+}
+
+/// Idle clients have all connections: there are descriptors for snapshots, HTTP and the operator.
+#[test]
+fn the_hard_limit_of_open_files_lowers_connections() {
+    let folder = tempfile::tempdir().unwrap();
+    let snapshot = format!("--snapshot={}", folder.path().join("snapshots").display());
+    let tokens = ["--token=token of the operator", "--actor-token=token of the actors"];
+    let listen = ["--listen=127.0.0.1:0", "--http=127.0.0.1:0", "--io-threads=1", &snapshot];
+    let serving = Serving::start_limited("-n 80", &[&listen[..], &tokens].concat());
+    let words: Vec<_> = serving.ready.split_whitespace().collect();
+    let [.., address, _, http] = words[..] else { panic!("{words:?}") };
+    let http = http.trim_start_matches("http://");
+    let address: Address = address.parse().unwrap();
+    let options = |token: &str| ConnectOptions {
+        token: Some(Secret(token.to_owned())),
+        connect_timeout: Duration::ZERO,
+        ..ConnectOptions::default()
+    };
+    let mut clients = Vec::new();
+    let refused = loop {
+        match connect(&address, options("token of the actors")) {
+            Ok(client) => clients.push(client),
+            Err(error) => break error.to_string(),
+        }
+    };
+    assert!(clients.len() > 1 && refused.contains("--max-connections"), "{}: {refused}", clients.len());
+    let _strangers: Vec<_> = (0..100).map(|_| std::net::TcpStream::connect(http).unwrap()).collect();
+    let mut supervisor = std::net::TcpStream::connect(http).unwrap();
+    supervisor.write_all(b"GET /healthz HTTP/1.0\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    supervisor.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.0 200"), "{answer}");
+    let operator = connect(&address, options("token of the operator")).unwrap();
+    replay_net::command::Commands::command(&operator, replay_wire::Snapshot.into(), &Wait::forever()).unwrap();
+    let (code, log) = serving.stop("TERM");
+    assert_eq!(code, Some(0), "{log}");
+    assert!(log.contains("max_connections and max_handshakes are lowered"), "{log}");
+}
+
+#[test]
+fn systemd_is_told_of_the_state() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("notify");
+    let told = UnixDatagram::bind(&path).unwrap();
+    told.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let hear = |part: &str| {
+        let mut all = Vec::new();
+        loop {
+            let mut message = [0; 1024];
+            let bytes = told.recv(&mut message).unwrap_or_else(|error| panic!("{part}: {error}, {all:?}"));
+            let message = String::from_utf8_lossy(&message[..bytes]).into_owned();
+            all.push(message.clone());
+            if message.contains(part) {
+                return all.concat();
+            }
+        }
+    };
+    let mut serve = command(&["serve", "--listen=127.0.0.1:0"]);
+    serve.env("NOTIFY_SOCKET", &path).env("WATCHDOG_USEC", "100000");
+    let serving = Serving::spawn(&mut serve);
+    assert!(hear("READY=1").starts_with("EXTEND_TIMEOUT_USEC="));
+    hear("WATCHDOG=1");
+    serving.signal("HUP");
+    assert!(hear("RELOADING=1").contains("MONOTONIC_USEC="));
+    hear("READY=1");
+    let (code, log) = serving.stop("TERM");
+    assert!(hear("STOPPING=1").contains("EXTEND_TIMEOUT_USEC="));
+    assert_eq!(code, Some(0), "{log}");
+}
+
+/// Flags that cannot be served with, and a part of each error.
+fn broken_configurations(folder: &Path) -> Vec<(Vec<String>, &'static str)> {
+    let file = |name: &str, text: &str| {
+        let path = folder.join(name);
+        std::fs::write(&path, text).unwrap();
+        path.display().to_string()
+    };
+    let (certificate_file, _) = certificate(folder);
+    let certificate_file = certificate_file.display();
+    let other = rcgen::KeyPair::generate().unwrap().serialize_pem();
+    let tables = "max_bytes = \"1GiB\"\nmax_frame_bytes = \"1MiB\"\n[[tables]]\nname = \"t\"\ncapacity = 1000000\n\
+                  [[tables.columns]]\nname = \"a\"\ndtype = \"uint8\"\nshape = [84, 84]\n";
+    let not_a_folder = file("file", "");
+    vec![
+        (
+            vec![format!("--tls-cert={certificate_file}"), format!("--tls-key={}", file("other.pem", &other))],
+            "is not the key",
+        ),
+        (vec!["--token-file=/nowhere/token".into()], "/nowhere/token"),
+        (vec![format!("--snapshot={not_a_folder}/snapshots")], "cannot be saved"),
+        (vec![format!("--config={}", file("server.toml", tables))], "capacity_bytes"),
+    ]
+}
+
+#[test]
+fn a_check_finds_what_a_start_finds_and_touches_no_server() {
+    let folder = tempfile::tempdir().unwrap();
+    for (flags, part) in broken_configurations(folder.path()) {
+        let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+        for command in [&["serve"][..], &["serve", "--check"]] {
+            let output = output(&[command, &["--listen=127.0.0.1:0"], &flags].concat());
+            let message = String::from_utf8(output.stderr).unwrap();
+            assert_eq!(output.status.code(), Some(2), "{command:?}: {message}");
+            assert!(message.contains(part), "{message}");
+        }
+        let doctor = output(&[&["doctor", "--listen=127.0.0.1:0"], &flags[..]].concat());
+        let found = String::from_utf8(doctor.stdout).unwrap();
+        assert_eq!(doctor.status.code(), Some(1));
+        assert!(found.lines().next().is_some_and(|line| line.starts_with("missing") && line.contains(part)), "{found}");
+    }
+    let snapshot = format!("--snapshot={}", folder.path().join("snapshots").display());
+    let serving = Serving::start(&["--listen=127.0.0.1:0", &snapshot]);
+    let checked = output(&["serve", "--check", "--listen", serving.address(), &snapshot]);
+    assert_eq!(checked.status.code(), Some(0), "{checked:?}");
+    assert_eq!(serving.stop("TERM").0, Some(0));
+}
+
+#[test]
+fn an_expired_certificate_is_a_warning_with_its_date() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |years: [i32; 2]| {
+        let mut params = rcgen::CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
+        [params.not_before, params.not_after] = years.map(|year| rcgen::date_time_ymd(year, 1, 1));
+        let key = rcgen::KeyPair::generate().unwrap();
+        std::fs::write(folder.path().join("c"), params.self_signed(&key).unwrap().pem()).unwrap();
+        std::fs::write(folder.path().join("k"), key.serialize_pem()).unwrap();
+    };
+    let [certificate, key] = ["c", "k"].map(|name| folder.path().join(name).display().to_string());
+    let [with_certificate, with_key] = [format!("--tls-cert={certificate}"), format!("--tls-key={key}")];
+    let flags = [&*with_certificate, &*with_key, "--listen=127.0.0.1:0"];
+    write([2000, 2001]);
+    let doctor = output(&[&["doctor"], &flags[..]].concat());
+    let found = String::from_utf8(doctor.stdout).unwrap();
+    assert!(found.contains("missing  certificate: the certificate expired on Mon, 01 Jan 2001"), "{found}");
+    let checked = output(&[&["serve", "--check"], &flags[..]].concat());
+    assert_eq!(checked.status.code(), Some(0), "clients may trust it as it is");
+    assert!(String::from_utf8(checked.stderr).unwrap().contains("expired on Mon, 01 Jan 2001"));
+    let serving = Serving::start(&flags);
+    let address: Address = serving.address().parse().unwrap();
+    let options = || ConnectOptions { tls_ca: Some(certificate.clone().into()), ..ConnectOptions::default() };
+    let expires = || {
+        let stats = connect(&address, options()).and_then(|client| client.stats(&Wait::forever()));
+        stats.map_or(0, |stats| stats["tls"]["certificate_expires_s"].as_i64().unwrap())
+    };
+    assert!(expires() < 0);
+    write([2999, 3000]);
+    serving.signal("HUP");
+    until("another certificate", || expires() > 0);
+    let (_, log) = serving.stop("TERM");
+    for part in ["expired on Mon, 01 Jan 2001", "not valid before Tue, 01 Jan 2999"] {
+        assert!(log.lines().any(|line| line.contains("WARN") && line.contains(part)), "{log}");
+    }
 }
 
 #[test]

@@ -385,13 +385,6 @@ fn a_client_tries_until_its_timeout_and_says_what_happened() {
     let full = Serving::start(&["--listen", "127.0.0.1:0", "--max-connections", "1"]);
     let full_address = full.address().parse().unwrap();
     let _only = connect(&full_address, ConnectOptions::default()).unwrap();
-    let busy =
-        Serving::start(&["--listen", "127.0.0.1:0", "--max-handshakes", "1", "--handshake-deadline-ms", "60000"]);
-    let busy_address: Address = busy.address().parse().unwrap();
-    let Address::Tcp { port, .. } = busy_address else {
-        panic!("expected a TCP address");
-    };
-    let _stranger = TcpStream::connect(("127.0.0.1", port)).unwrap();
     let closing = TcpListener::bind("127.0.0.1:0").unwrap();
     let closing_address = tcp(closing.local_addr().unwrap().port());
     thread::spawn(move || closing.incoming().for_each(drop));
@@ -410,7 +403,6 @@ fn a_client_tries_until_its_timeout_and_says_what_happened() {
             (&silent.0, "no answer within"),
             (&stopped.address().parse().unwrap(), "no answer within"),
             (&full_address, "--max-connections"),
-            (&busy_address, "max_handshakes"),
             (&closing_address, "is it an innet-replay server"),
             (&full_queue, "cannot connect to"),
         ] {
@@ -420,7 +412,30 @@ fn a_client_tries_until_its_timeout_and_says_what_happened() {
     });
     stopped.stop("KILL");
     full.stop("TERM");
-    busy.stop("TERM");
+}
+
+/// Strangers at the address of the client, and twice as many as may connect from anywhere.
+#[test]
+fn strangers_that_say_nothing_keep_no_client_out() {
+    rlimit::increase_nofile_limit(2048).unwrap();
+    let serving = Serving::start(&["--listen", "127.0.0.1:0", "--handshake-deadline-ms", "3600000"]);
+    let address: Address = serving.address().parse().unwrap();
+    let Address::Tcp { port, .. } = address else {
+        panic!("expected a TCP address");
+    };
+    let from = |host: [u8; 4]| {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        socket.bind(&std::net::SocketAddr::from((host, 0)).into()).unwrap();
+        socket.connect(&std::net::SocketAddr::from(([127, 0, 0, 1], port)).into()).unwrap();
+        socket
+    };
+    let at_this_address: Vec<_> = (0..300).map(|_| from([127, 0, 0, 1])).collect();
+    connect(&address, ConnectOptions::default()).unwrap().stats(&soon()).unwrap();
+    drop(at_this_address);
+    let anywhere: Vec<_> = (2..10).flat_map(|host| (0..64).map(move |_| from([127, 0, 0, host]))).collect();
+    connect(&address, ConnectOptions::default()).unwrap().stats(&soon()).unwrap();
+    drop(anywhere);
+    serving.stop("TERM");
 }
 
 #[test]

@@ -157,6 +157,53 @@ fn tls_serves_clients_that_trust_the_certificate_and_know_the_token() {
 }
 
 #[test]
+fn a_refused_certificate_says_what_to_do() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: String| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path
+    };
+    let mut authority = rcgen::CertificateParams::new(vec![]).unwrap();
+    authority.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    let key = rcgen::KeyPair::generate().unwrap();
+    let trusted = file("authority.pem", authority.self_signed(&key).unwrap().pem());
+    let issuer = rcgen::Issuer::new(authority, key);
+    let refusal = |name: &str, years: [i32; 2], trusted: &Path| {
+        let mut params = rcgen::CertificateParams::new(vec![name.to_owned()]).unwrap();
+        [params.not_before, params.not_after] = years.map(|year| rcgen::date_time_ymd(year, 1, 1));
+        let key = rcgen::KeyPair::generate().unwrap();
+        let config = ServerConfig {
+            tls_cert: Some(file("server.pem", params.signed_by(&key, &issuer).unwrap().pem())),
+            tls_key: Some(file("server.key", key.serialize_pem())),
+            ..local(&["127.0.0.1:0"])
+        };
+        let running = start(&config).unwrap();
+        let refused = connect(
+            &running.addresses()[0],
+            ConnectOptions { tls_ca: Some(trusted.to_owned()), ..ConnectOptions::default() },
+        );
+        refused.map(drop).map_err(|error| error.to_string())
+    };
+    let other = tempfile::tempdir().unwrap();
+    let (other, _) = certificate(other.path());
+    for (name, years, trusted, says) in [
+        (
+            "127.0.0.1",
+            [2000, 2001],
+            &trusted,
+            "expired on Mon, 01 Jan 2001 00:00:00 GMT; start the server with a new one",
+        ),
+        ("127.0.0.1", [2999, 3000], &trusted, "not valid before Tue, 01 Jan 2999 00:00:00 GMT; check the clock"),
+        ("example.org", [2000, 2999], &trusted, "connect to a host that the certificate names"),
+        ("127.0.0.1", [2000, 2999], &other, "put the server's certificate or its authority's into tls_ca"),
+    ] {
+        let message = refusal(name, years, trusted).unwrap_err();
+        assert!(message.contains(says) && !message.contains("with --tls-cert and --tls-key"), "{message}");
+    }
+}
+
+#[test]
 fn a_client_without_tls_gets_nowhere_and_harms_nobody() {
     let folder = tempfile::tempdir().unwrap();
     let config = with_tls(folder.path());
@@ -221,16 +268,18 @@ fn the_server_says_the_end_of_a_tls_connection() {
         let channel_binding = session.export_keying_material([0; 32], CHANNEL_BINDING_LABEL, Some(&[])).unwrap();
         let over_tls = |stream| TestClient::new(Connection { stream: Box::new(stream), cut: Box::new(|| {}) });
         let mut served = over_tls(stream);
-        let mut refused = over_tls(dial_tls(host, *port, trusted).await);
-        assert_eq!(refused.receive_error().await.1, ErrorCode::Connect);
-        assert!(refused.receive().await.unwrap().is_none());
-
         let challenge = served.hello(PROTOCOL, [7; 32]).await.unwrap();
         let transcript = Transcript { channel_binding: Some(channel_binding), ..transcript([7; 32], &challenge) };
         let proof = auth::proof(TOKEN, Side::Client, &transcript);
         let authenticate = RequestBody::Authenticate(Authenticate { proof: Some(proof) });
         served.ask(authenticate, 0).await.unwrap();
         served.stats().await;
+        // It has the only place.
+        let stranger = TcpStream::connect((host.as_str(), *port)).unwrap();
+        let mut refused = over_tls(dial_tls(host, *port, trusted).await);
+        assert_eq!(refused.receive_error().await.1, ErrorCode::Connect);
+        assert!(refused.receive().await.unwrap().is_none());
+        drop(stranger);
         running.shut_down();
         assert!(served.receive().await.unwrap().is_none());
     });

@@ -24,7 +24,7 @@ fn a_relay_that_forwards_the_handshake_owns_no_session() {
     };
     let of_relay = tempfile::tempdir().unwrap();
     let (relay_certificate, relay_key) = certificate(of_relay.path());
-    let accepted = acceptor(&relay_certificate, &relay_key).unwrap();
+    let (accepted, _) = acceptor(&relay_certificate, &relay_key).unwrap();
     let trusted = config.tls_cert.clone().unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();

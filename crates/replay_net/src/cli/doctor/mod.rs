@@ -7,25 +7,27 @@ use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use clap::parser::ValueSource;
 use clap::{ArgMatches, Args};
 use serde::Serialize;
 
-use super::serve::ServeFlags;
+use super::serve::ConfigFlags;
+use crate::config::ServerConfig;
 use crate::error::Result;
 use crate::extension;
+use crate::server::Server;
 use crate::stack::StackName;
 use crate::stack::plugged::plugged_in;
+use crate::tls;
 
-/// Check whether this machine can serve; takes the settings of serve.
+/// Check whether this machine can serve with the given settings, which are those of serve.
 ///
-/// Prints one line for each part, `ok` or `missing`, with advice below each missing one, and changes nothing. With --stack
-/// NAME these are the parts for that network stack, with --stack-config those for the devices of that file, and without them
-/// those for all stacks. The exit status is 0 if all are there, else 1.
+/// Prints one line for each part, `ok` or `missing`, with advice below each missing one. The parts are the configuration with its
+/// files (as of serve --check) and what the machine has to have for it: for the kernel's sockets, with --stack NAME for that network
+/// stack, with --stack-config alone for the devices of that file. The exit status is 0 if all are there, else 1.
 #[derive(Args)]
 pub struct DoctorFlags {
     #[command(flatten)]
-    serve: ServeFlags,
+    configured: ConfigFlags,
     /// Print one JSON object instead of lines
     #[arg(long)]
     json: bool,
@@ -100,18 +102,22 @@ impl MachineFiles {
 /// # Errors
 /// [`Error::Config`](crate::error::Error::Config) for a configuration that cannot be read.
 pub fn run(flags: &DoctorFlags, matches: &ArgMatches) -> Result<u8> {
-    let config = flags.serve.config(matches, None)?;
+    let config = flags.configured.config(matches, std::env::var("INNET_TOKEN").ok())?;
     let file = config.stack_config.as_deref();
-    let chosen = matches.value_source("stack") == Some(ValueSource::CommandLine);
-    let plugged = match config.stack {
-        StackName::Plugged(stack) => vec![stack],
-        StackName::Kernel if chosen && file.is_none() => vec![],
-        StackName::Kernel => plugged_in(),
+    let plugged = match (config.stack, file) {
+        (StackName::Plugged(stack), _) => vec![stack],
+        (StackName::Kernel, None) => vec![],
+        // Devices, without a server for them.
+        (StackName::Kernel, Some(_)) => plugged_in(),
     };
     let mut findings = Vec::new();
+    if config.stack != StackName::Kernel || file.is_none() {
+        findings.push(Finding::new("configuration", configuration(&config)));
+        findings.extend(certificate(&config).map(|checked| Finding::new("certificate", checked)));
+    }
     if config.stack == StackName::Kernel && file.is_none() {
         let machine = MachineFiles::this();
-        findings = machine.kernel_findings(&config);
+        findings.extend(machine.kernel_findings(&config));
         for extension in extension::plugged_in() {
             findings.extend(extension.findings(&config, &machine)?);
         }
@@ -128,6 +134,23 @@ pub fn run(flags: &DoctorFlags, matches: &ArgMatches) -> Result<u8> {
     // Ignores a closed standard output: the exit status still counts.
     let _ = io::stdout().lock().write_all(text.as_bytes());
     Ok(code(&findings))
+}
+
+/// The checks of a start.
+fn configuration(config: &ServerConfig) -> CheckResult {
+    match Server::check(config) {
+        Ok(()) => Ok("a server starts with these settings and files".to_owned()),
+        Err(error) => missing(error.to_string(), "change what it names: no server starts with it"),
+    }
+}
+
+/// The dates of the certificate, if there is one that can be used.
+fn certificate(config: &ServerConfig) -> Option<CheckResult> {
+    let (_, dates) = tls::acceptor(config.tls_cert.as_ref()?, config.tls_key.as_ref()?).ok()?;
+    Some(match dates.problem() {
+        None => Ok(format!("valid until {}", tls::date(dates.end))),
+        Some(problem) => missing(problem, tls::RENEW),
+    })
 }
 
 fn code(findings: &[Finding]) -> u8 {

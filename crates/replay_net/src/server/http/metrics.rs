@@ -102,6 +102,9 @@ const SERVER: &[Metric] = &[
 const LATENCY: &[Metric] =
     &[(Histogram, "latency_s", "Time from the arrival of a request to its reply, waits included")];
 
+const TLS: &[Metric] =
+    &[(Gauge, "certificate_expires_s", "Time until the certificate of the server expires; negative after it")];
+
 const SNAPSHOTS: &[Metric] = &[
     (Counter, "saved", "Saved snapshots"),
     (Counter, "failed", "Snapshots that could not be saved"),
@@ -151,9 +154,10 @@ impl Collector for Scrape {
         group("table", TABLE, named("table", &stats["tables"]).collect())?;
         group("writer", WRITER, writers(&stats["tables"]))?;
         group("parameters", PARAMETERS, named("name", &stats["parameters"]).collect())?;
-        let snapshots = &stats["snapshots"];
-        if snapshots.is_object() {
-            group("snapshots", SNAPSHOTS, single(snapshots))?;
+        for (name, metrics) in [("tls", TLS), ("snapshots", SNAPSHOTS)] {
+            if stats[name].is_object() {
+                group(name, metrics, single(&stats[name]))?;
+            }
         }
         for (extension, groups) in extensions {
             for of in *groups {
