@@ -9,6 +9,7 @@ use super::stats::{readable_bytes, with_separators};
 use crate::config::{MAX_CONNECTIONS, ServerConfig, parse_bytes};
 use crate::error::{Error, Result};
 use replay_core::schema::TableConfig;
+use replay_core::table::Table;
 
 /// Costs of a server: the fit of `python -m benchmarks service_times`, rounded up (docs/explanation/scale.md).
 mod cost {
@@ -232,32 +233,44 @@ impl Size {
         }
         let default = ServerConfig::default();
         let mut settings = Vec::new();
-        // By default a server has an I/O thread for every two processors, and takes half of the memory.
+        // By default a server has an I/O thread for every two processors.
         if load.processors > 0.5 * USABLE * flags.processors as f64 {
             settings.push(format!("--io-threads {}", flags.processors));
         }
-        let stored = load.memory - load.connections * cost::CONNECTION;
-        if stored > 0.5 * flags.server_bytes as f64 {
-            // Tables and parameters have what is left beside frames on their way in.
-            let received = default.memory_limits().receive_bytes;
-            settings.push(format!("--max-bytes {}", stored as u64 + received + 2 * flags.parameter_bytes));
-        }
+        // Tables and parameters have what is left beside frames on their way in.
+        let table = Size::table(load.steps.ceil() as u64, flags);
+        let kept = table.capacity_bytes + Table::index_bytes(&table) + 2 * flags.parameter_bytes;
+        let received = default.memory_limits().receive_bytes;
+        // At least three frames, of which `received` is two.
+        settings.push(format!("--max-bytes {}", (kept + received).max(received / 2 * 3)));
         if load.connections > f64::from(default.max_connections) {
             let connections = 2f64.powf(load.connections.log2().ceil());
             settings.push(format!("--max-connections {connections}"));
         }
-        if !settings.is_empty() {
-            let _ = writeln!(text, "Start each server with {}.", settings.join(" "));
-        }
+        let TableConfig { capacity, capacity_bytes, .. } = table;
+        let _ = writeln!(
+            text,
+            "Make the table with capacity={capacity} and capacity_bytes={capacity_bytes} at each server: without the second it reserves \
+             space for steps that do not pack.\nStart each server with {}.",
+            settings.join(" ")
+        );
         text
+    }
+
+    /// A server's table of so many steps.
+    fn table(capacity: u64, flags: &SizeFlags) -> TableConfig {
+        let capacity_bytes = capacity * flags.step_bytes;
+        TableConfig { capacity_bytes, ..TableConfig::new("", Vec::new(), capacity) }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use clap::Parser;
+    use replay_core::schema::{Codec, Column, Dtype};
 
     use super::*;
+    use crate::server::Server;
 
     #[derive(Parser)]
     struct Line {
@@ -272,13 +285,34 @@ mod tests {
     }
 
     #[test]
-    fn a_small_job_needs_one_server_and_names_no_setting() {
+    fn a_small_job_needs_one_server_of_the_default_size() {
         let flags = flags("--actors 8 --steps-per-second 100");
         let size = Size::of(&flags).unwrap();
         assert_eq!(size.servers, 1);
         let text = size.lines(&flags);
         assert!(text.starts_with("servers      1\n"), "{text}");
         assert!(!text.contains("--max-connections"), "{text}");
+    }
+
+    /// A server's table and limit are those that this command names.
+    #[test]
+    fn a_server_takes_the_settings() {
+        let flags = flags("--actors 8 --steps-per-second 100 --step-bytes 200B --capacity 500000");
+        let text = Size::of(&flags).unwrap().lines(&flags);
+        let number = |before: &str| {
+            let rest = text.split_once(before).unwrap_or_else(|| panic!("{text}")).1;
+            let digits = rest.split_once(|next: char| !next.is_ascii_digit()).unwrap().0;
+            digits.parse::<u64>().unwrap()
+        };
+        let column =
+            Column { name: "frame".into(), dtype: Dtype::Uint8, shape: vec![84, 84], codec: Codec::Lz4, finite: true };
+        let of = |capacity_bytes| {
+            let table = TableConfig::new("t", vec![column.clone()], number("capacity="));
+            let tables = vec![TableConfig { capacity_bytes, ..table }];
+            Server::check(&ServerConfig { tables, max_bytes: number("--max-bytes "), ..ServerConfig::default() })
+        };
+        of(number("capacity_bytes=")).unwrap();
+        assert!(of(0).unwrap_err().to_string().contains("set capacity_bytes"));
     }
 
     #[test]
@@ -312,6 +346,6 @@ mod tests {
     fn more_connections_than_the_default_are_a_setting_of_the_servers() {
         let flags = flags("--actors 10000 --steps-per-second 60 --parameter-every 60");
         let text = Size::of(&flags).unwrap().lines(&flags);
-        assert!(text.contains("with --max-connections 32768."), "{text}");
+        assert!(text.contains(" --max-connections 32768."), "{text}");
     }
 }
