@@ -161,7 +161,9 @@ fn misspelt(name: &str) -> BTreeSet<String> {
             edit(&mut letters);
             names.insert(letters.into_iter().collect::<String>());
         };
-        change(&|letters| drop(letters.remove(at)));
+        change(&|letters| {
+            letters.remove(at);
+        });
         change(&|letters| letters.insert(at, letters[at]));
         let next = (at + 1).min(letters.len() - 1);
         change(&|letters| letters.swap(at, next));

@@ -4,7 +4,6 @@
 pub mod disk;
 pub mod file;
 
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
