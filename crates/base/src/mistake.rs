@@ -62,6 +62,26 @@ mistakes! {
     LoneProbability,
     /// Parameters are stored as version 1 again.
     FirstVersion,
+    /// A writer's older connection is not fenced off.
+    UnfencedWriter,
+    /// The rate limiter keeps the samples of a batch that was not delivered.
+    KeptCredit,
+    /// Items keep the samples of a batch that was not delivered.
+    KeptSamples,
+    /// Parameters that are sent again are stored again.
+    RepeatedPut,
+    /// Priorities of a snapshot get the exponent a second time.
+    RaisedTwice,
+    /// A chunk is freed while one pin is left.
+    FreedPin,
+    /// Emptying a table wakes no waiting push.
+    SilentEmpty,
+    /// A batch of several servers is divided by the sums of priorities of the batch before.
+    OldTotal,
+    /// A timer is asked before the future that it limits.
+    TimerFirst,
+    /// A write of no bytes is taken for the end of its frame.
+    ZeroIsEnd,
 }
 
 /// Whether `mistake` was planted.

@@ -45,7 +45,7 @@ impl Stored {
     /// The version of the put with the number `id`, if it is one of the last puts.
     fn put(&self, id: u64) -> Option<u64> {
         let mut puts = self.puts.iter();
-        puts.find(|&&(put, _)| id != 0 && put == id).map(|&(_, version)| version)
+        puts.find(|&&(put, _)| id != 0 && put == id && !planted(Mistake::RepeatedPut)).map(|&(_, version)| version)
     }
 }
 

@@ -25,6 +25,7 @@ use std::ops::Deref;
 use crate::memory_hints::prefetch;
 use crate::sync::fault::{self, Fault};
 use crate::sync::{AtomicU32, AtomicU64, Ordering, UnsafeCell, fence};
+use base::mistake::{Mistake, planted};
 
 const LIVE: u64 = 1 << 31;
 const PINS: u64 = LIVE - 1;
@@ -153,7 +154,7 @@ impl<T> Slab<T> {
         let Ok(word) = ended else {
             return false;
         };
-        if word & PINS == 0 {
+        if word & PINS <= planted(Mistake::FreedPin).into() {
             // SAFETY: the word says that the slot is neither live nor pinned, and only the thread whose exchange did
             // that reaches this line.
             unsafe { self.release(handle.slot) };
@@ -181,10 +182,13 @@ impl<T> Slab<T> {
     /// The slot holds a value, is not live, has no pins, and the caller is the one thread that brought it there.
     unsafe fn release(&self, index: u32) {
         let slot = &self.slots[index as usize];
-        slot.value.with_mut(|cell| {
-            // SAFETY: the caller has the value to itself.
-            unsafe { (*cell).assume_init_drop() };
-        });
+        // The mistake would free what a pin refers to: its value stays allocated.
+        if !planted(Mistake::FreedPin) {
+            slot.value.with_mut(|cell| {
+                // SAFETY: the caller has the value to itself.
+                unsafe { (*cell).assume_init_drop() };
+            });
+        }
         let generation = slot.word.load(Ordering::Relaxed) >> 32;
         let next = (generation as u32).wrapping_add(1);
         // Relaxed: `push_free` publishes it to the next insert.

@@ -1,6 +1,6 @@
 //! Frames over streams: lengths are capped, ends are noticed, and a dropped read or write can be continued.
 
-use std::io::IoSlice;
+use std::io::{Cursor, IoSlice};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -52,6 +52,17 @@ fn frames_come_one_after_the_other_and_then_the_end() {
         }
         assert!(frames.frame().await.unwrap().is_none());
     });
+}
+
+#[test]
+fn a_write_of_no_bytes_is_not_the_end_of_a_frame() {
+    let bytes = wire_bytes(&put("some payload")).len();
+    for room in 0..bytes {
+        let mut full = vec![0; room];
+        let mut frame = encode_request(&put("some payload")).unwrap();
+        let written = block_on(write_frame(&mut frame, &mut Cursor::new(&mut full[..]), "memory"));
+        assert!(matches!(written, Err(Error::Disconnected { .. })), "{room} of {bytes} bytes: {written:?}");
+    }
 }
 
 #[test]

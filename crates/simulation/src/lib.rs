@@ -57,7 +57,8 @@ struct World {
     next_program: u32,
     /// Of everything that happened.
     events: DefaultHasher,
-    links: Vec<WeakLink>,
+    /// Connections, with the programs that opened them.
+    links: Vec<(u32, WeakLink)>,
     ready: Arc<Ready>,
     /// Wakers by time; the number distinguishes timers of one instant.
     timers: BTreeMap<(Instant, u64), Waker>,
@@ -68,7 +69,11 @@ struct World {
     next_port: u16,
     next_connection: u64,
     delay: RangeInclusive<Duration>,
+    /// Delays of connections to some programs.
+    delays_to: BTreeMap<u32, RangeInclusive<Duration>>,
     buffer: usize,
+    /// Writes to a full connection may return 0.
+    returns_zero: bool,
     /// Time of work off the I/O threads.
     blocking: Duration,
 }
@@ -126,7 +131,9 @@ impl Sim {
                     next_port: 40_000,
                     next_connection: 1,
                     delay: Duration::ZERO..=Duration::from_millis(2),
+                    delays_to: BTreeMap::new(),
                     buffer: 1 << 16,
+                    returns_zero: false,
                     blocking: Duration::from_millis(500),
                 })),
                 program: 0,
@@ -170,14 +177,26 @@ impl Drop for Sim {
 }
 
 impl SimStack {
-    /// Sets the range of delays for segments sent from now on.
+    /// Sets the range of delays for segments sent from now on, on all connections.
     pub fn set_delay(&self, delay: RangeInclusive<Duration>) {
-        self.world.borrow_mut().delay = delay;
+        let mut world = self.world.borrow_mut();
+        world.delay = delay;
+        world.delays_to.clear();
+    }
+
+    /// Sets the range of delays on connections that this program accepts from now on, until [`Self::set_delay`].
+    pub fn set_own_delay(&self, delay: RangeInclusive<Duration>) {
+        self.world.borrow_mut().delays_to.insert(self.program, delay);
     }
 
     /// Sets the buffer of connections opened from now on: sent but unread bytes in each direction.
     pub fn set_buffer(&self, bytes: usize) {
         self.world.borrow_mut().buffer = bytes;
+    }
+
+    /// Whether a write to a full connection may return 0, as a stack without room for the first byte does, or always waits.
+    pub fn set_returns_zero(&self, returns_zero: bool) {
+        self.world.borrow_mut().returns_zero = returns_zero;
     }
 
     /// Sets the time of [`Stack::run_blocking`], half a second by default.
@@ -215,9 +234,9 @@ impl SimStack {
             let machine = world.machines.get(&backlog.borrow().program).cloned();
             (backlog, name, world.buffer, machine)
         };
-        let (ours, theirs) = SimStream::pair(self, buffer, machine);
-        self.world.borrow_mut().links.push(ours.link().downgrade());
         let mut backlog = backlog.borrow_mut();
+        let (ours, theirs) = SimStream::pair(self, backlog.program, buffer, machine);
+        self.world.borrow_mut().links.push((self.program, ours.link().downgrade()));
         backlog.connections.push_back((theirs, name));
         if let Some(waker) = backlog.waker.take() {
             waker.wake();
@@ -268,8 +287,15 @@ impl SimStack {
     /// Faults of all open connections, from the ends that opened them.
     pub fn links(&self) -> Vec<SimLink> {
         let mut world = self.world.borrow_mut();
-        world.links.retain(|link| link.upgrade(self).is_some());
-        world.links.iter().filter_map(|link| link.upgrade(self)).collect()
+        world.links.retain(|(_, link)| link.upgrade(self).is_some());
+        world.links.iter().filter_map(|(_, link)| link.upgrade(self)).collect()
+    }
+
+    /// [`Self::links`] of connections that this program has opened.
+    pub fn own_links(&self) -> Vec<SimLink> {
+        let world = self.world.borrow();
+        let own = world.links.iter().filter(|(program, _)| *program == self.program);
+        own.filter_map(|(_, link)| link.upgrade(self)).collect()
     }
 
     /// Adds an event to [`Self::events`].
@@ -350,10 +376,17 @@ impl SimStack {
         number
     }
 
-    fn sample_delay(&self) -> Duration {
+    /// Delay of a segment on a connection to the program `server`.
+    fn sample_delay(&self, server: u32) -> Duration {
         let mut world = self.world.borrow_mut();
-        let delay = world.delay.clone();
+        let delay = world.delays_to.get(&server).unwrap_or(&world.delay).clone();
         world.random.random_range(delay)
+    }
+
+    /// Whether a write to a full connection returns 0 this time.
+    fn samples_zero(&self) -> bool {
+        let mut world = self.world.borrow_mut();
+        world.returns_zero && world.random.random_bool(0.1)
     }
 
     /// Number of bytes that one call moves, at least 1.

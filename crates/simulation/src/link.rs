@@ -45,6 +45,8 @@ impl WeakLink {
 struct Connection {
     /// `pipes[end]` carries the bytes written at that end.
     pipes: [Pipe; 2],
+    /// Program at end 1.
+    server: u32,
     /// Machine of end 1, if it takes time.
     machine: Option<Rc<RefCell<Queues>>>,
     held: bool,
@@ -85,10 +87,15 @@ impl Connection {
 }
 
 impl SimStream {
-    pub(super) fn pair(stack: &SimStack, limit: usize, machine: Option<Rc<RefCell<Queues>>>) -> (SimStream, SimStream) {
+    pub(super) fn pair(
+        stack: &SimStack,
+        server: u32,
+        limit: usize,
+        machine: Option<Rc<RefCell<Queues>>>,
+    ) -> (SimStream, SimStream) {
         let pipe = || Pipe { limit, ..Pipe::default() };
         let connection =
-            Rc::new(RefCell::new(Connection { pipes: [pipe(), pipe()], machine, held: false, broken: false }));
+            Rc::new(RefCell::new(Connection { pipes: [pipe(), pipe()], server, machine, held: false, broken: false }));
         let end = |end| SimStream { stack: stack.clone(), connection: connection.clone(), end };
         (end(0), end(1))
     }
@@ -184,7 +191,7 @@ impl AsyncWrite for SimStream {
         if connection.broken {
             return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
         }
-        let machine = connection.machine.clone();
+        let (server, machine) = (connection.server, connection.machine.clone());
         let pipe = &mut connection.pipes[self.end];
         if pipe.unread || pipe.ended {
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
@@ -197,6 +204,9 @@ impl AsyncWrite for SimStream {
                 connection.wake();
                 return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
             }
+            if self.stack.samples_zero() {
+                return Poll::Ready(Ok(0));
+            }
             pipe.writer = Some(cx.waker().clone());
             return Poll::Pending;
         }
@@ -207,12 +217,12 @@ impl AsyncWrite for SimStream {
         let (part, sent) = match machine {
             None => {
                 let part = self.stack.sample_part(most);
-                (part, now + self.stack.sample_delay())
+                (part, now + self.stack.sample_delay(server))
             }
             Some(machine) => {
                 let mut machine = machine.borrow_mut();
                 let begins = pipe.written.replace(now) != Some(now);
-                let delay = self.stack.sample_delay();
+                let delay = self.stack.sample_delay(server);
                 let sent = match self.end {
                     0 => machine.pass(Direction::Received, begins, most, now + delay),
                     _ => machine.pass(Direction::Sent, begins, most, now) + delay,

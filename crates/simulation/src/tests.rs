@@ -130,6 +130,41 @@ fn a_paused_program_stands_still_and_a_jump_makes_timers_late() {
 }
 
 #[test]
+fn what_is_there_is_taken_after_its_deadline() {
+    let sim = Sim::new(6);
+    let stack = sim.stack();
+    sim.run(async move {
+        let second = Duration::from_secs(1);
+        let answered = until(&stack, stack.now() + second * 3, stack.sleep(second));
+        let jumped = stack.clone();
+        stack.spawn(async move { jumped.jump(second * 10) });
+        assert_eq!(answered.await, Some(()), "the answer and its deadline come at one instant");
+    });
+}
+
+#[test]
+fn a_write_to_a_full_connection_may_return_zero() {
+    let sim = Sim::new(7);
+    let stack = sim.stack();
+    stack.set_buffer(100);
+    stack.set_returns_zero(true);
+    let _listener = stack.listen(&address()).unwrap();
+    sim.run(async move {
+        let mut client = stack.connect(&address()).unwrap();
+        client.write_all(&[0; 100]).await.unwrap();
+        let mut waited = 0;
+        loop {
+            let end = stack.now() + Duration::from_millis(1);
+            match until(&stack, end, client.write(&[0])).await {
+                None => waited += 1,
+                Some(written) => break assert_eq!(written.unwrap(), 0),
+            }
+            assert!(waited < 1_000, "it never returns");
+        }
+    });
+}
+
+#[test]
 fn nobody_listens_where_the_listener_is_gone() {
     let sim = Sim::new(5);
     let stack = sim.stack();

@@ -5,11 +5,17 @@ use std::ffi::OsString;
 use std::io::{self, Cursor, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use base::sync::lock;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use replay_net::snapshots::disk::{Disk, DiskFile, FolderLock};
+
+use crate::process;
+
+/// Share of the writes that pause, on a disk with pauses.
+const PAUSES: f64 = 0.05;
 
 /// Faults of a disk.
 #[derive(Debug, Clone, Copy, Default)]
@@ -28,6 +34,8 @@ pub struct SimDisk(Arc<Mutex<State>>);
 
 struct State {
     random: StdRng,
+    /// Longest pause of a write.
+    pause: Duration,
     faults: DiskFaults,
     /// Names on the disk, and as programs see them.
     durable: BTreeMap<PathBuf, Node>,
@@ -94,10 +102,12 @@ impl State {
 }
 
 impl SimDisk {
-    /// An empty disk.
-    pub fn new(seed: u64) -> Self {
+    /// An empty disk. Its writes pause for up to `pause` now and then, while other programs go on; without a pause a file is written in
+    /// one step.
+    pub fn new(seed: u64, pause: Duration) -> Self {
         SimDisk(Arc::new(Mutex::new(State {
             random: StdRng::seed_from_u64(seed),
+            pause,
             faults: DiskFaults::default(),
             durable: BTreeMap::new(),
             visible: BTreeMap::new(),
@@ -120,6 +130,19 @@ impl SimDisk {
     /// The server has ended; its machine goes on.
     pub fn release(&self) {
         lock(&self.0).locked = false;
+    }
+
+    /// Flips a bit of the file with the last name that ends in `suffix`.
+    pub fn flip(&self, suffix: &str) {
+        let mut state = lock(&self.0);
+        let State { random, visible, .. } = &mut *state;
+        let last = visible.iter().rfind(|(path, _)| path.to_string_lossy().ends_with(suffix));
+        let mut content = lock(last.expect("such a file").1);
+        let bit = random.random_range(0..8 * content.bytes.len());
+        let Content { bytes, synced } = &mut *content;
+        for byte in [bytes, synced].into_iter().filter_map(|side| side.get_mut(bit / 8)) {
+            *byte ^= 1 << (bit % 8);
+        }
     }
 
     /// The machine starts again. Of the changes of names since the last sync of the folder any prefix is there, or, as file systems
@@ -145,6 +168,19 @@ impl SimDisk {
         state.faults = DiskFaults::default();
         state.locked = false;
         state.dead = false;
+    }
+
+    /// Lets other programs go on, now and then.
+    fn pause(&self) {
+        let mut state = lock(&self.0);
+        // At a server's start no process runs.
+        if state.pause == Duration::ZERO || !process::runs() || !state.random.random_bool(PAUSES) {
+            return;
+        }
+        let longest = state.pause;
+        let time = state.random.random_range(Duration::ZERO..longest);
+        drop(state);
+        process::sleep(time);
     }
 
     fn operate<T>(&self, operation: impl FnOnce(&mut State) -> io::Result<T>) -> io::Result<T> {
@@ -250,6 +286,14 @@ impl Disk for SimDisk {
             state.visible.remove(path).map(drop).ok_or_else(missing)
         })
     }
+
+    fn buffer_bytes(&self) -> usize {
+        match lock(&self.0).pause {
+            Duration::ZERO => 1 << 20,
+            // About a record.
+            _ => 256,
+        }
+    }
 }
 
 struct File {
@@ -259,6 +303,7 @@ struct File {
 
 impl Write for File {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.disk.pause();
         let node = &self.node;
         self.disk.operate(|state| {
             let capacity = state.faults.capacity;

@@ -87,6 +87,8 @@ struct State {
     /// Steps of the ids that were sampled, in the whole world.
     ids: HashMap<u64, Step>,
     samples: u64,
+    /// Batches' items since the last start of a server, by id.
+    delivered: HashMap<u64, u32>,
     /// Samples while nothing changes.
     frequencies: Option<Frequencies>,
     /// Starts of servers.
@@ -152,6 +154,7 @@ impl Ledger {
         let there = self.applied(memory);
         let mut state = self.0.borrow_mut();
         state.starts += 1;
+        state.delivered.clear();
         let evicts = state.evicts;
         for (&number, writer) in state
             .writers
@@ -270,6 +273,19 @@ impl Ledger {
             }
         }
         assert!(rest.is_empty(), "rows of the items alone");
+    }
+
+    /// Counts the items of a batch that was requested after the last start of a server, of a table that gives each item to `most` batches.
+    ///
+    /// # Panics
+    /// When one has come more often.
+    pub fn check_delivered(&self, sampled: &Sampled, most: u32) {
+        let mut state = self.0.borrow_mut();
+        for item in &sampled.items {
+            let times = state.delivered.entry(item.id).or_default();
+            *times += 1;
+            assert!(*times <= most, "item {} was delivered {times} times, of {most}", item.id);
+        }
     }
 
     /// From now on nothing changes: samples are counted.

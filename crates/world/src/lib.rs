@@ -12,6 +12,7 @@
 //! | [`ledger`] | the oracle |
 //! | [`frequencies`] | how often items are sampled, by chi-square |
 //! | [`story`] | a world's settings and faults, and its end |
+//! | [`trials`] | programs that reach for one kind of mistake |
 //! | [`scale`] | thousands of actors, machines that take time, and no other faults than a lost server |
 
 pub mod client_stack;
@@ -23,5 +24,6 @@ pub mod process;
 pub mod programs;
 pub mod scale;
 pub mod story;
+pub mod trials;
 
 pub use story::{Outcome, run};

@@ -1,6 +1,6 @@
 //! A machine of the world with a server: its disk stays when the server is killed or the power fails.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::rc::Rc;
@@ -15,6 +15,7 @@ use simulation::SimStack;
 
 use crate::disk::SimDisk;
 use crate::ledger::Ledger;
+use crate::process;
 
 /// A server's machine.
 #[derive(Clone)]
@@ -29,11 +30,12 @@ struct State {
     ledger: Ledger,
     index: usize,
     running: RefCell<Option<Running>>,
-    /// Steps that the newest complete snapshot has, by writer.
-    saved: RefCell<BTreeMap<u64, u64>>,
+    /// Steps that the complete snapshots have, by writer, the newest last.
+    saved: RefCell<Vec<BTreeMap<u64, u64>>>,
     /// Writers that had steps here when a server ended.
     writers: RefCell<BTreeSet<u64>>,
-    starts: RefCell<u64>,
+    starts: Cell<u64>,
+    saves: Cell<u64>,
 }
 
 struct Running {
@@ -58,7 +60,8 @@ impl Machine {
             running: RefCell::new(None),
             saved: RefCell::default(),
             writers: RefCell::default(),
-            starts: RefCell::new(0),
+            starts: Cell::new(0),
+            saves: Cell::new(0),
         }))
     }
 
@@ -82,12 +85,33 @@ impl Machine {
         self.0.running.borrow().as_ref().map(|running| running.server.clone())
     }
 
+    /// Open connections of the running server.
+    ///
+    /// # Panics
+    /// When it does not run.
+    pub fn connections(&self) -> u64 {
+        self.server_counter("connections")
+    }
+
+    /// Connections of the running server since its start.
+    ///
+    /// # Panics
+    /// When it does not run.
+    pub fn connections_opened(&self) -> u64 {
+        self.server_counter("connections_opened")
+    }
+
+    fn server_counter(&self, name: &str) -> u64 {
+        let stats = self.server().expect("it runs").service().stats();
+        stats["server"][name].as_u64().expect("a counter")
+    }
+
     /// Starts the server; `false` if the disk refuses.
     pub fn start(&self, save_every: Duration) -> bool {
         let state = &self.0;
         let stack = state.world.program();
-        *state.starts.borrow_mut() += 1;
-        let seed = state.index as u64 * 1000 + *state.starts.borrow();
+        state.starts.set(state.starts.get() + 1);
+        let seed = state.index as u64 * 1000 + state.starts.get();
         let memory = Memory::new(MemoryLimits { seed: Some(seed), ..state.config.memory_limits() });
         let server = match Server::new(&state.config, memory.clone()) {
             Ok(server) => server,
@@ -107,28 +131,49 @@ impl Machine {
             return false;
         }
         let (saved, writers) = (state.saved.borrow(), state.writers.borrow());
-        state.ledger.restarted(&memory, &writers, &saved);
+        state.ledger.restarted(&memory, &writers, saved.last().unwrap_or(&BTreeMap::new()));
         drop((saved, writers));
         let server = Arc::new(server);
         let listener = stack.listen(&state.address).expect("a free address");
         stack.spawn(server.clone().run(stack.clone(), vec![listener], vec![]));
-        stack.spawn(self.clone().save(stack.clone(), server.clone(), save_every));
+        process::start(&stack, {
+            let (machine, server) = (self.clone(), server.clone());
+            move || machine.save(&server, save_every)
+        });
         *state.running.borrow_mut() = Some(Running { stack, server, memory });
         true
     }
 
     /// Saves snapshots at intervals.
-    async fn save(self, stack: SimStack, server: Arc<Server>, every: Duration) {
+    fn save(&self, server: &Server, every: Duration) {
         loop {
-            stack.sleep(every).await;
+            process::sleep(every);
             let acknowledged = self.0.ledger.acknowledgements();
-            let snapshots = server.service().snapshots().expect("it saves snapshots").clone();
-            let saved = stack.run_blocking(move || snapshots.save()).await;
-            if let Ok(Ok(())) = saved {
+            let snapshots = server.service().snapshots().expect("it saves snapshots");
+            if snapshots.save().is_ok() {
                 let there = self.0.ledger.applied(server.service().memory());
                 let own = acknowledged.into_iter().filter(|(writer, _)| there.contains_key(writer));
-                *self.0.saved.borrow_mut() = own.collect();
+                let mut saved = self.0.saved.borrow_mut();
+                saved.push(own.collect());
+                // A server keeps two.
+                let older = saved.len().saturating_sub(2);
+                saved.drain(..older);
+                self.0.saves.set(self.0.saves.get() + 1);
             }
+        }
+    }
+
+    /// Complete snapshots so far.
+    pub fn saves(&self) -> u64 {
+        self.0.saves.get()
+    }
+
+    /// Flips a bit of the newest snapshot, if there is a whole one before it. Only while the server does not run.
+    pub fn damage_snapshot(&self) {
+        let mut saved = self.0.saved.borrow_mut();
+        if saved.len() > 1 {
+            self.0.disk.flip(".snapshot");
+            saved.pop();
         }
     }
 

@@ -34,6 +34,11 @@ pub fn running() -> SimStack {
     RUNNING.with_borrow(Clone::clone).expect("a process runs")
 }
 
+/// Whether a process runs now.
+pub fn runs() -> bool {
+    RUNNING.with_borrow(Option::is_some)
+}
+
 /// A thread of a program, as a task of the world.
 struct Process {
     stack: SimStack,

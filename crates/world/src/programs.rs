@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use base::host;
 use base::wait::Wait;
+use bytes::Bytes;
 use rand::rngs::StdRng;
 use rand::{Rng, RngExt, SeedableRng};
 use replay_core::replay::{OpenWriter, PushChannel, Replay, SampleRequest};
-use replay_core::schema::TableConfig;
+use replay_core::schema::{Sampler, TableConfig};
 use replay_net::client::shards::ShardedClient;
 use replay_net::client::{Address, Client, ConnectOptions};
 use replay_net::command::Commands;
@@ -24,7 +25,7 @@ use crate::ledger::{Ledger, TABLE, push_body};
 use crate::process::sleep;
 
 /// Most steps before an anchor that a learner asks for.
-const MOST_BEFORE: u16 = 3;
+pub const MOST_BEFORE: u16 = 3;
 
 /// What the programs share.
 #[derive(Clone)]
@@ -52,7 +53,7 @@ pub struct Users {
 impl Users {
     /// Whether all items have the same probability.
     fn has_equal_items(&self) -> bool {
-        self.table.priority_exponent == 0.0
+        self.table.priority_exponent == 0.0 && self.table.sampler == Sampler::Prioritized
     }
 
     fn ended(&self) -> bool {
@@ -80,13 +81,16 @@ impl Users {
     }
 }
 
-fn within(seconds: u64) -> Wait<'static> {
+/// A wait of so many seconds.
+pub fn within(seconds: u64) -> Wait<'static> {
     Wait::until(Some(host::now() + Duration::from_secs(seconds)))
 }
 
+/// Takes an error of a fault of network or machine.
+///
 /// # Panics
 /// For an error that no fault of network or machine explains.
-fn refuse_faults(error: &Error) {
+pub fn refuse_faults(error: &Error) {
     let expected = matches!(
         error.code(),
         ErrorCode::Deadline
@@ -211,7 +215,7 @@ fn learn_from(users: &Users, replay: &dyn Replay<Error>, steps: u32, random: &mu
         repeated: false,
     };
     // Starts of servers and version of the last put.
-    let mut last = None;
+    let (begun, mut last) = (users.ledger.starts(), None);
     let mut channel = replay.sampler(request.clone(), random.random_range(0..4))?;
     for _ in 0..steps {
         if users.ended() {
@@ -225,6 +229,11 @@ fn learn_from(users: &Users, replay: &dyn Replay<Error>, steps: u32, random: &mu
         let live = users.live_items.get().filter(|_| users.has_equal_items());
         let live = live.map(|live| live as f64);
         users.ledger.check_sample(&request, &sampled, live);
+        let most = users.table.max_times_sampled;
+        // Earlier batches may come after a start.
+        if most > 0 && begun == users.ledger.starts() {
+            users.ledger.check_delivered(&sampled, most);
+        }
         let ids: Vec<_> = sampled.items.iter().map(|item| item.id).collect();
         let priorities: Vec<_> = ids.iter().map(|_| random.random_range(0.0..10.0)).collect();
         if let Some(credit) = sampled.credit {
@@ -235,9 +244,8 @@ fn learn_from(users: &Users, replay: &dyn Replay<Error>, steps: u32, random: &mu
             assert_eq!((receipt.applied + receipt.stale) as usize, ids.len(), "every id counts");
         }
         if random.random_bool(0.1) {
-            let file = b"\x02\0\0\0\0\0\0\0{}".as_slice();
             let starts = users.ledger.starts();
-            let put = replay.put_parameters("policy", file.into(), &within(30))?;
+            let put = replay.put_parameters("policy", parameters(random.random()), &within(30))?;
             let got = replay.get_parameters("policy", 0, None, &within(30))?;
             let one_server = users.addresses.len() == 1;
             // A server that has started again counts from its snapshot.
@@ -252,6 +260,12 @@ fn learn_from(users: &Users, replay: &dyn Replay<Error>, steps: u32, random: &mu
         sleep(Duration::from_millis(random.random_range(0..200)));
     }
     Ok(())
+}
+
+/// A file of parameters with a content of its own.
+pub fn parameters(number: u32) -> Bytes {
+    let header = format!("{{\"__metadata__\":{{\"put\":\"{number:010}\"}}}}");
+    [&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat().into()
 }
 
 /// Looks at the memory; empties and drops the table where a world has that.

@@ -1,4 +1,6 @@
-//! A world from its seed: settings, faults, quiet at the end.
+//! A world from its seed: settings, faults, quiet at the end, a trial.
+
+mod faults;
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -6,6 +8,7 @@ use std::time::Duration;
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
+use replay_core::schema::Sampler;
 use replay_net::client::{Address, ConnectOptions};
 use replay_net::config::ServerConfig;
 use replay_net::stack::plugged::plug_in;
@@ -18,15 +21,16 @@ use crate::ledger::{Ledger, TABLE, table};
 use crate::machine::Machine;
 use crate::process;
 use crate::programs::{self, Users};
+use crate::trials::Trial;
 
 /// Time after which the kernel ends a connection whose peer is silent.
 const USER_TIMEOUT: Duration = Duration::from_secs(30);
-/// Longest pause of a program.
-const PAUSE: Duration = Duration::from_secs(25);
 /// Time for everybody to go on after the last fault: clients leave an absent server out for as long as it takes to find it again.
 const RECOVERY: Duration = Duration::from_secs(180);
 /// Time for the programs to end.
 const ENDING: Duration = Duration::from_secs(600);
+/// Time for a trial, whose clock may jump by hours.
+const TRIAL: Duration = Duration::from_secs(20_000);
 
 /// What a world did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -97,6 +101,19 @@ impl Story {
         let mut definition = table();
         if random.random_bool(0.5) {
             definition.samples_per_insert = random.random_range(0.5..8.0);
+            if random.random_bool(0.3) {
+                // A few batches stop everybody.
+                definition.slack = servers as f64 * (50.0 + definition.samples_per_insert);
+            }
+        }
+        if random.random_bool(0.2) {
+            definition.max_times_sampled = random.random_range(1..4);
+            let most = f64::from(definition.max_times_sampled);
+            definition.samples_per_insert = definition.samples_per_insert.min(most);
+            if servers == 1 {
+                let samplers = [Sampler::Prioritized, Sampler::Fifo, Sampler::Lifo, Sampler::MaxHeap];
+                definition.sampler = samplers[random.random_range(0..samplers.len())];
+            }
         }
         let small = random.random_bool(0.3);
         if small {
@@ -109,6 +126,10 @@ impl Story {
         if random.random_bool(0.3) {
             definition.priority_exponent = 0.0;
         }
+        let pause = match random.random_bool(0.25) {
+            true => Duration::from_millis(500),
+            false => Duration::ZERO,
+        };
         let machines = (0..servers).map(|index| {
             let config = ServerConfig {
                 listen: vec![address(index, StackName::Kernel)],
@@ -117,7 +138,7 @@ impl Story {
                 max_wait_ms: random.random_range(1_000..60_000),
                 ..ServerConfig::default()
             };
-            Machine::new(stack, index, config, SimDisk::new(random.random()), ledger)
+            Machine::new(stack, index, config, SimDisk::new(random.random(), pause), ledger)
         });
         let machines = machines.collect();
         let simulated = "sim".parse().expect("a stack that is plugged in");
@@ -174,6 +195,8 @@ impl Story {
         self.look_at_quiet().await;
         self.count_samples().await;
         self.end().await;
+        self.try_one().await;
+        self.check_end();
     }
 
     fn seed(&mut self) -> u64 {
@@ -191,149 +214,12 @@ impl Story {
         self.programs.push((program, role));
     }
 
-    async fn fault(&mut self) {
-        match self.random.random_range(0..13) {
-            0 | 1 => {
-                let links = self.stack.links();
-                if !links.is_empty() {
-                    let link = &links[self.random.random_range(0..links.len())];
-                    match self.random.random_bool(0.5) {
-                        true => link.cut(),
-                        false => link.cut_after_sent(self.random.random_range(0..500)),
-                    }
-                }
-            }
-            2 => self.partition(),
-            3 => {
-                let longest = [2, 50, 1_000][self.random.random_range(0..3)];
-                self.stack.set_delay(Duration::ZERO..=Duration::from_millis(longest));
-            }
-            4 => self.stack.set_buffer([256, 4 << 10, 64 << 10][self.random.random_range(0..3)]),
-            5 => self.restart(Machine::kill).await,
-            6 => {
-                for link in self.stack.links() {
-                    // Peers of a machine without power get no end of their connections.
-                    if self.machines.len() == 1 {
-                        self.silence(link);
-                    }
-                }
-                self.restart(Machine::lose_power).await;
-            }
-            7 => {
-                let machine = self.machine();
-                machine.disk().set_faults(DiskFaults {
-                    failing: [0.0, 0.05, 0.5][self.random.random_range(0..3)],
-                    capacity: [0, 0, 1 << 16][self.random.random_range(0..3)],
-                    power_fails_after: self.random.random_bool(0.5).then(|| self.random.random_range(0..40)),
-                });
-            }
-            8 => {
-                let index = self.random.random_range(0..self.programs.len());
-                let (program, role) = self.programs.swap_remove(index);
-                self.stack.kill(&program);
-                self.start(role);
-            }
-            9 => {
-                let index = self.random.random_range(0..self.programs.len());
-                let program = self.programs[index].0.clone();
-                self.pause(program);
-            }
-            10 => {
-                if let Some(program) = self.machine().program() {
-                    self.pause(program);
-                }
-            }
-            11 => {
-                let seconds = [1, 30, 600][self.random.random_range(0..3)];
-                self.stack.jump(Duration::from_secs(seconds));
-            }
-            _ => self.restart(Machine::shut_down).await,
-        }
-        self.power_failures().await;
-    }
-
-    /// Stops a program for a while.
-    fn pause(&mut self, program: SimStack) {
-        let time = self.random.random_range(Duration::ZERO..PAUSE);
-        self.stack.pause(&program);
-        let stack = self.stack.clone();
-        self.stack.spawn(async move {
-            stack.sleep(time).await;
-            stack.resume(&program);
-        });
-    }
-
-    fn machine(&mut self) -> Machine {
-        self.machines[self.random.random_range(0..self.machines.len())].clone()
-    }
-
-    /// Nothing passes for a while on some links.
-    fn partition(&mut self) {
-        let share = self.random.random_range(0.1..1.0);
-        for link in self.stack.links() {
-            if !self.random.random_bool(share) {
-                continue;
-            }
-            if self.random.random_bool(0.3) {
-                self.silence(link);
-                continue;
-            }
-            link.hold();
-            let (stack, time) = (self.stack.clone(), self.random.random_range(0..20_000));
-            self.stack.spawn(async move {
-                stack.sleep(Duration::from_millis(time)).await;
-                link.release();
-            });
-        }
-    }
-
-    /// A link that is dead without a word, until the kernel gives it up.
-    fn silence(&self, link: simulation::SimLink) {
-        link.hold();
-        let stack = self.stack.clone();
-        self.stack.spawn(async move {
-            stack.sleep(USER_TIMEOUT).await;
-            link.cut();
-        });
-    }
-
-    /// Ends a server and starts it again.
-    async fn restart(&mut self, end: fn(&Machine)) {
-        let machine = self.machine();
-        end(&machine);
-        // Longer than any segment is on its way.
-        let pause = Duration::from_millis(self.random.random_range(2_000..20_000));
-        self.stack.sleep(pause).await;
-        machine.kill();
-        self.start_again(&machine).await;
-    }
-
-    async fn start_again(&mut self, machine: &Machine) {
-        while !machine.start(self.save_every) {
-            self.stack.sleep(Duration::from_secs(1)).await;
-            machine.disk().set_faults(DiskFaults::default());
-            if machine.disk().is_dead() {
-                machine.disk().restart();
-            }
-        }
-    }
-
-    /// Machines whose power has failed in the middle of a save start again.
-    async fn power_failures(&mut self) {
-        for machine in self.machines.clone() {
-            if machine.disk().is_dead() {
-                machine.lose_power();
-                self.stack.sleep(Duration::from_secs(3)).await;
-                self.start_again(&machine).await;
-            }
-        }
-    }
-
     /// The faults end; everybody goes on within a bound.
     async fn recover(&mut self) {
         self.users.calm.set(true);
         self.stack.set_delay(Duration::ZERO..=Duration::from_millis(2));
         self.stack.set_buffer(64 << 10);
+        self.stack.set_returns_zero(false);
         self.power_failures().await;
         for machine in &self.machines {
             machine.disk().set_faults(DiskFaults::default());
@@ -367,10 +253,10 @@ impl Story {
         self.users.live_items.set(None);
     }
 
-    /// Compares frequencies of sampled items with their probabilities, without pushes and updates. Tables with a replay ratio are left out:
-    /// their limiter admits waiting pushes as learners sample.
+    /// Compares frequencies of sampled items with their probabilities, without pushes and updates. Tables with a replay ratio are left out,
+    /// whose limiter admits waiting pushes as learners sample, and tables whose items end.
     async fn count_samples(&mut self) {
-        if self.users.table.samples_per_insert > 0.0 {
+        if self.users.table.samples_per_insert > 0.0 || self.users.table.max_times_sampled > 0 {
             return;
         }
         self.users.still.set(true);
@@ -398,18 +284,39 @@ impl Story {
         }
     }
 
-    /// The programs end, and nothing is left.
+    /// The programs end.
     async fn end(&mut self) {
         self.users.end.set(true);
-        let late = self.stack.now() + ENDING;
-        let connections = |machine: &Machine| {
-            let server = machine.server().expect("it runs");
-            server.service().stats()["server"]["connections"].as_u64()
-        };
-        while self.machines.iter().any(|machine| connections(machine) != Some(0)) {
-            assert!(self.stack.now() < late, "connections stay open");
+        self.wait(ENDING, "connections stay open", |story| story.machines.iter().all(|one| one.connections() == 0))
+            .await;
+    }
+
+    /// One more program looks for one kind of mistake.
+    async fn try_one(&mut self) {
+        let ended = Rc::new(Cell::new(false));
+        let (program, seed) = (self.stack.program(), self.seed());
+        let mut trial = Trial::new(&program, &self.machines, &self.users, self.save_every, seed);
+        process::start(&program, {
+            let ended = ended.clone();
+            move || {
+                trial.run();
+                ended.set(true);
+            }
+        });
+        self.wait(TRIAL, "the trial does not end", |_| ended.get()).await;
+        self.end().await;
+    }
+
+    async fn wait(&self, most: Duration, what: &str, done: impl Fn(&Self) -> bool) {
+        let late = self.stack.now() + most;
+        while !done(self) {
+            assert!(self.stack.now() < late, "{what}");
             self.stack.sleep(Duration::from_secs(1)).await;
         }
+    }
+
+    /// Nothing is left.
+    fn check_end(&self) {
         let memories: Vec<_> = self.machines.iter().filter_map(Machine::memory).collect();
         let memories: Vec<_> = memories.iter().map(|memory| &**memory).collect();
         self.users.ledger.check_end(&memories);

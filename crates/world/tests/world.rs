@@ -1,5 +1,5 @@
 //! Worlds of the first 200 seeds. The environment variable `INNET_WORLD_SEEDS` has another number of them or a range (`500..600`);
-//! `INNET_WORLD_SEED` repeats one.
+//! `INNET_WORLD_SEED` repeats one. `INNET_WORLD_MISTAKE` names the only mistake to plant.
 
 use std::env;
 use std::ops::Range;
@@ -75,16 +75,19 @@ const FOUND_IN: [u64; 9] = [0, 2, 5, 7, 9, 10, 35, 49, 171];
 fn every_planted_mistake_is_found() {
     // Panics are expected, and their messages only noise.
     std::panic::set_hook(Box::new(|_| {}));
+    let only = env::var("INNET_WORLD_MISTAKE").ok();
+    let is_asked = |mistake: &&Mistake| only.as_ref().is_none_or(|only| *only == format!("{mistake:?}"));
     let mut missed = Vec::new();
-    for &mistake in Mistake::ALL {
-        let fails = |seed: &u64| {
+    for &mistake in Mistake::ALL.iter().filter(is_asked) {
+        let failure = |seed: u64| {
             plant(Some(mistake));
-            let failed = catch_unwind(|| world::run(*seed)).is_err();
+            let ended = catch_unwind(|| world::run(seed));
             plant(None);
-            failed
+            let panic = ended.err()?;
+            Some((seed, panic.downcast_ref::<String>().cloned().unwrap_or_default()))
         };
-        match FOUND_IN.into_iter().chain(0..SEEDS).find(fails) {
-            Some(seed) => eprintln!("{mistake:?}: world {seed}"),
+        match FOUND_IN.into_iter().chain(0..SEEDS).find_map(failure) {
+            Some((seed, promise)) => eprintln!("{mistake:?}: world {seed}, {promise}"),
             None => missed.push(mistake),
         }
     }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use base::fork::close_in_children;
 
-/// Buffer of a file that is read, for records smaller than it.
+/// Buffer of a file that is read or written, for records smaller than it.
 const BUFFER_BYTES: usize = 1 << 20;
 
 /// Files and folders.
@@ -33,6 +33,10 @@ pub trait Disk: Send + Sync {
     fn sync_folder(&self, folder: &Path) -> io::Result<()>;
     /// Removes a file.
     fn remove(&self, path: &Path) -> io::Result<()>;
+    /// Buffer of a file that is written.
+    fn buffer_bytes(&self) -> usize {
+        BUFFER_BYTES
+    }
 }
 
 /// A locked folder: tells whether it is still the one at its path, which may have been removed and made again.

@@ -16,15 +16,15 @@ use super::disk::{Disk, DiskFile, Machine, PRIVATE};
 use crate::error::{Error, Result};
 use crate::io_error;
 
-/// Buffer of a file that is written, for records smaller than it.
-const BUFFER_BYTES: usize = 1 << 20;
-
 /// Writes all tables to a file. Replaces an existing file as a whole, once everything is on the disk. Follows a symbolic link and replaces
 /// its target.
 ///
 /// # Errors
 /// [`Error::Io`] if the file cannot be written, another process saves to it now, or it is not a regular file; an existing file stays.
 pub fn save(memory: &Memory, path: &Path) -> Result<()> {
+    // One save at a time: two would write to one temporary file. A server has a folder of its own.
+    static SAVING: Mutex<()> = Mutex::new(());
+    let _saving = lock(&SAVING);
     let target = replaceable(path).map_err(cannot_write(path))?;
     save_as(&Machine, &target, 0o666, None, |out| snapshot::save(memory, out)).map(drop)
 }
@@ -63,12 +63,9 @@ fn save_as(
     stop: Option<&AtomicBool>,
     write: impl FnOnce(&mut BufWriter<Stoppable<'_>>) -> replay_core::Result<()>,
 ) -> Result<u64> {
-    // One save at a time: two would write to one temporary file.
-    static SAVING: Mutex<()> = Mutex::new(());
-    let _saving = lock(&SAVING);
     let partial = partial_path(path);
     let file = disk.create(&partial, mode).map_err(cannot_write(&partial))?;
-    let mut out = BufWriter::with_capacity(BUFFER_BYTES, Stoppable { file, stop });
+    let mut out = BufWriter::with_capacity(disk.buffer_bytes(), Stoppable { file, stop });
     let written = || {
         write(&mut out).map_err(named(&partial))?;
         let flushed = out.flush();

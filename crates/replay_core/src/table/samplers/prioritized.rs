@@ -10,6 +10,7 @@ use crate::schema::TableConfig;
 use crate::sum_tree::{SumTree, Update};
 use crate::table::ids::ItemId;
 use crate::table::items::Items;
+use base::mistake::{Mistake, planted};
 
 use super::uniform::Uniform;
 use super::{ItemSampler, TableSampler};
@@ -62,6 +63,10 @@ impl ItemSampler for Prioritized {
     }
 
     fn insert_saved(&self, items: &Items, id: ItemId, saved: u64) {
-        items.tree.set(id.slot, id.generation, saved);
+        let units = match planted(Mistake::RaisedTwice) {
+            true => items.tree.units_of(items.tree.from_units(saved).powf(self.exponent)),
+            false => saved,
+        };
+        items.tree.set(id.slot, id.generation, units);
     }
 }
