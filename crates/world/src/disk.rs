@@ -15,7 +15,7 @@ use replay_net::snapshots::disk::{Disk, DiskFile, FolderLock};
 use crate::process;
 
 /// Share of the writes that pause, on a disk with pauses.
-const PAUSES: f64 = 0.05;
+const PAUSES: f64 = 0.2;
 
 /// Faults of a disk.
 #[derive(Debug, Clone, Copy, Default)]
@@ -290,8 +290,8 @@ impl Disk for SimDisk {
     fn buffer_bytes(&self) -> usize {
         match lock(&self.0).pause {
             Duration::ZERO => 1 << 20,
-            // About a record.
-            _ => 256,
+            // A few records.
+            _ => 1 << 10,
         }
     }
 }

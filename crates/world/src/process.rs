@@ -45,16 +45,23 @@ struct Process {
     coroutine: Coroutine<Waker, (), ()>,
 }
 
+/// A process's turn. It ends also with a panic, after which other worlds run on this thread.
+struct Turn(Option<SimStack>);
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        RUNNING.set(self.0.take());
+        // Left by a process that has ended: `block_on` outside of processes must not find it.
+        WAKER.set(None);
+    }
+}
+
 impl Future for Process {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
-        let before = RUNNING.replace(Some(self.stack.clone()));
-        let resumed = self.coroutine.resume(context.waker().clone());
-        RUNNING.set(before);
-        // Left by a process that has ended: `block_on` outside of processes must not find it.
-        WAKER.set(None);
-        match resumed {
+        let _turn = Turn(RUNNING.replace(Some(self.stack.clone())));
+        match self.coroutine.resume(context.waker().clone()) {
             CoroutineResult::Yield(()) => Poll::Pending,
             CoroutineResult::Return(()) => Poll::Ready(()),
         }

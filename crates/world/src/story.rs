@@ -126,7 +126,7 @@ impl Story {
         if random.random_bool(0.3) {
             definition.priority_exponent = 0.0;
         }
-        let pause = match random.random_bool(0.25) {
+        let pause = match random.random_bool(0.2) {
             true => Duration::from_millis(500),
             false => Duration::ZERO,
         };

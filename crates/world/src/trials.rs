@@ -194,7 +194,7 @@ impl Trial {
                 }
             }
         });
-        sleep(Duration::from_secs(1));
+        sleep(Duration::from_millis(200));
         let opened = self.machines[server].connections_opened();
         for _ in 0..20 {
             self.stack.pause(&caller);
@@ -206,7 +206,6 @@ impl Trial {
         }
         assert_eq!(self.machines[server].connections_opened(), opened, "no connection is given up");
         end.set(true);
-        sleep(Duration::from_secs(1));
     }
 
     /// A push that waits for the rate limiter goes on once the table is empty, also if readers keep all of its steps.
