@@ -133,6 +133,9 @@ impl SimDisk {
     }
 
     /// Flips a bit of the file with the last name that ends in `suffix`.
+    ///
+    /// # Panics
+    /// When there is none.
     pub fn flip(&self, suffix: &str) {
         let mut state = lock(&self.0);
         let State { random, visible, .. } = &mut *state;

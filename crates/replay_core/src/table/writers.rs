@@ -403,7 +403,8 @@ impl Writers {
                 return None;
             }
             let end = known.connection.as_ref().and_then(|connection| connection.idle_since()).unwrap_or(now);
-            if last.as_ref().is_none_or(|(_, latest)| *latest < end) {
+            // By name where several ended at once.
+            if last.as_ref().is_none_or(|(of, latest)| (*latest, &of.name) < (end, &known.identity.name)) {
                 last = Some((known.identity.clone(), end));
             }
         }
