@@ -39,7 +39,7 @@ def test_a_wait_without_writers_ends(make_replay: MakeReplay) -> None:
         replay.sample("t", 4, VIEW, timeout=None, writers_timeout=1)
     # The time counts from the last batch on, over calls that end earlier.
     with replay.batches("t", 4, VIEW, timeout=0.3, writers_timeout=1) as batches:
-        ended = []
+        ended: list[errors.DeadlineError] = []
         while not ended or type(ended[-1]) is errors.DeadlineError:
             with pytest.raises(errors.DeadlineError) as caught:
                 next(batches)
