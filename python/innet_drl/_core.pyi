@@ -1039,8 +1039,8 @@ class Replay(_ContextManager):
             normalize: Divides the weights by the largest of the batch, or of the whole memory.
             allow_short: At the deadline, return fewer items instead of raising an error.
             timeout: Seconds to wait for enough items, and for the rate limiter.
-            writers_timeout: Seconds without a connected writer, 0 to 1e9, after which a call that has waited as long
-                ends; `None` waits for `timeout`, with or without writers.
+            writers_timeout: Seconds without a connected writer, 0 to 1e9, after which a call ends that has waited for
+                writers as long; `None`, and `allow_short`, wait for `timeout`, with or without writers.
             threads: Decoding threads at most, 1 to 256; `None` is one for each core available to this process at its
                 first sample. Batches of less than 256 KB take one.
 

@@ -7,13 +7,15 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from calls import Call
 from serving import Server, served_memories, until
-from steps import VIEW, step, table
+from steps import VIEW, fill, step, table
 
 import innet_drl as innet
 from conftest import MakeReplay
@@ -54,6 +56,40 @@ def test_a_wait_without_writers_ends(make_replay: MakeReplay) -> None:
         replay.sample("t", 4, VIEW, writers_timeout=-1)
 
 
+def test_writers_that_go_during_a_wait_end_it(make_replay: MakeReplay) -> None:
+    replay = make_replay([table(min_size=100), table("other")])
+    writer = replay.writer("t", 1, VIEW, name="actor 3")
+    # The table of the wait counts, not another one of a mix.
+    fill(replay, 20, name="other")
+    mixed = Call(partial(replay.sample, innet.Mix({"t": 1.0, "other": 1.0}), 8, VIEW, timeout=3, writers_timeout=0.5))
+    waiting = Call(partial(replay.sample, "t", 4, VIEW, timeout=None, writers_timeout=0.5))
+    assert type(mixed.ended()) is errors.DeadlineError
+    writer.close()
+    ended = waiting.ended()
+    assert isinstance(ended, errors.NoWritersError)
+    assert 'the last was "actor 3"' in str(ended)
+    # A batch may be short at the deadline, and no sooner.
+    with pytest.raises(errors.DeadlineError) as waited:
+        replay.sample("t", 4, VIEW, allow_short=True, timeout=1.5, writers_timeout=0.5)
+    assert not isinstance(waited.value, errors.NoWritersError)
+
+
+def test_a_server_that_is_away_is_not_one_without_writers(tmp_path: Path) -> None:
+    with (
+        Server(f"unix://{tmp_path}/0") as near,
+        Server(f"unix://{tmp_path}/1") as far,
+        innet.connect(f"{near.address},{far.address}", tables=table(min_size=100), reconnect_for=60) as replay,
+        replay.writer("t", 1, VIEW, server=1) as writer,
+    ):
+        writer.append(**step(0))
+        writer.flush()
+        waiting = Call(partial(replay.sample, "t", 4, VIEW, timeout=4, writers_timeout=0.5))
+        far.kill()
+        assert type(waiting.ended()) is errors.DeadlineError
+        with suppress(errors.ReplayError):
+            writer.close(timeout=0)
+
+
 def test_a_wait_names_how_its_writers_are(make_replay: MakeReplay) -> None:
     replay = make_replay([table(min_size=100)])
     with replay.writer("t", 1, VIEW) as first, replay.writer("t", 1, VIEW):
@@ -67,7 +103,7 @@ def test_a_wait_names_how_its_writers_are(make_replay: MakeReplay) -> None:
             first.flush()
         (writer, *_) = replay.stats()["tables"]["t"]["by_writer"]
         assert writer["connected"]
-        assert writer["idle_s"] < 60
+        assert writer["last_push_s"] is None or writer["last_push_s"] < 60
 
 
 @contextmanager

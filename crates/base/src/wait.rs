@@ -1,10 +1,11 @@
 //! Blocking calls: their deadline, the time slices in which they notice an interrupt, and the log line of a long wait.
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use crate::host;
+use crate::sync::lock;
 
 /// Deadline, interrupt and log line of a blocking call.
 #[derive(Clone, Copy)]
@@ -17,8 +18,8 @@ pub struct Wait<'a> {
     pub notice: Option<&'a WaitNotice<'a>>,
 }
 
-/// Advice from the caller, appended to the reason of a wait for writers; the memory cannot know it.
-pub type Advice<'a> = dyn Fn() -> Option<String> + Sync + 'a;
+/// Advice from the caller, appended to the reason of a wait for writers of a table; the memory cannot know it.
+pub type Advice<'a> = dyn Fn(&str) -> Option<String> + Sync + 'a;
 
 /// The log line of one blocking call, which is written at most once.
 #[derive(Default)]
@@ -27,6 +28,8 @@ pub struct WaitNotice<'a> {
     since: OnceLock<Instant>,
     logged: AtomicBool,
     advice: Option<&'a Advice<'a>>,
+    /// Table whose writers the call waits for, by the last reason of its wait.
+    awaited: Mutex<Option<String>>,
 }
 
 impl<'a> WaitNotice<'a> {
@@ -72,6 +75,21 @@ impl Wait<'_> {
             }
             None => tracing::warn!("still waiting after {waited} s, without a timeout: {reason}"),
         }
+    }
+
+    /// Notes whether the call waits for writers of a table.
+    pub fn awaits(&self, table: Option<&str>) {
+        if let Some(notice) = self.notice {
+            let mut awaited = lock(&notice.awaited);
+            if awaited.as_deref() != table {
+                *awaited = table.map(str::to_owned);
+            }
+        }
+    }
+
+    /// The table whose writers the call waits for, if it does.
+    pub fn awaited(&self) -> Option<String> {
+        lock(&self.notice?.awaited).clone()
     }
 
     /// Advice from the caller, for a wait for writers.

@@ -120,8 +120,8 @@ pub enum WaitReason {
     ReceiveMemory,
     /// Any other cause, as a sentence.
     Other(String),
-    /// The same, where steps of a writer may end the wait; to others it is [`Self::Other`].
-    ForWriters(String),
+    /// The same of a table, where steps of a writer may end the wait; to others it is [`Self::Other`].
+    ForWriters(String, String),
     /// Reason at one of several servers, with the server's name.
     AtServer(String, Box<WaitReason>),
 }
@@ -153,24 +153,31 @@ impl WaitReason {
         reason
     }
 
-    /// Whether steps of a writer may end the wait.
-    pub fn is_for_writers(&self) -> bool {
+    /// The table of a wait that steps of a writer may end.
+    pub fn awaited_table(&self) -> Option<&str> {
         use Cause::{Inserts, Items, MinSize, SamplesLeft};
         match self {
             WaitReason::Table(wait) => {
                 matches!(wait.cause, MinSize { .. } | Inserts { .. } | SamplesLeft { .. } | Items { .. })
+                    .then_some(wait.table.as_str())
             }
-            WaitReason::AtServer(_, reason) => reason.is_for_writers(),
-            WaitReason::ForWriters(_) => true,
-            _ => false,
+            WaitReason::AtServer(_, reason) => reason.awaited_table(),
+            WaitReason::ForWriters(table, _) => Some(table),
+            _ => None,
         }
+    }
+
+    /// Whether steps of a writer may end the wait.
+    pub fn is_for_writers(&self) -> bool {
+        self.awaited_table().is_some()
     }
 
     /// Logs the wait, see [`Wait::report`], with the caller's advice if it is for writers.
     pub fn report(&self, wait: &Wait<'_>, now: Instant, after: Duration) {
+        let table = self.awaited_table();
+        wait.awaits(table);
         wait.report(now, after, || {
-            let advice = wait.advice().filter(|_| self.is_for_writers());
-            let advice = advice.and_then(|advice| advice());
+            let advice = wait.advice().zip(table).and_then(|(advice, table)| advice(table));
             self.to_string() + &advice.unwrap_or_default()
         });
     }
@@ -276,7 +283,7 @@ impl fmt::Display for WaitReason {
                 "the server's receive memory is full of pushes that wait: 1 MiB of this writer, or its table's part of \
                  --max-frame-bytes",
             ),
-            WaitReason::Other(sentence) | WaitReason::ForWriters(sentence) => f.write_str(sentence),
+            WaitReason::Other(sentence) | WaitReason::ForWriters(_, sentence) => f.write_str(sentence),
             WaitReason::AtServer(server, reason) => write!(f, "{server}: {reason}"),
         }
     }

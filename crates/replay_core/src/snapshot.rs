@@ -147,10 +147,10 @@ fn read(memory: &Memory, mut records: RecordReader<impl Read>, made: &mut Vec<St
     }
 }
 
-fn place(memory: &Memory, Contents { identity, tables, parameters }: Contents) -> Result<()> {
+fn place(memory: &Memory, Contents { identity, mut tables, parameters }: Contents) -> Result<()> {
     // A save locks a table's writers before its residents, and a restore after them.
     let _saving = memory.saving();
-    tables.iter().try_for_each(Staged::check_view)?;
+    tables.iter_mut().try_for_each(Staged::check_view)?;
     tables.iter().try_for_each(Staged::check_unused)?;
     let mut placed: Vec<Placed> = Vec::with_capacity(tables.len());
     for staged in tables {

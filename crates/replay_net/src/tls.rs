@@ -68,12 +68,14 @@ impl Dates {
             let at = UnixTime::since_unix_epoch(Duration::from_secs(seconds));
             certificate.verify_for_usage(&[], &[], &[], at, KeyUsage::server_auth(), None, None).err()
         };
-        match (verify(0), verify(u64::MAX)) {
-            (
-                Some(webpki::Error::CertNotValidYet { not_before, .. }),
-                Some(webpki::Error::CertExpired { not_after, .. }),
-            ) => Ok(Dates { begin: not_before, end: not_after }),
-            (error, _) => Err(error.unwrap_or(webpki::Error::InvalidCertValidity)),
+        let begin = match verify(0) {
+            Some(webpki::Error::CertNotValidYet { not_before, .. }) => not_before,
+            // It was valid at the first second, too.
+            _ => UnixTime::since_unix_epoch(Duration::ZERO),
+        };
+        match verify(u64::MAX) {
+            Some(webpki::Error::CertExpired { not_after, .. }) => Ok(Dates { begin, end: not_after }),
+            error => Err(error.unwrap_or(webpki::Error::InvalidCertValidity)),
         }
     }
 

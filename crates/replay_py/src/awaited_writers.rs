@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use base::sync::lock;
 use base::wait::Wait;
+use replay_core::cause::WaitReason;
 use replay_core::replay::Replay;
 use replay_net::client::writers_seen::WritersSeen;
 use replay_net::error::Error;
@@ -16,9 +17,8 @@ const ASK_EVERY: Duration = Duration::from_secs(1);
 /// Limit of asking.
 const ASK_WITHIN: Duration = Duration::from_millis(500);
 
-/// The writers of one call's tables.
+/// The writers that one call may wait for.
 pub struct AwaitedWriters<'a> {
-    tables: Vec<&'a str>,
     /// Writers of this replay, which know why they made no items.
     own: &'a OpenWriters,
     replay: Weak<dyn Replay<Error>>,
@@ -34,64 +34,59 @@ pub struct AwaitedWriters<'a> {
 impl<'a> AwaitedWriters<'a> {
     /// A call that has waited since `begun`, or an earlier one that it continues.
     pub fn new(
-        tables: impl Iterator<Item = &'a str>,
         own: &'a OpenWriters,
         replay: Weak<dyn Replay<Error>>,
         longest: Option<Duration>,
         begun: Instant,
     ) -> Self {
-        AwaitedWriters {
-            tables: tables.collect(),
-            own,
-            replay,
-            longest,
-            begun,
-            next_look: Mutex::new(begun),
-            absent: Mutex::new(None),
-        }
+        AwaitedWriters { own, replay, longest, begun, next_look: Mutex::new(begun), absent: Mutex::new(None) }
     }
 
-    /// What the reason of a wait for writers ends with: why this replay's writers made no items, and how all writers are.
-    pub fn advice(&self) -> Option<String> {
-        let own = self.tables.iter().find_map(|table| self.own.advice(table));
+    /// What the reason of a wait for writers of a table ends with: why this replay's writers made no items, and how all writers are.
+    pub fn advice(&self, table: &str) -> Option<String> {
+        let own = self.own.advice(table);
         // A short call ends in time.
-        let all = (self.begun.elapsed() >= ASK_EVERY).then(|| self.look()).flatten();
+        let all = (self.begun.elapsed() >= ASK_EVERY).then(|| self.look(table)).flatten();
         let all = all.map(|seen| format!("; {}", seen.sentence));
         (own.is_some() || all.is_some()).then(|| own.unwrap_or_default() + &all.unwrap_or_default())
     }
 
-    /// Whether no writer has been connected for `writers_timeout`, and the wait is as long.
-    pub fn are_gone(&self) -> bool {
-        let Some(longest) = self.longest.filter(|&longest| self.begun.elapsed() >= longest) else {
-            return false;
-        };
+    /// Whether the call waits for writers of a table of which none has been connected for `writers_timeout`, and has waited as long.
+    pub fn are_gone(&self, wait: &Wait<'_>) -> bool {
         let now = Instant::now();
-        if std::mem::replace(&mut *lock(&self.next_look), now + ASK_EVERY) > now {
-            return lock(&self.absent).is_some();
+        if self.longest.is_none_or(|longest| now - self.begun < longest) || now < *lock(&self.next_look) {
+            return false;
         }
-        let gone = self.look().filter(|seen| seen.absence.is_some_and(|absence| absence >= longest));
+        *lock(&self.next_look) = now + ASK_EVERY;
+        wait.awaited().is_some_and(|table| self.find_gone(&table))
+    }
+
+    fn find_gone(&self, table: &str) -> bool {
+        let long = |absence: Duration| self.longest.is_some_and(|longest| absence >= longest);
+        let gone = self.look(table).filter(|seen| seen.absence.is_some_and(long));
+        let found = gone.is_some();
         *lock(&self.absent) = gone.map(|seen| seen.sentence);
-        lock(&self.absent).is_some()
+        found
     }
 
     /// The error of the call, or that of writers that are gone.
     pub fn explain(&self, error: Error) -> Error {
-        let waited = error.waited_for().is_some_and(|reason| reason.is_for_writers()) && {
-            *lock(&self.next_look) = self.begun;
-            self.are_gone()
-        };
+        let long = self.longest.is_some_and(|longest| self.begun.elapsed() >= longest);
+        if long && let Some(table) = error.waited_for().and_then(WaitReason::awaited_table) {
+            self.find_gone(table);
+        }
         match lock(&self.absent).take() {
-            Some(absent) if waited || matches!(error, Error::Interrupted) => Error::NoWriters(absent),
+            Some(absent) if error.waited_for().is_some() || matches!(error, Error::Interrupted) => {
+                Error::NoWriters(absent)
+            }
             _ => error,
         }
     }
 
-    /// The first table without a connected writer, or else the first table; `None` if the memory does not answer.
-    fn look(&self) -> Option<WritersSeen> {
+    /// How the writers of a table are; `None` if the memory does not answer.
+    fn look(&self, table: &str) -> Option<WritersSeen> {
         let wait = Wait::until(Some(Instant::now() + ASK_WITHIN));
         let stats = self.replay.upgrade()?.stats(&wait).ok()?;
-        let seen: Vec<_> = self.tables.iter().filter_map(|table| WritersSeen::of(&stats, table)).collect();
-        let absent = seen.iter().position(|seen| seen.absence.is_some());
-        seen.into_iter().nth(absent.unwrap_or(0))
+        WritersSeen::of(&stats, table)
     }
 }

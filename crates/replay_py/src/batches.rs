@@ -130,6 +130,8 @@ impl PyBatches {
         let first_beta = beta.now(py)?;
         let parts = sampler.parts.iter();
         let tables = parts.map(|part| part.request.table.clone()).collect();
+        // A short batch ends with its deadline.
+        let writers_timeout = writers_timeout.filter(|_| !sampler.parts[0].request.allow_short);
         let memory = Arc::downgrade(&sampler.replay);
         let start = || -> Result<Source> {
             let allow_short = sampler.parts[0].request.allow_short;
@@ -199,9 +201,8 @@ impl PyBatches {
         };
         let source = self.source.get(py)?;
         let deadline = wait::deadline(py, self.timeout)?;
-        let tables = self.tables.iter().map(String::as_str);
         let begun = *lock(&self.waits_since).get_or_insert_with(Instant::now);
-        let awaited = AwaitedWriters::new(tables, writers, self.memory.clone(), self.writers_timeout, begun);
+        let awaited = AwaitedWriters::new(writers, self.memory.clone(), self.writers_timeout, begun);
         let closing = Some(self.source.closing());
         let sampled = wait::blocking_for_writers(py, deadline, closing, &awaited, move |wait| {
             // Dropped here, without the interpreter lock: it may be the last reference, whose drop joins a thread.

@@ -95,7 +95,7 @@ pub fn blocking<T: Send>(
     closing: Option<&Closing>,
     work: impl FnOnce(&Wait<'_>) -> Result<T> + Send,
 ) -> PyResult<T> {
-    blocking_advised(py, deadline, closing, &|| None, work)
+    blocking_advised(py, deadline, closing, &|_| None, work)
 }
 
 /// [`blocking`] for a call that may wait for writers: how they are is appended to the reason of the wait, in the log and in the deadline
@@ -107,8 +107,8 @@ pub fn blocking_for_writers<T: Send>(
     awaited: &AwaitedWriters<'_>,
     work: impl FnOnce(&Wait<'_>) -> Result<T> + Send,
 ) -> PyResult<T> {
-    blocking_advised(py, deadline, closing, &|| awaited.advice(), |wait| {
-        let interrupted = || awaited.are_gone() || (wait.interrupted)();
+    blocking_advised(py, deadline, closing, &|table| awaited.advice(table), |wait| {
+        let interrupted = || (wait.interrupted)() || awaited.are_gone(wait);
         work(&Wait { interrupted: &interrupted, ..*wait }).map_err(|error| awaited.explain(error))
     })
 }
@@ -152,8 +152,8 @@ fn blocking_advised<T: Send>(
 
 /// The error, with the advice if its call waited for writers.
 fn advised(error: Error, advice: &Advice<'_>) -> Error {
-    let reason = error.waited_for().filter(|reason| reason.is_for_writers());
-    match reason.and_then(|reason| Some(reason.to_string() + &advice()?)) {
+    let reason = error.waited_for().and_then(|reason| Some(reason.to_string() + &advice(reason.awaited_table()?)?));
+    match reason {
         Some(reason) => Error::deadline(reason),
         None => error,
     }

@@ -93,7 +93,7 @@ impl Message for WaitReason {
             WaitReason::RoleReplies(bytes) => out.set_role_replies(*bytes),
             WaitReason::Answers(requests) => out.set_answers(*requests),
             WaitReason::ReceiveMemory => out.set_receive_memory(()),
-            WaitReason::Other(sentence) | WaitReason::ForWriters(sentence) => out.set_other(sentence),
+            WaitReason::Other(sentence) | WaitReason::ForWriters(_, sentence) => out.set_other(sentence),
             // Only clients make this reason.
             WaitReason::AtServer(..) => out.set_other(self.to_string()),
         }

@@ -11,6 +11,8 @@ pub struct Activity {
     start: Instant,
     /// Milliseconds from `start` to the last attempt at a push, or to the end of the last wait.
     used: AtomicU64,
+    /// Milliseconds from `start` to the last push that was applied; [`u64::MAX`] before the first.
+    pushed: AtomicU64,
     /// Pushes or frames that wait.
     waiting: AtomicUsize,
     ended: AtomicBool,
@@ -22,6 +24,7 @@ impl Activity {
         Arc::new(Activity {
             start: now,
             used: AtomicU64::new(0),
+            pushed: AtomicU64::new(u64::MAX),
             waiting: AtomicUsize::new(0),
             ended: AtomicBool::new(false),
         })
@@ -41,10 +44,24 @@ impl Activity {
 
     /// Records a use at `now`.
     pub fn touch(&self, now: Instant) {
-        let elapsed = now.saturating_duration_since(self.start).as_millis();
-        let elapsed = u64::try_from(elapsed).unwrap_or(u64::MAX);
         // Relaxed: under the lock of the entries, or before the release of `waiting`.
-        self.used.store(elapsed, Ordering::Relaxed);
+        self.used.store(self.elapsed(now), Ordering::Relaxed);
+    }
+
+    /// Records that a push is applied at `now`.
+    pub fn push(&self, now: Instant) {
+        // Relaxed, as the load in `last_push`: a statistic.
+        self.pushed.store(self.elapsed(now), Ordering::Relaxed);
+    }
+
+    /// Time of the last push that was applied.
+    pub fn last_push(&self) -> Option<Instant> {
+        let pushed = Some(self.pushed.load(Ordering::Relaxed)).filter(|&pushed| pushed < u64::MAX);
+        pushed.map(|pushed| self.start + Duration::from_millis(pushed))
+    }
+
+    fn elapsed(&self, now: Instant) -> u64 {
+        u64::try_from(now.saturating_duration_since(self.start).as_millis()).unwrap_or(u64::MAX)
     }
 
     /// Counts a push or a frame as waiting until the returned guard is dropped.

@@ -132,19 +132,21 @@ impl Staged {
     ///
     /// # Errors
     /// [`Error::TableDiffers`].
-    pub fn check_view(&self) -> Result<()> {
+    pub fn check_view(&mut self) -> Result<()> {
         let (view, saved) = (&self.table.config.view, &self.saved.view);
         let Some(view) = view.as_ref().filter(|_| view != saved) else {
             return Ok(());
         };
+        let is_narrow = |before, after| before < view.before() || after < view.after();
         let narrow = |item: &&ItemRecord| {
             let chunk = self.chunk(item.chunk.into());
-            chunk
-                .map(|chunk| &self.streams[chunk.stream].writer)
-                .is_some_and(|writer| writer.window_before < view.before() || writer.window_after < view.after())
+            let writer = chunk.map(|chunk| &self.streams[chunk.stream].writer);
+            writer.is_some_and(|writer| is_narrow(writer.window_before, writer.window_after))
         };
         let (narrow, items) = (self.items.iter().filter(narrow).count(), self.items.len());
         if narrow == 0 {
+            // The next items of these writers would be as narrow: they have expired, and open again with the new view.
+            self.writers.retain(|writer| !is_narrow(writer.window_before, writer.window_after));
             return Ok(());
         }
         let saved = saved.as_ref().map_or("None".to_owned(), ViewSpec::to_string);

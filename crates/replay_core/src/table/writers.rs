@@ -117,6 +117,7 @@ impl TableWriter {
     pub fn applied(&mut self, steps: u64) {
         self.last_sequence += 1;
         self.steps += steps;
+        self.activity.push(host::now());
     }
 
     /// The writer's part of a snapshot, without its streams.
@@ -165,7 +166,7 @@ pub struct WriterCounts {
     pub resumable: u64,
     /// Streams of all of them.
     pub streams: u64,
-    /// Time since the last push of one of them, or since it was opened.
+    /// Time since the last push of one of them, if any has pushed.
     pub last_push: Option<Duration>,
 }
 
@@ -175,7 +176,7 @@ pub struct Writers {
     /// Time of the table's creation.
     begun: Instant,
     entries: Mutex<HashMap<u64, KnownWriter>>,
-    /// The writer that was closed or has expired last, and the time of its last push.
+    /// The writer that was closed or has expired last, and when.
     gone: Mutex<Option<(Arc<WriterIdentity>, Instant)>>,
 }
 
@@ -218,10 +219,9 @@ impl Writers {
             "give it a shorter name",
         )?;
         let mut entries = lock(&self.entries);
-        if let Some(writer) = taken_over(&mut entries, open.writer, now) {
-            let connected = counts(&entries).connected;
+        if let Some(writer) = touched(&entries, open.writer, now) {
             drop(entries);
-            return take_over(&mut lock(&writer), open, connected);
+            return self.take_over(&writer, open);
         }
         self.expire_for(&mut entries, open.streams, now)?;
         let activity = Activity::new(now);
@@ -250,12 +250,31 @@ impl Writers {
     /// # Errors
     /// [`Error::Expired`] when it is not; [`Error::Misuse`] when it is open with other streams or another window.
     pub fn resume(&self, open: &OpenWriter) -> Result<WriterOpened> {
-        let mut entries = lock(&self.entries);
-        let known = taken_over(&mut entries, open.writer, host::now());
-        let connected = counts(&entries).connected;
-        drop(entries);
+        let known = touched(&lock(&self.entries), open.writer, host::now());
         let writer = known.ok_or_else(|| Error::Expired { writer: open.name.clone() })?;
-        take_over(&mut lock(&writer), open, connected)
+        self.take_over(&writer, open)
+    }
+
+    /// Takes a writer over for a new connection, which is attached later; until then none counts as ended.
+    fn take_over(&self, writer: &Mutex<TableWriter>, open: &OpenWriter) -> Result<WriterOpened> {
+        let mut writer = lock(writer);
+        let identity = &writer.identity;
+        let have = (writer.streams.len(), identity.window_before, identity.window_after);
+        let asked = (open.streams as usize, open.window_before, open.window_after);
+        if have != asked {
+            return Err(Error::Misuse(format!(
+                "writer {:?} is open with (streams, rows before, rows after) {have:?}, asked for {asked:?}",
+                identity.name
+            )));
+        }
+        writer.epoch += 1;
+        // After the writer, as in `close`.
+        let mut entries = lock(&self.entries);
+        if let Some(entry) = entries.get_mut(&open.writer) {
+            entry.connection = None;
+        }
+        let (epoch, last_sequence, steps) = (writer.epoch, writer.last_sequence, writer.steps);
+        Ok(WriterOpened { epoch, last_sequence, steps, connected: counts(&entries).connected })
     }
 
     /// The writer of that number.
@@ -369,26 +388,26 @@ impl Writers {
         let known: Vec<_> = {
             let entries = lock(&self.entries);
             let known = entries.values();
-            known.map(|known| (known.writer.clone(), !known.has_left(), known.activity.idle_since())).collect()
+            known.map(|known| (known.writer.clone(), !known.has_left(), known.activity.last_push())).collect()
         };
         let mut listed: Vec<_> = known
             .iter()
-            .map(|(writer, connected, idle_since)| {
+            .map(|(writer, connected, last_push)| {
                 let writer = lock(writer);
-                let idle = idle_since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
-                (writer.waited, writer.identity.clone(), writer.steps, writer.blocked, connected, idle)
+                let age = last_push.map(|push| now.saturating_duration_since(push));
+                (writer.waited, writer.identity.clone(), writer.steps, writer.blocked, connected, age)
             })
             .collect();
         listed.sort_by(|one, other| other.0.cmp(&one.0).then(one.1.name.cmp(&other.1.name)));
         listed.truncate(Self::MOST_LISTED);
-        let listed = listed.iter().map(|(waited, identity, steps, blocked, connected, idle)| {
+        let listed = listed.iter().map(|(waited, identity, steps, blocked, connected, age)| {
             json!({
                 "name": identity.name,
                 "steps": steps,
                 "blocked_pushes": blocked,
                 "waited_s": waited.as_secs_f64(),
                 "connected": connected,
-                "idle_s": idle.as_secs_f64(),
+                "last_push_s": age.map(|age| age.as_secs_f64()),
             })
         });
         listed.collect()
@@ -424,8 +443,8 @@ impl Writers {
 fn counts(entries: &HashMap<u64, KnownWriter>) -> WriterCounts {
     let (mut counts, now) = (WriterCounts::default(), host::now());
     for known in entries.values() {
-        let idle = known.activity.idle_since().map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
-        counts.last_push = Some(counts.last_push.map_or(idle, |least| least.min(idle)));
+        let age = known.activity.last_push().map(|push| now.saturating_duration_since(push));
+        counts.last_push = counts.last_push.into_iter().chain(age).min();
         match known.has_left() {
             true => counts.resumable += 1,
             false => counts.connected += 1,
@@ -435,26 +454,10 @@ fn counts(entries: &HashMap<u64, KnownWriter>) -> WriterCounts {
     counts
 }
 
-/// The writer of that number, for a new connection that is attached later; until then none counts as ended.
-fn taken_over(entries: &mut HashMap<u64, KnownWriter>, writer: u64, now: Instant) -> Option<Arc<Mutex<TableWriter>>> {
-    let entry = entries.get_mut(&writer)?;
+fn touched(entries: &HashMap<u64, KnownWriter>, writer: u64, now: Instant) -> Option<Arc<Mutex<TableWriter>>> {
+    let entry = entries.get(&writer)?;
     entry.activity.touch(now);
-    entry.connection = None;
     Some(Arc::clone(&entry.writer))
-}
-
-fn take_over(writer: &mut TableWriter, open: &OpenWriter, connected: u64) -> Result<WriterOpened> {
-    let identity = &writer.identity;
-    let have = (writer.streams.len(), identity.window_before, identity.window_after);
-    let asked = (open.streams as usize, open.window_before, open.window_after);
-    if have != asked {
-        return Err(Error::Misuse(format!(
-            "writer {:?} is open with (streams, rows before, rows after) {have:?}, asked for {asked:?}",
-            identity.name
-        )));
-    }
-    writer.epoch += 1;
-    Ok(WriterOpened { epoch: writer.epoch, last_sequence: writer.last_sequence, steps: writer.steps, connected })
 }
 
 #[cfg(test)]

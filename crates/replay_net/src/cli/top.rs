@@ -198,7 +198,7 @@ impl Change<'_> {
                     readable_count(number(&writer["steps"])),
                     readable_count(number(&writer["blocked_pushes"])),
                     readable_time(number(&writer["waited_s"])),
-                    readable_time(number(&writer["idle_s"])) + gone,
+                    writer["last_push_s"].as_f64().map_or("none".into(), readable_time) + gone,
                 ]);
             }
         }
@@ -424,8 +424,8 @@ mod tests {
                     "pushes_wait_for": "the rate limiter",
                     "version_lag": {"count": steps, "sum": 1.5 * steps as f64, "buckets": []},
                     "by_writer": [
-                        {"name": "actor 1", "steps": steps, "blocked_pushes": 1, "waited_s": 0.5, "connected": true, "idle_s": 3.0},
-                        {"name": "actor 2", "steps": 4, "blocked_pushes": 0, "waited_s": 0.0, "connected": false, "idle_s": 41.0},
+                        {"name": "actor 1", "steps": steps, "blocked_pushes": 1, "waited_s": 0.5, "connected": true, "last_push_s": 3.0},
+                        {"name": "actor 2", "steps": 4, "blocked_pushes": 0, "waited_s": 0.0, "connected": false, "last_push_s": 41.0},
                     ],
                 }},
                 "parameters": {},

@@ -63,7 +63,9 @@ impl Namespace {
                 ..wait.clone()
             }),
             WaitReason::Other(sentence) => WaitReason::Other(self.message(sentence)),
-            WaitReason::ForWriters(sentence) => WaitReason::ForWriters(self.message(sentence)),
+            WaitReason::ForWriters(table, sentence) => {
+                WaitReason::ForWriters(self.message(table), self.message(sentence))
+            }
             WaitReason::AtServer(server, reason) => WaitReason::AtServer(server.clone(), Box::new(self.reason(reason))),
             other => other.clone(),
         }

@@ -68,8 +68,12 @@ impl ServerWait {
         let reason = lock(&self.reason).clone();
         match reason {
             Some(reason) => reason.report(wait, now, Wait::REPORT_AFTER),
-            None => wait
-                .report(now, Wait::REPORT_AFTER + Self::ARRIVES_WITHIN, || format!("{} has not answered", self.peer)),
+            None => {
+                wait.awaits(None);
+                wait.report(now, Wait::REPORT_AFTER + Self::ARRIVES_WITHIN, || {
+                    format!("{} has not answered", self.peer)
+                });
+            }
         }
     }
 

@@ -14,31 +14,31 @@ pub struct WritersSeen {
 }
 
 impl WritersSeen {
-    /// `None` where the statistics do not have them: of a table that is gone, or an earlier release.
+    /// `None` where the statistics do not tell: a server is away, the table is gone, or the server is of an earlier release.
     pub fn of(stats: &Value, table: &str) -> Option<Self> {
         let servers: Vec<&Value> = match stats["shards"].as_object() {
             Some(servers) => servers.values().collect(),
             None => vec![stats],
         };
-        let tables: Vec<&Value> =
-            servers.iter().map(|stats| &stats["tables"][table]).filter(|of| of.is_object()).collect();
-        let least = |name: &str| tables.iter().filter_map(|of| of[name].as_f64()).min_by(f64::total_cmp);
+        let tables: Vec<&Value> = servers.iter().map(|stats| &stats["tables"][table]).collect();
         let connected: u64 = tables.iter().filter_map(|of| of["connected_writers"].as_u64()).sum();
-        let inserted: u64 = tables.iter().filter_map(|of| of["inserted_steps"].as_u64()).sum();
-        let seconds = |time: f64| time.round();
         if connected > 0 {
             let writers = if connected == 1 { "1 writer is" } else { &format!("{connected} writers are") };
-            let last = match least("last_push_s") {
-                Some(age) if inserted > 0 => format!("the last push was {} s ago", seconds(age)),
-                _ => "none has pushed".to_owned(),
+            let last = match tables.iter().filter_map(|of| of["last_push_s"].as_f64()).min_by(f64::total_cmp) {
+                Some(age) => format!("the last push was {} s ago", age.round()),
+                None => "none has pushed".to_owned(),
             };
             return Some(WritersSeen { absence: None, sentence: format!("{writers} connected, {last}") });
         }
-        let absence = least("without_writers_s")?;
-        let time = seconds(absence);
-        let last =
-            tables.iter().find(|of| of["without_writers_s"] == absence).and_then(|of| of["last_writer"].as_str());
+        let absences = tables.iter().map(|of| Some((of["without_writers_s"].as_f64()?, of["last_writer"].as_str())));
+        let absences = absences.collect::<Option<Vec<_>>>()?;
+        // A server that has had none says nothing of the others.
+        let least = |a: &&(f64, Option<&str>), b: &&(f64, Option<&str>)| a.0.total_cmp(&b.0);
+        let last = absences.iter().filter(|(_, name)| name.is_some()).min_by(least);
+        let &(absence, last) = last.or_else(|| absences.iter().max_by(least))?;
+        let time = absence.round();
         let sentence = match last {
+            Some("") => format!("no writer of table {table:?} has been connected for {time} s"),
             Some(name) => {
                 format!("no writer of table {table:?} has been connected for {time} s; the last was {name:?}")
             }
@@ -66,11 +66,13 @@ mod tests {
         let longer = json!({"connected_writers": 0, "without_writers_s": 90.0, "last_writer": "actor 5"});
         let never = json!({"connected_writers": 0, "without_writers_s": 7.0, "last_writer": null});
         let there = json!({
-            "connected_writers": 2, "without_writers_s": 0.0, "last_writer": "a", "last_push_s": 40.6, "inserted_steps": 9
+            "connected_writers": 2, "without_writers_s": 0.0, "last_writer": "a", "last_push_s": 40.6
         });
-        let fresh = json!({"connected_writers": 1, "without_writers_s": 0.0, "last_push_s": 3.0, "inserted_steps": 0});
+        let fresh = json!({"connected_writers": 1, "without_writers_s": 0.0, "last_push_s": null});
         let for_41 = "no writer of table \"t\" has been connected for 41 s; the last was \"actor 3\"";
         assert_eq!(sentence(&[gone.clone(), longer]), for_41);
+        assert_eq!(sentence(&[never.clone(), gone.clone()]), for_41);
+        assert_eq!(sentence(&[gone.clone(), Value::Null]), "", "one is away");
         assert_eq!(sentence(&[never]), "table \"t\" has had no writer since it was made, 7 s ago");
         assert_eq!(sentence(&[gone.clone(), there]), "2 writers are connected, the last push was 41 s ago");
         assert_eq!(sentence(&[fresh, gone]), "1 writer is connected, none has pushed");

@@ -268,11 +268,13 @@ impl PyReplay {
         importance::check_beta(beta).map_err(|error| error::to_python(py, error))?;
         let closing = Some(self.backend.closing());
         let writers = &self.writers;
-        let (longest, begun) = (wait::writers_timeout(py, writers_timeout)?, Instant::now());
+        // A short batch ends with its deadline.
+        let longest = wait::writers_timeout(py, writers_timeout)?.filter(|_| !allow_short);
+        let begun = Instant::now();
         let sampled = loop {
             let sampler =
                 self.sampler(py, &table, batch_size, view.clone(), normalize, allow_short, threads, deadline)?;
-            let awaited = AwaitedWriters::new(table.names(), writers, Arc::downgrade(&sampler.replay), longest, begun);
+            let awaited = AwaitedWriters::new(writers, Arc::downgrade(&sampler.replay), longest, begun);
             let sampled = wait::blocking_for_writers(py, deadline, closing, &awaited, move |wait| {
                 // Dropped here, without the interpreter lock: it may have the last reference to the memory.
                 let mut sampler = sampler;

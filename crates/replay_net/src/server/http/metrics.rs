@@ -76,7 +76,7 @@ const WRITER: &[Metric] = &[
     (Counter, "blocked_pushes", "Pushes of open writers of this name that had to wait"),
     (Counter, "waited_s", "Waits of open writers of this name"),
     (Gauge, "connected", "Connected writers of this name"),
-    (Gauge, "idle_s", "Time since the last push of a writer of this name"),
+    (Gauge, "last_push_s", "Time since the last push of a writer of this name"),
 ];
 
 const PARAMETERS: &[Metric] = &[
@@ -194,9 +194,16 @@ fn writers(tables: &Value) -> Vec<Member> {
             let sum = sums.entry(key).or_default();
             for (_, statistic, _) in WRITER {
                 let value = &writer[*statistic];
-                let number = value.as_f64().unwrap_or_else(|| f64::from(u8::from(value == true)));
-                let known = sum.entry(*statistic).or_insert(if *statistic == "idle_s" { number } else { 0.0 });
-                *known = if *statistic == "idle_s" { known.min(number) } else { *known + number };
+                // A writer that has not pushed has no last push.
+                let Some(number) = value.as_f64().or_else(|| value.as_bool().map(|yes| u8::from(yes).into())) else {
+                    continue;
+                };
+                let known = sum.get(statistic).copied();
+                let number = match *statistic {
+                    "last_push_s" => known.unwrap_or(number).min(number),
+                    _ => known.unwrap_or_default() + number,
+                };
+                sum.insert(*statistic, number);
             }
         }
     }

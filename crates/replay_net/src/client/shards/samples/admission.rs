@@ -9,7 +9,7 @@ use replay_core::cause::WaitReason;
 impl ShardedSamples {
     /// The reason of a wait for writers, with the names of all servers.
     fn on_servers(&self, reason: String) -> WaitReason {
-        WaitReason::ForWriters(format!("{reason}, on the servers {}", self.group.names()))
+        WaitReason::ForWriters(self.request.table.clone(), format!("{reason}, on the servers {}", self.group.names()))
     }
 
     /// Reason of a wait while no server answers.
