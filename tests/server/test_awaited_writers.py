@@ -61,7 +61,7 @@ def test_writers_that_go_during_a_wait_end_it(make_replay: MakeReplay) -> None:
     writer = replay.writer("t", 1, VIEW, name="actor 3")
     # The table of the wait counts, not another one of a mix.
     fill(replay, 20, name="other")
-    mixed = Call(partial(replay.sample, innet.Mix({"t": 1.0, "other": 1.0}), 8, VIEW, timeout=3, writers_timeout=0.5))
+    mixed = Call(partial(replay.sample, innet.Mix({"t": 0.5, "other": 0.5}), 8, VIEW, timeout=3, writers_timeout=0.5))
     waiting = Call(partial(replay.sample, "t", 4, VIEW, timeout=None, writers_timeout=0.5))
     assert type(mixed.ended()) is errors.DeadlineError
     writer.close()
@@ -79,8 +79,8 @@ def test_a_server_that_is_away_is_not_one_without_writers(tmp_path: Path) -> Non
         Server(f"unix://{tmp_path}/0") as near,
         Server(f"unix://{tmp_path}/1") as far,
         innet.connect(f"{near.address},{far.address}", tables=table(min_size=100), reconnect_for=60) as replay,
-        replay.writer("t", 1, VIEW, server=1) as writer,
     ):
+        writer = replay.writer("t", 1, VIEW, server=1)
         writer.append(**step(0))
         writer.flush()
         waiting = Call(partial(replay.sample, "t", 4, VIEW, timeout=4, writers_timeout=0.5))
