@@ -75,6 +75,7 @@ def test_blocks_of_pixels_as_channels_give_the_same_values_and_gradients() -> No
 
 
 def test_normalised_hidden_units_do_not_depend_on_the_scale_of_the_features() -> None:
+    torch.manual_seed(0)
     network = QNetwork(VectorTorso(3, (8,)), hidden=8, actions=4, layer_norm=True)
     observation = torch.randn(6, 3)
     before = network(observation)
