@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import threading
 import time
+import urllib.error
+import urllib.request
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -552,6 +556,51 @@ def test_limits_are_the_running_servers(tmp_path: Path, server: Server, folder: 
     config.write_text(definition.format(capacity=50, exponent=0.6))
     with Server(f"unix://{tmp_path}/small", *flags) as small, innet.connect(small.address) as replay:
         assert 0 < replay.stats()["tables"]["t"]["steps"] <= 50
+
+
+def test_a_server_that_restores_is_not_ready_yet(tmp_path: Path, folder: Path) -> None:
+    raw = innet.Table("raw", {"a": innet.Column("uint8", (1 << 16,), codec="none")}, 2000, view=innet.Window(0, 0))
+    with Server(f"unix://{tmp_path}/s", f"--snapshot={folder}") as server:
+        with innet.connect(server.address, tables=[raw]) as replay, replay.writer("raw", 1) as writer:
+            for _ in range(20):
+                ended = {name: np.zeros((100, 1), bool) for name in ("terminated", "truncated")}
+                writer.extend(a=np.zeros((100, 1, 1 << 16), np.uint8), **ended)
+        stop(server)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        http = f"127.0.0.1:{free.getsockname()[1]}"
+
+    def health() -> int | None:
+        try:
+            with urllib.request.urlopen(f"http://{http}/healthz", timeout=10) as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as error:
+            return error.code
+        except OSError:
+            return None
+
+    command = [*SERVE, f"unix://{tmp_path}/s", f"--snapshot={folder}", f"--http={http}"]
+    restoring = 0
+    # A look may miss a short restore.
+    while restoring == 0:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as supervisor:
+            (tmp_path / "supervisor").unlink(missing_ok=True)
+            supervisor.bind(f"{tmp_path}/supervisor")
+            environment = {**os.environ, "NOTIFY_SOCKET": f"{tmp_path}/supervisor"}
+            with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as process:
+                said, answer = b"", None
+                while answer != 200:
+                    with suppress(BlockingIOError):
+                        while True:
+                            said += supervisor.recv(4096, socket.MSG_DONTWAIT) + b"\n"
+                    answer = health()
+                    if answer == 503:
+                        restoring += 1
+                        assert b"READY=1" not in said
+                while b"READY=1" not in said:
+                    said += supervisor.recv(4096) + b"\n"
+                with innet.connect(f"unix://{tmp_path}/s") as replay:
+                    assert replay.stats()["tables"]["raw"]["steps"] == 2000
+                process.kill()
 
 
 def test_a_view_that_stored_items_have_too_few_steps_for_is_refused(tmp_path: Path, folder: Path) -> None:

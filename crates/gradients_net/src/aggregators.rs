@@ -113,6 +113,24 @@ impl Drop for ParentSession {
     }
 }
 
+impl ParentServer {
+    /// The parent of the settings, if they name one. Reads the files of its token and certificate.
+    ///
+    /// # Errors
+    /// [`NetError::Config`] for a file that cannot be used.
+    pub fn of(config: &ServerConfig, own: &GradientsConfig) -> NetResult<Option<Self>> {
+        let Some(parent) = &own.parent else {
+            return Ok(None);
+        };
+        let options = ConnectOptions {
+            token: config.token_for_servers()?,
+            tls_ca: own.parent_tls_ca.clone(),
+            ..ConnectOptions::default()
+        };
+        Ok(Some(ParentServer { dialer: Dialer::new(parent.clone(), options)?, rack: own.rack, racks: own.racks }))
+    }
+}
+
 impl Aggregators {
     /// Starts the aggregators; `None` without a configured address.
     ///
@@ -122,17 +140,7 @@ impl Aggregators {
         let Some(address) = own.gradients else {
             return Ok(None);
         };
-        let parent = match &own.parent {
-            None => None,
-            Some(parent) => {
-                let options = ConnectOptions {
-                    token: config.token_for_servers()?,
-                    tls_ca: own.parent_tls_ca.clone(),
-                    ..ConnectOptions::default()
-                };
-                Some(ParentServer { dialer: Dialer::new(parent.clone(), options)?, rack: own.rack, racks: own.racks })
-            }
-        };
+        let parent = ParentServer::of(config, own)?;
         let limits = own.limits();
         let aggregators = match own.dpdk() {
             None => udp_aggregators(address, own.gradients_threads, limits),

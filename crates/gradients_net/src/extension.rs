@@ -7,7 +7,7 @@ use bytes::Bytes;
 use event_listener::EventListener;
 use serde_json::Value;
 
-use crate::aggregators::{Aggregators, Place};
+use crate::aggregators::{Aggregators, ParentServer, Place};
 use crate::config::GradientsConfig;
 use crate::message::{self, Join};
 use crate::{doctor, metrics};
@@ -47,6 +47,10 @@ impl PluggedExtension for Plug {
 
     fn check(&self, config: &ServerConfig) -> Result<()> {
         GradientsConfig::of(config)?.validate(config)
+    }
+
+    fn check_files(&self, config: &ServerConfig) -> Result<()> {
+        ParentServer::of(config, &GradientsConfig::of(config)?).map(drop)
     }
 
     fn start(&self, config: &ServerConfig) -> Result<Option<Arc<dyn Extension>>> {

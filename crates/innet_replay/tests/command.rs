@@ -62,4 +62,13 @@ fn sums_of_gradients_are_plugged_in() {
     assert_eq!(refused.status.code(), Some(2));
     let error = String::from_utf8(refused.stderr).unwrap();
     assert!(error.contains("kernel's UDP"), "{error}");
+    // A file of its own is read by a check, too.
+    let parent = "--gradients=127.0.0.1:0 --parent=innets://127.0.0.1:1 --racks=2 --parent-tls-ca=/nowhere/ca";
+    let flags: Vec<&str> = parent.split(' ').collect();
+    for command in [&["serve", "--listen=127.0.0.1:0"][..], &["serve", "--listen=127.0.0.1:0", "--check"]] {
+        let refused = output(&[command, &flags].concat());
+        let error = String::from_utf8(refused.stderr).unwrap();
+        assert_eq!(refused.status.code(), Some(2), "{error}");
+        assert!(error.contains("/nowhere/ca"), "{error}");
+    }
 }

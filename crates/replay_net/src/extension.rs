@@ -44,6 +44,13 @@ pub trait PluggedExtension: Sync {
     fn check(&self, _config: &ServerConfig) -> Result<()> {
         Ok(())
     }
+    /// Reads the files that a start of the service reads.
+    ///
+    /// # Errors
+    /// [`Error::Config`](crate::error::Error::Config) with the file.
+    fn check_files(&self, _config: &ServerConfig) -> Result<()> {
+        Ok(())
+    }
     /// Starts the service; `None` if the settings do not enable it.
     ///
     /// # Errors

@@ -4,6 +4,7 @@
 pub mod disk;
 pub mod file;
 
+use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -278,12 +279,19 @@ fn numbers(disk: &dyn Disk, folder: &Path) -> io::Result<Numbers> {
     Ok(numbers)
 }
 
-/// Checks that snapshots can be saved in a folder, which is made if it is missing. Does not lock it: its server may run.
+/// Checks that snapshots can be saved in a folder. Does not lock it: its server may run. A missing one is left to the server, whose user
+/// may be another.
 ///
 /// # Errors
 /// [`Error::Config`] with advice.
 pub fn check_folder(folder: &Path) -> Result<()> {
-    make_folder(folder).and_then(|()| try_space(&Machine, folder)).map_err(unusable(folder))
+    let missing = !folder.exists();
+    let tried = make_folder(folder).and_then(|()| try_space(&Machine, folder));
+    if missing {
+        // Not where a server has begun to save there meanwhile.
+        let _ = fs::remove_dir(folder);
+    }
+    tried.map_err(unusable(folder))
 }
 
 /// Writes and removes a file, which fails on a full disk.

@@ -109,6 +109,10 @@ impl PluggedStack for Plug {
         Ok(())
     }
 
+    fn check_files(&self, config: &ServerConfig) -> Result<()> {
+        config.stack_config.as_deref().map_or(Ok(()), |file| Config::read(file).map(drop))
+    }
+
     fn serve(&self, config: &ServerConfig, task: ServeTask) -> Result<JoinTask> {
         let file = config.stack_config.as_deref().unwrap_or(Path::new(""));
         tcp::serve(&Config::read(file)?, task)

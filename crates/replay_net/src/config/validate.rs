@@ -10,7 +10,7 @@ use crate::extension;
 use crate::refuse;
 use crate::stack::plugged::alternatives;
 use crate::stack::{Address, StackName};
-use replay_core::schema::TableConfig;
+use replay_core::schema::Sampler;
 
 /// Limit of I/O threads.
 pub(super) const MAX_IO_THREADS: u64 = 256;
@@ -93,7 +93,23 @@ impl ServerConfig {
         for extension in extension::plugged_in() {
             extension.check(self)?;
         }
-        Ok(self.tables.iter().try_for_each(TableConfig::validate)?)
+        for table in &self.tables {
+            table.validate()?;
+            // Not in `validate`, as snapshots may have such tables.
+            let name = &table.name;
+            if table.slack > 0.0 && table.samples_per_insert == 0.0 {
+                return refuse(format!(
+                    "slack of table {name:?} is set without samples_per_insert: set both, or leave it out"
+                ));
+            }
+            let ordered = matches!(table.sampler, Sampler::Uniform | Sampler::Fifo | Sampler::Lifo);
+            if table.live_max_priority && ordered {
+                return refuse(format!(
+                    "live_max_priority of table {name:?} is set, but its sampler uses no priorities: leave it out"
+                ));
+            }
+        }
+        Ok(())
     }
 
     fn validate_stack(&self) -> Result<()> {
@@ -152,6 +168,9 @@ impl ServerConfig {
 mod tests {
     use super::super::tests::{read, refusal};
 
+    /// Begins a table, which further lines continue.
+    const TABLE: &str = "[[tables]]\nname = \"a\"\ncapacity = 9\ncolumns = [{ name = \"b\", dtype = \"uint8\" }]\n";
+
     #[test]
     fn an_open_address_needs_a_token_and_tls_or_trust() {
         let open = "listen = [\"innet://0.0.0.0:1\"]\n";
@@ -174,6 +193,8 @@ mod tests {
             ("listen = [\"innets://127.0.0.1:1\"]", "tls_cert"),
             ("tls_cert = \"a\"", "belong together"),
             ("tls_cert = \"a\"\ntls_key = \"b\"\nlisten = [\"unix:///a\"]", "only socket files"),
+            (&format!("{TABLE}slack = 4"), "slack of table \"a\" is set without samples_per_insert"),
+            (&format!("{TABLE}sampler = \"fifo\"\nlive_max_priority = true"), "its sampler uses no priorities"),
             ("snapshot_every = \"60s\"", "snapshot, the folder, is not"),
             ("token = \"a\"\ntoken_file = \"b\"", "keep one"),
             ("actor_token = \"a\"\nactor_token_file = \"b\"", "actor_token and"),

@@ -244,9 +244,7 @@ impl Server {
         if config.spin {
             tracing::warn!("spin is set: each I/O thread takes a whole core, busy or idle");
         }
-        for (name, path) in config.secret_files().filter(|(_, path)| is_open_to_others(path)) {
-            tracing::warn!("{name} {0} can be read by every user of this machine: chmod 600 {0}", path.display());
-        }
+        warn_of_open_secrets(config);
         if let Some(risk) = trusted_with(config) {
             tracing::warn!("trusted_network is set: {risk}");
         }
@@ -259,6 +257,11 @@ impl Server {
     /// Errors of [`Self::start`].
     pub fn check(config: &ServerConfig) -> Result<()> {
         Server::new(&within_limits(config)?, Memory::new(config.memory_limits()))?;
+        warn_of_open_secrets(config);
+        if let StackName::Plugged(stack) = config.stack {
+            stack.check_files(config)?;
+        }
+        extension::plugged_in().iter().try_for_each(|extension| extension.check_files(config))?;
         config.snapshot.as_deref().map_or(Ok(()), check_folder)
     }
 
@@ -311,6 +314,13 @@ impl Server {
             }
             Address::Unix { .. } => address.clone(),
         }
+    }
+}
+
+/// Warns of files with tokens and keys that every user of this machine can read.
+fn warn_of_open_secrets(config: &ServerConfig) {
+    for (name, path) in config.secret_files().filter(|(_, path)| is_open_to_others(path)) {
+        tracing::warn!("{name} {0} can be read by every user of this machine: chmod 600 {0}", path.display());
     }
 }
 

@@ -42,6 +42,13 @@ pub trait PluggedStack: Sync {
     /// # Errors
     /// [`Error::Config`] with advice.
     fn check_server(&self, config: &ServerConfig) -> Result<()>;
+    /// Reads the files that a start of the stack reads.
+    ///
+    /// # Errors
+    /// [`Error::Config`] with the file.
+    fn check_files(&self, _config: &ServerConfig) -> Result<()> {
+        Ok(())
+    }
     /// Runs `task` on the stack's thread; starts the thread if it is not running.
     ///
     /// # Errors

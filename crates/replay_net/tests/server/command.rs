@@ -347,6 +347,10 @@ fn an_expired_certificate_is_a_warning_with_its_date() {
     let [certificate, key] = ["c", "k"].map(|name| folder.path().join(name).display().to_string());
     let [with_certificate, with_key] = [format!("--tls-cert={certificate}"), format!("--tls-key={key}")];
     let flags = [&*with_certificate, &*with_key, "--listen=127.0.0.1:0"];
+    // The first second of all.
+    write([1970, 3000]);
+    let checked = output(&[&["serve", "--check"], &flags[..]].concat());
+    assert_eq!((checked.status.code(), checked.stderr.is_empty()), (Some(0), true), "{checked:?}");
     write([2000, 2001]);
     let doctor = output(&[&["doctor"], &flags[..]].concat());
     let found = String::from_utf8(doctor.stdout).unwrap();
