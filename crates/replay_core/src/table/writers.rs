@@ -537,7 +537,11 @@ mod tests {
             connection
         });
         assert_eq!(seen(&writers), (2, 0, None));
+        assert_eq!(writers.counts().last_push, None, "to open is not to push");
+        lock(&writers.get(1).unwrap()).applied(1);
         assert!(writers.counts().last_push.is_some());
+        // A refused connection leaves the writer with its own.
+        assert!(writers.resume(&open(2, 3)).is_err());
         connections[0].end(Instant::now());
         assert_eq!(seen(&writers), (1, 1, None));
         let listed = writers.stats();

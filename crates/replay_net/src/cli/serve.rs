@@ -109,7 +109,9 @@ fn serve(config: &ServerConfig) -> Result<()> {
     let runtime =
         runtime::Builder::new_current_thread().enable_all().build().map_err(io_error("cannot make a runtime"))?;
     runtime.block_on(async {
-        let mut ticks = tokio::time::interval(notify::interval());
+        let every = notify::interval();
+        let mut ticks = tokio::time::interval_at(tokio::time::Instant::now() + every, every);
+        notify::tell(&[notify::EXTEND]);
         // Before there are handlers, so that a signal ends a restore.
         let given = config.clone();
         let start = move || Server::start(&given, Memory::new(given.memory_limits()));

@@ -194,7 +194,7 @@ mod tests {
             ("tls_cert = \"a\"", "belong together"),
             ("tls_cert = \"a\"\ntls_key = \"b\"\nlisten = [\"unix:///a\"]", "only socket files"),
             (&format!("{TABLE}slack = 4"), "slack of table \"a\" is set without samples_per_insert"),
-            (&format!("{TABLE}sampler = \"fifo\"\nlive_max_priority = true"), "its sampler uses no priorities"),
+            (&format!("{TABLE}sampler = \"uniform\"\nlive_max_priority = true"), "its sampler uses no priorities"),
             ("snapshot_every = \"60s\"", "snapshot, the folder, is not"),
             ("token = \"a\"\ntoken_file = \"b\"", "keep one"),
             ("actor_token = \"a\"\nactor_token_file = \"b\"", "actor_token and"),
