@@ -124,7 +124,7 @@ def test_a_learner_whose_actors_are_gone_for_good_ends_with_a_checkpoint(server:
         output = learner.output
     assert 'no writer of table "cart" has been connected for' in output
     assert 'the last was "actor 0"' in output
-    assert "continue with innet-drl learner" in output
+    assert "continue with --resume cart" in output
     assert RunFolder(run).newest_checkpoint() is not None
 
 

@@ -351,7 +351,7 @@ def test_steps_of_a_killed_server_with_snapshots_are_counted(capsys: pytest.Capt
     total, *goals = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert total["kills"] == 3
     assert total["value"] > 0
-    assert len(goals) == 3
+    assert len(goals) == 4
     for goal in goals:
         assert (goal["steps"], goal["met"]) == (0, True), goal
 
