@@ -563,7 +563,7 @@ def test_a_server_that_restores_is_not_ready_yet(tmp_path: Path, folder: Path) -
     with Server(f"unix://{tmp_path}/s", f"--snapshot={folder}") as server:
         with innet.connect(server.address, tables=[raw]) as replay, replay.writer("raw", 1) as writer:
             for _ in range(20):
-                ended = {name: np.zeros((100, 1), bool) for name in ("terminated", "truncated")}
+                ended: dict[str, Any] = {name: np.zeros((100, 1), bool) for name in ("terminated", "truncated")}
                 writer.extend(a=np.zeros((100, 1, 1 << 16), np.uint8), **ended)
         stop(server)
     with socket.create_server(("127.0.0.1", 0)) as free:
