@@ -19,7 +19,7 @@ fn help_describes_the_commands() {
     let help = String::from_utf8(output(&["--help"]).stdout).unwrap();
     for (command, text) in [
         ("serve", "Serve a replay memory until SIGTERM or SIGINT"),
-        ("doctor", "Check whether this machine can serve with the given settings, which are those of serve"),
+        ("doctor", "Check whether this machine can serve with the given settings (the flags of serve)"),
     ] {
         let line = help.lines().find_map(|line| line.trim().strip_prefix(command));
         assert_eq!(line.map(str::trim), Some(text), "{help}");

@@ -174,7 +174,7 @@ impl Table {
         let rows = || push.chunks.iter().map(|chunk| u64::from(chunk.rows));
         let (new, largest) = (rows().sum::<u64>(), rows().max().unwrap_or(0));
         // Each stream has steps of items that are not complete: pushes of such steps are always admitted.
-        let streams = self.writers.counts().streams;
+        let streams = self.writers.streams();
         let beside = new + streams * (u64::from(writer.window_before) + u64::from(writer.window_after));
         if items == 0 || inserted.saturating_sub(evicted) + beside <= self.config.capacity {
             return f64::INFINITY;

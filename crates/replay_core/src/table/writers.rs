@@ -377,6 +377,11 @@ impl Writers {
         lock(&self.entries).entry(record.number).or_insert(entry);
     }
 
+    /// Streams of all writers.
+    pub fn streams(&self) -> u64 {
+        lock(&self.entries).values().map(|known| u64::from(known.streams)).sum()
+    }
+
     /// Numbers of writers, and of their streams.
     pub fn counts(&self) -> WriterCounts {
         counts(&lock(&self.entries))

@@ -23,7 +23,7 @@ pub fn tell(states: &[NotifyState<'_>]) {
     }
 }
 
-/// Tells that the files are read again: [`NotifyState::Ready`] follows.
+/// Announces a reload; [`NotifyState::Ready`] follows once it is done.
 pub fn tell_reloading() {
     // An error means that the machine has no monotonic clock.
     if let Ok(now) = NotifyState::monotonic_usec_now() {

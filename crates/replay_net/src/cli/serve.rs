@@ -25,7 +25,7 @@ use replay_wire::auth::Secret;
 /// Serve a replay memory until SIGTERM or SIGINT.
 ///
 /// A second signal ends it without the last snapshot. SIGHUP reads the files with the tokens and the certificate again, for new
-/// connections. Flags override the keys of the same names in the file; tables are in the file only. systemd is told when the server is
+/// connections. Flags override the keys of the same names in the file; tables are in the file only. It tells systemd when it is
 /// ready, reloads and stops (Type=notify).
 #[derive(Args)]
 pub struct ServeFlags {

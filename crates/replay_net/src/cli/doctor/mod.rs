@@ -19,7 +19,7 @@ use crate::stack::StackName;
 use crate::stack::plugged::plugged_in;
 use crate::tls;
 
-/// Check whether this machine can serve with the given settings, which are those of serve.
+/// Check whether this machine can serve with the given settings (the flags of serve).
 ///
 /// Prints one line for each part, `ok` or `missing`, with advice below each missing one. The parts are the configuration with its
 /// files (as of serve --check) and what the machine has to have for it: for the kernel's sockets, with --stack NAME for that network

@@ -235,7 +235,7 @@ impl Shard {
     }
 }
 
-/// Adds a server's memory, by its address, to those of the others: ids of items do not say which of two copies is meant.
+/// Records the identity of a server's memory. A copy of another server's is refused: an item's id would name one in each.
 fn note_memory(memories: &mut BTreeMap<String, String>, name: String, identity: &str) -> Result<()> {
     memories.remove(&name);
     match memories.iter().find(|(_, known)| *known == identity) {
