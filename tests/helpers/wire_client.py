@@ -37,10 +37,25 @@ class ServerError(Exception):
         self.code = code
 
 
-class WireClient:
-    """One connection. `address` is a path of a Unix socket or a pair of host and port."""
+ABOUT_TABLES = {"openWriter", "push", "sample", "updatePriorities", "readSteps", "reportCorrupt", "closeWriter"}
+"""Requests about a table, which the first one names and the others have the number of."""
 
-    def __init__(self, address: str | tuple[str, int], token: str | None = None, *, handshake: bool = True) -> None:
+
+class WireClient:
+    """One connection.
+
+    `address` is a path of a Unix socket or a pair of host and port; `table` is what requests are about.
+    """
+
+    def __init__(
+        self,
+        address: str | tuple[str, int],
+        token: str | None = None,
+        *,
+        handshake: bool = True,
+        table: str = "steps",
+    ) -> None:
+        self._table, self._named = table, False
         family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
         self.socket = socket.socket(family, socket.SOCK_STREAM)
         self.socket.settimeout(60)
@@ -74,6 +89,10 @@ class WireClient:
         """Sends a request, whose kind is the name of the one other argument, and returns its id."""
         self.last_id += 1
         request = SCHEMA.Request.new_message(id=self.last_id, deadlineMs=deadline_ms, **body)
+        if ABOUT_TABLES.intersection(body):
+            request.table = 1
+            if not self._named:
+                request.tableName, self._named = self._table, True
         control = request.to_bytes()
         self.socket.sendall(struct.pack("<II", len(control), len(payload)) + control + payload)
         return self.last_id

@@ -77,6 +77,19 @@ def test_an_iterator_ends_with_its_table(replay: innet.Replay, prefetch: int, al
             assert len(next(batches)) == 4
 
 
+def test_updates_after_the_drop_are_stale(replay: innet.Replay) -> None:
+    """Also those that nobody waits for, over a connection that knows the old table."""
+    fill_all(replay)
+    ids = replay.sample("t", 4, VIEW, timeout=10).ids
+    for _ in range(3):
+        receipts = [replay.update_priorities("t", ids, np.ones(4), wait=False) for _ in range(2)]
+        receipts.append(replay.update_priorities("t", ids, np.ones(4)))
+        expected = 12 if replay.stats()["tables"]["t"]["items"] else 0
+        assert sum(receipt.applied for receipt in receipts) == expected
+        assert sum(receipt.stale for receipt in receipts) == 12 - expected
+        make_again(replay)
+
+
 def is_asked(replay: innet.Replay) -> bool:
     """Whether a sample has reached the table. A client of several servers asks them again and again."""
     stats = replay.stats()

@@ -127,11 +127,14 @@ def test_a_server_without_memory_says_so_to_its_client_and_serves_on(tmp_path: P
 
 
 def test_a_server_takes_by_default_what_fits_its_address_space(tmp_path: Path) -> None:
-    with Server(f"unix://{tmp_path}/s") as server:
+    def limited(kib: int) -> Server:
+        return Server(f"unix://{tmp_path}/s", inside=["sh", "-c", f'ulimit -v {kib}; exec "$@"', "sh"])
+
+    # A limit that it does not reach.
+    with limited(1 << 30) as server:
         used = address_space(server.pid)
-    limited = ["sh", "-c", f'ulimit -v {(used >> 10) + (192 << 10)}; exec "$@"', "sh"]
     with (
-        Server(f"unix://{tmp_path}/s", inside=limited) as server,
+        limited((used >> 10) + (192 << 10)) as server,
         innet.connect(server.address, tables=[table(), RAW]) as replay,
     ):
         most = replay.stats()["max_bytes"]

@@ -130,13 +130,12 @@ def test_a_bad_frame_ends_its_own_connection_alone(tmp_path: Path, data: bytes, 
 
 def push_a_bad_blob(path: str, *, writer: int, name: str, priority: float) -> None:
     """Pushes one item whose frame does not unpack to table "t"."""
-    with WireClient(path) as client:
-        names = {"table": "t", "writer": writer, "streams": 1, "windowBefore": 0, "windowAfter": 1}
+    with WireClient(path, table="t") as client:
+        names = {"writer": writer, "streams": 1, "windowBefore": 0, "windowAfter": 1}
         opened = client.call(openWriter=SCHEMA.OpenWriter.new_message(name=name, **names))[0].writer
         blob = b"\xf0not an LZ4 block"
         row = struct.pack("<BqfI", FIRST | TERMINATED, 3, 1.0, len(blob))
         push = SCHEMA.Push.new_message(
-            table="t",
             writer=writer,
             epoch=opened.epoch,
             sequence=1,
@@ -221,12 +220,12 @@ def test_a_blob_that_does_not_decode_is_left_out_and_its_writer_named(
 
 def test_a_writer_that_was_taken_over_is_told(tmp_path: Path) -> None:
     path = f"{tmp_path}/s"
-    with innet.Memory([table()]) as memory, memory.serve(f"unix://{path}"), WireClient(path) as client:
-        names = {"table": "t", "writer": 9, "streams": 1, "windowBefore": 0, "windowAfter": 1}
+    with innet.Memory([table()]) as memory, memory.serve(f"unix://{path}"), WireClient(path, table="t") as client:
+        names = {"writer": 9, "streams": 1, "windowBefore": 0, "windowAfter": 1}
         client.call(openWriter=SCHEMA.OpenWriter.new_message(name="first", **names))
-        with WireClient(path) as second:
+        with WireClient(path, table="t") as second:
             assert second.call(openWriter=SCHEMA.OpenWriter.new_message(name="second", **names))[0].writer.epoch == 2
-            push = SCHEMA.Push.new_message(table="t", writer=9, epoch=1, sequence=1)
+            push = SCHEMA.Push.new_message(writer=9, epoch=1, sequence=1)
             with pytest.raises(ServerError, match="a newer connection of the same writer took over") as caught:
                 client.call(push=push)
         assert caught.value.code == "fenced"

@@ -1,12 +1,10 @@
-"""Namespaces: programs with equal names share a server without meeting; and the warning of those that meet."""
+"""Namespaces: programs with equal names share a server without meeting."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -15,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from places import HELPERS
 from processes import Command
 from serving import SERVER_CLI, Server, served_memories
 from steps import VIEW, fill, step, still_works, table
@@ -272,107 +269,6 @@ def test_commands_have_the_names_inside(tmp_path: Path) -> None:
             top.kill()
 
 
-LEARNER = f"""
-import logging, sys
-sys.path.insert(0, {str(HELPERS)!r})
-logging.basicConfig(format="%(message)s")
-import innet_drl as innet
-from steps import VIEW
-address, namespace = sys.argv[1:]
-with innet.connect(address, namespace=namespace or None) as replay:
-    for _ in range(2):
-        replay.sample("t", 4, VIEW)
-    print("sampled", flush=True)
-    sys.stdin.readline()
-"""
-"""A program that samples until its input ends."""
-
-
-def other_program(address: str, namespace: str, **environment: str) -> str:
-    """What the log of another program that samples the table says."""
-    command = [sys.executable, "-c", LEARNER, address, namespace]
-    clean = {name: value for name, value in os.environ.items() if name != "INNET_PROGRAM"}
-    done = subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True, env=clean | environment
-    )
-    assert done.stdout == "sampled\n"
-    return done.stderr
-
-
-def test_a_second_program_that_samples_a_table_is_warned_of(address: str, caplog: pytest.LogCaptureFixture) -> None:
-    warning = 'another program samples table "t", too'
-    with innet.connect(address, tables=table()) as replay, innet.connect(address) as same:
-        fill(replay, 40)
-        assert warning not in other_program(address, "")
-        replay.sample("t", 4, VIEW)
-        # One program may connect as often as it likes.
-        same.sample("t", 4, VIEW)
-        said = other_program(address, "")
-        assert said.count(warning) == 1
-        assert "namespace" in said
-        # The server of this test logs in this process.
-        of_server = [line for line in caplog.messages if 'two programs sample table "t"' in line]
-        assert len(of_server) == address.count(",") + 1
-        assert not [line for line in caplog.messages if warning in line]
-
-
-@pytest.mark.parametrize("address", [1], indirect=True)
-def test_processes_of_one_program_may_sample_a_table(
-    address: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("INNET_PROGRAM", "torchrun 17")
-    with innet.connect(address, tables=table(), namespace="run-7") as replay:
-        fill(replay, 40)
-        replay.sample("t", 4, VIEW)
-        (own,) = replay.stats()["tables"]["t"]["sampled_by"]
-        assert other_program(address, "run-7", INNET_PROGRAM="torchrun 17") == ""
-        assert not [line for line in caplog.messages if "two programs" in line]
-        # A namespace alone does not make two programs one.
-        assert "another program samples" in other_program(address, "run-7", INNET_PROGRAM="torchrun 18")
-        # A program that ends samples no longer.
-        assert replay.stats()["tables"]["t"]["sampled_by"] == [own]
-    with innet.connect(address) as whole:
-        assert whole.stats()["tables"]["run-7/t"]["sampled_by"] == []
-
-
-FORKING = f"""
-import multiprocessing, sys
-sys.path.insert(0, {str(HELPERS)!r})
-import innet_drl as innet
-from steps import VIEW
-
-
-def learn(address, both):
-    with innet.connect(address) as replay:
-        replay.sample("t", 4, VIEW)
-        both.wait(60)
-        sys.stdout.write(" ".join(replay.stats()["tables"]["t"]["sampled_by"]) + "\\n")
-        both.wait(60)
-
-
-fork = multiprocessing.get_context("fork")
-both = fork.Barrier(2)
-children = [fork.Process(target=learn, args=(sys.argv[1], both)) for _ in range(2)]
-for child in children:
-    child.start()
-for child in children:
-    child.join()
-"""
-"""A program that does not connect, and forks two processes that sample."""
-
-
-def test_forked_processes_are_one_program(
-    address: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("INNET_PROGRAM", raising=False)
-    with innet.connect(address, tables=table()) as replay:
-        fill(replay, 40)
-    done = subprocess.run([sys.executable, "-c", FORKING, address], capture_output=True, text=True, check=True)
-    programs = done.stdout.split()
-    assert (len(programs), len(set(programs))) == (2, 1), (done.stdout, done.stderr)
-    assert not [line for line in caplog.messages if "two programs" in line]
-
-
 DOUBLED = """
 import gymnasium
 
@@ -426,9 +322,6 @@ def test_two_runs_of_one_name_train_at_one_server(tmp_path: Path) -> None:
         assert "--namespace one: the run of cart has the namespace two" in second[3].output
         assert all("plays for run cart at" in process.output for process in second[:2])
         assert (reward(tmp_path / "one/cart"), reward(tmp_path / "two/cart")) == (1.0, 2.0)
-        for process in (first, *second):
-            assert "another program" not in process.output
-
         with innet.connect(server.address) as whole:
             before = whole.stats()["tables"]
             assert before.keys() == {"one/cart", "two/cart", "two/cart/reports"}
@@ -478,22 +371,6 @@ def test_a_run_of_a_taken_name_is_advised_to_have_a_namespace(address: str, tmp_
         local.train(config, tmp_path / "other/run")
     result = local.train(dataclasses.replace(config, namespace="other"), tmp_path / "other/run")
     assert result.learner_updates > 0
-
-
-@pytest.mark.parametrize("before", [None, ""])
-def test_several_learners_of_a_run_are_one_program(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, before: str | None
-) -> None:
-    # The run sets it until it ends.
-    monkeypatch.setenv("INNET_PROGRAM", "")
-    if before is None:
-        monkeypatch.delenv("INNET_PROGRAM")
-    with innet.Memory() as memory, memory.serve("innet://127.0.0.1:0", gradients="127.0.0.1:0") as server:
-        (address,) = server.addresses
-        result = local.train(small(learners=3, replay=address, gradients=address), tmp_path / "run")
-    assert result.learner_updates > 0
-    assert os.environ.get("INNET_PROGRAM") == before
-    assert not [line for line in caplog.messages if "program" in line]
 
 
 @pytest.mark.parametrize("namespace", INVALID[1:])

@@ -66,7 +66,7 @@ def chunk(first: int, rows: int) -> bytes:
 
 
 def open_writer(client: WireClient, writer: int = 7, *, resume: bool = False) -> Any:
-    fields = {"table": "steps", "writer": writer, "name": "python", "streams": 1, "resume": resume}
+    fields = {"writer": writer, "name": "python", "streams": 1, "resume": resume}
     window = {"windowBefore": 1, "windowAfter": 1}
     return client.call(openWriter=SCHEMA.OpenWriter.new_message(**fields, **window))[0].writer
 
@@ -87,7 +87,7 @@ def push(epoch: int, sequence: int, first: int, rows: int, **changes: Any) -> tu
         for anchor in anchors
     ]
     head = {"stream": 0, "rows": rows, "firstStep": first, "bytes": len(payload)}
-    fields = {"table": "steps", "writer": 7, "epoch": epoch, "sequence": sequence} | changes
+    fields = {"writer": 7, "epoch": epoch, "sequence": sequence} | changes
     return SCHEMA.Push.new_message(chunks=[head], items=items, **fields), payload
 
 
@@ -102,7 +102,7 @@ def fill(client: WireClient) -> None:
 
 
 def sample(client: WireClient, count: int, before: int = 1, after: int = 1) -> tuple[Any, bytes]:
-    fields = {"table": "steps", "count": count, "before": before, "after": after}
+    fields = {"count": count, "before": before, "after": after}
     reply, payload = client.call(sample=SCHEMA.Sample.new_message(**fields, minProbability=True))
     return reply.sampled, payload
 
@@ -198,7 +198,7 @@ def test_differences_of_another_client_reach_the_real_reader(server: str, client
     payload = b"".join(heads + blobs)
     chunks = [{"stream": 0, "rows": 3, "firstStep": 0, "bytes": len(payload)}]
     items = [{"anchor": 2, "stream": 0, "before": 1, "after": 0, "priority": 1}]
-    message = SCHEMA.Push.new_message(table="steps", writer=7, epoch=epoch, sequence=1, chunks=chunks, items=items)
+    message = SCHEMA.Push.new_message(writer=7, epoch=epoch, sequence=1, chunks=chunks, items=items)
     client.call(payload, push=message)
     with innet.connect(f"unix://{server}") as replay:
         frames = replay.sample("steps", 1, innet.Window(1, 0)).frame[0]
@@ -225,7 +225,7 @@ def test_a_bad_difference_is_refused(client: WireClient, flags: list[int], lengt
     heads = [struct.pack("<BifI", flag, 0, 0.0, length) for flag, length in zip(flags, lengths, strict=True)]
     payload = b"".join(heads) + bytes(sum(length & ~MARK for length in lengths))
     chunks = [{"stream": 0, "rows": len(flags), "firstStep": 0, "bytes": len(payload)}]
-    message = SCHEMA.Push.new_message(table="steps", writer=7, epoch=epoch, sequence=1, chunks=chunks)
+    message = SCHEMA.Push.new_message(writer=7, epoch=epoch, sequence=1, chunks=chunks)
     with pytest.raises(ServerError, match=reason):
         client.call(payload, push=message)
 
@@ -246,7 +246,7 @@ def test_priorities_are_updated_and_old_keys_are_stale(client: WireClient) -> No
     ids = sorted(set(sampled.ids))
 
     def update(ids: list[int], priorities: list[float]) -> tuple[int, int]:
-        message = SCHEMA.UpdatePriorities.new_message(table="steps", ids=ids, priorities=priorities)
+        message = SCHEMA.UpdatePriorities.new_message(ids=ids, priorities=priorities)
         updated = client.call(updatePriorities=message)[0].updated
         return updated.applied, updated.stale
 
@@ -257,7 +257,7 @@ def test_priorities_are_updated_and_old_keys_are_stale(client: WireClient) -> No
         update(ids, [float("nan")] * len(ids))
     assert refused.value.code == "priority"
 
-    report = SCHEMA.ReportCorrupt.new_message(table="steps", id=ids[0], reason="a test")
+    report = SCHEMA.ReportCorrupt.new_message(id=ids[0], reason="a test")
     assert client.call(reportCorrupt=report)[0].corrupt == "python"
     assert client.call(reportCorrupt=report)[0].corrupt == ""
     assert update(ids[:1], [1.0]) == (0, 1)
@@ -271,7 +271,7 @@ def test_stored_steps_are_read_in_parts(client: WireClient) -> None:
     read, writers = b"", set()
     for number in range(1, 5):
         # One byte: an answer has one chunk.
-        message = SCHEMA.ReadSteps.new_message(table="steps", bytes=1, **{"from": position})
+        message = SCHEMA.ReadSteps.new_message(bytes=1, **{"from": position})
         reply, payload = client.call(readSteps=message)
         (head,) = reply.stepsRead.chunks
         assert (head.stream, head.rows, head.firstStep, head.bytes) == (0, 5, 5 * (number - 1), len(payload))
@@ -282,7 +282,7 @@ def test_stored_steps_are_read_in_parts(client: WireClient) -> None:
         position = {name: getattr(reply.stepsRead.next, name) for name in position}
     assert read == b"".join(chunk(first, 5) for first in range(0, STEPS, 5))
     assert len(writers) == 1
-    empty = SCHEMA.ReadSteps.new_message(table="steps", bytes=1, **{"from": {"number": 9, "next": 0, "end": 4}})
+    empty = SCHEMA.ReadSteps.new_message(bytes=1, **{"from": {"number": 9, "next": 0, "end": 4}})
     with pytest.raises(ServerError, match="it was dropped"):
         client.call(readSteps=empty)
 
@@ -302,14 +302,13 @@ def test_a_push_is_applied_once(client: WireClient, server: str) -> None:
         ({"epoch": 1, "sequence": 3}, "fenced"),
         ({"epoch": 2, "sequence": 4}, "protocol"),
         ({"epoch": 1, "sequence": 1, "writer": 8}, "expired"),
-        ({"epoch": 2, "sequence": 3, "table": "nowhere"}, "unknownTable"),
     ]
     for changes, code in refusals:
         message, payload = push(first=10, rows=5, **changes)
         with pytest.raises(ServerError) as refused:
             client.call(payload, push=message)
         assert refused.value.code == code
-    close = SCHEMA.CloseWriter.new_message(table="steps", writer=7, epoch=2)
+    close = SCHEMA.CloseWriter.new_message(writer=7, epoch=2)
     assert client.call(closeWriter=close)[0].which() == "done"
     # Nobody knows what it has pushed: it is not opened anew.
     with pytest.raises(ServerError) as refused:
@@ -344,7 +343,7 @@ def test_final_rows_are_kept_as_the_last_of_a_truncated_episode(client: WireClie
     payload = rows + 3 * raw
     head = {"stream": 0, "rows": 3, "firstStep": 0, "bytes": len(payload)}
     item = {"anchor": 1, "stream": 0, "before": 1, "after": 1}
-    message = SCHEMA.Push.new_message(table="steps", writer=7, epoch=1, sequence=1, chunks=[head], items=[item])
+    message = SCHEMA.Push.new_message(writer=7, epoch=1, sequence=1, chunks=[head], items=[item])
     assert client.call(payload, push=message)[0].which() == "pushed"
     sampled, content = sample(client, 1)
     assert content == payload
@@ -388,7 +387,7 @@ def test_tables_are_described_and_dropped(client: WireClient) -> None:
 def test_requests_are_pipelined_and_a_sample_that_waits_holds_up_nobody(client: WireClient) -> None:
     client.call(createTable=table())
     open_writer(client)
-    sample = SCHEMA.Sample.new_message(table="steps", count=3, before=0, after=0)
+    sample = SCHEMA.Sample.new_message(count=3, before=0, after=0)
     waiting = client.send(sample=sample, deadline_ms=60_000)
     described = client.send(describeTable="steps")
     assert client.receive()[0].id == described
@@ -401,7 +400,7 @@ def test_requests_are_pipelined_and_a_sample_that_waits_holds_up_nobody(client: 
 def test_a_sample_from_nothing_ends_at_its_deadline(client: WireClient) -> None:
     client.call(createTable=table())
     for deadline_ms in (0, 20):
-        sample = SCHEMA.Sample.new_message(table="steps", count=3, before=0, after=0)
+        sample = SCHEMA.Sample.new_message(count=3, before=0, after=0)
         client.send(sample=sample, deadline_ms=deadline_ms)
         error = client.receive()[0].error
         assert (str(error.code), error.message) == ("deadline", "")
@@ -438,7 +437,7 @@ def test_an_actor_reaches_no_writer_of_another_client(tmp_path: Path) -> None:
             assert [writer["name"] for writer in stats["tables"]["steps"]["by_writer"]] == ["python"]
             open_writer(other, number + 1)
             for guess in (number - 1, number + 2, 0):
-                close = SCHEMA.CloseWriter.new_message(table="steps", writer=guess, epoch=1)
+                close = SCHEMA.CloseWriter.new_message(writer=guess, epoch=1)
                 assert other.call(closeWriter=close)[0].which() == "done"
                 message, payload = push(1, 2, 5, 5, writer=guess)
                 with pytest.raises(ServerError) as refused:

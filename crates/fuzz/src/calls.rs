@@ -13,11 +13,10 @@ use ledger::{Step, TABLES, TableLedger, pack, table_config};
 use replay_core::memory::{Memory, MemoryLimits};
 use replay_core::replay::{
     BatchPart, ChunkHead, NewItem, OpenWriter, Push, PushBody, ReadPosition, ReadSteps, SampleRequest, Sampled,
-    WriterId,
 };
 use replay_core::table::{Attempt, Turn};
 use replay_net::reply_budget::ReplyBudgets;
-use replay_net::service::Service;
+use replay_net::service::{NumberedTable, Service};
 use replay_wire::{
     CloseWriter, DescribeTable, DropParameters, DropTable, EmptyTable, ErrorCode, GetParameters, List, OpenOrResume,
     PutParameters, ReplyBody, ReportCorrupt, RequestBody, Stats, UpdatePriorities,
@@ -78,7 +77,16 @@ impl World {
 
     /// Makes a request; `None` after an error or where it would have to wait.
     fn ask(&self, request: &RequestBody, bytes: u64) -> Option<ReplyBody> {
-        let ask = || self.service.attempt(request, true, &mut Turn::default());
+        self.ask_of(None, request, bytes)
+    }
+
+    /// Makes a request about a table, which is the connection's first.
+    fn ask_about(&self, table: Table, request: &RequestBody, bytes: u64) -> Option<ReplyBody> {
+        self.ask_of(Some(&NumberedTable::named(TABLES[table.index()])), request, bytes)
+    }
+
+    fn ask_of(&self, table: Option<&NumberedTable>, request: &RequestBody, bytes: u64) -> Option<ReplyBody> {
+        let ask = || self.service.attempt(request, table, true, &mut Turn::default());
         match allocations::within(REQUEST + bytes, request.name(), ask) {
             Ok(Attempt::Ready(reply)) => Some(reply),
             Ok(Attempt::Blocked(_)) => None,
@@ -98,7 +106,6 @@ impl World {
             Call::Create { table, kind, capacity } => self.create(*table, *kind, *capacity),
             &Call::Open { table, writer, streams, before, after, resume } => {
                 let open = OpenWriter {
-                    table: name(table),
                     writer: number(writer),
                     name: format!("writer {}", writer.index()),
                     server: None,
@@ -107,7 +114,7 @@ impl World {
                     window_after: after,
                 };
                 let request = OpenOrResume { open, resume };
-                if let Some(ReplyBody::Writer(opened)) = self.ask(&request.clone().into(), 0) {
+                if let Some(ReplyBody::Writer(opened)) = self.ask_about(table, &request.clone().into(), 0) {
                     let ledger = self.ledger(table).expect("the table exists");
                     ledger.open(writer.index(), &request.open, &opened);
                 }
@@ -116,14 +123,13 @@ impl World {
             Call::Push(push) => self.push(push),
             &Call::Sample { table, count, before, after, allow_short, min_probability, part, delivered } => {
                 let request = SampleRequest {
-                    table: name(table),
                     count,
                     before,
                     after,
                     allow_short,
                     min_probability,
                     part: (part < 40).then_some(BatchPart { limiter_samples: part }),
-                    repeated: false,
+                    definition: 0,
                 };
                 self.sample(table, request, delivered);
             }
@@ -137,16 +143,16 @@ impl World {
                     next: next.into(),
                     ..ReadPosition::default()
                 });
-                let request = ReadSteps { table: name(table), from, bytes: bytes.into() };
-                if let Some(ReplyBody::StepsRead(read)) = self.ask(&request.into(), 0) {
+                let request = ReadSteps { from, bytes: bytes.into() };
+                if let Some(ReplyBody::StepsRead(read)) = self.ask_about(table, &request.into(), 0) {
                     self.ledger(table).expect("the table exists").check_steps(&read);
                     self.read = read.next;
                 }
             }
             &Call::Corrupt(table, pick) => {
                 let id = self.ledger(table).map_or(pick, |ledger| ledger.id(pick));
-                let request = ReportCorrupt { table: name(table), id, reason: "does not decode".into() };
-                if let Some(ReplyBody::Corrupt(Some(_))) = self.ask(&request.into(), 0) {
+                let request = ReportCorrupt { id, reason: "does not decode".into() };
+                if let Some(ReplyBody::Corrupt(Some(_))) = self.ask_about(table, &request.into(), 0) {
                     self.ledger(table).expect("the table exists").remove(id);
                 }
             }
@@ -185,9 +191,13 @@ impl World {
                 let request = GetParameters {
                     name: "policy".into(),
                     newer_than: (*newer_than).into(),
-                    writer: writer.map(|(table, writer)| WriterId { table: name(table), writer: number(writer) }),
+                    writer: writer.map_or(0, |(_, writer)| number(writer)),
                 };
-                if let Some(ReplyBody::Parameters(Some(found))) = self.ask(&request.into(), 0) {
+                let found = match writer {
+                    Some((table, _)) => self.ask_about(*table, &request.into(), 0),
+                    None => self.ask(&request.into(), 0),
+                };
+                if let Some(ReplyBody::Parameters(Some(found))) = found {
                     assert!(found.version > u64::from(*newer_than));
                 }
             }
@@ -228,8 +238,8 @@ impl World {
     fn close(&mut self, table: Table, writer: Writer) {
         let known = self.ledger(table).and_then(|ledger| ledger.writers.get(&writer.index()));
         let epoch = known.map_or(1, |known| known.epoch);
-        let close = CloseWriter { table: name(table), writer: number(writer), epoch };
-        let closed = self.ask(&close.into(), 0).is_some();
+        let close = CloseWriter { writer: number(writer), epoch };
+        let closed = self.ask_about(table, &close.into(), 0).is_some();
         let ledger = self.ledger(table);
         if closed && let Some(known) = ledger.and_then(|known| known.writers.get_mut(&writer.index())) {
             known.closed = true;
@@ -307,7 +317,6 @@ impl World {
             *byte = value;
         }
         let push = Push {
-            table: name(call.table),
             writer: number(call.writer),
             epoch: match call.wrong {
                 1 => known.epoch.wrapping_sub(1),
@@ -322,7 +331,7 @@ impl World {
             body: PushBody { chunks, items, payload: payload.into() },
         };
         let bytes = 4 * push.body.payload.len() as u64;
-        if self.ask(&push.clone().into(), bytes).is_some() {
+        if self.ask_about(call.table, &push.clone().into(), bytes).is_some() {
             let ledger = self.ledger(call.table).expect("the table exists");
             ledger.push(call.writer.index(), &push);
             ledger.spoiled |= spoiled;
@@ -330,8 +339,8 @@ impl World {
     }
 
     fn sample(&mut self, table: Table, request: SampleRequest, delivered: bool) {
-        let body = RequestBody::from(request.clone());
-        let Some(ReplyBody::Sampled(sampled)) = self.ask(&body, 0) else {
+        let body = RequestBody::from(request);
+        let Some(ReplyBody::Sampled(sampled)) = self.ask_about(table, &body, 0) else {
             return;
         };
         let ledger = self.ledger(table).expect("the table exists");
@@ -349,12 +358,8 @@ impl World {
         let id = |pick| ledger.as_ref().map_or(pick, |ledger| ledger.id(pick));
         let ids: Vec<_> = updates.iter().map(|&(pick, _)| id(pick)).collect();
         let count = ids.len() as u32;
-        let request = UpdatePriorities {
-            table: name(table),
-            ids,
-            priorities: updates.iter().map(|&(_, priority)| priority).collect(),
-        };
-        if let Some(ReplyBody::Updated(receipt)) = self.ask(&request.into(), 0) {
+        let request = UpdatePriorities { ids, priorities: updates.iter().map(|&(_, priority)| priority).collect() };
+        if let Some(ReplyBody::Updated(receipt)) = self.ask_about(table, &request.into(), 0) {
             assert_eq!(receipt.applied + receipt.stale, count, "every id counts");
         }
     }

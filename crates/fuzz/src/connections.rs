@@ -60,8 +60,8 @@ pub fn to_server(input: &[u8]) {
 
         let next = stack.connect(&address).expect("the server listens");
         let mut next = RequestPipeline::new(next, FrameLimits::default(), "the server".into());
-        next.handshake(None, None, 0).await.expect("a handshake");
-        let stats = next.call(0, Stats.into()).await.expect("an answer");
+        next.handshake(None, None).await.expect("a handshake");
+        let stats = next.call(0, None, Stats.into()).await.expect("an answer");
         assert!(matches!(stats, ReplyBody::Stats(_)));
     });
 }
@@ -79,9 +79,9 @@ fn after_handshake(input: &[u8], handshake: fn() -> Vec<u8>) -> Option<Vec<u8>> 
 
 /// The client's side of a handshake without a token.
 fn handshake() -> Vec<u8> {
-    let hello = Hello { protocol: PROTOCOL, release: RELEASE.into(), nonce: [7; 32], program: 0 };
+    let hello = Hello { protocol: PROTOCOL, release: RELEASE.into(), nonce: [7; 32] };
     let bodies = [hello.into(), Authenticate { proof: None }.into()];
-    let requests = (1..).zip(bodies).map(|(id, body)| Request { id, deadline_ms: 0, body });
+    let requests = (1..).zip(bodies).map(|(id, body)| Request::new(id, 0, body));
     requests.flat_map(|request| bytes_of(encode_request(&request).expect("a valid request"))).collect()
 }
 
@@ -123,9 +123,9 @@ pub fn to_client(input: &[u8]) {
     let stream = join(received.as_slice(), sink());
     let mut client = RequestPipeline::new(stream, FrameLimits::new(1 << 20), "a server".into());
     let read = async {
-        client.handshake(None, None, 0).await?;
+        client.handshake(None, None).await?;
         loop {
-            let id = client.send(0, RequestBody::from(Stats))?;
+            let id = client.send(0, None, RequestBody::from(Stats))?;
             let reply = client.reply().await?;
             assert!(id > 0);
             if let ReplyBody::Sampled(sampled) = reply.body {

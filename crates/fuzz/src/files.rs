@@ -136,7 +136,6 @@ static SNAPSHOT: LazyLock<Records> = LazyLock::new(|| {
         let config = table_config(table, kind, 64);
         replay.create_table(&config, &wait).expect("a table");
         let open = OpenWriter {
-            table: table.into(),
             writer: 1,
             name: "writer 1".into(),
             server: None,
@@ -144,7 +143,7 @@ static SNAPSHOT: LazyLock<Records> = LazyLock::new(|| {
             window_before: 1,
             window_after: 1,
         };
-        let mut writer = replay.open_writer(open, &wait).expect("a writer");
+        let mut writer = replay.open_writer(table, open, &wait).expect("a writer");
         for first in [0, 8] {
             let body = push(generation as u16 + 1, first);
             writer.push(body, &wait).expect("a valid push");
@@ -202,18 +201,17 @@ pub fn restore(edits: &[Edit]) {
     }
     for table in memory.tables() {
         let request = SampleRequest {
-            table: table.config().name.clone(),
             count: 8,
             before: 1,
             after: 1,
             allow_short: true,
             min_probability: true,
             part: None,
-            repeated: false,
+            definition: 0,
         };
         let replay: &dyn Replay = &*memory;
         // A table without items has nothing to sample.
-        let _ = replay.sample(&request, &Wait::until(Some(std::time::Instant::now())));
+        let _ = replay.sample(&table.config().name, &request, &Wait::until(Some(std::time::Instant::now())));
     }
     snapshot::save_server(&memory, io::sink()).expect("what was restored can be saved");
 }

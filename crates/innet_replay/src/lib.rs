@@ -14,5 +14,6 @@ pub fn plug_in() {
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     plug_in();
     replay_net::process_memory::guard_allocations();
+    replay_net::process_memory::spare_addresses();
     replay_net::cli::run(arguments)
 }

@@ -51,7 +51,6 @@ fn push(sequence: u64, payload: &Bytes) -> Push {
         priority: Some((anchor % 1000) as f32),
     });
     Push {
-        table: "t".into(),
         writer: 1,
         epoch: 1,
         sequence,
@@ -76,15 +75,8 @@ fn payload() -> Bytes {
 fn filled() -> Arc<Table> {
     let memory = Memory::new(MemoryLimits::default());
     let table = memory.create_table(&config()).expect("a valid table");
-    let open = OpenWriter {
-        table: "t".into(),
-        writer: 1,
-        name: "bench".into(),
-        server: None,
-        streams: 1,
-        window_before: 3,
-        window_after: 3,
-    };
+    let open =
+        OpenWriter { writer: 1, name: "bench".into(), server: None, streams: 1, window_before: 3, window_after: 3 };
     table.open_writer(&open).expect("a valid writer");
     let payload = payload();
     for sequence in 1..=ITEMS / u64::from(CHUNK) {
@@ -96,7 +88,7 @@ fn filled() -> Arc<Table> {
 static TABLE: LazyLock<Arc<Table>> = LazyLock::new(filled);
 
 fn sample(before: u16) -> Sampled {
-    let request = SampleRequest { table: "t".into(), count: BATCH, before, ..SampleRequest::default() };
+    let request = SampleRequest { count: BATCH, before, ..SampleRequest::default() };
     match TABLE.try_sample(&request, false, &mut Turn::default()).expect("items to sample") {
         Attempt::Ready(sampled) => sampled,
         Attempt::Blocked(waits) => unreachable!("nothing limits the sample: {waits}"),

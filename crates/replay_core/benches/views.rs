@@ -151,10 +151,10 @@ fn append_floats(bencher: Bencher, (floats, checked): (u32, bool)) {
 }
 
 fn sample(codec: Codec) -> Sampled {
-    let request = SampleRequest::new("breakout", BATCH as u32, &view());
+    let request = SampleRequest::new(BATCH as u32, &view());
     let memory = filled(codec);
     let memory: &dyn Replay = &*memory;
-    let sampled = memory.sample(&request, &FOREVER);
+    let sampled = memory.sample("breakout", &request, &FOREVER);
     sampled.expect("a sample")
 }
 

@@ -21,7 +21,7 @@ pub(crate) fn main() -> Result<()> {
         writer.append(&StepBatch::new(&columns), &wait)?;
     }
     writer.close(&wait)?;
-    let sampled = memory.sample(&SampleRequest::new("steps", 32, &view), &wait)?;
+    let sampled = memory.sample("steps", &SampleRequest::new(32, &view), &wait)?;
     let ids: Vec<u64> = sampled.items.iter().map(|item| item.id).collect();
     let updated = memory.update_priorities("steps", &ids, &[0.5; 32], &wait)?;
     let (items, updated) = (sampled.live_items, updated.applied);

@@ -94,7 +94,7 @@ impl EpisodeReader {
             let Some(&from) = positions.front() else {
                 return Ok(None);
             };
-            let read = replay.read_steps(&ReadSteps { table: self.table.clone(), from, bytes: READ_BYTES }, wait)?;
+            let read = replay.read_steps(&self.table, &ReadSteps { from, bytes: READ_BYTES }, wait)?;
             match read.next {
                 Some(next) => positions[0] = next,
                 None => drop(positions.pop_front()),

@@ -48,8 +48,8 @@ impl<E: From<Error>> Replay<E> for Memory {
         Ok(Memory::drop_table(self, table)?)
     }
 
-    fn open_writer(&self, open: OpenWriter, _wait: &Wait<'_>) -> Result<Box<dyn PushChannel<E>>, E> {
-        let table = self.table(&open.table)?;
+    fn open_writer(&self, table: &str, open: OpenWriter, _wait: &Wait<'_>) -> Result<Box<dyn PushChannel<E>>, E> {
+        let table = self.table(table)?;
         let opened = table.open_writer(&open)?;
         Ok(Box::new(LocalPushes {
             table,
@@ -59,14 +59,14 @@ impl<E: From<Error>> Replay<E> for Memory {
         }))
     }
 
-    fn sample(&self, request: &SampleRequest, wait: &Wait<'_>) -> Result<Sampled, E> {
-        let table = self.table(&request.table)?;
+    fn sample(&self, table: &str, request: &SampleRequest, wait: &Wait<'_>) -> Result<Sampled, E> {
+        let table = self.table(table)?;
         Ok(block_on(wait, |last, turn| table.try_sample(request, last, turn))?)
     }
 
     /// Each `next` samples: no requests are in flight between calls.
-    fn sampler(&self, request: SampleRequest, _in_flight: usize) -> Result<Box<dyn SampleChannel<E>>, E> {
-        let table = self.table(&request.table)?;
+    fn sampler(&self, table: &str, request: SampleRequest, _in_flight: usize) -> Result<Box<dyn SampleChannel<E>>, E> {
+        let table = self.table(table)?;
         Ok(Box::new(LocalSamples { table, request, counted: false }))
     }
 
@@ -80,8 +80,8 @@ impl<E: From<Error>> Replay<E> for Memory {
         Ok(self.table(table)?.update_priorities(ids, priorities)?)
     }
 
-    fn read_steps(&self, request: &ReadSteps, _wait: &Wait<'_>) -> Result<StepsRead, E> {
-        Ok(self.table(&request.table)?.read_steps(request)?)
+    fn read_steps(&self, table: &str, request: &ReadSteps, _wait: &Wait<'_>) -> Result<StepsRead, E> {
+        Ok(self.table(table)?.read_steps(request)?)
     }
 
     fn report_corrupt(&self, table: &str, id: u64, reason: &str, _wait: &Wait<'_>) -> Result<Option<String>, E> {
@@ -99,6 +99,9 @@ impl<E: From<Error>> Replay<E> for Memory {
         writer: Option<&WriterId>,
         _wait: &Wait<'_>,
     ) -> Result<Option<Parameters>, E> {
+        // A dropped table has no writers.
+        let table = writer.and_then(|id| self.table(&id.table).ok());
+        let writer = table.as_deref().zip(writer.map(|id| id.writer));
         Ok(Memory::get_parameters(self, name, newer_than, writer))
     }
 
@@ -122,13 +125,7 @@ struct LocalPushes {
 
 impl<E: From<Error>> PushChannel<E> for LocalPushes {
     fn push(&mut self, body: PushBody, wait: &Wait<'_>) -> Result<(), E> {
-        let push = Push {
-            table: self.table.config().name.clone(),
-            writer: self.writer,
-            epoch: self.epoch,
-            sequence: self.last_sequence + 1,
-            body,
-        };
+        let push = Push { writer: self.writer, epoch: self.epoch, sequence: self.last_sequence + 1, body };
         block_on(wait, |_, turn| self.table.try_push(&push, turn))?;
         self.last_sequence = push.sequence;
         Ok(())

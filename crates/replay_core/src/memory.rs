@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 use crate::budget::{Budget, Reservation};
 use crate::error::{Error, Result};
 use crate::parameters::ParameterStore;
-use crate::replay::{Listing, Parameters, WriterId};
+use crate::replay::{Listing, Parameters};
 use crate::schema::TableConfig;
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, RwLock, lock};
 use crate::table::Table;
@@ -141,17 +141,15 @@ impl Memory {
         &self.parameters
     }
 
-    /// [`ParameterStore::get`] for `writer`, which uses this version from now on. An unknown writer is ignored.
-    pub fn get_parameters(&self, name: &str, newer_than: u64, writer: Option<&WriterId>) -> Option<Parameters> {
+    /// [`ParameterStore::get`] for a `writer` of a table, which uses this version from now on. An unknown writer is ignored.
+    pub fn get_parameters(&self, name: &str, newer_than: u64, writer: Option<(&Table, u64)>) -> Option<Parameters> {
         let newer = self.parameters.get(name, newer_than);
-        if let Some(WriterId { table, writer }) = writer
-            && let Ok(table) = self.table(table)
-        {
+        if let Some((table, writer)) = writer {
             let version = match &newer {
                 Some(newer) => newer.version,
                 None => newer_than.min(self.parameters.version(name)),
             };
-            table.writer_has_parameters(*writer, name, version);
+            table.writer_has_parameters(writer, name, version);
         }
         newer
     }

@@ -14,8 +14,6 @@ use base::wait::Wait;
 /// Opens, or takes over, a writer of a table.
 #[derive(Debug, Clone, PartialEq)]
 pub struct OpenWriter {
-    /// The table.
-    pub table: String,
     /// A random number of the client; a second connection with it fences the first one off.
     pub writer: u64,
     /// Display name, for errors and logs.
@@ -98,8 +96,6 @@ impl PushBody {
 /// A [`PushBody`] with the writer, epoch and sequence number by which it applies once.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Push {
-    /// The table.
-    pub table: String,
     /// The writer.
     pub writer: u64,
     /// The writer's connection.
@@ -111,10 +107,8 @@ pub struct Push {
 }
 
 /// A request for a batch of samples.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SampleRequest {
-    /// The table.
-    pub table: String,
     /// Items to sample.
     pub count: u32,
     /// Rows wanted before each anchor.
@@ -127,9 +121,8 @@ pub struct SampleRequest {
     pub min_probability: bool,
     /// For a part of a batch from several memories.
     pub part: Option<BatchPart>,
-    /// Request of an iterator: a server refuses it once the table of its connection's first such request was dropped, even if a new
-    /// table has its name.
-    pub repeated: bool,
+    /// [`TableConfig::checksum`] of the definition that the reader decodes with: a table of another one refuses. 0 is any.
+    pub definition: u32,
 }
 
 /// One memory's part of a batch that is sampled from several. It may be empty, ignores [`min_size`](TableConfig::min_size), which counts
@@ -158,14 +151,8 @@ pub struct ShardState {
 
 impl SampleRequest {
     /// A sample of `count` whole items, with the rows that `view` needs.
-    pub fn new(table: impl Into<String>, count: u32, view: &ViewSpec) -> Self {
-        SampleRequest {
-            table: table.into(),
-            count,
-            before: view.before(),
-            after: view.after(),
-            ..SampleRequest::default()
-        }
+    pub fn new(count: u32, view: &ViewSpec) -> Self {
+        SampleRequest { count, before: view.before(), after: view.after(), ..SampleRequest::default() }
     }
 }
 
@@ -215,10 +202,8 @@ pub trait SampleCredit: Send + Sync {
 }
 
 /// A request for the stored steps of a table, in the order of their arrival.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReadSteps {
-    /// The table.
-    pub table: String,
     /// Where the last answer ended; the default begins with the oldest steps.
     pub from: ReadPosition,
     /// Bytes of chunks in the answer, unless the first one is larger.
@@ -348,13 +333,13 @@ pub trait Replay<E = Error>: Send + Sync {
     /// Removes a table.
     fn drop_table(&self, table: &str, wait: &Wait<'_>) -> Result<(), E>;
     /// Opens a writer and the channel for its pushes.
-    fn open_writer(&self, open: OpenWriter, wait: &Wait<'_>) -> Result<Box<dyn PushChannel<E>>, E>;
-    /// Samples once.
-    fn sample(&self, request: &SampleRequest, wait: &Wait<'_>) -> Result<Sampled, E>;
+    fn open_writer(&self, table: &str, open: OpenWriter, wait: &Wait<'_>) -> Result<Box<dyn PushChannel<E>>, E>;
+    /// Samples once. [`Error::TableDiffers`] where the table has another [`SampleRequest::definition`].
+    fn sample(&self, table: &str, request: &SampleRequest, wait: &Wait<'_>) -> Result<Sampled, E>;
     /// Samples one table repeatedly with `in_flight` requests in flight. With 0 each batch is requested on demand; with 2 or more, a
     /// client of a distant server adds as many as its round trip needs. [`Error::UnknownTable`] once the table was dropped, even if a
     /// new table has its name.
-    fn sampler(&self, request: SampleRequest, in_flight: usize) -> Result<Box<dyn SampleChannel<E>>, E>;
+    fn sampler(&self, table: &str, request: SampleRequest, in_flight: usize) -> Result<Box<dyn SampleChannel<E>>, E>;
     /// Sets priorities (before the exponent). The last value of a repeated id counts.
     fn update_priorities(
         &self,
@@ -368,7 +353,7 @@ pub trait Replay<E = Error>: Send + Sync {
         Ok(vec![ReadPosition::default()])
     }
     /// Reads a part of the stored steps of a table, at one server.
-    fn read_steps(&self, request: &ReadSteps, wait: &Wait<'_>) -> Result<StepsRead, E>;
+    fn read_steps(&self, table: &str, request: &ReadSteps, wait: &Wait<'_>) -> Result<StepsRead, E>;
     /// Channel for asynchronous updates; `None` where each update applies within its call.
     fn updates(&self) -> Result<Option<Box<dyn UpdateChannel<E>>>, E> {
         Ok(None)

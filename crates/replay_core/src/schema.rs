@@ -436,6 +436,14 @@ impl TableConfig {
         })
     }
 
+    /// Checksum of what a reader decodes with: the columns and, where it uses the table's own, the view. Never 0.
+    pub fn checksum(&self, with_view: bool) -> u32 {
+        let view = self.view.as_ref().filter(|_| with_view);
+        // Neither a map nor a float without a number is in them, so they are JSON.
+        let text = serde_json::to_vec(&(&self.columns, view)).unwrap_or_default();
+        crc32fast::hash(&text).max(1)
+    }
+
     /// The differences between this definition and one that is asked for, field by field; `None` when they agree. `asked` without
     /// a view matches any.
     pub fn difference(&self, asked: &TableConfig) -> Option<String> {

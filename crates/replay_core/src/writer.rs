@@ -116,7 +116,7 @@ impl<E: From<Error>> Writer<E> {
         wait: &Wait<'_>,
     ) -> Result<Self, E> {
         let config = replay.table_config(table, wait)?;
-        Self::over_channel(config, streams, view, options, |open| replay.open_writer(open, wait))
+        Self::over_channel(config, streams, view, options, |open| replay.open_writer(table, open, wait))
     }
 
     /// A writer of the table with this definition, over the channel that `open_channel` opens.
@@ -149,7 +149,6 @@ impl<E: From<Error>> Writer<E> {
         let id = WriterId { table: config.name.clone(), writer: random_number().map_err(Error::from)? };
         let name = options.name;
         let channel = open_channel(OpenWriter {
-            table: id.table.clone(),
             writer: id.writer,
             name: name.clone(),
             server: options.server,

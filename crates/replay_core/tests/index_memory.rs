@@ -59,7 +59,6 @@ fn push(step: u64) -> Push {
     let chunk = ChunkHead { stream: 0, rows: 1, first_step: step, bytes: payload.len() as u32 };
     let item = NewItem { anchor: step, stream: 0, before: step.min(3) as u16, after: 0, priority: None };
     Push {
-        table: "t".into(),
         writer: 1,
         epoch: 1,
         sequence: step + 1,
@@ -80,15 +79,8 @@ fn a_full_table_takes_no_more_than_was_set_aside_for_it() {
         assert!(made <= index, "{sampler:?}: {made} of {index}");
         assert!(index <= made + 16 * STEPS, "{sampler:?}: {made} of {index}");
 
-        let open = OpenWriter {
-            table: "t".into(),
-            writer: 1,
-            name: String::new(),
-            server: None,
-            streams: 1,
-            window_before: 3,
-            window_after: 0,
-        };
+        let open =
+            OpenWriter { writer: 1, name: String::new(), server: None, streams: 1, window_before: 3, window_after: 0 };
         table.open_writer(&open).unwrap();
         for step in 0..2 * STEPS {
             let pushed = table.try_push(&push(step), &mut Turn::default());

@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex};
 use base::wait::Wait;
 use bytes::Bytes;
 use replay_core::memory::Memory;
-use replay_core::replay::{OpenWriter, PushChannel, Replay, SampleRequest, Sampled, WriterId};
+use replay_core::replay::{OpenWriter, PushChannel, Replay, SampleRequest, Sampled};
 use replay_core::schema::Sampler;
 use replay_core::slab::Slab;
 use replay_core::sync::fault::{Fault, inject};
@@ -200,7 +200,7 @@ fn a_table_by_rank_turns_over() {
 
 /// Waits without end: a notification that is lost is a deadlock.
 fn push_waiting(memory: &Arc<Memory>, writer: u64, steps: u64) -> Result<()> {
-    push_steps(memory.open_writer(open_one(writer), &Wait::forever())?, writer as u32, steps)
+    push_steps(memory.open_writer("t", open_one(writer), &Wait::forever())?, writer as u32, steps)
 }
 
 fn push_steps(mut channel: Box<dyn PushChannel>, stream: u32, steps: u64) -> Result<()> {
@@ -311,11 +311,10 @@ fn a_writer_waits_for_newer_parameters() {
             memory.parameters().put("policy", 0, tensors()).unwrap();
         };
         let take = |memory: &Memory| {
-            let writer = WriterId { table: "t".into(), writer: 1 };
-            memory.get_parameters("policy", 0, Some(&writer)).unwrap();
+            memory.get_parameters("policy", 0, Some((&memory.table("t").unwrap(), 1))).unwrap();
         };
         publish(&memory);
-        let channel = memory.open_writer(open_one(1), &Wait::forever()).unwrap();
+        let channel = memory.open_writer("t", open_one(1), &Wait::forever()).unwrap();
         take(&memory);
         let writer = thread::spawn(move || push_steps(channel, 1, 3).unwrap());
         // The version after the next one stops the writer, until its process takes it.

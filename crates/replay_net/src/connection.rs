@@ -3,7 +3,6 @@
 //! A blocked request delays no other one, and a client that does not read delays no other client.
 
 mod attempts;
-mod begun_tables;
 mod quota;
 mod replies;
 mod welcome;
@@ -22,22 +21,20 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::sync::{mpsc, watch};
 
 use attempts::Attempts;
-use begun_tables::BegunTables;
 use quota::{FrameReservation, ReceiveQuota, RequestPermit};
 use replies::ReplySender;
-use welcome::Welcomed;
 use writer_order::{Position, WriterOrder};
 
 use crate::error::{Error, Result};
 use crate::framing::FrameReader;
 use crate::reply_budget::Reader;
 use crate::server::Slot;
-use crate::service::Service;
+use crate::service::{NumberedTable, NumberedTables, Service};
 use crate::stack::{Stack, until};
 use base::wait::Wait;
 use replay_core::cause::WaitReason;
 use replay_core::replay::{OpenWriter, WriterOpened};
-use replay_core::table::{Activity, Attempt, PendingCall, Step, Turn};
+use replay_core::table::{Activity, Attempt, PendingCall, Step, Table, Turn};
 use replay_wire::auth::ChannelBinding;
 use replay_wire::handshake::Handshake;
 use replay_wire::role::Role;
@@ -122,6 +119,8 @@ pub struct ConnectionHandler<'a, S> {
 /// A received request.
 struct Received {
     request: Request,
+    /// The table that it is about.
+    table: Option<Rc<NumberedTable>>,
     /// Time at which its frame was complete.
     arrived: Instant,
     /// Its deadline, or `max_wait` after its arrival if that is sooner.
@@ -134,12 +133,12 @@ struct Received {
 
 impl Received {
     /// The request as a call that may block.
-    fn call(&self, turn: Turn) -> PendingCall<Error> {
+    fn call(&self) -> PendingCall<Error> {
         let ended = match self.renewable {
             true => |reason| Error::Renew { waited_for: Box::new(reason) },
             false => |reason: WaitReason| Error::deadline(reason),
         };
-        PendingCall::new(turn, Some(self.until), self.renewable, ended)
+        PendingCall::new(Turn::default(), Some(self.until), self.renewable, ended)
     }
 }
 
@@ -193,7 +192,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
             () = reached(&mut phase, Phase::Draining) => return Err(self.context.end()),
             welcomed = until(self.stack, self.handshake_deadline, welcome) => welcomed,
         };
-        let Some(client) = welcomed.ok_or_else(late_handshake)?? else {
+        let Some(role) = welcomed.ok_or_else(late_handshake)?? else {
             return Ok(());
         };
         // Not before the welcome: see `StrangerLog`.
@@ -201,10 +200,10 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         frames.set_limits(FrameLimits::new(self.context.max_frame_bytes));
         frames.allow_reset();
         let (requests, incoming) = mpsc::channel(1);
-        let reader = Reader::new(self.context.service.reply_budgets().of(client.role));
+        let reader = Reader::new(self.context.service.reply_budgets().of(role));
         let (replies, outbox) = ReplySender::new(Rc::clone(&reader));
         let work = async {
-            let mut answer = pin!(self.answer(incoming, replies.clone(), Rc::clone(&reader), client));
+            let mut answer = pin!(self.answer(incoming, replies.clone(), Rc::clone(&reader), role));
             tokio::select! {
                 biased;
                 end = &mut answer => end,
@@ -229,8 +228,9 @@ impl<S: Stack> ConnectionHandler<'_, S> {
     ) {
         let service = &self.context.service;
         let mut quota = ReceiveQuota::new(service.memory(), service.receive_budgets());
+        let mut tables = NumberedTables::default();
         loop {
-            let received = self.receive_one(frames, &mut quota, &replies).await;
+            let received = self.receive_one(frames, &mut quota, &mut tables, &replies).await;
             let received = received.transpose();
             let Some(received) = received else { return };
             let last = received.is_err();
@@ -244,6 +244,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         &self,
         frames: &mut FrameReader<R>,
         quota: &mut ReceiveQuota<'_>,
+        tables: &mut NumberedTables,
         replies: &ReplySender,
     ) -> Result<Option<Received>> {
         let permit = self.unread_until(replies, quota::ANSWERS, quota.next_request()).await;
@@ -264,10 +265,12 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         let request = replay_wire::decode_request(arrived.ok_or_else(late)??)?;
         self.context.service.counters.requests.add(1);
         self.context.service.counters.bytes_received.add(bytes);
-        let reservation = quota.admit(&request.body, reservation)?;
+        let table = tables.of(&request, self.context.service.memory())?;
+        let reservation = quota.admit(&request.body, table.as_deref(), reservation)?;
         let allowed = Duration::from_millis(request.deadline_ms.into());
         let arrived = self.stack.now();
         Ok(Some(Received {
+            table,
             arrived,
             until: arrived + allowed.min(self.context.max_wait),
             renewable: allowed > self.context.max_wait,
@@ -302,14 +305,11 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         mut incoming: mpsc::Receiver<Result<Received>>,
         replies: ReplySender,
         reader: Rc<Reader>,
-        client: Welcomed,
+        role: Role,
     ) -> Result<()> {
-        let service = &self.context.service;
-        let mut samples = service.connection_samples(client.program, self.peer);
         let attempts = Attempts::new(&self.context.service, reader, self.phase.clone());
         let mut waiting = FuturesUnordered::new();
         let mut writers = WriterOrder::default();
-        let mut begun = BegunTables::default();
         let mut phase = self.phase.clone();
         loop {
             tokio::select! {
@@ -319,13 +319,9 @@ impl<S: Stack> ConnectionHandler<'_, S> {
                 received = incoming.recv() => match received {
                     None => return Ok(()),
                     Some(Ok(received)) => {
-                        let about_table = self.answer_about_table(&received, client.role);
+                        let about_table = self.answer_about_table(&received, role);
                         let answered = self.meanwhile(about_table, &mut waiting, &replies).await;
-                        if answered.is_none() {
-                            service.note_sample(&received.request.body, &mut samples);
-                        }
-                        let turn = begun.turn(&self.context.service, &received.request.body);
-                        let mut call = received.call(turn);
+                        let mut call = received.call();
                         let at_once = || self.try_at_once(&received, &mut writers, &attempts, &mut call);
                         match answered.or_else(at_once) {
                             Some(reply) => self.reply(&replies, received, reply),
@@ -406,15 +402,19 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         if !writers.is_free(body) {
             return None;
         }
-        let attempt = |last, turn: &mut Turn| attempts.attempt(body, last, turn);
+        let table = received.table.as_deref();
+        let attempt = |last, turn: &mut Turn| attempts.attempt(body, table, last, turn);
         let reply = match call.attempt(|| received.arrived, attempt) {
             Ok(Attempt::Blocked(_)) => return None,
             Ok(Attempt::Ready(reply)) => Ok(reply),
             Err(error) => Err(error),
         };
         if let (RequestBody::OpenWriter(OpenOrResume { open, .. }), Ok(ReplyBody::Writer(opened))) = (body, &reply) {
-            self.context.service.attach_writer(open, &self.unread);
-            log_opened(open, opened);
+            // An error means that the table was dropped since.
+            if let Some(Ok(table)) = table.map(|table| table.get(self.context.service.memory())) {
+                table.attach_writer(open.writer, &self.unread);
+                log_opened(&table, open, opened);
+            }
         }
         Some(reply)
     }
@@ -455,7 +455,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
             }
             let attempt = |last, turn: &mut Turn| {
                 self.context.service.counters.retries.add(1);
-                attempts.attempt(body, last, turn)
+                attempts.attempt(body, received.table.as_deref(), last, turn)
             };
             let listen = |turn: &Turn| attempts.changed(body, turn);
             let (reason, changed) = match call.step(|| self.stack.now(), listen, attempt)? {
@@ -496,10 +496,10 @@ pub fn late_handshake() -> Error {
 }
 
 /// Logs an opened writer, and adds its name to the log lines of its connection.
-fn log_opened(open: &OpenWriter, opened: &WriterOpened) {
+fn log_opened(table: &Table, open: &OpenWriter, opened: &WriterOpened) {
     tracing::Span::current().record("writer", &open.name);
     tracing::info!(
-        table = open.table,
+        table = table.config().name,
         streams = open.streams,
         epoch = opened.epoch,
         last_sequence = opened.last_sequence,

@@ -19,6 +19,16 @@ pub fn guard_allocations() {
     allocation::measure_by(room);
 }
 
+/// Makes this process allocate from one arena where its address space is limited: glibc reserves 64 MiB of it for each other thread that
+/// allocates, at any time. Called before the first thread starts, by a program that is all ours.
+pub fn spare_addresses() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    if addresses_left(Path::new("/")).is_some() {
+        // SAFETY: mallopt takes the allocator's own locks and moves no allocation.
+        unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
+    }
+}
+
 /// Memory that this process may still have; `None` if no limit is known.
 pub fn room() -> Option<Room> {
     room_below(Path::new("/"))

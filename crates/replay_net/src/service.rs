@@ -2,7 +2,7 @@
 //! result is [`Attempt::Blocked`]: the caller waits for [`Turn::changed`] and tries again.
 
 mod latencies;
-mod samplers;
+mod numbered_tables;
 mod tables;
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,14 +22,14 @@ use crate::tls::{Dates, RENEW};
 use base::error::check_size;
 use base::mistake::{Mistake, planted};
 use replay_core::memory::Memory;
-use replay_core::replay::{OpenWriter, Parameters, SampleRequest, Sampled};
+use replay_core::replay::{Parameters, SampleRequest, Sampled};
 use replay_core::schema::TableConfig;
-use replay_core::table::{Activity, Attempt, Table, Turn};
+use replay_core::table::{Attempt, Table, Turn};
 use replay_wire::role::Role;
 use replay_wire::{DescribeTable, OpenOrResume, Pushed, RELEASE, ReplyBody, RequestBody};
 
 pub use latencies::Latencies;
-pub use samplers::{ConnectionSamples, Samplers};
+pub use numbered_tables::{NumberedTable, NumberedTables};
 pub use tables::Tables;
 
 /// The memory of a server, and its extensions.
@@ -41,7 +41,6 @@ pub struct Service {
     max_frame_bytes: u64,
     extensions: Vec<Arc<dyn Extension>>,
     snapshots: OnceLock<Arc<Snapshots>>,
-    samplers: Samplers,
     /// The certificate's last second, in Unix time; 0 without TLS.
     certificate_end: AtomicU64,
     /// Counters of the connections, part of [`Service::stats`].
@@ -108,7 +107,6 @@ impl Service {
             max_frame_bytes,
             extensions: Vec::new(),
             snapshots: OnceLock::new(),
-            samplers: Samplers::default(),
             certificate_end: AtomicU64::new(0),
             counters: Counters::default(),
         })
@@ -209,13 +207,23 @@ impl Service {
         }
     }
 
-    /// Tries a request once. In the `last` attempt a request with `allow_short` samples the available items. All attempts at one request
-    /// share its `turn`.
+    /// Tries a request once; `table` is the one that it is about. In the `last` attempt a request with `allow_short` samples the
+    /// available items. All attempts at one request share its `turn`.
     ///
     /// # Errors
     /// The error to answer the request with.
-    pub fn attempt(&self, request: &RequestBody, last: bool, turn: &mut Turn) -> Result<Attempt<ReplyBody>> {
+    pub fn attempt(
+        &self,
+        request: &RequestBody,
+        table: Option<&NumberedTable>,
+        last: bool,
+        turn: &mut Turn,
+    ) -> Result<Attempt<ReplyBody>> {
         self.check_there_is_memory(request)?;
+        let of_table = || match table {
+            Some(table) => Ok(table.get(&self.memory)?),
+            None => Err(Error::protocol(format!("a request {:?} without a table", request.name()))),
+        };
         let reply = match request {
             RequestBody::CreateTable(_) | RequestBody::EmptyTable(_) | RequestBody::DropTable(_) => {
                 self.tables.answer(request)?
@@ -224,28 +232,26 @@ impl Service {
                 ReplyBody::Table(TableConfig::clone(self.memory.table(name)?.config()))
             }
             RequestBody::OpenWriter(OpenOrResume { open, resume }) => {
-                let table = self.memory.table(&open.table)?;
+                let table = of_table()?;
                 let opened = if *resume { table.resume_writer(open) } else { table.open_writer(open) };
                 ReplyBody::Writer(opened?)
             }
             RequestBody::Push(push) => {
-                let pushed = self.table(&push.table, turn)?.try_push(push, turn)?;
+                let pushed = of_table()?.try_push(push, turn)?;
                 if planted(Mistake::EarlyReply) && matches!(pushed, Attempt::Blocked(_)) {
                     return Ok(Attempt::Ready(ReplyBody::Pushed(Pushed { steps: 0 })));
                 }
                 return Ok(pushed.map(|steps| ReplyBody::Pushed(Pushed { steps })));
             }
             RequestBody::Sample(request) => {
-                return Ok(self.sample(request, last, turn)?.map(ReplyBody::Sampled));
+                return Ok(self.sample(&of_table()?, request, last, turn)?.map(ReplyBody::Sampled));
             }
             RequestBody::UpdatePriorities(update) => {
-                let table = self.memory.table(&update.table)?;
-                ReplyBody::Updated(table.update_priorities(&update.ids, &update.priorities)?)
+                ReplyBody::Updated(of_table()?.update_priorities(&update.ids, &update.priorities)?)
             }
-            RequestBody::ReadSteps(read) => ReplyBody::StepsRead(self.memory.table(&read.table)?.read_steps(read)?),
+            RequestBody::ReadSteps(read) => ReplyBody::StepsRead(of_table()?.read_steps(read)?),
             RequestBody::ReportCorrupt(report) => {
-                let table = self.memory.table(&report.table)?;
-                ReplyBody::Corrupt(table.report_corrupt(report.id, &report.reason))
+                ReplyBody::Corrupt(of_table()?.report_corrupt(report.id, &report.reason))
             }
             RequestBody::PutParameters(put) => {
                 let stored = self.memory.parameters();
@@ -255,7 +261,9 @@ impl Service {
                 }))
             }
             RequestBody::GetParameters(get) => {
-                let writer = get.writer.as_ref();
+                // A dropped table has no writers.
+                let table = table.and_then(|table| table.get(&self.memory).ok());
+                let writer = table.as_deref().map(|table| (table, get.writer));
                 ReplyBody::Parameters(self.memory.get_parameters(&get.name, get.newer_than, writer))
             }
             RequestBody::List(_) => ReplyBody::Listing(self.memory.list()),
@@ -266,7 +274,7 @@ impl Service {
             RequestBody::Stats(_) => ReplyBody::Stats(self.stats().to_string()),
             RequestBody::CloseWriter(close) => {
                 // A dropped table has no writers to close.
-                if let Ok(table) = self.memory.table(&close.table) {
+                if let Ok(table) = of_table() {
                     table.close_writer(close.writer, close.epoch)?;
                 }
                 ReplyBody::Done
@@ -287,35 +295,11 @@ impl Service {
         Ok(Attempt::Ready(reply))
     }
 
-    /// Keeps an opened writer from expiring while frames of its connection are unread.
-    pub fn attach_writer(&self, open: &OpenWriter, connection: &Arc<Activity>) {
-        // An error means that the table was dropped.
-        if let Ok(table) = self.memory.table(&open.table) {
-            table.attach_writer(open.writer, connection);
-        }
-    }
-
-    /// Starts to record the tables that a connection of `program` samples, for [`Service::note_sample`].
-    pub fn connection_samples<'a>(&'a self, program: u64, peer: &'a str) -> ConnectionSamples<'a> {
-        self.samplers.connection(program, peer)
-    }
-
-    /// Records the table of a sample request; ignores other requests.
-    pub fn note_sample(&self, request: &RequestBody, samples: &mut ConnectionSamples<'_>) {
-        if let RequestBody::Sample(request) = request
-            && samples.is_new(&request.table)
-            && self.memory.table(&request.table).is_ok()
-        {
-            samples.note(&request.table);
-        }
-    }
-
-    /// Counters and gauges of the memory (with the programs that sample each table), `server`, `tls`, `snapshots` and each extension, under its
+    /// Counters and gauges of the memory, `server`, `tls`, `snapshots` and each extension, under its
     /// name; `receive_bytes` (reserved for receive buffers) and `reply_bytes` (of unread replies). `extensions` maps each extension to JSON
     /// pointers to its objects of named members.
     pub fn stats(&self) -> Value {
         let mut stats = self.memory.stats();
-        self.samplers.add_stats(&mut stats["tables"]);
         stats["receive_bytes"] = self.receive_budgets.reserved().into();
         stats["reply_bytes"] = self.reply_budgets.held().into();
         stats["server"] = json!(self.counters);
@@ -348,20 +332,16 @@ impl Service {
         }
     }
 
-    /// Table of a call. If the table that the call began with is gone, the error says that it was dropped.
-    fn table(&self, name: &str, turn: &Turn) -> Result<Arc<Table>> {
-        let found = self.memory.table(name);
-        found.map_err(|unknown| match turn.has_table() {
-            true => Table::was_dropped(name).into(),
-            false => unknown.into(),
-        })
-    }
-
-    fn sample(&self, request: &SampleRequest, last: bool, turn: &mut Turn) -> Result<Attempt<Sampled>> {
-        let table = self.table(&request.table, turn)?;
+    fn sample(
+        &self,
+        table: &Arc<Table>,
+        request: &SampleRequest,
+        last: bool,
+        turn: &mut Turn,
+    ) -> Result<Attempt<Sampled>> {
         check_size(
             "a sampled batch, in bytes of rows alone,",
-            row_bytes(&table, request),
+            row_bytes(table, request),
             self.max_frame_bytes,
             "sample fewer items at a time, or start the server with a larger --max-frame-bytes",
         )?;

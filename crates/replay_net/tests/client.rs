@@ -28,13 +28,13 @@ pub fn exercise(replay: &Client) {
     let error = replay.create_table(&other, wait).unwrap_err();
     assert_eq!(error.code(), ErrorCode::TableDiffers, "{error}");
 
-    let mut pushes = replay.open_writer(writer("steps", 1), wait).unwrap();
+    let mut pushes = replay.open_writer("steps", writer(1), wait).unwrap();
     for first in (0..100).step_by(10) {
         pushes.push(steps(first, 10), wait).unwrap();
     }
     pushes.flush(wait).unwrap();
 
-    let sampled = replay.sample(&sample_request("steps", 64), wait).unwrap();
+    let sampled = replay.sample("steps", &sample_request(64), wait).unwrap();
     assert_eq!(numbers(&sampled).len(), 64);
     assert_eq!(sampled.live_items, 100);
     let mut ids: Vec<u64> = sampled.items.iter().map(|item| item.id).collect();
@@ -67,10 +67,10 @@ pub fn exercise(replay: &Client) {
 
     let empty = EmptyTable("steps".into());
     replay.command(empty.into(), wait).unwrap();
-    let error = replay.sample(&sample_request("steps", 1), &one_try()).err().unwrap();
+    let error = replay.sample("steps", &sample_request(1), &one_try()).err().unwrap();
     assert_eq!(error.code(), ErrorCode::Deadline, "{error}");
     replay.drop_table("steps", wait).unwrap();
-    let error = replay.sample(&sample_request("steps", 1), wait).err().unwrap();
+    let error = replay.sample("steps", &sample_request(1), wait).err().unwrap();
     assert_eq!(error.code(), ErrorCode::UnknownTable, "{error}");
 }
 
@@ -236,7 +236,7 @@ fn a_deadline_ends_a_sample_and_says_what_is_missing() {
     let (_server, client) = connected();
     for patience in [0, 30] {
         let deadline = Instant::now() + Duration::from_millis(patience);
-        let sampled = client.sample(&sample_request("steps", 3), &Wait::until(Some(deadline)));
+        let sampled = client.sample("steps", &sample_request(3), &Wait::until(Some(deadline)));
         let error = sampled.err().unwrap();
         assert_eq!(error.code(), ErrorCode::Deadline);
         assert!(matches!(error, Error::RemoteDeadline { .. }), "the server's reason: {error}");
@@ -250,9 +250,9 @@ fn a_server_that_stops_answering_is_given_up_after_the_grace() {
     let proxy = Proxy::start(port(&server), vec![]);
     let options = ConnectOptions { grace: Duration::from_millis(20), ..Default::default() };
     let client = connect(&proxy.address, options).unwrap();
-    let mut pushes = client.open_writer(writer("steps", 1), &soon()).unwrap();
+    let mut pushes = client.open_writer("steps", writer(1), &soon()).unwrap();
     pushes.push(steps(0, 5), &soon()).unwrap();
-    let mut batches = client.sampler(sample_request("steps", 5), 1).unwrap();
+    let mut batches = client.sampler("steps", sample_request(5), 1).unwrap();
     batches.next(&soon()).unwrap();
     proxy.hang();
     pushes.push(steps(5, 5), &soon()).unwrap();
@@ -288,11 +288,11 @@ fn an_interrupt_ends_a_call_and_the_next_one_works() {
     let asked = AtomicUsize::new(0);
     let interrupted = || asked.fetch_add(1, Ordering::Relaxed) == 1;
     let wait = Wait { interrupted: &interrupted, ..Wait::forever() };
-    let error = client.sample(&sample_request("steps", 1), &wait).err().unwrap();
+    let error = client.sample("steps", &sample_request(1), &wait).err().unwrap();
     assert!(matches!(error, Error::Interrupted), "{error}");
     assert_eq!(asked.load(Ordering::Relaxed), 2);
     let now = Wait { interrupted: &|| true, ..Wait::forever() };
-    let mut batches = client.sampler(sample_request("steps", 1), 2).unwrap();
+    let mut batches = client.sampler("steps", sample_request(1), 2).unwrap();
     let error = batches.next(&now).err().unwrap();
     assert!(matches!(error, Error::Interrupted), "{error}");
     client.stats(&soon()).unwrap();
@@ -302,8 +302,8 @@ fn an_interrupt_ends_a_call_and_the_next_one_works() {
 fn a_blocked_sample_goes_on_when_steps_arrive() {
     let (_server, client) = connected();
     std::thread::scope(|scope| {
-        let sample = scope.spawn(|| client.sample(&sample_request("steps", 5), &soon()));
-        let mut pushes = client.open_writer(writer("steps", 1), &soon()).unwrap();
+        let sample = scope.spawn(|| client.sample("steps", &sample_request(5), &soon()));
+        let mut pushes = client.open_writer("steps", writer(1), &soon()).unwrap();
         pushes.push(steps(0, 5), &soon()).unwrap();
         pushes.close(&soon()).unwrap();
         let sampled = sample.join().unwrap().unwrap();
@@ -329,17 +329,17 @@ fn calls_wait_longer_than_the_server_holds_a_request() {
         until(what, || requests() >= before + 10);
     };
     std::thread::scope(|scope| {
-        let sample_one = scope.spawn(|| client.sample(&sample_request("steps", 5), &Wait::forever()));
+        let sample_one = scope.spawn(|| client.sample("steps", &sample_request(5), &Wait::forever()));
         held_often("a request that is sent again");
-        let mut batches = client.sampler(sample_request("steps", 5), 2).unwrap();
+        let mut batches = client.sampler("steps", sample_request(5), 2).unwrap();
         let sample_next = scope.spawn(move || (batches.next(&Wait::forever()).unwrap(), batches));
         held_often("a sampler that asks again");
-        let late = client.sample(&sample_request("steps", 5), &one_try());
+        let late = client.sample("steps", &sample_request(5), &one_try());
         assert_eq!(late.err().unwrap().code(), ErrorCode::Deadline);
         assert_eq!(statistic("errors"), 0, "the end of a wait is none");
         client.table_config("missing", &soon()).unwrap_err();
         assert_eq!(statistic("errors"), 1);
-        let mut pushes = client.open_writer(writer("steps", 1), &soon()).unwrap();
+        let mut pushes = client.open_writer("steps", writer(1), &soon()).unwrap();
         // More than the requests that wait, and those in flight behind them, let through.
         for first in (0..60).step_by(5) {
             pushes.push(steps(first, 5), &Wait::forever()).unwrap();
@@ -361,10 +361,10 @@ fn calls_wait_longer_than_the_server_holds_a_request() {
 #[test]
 fn a_sampler_samples_everything_once_and_in_order() {
     let (_server, client) = connected();
-    let mut pushes = client.open_writer(writer("steps", 1), &soon()).unwrap();
+    let mut pushes = client.open_writer("steps", writer(1), &soon()).unwrap();
     pushes.push(steps(0, 100), &soon()).unwrap();
     pushes.close(&soon()).unwrap();
-    let mut batches = client.sampler(sample_request("steps", 10), 3).unwrap();
+    let mut batches = client.sampler("steps", sample_request(10), 3).unwrap();
     let mut seen = Vec::new();
     for _ in 0..10 {
         seen.extend(numbers(&batches.next(&soon()).unwrap()));
@@ -375,7 +375,7 @@ fn a_sampler_samples_everything_once_and_in_order() {
     assert_eq!(error.code(), ErrorCode::Deadline, "{error}");
 
     // Requests in flight that failed do not affect the next batch.
-    let mut pushes = client.open_writer(writer("steps", 2), &soon()).unwrap();
+    let mut pushes = client.open_writer("steps", writer(2), &soon()).unwrap();
     pushes.push(steps(0, 10), &soon()).unwrap();
     pushes.close(&soon()).unwrap();
     assert_eq!(numbers(&batches.next(&soon()).unwrap()), (0..10).collect::<Vec<_>>());
@@ -384,7 +384,7 @@ fn a_sampler_samples_everything_once_and_in_order() {
 #[test]
 fn a_sampler_passes_on_what_is_wrong_with_its_sample() {
     let (_server, client) = connected();
-    let mut batches = client.sampler(sample_request("nowhere", 10), 2).unwrap();
+    let mut batches = client.sampler("nowhere", sample_request(10), 2).unwrap();
     for _ in 0..3 {
         let error = batches.next(&soon()).err().unwrap();
         assert_eq!(error.code(), ErrorCode::UnknownTable, "{error}");

@@ -35,7 +35,7 @@ fn pushes_through_cut_connections_are_applied_once_each() {
         let (server, direct) = server_with_a_queue();
         let proxy = Proxy::start(port(&server), vec![usize::MAX, cut, 2 * cut, 130, cut + 777]);
         let through = connect(&proxy.address, ConnectOptions::default()).unwrap();
-        let mut pushes = through.open_writer(writer("steps", 1), &soon()).unwrap();
+        let mut pushes = through.open_writer("steps", writer(1), &soon()).unwrap();
         for first in (0..300).step_by(5) {
             pushes.push(steps(first, 5), &soon()).unwrap();
         }
@@ -55,7 +55,7 @@ fn a_frame_that_pauses_for_longer_than_its_server_waits_is_sent_again() {
     for after in [900, 1_300, 2_100] {
         let pausing = Proxy::pausing(port(&server), vec![usize::MAX, after, usize::MAX, 400, usize::MAX, 400]);
         let through = connect(&pausing.address, ConnectOptions::default()).unwrap();
-        let mut pushes = through.open_writer(writer("steps", after as u64), &soon()).unwrap();
+        let mut pushes = through.open_writer("steps", writer(after as u64), &soon()).unwrap();
         for first in (0..300).step_by(5) {
             pushes.push(steps(first, 5), &soon()).unwrap();
         }
@@ -67,7 +67,7 @@ fn a_frame_that_pauses_for_longer_than_its_server_waits_is_sent_again() {
         stale += updates.flush(&soon()).unwrap().stale;
         assert_eq!(stale, 20, "after {after}");
         assert_eq!(pausing.connections(), 5, "after {after}");
-        let mut samples = through.sampler(sample_request("steps", 5), 2).unwrap();
+        let mut samples = through.sampler("steps", sample_request(5), 2).unwrap();
         let steps = (0..60).flat_map(|_| numbers(&samples.next(&soon()).unwrap()));
         assert_eq!(steps.collect::<Vec<_>>(), (0..300).collect::<Vec<_>>(), "after {after}");
         assert_eq!(pausing.connections(), 7, "after {after}");
@@ -126,12 +126,12 @@ fn parameters_are_put_once_even_if_the_answer_is_lost() {
 #[test]
 fn a_sampler_asks_again_over_a_new_connection() {
     let (server, direct) = server_with_a_queue();
-    let mut pushes = direct.open_writer(writer("steps", 1), &soon()).unwrap();
+    let mut pushes = direct.open_writer("steps", writer(1), &soon()).unwrap();
     pushes.push(steps(0, 1000), &soon()).unwrap();
     pushes.close(&soon()).unwrap();
     let proxy = Proxy::start(port(&server), vec![usize::MAX, 2000, 3000]);
     let through = connect(&proxy.address, ConnectOptions::default()).unwrap();
-    let mut batches = through.sampler(sample_request("steps", 10), 3).unwrap();
+    let mut batches = through.sampler("steps", sample_request(10), 3).unwrap();
     for _ in 0..30 {
         assert_eq!(numbers(&batches.next(&soon()).unwrap()).len(), 10);
     }
@@ -143,7 +143,7 @@ fn without_a_server_a_call_gives_up_after_its_time() {
     let (server, _) = server_with_a_queue();
     let options = ConnectOptions { reconnect_for: Duration::from_millis(50), ..Default::default() };
     let client = connect(&server.addresses()[0], options).unwrap();
-    let mut pushes = client.open_writer(writer("steps", 1), &soon()).unwrap();
+    let mut pushes = client.open_writer("steps", writer(1), &soon()).unwrap();
     drop(server);
     let error = client.stats(&Wait::forever()).unwrap_err();
     assert_eq!(error.code(), ErrorCode::Connect, "{error}");
@@ -184,7 +184,7 @@ fn a_call_that_waited_for_long_connects_again_for_its_whole_time() {
     let reconnect_for = Duration::from_millis(1);
     let options = ConnectOptions { reconnect_for, ..Default::default() };
     let through = connect(&proxy.address, options).unwrap();
-    let mut pushes = through.open_writer(writer("limited", 1), &soon()).unwrap();
+    let mut pushes = through.open_writer("limited", writer(1), &soon()).unwrap();
     for first in (0..30).step_by(5) {
         pushes.push(steps(first, 5), &soon()).unwrap();
     }
@@ -197,7 +197,7 @@ fn a_call_that_waited_for_long_connects_again_for_its_whole_time() {
         proxy.cut();
         let mut seen = Vec::new();
         while seen.len() < 30 {
-            let sampled = direct.sample(&sample_request("limited", 5), &soon());
+            let sampled = direct.sample("limited", &sample_request(5), &soon());
             seen.extend(numbers(&sampled.unwrap()));
         }
         flushed.join().unwrap().unwrap();
@@ -208,10 +208,10 @@ fn a_call_that_waited_for_long_connects_again_for_its_whole_time() {
 #[test]
 fn a_newer_connection_of_a_writer_fences_the_older_off() {
     let (_server, client) = server_with_a_queue();
-    let mut old = client.open_writer(writer("steps", 7), &soon()).unwrap();
+    let mut old = client.open_writer("steps", writer(7), &soon()).unwrap();
     old.push(steps(0, 5), &soon()).unwrap();
     old.flush(&soon()).unwrap();
-    let mut new = client.open_writer(writer("steps", 7), &soon()).unwrap();
+    let mut new = client.open_writer("steps", writer(7), &soon()).unwrap();
     new.push(steps(5, 5), &soon()).unwrap();
     new.flush(&soon()).unwrap();
     let push_and_flush =
@@ -226,7 +226,7 @@ fn a_newer_connection_of_a_writer_fences_the_older_off() {
 #[test]
 fn a_push_that_the_table_refuses_ends_the_writer() {
     let (_server, client) = server_with_a_queue();
-    let mut pushes = client.open_writer(writer("steps", 1), &soon()).unwrap();
+    let mut pushes = client.open_writer("steps", writer(1), &soon()).unwrap();
     let mut wrong = steps(0, 2);
     wrong.chunks[0].rows = 3;
     pushes.push(wrong, &soon()).unwrap();
@@ -242,7 +242,7 @@ fn a_push_over_the_servers_limit_is_refused_and_the_writer_goes_on() {
     let server = serve(&[&any_port("innet")], |config| config.max_frame_bytes = 1 << 16);
     let client = client(&server);
     client.create_table(&queue("steps"), &soon()).unwrap();
-    let mut pushes = client.open_writer(writer("steps", 1), &soon()).unwrap();
+    let mut pushes = client.open_writer("steps", writer(1), &soon()).unwrap();
     let error = pushes.push(steps(0, 5000), &soon()).unwrap_err();
     assert!(matches!(error, Error::TooLarge(TooLarge { limit: 65536, .. })), "{error}");
     assert!(error.to_string().contains("--max-frame-bytes"), "{error}");
@@ -256,7 +256,7 @@ fn pushes_that_the_rate_limiter_holds_back_are_taken_when_it_lets_them() {
     let (_server, client) = server_with_a_queue();
     let limited = TableConfig { samples_per_insert: 1.0, slack: 10.0, ..queue("limited") };
     client.create_table(&limited, &soon()).unwrap();
-    let mut pushes = client.open_writer(writer("limited", 1), &soon()).unwrap();
+    let mut pushes = client.open_writer("limited", writer(1), &soon()).unwrap();
     let mut taken = 0;
     let error = loop {
         let deadline = Instant::now() + Duration::from_millis(20);
@@ -278,7 +278,7 @@ fn pushes_that_the_rate_limiter_holds_back_are_taken_when_it_lets_them() {
         let flushed = scope.spawn(|| pushes.flush(&soon()));
         let mut seen = Vec::new();
         while (seen.len() as u64) < taken {
-            seen.extend(numbers(&client.sample(&sample_request("limited", 5), &soon()).unwrap()));
+            seen.extend(numbers(&client.sample("limited", &sample_request(5), &soon()).unwrap()));
         }
         flushed.join().unwrap().unwrap();
         assert_eq!(seen, (0..taken).collect::<Vec<_>>());
@@ -315,19 +315,19 @@ fn keys_of_a_server_that_was_started_again_are_stale() {
     let server = restartable.serve();
     let client = client(&server);
     let fill = || {
-        let mut pushes = client.open_writer(writer("replay", 1), &soon()).unwrap();
+        let mut pushes = client.open_writer("replay", writer(1), &soon()).unwrap();
         pushes.push(steps(0, ITEMS), &soon()).unwrap();
         pushes.close(&soon()).unwrap();
     };
     // Items of the same mass, as many as are sampled: one from each stratum.
-    let all = sample_request("replay", ITEMS);
+    let all = sample_request(ITEMS);
     fill();
-    let old = ids(&client.sample(&all, &soon()).unwrap());
+    let old = ids(&client.sample("replay", &all, &soon()).unwrap());
     drop(server);
 
     let _server = restartable.serve();
     fill();
-    let mut batches = client.sampler(all.clone(), 1).unwrap();
+    let mut batches = client.sampler("replay", all, 1).unwrap();
     let new = ids(&batches.next(&soon()).unwrap());
     let distinct: BTreeSet<_> = old.iter().chain(&new).collect();
     assert_eq!(distinct.len(), 2 * ITEMS as usize);
@@ -340,7 +340,7 @@ fn keys_of_a_server_that_was_started_again_are_stale() {
         let writer = client.report_corrupt("replay", id, "x", &soon()).unwrap();
         assert_eq!(writer, None);
     }
-    let left = client.sample(&all, &soon()).unwrap();
+    let left = client.sample("replay", &all, &soon()).unwrap();
     assert_eq!(left.live_items, u64::from(ITEMS));
 }
 
@@ -372,7 +372,7 @@ fn a_writer_whose_acknowledged_pushes_are_gone_has_expired() {
     let restartable = RestartableServer::new();
     let server = restartable.serve();
     let client = client(&server);
-    let mut pushes = client.open_writer(writer("steps", 1), &soon()).unwrap();
+    let mut pushes = client.open_writer("steps", writer(1), &soon()).unwrap();
     pushes.push(steps(0, 10), &soon()).unwrap();
     pushes.flush(&soon()).unwrap();
     drop(server);
@@ -391,7 +391,7 @@ fn a_writer_is_not_opened_anew_behind_its_back() {
     let restartable = RestartableServer::new();
     let server = restartable.serve();
     let client = client(&server);
-    let mut pushes = client.open_writer(writer("steps", 1), &soon()).unwrap();
+    let mut pushes = client.open_writer("steps", writer(1), &soon()).unwrap();
     pushes.push(steps(0, 10), &soon()).unwrap();
     drop(server);
 
@@ -409,7 +409,7 @@ fn a_writer_that_has_sent_nothing_is_opened_anew() {
     let restartable = RestartableServer::new();
     let server = restartable.serve();
     let client = client(&server);
-    let mut pushes = client.open_writer(writer("steps", 1), &soon()).unwrap();
+    let mut pushes = client.open_writer("steps", writer(1), &soon()).unwrap();
     drop(server);
 
     let _server = restartable.serve();
@@ -445,12 +445,12 @@ fn a_sampler_with_short_deadlines_waits_for_its_server() {
     let client = client(&server);
     // As many as one sample takes: the next one cannot be answered before the server is gone.
     let fill = |id| {
-        let mut pushes = client.open_writer(writer("steps", id), &soon()).unwrap();
+        let mut pushes = client.open_writer("steps", writer(id), &soon()).unwrap();
         pushes.push(steps(0, 4), &soon()).unwrap();
         pushes.close(&soon()).unwrap();
     };
     fill(1);
-    let mut batches = client.sampler(sample_request("steps", 4), 1).unwrap();
+    let mut batches = client.sampler("steps", sample_request(4), 1).unwrap();
     batches.next(&soon()).unwrap();
     drop(server);
     for _ in 0..3 {
@@ -467,7 +467,7 @@ fn a_sampler_with_short_deadlines_gives_up_after_its_time() {
     let (server, _) = server_with_a_queue();
     let options = ConnectOptions { reconnect_for: Duration::ZERO, ..Default::default() };
     let client = connect(&server.addresses()[0], options).unwrap();
-    let mut batches = client.sampler(sample_request("steps", 1), 1).unwrap();
+    let mut batches = client.sampler("steps", sample_request(1), 1).unwrap();
     drop(server);
     let error = batches.next(&one_try()).err().unwrap();
     assert_eq!(error.code(), ErrorCode::Connect, "{error}");
@@ -480,7 +480,7 @@ fn a_sample_that_waits_while_its_server_shuts_down_is_answered_by_the_next_one()
     let client = client(&server);
     std::thread::scope(|scope| {
         let sampled = scope.spawn(|| {
-            let mut batches = client.sampler(sample_request("steps", 4), 2).unwrap();
+            let mut batches = client.sampler("steps", sample_request(4), 2).unwrap();
             numbers(&batches.next(&soon()).unwrap())
         });
         let stats = || server.server().service().stats();
@@ -490,7 +490,7 @@ fn a_sample_that_waits_while_its_server_shuts_down_is_answered_by_the_next_one()
 
         let server = restartable.serve();
         let filling = connect(&server.addresses()[0], ConnectOptions::default()).unwrap();
-        let mut pushes = filling.open_writer(writer("steps", 1), &soon()).unwrap();
+        let mut pushes = filling.open_writer("steps", writer(1), &soon()).unwrap();
         pushes.push(steps(0, 10), &soon()).unwrap();
         pushes.close(&soon()).unwrap();
         assert_eq!(sampled.join().unwrap(), [0, 1, 2, 3]);

@@ -13,7 +13,7 @@ fn a_fork_is_told_to_connect_again_and_leaves_the_parent_its_connections() {
     let server = serve(&["innet://127.0.0.1:0"], |_| {});
     let client = connect(&server.addresses()[0], ConnectOptions::default()).unwrap();
     client.create_table(&queue("steps"), &soon()).unwrap();
-    let mut pushes = client.open_writer(writer("steps", 1), &soon()).unwrap();
+    let mut pushes = client.open_writer("steps", writer(1), &soon()).unwrap();
 
     // SAFETY: the child calls nothing that another thread of the parent could hold a lock of (glibc's
     // allocator is usable after a fork), and ends without running the test harness any further.
@@ -23,7 +23,7 @@ fn a_fork_is_told_to_connect_again_and_leaves_the_parent_its_connections() {
         let refused = [
             client.stats(&soon()).err(),
             pushes.push(steps(0, 1), &soon()).err(),
-            client.sampler(sample_request("steps", 1), 1).err(),
+            client.sampler("steps", sample_request(1), 1).err(),
         ];
         let told = refused.into_iter().all(|error| {
             error.is_some_and(|error| error.code() == ErrorCode::Config && error.to_string().contains("after a fork"))

@@ -89,7 +89,7 @@ fn handshake(
             std::future::pending().await
         };
         let incarnation = tokio::select! {
-            incarnation = pipeline.handshake(token, BINDING, 0) => incarnation,
+            incarnation = pipeline.handshake(token, BINDING) => incarnation,
             () = serve => unreachable!(),
         };
         (incarnation, proved)
@@ -170,7 +170,7 @@ fn a_long_frame_before_the_servers_proof_is_refused() {
                 std::future::pending().await
             };
             tokio::select! {
-                incarnation = pipeline.handshake(None, None, 0) => incarnation.unwrap_err(),
+                incarnation = pipeline.handshake(None, None) => incarnation.unwrap_err(),
                 () = serve => unreachable!(),
             }
         });
@@ -205,8 +205,8 @@ fn stats(answer: impl AsyncFnOnce(&mut Server, u64)) -> Result<ReplyBody> {
             std::future::pending().await
         };
         let ask = async {
-            pipeline.handshake(None, None, 0).await.unwrap();
-            pipeline.call(0, RequestBody::Stats(Stats)).await
+            pipeline.handshake(None, None).await.unwrap();
+            pipeline.call(0, None, RequestBody::Stats(Stats)).await
         };
         tokio::select! {
             reply = ask => reply,
@@ -287,13 +287,13 @@ fn a_request_over_the_servers_limit_is_not_sent() {
             server.request().await
         };
         let ask = async {
-            pipeline.handshake(None, None, 0).await.unwrap();
+            pipeline.handshake(None, None).await.unwrap();
             let bytes = Bytes::from(vec![0; 4096]);
             let put = RequestBody::PutParameters(PutParameters { name: "p".into(), version: 0, id: 0, bytes });
-            let error = pipeline.call(0, put).await.err().unwrap();
+            let error = pipeline.call(0, None, put).await.err().unwrap();
             assert!(matches!(error, Error::TooLarge(TooLarge { limit: 4096, .. })), "{error}");
             // The pipeline is as good as before.
-            pipeline.send(0, RequestBody::Stats(Stats)).unwrap();
+            pipeline.send(0, None, RequestBody::Stats(Stats)).unwrap();
             pipeline.flush().await.unwrap();
         };
         let (request, ()) = tokio::join!(serve, ask);
@@ -315,7 +315,7 @@ fn replies_are_read_while_requests_are_written() {
         };
         let ask = async {
             let ids: Vec<u64> = (0..20)
-                .map(|_| pipeline.send(0, RequestBody::DescribeTable(DescribeTable("x".repeat(500)))).unwrap())
+                .map(|_| pipeline.send(0, None, RequestBody::DescribeTable(DescribeTable("x".repeat(500)))).unwrap())
                 .collect();
             pipeline.flush().await.unwrap();
             for id in ids {
@@ -331,12 +331,12 @@ fn a_flush_to_a_server_that_has_answered_and_gone_ends() {
     block_on(async {
         let (stream, mut server) = pipes();
         let mut client = RequestPipeline::new(stream, FrameLimits::default(), "the server".into());
-        client.send(0, Stats.into()).unwrap();
+        client.send(0, None, Stats.into()).unwrap();
         let (sent, request) = tokio::join!(client.flush(), server.request());
         sent.unwrap();
         server.reply(request.id, ReplyBody::Done).await;
         drop(server);
-        client.send(0, Stats.into()).unwrap();
+        client.send(0, None, Stats.into()).unwrap();
         let error = client.flush().await.unwrap_err();
         assert_eq!(error.code(), ErrorCode::Disconnected, "{error}");
         assert_eq!(client.reply().await.unwrap().id, request.id);

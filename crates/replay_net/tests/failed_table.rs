@@ -59,15 +59,15 @@ fn a_panic_in_an_insert_fails_its_table_alone() {
     let [mut failing, mut other] = ["failing", "other"].map(|name| {
         let config = TableConfig { capacity: 8, ..queue(name) };
         client.create_table(&config, wait).unwrap();
-        let mut pushes = client.open_writer(writer(name, 1), wait).unwrap();
+        let mut pushes = client.open_writer(name, writer(1), wait).unwrap();
         pushes.push(steps(0, 8), wait).unwrap();
         pushes.flush(wait).unwrap();
         pushes
     });
     let memory = server.server().service().memory();
-    let half = client.sample(&sample_request("failing", 4), wait).unwrap();
+    let half = client.sample("failing", &sample_request(4), wait).unwrap();
     assert_eq!(numbers(&half), [0, 1, 2, 3]);
-    let waiting = thread::spawn(move || reader.sample(&sample_request("failing", 8), &soon()));
+    let waiting = thread::spawn(move || reader.sample("failing", &sample_request(8), &soon()));
     until("a sample waits", || memory.stats()["tables"]["failing"]["waiting_samples"] == 1);
 
     // The next push evicts an item whose slot is free already.
@@ -82,10 +82,10 @@ fn a_panic_in_an_insert_fails_its_table_alone() {
     refused(failing.flush(wait).unwrap_err());
     refused(failing.push(steps(16, 1), wait).unwrap_err());
     refused(waiting.join().unwrap().err().unwrap());
-    let request = sample_request("failing", 1);
-    refused(client.sample(&request, wait).err().unwrap());
+    let request = sample_request(1);
+    refused(client.sample("failing", &request, wait).err().unwrap());
     refused(client.update_priorities("failing", &[1], &[1.0], wait).unwrap_err());
-    refused(client.open_writer(writer("failing", 2), wait).err().unwrap());
+    refused(client.open_writer("failing", writer(2), wait).err().unwrap());
     let empty = EmptyTable("failing".into());
     refused(client.command(empty.into(), wait).unwrap_err());
 
@@ -116,7 +116,7 @@ fn a_panic_in_an_insert_fails_its_table_alone() {
 
     client.drop_table("failing", wait).unwrap();
     client.create_table(&queue("failing"), wait).unwrap();
-    let mut pushes = client.open_writer(writer("failing", 3), wait).unwrap();
+    let mut pushes = client.open_writer("failing", writer(3), wait).unwrap();
     pushes.push(steps(0, 3), wait).unwrap();
     pushes.flush(wait).unwrap();
     assert_eq!(drain(&client, "failing"), [0, 1, 2]);
@@ -131,7 +131,7 @@ fn a_failed_table_of_the_configuration_is_made_again_when_it_is_dropped() {
         config.snapshot = Some(folder.path().into());
     });
     let (client, wait) = (connect(&server.addresses()[0], ConnectOptions::default()).unwrap(), &soon());
-    let mut pushes = client.open_writer(writer("steps", 1), wait).unwrap();
+    let mut pushes = client.open_writer("steps", writer(1), wait).unwrap();
     pushes.push(steps(0, 8), wait).unwrap();
     pushes.flush(wait).unwrap();
     let refused = client.drop_table("steps", wait).unwrap_err();
@@ -145,7 +145,7 @@ fn a_failed_table_of_the_configuration_is_made_again_when_it_is_dropped() {
 
     client.drop_table("steps", wait).unwrap();
     client.create_table(&table, wait).unwrap();
-    let mut pushes = client.open_writer(writer("steps", 2), wait).unwrap();
+    let mut pushes = client.open_writer("steps", writer(2), wait).unwrap();
     pushes.push(steps(0, 3), wait).unwrap();
     pushes.flush(wait).unwrap();
     client.command(Snapshot.into(), wait).unwrap();

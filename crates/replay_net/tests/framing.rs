@@ -24,7 +24,7 @@ fn block_on<F: Future>(future: F) -> F::Output {
 fn put(bytes: impl Into<Bytes>) -> Request {
     let body =
         RequestBody::PutParameters(PutParameters { name: "policy".into(), version: 0, id: 0, bytes: bytes.into() });
-    Request { id: 3, deadline_ms: 5, body }
+    Request::new(3, 5, body)
 }
 
 /// The bytes of a frame.
@@ -42,7 +42,7 @@ fn read(bytes: &[u8], limits: FrameLimits) -> Result<Option<Frame>, Error> {
 
 #[test]
 fn frames_come_one_after_the_other_and_then_the_end() {
-    let (first, second) = (put("one"), Request { id: 4, deadline_ms: 0, body: RequestBody::Stats(Stats) });
+    let (first, second) = (put("one"), Request::new(4, 0, RequestBody::Stats(Stats)));
     let bytes = [wire_bytes(&first), wire_bytes(&second)].concat();
     let mut frames = FrameReader::new(&bytes[..], FrameLimits::default(), "peer");
     block_on(async {

@@ -122,7 +122,7 @@ fn a_server_and_a_client_are_over_it() {
     let address = format!("innet+threads://127.0.0.1:{}", port(&server));
     let client = client::connect(&address.parse().unwrap(), options()).unwrap();
     client.create_table(&queue("steps"), &soon()).unwrap();
-    let mut pushes = client.open_writer(writer("steps", 1), &soon()).unwrap();
+    let mut pushes = client.open_writer("steps", writer(1), &soon()).unwrap();
     pushes.push(steps(0, 10), &soon()).unwrap();
     pushes.close(&soon()).unwrap();
     assert_eq!(drain(&client, "steps"), (0..10).collect::<Vec<_>>());

@@ -21,7 +21,7 @@ fn memory() -> Arc<Memory> {
     let memory = Memory::new(MemoryLimits::default());
     memory.create_table(&queue("t")).unwrap();
     let replay: &dyn Replay = &*memory;
-    let mut pushes = replay.open_writer(writer("t", 1), &soon()).unwrap();
+    let mut pushes = replay.open_writer("t", writer(1), &soon()).unwrap();
     pushes.push(steps(0, 4), &soon()).unwrap();
     memory
 }

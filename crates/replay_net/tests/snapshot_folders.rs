@@ -27,7 +27,7 @@ fn save_two(folder: &Path) {
     memory.create_table(&queue("t")).unwrap();
     snapshots.save().unwrap();
     let replay: &dyn Replay = &*memory;
-    let mut pushes = replay.open_writer(writer("t", 1), &soon()).unwrap();
+    let mut pushes = replay.open_writer("t", writer(1), &soon()).unwrap();
     pushes.push(steps(0, 4), &soon()).unwrap();
     snapshots.save().unwrap();
 }

@@ -129,7 +129,7 @@ impl PyBatches {
         wait::deadline(py, timeout)?;
         let first_beta = beta.now(py)?;
         let parts = sampler.parts.iter();
-        let tables = parts.map(|part| part.request.table.clone()).collect();
+        let tables = parts.map(|part| part.table.clone()).collect();
         // A short batch ends with its deadline.
         let writers_timeout = writers_timeout.filter(|_| !sampler.parts[0].request.allow_short);
         let memory = Arc::downgrade(&sampler.replay);
@@ -142,7 +142,7 @@ impl PyBatches {
             };
             let parts = sampler.parts.iter();
             let channels = parts
-                .map(|part| sampler.replay.sampler(part.request.clone(), in_flight))
+                .map(|part| sampler.replay.sampler(&part.table, part.request, in_flight))
                 .collect::<Result<Channels>>()?;
             if prefetch == 0 || allow_short {
                 let direct = Direct { sampler, channels };
@@ -188,9 +188,8 @@ impl PyBatches {
                 sampler.next(
                     wait,
                     || beta,
-                    |part, request, wait| {
-                        let (table, short) = (&request.table, request.allow_short);
-                        writers.awaiting(table, short, wait, |wait| channels[part].next(wait))
+                    |part, table, request, wait| {
+                        writers.awaiting(table, request.allow_short, wait, |wait| channels[part].next(wait))
                     },
                 )
             }
@@ -330,13 +329,13 @@ fn decode_ahead(
     while !stopped() {
         // A short deadline keeps `waited_for` current for the reader's error. The reader's call has its own deadline. A memory in this
         // process is first tried without a wait, so that the reader knows at once of a wait for writers.
-        let longest = match sampler.program {
-            None if !tried => Duration::ZERO,
-            _ => 2 * Wait::CHECK_EVERY,
+        let longest = match sampler.local && !tried {
+            true => Duration::ZERO,
+            false => 2 * Wait::CHECK_EVERY,
         };
         let wait = Wait { interrupted: &stopped, ..Wait::until(Some(Instant::now() + longest)) };
         let beta = || f64::from_bits(shared.beta.load(Ordering::Relaxed));
-        let result = sampler.next(&wait, beta, |part, _, wait| channels[part].next(wait));
+        let result = sampler.next(&wait, beta, |part, _, _, wait| channels[part].next(wait));
         match result {
             Err(Error::Deadline { waited_for } | Error::RemoteDeadline { waited_for }) => {
                 let blocked = waited_for.is_for_writers();

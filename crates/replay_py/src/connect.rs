@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use replay_net::client::shards::{ShardedClient, parse_addresses};
-use replay_net::client::{Client, ConnectOptions, Namespace, program};
+use replay_net::client::{Client, ConnectOptions, Namespace};
 use replay_wire::auth::{self, Secret};
 
 use crate::interpreter::Call;
@@ -58,8 +58,6 @@ pub fn connect(
         None => auth::environment_token(),
     };
     let longest = deadline.map_or(LONGEST_CONNECT, |deadline| deadline.saturating_duration_since(Instant::now()));
-    let program = std::env::var("INNET_PROGRAM").ok();
-    let program = program.filter(|program| !program.is_empty());
     let options = ConnectOptions {
         token: token.map(Secret),
         tls_ca,
@@ -70,7 +68,6 @@ pub fn connect(
         reconnect_for,
         grace,
         namespace: namespace.clone(),
-        program: program::number(program.as_deref()),
         ..ConnectOptions::default()
     };
     let replay = if let [address] = &addresses[..] {

@@ -15,9 +15,7 @@ use replay_core::view::{Batch, DecodeOptions, Decoder, ViewSpec};
 use replay_net::error::{Error, Result};
 use replay_wire::ErrorCode;
 
-use replay_net::client::program;
-
-/// Timeout of requests about a batch that has arrived: for the table's definition, or to remove an item that cannot be decoded.
+/// Timeout of the request to remove an item that cannot be decoded.
 const ASK_WITHIN: Duration = Duration::from_secs(5);
 
 /// Name of the array with each item's table, in a batch of a mix.
@@ -27,15 +25,13 @@ const TABLES: &str = "tables";
 pub struct Reading {
     config: Arc<TableConfig>,
     pub view: ViewSpec,
-    /// Whether the view is the table's own.
-    own: bool,
+    /// [`TableConfig::checksum`] of what the decoder relies on.
+    checksum: u32,
     decoder: Decoder,
-    /// Table numbers (a part of each id) that are known to have this definition, newest last. Each server's table has its own number.
+    /// Table numbers in the ids of samples for a mix, newest last. Each server's table has its own number.
     tables: Mutex<Vec<u16>>,
     /// The table was dropped, or recreated with another definition. Relaxed: the flag publishes nothing else.
     outdated: AtomicBool,
-    /// Other programs that sample the table were looked up, for a warning. Relaxed: the flag publishes nothing else.
-    others_named: AtomicBool,
 }
 
 impl Reading {
@@ -48,15 +44,15 @@ impl Reading {
     /// Errors of [`TableConfig::view_or_own`] and [`Decoder::new`].
     pub fn new(config: Arc<TableConfig>, view: Option<ViewSpec>, options: DecodeOptions) -> Result<Self> {
         let own = view.is_none();
+        let checksum = config.checksum(own);
         let view = config.view_or_own(view)?;
         Ok(Reading {
             decoder: Decoder::new(&config, &view, options)?,
             config,
             view,
-            own,
+            checksum,
             tables: Mutex::default(),
             outdated: AtomicBool::default(),
-            others_named: AtomicBool::default(),
         })
     }
 
@@ -112,48 +108,25 @@ impl Reading {
         Err(replay_core::Error::schema(&theirs.name, reason).into())
     }
 
-    /// Checks, at the first sample with a new table number, that the table's definition is still the decoder's. `definition` requests it.
-    /// The next sample with the same number shows that the reply was about that table.
-    fn check(&self, sampled: &Sampled, definition: impl FnOnce() -> Result<Arc<TableConfig>>) -> Result<()> {
-        let mut unknown = Vec::new();
-        {
-            let tables = lock(&self.tables);
-            for item in &sampled.items {
-                let number = IdSpace::number_of(item.id);
-                if !tables.contains(&number) && !unknown.contains(&number) {
-                    unknown.push(number);
-                }
-            }
-        }
-        if unknown.is_empty() {
-            return Ok(());
-        }
-        // After an error the next sample asks again.
-        let Ok(now) = definition() else {
-            return Ok(());
-        };
-        let same = now.columns == self.config.columns && (!self.own || now.view == self.config.view);
-        if !same {
-            let difference = now.difference(&self.config);
-            return Err(replay_core::Error::TableDiffers {
-                table: now.name.clone(),
-                difference: difference.unwrap_or_else(|| "another view".to_owned()),
-            }
-            .into());
-        }
+    /// Records the table numbers in the ids of a sample.
+    fn note(&self, sampled: &Sampled) {
         let mut tables = lock(&self.tables);
-        tables.extend(unknown);
+        for item in &sampled.items {
+            let number = IdSpace::number_of(item.id);
+            if !tables.contains(&number) {
+                tables.push(number);
+            }
+        }
         let old = tables.len().saturating_sub(Self::MOST_TABLES);
         tables.drain(..old);
-        Ok(())
     }
 }
 
 /// Requests for samples, and how to read them.
 pub struct DecodedSampler {
     pub replay: Arc<dyn Replay<Error>>,
-    /// Number of this program at the server; `None` for a memory in this process.
-    pub program: Option<u64>,
+    /// Whether the memory is in this process.
+    pub local: bool,
     /// One part, or one for each table of a mix.
     pub parts: Vec<Part>,
     /// Whether the parts are of a mix, which may have one table: its batches tell the table of each item.
@@ -162,6 +135,7 @@ pub struct DecodedSampler {
 
 /// One table's part of the batches.
 pub struct Part {
+    pub table: String,
     pub request: SampleRequest,
     pub reading: Arc<Reading>,
     /// The sample for the next batch, while other parts are missing.
@@ -169,8 +143,9 @@ pub struct Part {
 }
 
 impl Part {
-    pub fn new(request: SampleRequest, reading: Arc<Reading>) -> Self {
-        Part { request, reading, arrived: None }
+    pub fn new(table: &str, request: SampleRequest, reading: Arc<Reading>) -> Self {
+        let request = SampleRequest { definition: reading.checksum, ..request };
+        Part { table: table.to_owned(), request, reading, arrived: None }
     }
 }
 
@@ -202,7 +177,7 @@ impl DecodedSampler {
         &mut self,
         wait: &Wait<'_>,
         beta: impl Fn() -> f64,
-        sample: impl FnMut(usize, &SampleRequest, &Wait<'_>) -> Result<Sampled>,
+        sample: impl FnMut(usize, &str, &SampleRequest, &Wait<'_>) -> Result<Sampled>,
     ) -> Result<DecodedSample> {
         let sampled = self.decoded(wait, beta, sample);
         let code = sampled.as_ref().err().map(Error::code);
@@ -218,23 +193,21 @@ impl DecodedSampler {
         &mut self,
         wait: &Wait<'_>,
         beta: impl Fn() -> f64,
-        mut sample: impl FnMut(usize, &SampleRequest, &Wait<'_>) -> Result<Sampled>,
+        mut sample: impl FnMut(usize, &str, &SampleRequest, &Wait<'_>) -> Result<Sampled>,
     ) -> Result<DecodedSample> {
         loop {
             for (index, part) in self.parts.iter_mut().enumerate() {
                 if part.arrived.is_some() {
                     continue;
                 }
-                let sampled = sample(index, &part.request, wait)?;
-                let asking = Wait { deadline: Some(Instant::now() + ASK_WITHIN), ..*wait };
-                let definition = || self.replay.table_config(&part.request.table, &asking);
-                part.reading.check(&sampled, definition)?;
+                let sampled = sample(index, &part.table, &part.request, wait)?;
+                if self.mixed {
+                    part.reading.note(&sampled);
+                }
                 part.arrived = Some(sampled);
             }
             let arrived = self.parts.iter_mut().filter_map(|part| part.arrived.take());
             let arrived = arrived.collect();
-            let asking = Wait { deadline: Some(Instant::now() + ASK_WITHIN), ..*wait };
-            self.name_others(&asking);
             let sampled = self.decode(arrived, beta())?;
             let rejected = sampled.batch.rejected.len();
             if sampled.batch.len > 0 || rejected == 0 {
@@ -244,32 +217,8 @@ impl DecodedSampler {
             if wait.deadline.is_some_and(|d| Instant::now() >= d) {
                 return Err(Error::deadline(format!(
                     "none of {rejected} items sampled from table {:?} could be decoded; waiting for others",
-                    self.parts[0].request.table
+                    self.parts[0].table
                 )));
-            }
-        }
-    }
-
-    /// Warns, at the first sample, if another program samples a table, too.
-    fn name_others(&self, wait: &Wait<'_>) {
-        let Some(own) = self.program.map(program::listed) else {
-            return;
-        };
-        for part in &self.parts {
-            if part.reading.others_named.swap(true, Ordering::Relaxed) {
-                continue;
-            }
-            // Ignored: the sample itself has succeeded.
-            let Ok(stats) = self.replay.stats(wait) else {
-                continue;
-            };
-            let table = &part.request.table;
-            let programs = stats["tables"][table]["sampled_by"].as_array();
-            if programs.is_some_and(|programs| programs.iter().any(|program| *program != own)) {
-                tracing::warn!(
-                    "another program samples table {table:?}, too, and each learns from the other's steps: give each run a namespace \
-                     (connect(namespace=...), --namespace), or the processes of one run one INNET_PROGRAM"
-                );
             }
         }
     }
@@ -293,7 +242,7 @@ impl DecodedSampler {
         }
         for rejected in &batch.rejected {
             let wait = Wait::until(Some(Instant::now() + ASK_WITHIN));
-            let table = &self.parts[table_of(rejected.item)].request.table;
+            let table = &self.parts[table_of(rejected.item)].table;
             match self.replay.report_corrupt(table, rejected.id, &rejected.reason, &wait) {
                 Ok(writer) => tracing::warn!(
                     table,

@@ -82,8 +82,6 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     interpreter::watch_end(module.py())?;
     innet_replay::plug_in();
     replay_net::process_memory::guard_allocations();
-    // Chosen at import, so that processes forked before they connect share the program's number.
-    replay_net::client::program::number(None);
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add("fstack_release", innet_replay::fstack_release())?;
     module.add_class::<batch::PyBatch>()?;

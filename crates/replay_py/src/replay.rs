@@ -55,8 +55,8 @@ pub struct PyReplay {
     location: String,
     decoders: Mutex<sample::Decoders>,
     writers: Arc<OpenWriters>,
-    /// A warning about ids of another table was logged. Relaxed: the flag publishes nothing else.
-    foreign_ids_named: AtomicBool,
+    /// A warning about positions in place of ids was logged. Relaxed: the flag publishes nothing else.
+    positions_named: AtomicBool,
     /// A warning about unknown parameters was logged. Relaxed: the flag publishes nothing else.
     unknown_parameters_named: AtomicBool,
 }
@@ -145,7 +145,7 @@ impl PyReplay {
             location,
             decoders: Mutex::default(),
             writers: Arc::default(),
-            foreign_ids_named: AtomicBool::new(false),
+            positions_named: AtomicBool::new(false),
             unknown_parameters_named: AtomicBool::new(false),
         }
     }

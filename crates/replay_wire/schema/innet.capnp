@@ -63,6 +63,14 @@ struct Request {
   # How long the server may let the request wait, in milliseconds; 0 is one try without waiting. A server holds a
   # request for an hour, or as its max_wait_ms says, and then answers with the error `renew`.
 
+  table @22 :UInt16;
+  # The table that the request is about, in the numbers of its connection: 1, 2, 3, ... in the order of their first mention.
+  # 0 is none. Requests that make, describe, empty or drop a table have its name instead.
+  tableName @23 :Text;
+  # The table's name, in the connection's first request about it alone. The number stays this table's: once the table was
+  # dropped, the answer is the error `unknownTable`, also if another one has its name. A client then names the table
+  # again, or connects again, as it does for more than 4,096 tables.
+
   union {
     hello @2 :Hello;
     authenticate @3 :Authenticate;
@@ -260,8 +268,6 @@ struct Hello {
   # the client's version, for the error message
   nonce @2 :Data;
   # 32 random bytes
-  program @3 :UInt64;
-  # number of the client's program: a server warns of tables that clients of several programs sample; 0 is no number
 }
 
 struct Challenge {
@@ -353,16 +359,15 @@ struct OpenWriter {
   # On the connection that the writer's pushes will come over: a push over one that has opened no writer ends
   # it. Pushes may have to wait, and the server holds the requests of such connections apart: open writers on
   # connections of their own, away from requests that must not wait behind pushes.
-  table @0 :Text;
-  writer @1 :UInt64;
+  writer @0 :UInt64;
   # random number of the client; the same number again fences the older connection off
-  name @2 :Text;
+  name @1 :Text;
   # display name in errors and logs
-  streams @3 :UInt32;
-  windowBefore @4 :UInt16;
-  windowAfter @5 :UInt16;
+  streams @2 :UInt32;
+  windowBefore @3 :UInt16;
+  windowAfter @4 :UInt16;
   # the window of this writer's items, in steps around the anchor
-  resume @6 :Bool;
+  resume @5 :Bool;
   # this writer was opened before: a server that does not know it answers `expired`, where it would open it
   # anew, since pushes that it has applied may be sent again
 }
@@ -379,20 +384,18 @@ struct WriterOpened {
 }
 
 struct CloseWriter {
-  table @0 :Text;
-  writer @1 :UInt64;
-  epoch @2 :UInt32;
+  writer @0 :UInt64;
+  epoch @1 :UInt32;
 }
 
 struct Push {
   # The payload is the chunks' payloads, one after the other.
-  table @0 :Text;
-  writer @1 :UInt64;
-  epoch @2 :UInt32;
-  sequence @3 :UInt64;
+  writer @0 :UInt64;
+  epoch @1 :UInt32;
+  sequence @2 :UInt64;
   # 1, 2, 3, ...: a number that was applied before is answered and not applied again
-  chunks @4 :List(Chunk);
-  items @5 :List(Item);
+  chunks @3 :List(Chunk);
+  items @4 :List(Item);
 }
 
 struct Chunk {
@@ -420,19 +423,18 @@ struct Pushed {
 }
 
 struct Sample {
-  table @0 :Text;
-  count @1 :UInt32;
-  before @2 :UInt16;
-  after @3 :UInt16;
+  count @0 :UInt32;
+  before @1 :UInt16;
+  after @2 :UInt16;
   # rows wanted around each anchor; more than an item's window is an error
-  allowShort @4 :Bool;
-  minProbability @5 :Bool;
+  allowShort @3 :Bool;
+  minProbability @4 :Bool;
   # also report the smallest probability in the table: costs a scan of it
-  part @6 :BatchPart;
+  part @5 :BatchPart;
   # null for a whole batch
-  repeated @7 :Bool;
-  # One of an iterator's requests. Once the table of the connection's first such request was dropped, the answer is the error
-  # `unknownTable`, also if there is another table of its name. Pushes of a writer have this without asking.
+  definition @6 :UInt32;
+  # Checksum (CRC-32, never 0) of the columns and the view that the client decodes with: a table of another definition answers with
+  # the error `tableDiffers`. 0 is any definition.
 }
 
 struct BatchPart {
@@ -478,10 +480,9 @@ struct ShardState {
 
 struct ReadSteps {
   # A part of the stored steps of a table, in the order of their arrival.
-  table @0 :Text;
-  bytes @1 :UInt32;
+  bytes @0 :UInt32;
   # of chunks in the answer, unless the first one is larger
-  from @2 :ReadPosition;
+  from @1 :ReadPosition;
 }
 
 struct ReadPosition {
@@ -504,9 +505,8 @@ struct StepsRead {
 }
 
 struct UpdatePriorities {
-  table @0 :Text;
-  ids @1 :List(UInt64);
-  priorities @2 :List(Float64);
+  ids @0 :List(UInt64);
+  priorities @1 :List(Float64);
 }
 
 struct Updated {
@@ -515,9 +515,8 @@ struct Updated {
 }
 
 struct ReportCorrupt {
-  table @0 :Text;
-  id @1 :UInt64;
-  reason @2 :Text;
+  id @0 :UInt64;
+  reason @1 :Text;
 }
 
 struct Listing {
@@ -548,13 +547,9 @@ struct GetParameters {
   name @0 :Text;
   newerThan @1 :UInt64;
   # 0: any version
-  writer @2 :WriterId;
-  # The writer that makes its steps with these parameters from now on: with an empty name, it makes no more. Null: none.
-}
-
-struct WriterId {
-  table @0 :Text;
-  writer @1 :UInt64;
+  writer @2 :UInt64;
+  # The writer of the request's table that makes its steps with these parameters from now on: with an empty name, it makes no
+  # more. Ignored without a table.
 }
 
 struct Parameters {

@@ -5,7 +5,7 @@ use capnp::message::{Builder, HeapAllocator, Reader, ReaderOptions};
 use capnp::serialize::{self, BufferSegments};
 
 use crate::error::{Error, Result};
-use crate::fields::{Rest, internal, malformed};
+use crate::fields::{Field, Rest, internal, malformed};
 use crate::frame::{Frame, HEADER_BYTES, OutgoingFrame};
 use crate::innet_capnp as wire;
 use crate::{Reply, ReplyBody, Request, RequestBody};
@@ -33,6 +33,10 @@ pub fn encode_request(request: &Request) -> Result<OutgoingFrame> {
     let mut root = message.init_root::<wire::request::Builder<'_>>();
     root.set_id(request.id);
     root.set_deadline_ms(request.deadline_ms);
+    root.set_table(request.table);
+    if let Some(name) = &request.table_name {
+        root.set_table_name(name);
+    }
     let payload = request.body.write(root)?;
     OutgoingFrame::new(head(&message)?, vec![payload], None)
 }
@@ -76,7 +80,9 @@ pub fn decode_request(frame: Frame) -> Result<Request> {
     let rest = Rest::new(frame.payload.clone(), frame.control_bytes() + SMALL_LISTS);
     let body = RequestBody::read(root, &rest)?;
     refuse_unused(&rest)?;
-    Ok(Request { id: root.get_id(), deadline_ms: root.get_deadline_ms(), body })
+    let table_name = root.has_table_name().then(|| Field::read(root.get_table_name())).transpose()?;
+    let (id, deadline_ms, table) = (root.get_id(), root.get_deadline_ms(), root.get_table());
+    Ok(Request { id, deadline_ms, table, table_name, body })
 }
 
 /// The reply in a frame.

@@ -157,7 +157,6 @@ mod tests {
             protocol: PROTOCOL + 1,
             release: "1.0\n2026-01-01 INFO all is well\u{1b}[2J\u{202e}".into(),
             nonce: [0; 32],
-            program: 0,
         };
         let refused = handshakes.challenge(&hello, None);
         let message = refused.err().unwrap().to_string();

@@ -6,7 +6,7 @@
 //!
 //! ```
 //! # use replay_wire::{frame::*, *};
-//! let request = Request { id: 7, deadline_ms: 0, body: RequestBody::Stats(Stats) };
+//! let request = Request::new(7, 0, RequestBody::Stats(Stats));
 //! let sent = encode_request(&request)?;
 //! let frame = Frame::new(sent.control(), bytes::Bytes::new());
 //! assert_eq!(decode_request(frame)?, request);

@@ -186,7 +186,7 @@ impl Ledger {
         };
         let mut from = Some(ReadPosition::default());
         while let Some(position) = from {
-            let request = ReadSteps { table: TABLE.into(), from: position, bytes: 1 << 20 };
+            let request = ReadSteps { from: position, bytes: 1 << 20 };
             let read = table.read_steps(&request).expect("the table has not failed");
             for chunk in &read.chunks {
                 let (rows, blobs) = chunk.packed.split_at(ROW * chunk.rows as usize);

@@ -113,7 +113,6 @@ pub fn act(users: &Users, seed: u64) {
         // At least what learners ask for, or the server refuses their requests.
         let window = random.random_range(MOST_BEFORE..6);
         let open = OpenWriter {
-            table: TABLE.into(),
             writer,
             name: format!("writer {writer}"),
             server: None,
@@ -123,7 +122,7 @@ pub fn act(users: &Users, seed: u64) {
         };
         let pushes = random.random_range(1..60);
         let result = replay
-            .open_writer(open, &within(30))
+            .open_writer(TABLE, open, &within(30))
             .and_then(|channel| write(users, channel, writer, window, pushes, &mut random));
         if let Err(error) = result {
             if let Some(steps) = steps_left(&error) {
@@ -205,18 +204,17 @@ pub fn learn(users: &Users, seed: u64) {
 
 fn learn_from(users: &Users, replay: &dyn Replay<Error>, steps: u32, random: &mut StdRng) -> Result<()> {
     let request = SampleRequest {
-        table: TABLE.into(),
         count: random.random_range(1..40),
         before: random.random_range(0..=MOST_BEFORE),
         after: 0,
         allow_short: random.random_bool(0.3),
         min_probability: random.random_bool(0.3),
         part: None,
-        repeated: false,
+        definition: 0,
     };
     // Starts of servers and version of the last put.
     let (begun, mut last) = (users.ledger.starts(), None);
-    let mut channel = replay.sampler(request.clone(), random.random_range(0..4))?;
+    let mut channel = replay.sampler(TABLE, request, random.random_range(0..4))?;
     for _ in 0..steps {
         if users.ended() {
             break;

@@ -252,7 +252,7 @@ fn serve(world: &SimStack, job: &Job, index: usize) -> SimStack {
 fn connect(job: &Job) -> Box<dyn Replay<Error>> {
     let simulated = "sim".parse().expect("a stack that is plugged in");
     let addresses: Vec<_> = (0..job.servers).map(|index| address(index, simulated)).collect();
-    let options = ConnectOptions { program: 1, ..ConnectOptions::default() };
+    let options = ConnectOptions::default();
     let wait = within(600);
     let client: Result<Box<dyn Replay<Error>>> = match addresses.as_slice() {
         [one] => Client::connect(one, options, &wait).map(|client| Box::new(client) as _),
@@ -294,7 +294,6 @@ fn act(job: &Job, counts: &Counts, index: usize) {
 
 fn write(job: &Job, counts: &Counts, client: &dyn Replay<Error>, index: usize, writer: u64) -> Result<()> {
     let open = OpenWriter {
-        table: TABLE.into(),
         writer,
         name: format!("actor {index}"),
         server: Some(index as u32),
@@ -302,7 +301,7 @@ fn write(job: &Job, counts: &Counts, client: &dyn Replay<Error>, index: usize, w
         window_before: 0,
         window_after: 0,
     };
-    let mut channel = client.open_writer(open, &within(60))?;
+    let mut channel = client.open_writer(TABLE, open, &within(60))?;
     let period = Duration::from_secs_f64(f64::from(job.steps_per_push) / job.steps_per_second);
     let (first, later) = (payload(job, flags::FIRST), payload(job, 0));
     let (mut next, mut step) = (host::now(), 0);
@@ -352,8 +351,8 @@ fn learn(job: &Job, counts: &Counts, index: usize) {
 }
 
 fn learn_from(job: &Job, counts: &Counts, client: &dyn Replay<Error>, index: usize) -> Result<()> {
-    let request = SampleRequest { table: TABLE.into(), count: job.batch, ..SampleRequest::default() };
-    let mut channel = client.sampler(request, 0)?;
+    let request = SampleRequest { count: job.batch, ..SampleRequest::default() };
+    let mut channel = client.sampler(TABLE, request, 0)?;
     let mut updates = client.updates()?.ok_or(Error::Closed("updates"))?;
     let mut next = host::now();
     while !counts.end.get() {

@@ -53,7 +53,7 @@ pub struct Outcome {
 /// When a promise is broken.
 pub fn run(seed: u64) -> Outcome {
     plug_in(&Simulated);
-    let options = ConnectOptions { program: 1, ..ConnectOptions::default() };
+    let options = ConnectOptions::default();
     let sim = Sim::new(seed);
     let stack = sim.stack();
     let host = process::host(&stack, seed);

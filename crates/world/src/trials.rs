@@ -145,7 +145,7 @@ impl Trial {
         let client = self.client(server);
         client.create_table(&table, &within(20)).expect("it has room");
         self.push(&client, 100);
-        let sample = || client.sample(&request(100), &within(60)).expect("there are items");
+        let sample = || client.sample(OWN, &request(100), &within(60)).expect("there are items");
         let ids: Vec<_> = sample().items.iter().map(|item| item.id).collect();
         let priorities: BTreeMap<_, f64> = ids.iter().map(|&id| (id, self.random.random_range(10.0..1e3))).collect();
         let (ids, new): (Vec<_>, Vec<_>) = priorities.iter().map(|(id, priority)| (*id, *priority)).unzip();
@@ -225,7 +225,7 @@ impl Trial {
             let (writer, wait) = (self.users.ledger.writer(), within(60));
             let mut channel = open(&client, OWN, writer, 0, None);
             channel.push(push_body(writer, 0, 70, 0), &wait).and_then(|()| channel.flush(&wait)).expect("it has room");
-            let mut reader = client.sampler(request(2), 3).expect("a channel");
+            let mut reader = client.sampler(OWN, request(2), 3).expect("a channel");
             reader.next(&wait).expect("there are items");
             channel.push(push_body(writer, 70, 1, 0), &wait).expect("it has room");
             // Not in the rhythm of retries.
@@ -249,7 +249,7 @@ impl Trial {
         let client = ShardedClient::connect(&self.users.addresses, &self.users.options, &within(20));
         let client = client.expect("the servers answer");
         client.create_table(&table, &within(20)).expect("it has room");
-        let mut sampler = client.sampler(request(30), 0).expect("a channel");
+        let mut sampler = client.sampler(OWN, request(30), 0).expect("a channel");
         let mut live = 0;
         for burst in 0..10 {
             // The first bursts give every server an item.
@@ -286,8 +286,8 @@ impl Trial {
                 if self.random.random_bool(0.5) {
                     self.cut_replies(2_000);
                 }
-                let request = SampleRequest { table: TABLE.into(), ..request(self.random.random_range(1..40)) };
-                let sampled = match client.sample(&request, &within(10)) {
+                let request = request(self.random.random_range(1..40));
+                let sampled = match client.sample(TABLE, &request, &within(10)) {
                     Err(error) if error.code() == ErrorCode::Deadline => {
                         drained = true;
                         break;
@@ -327,16 +327,7 @@ impl Trial {
 
 /// A request for single steps of the trial's own table, fewer where there are fewer.
 fn request(count: u32) -> SampleRequest {
-    SampleRequest {
-        table: OWN.into(),
-        count,
-        before: 0,
-        after: 0,
-        allow_short: true,
-        min_probability: false,
-        part: None,
-        repeated: false,
-    }
+    SampleRequest { count, before: 0, after: 0, allow_short: true, min_probability: false, part: None, definition: 0 }
 }
 
 fn open(
@@ -346,14 +337,7 @@ fn open(
     window_before: u16,
     server: Option<u32>,
 ) -> Box<dyn PushChannel<Error>> {
-    let open = OpenWriter {
-        table: table.into(),
-        writer,
-        name: format!("writer {writer}"),
-        server,
-        streams: 1,
-        window_before,
-        window_after: 0,
-    };
-    replay.open_writer(open, &within(30)).expect("the server answers")
+    let open =
+        OpenWriter { writer, name: format!("writer {writer}"), server, streams: 1, window_before, window_after: 0 };
+    replay.open_writer(table, open, &within(30)).expect("the server answers")
 }

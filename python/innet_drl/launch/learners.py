@@ -48,8 +48,6 @@ WAIT_SECONDS = 0.5
 """Timeout of a batch; then a learner checks whether training has ended."""
 STOP_SECONDS = 10.0
 """Seconds that a learner may take to end before it is killed."""
-PROGRAM = "INNET_PROGRAM"
-"""Environment variable that marks processes as one program: a server warns if several programs sample a table."""
 GPUS = "CUDA_VISIBLE_DEVICES"
 """Environment variable with the GPUs that a process sees."""
 FAILURE_SECONDS = 2.0
@@ -87,8 +85,6 @@ class LearnerAssignment:
     """Updates of earlier sessions."""
     token: str = field(repr=False)
     """Token of the replay memory."""
-    program: str
-    """The run's `INNET_PROGRAM`."""
     gpus: str | None
     """The run's `CUDA_VISIBLE_DEVICES`, which Ray chooses after the start of the fork server."""
 
@@ -141,7 +137,6 @@ class Learners:
                 checkpoint,
                 learner.updates,
                 token,
-                os.environ[PROGRAM],
                 os.environ.get(GPUS),
             )
             for number in range(1, config.learners)
@@ -272,7 +267,6 @@ def join(job: GradientJob, number: int, config: Config) -> Iterator[GradientWork
 
 def run_learner(assignment: LearnerAssignment, pipe: multiprocessing.connection.Connection) -> None:
     """The main function of a learner's process."""
-    os.environ[PROGRAM] = assignment.program
     os.environ.pop(GPUS, None)
     if assignment.gpus is not None:
         os.environ[GPUS] = assignment.gpus

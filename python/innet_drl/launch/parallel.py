@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import functools
 import logging
-import os
 import secrets
 import tempfile
 import time
@@ -22,9 +21,7 @@ from innet_drl.launch.actors import Actors
 from innet_drl.launch.evaluator import Evaluator
 from innet_drl.launch.joined_actors import JoinedActors
 from innet_drl.launch.launcher import Launcher, LocalLauncher
-from innet_drl.launch.learners import PROGRAM, Learners
-from innet_drl.launch.processes import environment_variable
-from innet_drl.train.config import Config
+from innet_drl.launch.learners import Learners
 from innet_drl.train.data_parallel import TrainingEnded
 from innet_drl.train.errors import ProcessError, ReplayMemoryError, Resuming
 from innet_drl.train.memory import ReplayMemory, actor_token, memory_class, memory_token
@@ -49,7 +46,6 @@ def train(trainer: Trainer, launchers: Callable[[], Launcher] | None) -> None:
         settings = dataclasses.replace(settings, address=launcher.listen, token=secrets.token_hex(16))
     trainer.session.display.say("starting the memory" + ("" if launcher is None else f" and {config.actors} actors"))
     with (
-        _one_program(config),
         memory_class(config.replay).create(settings) as memory,
         contextlib.ExitStack() as running,
     ):
@@ -171,13 +167,6 @@ def _has_ended(actors: Actors | JoinedActors, trainer: Trainer) -> bool:
     trainer.session.say(actors.silence.note() or "waiting for the gradients of the other learners")
     _check_actors(actors, trainer)
     return trainer.session.interrupted
-
-
-def _one_program(config: Config) -> contextlib.AbstractContextManager[None]:
-    """Sets `INNET_PROGRAM` during the run, unless it is set, so that a server sees its learners as one program."""
-    if config.learners == 1:
-        return contextlib.nullcontext()
-    return environment_variable(PROGRAM, os.environ.get(PROGRAM) or secrets.token_hex(8))
 
 
 @contextlib.contextmanager

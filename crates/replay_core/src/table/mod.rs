@@ -102,6 +102,8 @@ impl<T> Attempt<T> {
 pub struct Table {
     config: Arc<TableConfig>,
     layout: RowLayout,
+    /// [`TableConfig::checksum`] without and with the view.
+    checksums: [u32; 2],
     /// Limit of `held`: [`TableConfig::effective_capacity_bytes`].
     capacity_bytes: u64,
     items: Items,
@@ -157,6 +159,7 @@ impl Table {
         let ids = IdSpace::new()?;
         Ok(Table {
             layout: RowLayout::of(&config),
+            checksums: [false, true].map(|with_view| config.checksum(with_view)),
             capacity_bytes: config.effective_capacity_bytes(),
             items: Items::new(ids, capacity, config.priority_unit_log2, config.max_times_sampled),
             chunks: Slab::new(capacity + Self::PINNED_CHUNKS),
@@ -302,15 +305,6 @@ impl Table {
             return Err(Self::was_dropped(&self.config.name));
         }
         Ok(())
-    }
-
-    /// [`Self::check_open`] for a call, which stays bound to the table of its first attempt.
-    fn check_turn(&self, turn: &mut Turn) -> Result<()> {
-        self.check_open()?;
-        match turn.is_on(self.number()) {
-            true => Ok(()),
-            false => Err(Self::was_dropped(&self.config.name)),
-        }
     }
 
     /// The error of calls on a dropped table, even if a new table has its name.

@@ -222,7 +222,6 @@ mod tests {
         let table =
             Memory::new(MemoryLimits::default()).create_table(&TableConfig::new("t", vec![column], capacity)).unwrap();
         let open = OpenWriter {
-            table: "t".into(),
             writer: 1,
             name: String::new(),
             server: None,
@@ -239,7 +238,6 @@ mod tests {
         let head =
             ChunkHead { stream: 0, rows: rows as u32, first_step: (sequence - 1) * rows, bytes: 2 * rows as u32 };
         let push = Push {
-            table: "t".into(),
             writer: 1,
             epoch: 1,
             sequence,

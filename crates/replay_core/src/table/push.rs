@@ -37,7 +37,7 @@ impl Table {
     /// bytes than the table holds), [`crate::Error::Internal`] (the table has failed, or a panic) or
     /// [`crate::Error::UnknownTable`] (the table was dropped).
     pub fn try_push(&self, push: &Push, turn: &mut Turn) -> Result<Attempt<u64>> {
-        self.check_turn(turn)?;
+        self.check_open()?;
         let writer = self.writers.get(push.writer)?;
         let mut writer = lock(&writer);
         if writer.has_applied(push.epoch, push.sequence)? {
@@ -308,7 +308,7 @@ mod tests {
             assert_eq!(table.stats()["panics"], 1);
 
             refused(table.try_push(&push(5, None), &mut Turn::default()));
-            let request = SampleRequest { table: "t".into(), count: 1, ..SampleRequest::default() };
+            let request = SampleRequest { count: 1, ..SampleRequest::default() };
             refused(table.try_sample(&request, false, &mut Turn::default()));
             refused(table.update_priorities(&[], &[]));
             refused(table.open_writer(&open));

@@ -111,14 +111,14 @@ impl Table {
     /// the window that a sampled item was written with; [`Error::TooLarge`] for more than [`sum_tree::MAX_SAMPLES`] items,
     /// [`Self::MAX_BATCH_BYTES`] or [`Self::MAX_BATCH_PIECES`]; [`Error::Config`] for no items, or more than the rate limiter or
     /// `max_times_sampled` can ever admit;
-    /// [`Error::UnknownTable`] when the table was dropped.
+    /// [`Error::UnknownTable`] when the table was dropped; [`Error::TableDiffers`] for the definition of another one.
     pub fn try_sample(
         self: &Arc<Self>,
         request: &SampleRequest,
         last_try: bool,
         turn: &mut Turn,
     ) -> Result<Attempt<Sampled>> {
-        self.check_turn(turn)?;
+        self.check_open()?;
         self.check_request(request)?;
         if let (0, Some(0)) = (request.count, request.part.map(|part| part.limiter_samples)) {
             return Ok(Attempt::Ready(self.empty_part(request)?));
@@ -133,6 +133,12 @@ impl Table {
     }
 
     fn check_request(&self, request: &SampleRequest) -> Result<()> {
+        if request.definition > 0 && !self.checksums.contains(&request.definition) {
+            return Err(Error::TableDiffers {
+                table: self.config.name.clone(),
+                difference: "it was made again with other columns or another view".to_owned(),
+            });
+        }
         let limiter_samples = match request.part {
             None => {
                 sum_tree::check_samples(request.count)?;

@@ -4,21 +4,12 @@ use crate::replay::{ChunkHead, NewItem, OpenWriter, Push, PushBody};
 
 /// Opens a writer of table `t`.
 pub fn open(writer: u64, streams: u32) -> OpenWriter {
-    OpenWriter {
-        table: "t".into(),
-        writer,
-        name: String::new(),
-        server: None,
-        streams,
-        window_before: 0,
-        window_after: 0,
-    }
+    OpenWriter { writer, name: String::new(), server: None, streams, window_before: 0, window_after: 0 }
 }
 
 /// A push of writer 1: one step, of a byte of flags and a value, with an item.
 pub fn push(sequence: u64, priority: Option<f32>) -> Push {
     Push {
-        table: "t".into(),
         writer: 1,
         epoch: 1,
         sequence,

@@ -80,8 +80,6 @@ impl WaitingLine {
 /// Queue membership of one call: from the first blocked attempt until the turn is dropped, which lets the next call try.
 #[derive(Default)]
 pub struct Turn {
-    /// Number of the table in its ids; `None` before the first attempt.
-    table: Option<u16>,
     place: Option<(Arc<WaitingLine>, Arc<Place>)>,
     places: u32,
     /// Time of the first blocked attempt.
@@ -93,29 +91,6 @@ pub struct Turn {
 }
 
 impl Turn {
-    /// A call bound to the table of this number, or with `None` to the table of its first attempt. A later table of the same name refuses
-    /// it.
-    pub fn of_table(number: Option<u16>) -> Self {
-        let mut turn = Turn::default();
-        turn.table = number;
-        turn
-    }
-
-    /// Leaves the queue. The call stays bound to its table.
-    pub fn give_up_place(&mut self) {
-        *self = Turn::of_table(self.table);
-    }
-
-    /// Whether the call is bound to a table.
-    pub fn has_table(&self) -> bool {
-        self.table.is_some()
-    }
-
-    /// Whether the call is bound to the table of this number; the first attempt binds it.
-    pub(super) fn is_on(&mut self, number: u16) -> bool {
-        *self.table.get_or_insert(number) == number
-    }
-
     /// Whether the call waits behind another one.
     pub fn is_behind(&self) -> bool {
         self.place.as_ref().is_some_and(|(line, place)| !lock(&line.waiting).is_first(place))

@@ -470,15 +470,7 @@ mod tests {
     use super::*;
 
     pub(super) fn open(writer: u64, streams: u32) -> OpenWriter {
-        OpenWriter {
-            table: "t".into(),
-            writer,
-            name: format!("actor {writer}"),
-            server: None,
-            streams,
-            window_before: 3,
-            window_after: 3,
-        }
+        OpenWriter { writer, name: format!("actor {writer}"), server: None, streams, window_before: 3, window_after: 3 }
     }
 
     #[test]

@@ -84,7 +84,7 @@ fn keys_of_other_tables_and_memories_are_stale() {
         let opened = beside.open_writer(&open(1)).unwrap();
         assert_eq!(opened.epoch, 1);
         let body = Body::default().chunk(0, 0, 1).item(0, 0, 1.0).build();
-        let push = replay_core::replay::Push { table: "u".into(), writer: 1, epoch: 1, sequence: 1, body };
+        let push = replay_core::replay::Push { writer: 1, epoch: 1, sequence: 1, body };
         beside.try_push(&push, &mut replay_core::table::Turn::default()).unwrap();
         sample(&beside, 1).items[0].id
     };

@@ -71,8 +71,8 @@ fn a_push_that_fails_wakes_the_calls_that_wait() {
 #[test]
 fn inserts_and_samples_wait_for_each_other() {
     let memory = memory_with(&limited());
-    let mut writer = replay(&memory).open_writer(open(1), &one_try()).unwrap();
-    let text = deadline(replay(&memory).sample(&request(1), &one_try()));
+    let mut writer = replay(&memory).open_writer("t", open(1), &one_try()).unwrap();
+    let text = deadline(replay(&memory).sample("t", &request(1), &one_try()));
     assert!(text.contains("holds 0 items of the 4"), "{text}");
     writer.push(body(0, 4), &one_try()).unwrap();
     // 8 sampled items are due after 4 inserts; the slack lets writers run 8 ahead: 4 more inserts.
@@ -80,8 +80,8 @@ fn inserts_and_samples_wait_for_each_other() {
     let text = deadline(writer.push(body(8, 1), &one_try()));
     assert!(text.contains("waits for its readers to sample 2 more"), "{text}");
     // Down to 8 behind.
-    let batch = replay(&memory).sample(&request(14), &one_try()).unwrap();
-    let text = deadline(replay(&memory).sample(&request(4), &one_try()));
+    let batch = replay(&memory).sample("t", &request(14), &one_try()).unwrap();
+    let text = deadline(replay(&memory).sample("t", &request(4), &one_try()));
     assert!(text.contains("waits for writers to insert 1 more"), "{text}");
     writer.push(body(8, 1), &one_try()).unwrap();
 
@@ -90,7 +90,7 @@ fn inserts_and_samples_wait_for_each_other() {
     assert_eq!(stat(&table, "limiter_sampled"), 14);
     drop(batch);
     assert_eq!(stat(&table, "limiter_sampled"), 0);
-    let batch = replay(&memory).sample(&request(14), &one_try()).unwrap();
+    let batch = replay(&memory).sample("t", &request(14), &one_try()).unwrap();
     batch.credit.unwrap().delivered();
     assert_eq!(stat(&table, "limiter_sampled"), 14);
 }
@@ -116,9 +116,9 @@ fn a_sample_larger_than_the_slack_allows_is_an_error_unless_it_may_be_short() {
     let asked = SampleRequest { allow_short: true, ..request(100) };
     blocked(table.try_sample(&asked, false, &mut Turn::default()));
     let memory = memory_with(&limited());
-    let mut writer = replay(&memory).open_writer(open(1), &one_try()).unwrap();
+    let mut writer = replay(&memory).open_writer("t", open(1), &one_try()).unwrap();
     writer.push(body(0, 8), &one_try()).unwrap();
-    assert_eq!(replay(&memory).sample(&asked, &one_try()).unwrap().items.len(), 16);
+    assert_eq!(replay(&memory).sample("t", &asked, &one_try()).unwrap().items.len(), 16);
 }
 
 /// The memory as its users in this process have it.
@@ -135,9 +135,9 @@ fn memory_with(config: &TableConfig) -> Arc<Memory> {
 #[test]
 fn a_blocked_sample_goes_on_when_a_push_comes() {
     let memory = memory_with(&limited());
-    let mut writer = replay(&memory).open_writer(open(1), &one_try()).unwrap();
+    let mut writer = replay(&memory).open_writer("t", open(1), &one_try()).unwrap();
     thread::scope(|scope| {
-        let sample = scope.spawn(|| replay(&memory).sample(&request(4), &Wait::forever()).unwrap());
+        let sample = scope.spawn(|| replay(&memory).sample("t", &request(4), &Wait::forever()).unwrap());
         (0..4).for_each(|step| writer.push(body(step, 1), &Wait::forever()).unwrap());
         assert_eq!(anchors(&sample.join().unwrap()).len(), 4);
     });
@@ -149,10 +149,10 @@ fn actors_and_learner_take_turns_to_the_end() {
     const ITEMS: u64 = 500;
     thread::scope(|scope| {
         scope.spawn(|| {
-            let mut writer = replay(&memory).open_writer(open(1), &Wait::forever()).unwrap();
+            let mut writer = replay(&memory).open_writer("t", open(1), &Wait::forever()).unwrap();
             (0..ITEMS).for_each(|step| writer.push(body(step, 1), &Wait::forever()).unwrap());
         });
-        let mut batches = replay(&memory).sampler(request(4), 1).unwrap();
+        let mut batches = replay(&memory).sampler("t", request(4), 1).unwrap();
         // All but the slack: 2 * 500 items.
         for _ in 0..(2 * ITEMS - 8) / 4 {
             let batch = batches.next(&Wait::forever()).unwrap();
@@ -316,7 +316,7 @@ fn a_waiting_call_can_be_interrupted_and_ends_when_its_table_is_dropped() {
     let asked = AtomicU32::new(0);
     let interrupted = || asked.fetch_add(1, Ordering::Relaxed) > 0;
     let wait = Wait { interrupted: &interrupted, ..Wait::forever() };
-    assert!(matches!(refusal(replay(&memory).sample(&request(1), &wait)), Error::Interrupted));
+    assert!(matches!(refusal(replay(&memory).sample("t", &request(1), &wait)), Error::Interrupted));
 
     let waiting = AtomicBool::new(false);
     let say_so = || {
@@ -326,7 +326,7 @@ fn a_waiting_call_can_be_interrupted_and_ends_when_its_table_is_dropped() {
     thread::scope(|scope| {
         let call = scope.spawn(|| {
             let wait = Wait { interrupted: &say_so, ..Wait::forever() };
-            replay(&memory).sample(&request(1), &wait).map(drop)
+            replay(&memory).sample("t", &request(1), &wait).map(drop)
         });
         while !waiting.load(Ordering::Acquire) {
             thread::yield_now();
@@ -339,17 +339,17 @@ fn a_waiting_call_can_be_interrupted_and_ends_when_its_table_is_dropped() {
 #[test]
 fn a_deadline_in_the_future_returns_what_there_is_when_it_may_be_short() {
     let memory = memory_with(&TableConfig { max_times_sampled: 1, ..config(100) });
-    let mut writer = replay(&memory).open_writer(open(1), &one_try()).unwrap();
+    let mut writer = replay(&memory).open_writer("t", open(1), &one_try()).unwrap();
     writer.push(body(0, 3), &one_try()).unwrap();
     writer.flush(&one_try()).unwrap();
     writer.close(&one_try()).unwrap();
     let soon = Wait::until(Some(Instant::now() + Duration::from_millis(1)));
     let asked = SampleRequest { allow_short: true, ..request(4) };
-    let mut batch = replay(&memory).sample(&asked, &soon).unwrap();
+    let mut batch = replay(&memory).sample("t", &asked, &soon).unwrap();
     deliver(&mut batch);
     assert_eq!(batch.items.len(), 3);
     let soon = Wait::until(Some(Instant::now() + Duration::from_millis(1)));
-    let text = deadline(replay(&memory).sample(&asked, &soon));
+    let text = deadline(replay(&memory).sample("t", &asked, &soon));
     assert!(text.contains("holds 0 items"), "{text}");
 }
 

@@ -139,13 +139,7 @@ impl Actor {
     }
 
     pub fn try_push_in_turn(&mut self, body: Body, turn: &mut Turn) -> Result<Attempt<u64>> {
-        let push = Push {
-            table: "t".into(),
-            writer: self.writer,
-            epoch: self.epoch,
-            sequence: self.sequence + 1,
-            body: body.build(),
-        };
+        let push = Push { writer: self.writer, epoch: self.epoch, sequence: self.sequence + 1, body: body.build() };
         let attempt = self.table.try_push(&push, turn)?;
         if let Attempt::Ready(_) = attempt {
             self.sequence += 1;
@@ -175,19 +169,11 @@ impl Actor {
 }
 
 pub fn open(writer: u64) -> OpenWriter {
-    OpenWriter {
-        table: "t".into(),
-        writer,
-        name: format!("actor {writer}"),
-        server: None,
-        streams: 4,
-        window_before: 3,
-        window_after: 3,
-    }
+    OpenWriter { writer, name: format!("actor {writer}"), server: None, streams: 4, window_before: 3, window_after: 3 }
 }
 
 pub fn request(count: u32) -> SampleRequest {
-    SampleRequest { table: "t".into(), count, ..SampleRequest::default() }
+    SampleRequest { count, ..SampleRequest::default() }
 }
 
 /// A batch, delivered where samples end items.

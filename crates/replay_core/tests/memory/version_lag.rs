@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use event_listener::Listener;
 use replay_core::TableConfig;
-use replay_core::replay::WriterId;
 use replay_core::table::{Attempt, Turn};
 
 use crate::parameters::file;
@@ -16,10 +15,7 @@ fn a_push_that_becomes_outdated_in_the_line_lets_later_ones_pass() {
     let config = TableConfig { samples_per_insert: 2.0, slack: 8.0, min_size: 4, max_version_lag: 1, ..config(100) };
     let table = memory.create_table(&config).unwrap();
     let publish = || memory.parameters().put("policy", 0, file(1, 4)).unwrap();
-    let get = |writer: u64| {
-        let id = WriterId { table: "t".into(), writer };
-        memory.get_parameters("policy", 0, Some(&id)).unwrap().version
-    };
+    let get = |writer: u64| memory.get_parameters("policy", 0, Some((&table, writer))).unwrap().version;
     let [mut slow, mut other] = [1, 2].map(|number| Actor::open(&table, number));
     publish();
     assert_eq!((get(1), get(2)), (1, 1));

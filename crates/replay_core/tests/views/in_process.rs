@@ -19,7 +19,7 @@ fn view(stack: u16, n: u16) -> ViewSpec {
 }
 
 fn sample_request(count: u32, view: &ViewSpec) -> SampleRequest {
-    SampleRequest { min_probability: true, ..SampleRequest::new("test", count, view) }
+    SampleRequest { min_probability: true, ..SampleRequest::new(count, view) }
 }
 
 #[test]
@@ -61,7 +61,7 @@ fn samples_what_the_environments_did(codec: Codec) {
     let decoder = Decoder::new(&config, &view, DecodeOptions::default()).unwrap();
     let mut seen = BTreeSet::new();
     for _ in 0..20 {
-        let sampled = replay.sample(&sample_request(128, &view), &wait).unwrap();
+        let sampled = replay.sample("test", &sample_request(128, &view), &wait).unwrap();
         assert_eq!(sampled.live_items, writer.counters().items);
         let batch = decoder.decode(&sampled, 0.4).unwrap();
         assert_eq!((batch.len, batch.rejected.len()), (128, 0));
@@ -101,8 +101,8 @@ fn a_terminated_item_of_a_queue_has_its_last_observation() {
     let mut environment = Environment::new(0, Autoreset::NextStep, events.repeat(4), 1);
     let mut next = Vec::new();
     let mut take = || {
-        let request = SampleRequest { allow_short: true, ..SampleRequest::new("test", 9, &view) };
-        let Ok(sampled) = replay.sample(&request, &Wait::until(Some(Instant::now()))) else { return };
+        let request = SampleRequest { allow_short: true, ..SampleRequest::new(9, &view) };
+        let Ok(sampled) = replay.sample("test", &request, &Wait::until(Some(Instant::now()))) else { return };
         let batch = decoder.decode(&sampled, 0.0).unwrap();
         sampled.credit.unwrap().delivered();
         let [ids, frames] = ["id", "next_observation"].map(|name| batch.get(name).unwrap().to_bytes());
@@ -141,8 +141,8 @@ fn a_view_wider_than_what_was_written_is_refused() {
     }
     writer.flush(&wait).unwrap();
     let request = sample_request(4, &view(2, 1));
-    assert_eq!(replay.sample(&request, &wait).unwrap().items.len(), 4);
-    let error = replay.sample(&sample_request(4, &view(4, 1)), &wait).err();
+    assert_eq!(replay.sample("test", &request, &wait).unwrap().items.len(), 4);
+    let error = replay.sample("test", &sample_request(4, &view(4, 1)), &wait).err();
     assert!(matches!(error, Some(Error::View { .. })));
 }
 
@@ -168,7 +168,7 @@ fn a_writer_held_back_by_the_limiter_loses_nothing() {
         while let Err(error) = writer.flush(&now) {
             assert!(matches!(error, Error::Deadline { .. }));
             refused += 1;
-            let sampled = replay.sample(&sample_request(8, &view), &now).unwrap();
+            let sampled = replay.sample("test", &sample_request(8, &view), &now).unwrap();
             sampled.credit.unwrap().delivered();
         }
     }
@@ -178,7 +178,7 @@ fn a_writer_held_back_by_the_limiter_loses_nothing() {
     let mut ids = BTreeSet::new();
     let decoder = Decoder::new(&config, &view, DecodeOptions::default()).unwrap();
     while ids.len() < 199 {
-        let sampled = replay.sample(&sample_request(8, &view), &wait).unwrap();
+        let sampled = replay.sample("test", &sample_request(8, &view), &wait).unwrap();
         let batch = decoder.decode(&sampled, 0.0).unwrap();
         let column = batch.get("id").unwrap().to_bytes();
         ids.extend(column.chunks_exact(8).map(|id| u64::from_ne_bytes(id.try_into().unwrap())));

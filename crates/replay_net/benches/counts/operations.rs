@@ -93,17 +93,11 @@ impl Fixture<'_> {
         let view = breakout::view();
         let options = DecodeOptions { threads: 1, ..DecodeOptions::default() };
         let decoder = Decoder::new(table, &view, options).expect("a view of the table");
-        let request = SampleRequest {
-            table: table.name.clone(),
-            count: BATCH as u32,
-            before: view.before(),
-            after: view.after(),
-            ..SampleRequest::default()
-        };
+        let request = SampleRequest::new(BATCH as u32, &view);
         let replay = self.replay;
         let mut ids = Vec::new();
         self.count(&format!("sample {BATCH} into arrays"), &mut |_| {
-            let sampled = replay.sample(&request, &FOREVER).expect("items to sample");
+            let sampled = replay.sample(&table.name, &request, &FOREVER).expect("items to sample");
             let batch = decoder.decode(&sampled, 0.4).expect("frames that unpack");
             assert_eq!(batch.rejected, []);
             ids.clear();

@@ -175,8 +175,7 @@ impl Dialer {
             let mut pipeline =
                 RequestPipeline::new(stream, limits, self.address.to_string()).within(self.options.namespace.clone());
             let token = self.options.token.as_ref().map(|token| &*token.0);
-            let program = self.options.program;
-            let incarnation = match pipeline.handshake(token, channel_binding, program).await {
+            let incarnation = match pipeline.handshake(token, channel_binding).await {
                 Ok(incarnation) => incarnation,
                 Err(error) => {
                     pipeline.close().await;
@@ -191,7 +190,7 @@ impl Dialer {
                 let tables: Vec<_> = self.tables().values().cloned().collect();
                 for table in tables {
                     let body = RequestBody::CreateTable(table);
-                    match pipeline.call(u32::MAX, body).await {
+                    match pipeline.call(u32::MAX, None, body).await {
                         Ok(reply) => expect_reply!(reply, ReplyBody::Done => ())?,
                         // Actors may not create tables: a learner's client does.
                         Err(error) if error.code() == ErrorCode::Forbidden => {}
@@ -199,7 +198,7 @@ impl Dialer {
                     }
                 }
                 if known != 0 {
-                    let reply = pipeline.call(u32::MAX, RequestBody::Stats(Stats)).await?;
+                    let reply = pipeline.call(u32::MAX, None, RequestBody::Stats(Stats)).await?;
                     let stats = expect_reply!(reply, ReplyBody::Stats(stats) => stats)?;
                     kept = Some(outage::kept(&stats));
                 }
@@ -393,8 +392,16 @@ impl Connection {
     ///
     /// # Errors
     /// Errors of [`RequestPipeline::send`].
-    pub fn send(&mut self, deadline_ms: u32, body: RequestBody) -> Result<u64> {
-        self.parts()?.0.send(deadline_ms, body)
+    pub fn send(&mut self, deadline_ms: u32, table: Option<&str>, body: RequestBody) -> Result<u64> {
+        self.parts()?.0.send(deadline_ms, table, body)
+    }
+
+    /// [`RequestPipeline::forget_table`].
+    ///
+    /// # Errors
+    /// [`Error::Closed`] in a forked child.
+    pub fn forget_table(&mut self, table: &str, request: Option<u64>) -> Result<bool> {
+        Ok(self.parts()?.0.forget_table(table, request))
     }
 
     /// # Errors
@@ -416,11 +423,17 @@ impl Connection {
     ///
     /// # Errors
     /// [`Error::Deadline`] when the server does not answer; errors of [`RequestPipeline::call`].
-    pub fn call(&mut self, dialer: &Dialer, wait: &Wait<'_>, body: RequestBody) -> Result<ReplyBody> {
+    pub fn call(
+        &mut self,
+        dialer: &Dialer,
+        wait: &Wait<'_>,
+        table: Option<&str>,
+        body: RequestBody,
+    ) -> Result<ReplyBody> {
         let until = wait.deadline.map(|d| d + dialer.options.grace);
         let late = || no_answer(&dialer.address);
         let deadline_ms = deadline_ms(wait.deadline);
-        self.run(wait, until, late, |pipeline| pipeline.call(deadline_ms, body))
+        self.run(wait, until, late, |pipeline| pipeline.call(deadline_ms, table, body))
     }
 
     /// Sends TLS's close_notify if possible at once. Without it the server cannot tell the end from a truncation attack.

@@ -13,7 +13,6 @@
 //! | [`session`] | a session with an extension of a server |
 //! | [`shards`] | one memory over several servers |
 //! | [`namespace`] | the names of one run on a shared server |
-//! | [`program`] | program numbers, by which servers distinguish programs |
 //! | [`tls`] | trusted certificates |
 //!
 //! Calls block, so they must not be made inside a tokio runtime. Every call is idempotent: when a connection breaks before the answer
@@ -26,7 +25,6 @@ pub mod namespace;
 mod outage;
 pub mod pipeline;
 mod pool;
-pub mod program;
 pub mod push;
 pub mod sample;
 pub mod session;
@@ -89,8 +87,6 @@ pub struct ConnectOptions {
     pub await_server: Duration,
     /// Limits the client to the names of a namespace.
     pub namespace: Option<Namespace>,
-    /// Program number, see [`program`], 0 for none: a server warns if several programs sample one table.
-    pub program: u64,
     /// Largest frame accepted from the server, in bytes.
     pub max_frame_bytes: u64,
     /// Limit of one writer's unacknowledged pushes, at least 1.
@@ -111,7 +107,6 @@ impl Default for ConnectOptions {
             reconnect_for: Duration::from_secs(60),
             await_server: Duration::ZERO,
             namespace: None,
-            program: program::number(None),
             max_frame_bytes: 1 << 30,
             push_window: 32,
             push_window_bytes: 16 << 20,
@@ -152,8 +147,8 @@ impl Client {
     ///
     /// # Errors
     /// Errors of connecting, and the server's.
-    pub(crate) fn pushes(&self, open: OpenWriter, wait: &Wait<'_>) -> Result<push::Pushes> {
-        push::Pushes::open(self.dialer.clone(), open, wait)
+    pub(crate) fn pushes(&self, table: &str, open: OpenWriter, wait: &Wait<'_>) -> Result<push::Pushes> {
+        push::Pushes::open(self.dialer.clone(), table, open, wait)
     }
 
     /// [`connect`] through `dialer`.
@@ -183,35 +178,47 @@ impl Client {
         &self.dialer.address
     }
 
-    /// Number of this program, see [`program`].
-    pub fn program(&self) -> u64 {
-        self.dialer.options.program
-    }
-
     /// How this client connects, for a [`session`].
     pub fn dialer(&self) -> &Dialer {
         &self.dialer
     }
 
-    /// Sends a request, and repeats it on a new connection after a broken one. `question` gets the incarnation of the connection's server,
-    /// which may have restarted since the last attempt.
-    fn ask<C: Call>(&self, wait: &Wait<'_>, question: impl Fn(u64) -> C) -> Result<(C::Reply, u64)> {
-        let (reply, incarnation) = self.exchange(wait, &|incarnation| question(incarnation).into())?;
+    /// Sends a request, about `table` or none, and repeats it on a new connection after a broken one. `question` gets the incarnation of
+    /// the connection's server, which may have restarted since the last attempt.
+    fn ask<C: Call>(
+        &self,
+        wait: &Wait<'_>,
+        table: Option<&str>,
+        question: impl Fn(u64) -> C,
+    ) -> Result<(C::Reply, u64)> {
+        let (reply, incarnation) = self.exchange(wait, table, &|incarnation| question(incarnation).into())?;
         let reply = reply.try_into().map_err(|other| unexpected(&other))?;
         Ok((reply, incarnation))
     }
 
     /// [`Self::ask`] before the reply has a type.
-    fn exchange(&self, wait: &Wait<'_>, question: &dyn Fn(u64) -> RequestBody) -> Result<(ReplyBody, u64)> {
+    fn exchange(
+        &self,
+        wait: &Wait<'_>,
+        table: Option<&str>,
+        question: &dyn Fn(u64) -> RequestBody,
+    ) -> Result<(ReplyBody, u64)> {
         let longest = while_broken(self.reconnect_for);
         retry_for(longest, &mut None, &self.dialer, wait, || {
             let mut connection = self.idle.take(&self.dialer, wait)?;
             let incarnation = connection.incarnation;
-            let mut ask = || connection.call(&self.dialer, wait, question(incarnation));
-            let mut reply = ask();
-            while reply.as_ref().is_err_and(is_renewal) {
-                reply = ask();
-            }
+            let reply = loop {
+                let reply = connection.call(&self.dialer, wait, table, question(incarnation));
+                match &reply {
+                    Err(error) if is_renewal(error) => {}
+                    // The table of an earlier call was dropped: another one may have its name.
+                    Err(error)
+                        if error.code() == ErrorCode::UnknownTable
+                            && let Some(table) = table
+                            && connection.forget_table(table, None)? => {}
+                    _ => break reply,
+                }
+            };
             // After any other error a request may be in flight, or the connection broken.
             match &reply {
                 Ok(_) => self.idle.give(connection),
@@ -225,8 +232,8 @@ impl Client {
     }
 
     /// [`Self::ask`] for a request that does not depend on the incarnation.
-    fn call<C: Call + Clone>(&self, wait: &Wait<'_>, request: &C) -> Result<C::Reply> {
-        Ok(self.ask(wait, |_| request.clone())?.0)
+    fn call<C: Call + Clone>(&self, wait: &Wait<'_>, table: Option<&str>, request: &C) -> Result<C::Reply> {
+        Ok(self.ask(wait, table, |_| request.clone())?.0)
     }
 
     /// Stores parameters as `version`, or as the next version if `version` is not newer than the newest.
@@ -241,7 +248,8 @@ impl Client {
     }
 
     fn put_numbered(&self, name: &str, id: u64, version: u64, bytes: Bytes, wait: &Wait<'_>) -> Result<u64> {
-        let (stored, _) = self.ask(wait, |_| PutParameters { name: name.into(), id, version, bytes: bytes.clone() })?;
+        let (stored, _) =
+            self.ask(wait, None, |_| PutParameters { name: name.into(), id, version, bytes: bytes.clone() })?;
         let stored = stored.ok_or_else(|| unexpected(&ReplyBody::Parameters(None)))?;
         Ok(stored.version)
     }
@@ -254,20 +262,20 @@ impl Client {
 
 impl Commands for Client {
     fn command(&self, command: RequestBody, wait: &Wait<'_>) -> Result<()> {
-        let (reply, _) = self.exchange(wait, &|_| command.clone())?;
+        let (reply, _) = self.exchange(wait, None, &|_| command.clone())?;
         reply.try_into().map_err(|other| unexpected(&other))
     }
 }
 
 impl Replay<Error> for Client {
     fn create_table(&self, config: &TableConfig, wait: &Wait<'_>) -> Result<()> {
-        self.call(wait, config)?;
+        self.call(wait, None, config)?;
         self.dialer.tables().insert(config.name.clone(), config.clone());
         Ok(())
     }
 
     fn table_config(&self, table: &str, wait: &Wait<'_>) -> Result<Arc<TableConfig>> {
-        let config = self.call(wait, &DescribeTable(table.into()))?;
+        let config = self.call(wait, None, &DescribeTable(table.into()))?;
         // Shapes of a hostile server must not be allocated.
         config.validate()?;
         Ok(Arc::new(config))
@@ -275,7 +283,7 @@ impl Replay<Error> for Client {
 
     fn drop_table(&self, table: &str, wait: &Wait<'_>) -> Result<()> {
         let tries = Cell::new(0);
-        let dropped = self.ask(wait, |_| {
+        let dropped = self.ask(wait, None, |_| {
             tries.set(tries.get() + 1);
             DropTable(table.into())
         });
@@ -291,17 +299,17 @@ impl Replay<Error> for Client {
         }
     }
 
-    fn open_writer(&self, open: OpenWriter, wait: &Wait<'_>) -> Result<Box<dyn PushChannel<Error>>> {
-        Ok(Box::new(self.pushes(open, wait)?))
+    fn open_writer(&self, table: &str, open: OpenWriter, wait: &Wait<'_>) -> Result<Box<dyn PushChannel<Error>>> {
+        Ok(Box::new(self.pushes(table, open, wait)?))
     }
 
-    fn sample(&self, request: &SampleRequest, wait: &Wait<'_>) -> Result<Sampled> {
-        self.call(wait, request)
+    fn sample(&self, table: &str, request: &SampleRequest, wait: &Wait<'_>) -> Result<Sampled> {
+        self.call(wait, Some(table), request)
     }
 
-    fn sampler(&self, request: SampleRequest, in_flight: usize) -> Result<Box<dyn SampleChannel<Error>>> {
+    fn sampler(&self, table: &str, request: SampleRequest, in_flight: usize) -> Result<Box<dyn SampleChannel<Error>>> {
         self.dialer.check_process()?;
-        let channel = sample::Samples::new(self.dialer.clone(), request, in_flight);
+        let channel = sample::Samples::new(self.dialer.clone(), table, request, in_flight);
         Ok(Box::new(channel))
     }
 
@@ -313,11 +321,8 @@ impl Replay<Error> for Client {
         wait: &Wait<'_>,
     ) -> Result<UpdateReceipt> {
         updates::check(table, ids, priorities)?;
-        let (receipt, _) = self.ask(wait, |_| UpdatePriorities {
-            table: table.into(),
-            ids: ids.to_vec(),
-            priorities: priorities.to_vec(),
-        })?;
+        let (receipt, _) =
+            self.ask(wait, Some(table), |_| UpdatePriorities { ids: ids.to_vec(), priorities: priorities.to_vec() })?;
         Ok(receipt)
     }
 
@@ -326,13 +331,13 @@ impl Replay<Error> for Client {
         Ok(Some(Box::new(self.updates_channel())))
     }
 
-    fn read_steps(&self, request: &ReadSteps, wait: &Wait<'_>) -> Result<StepsRead> {
-        self.call(wait, request)
+    fn read_steps(&self, table: &str, request: &ReadSteps, wait: &Wait<'_>) -> Result<StepsRead> {
+        self.call(wait, Some(table), request)
     }
 
     fn report_corrupt(&self, table: &str, id: u64, reason: &str, wait: &Wait<'_>) -> Result<Option<String>> {
-        let report = ReportCorrupt { table: table.into(), id, reason: reason.into() };
-        self.call(wait, &report)
+        let report = ReportCorrupt { id, reason: reason.into() };
+        self.call(wait, Some(table), &report)
     }
 
     fn put_parameters(&self, name: &str, bytes: Bytes, wait: &Wait<'_>) -> Result<u64> {
@@ -348,14 +353,15 @@ impl Replay<Error> for Client {
     ) -> Result<Option<Parameters>> {
         let seen = || lock(&self.parameters);
         let last = seen().get(name).copied();
-        let (parameters, incarnation) = self.ask(wait, |incarnation| GetParameters {
+        let table = writer.map(|writer| &*writer.table);
+        let (parameters, incarnation) = self.ask(wait, table, |incarnation| GetParameters {
             name: name.into(),
             // A restarted server counts versions from 1, so all of its versions are newer.
             newer_than: match last {
                 Some((of, version)) if of != incarnation && version == newer_than => 0,
                 _ => newer_than,
             },
-            writer: writer.cloned(),
+            writer: writer.map_or(0, |writer| writer.writer),
         })?;
         if let Some(parameters) = &parameters {
             seen().insert(name.into(), (incarnation, parameters.version));
@@ -364,11 +370,11 @@ impl Replay<Error> for Client {
     }
 
     fn list(&self, wait: &Wait<'_>) -> Result<Listing> {
-        self.call(wait, &List)
+        self.call(wait, None, &List)
     }
 
     fn stats(&self, wait: &Wait<'_>) -> Result<serde_json::Value> {
-        let json = self.call(wait, &Stats)?;
+        let json = self.call(wait, None, &Stats)?;
         let stats = serde_json::from_str(&json)
             .map_err(|e| Error::protocol(format!("the server's stats are not JSON: {e}")))?;
         Ok(match &self.dialer.options.namespace {

@@ -1,7 +1,7 @@
 //! The client's protocol over any stream: the handshake, pipelined requests and their replies. No sockets, no deadlines:
 //! every future here is cancel safe, so a caller drops it at its deadline and calls again.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::{Arc, Mutex};
@@ -23,8 +23,8 @@ use replay_wire::ErrorCode;
 use replay_wire::auth::{self, ChannelBinding, Side, Transcript};
 use replay_wire::handshake::printable_release;
 use replay_wire::{
-    Authenticate, FrameLimits, Hello, NO_REQUEST, OutgoingFrame, PROTOCOL, RELEASE, Reply, ReplyBody, Request,
-    RequestBody, Welcome, decode_reply, encode_request,
+    Authenticate, FrameLimits, Hello, MAX_NUMBERED_TABLES, NO_REQUEST, OutgoingFrame, PROTOCOL, RELEASE, Reply,
+    ReplyBody, Request, RequestBody, Welcome, decode_reply, encode_request,
 };
 
 /// Extracts the value of the expected reply; any other reply gives the error of [`unexpected`].
@@ -108,6 +108,10 @@ pub struct RequestPipeline<S> {
     arrived: VecDeque<Reply>,
     server: Arc<ServerWait>,
     namespace: Option<Namespace>,
+    /// Tables that requests were about: their numbers, and the requests that named them.
+    tables: HashMap<String, (u16, u64)>,
+    /// The number of the table that was named last.
+    last_table: u16,
     last_id: u64,
     /// Limits of replies after the handshake.
     limits: FrameLimits,
@@ -128,6 +132,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
             arrived: VecDeque::new(),
             server: Arc::new(ServerWait::new(peer)),
             namespace: None,
+            tables: HashMap::new(),
+            last_table: 0,
             last_id: NO_REQUEST,
             limits,
             max_frame_bytes: FrameLimits::HANDSHAKE.max_frame_bytes,
@@ -142,21 +148,15 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
     }
 
     /// Compares protocol versions, then proves knowledge of the token in both directions, the client first. Over TLS, `channel_binding` is
-    /// the session's. `program` is [`ConnectOptions::program`](super::ConnectOptions). Returns the server's incarnation, a random number
-    /// chosen at its start.
+    /// the session's. Returns the server's incarnation, a random number chosen at its start.
     ///
     /// # Errors
     /// [`replay_wire::Error::Version`] with both versions; [`replay_wire::Error::Authentication`] when either side does not know the token.
-    pub async fn handshake(
-        &mut self,
-        token: Option<&str>,
-        channel_binding: Option<ChannelBinding>,
-        program: u64,
-    ) -> Result<u64> {
+    pub async fn handshake(&mut self, token: Option<&str>, channel_binding: Option<ChannelBinding>) -> Result<u64> {
         let nonce = random()?;
-        let hello = RequestBody::Hello(Hello { protocol: PROTOCOL, release: RELEASE.into(), nonce, program });
+        let hello = RequestBody::Hello(Hello { protocol: PROTOCOL, release: RELEASE.into(), nonce });
         let begun = host::now();
-        let reply = match self.call(0, hello).await {
+        let reply = match self.call(0, None, hello).await {
             Err(_) if is_tls_alert(self.reader.received()) => {
                 return Err(Error::Config(format!(
                     "{} answers with TLS: connect to innets://, with the server's certificate or its authority's in tls_ca",
@@ -194,7 +194,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
         let transcript = Transcript { client_nonce: nonce, server_nonce: challenge.nonce, channel_binding };
         let proof = token.map(|token| auth::proof(token, Side::Client, &transcript));
         let begun = host::now();
-        let reply = self.call(0, RequestBody::Authenticate(Authenticate { proof })).await?;
+        let reply = self.call(0, None, RequestBody::Authenticate(Authenticate { proof })).await?;
         self.round_trip = self.round_trip.min(host::elapsed(begun));
         let proof = expect_reply!(reply, ReplyBody::Welcome(Welcome { proof }) => proof)?;
         let proved = |token| proof.is_some_and(|proof| auth::verify(token, Side::Server, &transcript, &proof));
@@ -218,21 +218,57 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
         self.server.clone()
     }
 
-    /// Queues a request and returns its id.
+    /// Queues a request and returns its id. The first request about a table names it, and the server then knows it by its number.
     ///
     /// # Errors
-    /// [`Error::TooLarge`] for a frame that the server would refuse; it is not queued.
-    pub fn send(&mut self, deadline_ms: u32, mut body: RequestBody) -> Result<u64> {
+    /// [`Error::TooLarge`] for a frame that the server would refuse; it is not queued. [`Error::Disconnected`] for one more table than a
+    /// connection numbers.
+    pub fn send(&mut self, deadline_ms: u32, table: Option<&str>, mut body: RequestBody) -> Result<u64> {
         let id = self.last_id + 1;
         if let Some(namespace) = &self.namespace {
             body.names(&mut |name| *name = namespace.full(name));
         }
-        let request = Request { id, deadline_ms, body };
+        let mut request = Request::new(id, deadline_ms, body);
+        if let Some(table) = table {
+            (request.table, request.table_name) = self.number(table)?;
+        }
         let outgoing = encode_request(&request)?;
         self.check_frame(outgoing.frame_bytes())?;
         self.queue.push_back(outgoing);
         self.last_id = id;
+        if let (Some(table), Some(_)) = (table, request.table_name) {
+            self.last_table = request.table;
+            self.tables.insert(table.to_owned(), (request.table, id));
+        }
         Ok(id)
+    }
+
+    /// The number of a table, and its name at the server if the number is new.
+    fn number(&self, table: &str) -> Result<(u16, Option<String>)> {
+        if let Some((number, _)) = self.tables.get(table) {
+            return Ok((*number, None));
+        }
+        if usize::from(self.last_table) >= MAX_NUMBERED_TABLES {
+            let reason = format!("this connection has numbered {MAX_NUMBERED_TABLES} tables");
+            return Err(Error::Disconnected { address: self.server.peer(), reason });
+        }
+        let name = self.namespace.as_ref().map_or_else(|| table.to_owned(), |namespace| namespace.full(table));
+        Ok((self.last_table + 1, Some(name)))
+    }
+
+    /// Forgets the number of a table after a request, or the last one, was answered with [`ErrorCode::UnknownTable`]: the next request
+    /// names the table again. Returns whether this request did not name it itself, so that another table may have the name.
+    pub fn forget_table(&mut self, table: &str, request: Option<u64>) -> bool {
+        let request = request.unwrap_or(self.last_id);
+        match self.tables.get(table) {
+            Some((_, named_by)) if *named_by <= request => {
+                let other = *named_by < request;
+                self.tables.remove(table);
+                other
+            }
+            // Named again since.
+            _ => true,
+        }
     }
 
     /// # Errors
@@ -321,8 +357,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
     ///
     /// # Errors
     /// [`Error::Remote`] with the server's error; errors of [`RequestPipeline::send`] and [`RequestPipeline::reply`].
-    pub async fn call(&mut self, deadline_ms: u32, body: RequestBody) -> Result<ReplyBody> {
-        let id = self.send(deadline_ms, body)?;
+    pub async fn call(&mut self, deadline_ms: u32, table: Option<&str>, body: RequestBody) -> Result<ReplyBody> {
+        let id = self.send(deadline_ms, table, body)?;
         let reply = self.reply().await?;
         if reply.id != id {
             return Err(Error::protocol(format!(

@@ -13,13 +13,14 @@ use base::host;
 use base::mistake::{Mistake, planted};
 use base::wait::Wait;
 use replay_core::cause::WaitReason;
-use replay_core::replay::{OpenWriter, Push, PushBody, PushChannel, WriterId, WriterOpened};
+use replay_core::replay::{OpenWriter, Push, PushBody, PushChannel, WriterOpened};
 use replay_wire::ErrorCode;
 use replay_wire::{CloseWriter, GetParameters, OpenOrResume, Pushed, Reply, ReplyBody, RequestBody};
 
 /// The pushes of one writer.
 pub struct Pushes {
     dialer: Arc<Dialer>,
+    table: String,
     open: OpenWriter,
     connection: Option<Connection>,
     epoch: u32,
@@ -58,9 +59,10 @@ impl Pushes {
     ///
     /// # Errors
     /// Errors of connecting, and the server's.
-    pub fn open(dialer: Arc<Dialer>, open: OpenWriter, wait: &Wait<'_>) -> Result<Self> {
+    pub fn open(dialer: Arc<Dialer>, table: &str, open: OpenWriter, wait: &Wait<'_>) -> Result<Self> {
         let mut channel = Pushes {
             dialer: dialer.clone(),
+            table: table.to_owned(),
             open,
             connection: None,
             epoch: 0,
@@ -87,7 +89,7 @@ impl Pushes {
             // A writer that has sent nothing has nothing to resume, so a server that has forgotten it may open it anew.
             resume: self.applied > 0 || !self.pending.is_empty(),
         });
-        let reply = connection.call(&self.dialer, wait, body)?;
+        let reply = connection.call(&self.dialer, wait, Some(&self.table), body)?;
         let opened = expect_reply!(reply, ReplyBody::Writer(opened) => opened)?;
         self.epoch = opened.epoch;
         self.connection = Some(connection);
@@ -185,13 +187,12 @@ impl Pushes {
                 continue;
             }
             let push = RequestBody::Push(Push {
-                table: self.open.table.clone(),
                 writer: self.open.writer,
                 epoch: self.epoch,
                 sequence,
                 body: pending.body.clone(),
             });
-            match connection.send(deadline_ms(deadline), push) {
+            match connection.send(deadline_ms(deadline), Some(&self.table), push) {
                 Ok(id) => pending.sent = Some(SentPush { id, deadline }),
                 Err(error) => return Err(self.fail(error.code(), error.to_string())),
             }
@@ -294,11 +295,11 @@ impl Pushes {
 }
 
 /// Upper bound of a push's frame in bytes.
-fn frame_bytes(open: &OpenWriter, body: &PushBody) -> usize {
+fn frame_bytes(body: &PushBody) -> usize {
     const FIXED: usize = 256;
     const CHUNK: usize = 24;
     const ITEM: usize = 24;
-    FIXED + open.table.len() + CHUNK * body.chunks.len() + ITEM * body.items.len() + body.payload.len()
+    FIXED + CHUNK * body.chunks.len() + ITEM * body.items.len() + body.payload.len()
 }
 
 impl PushChannel<Error> for Pushes {
@@ -306,7 +307,7 @@ impl PushChannel<Error> for Pushes {
     /// call or a later one.
     fn push(&mut self, body: PushBody, wait: &Wait<'_>) -> Result<()> {
         self.check()?;
-        let bytes = frame_bytes(&self.open, &body);
+        let bytes = frame_bytes(&body);
         self.work(wait, |channel| channel.fits_window(bytes))?;
         self.connection()?.check_frame(bytes as u64)?;
         self.pending_bytes += bytes;
@@ -328,13 +329,11 @@ impl PushChannel<Error> for Pushes {
     fn end_steps(&mut self, wait: &Wait<'_>) -> Result<()> {
         self.check()?;
         let dialer = self.dialer.clone();
-        let body = RequestBody::GetParameters(GetParameters {
-            name: String::new(),
-            newer_than: 0,
-            writer: Some(WriterId { table: self.open.table.clone(), writer: self.open.writer }),
-        });
+        let body =
+            RequestBody::GetParameters(GetParameters { name: String::new(), newer_than: 0, writer: self.open.writer });
+        let table = Some(&*self.table);
         retry(&dialer, wait, || {
-            let reply = dialer.dial(wait)?.call(&dialer, wait, body.clone())?;
+            let reply = dialer.dial(wait)?.call(&dialer, wait, table, body.clone())?;
             expect_reply!(reply, ReplyBody::Parameters(_) => ())
         })
     }
@@ -365,13 +364,9 @@ impl Pushes {
         if self.connection.is_none() {
             self.connect_again(wait)?;
         }
-        let body = RequestBody::CloseWriter(CloseWriter {
-            table: self.open.table.clone(),
-            writer: self.open.writer,
-            epoch: self.epoch,
-        });
-        let dialer = self.dialer.clone();
-        let reply = self.connection()?.call(&dialer, wait, body)?;
+        let body = RequestBody::CloseWriter(CloseWriter { writer: self.open.writer, epoch: self.epoch });
+        let connection = (self.connection.as_mut()).ok_or(Error::Closed("the connection"))?;
+        let reply = connection.call(&self.dialer, wait, Some(&self.table), body)?;
         expect_reply!(reply, ReplyBody::Done => ())
     }
 }

@@ -17,6 +17,7 @@ use replay_wire::{Reply, ReplyBody, RequestBody};
 /// Repeats one sample request over a dedicated connection.
 pub struct Samples {
     dialer: Arc<Dialer>,
+    table: String,
     request: SampleRequest,
     /// Minimum of requests in flight; 0 sends one request per call, with no prefetch.
     in_flight: usize,
@@ -84,10 +85,11 @@ impl Pipelining {
 
 impl Samples {
     /// A channel that connects on its first batch.
-    pub fn new(dialer: Arc<Dialer>, request: SampleRequest, in_flight: usize) -> Self {
+    pub fn new(dialer: Arc<Dialer>, table: &str, request: SampleRequest, in_flight: usize) -> Self {
         Samples {
             dialer,
-            request: SampleRequest { repeated: true, ..request },
+            table: table.to_owned(),
+            request,
             in_flight,
             connection: None,
             pending: Vec::new(),
@@ -137,9 +139,9 @@ impl Samples {
             }
         };
         while self.pending.len() < wanted {
-            let body = RequestBody::Sample(self.request.clone());
+            let body = RequestBody::Sample(self.request);
             self.pending.push(PendingSample {
-                id: connection.send(deadline_ms(deadline), body)?,
+                id: connection.send(deadline_ms(deadline), Some(&self.table), body)?,
                 deadline,
                 earlier: false,
                 sent: host::now(),

@@ -53,7 +53,7 @@ impl ExtensionSession {
         let mut ask = || {
             let request = Extension { name: self.extension.to_owned(), message: message.clone() };
             let deadline_ms = deadline_ms(Some(due));
-            self.connection.run(wait, Some(until), &late, |link| link.call(deadline_ms, request.into()))
+            self.connection.run(wait, Some(until), &late, |link| link.call(deadline_ms, None, request.into()))
         };
         let mut reply = ask();
         while reply.as_ref().is_err_and(is_renewal) {

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use base::wait::Wait;
 use replay_core::error::check_priorities;
 use replay_core::replay::{UpdateChannel, UpdateReceipt};
-use replay_wire::{Reply, ReplyBody, RequestBody, UpdatePriorities};
+use replay_wire::{ErrorCode, Reply, ReplyBody, UpdatePriorities};
 
 /// Limit of unanswered updates: a server reads as many requests of one connection.
 const WINDOW: usize = 64;
@@ -32,10 +32,18 @@ pub struct Updates {
 }
 
 struct PendingUpdate {
-    body: RequestBody,
+    table: String,
+    update: UpdatePriorities,
     bytes: usize,
     /// Its request on the current connection.
     sent: Option<u64>,
+}
+
+impl PendingUpdate {
+    /// Number of its ids.
+    fn len(&self) -> u32 {
+        self.update.ids.len() as u32
+    }
 }
 
 /// Checks an update before it is sent, so that the call that passed it gets the error, with the position in its list.
@@ -69,11 +77,8 @@ impl Updates {
     /// Drops unanswered updates and counts their ids as stale.
     pub fn abandon(mut self) -> UpdateReceipt {
         let pending = std::mem::take(&mut self.pending);
-        let ids = pending.into_iter().map(|update| match update.body {
-            RequestBody::UpdatePriorities(UpdatePriorities { ids, .. }) => ids.len() as u32,
-            _ => 0,
-        });
-        UpdateReceipt { applied: self.answered.applied, stale: self.answered.stale + ids.sum::<u32>() }
+        let ids: u32 = pending.iter().map(PendingUpdate::len).sum();
+        UpdateReceipt { applied: self.answered.applied, stale: self.answered.stale + ids }
     }
 
     /// Updates without an answer.
@@ -121,7 +126,7 @@ impl Updates {
         let connection = (self.connection.as_mut()).ok_or(Error::Closed("the connection"))?;
         for update in &mut self.pending {
             if update.sent.is_none() {
-                update.sent = Some(connection.send(u32::MAX, update.body.clone())?);
+                update.sent = Some(connection.send(u32::MAX, Some(&update.table), update.update.clone().into())?);
             }
         }
         Ok(())
@@ -136,6 +141,7 @@ impl Updates {
                 None
             }
             Ok(other) => return Err(unexpected(&other)),
+            Err(error) if error.code() == ErrorCode::UnknownTable && self.is_of_dropped_table(reply.id)? => None,
             Err(error) => Some(error),
         };
         if error.as_ref().is_some_and(|e| is_broken(e) || is_closed(e)) {
@@ -151,6 +157,17 @@ impl Updates {
                 Err(Error::protocol(format!("the server answered request {id}, which is not the first in flight")))
             }
         }
+    }
+
+    /// Whether the first pending update is for a table that was dropped since it was named: its ids are stale.
+    fn is_of_dropped_table(&mut self, request: u64) -> Result<bool> {
+        let connection = (self.connection.as_mut()).ok_or(Error::Closed("the connection"))?;
+        let Some(update) = self.pending.front() else { return Ok(false) };
+        let dropped = connection.forget_table(&update.table, Some(request))?;
+        if dropped {
+            self.answered.stale += update.len();
+        }
+        Ok(dropped)
     }
 
     fn connection(&mut self) -> Result<&mut Connection> {
@@ -169,14 +186,10 @@ impl UpdateChannel<Error> for Updates {
         self.work(wait, |updates| {
             updates.pending.is_empty() || (updates.pending.len() < WINDOW && updates.pending_bytes + bytes <= most)
         })?;
-        let body = RequestBody::UpdatePriorities(UpdatePriorities {
-            table: table.into(),
-            ids: ids.to_vec(),
-            priorities: priorities.to_vec(),
-        });
-        let sent = Some(self.connection()?.send(u32::MAX, body.clone())?);
+        let update = UpdatePriorities { ids: ids.to_vec(), priorities: priorities.to_vec() };
+        let sent = Some(self.connection()?.send(u32::MAX, Some(table), update.clone().into())?);
         self.pending_bytes += bytes;
-        self.pending.push_back(PendingUpdate { body, bytes, sent });
+        self.pending.push_back(PendingUpdate { table: table.to_owned(), update, bytes, sent });
         self.connection()?.try_flush();
         Ok(std::mem::take(&mut self.answered))
     }

@@ -13,7 +13,7 @@ use super::Phase;
 use crate::error::Result;
 use crate::extension::{MAX_MESSAGE, Session};
 use crate::reply_budget::{NoRoom, Reader};
-use crate::service::Service;
+use crate::service::{NumberedTable, Service};
 use base::error::check_size;
 use replay_core::cause::WaitReason;
 use replay_core::table::{Attempt, Turn};
@@ -38,7 +38,13 @@ impl<'a> Attempts<'a> {
     ///
     /// # Errors
     /// Any error, which is the answer to the request.
-    pub fn attempt(&self, request: &RequestBody, last: bool, turn: &mut Turn) -> Result<Attempt<ReplyBody>> {
+    pub fn attempt(
+        &self,
+        request: &RequestBody,
+        table: Option<&NumberedTable>,
+        last: bool,
+        turn: &mut Turn,
+    ) -> Result<Attempt<ReplyBody>> {
         if let RequestBody::CallExtension(Extension { name, message }) = request {
             check_message(message, "send less")?;
             let attempt = self.with_session(name, |session| session.attempt(message))??;
@@ -51,13 +57,13 @@ impl<'a> Attempts<'a> {
         let attempt = match self.check_room(request) {
             Err(full) => {
                 // Requests behind it in the table's queue must not wait for this client to read.
-                turn.give_up_place();
+                *turn = Turn::default();
                 if matches!(full, NoRoom::Role(_)) {
                     self.reader.budget().press();
                 }
                 Attempt::Blocked(full.into())
             }
-            Ok(()) => self.service.attempt(request, last, turn)?,
+            Ok(()) => self.service.attempt(request, table, last, turn)?,
         };
         if turn.waits() {
             // Blocked by the table: passes the free reply memory on to the next request.

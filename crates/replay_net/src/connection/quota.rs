@@ -6,10 +6,11 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::error::{Error, Result};
 use crate::receive::{PushPermit, ReceiveBudgets, ReceivePermit, TableWrites};
+use crate::service::NumberedTable;
 use base::mistake::{Mistake, planted};
 use replay_core::cause::WaitReason;
 use replay_core::memory::Memory;
-use replay_wire::{Header, OpenOrResume, RequestBody};
+use replay_wire::{Header, RequestBody};
 
 /// Limit of requests between their first byte and the last byte of their reply. At the limit the connection is not read (TCP backpressure).
 const MAX_REQUESTS: usize = 64;
@@ -91,13 +92,18 @@ impl<'a> ReceiveQuota<'a> {
     /// # Errors
     /// [`replay_wire::Error::Protocol`] for a push without an open writer: it could wait within the budget that waiting requests must not
     /// use.
-    pub fn admit(&mut self, request: &RequestBody, reservation: FrameReservation) -> Result<FrameReservation> {
+    pub fn admit(
+        &mut self,
+        request: &RequestBody,
+        table: Option<&NumberedTable>,
+        reservation: FrameReservation,
+    ) -> Result<FrameReservation> {
         if planted(Mistake::KeptReservation) {
             std::mem::forget(reservation);
             return Ok(FrameReservation::default());
         }
         match request {
-            RequestBody::OpenWriter(OpenOrResume { open, .. }) => self.writes_to(&open.table),
+            RequestBody::OpenWriter(_) => self.writes_to(table),
             RequestBody::Push(_) if self.writes.is_none() => {
                 return Err(Error::protocol(
                     "a push came over a connection that has opened no writer: open the writer there first".to_owned(),
@@ -110,10 +116,11 @@ impl<'a> ReceiveQuota<'a> {
         Ok(reservation)
     }
 
-    fn writes_to(&mut self, table: &str) {
+    fn writes_to(&mut self, table: Option<&NumberedTable>) {
+        let table = table.and_then(|table| table.get(self.memory).ok());
+        let table = table.as_ref().map_or(SEVERAL_TABLES, |table| &table.config().name);
         let table = match &self.writes {
             Some(before) if before.table() != table => SEVERAL_TABLES,
-            _ if self.memory.table(table).is_err() => SEVERAL_TABLES,
             _ => table,
         };
         self.writes = Some(self.budgets.pushes.writes(table));

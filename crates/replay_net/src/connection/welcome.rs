@@ -11,23 +11,15 @@ use replay_wire::handshake::Authenticated;
 use replay_wire::role::Role;
 use replay_wire::{Authenticate, NO_REQUEST, ReplyBody, RequestBody, Welcome, decode_request};
 
-/// An authenticated client.
-pub struct Welcomed {
-    /// The role of the token.
-    pub role: Role,
-    /// Program number, 0 if unknown.
-    pub program: u64,
-}
-
 impl<S: Stack> ConnectionHandler<'_, S> {
-    /// Runs the handshake, bound to the TLS session of `channel_binding`. Returns `None` if the client left. Errors are also sent to the
+    /// Runs the handshake, bound to the TLS session of `channel_binding`. Returns the role of the client's token; `None` if the client left. Errors are also sent to the
     /// client.
     pub(super) async fn welcome<R, W>(
         &self,
         frames: &mut FrameReader<R>,
         write: &mut W,
         channel_binding: Option<ChannelBinding>,
-    ) -> Result<Option<Welcomed>>
+    ) -> Result<Option<Role>>
     where
         R: AsyncRead + Unpin,
         W: AsyncWrite + Unpin,
@@ -49,7 +41,7 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         write: &mut W,
         channel_binding: Option<ChannelBinding>,
         id: &mut u64,
-    ) -> Result<Option<Welcomed>>
+    ) -> Result<Option<Role>>
     where
         R: AsyncRead + Unpin,
         W: AsyncWrite + Unpin,
@@ -90,6 +82,6 @@ impl<S: Stack> ConnectionHandler<'_, S> {
             return Err(busy);
         }
         self.write_reply(write, *id, ReplyBody::Welcome(Welcome { proof })).await?;
-        Ok(Some(Welcomed { role, program: hello.program }))
+        Ok(Some(role))
     }
 }

@@ -72,8 +72,14 @@ impl Tables {
     }
 
     fn create(&self, config: &TableConfig) -> Result<()> {
+        let known = self.memory.table(&config.name).is_ok();
         match self.memory.create_table(config) {
-            Ok(_) => Ok(()),
+            Ok(_) => {
+                if known {
+                    tracing::info!(table = config.name, "the table exists: whoever made it shares its steps");
+                }
+                Ok(())
+            }
             Err(replay_core::Error::TableDiffers { table, difference }) if self.configured.contains(&config.name) => {
                 Err(replay_core::Error::TableDiffers {
                     table,

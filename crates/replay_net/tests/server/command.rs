@@ -112,7 +112,7 @@ fn a_signal_in_the_middle_of_pushes_ends_the_server_cleanly() {
         let client = connect(&address, options).unwrap();
         let wait = Wait::forever();
         client.create_table(&table(), &wait).unwrap();
-        let mut channel = client.open_writer(writer(1), &wait).unwrap();
+        let mut channel = client.open_writer("steps", writer(1), &wait).unwrap();
         for step in 0.. {
             let pushed = channel.push(push(1, 0, 0, step, &[1]).body, &wait);
             if let Err(error) = pushed.and_then(|()| channel.flush(&wait)) {
@@ -160,7 +160,7 @@ fn a_client_over_tls_that_leaves_in_peace_is_not_a_broken_connection() {
     let client = connect(&address, options).unwrap();
     let wait = Wait::forever();
     client.create_table(&table(), &wait).unwrap();
-    drop(client.open_writer(writer(1), &wait).unwrap());
+    drop(client.open_writer("steps", writer(1), &wait).unwrap());
     drop(client);
     let (_, log) = serving.stop("TERM");
     assert_eq!(log.matches("connection closed").count(), 2, "{log}");

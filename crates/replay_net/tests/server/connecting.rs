@@ -240,7 +240,7 @@ fn a_tls_server_that_is_killed_fails_no_call() {
                     if number % 2 == 0 {
                         connect().unwrap().stats(&soon()).unwrap();
                     } else {
-                        let opened = client.open_writer(writer(number), &soon()).unwrap();
+                        let opened = client.open_writer("steps", writer(number), &soon()).unwrap();
                         expired({ opened }.push(push(1, 0, 0, 0, &[1]).body, &soon()));
                     }
                     calls.fetch_add(1, Ordering::Relaxed);

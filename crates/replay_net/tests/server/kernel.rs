@@ -298,7 +298,7 @@ fn a_waiting_client_hears_of_the_end() {
                 unreachable!("a sample is a sample");
             };
             let deadline = std::time::Instant::now() + Duration::from_secs(600);
-            client.sample(&request, &Wait::until(Some(deadline))).map(drop)
+            client.sample("steps", &request, &Wait::until(Some(deadline))).map(drop)
         }
     });
     let service = running.server().clone();
@@ -322,7 +322,7 @@ fn a_client_tries_again_while_the_server_has_no_room() {
         let stats = running.server().service().stats();
         stats["server"]["connections_refused"].as_u64().unwrap()
     };
-    let first = client.open_writer(writer(1), &wait).unwrap();
+    let first = client.open_writer("steps", writer(1), &wait).unwrap();
     let impatient = ConnectOptions { connect_timeout: Duration::from_millis(50), ..ConnectOptions::default() };
     let (code, message) = refused(connect(&address, impatient));
     assert_eq!(code, ErrorCode::Connect);
@@ -330,7 +330,7 @@ fn a_client_tries_again_while_the_server_has_no_room() {
     // A call that connects again.
     let before = refusals();
     std::thread::scope(|scope| {
-        let second = scope.spawn(|| client.open_writer(writer(2), &wait));
+        let second = scope.spawn(|| client.open_writer("steps", writer(2), &wait));
         until("a refusal", || refusals() > before);
         drop(first);
         let second = second.join().unwrap().unwrap();

@@ -301,7 +301,7 @@ fn a_crowd_that_waits_for_readers_is_woken_one_by_one() {
             let get = RequestBody::GetParameters(GetParameters {
                 name: format!("policy {number}"),
                 newer_than: 0,
-                writer: None,
+                writer: 0,
             });
             client.send(get, u32::MAX).await.unwrap();
             clients.push(client);

@@ -175,16 +175,8 @@ pub fn queue(name: &str) -> TableConfig {
 const FRAME: usize = 16;
 
 /// A writer of one stream whose items are single steps.
-pub fn writer(table: &str, writer: u64) -> OpenWriter {
-    OpenWriter {
-        table: table.into(),
-        writer,
-        name: format!("writer {writer}"),
-        server: None,
-        streams: 1,
-        window_before: 0,
-        window_after: 0,
-    }
+pub fn writer(writer: u64) -> OpenWriter {
+    OpenWriter { writer, name: format!("writer {writer}"), server: None, streams: 1, window_before: 0, window_after: 0 }
 }
 
 /// Steps `first..first + rows`, each an item.
@@ -211,8 +203,8 @@ fn frame(number: u64) -> [u8; FRAME] {
 }
 
 /// A sample of single steps.
-pub fn sample_request(table: &str, count: u32) -> SampleRequest {
-    SampleRequest { table: table.into(), count, ..SampleRequest::default() }
+pub fn sample_request(count: u32) -> SampleRequest {
+    SampleRequest { count, ..SampleRequest::default() }
 }
 
 /// The step numbers of a batch, after every byte of it is checked.
@@ -234,10 +226,10 @@ pub fn numbers(sampled: &Sampled) -> Vec<u64> {
 
 /// Everything that is left in a queue.
 pub fn drain(replay: &dyn Replay<Error>, table: &str) -> Vec<u64> {
-    let request = SampleRequest { allow_short: true, ..sample_request(table, 1000) };
+    let request = SampleRequest { allow_short: true, ..sample_request(1000) };
     let mut all = Vec::new();
     loop {
-        match replay.sample(&request, &one_try()) {
+        match replay.sample(table, &request, &one_try()) {
             Ok(sampled) => all.extend(numbers(&sampled)),
             Err(error) if error.code() == ErrorCode::Deadline => return all,
             Err(error) => panic!("{error}"),

@@ -96,23 +96,6 @@ impl PyReplay {
         Ok(reading)
     }
 
-    /// Describes ids that are not of the table; `None` if they are, or if this replay has not sampled their table.
-    fn foreign_ids(&self, table: &str, ids: &[u64]) -> Option<String> {
-        // An id of a table is smaller only if its table number and slot are both 0.
-        if ids.iter().all(|&id| id < TableConfig::MAX_CAPACITY) {
-            return Some("look like positions in a buffer; use batch.ids".into());
-        }
-        let number = IdSpace::number_of(*ids.first()?);
-        let decoders = self.decoders();
-        let has_number = |kept: &[(_, Arc<Reading>)]| kept.iter().any(|(_, reading)| reading.has_table(number));
-        // Tables of several servers may share a number.
-        if decoders.get(table).is_some_and(|kept| has_number(kept)) {
-            return None;
-        }
-        let (name, _) = decoders.iter().find(|(_, kept)| has_number(kept))?;
-        Some(format!("are of table {name:?}"))
-    }
-
     /// Ids and priorities by the table that they go to: of a mix, the tables whose samples had ids with such a number, or all.
     fn routed(
         &self,
@@ -191,13 +174,13 @@ impl PyReplay {
             let request = SampleRequest {
                 allow_short,
                 min_probability: normalization == Normalization::Memory,
-                ..SampleRequest::new(table, count, &reading.view)
+                ..SampleRequest::new(count, &reading.view)
             };
-            parts.push(Part::new(request, reading));
+            parts.push(Part::new(table, request, reading));
         }
         let backend = self.backend.get(py)?;
-        let program = backend.client.map(|client| client.program());
-        Ok(DecodedSampler { replay: backend.replay, program, parts, mixed: tables.mixed })
+        let local = backend.client.is_none();
+        Ok(DecodedSampler { replay: backend.replay, local, parts, mixed: tables.mixed })
     }
 }
 
@@ -230,8 +213,9 @@ impl PyReplay {
         let (config, view, writer) = self.call(py, timeout, |replay, wait| {
             let config = replay.table_config(table, wait)?;
             let view = config.view_or_own(view.map(|view| view.0))?;
-            let writer =
-                Writer::over_channel(config.clone(), num_envs, &view, options, |open| replay.open_writer(open, wait))?;
+            let writer = Writer::over_channel(config.clone(), num_envs, &view, options, |open| {
+                replay.open_writer(table, open, wait)
+            })?;
             Ok((config, view, writer))
         })?;
         PyWriter::new(py, config, writer, opened, num_envs, &view, closing, &self.writers)
@@ -282,8 +266,8 @@ impl PyReplay {
                 let sampled = sampler.next(
                     wait,
                     || beta,
-                    |_, request, wait| {
-                        writers.awaiting(&request.table, allow_short, wait, |wait| replay.sample(request, wait))
+                    |_, table, request, wait| {
+                        writers.awaiting(table, allow_short, wait, |wait| replay.sample(table, request, wait))
                     },
                 );
                 match sampled {
@@ -387,12 +371,16 @@ impl PyReplay {
         }
         if receipt.applied == 0
             && receipt.stale > 0
-            && !self.foreign_ids_named.load(Ordering::Relaxed)
             && let [(table, ids, _)] = &routed[..]
-            && let Some(problem) = self.foreign_ids(table, ids)
-            && !self.foreign_ids_named.swap(true, Ordering::Relaxed)
+            // An id of a table is as small only if its table number and slot are both 0.
+            && ids.iter().all(|&id| id < TableConfig::MAX_CAPACITY)
+            && !self.positions_named.swap(true, Ordering::Relaxed)
         {
-            tracing::warn!("update_priorities of table {table:?} changed nothing: its {} ids {problem}", ids.len());
+            tracing::warn!(
+                "update_priorities of table {table:?} changed nothing: its {} ids look like positions in a buffer; use \
+                 batch.ids",
+                ids.len()
+            );
         }
         Ok(PyUpdateReceipt { applied: receipt.applied, stale: receipt.stale })
     }

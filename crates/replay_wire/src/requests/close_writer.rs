@@ -3,14 +3,12 @@ use super::*;
 /// Closes a writer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CloseWriter {
-    /// The table.
-    pub table: String,
     /// The writer.
     pub writer: u64,
     /// Epoch of its connection.
     pub epoch: u32,
 }
 
-call!(CloseWriter: Actor => (), names: |close, visit| visit(&mut close.table));
+call!(CloseWriter: Actor => (), names: |_, _| {});
 
-same_fields! { close_writer: CloseWriter { table, writer, epoch } }
+same_fields! { close_writer: CloseWriter { writer, epoch } }

@@ -1,5 +1,4 @@
 use super::*;
-use replay_core::replay::WriterId;
 
 /// Newest parameters. The answer is `None` when there are none newer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -8,20 +7,14 @@ pub struct GetParameters {
     pub name: String,
     /// The client's version; 0 for none.
     pub newer_than: u64,
-    /// The writer whose later steps use these parameters.
-    pub writer: Option<WriterId>,
+    /// The writer of the request's table whose later steps use these parameters; ignored without a table.
+    pub writer: u64,
 }
 
-call!(GetParameters: Actor => Option<Parameters>, large: true, names: |get, visit| {
-    visit(&mut get.name);
-    if let Some(writer) = &mut get.writer {
-        visit(&mut writer.table);
-    }
-});
+call!(GetParameters: Actor => Option<Parameters>, large: true, names: |get, visit| visit(&mut get.name));
 
 same_fields! {
-    get_parameters: GetParameters { name, newer_than ? writer }
-    writer_id: WriterId { table, writer }
+    get_parameters: GetParameters { name, newer_than, writer }
 }
 
 impl Message for Option<Parameters> {

@@ -9,8 +9,6 @@ pub struct Hello {
     pub release: String,
     /// Random bytes of this connection.
     pub nonce: [u8; 32],
-    /// Number of the client's program, shared by all of its processes; 0 if unknown.
-    pub program: u64,
 }
 
 /// The answer to [`Hello`].
@@ -33,6 +31,6 @@ pub struct Challenge {
 call!(Hello: Actor => Challenge, names: |_, _| {});
 
 same_fields! {
-    hello: Hello { protocol, release, nonce, program }
+    hello: Hello { protocol, release, nonce }
     challenge: Challenge { protocol, release, incarnation, nonce, token_needed, max_frame_bytes }
 }

@@ -46,9 +46,23 @@ pub struct Request {
     pub id: u64,
     /// Longest wait at the server in milliseconds; 0 is one try without waiting.
     pub deadline_ms: u32,
+    /// The table that the request is about, in the numbers of its connection, from 1; 0 for none.
+    pub table: u16,
+    /// Its name, in the connection's first request about it alone.
+    pub table_name: Option<String>,
     /// Content of the request.
     pub body: RequestBody,
 }
+
+impl Request {
+    /// A request that is about no table, or has its name.
+    pub fn new(id: u64, deadline_ms: u32, body: RequestBody) -> Self {
+        Request { id, deadline_ms, table: 0, table_name: None, body }
+    }
+}
+
+/// Most tables that a connection numbers.
+pub const MAX_NUMBERED_TABLES: usize = 4096;
 
 /// A reply of the server.
 pub struct Reply {

@@ -10,10 +10,7 @@ pub struct OpenOrResume {
     pub resume: bool,
 }
 
-call!(OpenOrResume: Actor => WriterOpened, names: |writer, visit| {
-    visit(&mut writer.open.table);
-    visit(&mut writer.open.name);
-});
+call!(OpenOrResume: Actor => WriterOpened, names: |writer, visit| visit(&mut writer.open.name));
 
 impl Message for OpenOrResume {
     type Struct = wire::open_writer::Owned;
@@ -29,6 +26,6 @@ impl Message for OpenOrResume {
 }
 
 same_fields! {
-    open_writer: OpenWriter { table, writer, name, streams, window_before, window_after | server = |_| None }
+    open_writer: OpenWriter { writer, name, streams, window_before, window_after | server = |_| None }
     writer_opened: WriterOpened { epoch, last_sequence, steps, connected }
 }

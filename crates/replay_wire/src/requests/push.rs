@@ -10,7 +10,7 @@ pub struct Pushed {
     pub steps: u64,
 }
 
-call!(Push: Actor => Pushed, names: |push, visit| visit(&mut push.table), payload: |push| push.body.payload.clone());
+call!(Push: Actor => Pushed, names: |_, _| {}, payload: |push| push.body.payload.clone());
 
 same_fields! {
     pushed: Pushed { steps }
@@ -24,7 +24,6 @@ impl Message for Push {
 
     fn read(from: Reader<'_, Self>, rest: &Rest) -> Result<Self> {
         Ok(Push {
-            table: Field::read(from.get_table())?,
             writer: from.get_writer(),
             epoch: from.get_epoch(),
             sequence: from.get_sequence(),
@@ -38,7 +37,6 @@ impl Message for Push {
 
     /// Refuses priorities that are NaN, infinite or negative.
     fn write(&self, mut out: wire::push::Builder<'_>) -> Result<()> {
-        out.set_table(&self.table);
         out.set_writer(self.writer);
         out.set_epoch(self.epoch);
         out.set_sequence(self.sequence);

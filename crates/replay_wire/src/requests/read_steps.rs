@@ -3,7 +3,7 @@
 use super::*;
 use replay_core::replay::{ChunkHead, ReadPosition, ReadSteps, StepsRead, StoredSteps};
 
-call!(ReadSteps: Learner => StepsRead, large: true, names: |read, visit| visit(&mut read.table));
+call!(ReadSteps: Learner => StepsRead, large: true, names: |_, _| {});
 
 same_fields! {
     read_position: ReadPosition { number, next, end | server = |_| 0 }
@@ -13,15 +13,10 @@ impl Message for ReadSteps {
     type Struct = wire::read_steps::Owned;
 
     fn read(from: Reader<'_, Self>, rest: &Rest) -> Result<Self> {
-        Ok(ReadSteps {
-            table: Field::read(from.get_table())?,
-            bytes: from.get_bytes(),
-            from: read(from.get_from(), rest)?,
-        })
+        Ok(ReadSteps { bytes: from.get_bytes(), from: read(from.get_from(), rest)? })
     }
 
     fn write(&self, mut out: wire::read_steps::Builder<'_>) -> Result<()> {
-        out.set_table(&self.table);
         out.set_bytes(self.bytes);
         self.from.write(out.init_from())
     }

@@ -3,8 +3,6 @@ use super::*;
 /// A blob that does not decode. The answer is the name of the removed item's writer, `None` when it was removed before.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReportCorrupt {
-    /// The table.
-    pub table: String,
     /// The item.
     pub id: u64,
     /// The fault.
@@ -12,9 +10,9 @@ pub struct ReportCorrupt {
 }
 
 // Allowed for learners, which could also disable an item with priority 0, and would otherwise sample a damaged item repeatedly.
-call!(ReportCorrupt: Learner => Option<String>, names: |report, visit| visit(&mut report.table));
+call!(ReportCorrupt: Learner => Option<String>, names: |_, _| {});
 
-same_fields! { report_corrupt: ReportCorrupt { table, id, reason } }
+same_fields! { report_corrupt: ReportCorrupt { id, reason } }
 
 /// A name; empty for none.
 impl Field for Option<String> {

@@ -3,10 +3,10 @@
 use super::*;
 use replay_core::replay::{BatchPart, SampledItem, ShardState};
 
-call!(SampleRequest: Learner => Sampled, large: true, names: |sample, visit| visit(&mut sample.table));
+call!(SampleRequest: Learner => Sampled, large: true, names: |_, _| {});
 
 same_fields! {
-    sample: SampleRequest { table, count, before, after, allow_short, min_probability, repeated ? part }
+    sample: SampleRequest { count, before, after, allow_short, min_probability, definition ? part }
     batch_part: BatchPart { limiter_samples }
     shard_state: ShardState { number, total_priority, items, inserted, allowance }
 }

@@ -3,15 +3,13 @@ use super::*;
 /// New priorities.
 #[derive(Debug, Clone, PartialEq)]
 pub struct UpdatePriorities {
-    /// The table.
-    pub table: String,
-    /// Ids of its items.
+    /// Ids of items.
     pub ids: Vec<u64>,
     /// New priority of each id, before the exponent.
     pub priorities: Vec<f64>,
 }
 
-call!(UpdatePriorities: Learner => UpdateReceipt, names: |update, visit| visit(&mut update.table));
+call!(UpdatePriorities: Learner => UpdateReceipt, names: |_, _| {});
 
 same_fields! { updated: UpdateReceipt { applied, stale } }
 
@@ -28,7 +26,7 @@ impl Message for UpdatePriorities {
                 priorities.len()
             )));
         }
-        Ok(UpdatePriorities { table: Field::read(from.get_table())?, ids, priorities })
+        Ok(UpdatePriorities { ids, priorities })
     }
 
     fn words(&self) -> usize {
@@ -36,7 +34,6 @@ impl Message for UpdatePriorities {
     }
 
     fn write(&self, mut out: wire::update_priorities::Builder<'_>) -> Result<()> {
-        out.set_table(&self.table);
         list_len("the ids of an update", self.ids.len().max(self.priorities.len()))?;
         out.set_ids(&self.ids[..]).map_err(internal)?;
         out.set_priorities(&self.priorities[..]).map_err(internal)

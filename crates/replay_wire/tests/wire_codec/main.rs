@@ -119,8 +119,7 @@ fn code(number: u16) -> ErrorCode {
 /// Frame of a request for a table with one column, whose list is then of `columns` structs of no bytes; `padding` bytes follow.
 fn empty_columns(columns: u64, padding: usize) -> Frame {
     let column = Column { name: "x".into(), dtype: Dtype::Uint8, shape: vec![], codec: Codec::None, finite: true };
-    let request =
-        Request { id: 1, deadline_ms: 0, body: RequestBody::CreateTable(TableConfig::new("t", vec![column], 1)) };
+    let request = Request::new(1, 0, RequestBody::CreateTable(TableConfig::new("t", vec![column], 1)));
     let mut control = encode_request(&request).unwrap().control().to_vec();
     // The list's tag: one element of one data word and two pointers.
     let tag = (1u64 << 2 | 1 << 32 | 2 << 48).to_le_bytes();
@@ -164,8 +163,7 @@ fn a_codec_of_a_later_release_is_named() {
 
 /// The control message of a request for a table of `column`, float64 and LZ4, with another codec.
 fn with_a_later_codec(column: Column) -> Vec<u8> {
-    let request =
-        Request { id: 1, deadline_ms: 0, body: RequestBody::CreateTable(TableConfig::new("t", vec![column], 1)) };
+    let request = Request::new(1, 0, RequestBody::CreateTable(TableConfig::new("t", vec![column], 1)));
     let mut control = encode_request(&request).unwrap().control().to_vec();
     // The column's data word: element type 11, codec 1.
     let word = (11u64 | 1 << 16).to_le_bytes();
@@ -182,7 +180,7 @@ fn with_a_view(observation: &str) -> Vec<u8> {
         view: Some(ViewSpec::NStep(view)),
         ..TableConfig::new("t", vec![column], 1)
     });
-    let request = Request { id: 1, deadline_ms: 0, body };
+    let request = Request::new(1, 0, body);
     encode_request(&request).unwrap().control().to_vec()
 }
 
@@ -219,9 +217,8 @@ fn errors_quote_the_beginning_of_what_a_client_sent() {
 
 #[test]
 fn lists_of_different_lengths_are_refused() {
-    let body =
-        RequestBody::UpdatePriorities(UpdatePriorities { table: "t".into(), ids: vec![1, 2], priorities: vec![1.0] });
-    let outgoing = encode_request(&Request { id: 1, deadline_ms: 0, body }).unwrap();
+    let body = RequestBody::UpdatePriorities(UpdatePriorities { ids: vec![1, 2], priorities: vec![1.0] });
+    let outgoing = encode_request(&Request::new(1, 0, body)).unwrap();
     let error = decode_request(received(&outgoing)).unwrap_err();
     assert_eq!(error.to_string(), "protocol error: an update has 2 ids and 1 priorities");
 }
@@ -246,7 +243,7 @@ fn rows_beyond_the_payload_are_refused() {
 
 #[test]
 fn a_payload_that_no_message_speaks_of_is_refused() {
-    let outgoing = encode_request(&Request { id: 1, deadline_ms: 0, body: RequestBody::Stats(Stats) }).unwrap();
+    let outgoing = encode_request(&Request::new(1, 0, RequestBody::Stats(Stats))).unwrap();
     let frame = Frame::new(outgoing.control(), Bytes::from_static(b"x"));
     assert_eq!(decode_request(frame).unwrap_err().code(), ErrorCode::Protocol);
 }
@@ -255,14 +252,9 @@ fn a_payload_that_no_message_speaks_of_is_refused() {
 fn a_priority_that_the_wire_would_read_as_none_is_refused() {
     for value in [-1.0, f32::NAN, f32::INFINITY] {
         let item = NewItem { anchor: 0, stream: 0, before: 0, after: 0, priority: Some(value) };
-        let push = Push {
-            table: "t".into(),
-            writer: 1,
-            epoch: 1,
-            sequence: 1,
-            body: PushBody { items: vec![item], ..PushBody::default() },
-        };
-        let request = Request { id: 1, deadline_ms: 0, body: RequestBody::Push(push) };
+        let push =
+            Push { writer: 1, epoch: 1, sequence: 1, body: PushBody { items: vec![item], ..PushBody::default() } };
+        let request = Request::new(1, 0, RequestBody::Push(push));
         assert_eq!(encode_request(&request).err().unwrap().code(), ErrorCode::Priority);
     }
 }

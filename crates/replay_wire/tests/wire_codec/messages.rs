@@ -71,13 +71,12 @@ prop_compose! {
 
 prop_compose! {
     fn push()(
-        table in ".{0,12}",
         (writer, epoch, sequence) in any::<(u64, u32, u64)>(),
         chunks in vec(chunk(), 0..5),
         items in vec(item(), 0..20),
         payload in bytes(),
     ) -> Push {
-        Push { table, writer, epoch, sequence, body: PushBody { chunks, items, payload } }
+        Push { writer, epoch, sequence, body: PushBody { chunks, items, payload } }
     }
 }
 
@@ -94,71 +93,68 @@ pub fn bytes() -> impl Strategy<Value = Bytes> {
 fn request_body() -> impl Strategy<Value = RequestBody> {
     let name = || ".{0,12}";
     prop_oneof![
-        (any::<u32>(), name(), any::<([u8; 32], u64)>()).prop_map(|(protocol, release, (nonce, program))| {
-            RequestBody::Hello(Hello { protocol, release, nonce, program })
-        }),
+        (any::<u32>(), name(), any::<[u8; 32]>()).prop_map(|(protocol, release, nonce)| RequestBody::Hello(Hello {
+            protocol,
+            release,
+            nonce
+        })),
         option::of(any::<[u8; 32]>()).prop_map(|proof| RequestBody::Authenticate(Authenticate { proof })),
         table().prop_map(RequestBody::CreateTable),
         name().prop_map(|name| RequestBody::DescribeTable(DescribeTable(name))),
         name().prop_map(|name| RequestBody::EmptyTable(EmptyTable(name))),
         name().prop_map(|name| RequestBody::DropTable(DropTable(name))),
-        (name(), any::<u64>(), name(), any::<(u32, u16, u16, bool)>()).prop_map(
-            |(table, writer, name, (streams, window_before, window_after, resume))| {
+        (any::<u64>(), name(), any::<(u32, u16, u16, bool)>()).prop_map(
+            |(writer, name, (streams, window_before, window_after, resume))| {
                 RequestBody::OpenWriter(OpenOrResume {
-                    open: OpenWriter { table, writer, name, server: None, streams, window_before, window_after },
+                    open: OpenWriter { writer, name, server: None, streams, window_before, window_after },
                     resume,
                 })
             }
         ),
         push().prop_map(RequestBody::Push),
-        (name(), any::<(u32, u16, u16, bool, bool, bool)>(), any::<Option<u32>>()).prop_map(
-            |(table, (count, before, after, allow_short, min_probability, repeated), part)| {
+        (any::<(u32, u16, u16, bool, bool, u32)>(), any::<Option<u32>>()).prop_map(
+            |((count, before, after, allow_short, min_probability, definition), part)| {
                 RequestBody::Sample(SampleRequest {
-                    table,
                     count,
                     before,
                     after,
                     allow_short,
                     min_probability,
                     part: part.map(|limiter_samples| BatchPart { limiter_samples }),
-                    repeated,
+                    definition,
                 })
             }
         ),
-        (name(), vec((any::<u64>(), 0.0..1e300), 0..50)).prop_map(|(table, updates)| {
+        vec((any::<u64>(), 0.0..1e300), 0..50).prop_map(|updates| {
             let (ids, priorities) = updates.into_iter().unzip();
-            RequestBody::UpdatePriorities(UpdatePriorities { table, ids, priorities })
+            RequestBody::UpdatePriorities(UpdatePriorities { ids, priorities })
         }),
         name().prop_map(|name| RequestBody::DropParameters(DropParameters(name))),
-        (name(), any::<u32>(), read_position())
-            .prop_map(|(table, bytes, from)| { RequestBody::ReadSteps(ReadSteps { table, from, bytes }) }),
-        (name(), any::<u64>(), name()).prop_map(|(table, id, reason)| RequestBody::ReportCorrupt(ReportCorrupt {
-            table,
-            id,
-            reason
-        })),
+        (any::<u32>(), read_position()).prop_map(|(bytes, from)| RequestBody::ReadSteps(ReadSteps { from, bytes })),
+        (any::<u64>(), name()).prop_map(|(id, reason)| RequestBody::ReportCorrupt(ReportCorrupt { id, reason })),
         (name(), any::<u64>(), any::<u64>(), bytes()).prop_map(|(name, id, version, bytes)| {
             RequestBody::PutParameters(PutParameters { name, id, version, bytes })
         }),
-        (name(), any::<u64>(), option::of((name(), any::<u64>()))).prop_map(|(name, newer_than, writer)| {
-            RequestBody::GetParameters(GetParameters {
-                name,
-                newer_than,
-                writer: writer.map(|(table, writer)| WriterId { table, writer }),
-            })
+        (name(), any::<u64>(), any::<u64>()).prop_map(|(name, newer_than, writer)| {
+            RequestBody::GetParameters(GetParameters { name, newer_than, writer })
         }),
         Just(RequestBody::Stats(Stats)),
         Just(RequestBody::List(List)),
         Just(RequestBody::Snapshot(Snapshot)),
-        (name(), any::<u64>(), any::<u32>())
-            .prop_map(|(table, writer, epoch)| { RequestBody::CloseWriter(CloseWriter { table, writer, epoch }) }),
+        any::<(u64, u32)>().prop_map(|(writer, epoch)| RequestBody::CloseWriter(CloseWriter { writer, epoch })),
         extension().prop_map(RequestBody::CallExtension),
     ]
 }
 
 prop_compose! {
-    pub fn request()(id: u64, deadline_ms: u32, body in request_body()) -> Request {
-        Request { id, deadline_ms, body }
+    pub fn request()(
+        id: u64,
+        deadline_ms: u32,
+        table: u16,
+        table_name in option::of(".{0,12}"),
+        body in request_body(),
+    ) -> Request {
+        Request { id, deadline_ms, table, table_name, body }
     }
 }
 

@@ -144,7 +144,7 @@ fn a_server_that_was_killed_is_found_again_by_its_writers() {
     let _serving = serve(&[]);
     // No reset came from the dead server: the first call notices by the new one's.
     client.create_table(&queue("steps"), &soon()).unwrap();
-    let mut pushes = client.open_writer(writer("steps", 1), &soon()).unwrap();
+    let mut pushes = client.open_writer("steps", writer(1), &soon()).unwrap();
     pushes.push(steps(0, 10), &soon()).unwrap();
     pushes.close(&soon()).unwrap();
     assert_eq!(drain(&client, "steps"), (0..10).collect::<Vec<_>>());
@@ -156,10 +156,10 @@ fn calls_end_at_their_deadline_and_by_an_interrupt() {
     let _serving = serve(&[]);
     let client = dial("innet+fstack", options()).unwrap();
     client.create_table(&queue("steps"), &soon()).unwrap();
-    let error = client.sample(&sample_request("steps", 1), &one_try()).err().unwrap();
+    let error = client.sample("steps", &sample_request(1), &one_try()).err().unwrap();
     assert_eq!(error.code(), ErrorCode::Deadline, "{error}");
     let interrupted = Wait { interrupted: &|| true, ..Wait::forever() };
-    let error = client.sample(&sample_request("steps", 1), &interrupted).err().unwrap();
+    let error = client.sample("steps", &sample_request(1), &interrupted).err().unwrap();
     assert!(matches!(error, Error::Interrupted), "{error}");
     client.stats(&soon()).unwrap();
 }

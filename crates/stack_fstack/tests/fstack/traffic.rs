@@ -32,7 +32,7 @@ pub fn many_connections_are_served(connect: impl Fn() -> Result<Client>) {
             scope.spawn(move || {
                 for (number, client) in part.iter().enumerate() {
                     let id = part.as_ptr().addr() as u64 + number as u64;
-                    let mut pushes = client.open_writer(writer("many", id), &soon()).unwrap();
+                    let mut pushes = client.open_writer("many", writer(id), &soon()).unwrap();
                     for step in 0..5 {
                         pushes.push(steps(step, 1), &soon()).unwrap();
                     }

@@ -80,6 +80,7 @@ impl Lane {
     pub fn send(
         &mut self,
         client: &Client,
+        table: &str,
         batch: u64,
         request: SampleRequest,
         due: Instant,
@@ -95,7 +96,7 @@ impl Lane {
         };
         let count = request.count;
         let limiter_samples = request.part.map_or(0, |part| part.limiter_samples);
-        let sent = connection.send(deadline_ms(Some(due)), RequestBody::Sample(request));
+        let sent = connection.send(deadline_ms(Some(due)), Some(table), RequestBody::Sample(request));
         self.connection = Some(connection);
         self.pending.push(Pending { id: sent?, batch, count, limiter_samples, due });
         Ok(round_trip)

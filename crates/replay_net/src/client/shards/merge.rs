@@ -98,9 +98,6 @@ pub fn stats(incarnation: String, servers: Vec<(String, Option<Value>)>) -> Valu
     merged
 }
 
-/// Arrays without order and duplicates.
-const SETS: [&str; 2] = ["sampled_by", "extensions"];
-
 fn add(name: &str, sum: &mut Value, more: &Value) {
     match (&mut *sum, more) {
         (Value::Object(sum), Value::Object(more)) => {
@@ -123,8 +120,8 @@ fn add(name: &str, sum: &mut Value, more: &Value) {
                 }
             }
         }
-        // A program may sample at several servers, which have the same extensions.
-        (Value::Array(sum), Value::Array(more)) if SETS.contains(&name) => {
+        // Servers have the same extensions.
+        (Value::Array(sum), Value::Array(more)) if name == "extensions" => {
             for program in more {
                 if !sum.contains(program) {
                     sum.push(program.clone());
@@ -181,7 +178,7 @@ mod tests {
         let server = |items: u64, largest: Value, wait: Value| {
             json!({"tables": {"t": {
                 "items": items, "max_priority": largest, "samples_per_insert": 4.0, "by_writer": [{"name": items}],
-                "sampled_by": ["learner", items], "samples_wait_for": wait, "sample_age": {"buckets": [[2.0, items], [null, 1]]},
+                "samples_wait_for": wait, "sample_age": {"buckets": [[2.0, items], [null, 1]]},
             }}, "parameters": {"p": {"version": items, "bytes": 8}}, "extensions": {"adder": ["/jobs"]}})
         };
         let one = server(2, json!(3.5), Value::Null);
@@ -190,7 +187,7 @@ mod tests {
         let all = stats("x".to_owned(), servers);
         let table = json!({
             "items": 7, "max_priority": 3.5, "samples_per_insert": 4.0, "by_writer": [{"name": 2}, {"name": 5}],
-            "sampled_by": ["learner", 2, 5], "samples_wait_for": "more", "sample_age": {"buckets": [[2.0, 7], [null, 2]]},
+            "samples_wait_for": "more", "sample_age": {"buckets": [[2.0, 7], [null, 2]]},
         });
         assert_eq!(all["tables"]["t"], table);
         assert_eq!(all["parameters"], json!({"p": {"version": 5, "bytes": 8}}));

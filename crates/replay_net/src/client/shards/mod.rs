@@ -99,12 +99,12 @@ impl ShardedClient {
     }
 
     /// A channel for a single batch: the one with an unfinished batch of this request, or one without any.
-    fn idle_samples(&self, request: &SampleRequest) -> ShardedSamples {
+    fn idle_samples(&self, table: &str, request: &SampleRequest) -> ShardedSamples {
         let mut idle = lock(&self.idle);
-        let begun = idle.iter().position(|channel| channel.has_begun(request));
+        let begun = idle.iter().position(|channel| channel.has_begun(table, request));
         let found = begun.or_else(|| idle.iter().position(|channel| !channel.is_unfinished()));
         let channel = found.map(|index| idle.remove(index));
-        channel.unwrap_or_else(|| ShardedSamples::new(self.group.clone(), request.clone(), 1))
+        channel.unwrap_or_else(|| ShardedSamples::new(self.group.clone(), table, *request, 1))
     }
 
     /// Server of a writer that names one: if it is absent, its successor.
@@ -125,19 +125,19 @@ impl ShardedClient {
 
     /// Opens a writer at the server with the fewest of the table. Of writers that start at once, those that come late to a server
     /// go on to another: each learns from its server how many are there.
-    fn open_where_fewest(&self, open: &OpenWriter, wait: &Wait<'_>) -> Result<(usize, Pushes)> {
+    fn open_where_fewest(&self, table: &str, open: &OpenWriter, wait: &Wait<'_>) -> Result<(usize, Pushes)> {
         let count = self.group.shards.len();
         // Breaks ties by the writer's number.
         let after = |shard: usize| (shard as u64).wrapping_sub(open.writer) % count as u64;
         let mut moves = count;
         loop {
-            let connected = self.connected_writers(&open.table, wait)?;
+            let connected = self.connected_writers(table, wait)?;
             let fewest = connected.into_iter().min_by_key(|&(shard, writers)| (writers, after(shard)));
             let (shard, before) = fewest.ok_or_else(|| self.group.none_answers())?;
-            let opened = self.group.shards[shard].client.pushes(open.clone(), wait);
+            let opened = self.group.shards[shard].client.pushes(table, open.clone(), wait);
             let Some(mut pushes) = self.group.answered(shard, opened)? else { continue };
             if pushes.connected > before + 1 && moves > 0 {
-                let others = self.connected_writers(&open.table, wait)?;
+                let others = self.connected_writers(table, wait)?;
                 let mut others = others.into_iter().filter(|&(other, _)| other != shard);
                 if others.any(|(_, writers)| writers + 1 < pushes.connected) {
                     self.group.answered(shard, pushes.close(wait))?;
@@ -221,12 +221,12 @@ impl Replay<Error> for ShardedClient {
         })
     }
 
-    fn open_writer(&self, open: OpenWriter, wait: &Wait<'_>) -> Result<Box<dyn PushChannel<Error>>> {
+    fn open_writer(&self, table: &str, open: OpenWriter, wait: &Wait<'_>) -> Result<Box<dyn PushChannel<Error>>> {
         let (shard, pushes) = match open.server {
-            None => self.open_where_fewest(&open, wait)?,
+            None => self.open_where_fewest(table, &open, wait)?,
             Some(number) => loop {
                 let shard = self.wanted_shard(number)?;
-                let opened = self.group.shards[shard].client.pushes(open.clone(), wait);
+                let opened = self.group.shards[shard].client.pushes(table, open.clone(), wait);
                 if let Some(pushes) = self.group.answered(shard, opened)? {
                     break (shard, pushes);
                 }
@@ -235,17 +235,16 @@ impl Replay<Error> for ShardedClient {
         Ok(Box::new(ShardedPushes::new(self.group.clone(), shard, open.writer, Box::new(pushes))))
     }
 
-    fn sample(&self, request: &SampleRequest, wait: &Wait<'_>) -> Result<Sampled> {
-        let mut channel = self.idle_samples(request);
-        let sampled = channel.once(request, wait);
+    fn sample(&self, table: &str, request: &SampleRequest, wait: &Wait<'_>) -> Result<Sampled> {
+        let mut channel = self.idle_samples(table, request);
+        let sampled = channel.once(table, request, wait);
         keep(&self.idle, channel, ShardedSamples::is_unfinished);
         sampled
     }
 
-    fn sampler(&self, request: SampleRequest, in_flight: usize) -> Result<Box<dyn SampleChannel<Error>>> {
+    fn sampler(&self, table: &str, request: SampleRequest, in_flight: usize) -> Result<Box<dyn SampleChannel<Error>>> {
         self.group.check_process()?;
-        let request = SampleRequest { repeated: true, ..request };
-        let channel = ShardedSamples::new(self.group.clone(), request, in_flight);
+        let channel = ShardedSamples::new(self.group.clone(), table, request, in_flight);
         Ok(Box::new(channel))
     }
 
@@ -276,21 +275,20 @@ impl Replay<Error> for ShardedClient {
     fn read_positions(&self, table: &str, wait: &Wait<'_>) -> Result<Vec<ReadPosition>> {
         let servers = 0..self.group.shards.len() as u32;
         let first = |server| ReadPosition { server, ..ReadPosition::default() };
-        let asked = servers
-            .map(|server| self.read_steps(&ReadSteps { table: table.to_owned(), from: first(server), bytes: 0 }, wait));
+        let asked = servers.map(|server| self.read_steps(table, &ReadSteps { from: first(server), bytes: 0 }, wait));
         let positions = asked.map(|read| Ok(read?.next));
         positions.filter_map(Result::transpose).collect()
     }
 
     /// An absent server is an error.
-    fn read_steps(&self, request: &ReadSteps, wait: &Wait<'_>) -> Result<StepsRead> {
+    fn read_steps(&self, table: &str, request: &ReadSteps, wait: &Wait<'_>) -> Result<StepsRead> {
         self.group.check_process()?;
         let server = request.from.server;
         let shards = &self.group.shards;
         let shard = shards
             .get(server as usize)
             .ok_or_else(|| Error::Config(format!("there is no server {server}, only {}", shards.len())))?;
-        let read = shard.client.read_steps(request, wait)?;
+        let read = shard.client.read_steps(table, request, wait)?;
         Ok(StepsRead { next: read.next.map(|next| ReadPosition { server, ..next }), ..read })
     }
 

@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::super::Client;
 use super::super::sample::Pipelining;
 use super::group::{Group, ask_promptly, is_lost};
 use super::lane::Lane;
@@ -32,10 +33,11 @@ const NO_BATCH: u64 = 0;
 /// Batches of one sample request, from several servers.
 pub struct ShardedSamples {
     group: Arc<Group>,
+    table: String,
     request: SampleRequest,
     in_flight: usize,
     /// Definition of the table at the servers, once one has answered.
-    table: Option<Arc<TableConfig>>,
+    definition: Option<Arc<TableConfig>>,
     lanes: Vec<Lane>,
     /// Batches in progress, the oldest first.
     batches: VecDeque<PartialBatch>,
@@ -50,13 +52,14 @@ pub struct ShardedSamples {
 
 impl ShardedSamples {
     /// A channel that connects on its first batch.
-    pub fn new(group: Arc<Group>, request: SampleRequest, in_flight: usize) -> Self {
+    pub fn new(group: Arc<Group>, table: &str, request: SampleRequest, in_flight: usize) -> Self {
         let lanes = group.shards.iter().map(|_| Lane::default()).collect();
         ShardedSamples {
             group,
+            table: table.to_owned(),
             request,
             in_flight,
-            table: None,
+            definition: None,
             lanes,
             batches: VecDeque::new(),
             last_batch: NO_BATCH,
@@ -71,14 +74,15 @@ impl ShardedSamples {
     ///
     /// # Errors
     /// Errors of [`Replay::sample`].
-    pub fn once(&mut self, request: &SampleRequest, wait: &Wait<'_>) -> Result<Sampled> {
-        let continues = self.has_begun(request);
+    pub fn once(&mut self, table: &str, request: &SampleRequest, wait: &Wait<'_>) -> Result<Sampled> {
+        let continues = self.has_begun(table, request);
         if !continues {
-            self.request = request.clone();
+            (self.table, self.request) = (table.to_owned(), *request);
             // Another client may have created the table anew.
-            self.table = None;
+            self.definition = None;
             self.batches.clear();
         }
+        let named = self.lanes.iter().any(Lane::has_answered);
         for lane in &mut self.lanes {
             if !continues && !lane.is_idle() {
                 // Discards late replies to an earlier request.
@@ -86,7 +90,31 @@ impl ShardedSamples {
             }
             lane.seen = None;
         }
-        self.next(wait)
+        match self.batch(wait) {
+            // Connections of earlier calls have the number of a table that was dropped. The new ones name it again.
+            Err(error) if named && error.code() == ErrorCode::UnknownTable => self.batch(wait),
+            sampled => sampled,
+        }
+    }
+
+    /// The next batch; after an error that is no deadline, over new connections.
+    fn batch(&mut self, wait: &Wait<'_>) -> Result<Sampled> {
+        if self.in_flight == 0 && self.batches.is_empty() && !planted(Mistake::OldTotal) {
+            // Asks for the present sums of priorities, not for those after the last batch.
+            self.lanes.iter_mut().for_each(|lane| lane.seen = None);
+        }
+        let next = self.next_batch(wait);
+        if let Err(error) = &next
+            && !matches!(error, Error::Deadline { .. } | Error::Interrupted)
+        {
+            // Replies in flight are useless without their batches: reconnects.
+            self.batches.clear();
+            for lane in &mut self.lanes {
+                *lane = Lane::default();
+            }
+            self.definition = None;
+        }
+        next
     }
 
     /// Whether a batch was requested from servers and not delivered.
@@ -95,8 +123,8 @@ impl ShardedSamples {
     }
 
     /// Whether an unfinished batch of this request was requested from servers.
-    pub fn has_begun(&self, request: &SampleRequest) -> bool {
-        self.request == *request && self.is_unfinished()
+    pub fn has_begun(&self, table: &str, request: &SampleRequest) -> bool {
+        self.table == table && self.request == *request && self.is_unfinished()
     }
 
     fn next_batch(&mut self, wait: &Wait<'_>) -> Result<Sampled> {
@@ -198,7 +226,7 @@ impl ShardedSamples {
             let wait = Wait { deadline: Some(host::now() + HELD_FOR), ..*wait };
             let known = |shard: usize| {
                 let client = &self.group.shards[shard].client;
-                client.table_config(&self.request.table, &wait).is_ok()
+                client.table_config(&self.table, &wait).is_ok()
             };
             // A table created again there would be a different one.
             let mut others = self.group.present().filter(|&other| other != shard);
@@ -231,13 +259,13 @@ impl ShardedSamples {
         self.lanes.iter().map(|lane| lane.seen).collect()
     }
 
-    fn table(&mut self, wait: &Wait<'_>) -> Result<Arc<TableConfig>> {
-        if let Some(table) = &self.table {
-            return Ok(table.clone());
+    fn definition(&mut self, wait: &Wait<'_>) -> Result<Arc<TableConfig>> {
+        if let Some(definition) = &self.definition {
+            return Ok(definition.clone());
         }
-        let name = self.request.table.clone();
-        let table = self.group.any(0, |client| ask_promptly(client, wait, |wait| client.table_config(&name, wait)))?;
-        Ok(self.table.insert(table).clone())
+        let describe = |client: &Client| ask_promptly(client, wait, |wait| client.table_config(&self.table, wait));
+        let definition = self.group.any(0, describe)?;
+        Ok(self.definition.insert(definition).clone())
     }
 
     /// Requests the missing parts of batches in progress, and begins others up to `in_flight`.
@@ -333,10 +361,10 @@ impl ShardedSamples {
             // A short batch is allowed at the call's deadline, not at a server's.
             allow_short: self.request.allow_short && wait.deadline.is_some_and(|end| host::now() >= end),
             part: Some(BatchPart { limiter_samples }),
-            ..self.request.clone()
+            ..self.request
         };
         let client = &self.group.shards[shard].client;
-        if let Some(round_trip) = self.lanes[shard].send(client, batch, request, due, wait)? {
+        if let Some(round_trip) = self.lanes[shard].send(client, &self.table, batch, request, due, wait)? {
             self.pipelining.round_trip = self.pipelining.round_trip.max(round_trip);
         }
         Ok(())
@@ -458,28 +486,11 @@ impl SampleChannel<Error> for ShardedSamples {
         if let Some(message) = &self.dropped {
             return Err(Error::Remote { code: ErrorCode::UnknownTable, message: message.clone() });
         }
-        if self.in_flight == 0 && self.batches.is_empty() && !planted(Mistake::OldTotal) {
-            // Asks for the present sums of priorities, not for those after the last batch.
-            self.lanes.iter_mut().for_each(|lane| lane.seen = None);
-        }
-        let next = self.next_batch(wait);
-        if let Err(error) = &next
-            && self.request.repeated
-            && error.code() == ErrorCode::UnknownTable
-        {
-            self.dropped = Some(error.to_string());
-        }
-        if let Err(error) = &next
-            && !matches!(error, Error::Deadline { .. } | Error::Interrupted)
-        {
-            // Replies in flight are useless without their batches: reconnects.
-            self.batches.clear();
-            for lane in &mut self.lanes {
-                *lane = Lane::default();
+        self.batch(wait).inspect_err(|error| {
+            if error.code() == ErrorCode::UnknownTable {
+                self.dropped = Some(error.to_string());
             }
-            self.table = None;
-        }
-        next
+        })
     }
 }
 

@@ -13,8 +13,10 @@ impl Group {
     /// Asks all servers for their table's number, which their ids contain.
     fn ask_numbers(self: &Arc<Self>, table: &str, wait: &Wait<'_>) -> Result<()> {
         let part = Some(BatchPart { limiter_samples: 0 });
-        let request = SampleRequest { table: table.to_owned(), part, ..SampleRequest::default() };
-        for (shard, sampled) in self.each(|client| ask_promptly(client, wait, |wait| client.sample(&request, wait)))? {
+        let request = SampleRequest { part, ..SampleRequest::default() };
+        for (shard, sampled) in
+            self.each(|client| ask_promptly(client, wait, |wait| client.sample(table, &request, wait)))?
+        {
             if let Some(state) = sampled.shard {
                 self.note_numbers(shard, state, &[]);
             }

@@ -12,7 +12,7 @@ use replay_wire::{
 use serde_json::Value;
 use tokio::io::{AsyncWriteExt, ReadHalf, WriteHalf};
 
-use super::messages::{parameters, writer};
+use super::messages::{TABLE, parameters, writer};
 use super::world::{Connection, Duplex};
 
 /// Bytes of the parameters of [`TestClient::clog`].
@@ -29,12 +29,24 @@ pub fn transcript(client_nonce: [u8; 32], challenge: &Challenge) -> Transcript {
     Transcript { client_nonce, server_nonce: challenge.nonce, channel_binding: None }
 }
 
+fn is_about_a_table(body: &RequestBody) -> bool {
+    use RequestBody::{CloseWriter, OpenWriter, Push, ReadSteps, ReportCorrupt, Sample, UpdatePriorities};
+    matches!(
+        body,
+        OpenWriter(_) | Push(_) | Sample(_) | UpdatePriorities(_) | ReadSteps(_) | ReportCorrupt(_) | CloseWriter(_)
+    )
+}
+
 /// A client that sends exactly the given messages.
 pub struct TestClient {
     frames: FrameReader<ReadHalf<Box<dyn Duplex>>>,
     write: WriteHalf<Box<dyn Duplex>>,
     cut: Box<dyn FnOnce()>,
     next_id: u64,
+    /// Tables that were named, in the order of their numbers.
+    tables: Vec<String>,
+    /// The table of the next requests.
+    table: String,
 }
 
 impl TestClient {
@@ -46,6 +58,8 @@ impl TestClient {
             write,
             cut: connection.cut,
             next_id: 1,
+            tables: Vec::new(),
+            table: TABLE.to_owned(),
         }
     }
 
@@ -68,7 +82,7 @@ impl TestClient {
     }
 
     pub async fn hello(&mut self, protocol: u32, nonce: [u8; 32]) -> Result<Challenge> {
-        let hello = Hello { protocol, release: RELEASE.into(), nonce, program: 0 };
+        let hello = Hello { protocol, release: RELEASE.into(), nonce };
         match self.ask(RequestBody::Hello(hello), 0).await? {
             ReplyBody::Challenge(challenge) => Ok(challenge),
             other => panic!("expected a challenge, got {}", other.name()),
@@ -79,10 +93,28 @@ impl TestClient {
     pub async fn send(&mut self, body: RequestBody, deadline_ms: u32) -> Result<u64> {
         let id = self.next_id;
         self.next_id += 1;
-        let request = Request { id, deadline_ms, body };
+        let mut request = Request::new(id, deadline_ms, body);
+        if is_about_a_table(&request.body) {
+            let known = self.tables.iter().position(|name| *name == self.table);
+            request.table = 1 + known.unwrap_or(self.tables.len()) as u16;
+            if known.is_none() {
+                self.tables.push(self.table.clone());
+                request.table_name = Some(self.table.clone());
+            }
+        }
         let mut frame = encode_request(&request)?;
         write_frame(&mut frame, &mut self.write, "the server").await?;
         Ok(id)
+    }
+
+    /// Sends a request as it is.
+    pub async fn send_as_is(&mut self, request: &Request) -> Result<()> {
+        write_frame(&mut encode_request(request)?, &mut self.write, "the server").await
+    }
+
+    /// The table of the requests from now on.
+    pub fn turn_to(&mut self, table: &str) {
+        self.table = table.to_owned();
     }
 
     /// Sends bytes as they are.
@@ -111,7 +143,7 @@ impl TestClient {
         });
         self.ask(put, 0).await.unwrap();
         for _ in 0..CLOGGING {
-            let get = RequestBody::GetParameters(GetParameters { name: "large".into(), newer_than: 0, writer: None });
+            let get = RequestBody::GetParameters(GetParameters { name: "large".into(), newer_than: 0, writer: 0 });
             self.send(get, 0).await.unwrap();
         }
     }

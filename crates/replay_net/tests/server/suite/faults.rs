@@ -11,7 +11,8 @@ use super::*;
 
 /// A push's frame on the wire.
 async fn frame(push: &Push) -> Vec<u8> {
-    let request = Request { id: 1, deadline_ms: 0, body: RequestBody::Push(push.clone()) };
+    // To the table of the writer that the connection has opened.
+    let request = Request { table: 1, ..Request::new(1, 0, RequestBody::Push(push.clone())) };
     let mut bytes = Vec::new();
     let mut frame = encode_request(&request).unwrap();
     write_frame(&mut frame, &mut bytes, "a buffer").await.unwrap();
@@ -103,7 +104,7 @@ fn a_push_whose_reply_was_lost_is_not_applied_again_when_its_writer_has_expired(
     World::run(6, config(table()), |world| async move {
         lose_the_reply(&world, &four_steps(1)).await;
         let mut client = world.client().await;
-        let close = RequestBody::CloseWriter(CloseWriter { table: TABLE.into(), writer: 1, epoch: 1 });
+        let close = RequestBody::CloseWriter(CloseWriter { writer: 1, epoch: 1 });
         client.ask(close, 0).await.unwrap();
         let again = RequestBody::OpenWriter(OpenOrResume { open: writer(1), resume: true });
         let (code, message) = refused(client.ask(again, 0).await);
@@ -243,7 +244,7 @@ fn a_blocked_writer_that_is_gone_frees_its_slot_and_its_memory() {
             assert_eq!(world.receive_bytes(), 0);
             let mut other = world.client().await;
             other.ask(RequestBody::EmptyTable(EmptyTable(TABLE.into())), 0).await.unwrap();
-            let close = RequestBody::CloseWriter(CloseWriter { table: TABLE.into(), writer: 1, epoch: 1 });
+            let close = RequestBody::CloseWriter(CloseWriter { writer: 1, epoch: 1 });
             other.ask(close, 0).await.unwrap();
             drop(other);
         }

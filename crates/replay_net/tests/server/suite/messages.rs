@@ -29,7 +29,6 @@ pub fn queue() -> TableConfig {
 /// A writer of one stream whose items have no row but their anchor.
 pub fn writer(number: u64) -> OpenWriter {
     OpenWriter {
-        table: TABLE.into(),
         writer: number,
         name: format!("writer {number}"),
         server: None,
@@ -52,17 +51,11 @@ pub fn push(writer: u64, epoch: u32, sequence: u64, first_step: u64, values: &[i
         .map(|anchor| NewItem { anchor, stream: 0, before: 0, after: 0, priority: Some(1.0) })
         .collect();
     let chunk = ChunkHead { stream: 0, rows: values.len() as u32, first_step, bytes: payload.len() as u32 };
-    Push {
-        table: TABLE.into(),
-        writer,
-        epoch,
-        sequence,
-        body: PushBody { chunks: vec![chunk], items, payload: Bytes::from(payload) },
-    }
+    Push { writer, epoch, sequence, body: PushBody { chunks: vec![chunk], items, payload: Bytes::from(payload) } }
 }
 
 pub fn sample(count: u32) -> RequestBody {
-    RequestBody::Sample(SampleRequest { table: TABLE.into(), count, ..SampleRequest::default() })
+    RequestBody::Sample(SampleRequest { count, ..SampleRequest::default() })
 }
 
 /// A safetensors file with one tensor of `bytes` bytes.

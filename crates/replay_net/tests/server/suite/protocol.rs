@@ -36,11 +36,8 @@ fn what_was_pushed_is_sampled_updated_and_counted() {
             assert!((10..=12).contains(&value));
         }
         let id = sampled.items[0].id;
-        let update = RequestBody::UpdatePriorities(UpdatePriorities {
-            table: TABLE.into(),
-            ids: vec![id, id ^ 1],
-            priorities: vec![0.5, 0.5],
-        });
+        let update =
+            RequestBody::UpdatePriorities(UpdatePriorities { ids: vec![id, id ^ 1], priorities: vec![0.5, 0.5] });
         let ReplyBody::Updated(receipt) = client.ask(update, 0).await.unwrap() else {
             panic!("expected a receipt");
         };
@@ -69,7 +66,7 @@ fn tables_and_parameters_are_served() {
         assert_eq!(refused(gone).0, ErrorCode::UnknownTable);
 
         let get =
-            |newer_than| RequestBody::GetParameters(GetParameters { name: "policy".into(), newer_than, writer: None });
+            |newer_than| RequestBody::GetParameters(GetParameters { name: "policy".into(), newer_than, writer: 0 });
         assert!(matches!(client.ask(get(0), 0).await.unwrap(), ReplyBody::Parameters(None)));
         let put = RequestBody::PutParameters(PutParameters {
             name: "policy".into(),
@@ -165,7 +162,7 @@ fn pushes_of_one_writer_stay_in_order_while_they_wait() {
             let body = RequestBody::Push(push(1, 1, sequence, sequence - 1, &[sequence as i64]));
             ids.push(client.send(body, 60_000).await.unwrap());
         }
-        let close = RequestBody::CloseWriter(CloseWriter { table: TABLE.into(), writer: 1, epoch: 1 });
+        let close = RequestBody::CloseWriter(CloseWriter { writer: 1, epoch: 1 });
         ids.push(client.send(close, 0).await.unwrap());
         world.until(|world| world.table_stat("blocked_pushes") > 0).await;
         assert_eq!(world.table_stat("steps"), 5);
@@ -203,6 +200,44 @@ fn more_requests_than_may_be_under_way_are_all_answered() {
 }
 
 #[test]
+fn a_number_stays_its_tables() {
+    World::run(13, config(table()), |world| async move {
+        let mut other = world.client().await;
+        other.ask(RequestBody::CreateTable(TableConfig { name: "second".into(), ..table() }), 0).await.unwrap();
+        let mut client = world.client().await;
+        client.open(1).await;
+        client.ask(RequestBody::Push(push(1, 1, 1, 0, &[7])), 0).await.unwrap();
+        client.ask(sample(1), 0).await.unwrap();
+        // The first request about a table names it, also if there is none yet.
+        client.turn_to("third");
+        assert_eq!(refused(client.ask(sample(1), 0).await).0, ErrorCode::UnknownTable);
+        let third = RequestBody::CreateTable(TableConfig { name: "third".into(), ..table() });
+        other.ask(third.clone(), 0).await.unwrap();
+        assert_eq!(refused(client.ask(sample(1), 0).await).0, ErrorCode::Deadline);
+        // A new table of the name has another number.
+        other.ask(RequestBody::DropTable(DropTable("third".into())), 0).await.unwrap();
+        other.ask(third, 0).await.unwrap();
+        let (code, message) = refused(client.ask(sample(1), 0).await);
+        assert_eq!((code, &*message), (ErrorCode::UnknownTable, "there is no table \"third\"; it was dropped"));
+    });
+}
+
+#[test]
+fn a_number_without_a_name_ends_the_connection() {
+    for (number, name) in [(1, None), (2, Some("steps")), (u16::MAX, Some("steps")), (0, Some("steps"))] {
+        World::run(14, config(table()), move |world| async move {
+            let mut client = world.client().await;
+            let numbered =
+                Request { table: number, table_name: name.map(str::to_owned), ..Request::new(9, 0, sample(1)) };
+            client.send_as_is(&numbered).await.unwrap();
+            let (id, code, message) = client.receive_error().await;
+            assert_eq!((id, code), (NO_REQUEST, ErrorCode::Protocol), "{message}");
+            assert!(client.receive().await.unwrap().is_none());
+        });
+    }
+}
+
+#[test]
 fn a_bad_frame_closes_its_own_connection_alone() {
     World::run(9, config(table()), |world| async move {
         let mut other = world.client().await;
@@ -236,7 +271,7 @@ fn bad_frames() -> [(Vec<u8>, ErrorCode); 5] {
 
 #[test]
 fn a_truncated_frame_changes_nothing() {
-    let request = |body| Request { id: 1, deadline_ms: 0, body };
+    let request = |body| Request::new(1, 0, body);
     World::run(10, config(table()), |world| async move {
         let frame = encode_request(&request(RequestBody::Push(push(1, 1, 1, 0, &[1])))).unwrap();
         let mut bytes = Vec::new();

@@ -70,27 +70,26 @@ fn blocked_pushes_keep_out_neither_samples_nor_parameters() {
 }
 
 /// A push of 1,000 steps with one item, about 9 KiB, or of `times` as many.
-fn long_push(table: &str, writer: u64, sequence: u64, first: u64, times: usize) -> RequestBody {
+fn long_push(writer: u64, sequence: u64, first: u64, times: usize) -> RequestBody {
     let mut push = push(writer, 1, sequence, first, &vec![1; 1_000 * times]);
     push.body.items.truncate(1);
-    push.table = table.into();
     RequestBody::Push(push)
 }
 
 /// Opens a writer of a table over a connection of its own.
 async fn writes_to(world: &World, table: &str, number: u64) -> TestClient {
     let mut client = world.client().await;
-    let open = OpenWriter { table: table.into(), ..writer(number) };
-    let body = RequestBody::OpenWriter(OpenOrResume { open, resume: false });
+    client.turn_to(table);
+    let body = RequestBody::OpenWriter(OpenOrResume { open: writer(number), resume: false });
     client.ask(body, 0).await.unwrap();
     client
 }
 
 /// Sends pushes of a writer until the server reads no more of them, as of a run whose learner has died.
-async fn hold_back(world: &World, mut client: TestClient, table: &'static str, writer: u64) {
+async fn hold_back(world: &World, mut client: TestClient, writer: u64) {
     world.spawn(async move {
         for sequence in 1.. {
-            let push = long_push(table, writer, sequence, 4_000 * (sequence - 1), 4);
+            let push = long_push(writer, sequence, 4_000 * (sequence - 1), 4);
             // Ends with the world.
             if client.send(push, u32::MAX).await.is_err() {
                 return;
@@ -115,7 +114,7 @@ fn pushes_that_wait_for_a_table_leave_room_for_another_ones() {
             for writer in 1..=WRITERS {
                 let number = 100 * number + writer;
                 let client = writes_to(&world, table, number).await;
-                hold_back(&world, client, table, number).await;
+                hold_back(&world, client, number).await;
             }
             // Their pushes wait and hold more and more, up to the table's part.
             world
@@ -129,11 +128,12 @@ fn pushes_that_wait_for_a_table_leave_room_for_another_ones() {
         // Writers of a free table, also over a connection with writers of several tables.
         let mut free = writes_to(&world, TABLE, 1_000).await;
         let mut several = writes_to(&world, "first", 2_000).await;
+        several.turn_to(TABLE);
         let body = RequestBody::OpenWriter(OpenOrResume { open: writer(2_001), resume: false });
         several.ask(body, 0).await.unwrap();
         for sequence in 1..=5 {
             let first = 4_000 * (sequence - 1);
-            let push = |writer| long_push(TABLE, writer, sequence, first, 4);
+            let push = |writer| long_push(writer, sequence, first, 4);
             free.ask(push(1_000), 10_000).await.unwrap();
             several.ask(push(2_001), 10_000).await.unwrap();
         }

@@ -1,7 +1,7 @@
 //! Replies that clients have not read: their memory is limited for each connection and each role.
 
 use bytes::Bytes;
-use replay_core::replay::{ChunkHead, NewItem, OpenWriter, Push, PushBody, SampleRequest};
+use replay_core::replay::{ChunkHead, NewItem, OpenWriter, PushBody, SampleRequest};
 use replay_core::schema::{Codec, Column, Dtype, TableConfig, flags};
 use replay_net::config::ServerConfig;
 use replay_wire::ErrorCode;
@@ -31,14 +31,11 @@ impl Ask {
     pub(super) fn body(self) -> RequestBody {
         match self {
             Ask::Parameters => {
-                RequestBody::GetParameters(GetParameters { name: "large".into(), newer_than: 0, writer: None })
+                RequestBody::GetParameters(GetParameters { name: "large".into(), newer_than: 0, writer: 0 })
             }
-            Ask::Sample => RequestBody::Sample(SampleRequest {
-                table: TABLE.into(),
-                count: 450,
-                before: BEFORE,
-                ..SampleRequest::default()
-            }),
+            Ask::Sample => {
+                RequestBody::Sample(SampleRequest { count: 450, before: BEFORE, ..SampleRequest::default() })
+            }
         }
     }
 
@@ -121,7 +118,7 @@ fn one_connection_leaves_only_so_many_replies_unread() {
 }
 
 #[test]
-fn a_repeated_sample_that_waits_for_room_stays_on_its_table() {
+fn a_sample_that_waits_for_room_stays_on_its_table() {
     World::simulated(24, limited(), |world, _| async move {
         fill(&world).await;
         let second = TableConfig { name: "second".into(), ..table() };
@@ -132,11 +129,8 @@ fn a_repeated_sample_that_waits_for_room_stays_on_its_table() {
         let parameters = Ask::Parameters.body();
         reader.send(parameters, u32::MAX).await.unwrap();
         world.until(|world| world.reply_bytes() > LARGE as u64).await;
-        let RequestBody::Sample(sample) = Ask::Sample.body() else {
-            unreachable!("a sample is a sample");
-        };
-        let sample = RequestBody::Sample(SampleRequest { table: "second".into(), repeated: true, ..sample });
-        reader.send(sample, 2_000).await.unwrap();
+        reader.turn_to("second");
+        reader.send(Ask::Sample.body(), 2_000).await.unwrap();
         for _ in 0..100 {
             other.stats().await;
         }
@@ -176,7 +170,7 @@ fn all_connections_leave_only_so_many_replies_unread() {
         without_items.body.items.clear();
         other.ask(RequestBody::Push(without_items), 0).await.unwrap();
         // Nothing is newer, and an empty reply needs no room.
-        let newer = RequestBody::GetParameters(GetParameters { name: "large".into(), newer_than: 1, writer: None });
+        let newer = RequestBody::GetParameters(GetParameters { name: "large".into(), newer_than: 1, writer: 0 });
         other.ask(newer, 0).await.unwrap();
         // A waiting client gets its reply when the others have read their replies.
         other.send(Ask::Sample.body(), u32::MAX).await.unwrap();
@@ -227,14 +221,13 @@ fn blob() -> Vec<u8> {
 /// One step with an item.
 async fn fill_blobs(client: &mut TestClient) {
     client.ask(RequestBody::CreateTable(blobs()), 0).await.unwrap();
-    let table = || "blobs".to_owned();
-    let open = OpenWriter { table: table(), ..writer(1) };
-    let open = RequestBody::OpenWriter(OpenOrResume { open, resume: false });
+    client.turn_to("blobs");
+    let open = RequestBody::OpenWriter(OpenOrResume { open: writer(1), resume: false });
     client.ask(open, 0).await.unwrap();
     let mut payload = vec![flags::FIRST];
     payload.extend((BLOB as u32).to_le_bytes());
     payload.extend(blob());
-    let mut push = Push { table: table(), ..push(1, 1, 1, 0, &[1]) };
+    let mut push = push(1, 1, 1, 0, &[1]);
     push.body = PushBody {
         chunks: vec![ChunkHead { bytes: payload.len() as u32, ..push.body.chunks[0] }],
         payload: Bytes::from(payload),
@@ -264,12 +257,9 @@ fn a_table_that_goes_leaves_unread_samples_whole_and_then_gives_its_memory_back(
             let filled = held(&world);
             assert!(filled > before);
             let mut reader = world.client().await;
+            reader.turn_to("blobs");
             for _ in 0..SAMPLES {
-                let RequestBody::Sample(request) = sample(COUNT) else {
-                    unreachable!("a sample is a sample");
-                };
-                let request = SampleRequest { table: "blobs".into(), ..request };
-                reader.send(RequestBody::Sample(request), 0).await.unwrap();
+                reader.send(sample(COUNT), 0).await.unwrap();
             }
             let sampled = SAMPLES as u64 * u64::from(COUNT);
             world.until(|world| world.stats()["tables"]["blobs"]["sampled_items"] == sampled).await;

@@ -47,7 +47,7 @@ fn each_role_may_make_its_requests_and_no_others() {
         actor.open(1).await;
         let pushed = RequestBody::Push(push(1, 1, 1, 0, &[1, 2, 3]));
         actor.ask(pushed, 0).await.unwrap();
-        let get = || RequestBody::GetParameters(GetParameters { name: "policy".into(), newer_than: 0, writer: None });
+        let get = || RequestBody::GetParameters(GetParameters { name: "policy".into(), newer_than: 0, writer: 0 });
         let of_actors = || {
             [
                 RequestBody::DescribeTable(DescribeTable(TABLE.into())),
@@ -64,19 +64,15 @@ fn each_role_may_make_its_requests_and_no_others() {
             [
                 sample(1),
                 RequestBody::CreateTable(other(table)),
-                RequestBody::UpdatePriorities(UpdatePriorities {
-                    table: TABLE.into(),
-                    ids: vec![id],
-                    priorities: vec![2.0],
-                }),
+                RequestBody::UpdatePriorities(UpdatePriorities { ids: vec![id], priorities: vec![2.0] }),
                 RequestBody::PutParameters(PutParameters {
                     version: 0,
                     id: 1,
                     name: "policy".into(),
                     bytes: parameters(8),
                 }),
-                RequestBody::ReadSteps(ReadSteps { table: TABLE.into(), from: ReadPosition::default(), bytes: 1 }),
-                RequestBody::ReportCorrupt(ReportCorrupt { table: TABLE.into(), id, reason: "does not decode".into() }),
+                RequestBody::ReadSteps(ReadSteps { from: ReadPosition::default(), bytes: 1 }),
+                RequestBody::ReportCorrupt(ReportCorrupt { id, reason: "does not decode".into() }),
             ]
         };
         let of_operators = || {

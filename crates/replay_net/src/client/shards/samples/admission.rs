@@ -9,7 +9,7 @@ use replay_core::cause::WaitReason;
 impl ShardedSamples {
     /// The reason of a wait for writers, with the names of all servers.
     fn on_servers(&self, reason: String) -> WaitReason {
-        WaitReason::ForWriters(self.request.table.clone(), format!("{reason}, on the servers {}", self.group.names()))
+        WaitReason::ForWriters(self.table.clone(), format!("{reason}, on the servers {}", self.group.names()))
     }
 
     /// Reason of a wait while no server answers.
@@ -23,7 +23,7 @@ impl ShardedSamples {
         if seen.is_empty() {
             return Ok(Some(self.none_answers()));
         }
-        let table = self.table(wait)?;
+        let table = self.definition(wait)?;
         let items: u64 = seen.iter().map(|seen| seen.state.items).sum();
         let min_size = min_size(&table, seen.len() as u64);
         // Does not wait if a limiter blocks writers: one server cannot make up for the min_size parts of servers without writers then.
@@ -46,7 +46,7 @@ impl ShardedSamples {
 
     /// Limit of the samples charged to one rate limiter: what it certainly admits before it blocks its writers.
     pub(super) fn most_of_one(&self) -> f64 {
-        match &self.table {
+        match &self.definition {
             Some(table) if table.samples_per_insert > 0.0 => {
                 (2.0 * table.effective_slack() - table.samples_per_insert).floor()
             }
@@ -84,7 +84,7 @@ impl ShardedSamples {
     /// Reason to wait if `max_times_sampled` leaves fewer samples than a batch. Not checked with a rate limiter, which has to be asked when
     /// it blocks writers, nor for short batches.
     fn used_up(&self) -> Option<WaitReason> {
-        let table = self.table.as_ref()?;
+        let table = self.definition.as_ref()?;
         let times = u64::from(table.max_times_sampled);
         if times == 0 || table.samples_per_insert > 0.0 || self.request.allow_short {
             return None;
@@ -102,7 +102,7 @@ impl ShardedSamples {
 
     /// Reason to wait for `missing` samples of the rate limiters.
     pub(super) fn limited(&mut self, missing: f64, wait: &Wait<'_>) -> Result<WaitReason> {
-        let table = self.table(wait)?;
+        let table = self.definition(wait)?;
         Ok(self.on_servers(format!(
             "table {:?} has no {} samples left by samples_per_insert {}: insert {} more items",
             table.name,
