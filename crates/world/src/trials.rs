@@ -179,14 +179,15 @@ impl Trial {
     /// A clock that jumps ends no call whose answer is there.
     fn jump(&mut self) {
         let server = self.server();
-        let end = Rc::new(Cell::new(false));
+        let (begun, end) = (Rc::new(Cell::new(false)), Rc::new(Cell::new(false)));
         let caller = self.stack.program();
         process::start(&caller, {
-            let (end, writer) = (end.clone(), self.users.ledger.writer());
+            let (begun, end, writer) = (begun.clone(), end.clone(), self.users.ledger.writer());
             let (address, options) = (self.users.addresses[server].clone(), self.users.options.clone());
             move || {
                 let client = Client::connect(&address, options, &within(20)).expect("the server answers");
                 let mut channel = open(&client, TABLE, writer, NO_ITEMS, None);
+                begun.set(true);
                 while !end.get() {
                     let called = client.list(&within(20)).map(drop);
                     let called = called.and_then(|()| channel.push(Default::default(), &within(20)));
@@ -194,7 +195,10 @@ impl Trial {
                 }
             }
         });
-        sleep(Duration::from_millis(200));
+        // Its connections are open.
+        while !begun.get() {
+            sleep(Duration::from_millis(10));
+        }
         let opened = self.machines[server].connections_opened();
         for _ in 0..20 {
             self.stack.pause(&caller);

@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | [`pipeline`] | requests and replies over any stream, and the handshake |
 //! | [`connection`] | sockets, TLS, the runtime inside blocking calls |
+//! | `link` | requests in flight: kept until they are answered, sent again after a break |
 //! | `establish` | the first connection, with retries |
 //! | `pool` | idle connections, retries after broken ones |
 //! | `outage` | outages of servers, for the log; final shutdowns |
@@ -21,6 +22,7 @@
 
 pub mod connection;
 mod establish;
+mod link;
 pub mod namespace;
 mod outage;
 pub mod pipeline;

@@ -1,11 +1,11 @@
 //! A writer's pushes over a dedicated connection. Several are in flight at a time, and each is kept until it is acknowledged. After a
 //! broken connection, unacknowledged pushes are resent with their sequence numbers, so each is applied exactly once.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use super::connection::{Connection, Dialer, deadline_ms};
+use super::connection::Dialer;
+use super::link::{self, Channel, Link};
 use super::pipeline::{answer, expect_reply, is_broken, is_closed, unexpected};
 use super::pool::retry;
 use crate::error::{Error, Result};
@@ -19,18 +19,15 @@ use replay_wire::{CloseWriter, GetParameters, OpenOrResume, Pushed, Reply, Reply
 
 /// The pushes of one writer.
 pub struct Pushes {
-    dialer: Arc<Dialer>,
+    /// Pushes after `applied`, in the order of their sequence numbers.
+    link: Link<PushBody>,
     table: String,
     open: OpenWriter,
-    connection: Option<Connection>,
     epoch: u32,
     /// Sequence number of the last acknowledged push.
     applied: u64,
     /// Steps accepted by the server, as of the last acknowledgement.
     steps: u64,
-    /// Pushes after `applied`, in the order of their sequence numbers.
-    pending: VecDeque<PendingPush>,
-    pending_bytes: usize,
     /// Rate limiter's reason for refusing the first pending push. While it is set, only the first push is sent.
     held_back: Option<Box<WaitReason>>,
     /// Error that ended the writer.
@@ -40,20 +37,6 @@ pub struct Pushes {
     pub connected: u64,
 }
 
-struct PendingPush {
-    body: PushBody,
-    bytes: usize,
-    /// Its request on the current connection.
-    sent: Option<SentPush>,
-}
-
-#[derive(Clone, Copy)]
-struct SentPush {
-    id: u64,
-    /// Deadline in the request.
-    deadline: Option<Instant>,
-}
-
 impl Pushes {
     /// Opens the writer.
     ///
@@ -61,46 +44,85 @@ impl Pushes {
     /// Errors of connecting, and the server's.
     pub fn open(dialer: Arc<Dialer>, table: &str, open: OpenWriter, wait: &Wait<'_>) -> Result<Self> {
         let mut channel = Pushes {
-            dialer: dialer.clone(),
+            link: Link::new(dialer.clone()),
             table: table.to_owned(),
             open,
-            connection: None,
             epoch: 0,
             applied: 0,
             steps: 0,
-            pending: VecDeque::new(),
-            pending_bytes: 0,
             held_back: None,
             failed: None,
             closed: false,
             connected: 0,
         };
-        let opened = retry(&dialer, wait, || channel.connect(wait))?;
+        let opened = retry(&dialer, wait, || channel.take_over(wait))?;
         (channel.applied, channel.steps) = (opened.last_sequence, opened.steps);
         channel.connected = opened.connected;
         Ok(channel)
     }
 
     /// Connects and takes over the writer: the server then refuses pushes over its earlier connections.
-    fn connect(&mut self, wait: &Wait<'_>) -> Result<WriterOpened> {
-        let mut connection = self.dialer.dial(wait)?;
+    fn take_over(&mut self, wait: &Wait<'_>) -> Result<WriterOpened> {
+        let dialer = self.link.dialer.clone();
+        let mut connection = dialer.dial(wait)?;
         let body = RequestBody::OpenWriter(OpenOrResume {
             open: self.open.clone(),
             // A writer that has sent nothing has nothing to resume, so a server that has forgotten it may open it anew.
-            resume: self.applied > 0 || !self.pending.is_empty(),
+            resume: self.applied > 0 || !self.link.pending().is_empty(),
         });
-        let reply = connection.call(&self.dialer, wait, Some(&self.table), body)?;
+        let reply = connection.call(&dialer, wait, Some(&self.table), body)?;
         let opened = expect_reply!(reply, ReplyBody::Writer(opened) => opened)?;
         self.epoch = opened.epoch;
-        self.connection = Some(connection);
-        for pending in &mut self.pending {
-            pending.sent = None;
-        }
+        self.link.send_all_over(connection);
         Ok(opened)
     }
 
-    fn connect_again(&mut self, wait: &Wait<'_>) -> Result<()> {
-        let opened = match self.connect(wait) {
+    /// Sends pushes and receives acknowledgements until `done`, and reconnects after a broken connection.
+    fn work(&mut self, wait: &Wait<'_>, done: impl Fn(&Self) -> bool) -> Result<()> {
+        let reconnect_for = self.link.dialer.options.reconnect_for;
+        link::work(self, reconnect_for, &mut None, wait, |channel| done(channel))
+    }
+
+    fn applied_up_to(&mut self, sequence: u64) {
+        while self.applied < sequence {
+            self.applied += 1;
+            self.link.remove(0);
+        }
+    }
+
+    /// Steps of the pushes that are not acknowledged.
+    fn pending_steps(&self) -> u64 {
+        let chunks = self.link.pending().iter().flat_map(|pending| &pending.request.chunks);
+        chunks.map(|chunk| u64::from(chunk.rows)).sum()
+    }
+
+    fn check(&self) -> Result<()> {
+        self.link.dialer.check_process()?;
+        match &self.failed {
+            Some((code, message)) => Err(Error::Remote { code: *code, message: message.clone() }),
+            None if self.closed => Err(Error::Closed("the writer")),
+            None => Ok(()),
+        }
+    }
+
+    /// Fails the writer for good: its steps have a gap that cannot be filled.
+    fn fail(&mut self, code: ErrorCode, message: String) -> Error {
+        self.link.disconnect();
+        self.link.clear();
+        self.failed = Some((code, message.clone()));
+        Error::Remote { code, message }
+    }
+}
+
+impl Channel for Pushes {
+    type Request = PushBody;
+
+    fn link(&mut self) -> &mut Link<PushBody> {
+        &mut self.link
+    }
+
+    fn connect(&mut self, wait: &Wait<'_>) -> Result<()> {
+        let opened = match self.take_over(wait) {
             // The server no longer knows which of the pending pushes were applied.
             Err(Error::Remote { code: ErrorCode::Expired, message }) => {
                 let (acknowledged, pending) = (self.steps, self.pending_steps());
@@ -129,81 +151,28 @@ impl Pushes {
         }
         self.applied_up_to(opened.last_sequence);
         if planted(Mistake::SkippedPush) {
-            self.pending.pop_front();
+            self.link.remove(0);
         }
         Ok(())
     }
 
-    /// Sends pushes and receives acknowledgements until `done`, and reconnects after a broken connection. An interrupt closes the
-    /// connection, which withdraws waiting pushes from the server's queue: the caller may never call again. A later call resends them.
-    fn work(&mut self, wait: &Wait<'_>, done: impl Fn(&Self) -> bool) -> Result<()> {
-        let dialer = self.dialer.clone();
-        retry(&dialer, wait, || {
-            let worked = self.work_on_this_connection(wait, &done);
-            let ended = |e: &Error| matches!(e, Error::Interrupted) || is_broken(e) || is_closed(e);
-            if worked.as_ref().is_err_and(ended) {
-                self.connection = None;
-            }
-            worked
-        })
-    }
-
-    fn work_on_this_connection(&mut self, wait: &Wait<'_>, done: &impl Fn(&Self) -> bool) -> Result<()> {
-        if self.connection.is_none() {
-            self.connect_again(wait)?;
-        }
-        while let Some(reply) = self.connection()?.arrived(wait)? {
-            self.settle(reply)?;
-        }
-        loop {
-            self.send_pending(wait.deadline)?;
-            if done(self) {
-                return Ok(());
-            }
-            // The grace covers the server's answer at the deadline. There is none if the request's deadline is later.
-            let due = self.pending.front().and_then(|p| p.sent?.deadline);
-            let grace = match due.is_some_and(|due| Some(due) <= wait.deadline) {
-                true => self.dialer.options.grace,
-                false => Duration::ZERO,
-            };
-            let until = wait.deadline.map(|d| d + grace);
-            let late = self.late();
-            let reply = self.connection()?.reply(wait, until, || late)?;
-            self.settle(reply)?;
-            if self.held_back.is_some() && wait.deadline.is_some_and(|d| host::now() >= d) && !done(self) {
-                return Err(self.late());
-            }
-        }
-    }
-
-    fn send_pending(&mut self, deadline: Option<Instant>) -> Result<()> {
-        let connection = (self.connection.as_mut()).ok_or(Error::Closed("the connection"))?;
-        let most = match self.held_back {
-            Some(_) => 1,
-            None => self.pending.len(),
+    /// While the rate limiter refuses the first push, the server would refuse later ones as out of order.
+    fn send(&mut self, deadline: Option<Instant>) -> Result<()> {
+        let most = self.held_back.as_ref().map_or(usize::MAX, |_| 1);
+        let (writer, epoch, first) = (self.open.writer, self.epoch, self.applied + 1);
+        let message = |index: usize, body: &PushBody| {
+            let push = Push { writer, epoch, sequence: first + index as u64, body: body.clone() };
+            (&*self.table, push.into())
         };
-        for (sequence, pending) in (self.applied + 1..).zip(self.pending.iter_mut().take(most)) {
-            if pending.sent.is_some() {
-                continue;
-            }
-            let push = RequestBody::Push(Push {
-                writer: self.open.writer,
-                epoch: self.epoch,
-                sequence,
-                body: pending.body.clone(),
-            });
-            match connection.send(deadline_ms(deadline), Some(&self.table), push) {
-                Ok(id) => pending.sent = Some(SentPush { id, deadline }),
-                Err(error) => return Err(self.fail(error.code(), error.to_string())),
-            }
-        }
-        Ok(())
+        self.link.send(most, deadline, message).map_err(|error| match error {
+            Error::Closed(_) => error,
+            error => self.fail(error.code(), error.to_string()),
+        })
     }
 
     /// Handles the answer to a push.
     fn settle(&mut self, reply: Reply) -> Result<()> {
-        let carries = |pending: &PendingPush| pending.sent.is_some_and(|sent| sent.id == reply.id);
-        let Some(at) = self.pending.iter().position(carries) else {
+        let Some(at) = self.link.answered(reply.id) else {
             // Answer to a push that was in flight behind a refused one, and is resent.
             return Ok(());
         };
@@ -220,14 +189,12 @@ impl Pushes {
             Err(Error::RemoteDeadline { waited_for } | Error::Renew { waited_for }) => {
                 self.held_back = Some(waited_for);
                 // The server refuses later pushes as out of order: resend them.
-                for pending in self.pending.iter_mut().skip(at) {
-                    pending.sent = None;
-                }
+                self.link.send_again_from(at);
                 Ok(())
             }
             Err(error) if is_broken(&error) || is_closed(&error) => Err(error),
             Err(error) => {
-                let behind = self.pending.len() - at - 1;
+                let behind = self.link.pending().len() - at - 1;
                 let rest = match behind {
                     0 => String::new(),
                     n => format!("; {n} pushes behind it are lost with it"),
@@ -237,60 +204,28 @@ impl Pushes {
         }
     }
 
-    fn applied_up_to(&mut self, sequence: u64) {
-        while self.applied < sequence {
-            self.applied += 1;
-            if let Some(pending) = self.pending.pop_front() {
-                self.pending_bytes -= pending.bytes;
-            }
-        }
-    }
-
-    /// Steps of the pushes that are not acknowledged.
-    fn pending_steps(&self) -> u64 {
-        let chunks = self.pending.iter().flat_map(|pending| &pending.body.chunks);
-        chunks.map(|chunk| u64::from(chunk.rows)).sum()
-    }
-
-    fn fits_window(&self, bytes: usize) -> bool {
-        let options = &self.dialer.options;
-        self.pending.is_empty()
-            || (self.pending.len() < options.push_window && self.pending_bytes + bytes <= options.push_window_bytes)
-    }
-
-    fn connection(&mut self) -> Result<&mut Connection> {
-        self.connection.as_mut().ok_or(Error::Closed("the connection"))
-    }
-
-    fn check(&self) -> Result<()> {
-        self.dialer.check_process()?;
-        match &self.failed {
-            Some((code, message)) => Err(Error::Remote { code: *code, message: message.clone() }),
-            None if self.closed => Err(Error::Closed("the writer")),
-            None => Ok(()),
-        }
-    }
-
-    /// Fails the writer for good: its steps have a gap that cannot be filled.
-    fn fail(&mut self, code: ErrorCode, message: String) -> Error {
-        self.connection = None;
-        self.pending.clear();
-        self.pending_bytes = 0;
-        self.failed = Some((code, message.clone()));
-        Error::Remote { code, message }
-    }
-
     fn late(&self) -> Error {
         match &self.held_back {
             Some(reason) => Error::RemoteDeadline { waited_for: reason.clone() },
             None => Error::deadline(format!(
                 "{} has not acknowledged {} pushes of writer {:?} ({} bytes)",
-                self.dialer.address,
-                self.pending.len(),
+                self.link.dialer.address,
+                self.link.pending().len(),
                 self.open.name,
-                self.pending_bytes
+                self.link.bytes()
             )),
         }
+    }
+
+    /// A refused push is tried once more at the deadline, not after it.
+    fn has_given_up(&self, deadline: Option<Instant>) -> bool {
+        self.held_back.is_some() && deadline.is_some_and(|deadline| host::now() >= deadline)
+    }
+
+    /// An interrupt closes the connection, too, which withdraws waiting pushes from the server's queue: the caller may never call again.
+    /// A later call sends them again.
+    fn ends_connection(&self, error: &Error) -> bool {
+        matches!(error, Error::Interrupted) || is_broken(error) || is_closed(error)
     }
 }
 
@@ -308,12 +243,12 @@ impl PushChannel<Error> for Pushes {
     fn push(&mut self, body: PushBody, wait: &Wait<'_>) -> Result<()> {
         self.check()?;
         let bytes = frame_bytes(&body);
-        self.work(wait, |channel| channel.fits_window(bytes))?;
-        self.connection()?.check_frame(bytes as u64)?;
-        self.pending_bytes += bytes;
-        self.pending.push_back(PendingPush { body, bytes, sent: None });
-        self.send_pending(wait.deadline)?;
-        self.connection()?.try_flush();
+        let most = self.link.dialer.options.push_window;
+        self.work(wait, |channel| channel.link.has_room(most, bytes))?;
+        self.link.connection()?.check_frame(bytes as u64)?;
+        self.link.queue(body, bytes);
+        self.send(wait.deadline)?;
+        self.link.connection()?.try_flush();
         Ok(())
     }
 
@@ -322,13 +257,13 @@ impl PushChannel<Error> for Pushes {
         if planted(Mistake::EarlyFlush) {
             return Ok(());
         }
-        self.work(wait, |channel| channel.pending.is_empty())
+        self.work(wait, |channel| channel.link.pending().is_empty())
     }
 
     /// Uses another connection, because this one's pushes may wait.
     fn end_steps(&mut self, wait: &Wait<'_>) -> Result<()> {
         self.check()?;
-        let dialer = self.dialer.clone();
+        let dialer = self.link.dialer.clone();
         let body =
             RequestBody::GetParameters(GetParameters { name: String::new(), newer_than: 0, writer: self.open.writer });
         let table = Some(&*self.table);
@@ -343,11 +278,11 @@ impl PushChannel<Error> for Pushes {
             return Ok(());
         }
         // Closes the connection, to withdraw waiting pushes.
-        self.flush(wait).inspect_err(|_| self.connection = None)?;
-        let dialer = self.dialer.clone();
+        self.flush(wait).inspect_err(|_| self.link.disconnect())?;
+        let dialer = self.link.dialer.clone();
         let closed = retry(&dialer, wait, || {
             let closed = self.close_on_this_connection(wait);
-            self.connection = None;
+            self.link.disconnect();
             closed
         });
         match closed {
@@ -361,22 +296,22 @@ impl PushChannel<Error> for Pushes {
 
 impl Pushes {
     fn close_on_this_connection(&mut self, wait: &Wait<'_>) -> Result<()> {
-        if self.connection.is_none() {
-            self.connect_again(wait)?;
+        if self.link.connection().is_err() {
+            self.connect(wait)?;
         }
         let body = RequestBody::CloseWriter(CloseWriter { writer: self.open.writer, epoch: self.epoch });
-        let connection = (self.connection.as_mut()).ok_or(Error::Closed("the connection"))?;
-        let reply = connection.call(&self.dialer, wait, Some(&self.table), body)?;
+        let dialer = self.link.dialer.clone();
+        let reply = self.link.connection()?.call(&dialer, wait, Some(&self.table), body)?;
         expect_reply!(reply, ReplyBody::Done => ())
     }
 }
 
 impl Drop for Pushes {
     fn drop(&mut self) {
-        if !self.pending.is_empty() {
+        if !self.link.pending().is_empty() {
             tracing::warn!(
                 writer = self.open.name,
-                pushes = self.pending.len(),
+                pushes = self.link.pending().len(),
                 "dropped before its last pushes were acknowledged: call close() to wait for them"
             );
         }

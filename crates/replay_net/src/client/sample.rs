@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
-use super::connection::{Connection, Dialer, deadline_ms, no_answer};
+use super::connection::{Dialer, no_answer};
+use super::link::{self, Channel, Link};
 use super::pipeline::{answer, is_broken, is_closed, is_renewal, unexpected};
-use super::pool::retry_since;
 use crate::error::{Error, Result};
 use base::host;
 use base::wait::Wait;
@@ -16,26 +16,23 @@ use replay_wire::{Reply, ReplyBody, RequestBody};
 
 /// Repeats one sample request over a dedicated connection.
 pub struct Samples {
-    dialer: Arc<Dialer>,
+    /// Requests in flight. They end with their connection: the next one has new requests.
+    link: Link<Asked>,
     table: String,
     request: SampleRequest,
     /// Minimum of requests in flight; 0 sends one request per call, with no prefetch.
     in_flight: usize,
-    connection: Option<Connection>,
-    pending: Vec<PendingSample>,
     pipelining: Pipelining,
+    /// The batch of this call.
+    arrived: Option<Sampled>,
     /// Time of the break while disconnected.
     broken_since: Option<Instant>,
 }
 
 /// A request in flight.
-struct PendingSample {
-    id: u64,
-    /// Deadline in the request.
-    deadline: Option<Instant>,
-    /// Sent by an earlier call: its batch is used, its error is ignored.
+pub struct Asked {
+    /// By an earlier call: its batch is used, its error is ignored.
     earlier: bool,
-    sent: Instant,
     /// Number of batches received on this connection before it was sent.
     received_before: u64,
 }
@@ -87,122 +84,108 @@ impl Samples {
     /// A channel that connects on its first batch.
     pub fn new(dialer: Arc<Dialer>, table: &str, request: SampleRequest, in_flight: usize) -> Self {
         Samples {
-            dialer,
+            link: Link::new(dialer),
             table: table.to_owned(),
             request,
             in_flight,
-            connection: None,
-            pending: Vec::new(),
             pipelining: Pipelining::default(),
+            arrived: None,
             broken_since: None,
         }
-    }
-
-    fn next_on_this_connection(&mut self, wait: &Wait<'_>, patience: Option<Duration>) -> Result<Sampled> {
-        loop {
-            self.top_up(wait.deadline, wait)?;
-            let (request, body) = self.reply(wait)?;
-            match answer(body) {
-                Ok(ReplyBody::Sampled(sampled)) => {
-                    let bytes = sampled.blobs.iter().map(Bytes::len).sum::<usize>();
-                    let bytes = bytes + sampled.rows.len();
-                    let (sent, before) = (request.sent, request.received_before);
-                    self.pipelining.note(sent, before, host::now(), bytes);
-                    // The server prepares the next batch while the caller decodes this one.
-                    let deadline = patience.and_then(|p| host::now().checked_add(p));
-                    if self.in_flight > 0
-                        && self.top_up(deadline, wait).is_ok()
-                        && let Some(connection) = &mut self.connection
-                    {
-                        connection.try_flush();
-                    }
-                    return Ok(sampled);
-                }
-                Ok(other) => return Err(unexpected(&other)),
-                Err(error) if is_renewal(&error) => {}
-                Err(error) if request.earlier && !is_broken(&error) && !is_closed(&error) => {}
-                Err(error) => return Err(error),
-            }
-        }
-    }
-
-    /// Sends requests up to the wanted number in flight.
-    fn top_up(&mut self, deadline: Option<Instant>, wait: &Wait<'_>) -> Result<()> {
-        let wanted = self.pipelining.wanted(self.in_flight.max(1));
-        let connection = match &mut self.connection {
-            Some(connection) => connection,
-            None => {
-                self.pending.clear();
-                let connection = self.connection.insert(self.dialer.dial(wait)?);
-                self.pipelining = Pipelining { round_trip: connection.round_trip()?, ..Pipelining::default() };
-                connection
-            }
-        };
-        while self.pending.len() < wanted {
-            let body = RequestBody::Sample(self.request);
-            self.pending.push(PendingSample {
-                id: connection.send(deadline_ms(deadline), Some(&self.table), body)?,
-                deadline,
-                earlier: false,
-                sent: host::now(),
-                received_before: self.pipelining.received,
-            });
-        }
-        Ok(())
     }
 
     /// Error of a failed call. Within `reconnect_for` of a break, a call with a deadline gets [`Error::Deadline`], so that readers with
     /// short deadlines wait as long for a server as readers without one.
     fn failed(&self, error: Error, wait: &Wait<'_>) -> Error {
-        let longest = self.dialer.options.reconnect_for;
+        let longest = self.link.dialer.options.reconnect_for;
         let over = || self.broken_since.is_none_or(|at| host::elapsed(at) >= longest);
         if !is_broken(&error) || wait.deadline.is_none() || over() {
             return error;
         }
         Error::deadline(error.to_string())
     }
+}
 
-    /// The next reply, with its request.
-    fn reply(&mut self, wait: &Wait<'_>) -> Result<(PendingSample, ReplyBody)> {
-        let connection = (self.connection.as_mut()).ok_or(Error::Closed("the connection"))?;
-        // The grace covers the server's answer at the deadline. There is none if all requests have later deadlines.
-        let due = |sample: &PendingSample| sample.deadline.is_some_and(|d| Some(d) <= wait.deadline);
-        let grace = match self.pending.iter().any(due) {
-            true => self.dialer.options.grace,
-            false => Duration::ZERO,
-        };
-        let late = || no_answer(&self.dialer.address);
-        let until = wait.deadline.map(|d| d + grace);
-        let Reply { id, body } = connection.reply(wait, until, late)?;
-        match self.pending.iter().position(|request| request.id == id) {
-            Some(at) => Ok((self.pending.remove(at), body)),
-            None => Err(Error::protocol(format!("the server answered request {id}, which is not in flight"))),
+impl Channel for Samples {
+    type Request = Asked;
+
+    fn link(&mut self) -> &mut Link<Asked> {
+        &mut self.link
+    }
+
+    fn connect(&mut self, wait: &Wait<'_>) -> Result<()> {
+        let mut connection = self.link.dialer.dial(wait)?;
+        self.link.clear();
+        self.pipelining = Pipelining { round_trip: connection.round_trip()?, ..Pipelining::default() };
+        self.link.send_all_over(connection);
+        Ok(())
+    }
+
+    /// Sends requests up to the wanted number in flight, unless the call has its batch.
+    fn send(&mut self, deadline: Option<Instant>) -> Result<()> {
+        if self.is_full() {
+            return Ok(());
         }
+        let wanted = self.pipelining.wanted(self.in_flight.max(1));
+        while self.link.pending().len() < wanted {
+            self.link.queue(Asked { earlier: false, received_before: self.pipelining.received }, 0);
+        }
+        let sample = self.request;
+        self.link.send(wanted, deadline, |_, _| (&self.table, RequestBody::Sample(sample)))
+    }
+
+    fn settle(&mut self, reply: Reply) -> Result<()> {
+        let Some((sent, asked)) = self.link.take(reply.id) else {
+            return Err(Error::protocol(format!("the server answered request {}, which is not in flight", reply.id)));
+        };
+        match answer(reply.body) {
+            Ok(ReplyBody::Sampled(sampled)) => {
+                let bytes = sampled.rows.len() + sampled.blobs.iter().map(Bytes::len).sum::<usize>();
+                self.pipelining.note(sent.at, asked.received_before, host::now(), bytes);
+                self.arrived = Some(sampled);
+                Ok(())
+            }
+            Ok(other) => Err(unexpected(&other)),
+            Err(error) if is_renewal(&error) => Ok(()),
+            Err(error) if asked.earlier && !is_broken(&error) && !is_closed(&error) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn is_full(&self) -> bool {
+        self.arrived.is_some()
+    }
+
+    fn late(&self) -> Error {
+        no_answer(&self.link.dialer.address)
+    }
+
+    /// Without prefetch, leftover requests end with their connection: later they would consume items of a queue without a reader.
+    fn ends_connection(&self, error: &Error) -> bool {
+        let left = self.in_flight == 0 && !self.link.pending().is_empty();
+        left || is_broken(error) || is_closed(error) || !is_harmless(error)
     }
 }
 
 impl SampleChannel<Error> for Samples {
     fn next(&mut self, wait: &Wait<'_>) -> Result<Sampled> {
-        self.dialer.check_process()?;
+        self.link.dialer.check_process()?;
         let patience = wait.deadline.map(|d| d.saturating_duration_since(host::now()));
-        for request in &mut self.pending {
-            request.earlier = true;
-        }
-        let dialer = self.dialer.clone();
-        let mut broken_since = self.broken_since;
-        let next = retry_since(&mut broken_since, &dialer, wait, || {
-            let next = self.next_on_this_connection(wait, patience);
-            // Without prefetch, leftover requests end with their connection: later they would consume items of a queue without a reader.
-            let left = self.in_flight == 0 && !self.pending.is_empty();
-            if let Err(error) = &next
-                && (left || is_broken(error) || is_closed(error) || !is_harmless(error))
-            {
-                self.connection = None;
-            }
-            next
-        });
+        self.link.requests_mut().for_each(|asked| asked.earlier = true);
+        let (reconnect_for, mut broken_since) = (self.link.dialer.options.reconnect_for, self.broken_since);
+        let worked = link::work(self, reconnect_for, &mut broken_since, wait, Self::is_full);
         self.broken_since = broken_since;
-        next.map_err(|error| self.failed(error, wait))
+        worked.map_err(|error| self.failed(error, wait))?;
+        let sampled = self.arrived.take().ok_or(Error::Closed("the batch"))?;
+        // The server prepares the next batch while the caller decodes this one. The next call meets the same error.
+        let deadline = patience.and_then(|patience| host::now().checked_add(patience));
+        if self.in_flight > 0
+            && self.send(deadline).is_ok()
+            && let Ok(connection) = self.link.connection()
+        {
+            connection.try_flush();
+        }
+        Ok(sampled)
     }
 }
 

@@ -2,13 +2,12 @@
 //! After a broken connection, unanswered updates are resent in order. Applying an update twice is harmless, because later updates are
 //! applied again after it.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use super::connection::{Connection, Dialer};
-use super::pipeline::{answer, is_broken, is_closed, unexpected};
-use super::pool::{retry_for, while_broken};
+use super::connection::Dialer;
+use super::link::{self, Channel, Link};
+use super::pipeline::{answer, unexpected};
 use crate::error::{Error, Result};
 use base::wait::Wait;
 use replay_core::error::check_priorities;
@@ -20,26 +19,20 @@ const WINDOW: usize = 64;
 
 /// The updates of one client.
 pub struct Updates {
-    dialer: Arc<Dialer>,
+    link: Link<TableUpdate>,
     /// Longest time for which a call reconnects.
     reconnect_for: Duration,
-    connection: Option<Connection>,
-    /// Unanswered updates, in order.
-    pending: VecDeque<PendingUpdate>,
-    pending_bytes: usize,
     /// Counts that no call has returned yet.
     answered: UpdateReceipt,
 }
 
-struct PendingUpdate {
+/// An update, and its table.
+pub struct TableUpdate {
     table: String,
     update: UpdatePriorities,
-    bytes: usize,
-    /// Its request on the current connection.
-    sent: Option<u64>,
 }
 
-impl PendingUpdate {
+impl TableUpdate {
     /// Number of its ids.
     fn len(&self) -> u32 {
         self.update.ids.len() as u32
@@ -64,114 +57,73 @@ pub fn check(table: &str, ids: &[u64], priorities: &[f64]) -> Result<()> {
 impl Updates {
     /// A channel that connects on its first update.
     pub fn new(dialer: Arc<Dialer>, reconnect_for: Duration) -> Self {
-        Updates {
-            dialer,
-            reconnect_for,
-            connection: None,
-            pending: VecDeque::new(),
-            pending_bytes: 0,
-            answered: UpdateReceipt::default(),
-        }
+        Updates { link: Link::new(dialer), reconnect_for, answered: UpdateReceipt::default() }
     }
 
     /// Drops unanswered updates and counts their ids as stale.
     pub fn abandon(mut self) -> UpdateReceipt {
-        let pending = std::mem::take(&mut self.pending);
-        let ids: u32 = pending.iter().map(PendingUpdate::len).sum();
+        let pending = self.link.pending().iter();
+        let ids: u32 = pending.map(|pending| pending.request.len()).sum();
+        self.link.clear();
         UpdateReceipt { applied: self.answered.applied, stale: self.answered.stale + ids }
     }
 
     /// Updates without an answer.
     pub fn unanswered(&self) -> usize {
-        self.pending.len()
+        self.link.pending().len()
     }
 
-    /// Sends updates and receives answers until `done`, and reconnects after a broken connection.
     fn work(&mut self, wait: &Wait<'_>, done: impl Fn(&Self) -> bool) -> Result<()> {
-        let dialer = self.dialer.clone();
-        let longest = while_broken(self.reconnect_for);
-        retry_for(longest, &mut None, &dialer, wait, || {
-            let worked = self.work_on_this_connection(wait, &done);
-            if worked.as_ref().is_err_and(|e| is_broken(e) || is_closed(e)) {
-                self.connection = None;
-            }
-            worked
-        })
+        let reconnect_for = self.reconnect_for;
+        link::work(self, reconnect_for, &mut None, wait, done)
+    }
+}
+
+impl Channel for Updates {
+    type Request = TableUpdate;
+
+    fn link(&mut self) -> &mut Link<TableUpdate> {
+        &mut self.link
     }
 
-    fn work_on_this_connection(&mut self, wait: &Wait<'_>, done: &impl Fn(&Self) -> bool) -> Result<()> {
-        if self.connection.is_none() {
-            self.connection = Some(self.dialer.dial(wait)?);
-            for update in &mut self.pending {
-                update.sent = None;
-            }
-        }
-        while let Some(reply) = self.connection()?.arrived(wait)? {
-            self.settle(reply)?;
-        }
-        loop {
-            self.send_pending()?;
-            if done(self) {
-                return Ok(());
-            }
-            let waited_for =
-                format!("{} has not answered {} updates of priorities", self.dialer.address, self.pending.len());
-            let late = || Error::deadline(waited_for);
-            let reply = self.connection()?.reply(wait, wait.deadline, late)?;
-            self.settle(reply)?;
-        }
-    }
-
-    fn send_pending(&mut self) -> Result<()> {
-        let connection = (self.connection.as_mut()).ok_or(Error::Closed("the connection"))?;
-        for update in &mut self.pending {
-            if update.sent.is_none() {
-                update.sent = Some(connection.send(u32::MAX, Some(&update.table), update.update.clone().into())?);
-            }
-        }
-        Ok(())
+    /// Updates never wait at a server, so they have no deadline.
+    fn send(&mut self, _deadline: Option<Instant>) -> Result<()> {
+        self.link.send(usize::MAX, None, |_, of| (&of.table, of.update.clone().into()))
     }
 
     /// Handles the answer to the first pending update: a server answers updates in order.
     fn settle(&mut self, reply: Reply) -> Result<()> {
-        let error = match answer(reply.body) {
+        let id = reply.id;
+        let answer = answer(reply.body);
+        if answer.as_ref().is_err_and(|error| self.ends_connection(error)) {
+            return answer.map(drop);
+        }
+        if self.link.answered(id) != Some(0) {
+            return Err(Error::protocol(format!("the server answered request {id}, which is not the first in flight")));
+        }
+        let Some(of) = self.link.remove(0) else { return Ok(()) };
+        match answer {
             Ok(ReplyBody::Updated(receipt)) => {
                 self.answered.applied += receipt.applied;
                 self.answered.stale += receipt.stale;
-                None
+                Ok(())
             }
-            Ok(other) => return Err(unexpected(&other)),
-            Err(error) if error.code() == ErrorCode::UnknownTable && self.is_of_dropped_table(reply.id)? => None,
-            Err(error) => Some(error),
-        };
-        if error.as_ref().is_some_and(|e| is_broken(e) || is_closed(e)) {
-            return error.map_or(Ok(()), Err);
-        }
-        match self.pending.pop_front() {
-            Some(update) if update.sent == Some(reply.id) => {
-                self.pending_bytes -= update.bytes;
-                error.map_or(Ok(()), Err)
+            Ok(other) => Err(unexpected(&other)),
+            // The table was dropped since it was named.
+            Err(error)
+                if error.code() == ErrorCode::UnknownTable
+                    && self.link.connection()?.forget_table(&of.table, Some(id))? =>
+            {
+                self.answered.stale += of.len();
+                Ok(())
             }
-            _ => {
-                let id = reply.id;
-                Err(Error::protocol(format!("the server answered request {id}, which is not the first in flight")))
-            }
+            Err(error) => Err(error),
         }
     }
 
-    /// Whether the first pending update is for a table that was dropped since it was named: its ids are stale.
-    fn is_of_dropped_table(&mut self, request: u64) -> Result<bool> {
-        let connection = (self.connection.as_mut()).ok_or(Error::Closed("the connection"))?;
-        let Some(update) = self.pending.front() else { return Ok(false) };
-        let dropped = connection.forget_table(&update.table, Some(request))?;
-        if dropped {
-            self.answered.stale += update.len();
-        }
-        Ok(dropped)
-    }
-
-    fn connection(&mut self) -> Result<&mut Connection> {
-        self.connection.as_mut().ok_or(Error::Closed("the connection"))
+    fn late(&self) -> Error {
+        let (server, count) = (&self.link.dialer.address, self.link.pending().len());
+        Error::deadline(format!("{server} has not answered {count} updates of priorities"))
     }
 }
 
@@ -179,24 +131,20 @@ impl UpdateChannel<Error> for Updates {
     /// Blocks only while `WINDOW` updates, or [`ConnectOptions::push_window_bytes`](super::ConnectOptions) of them, are unanswered, and
     /// during a reconnect.
     fn send(&mut self, table: &str, ids: &[u64], priorities: &[f64], wait: &Wait<'_>) -> Result<UpdateReceipt> {
-        self.dialer.check_process()?;
+        self.link.dialer.check_process()?;
         check(table, ids, priorities)?;
         let bytes = size_of_val(ids) + size_of_val(priorities);
-        let most = self.dialer.options.push_window_bytes;
-        self.work(wait, |updates| {
-            updates.pending.is_empty() || (updates.pending.len() < WINDOW && updates.pending_bytes + bytes <= most)
-        })?;
+        self.work(wait, |updates| updates.link.has_room(WINDOW, bytes))?;
         let update = UpdatePriorities { ids: ids.to_vec(), priorities: priorities.to_vec() };
-        let sent = Some(self.connection()?.send(u32::MAX, Some(table), update.clone().into())?);
-        self.pending_bytes += bytes;
-        self.pending.push_back(PendingUpdate { table: table.to_owned(), update, bytes, sent });
-        self.connection()?.try_flush();
+        let body = update.clone().into();
+        self.link.send_now(TableUpdate { table: table.to_owned(), update }, bytes, None, table, body)?;
+        self.link.connection()?.try_flush();
         Ok(std::mem::take(&mut self.answered))
     }
 
     fn flush(&mut self, wait: &Wait<'_>) -> Result<UpdateReceipt> {
-        if !self.pending.is_empty() {
-            self.work(wait, |updates| updates.pending.is_empty())?;
+        if !self.link.pending().is_empty() {
+            self.work(wait, |updates| updates.link.pending().is_empty())?;
         }
         Ok(std::mem::take(&mut self.answered))
     }
@@ -204,9 +152,9 @@ impl UpdateChannel<Error> for Updates {
 
 impl Drop for Updates {
     fn drop(&mut self) {
-        if !self.pending.is_empty() {
+        if !self.link.pending().is_empty() {
             tracing::warn!(
-                updates = self.pending.len(),
+                updates = self.link.pending().len(),
                 "dropped before its last updates of priorities were answered: close the replay to wait for them"
             );
         }

@@ -1,9 +1,10 @@
 //! Requests to one server, and its last answer.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::super::Client;
-use super::super::connection::{Connection, deadline_ms};
+use super::super::connection::Dialer;
+use super::super::link::Link;
 use super::super::pipeline::{answer, expect_reply};
 use super::partial::Seen;
 use crate::error::{Error, Result};
@@ -12,41 +13,60 @@ use base::wait::Wait;
 use replay_core::replay::{SampleRequest, Sampled};
 use replay_wire::{ReplyBody, RequestBody};
 
-/// The connection to one server.
-#[derive(Default)]
+/// The requests to one server.
 pub struct Lane {
-    connection: Option<Connection>,
+    /// They end with their connection: their parts are divided again among the servers.
+    link: Link<Part>,
     /// The connection has answered, and no request on it has timed out since.
     answers: bool,
-    pending: Vec<Pending>,
     /// Round trip, measured when the connection was opened.
     pub round_trip: Duration,
     /// The last answer; `None` if the server's state has to be asked again.
     pub seen: Option<Seen>,
 }
 
-/// A request in flight.
-pub struct Pending {
-    id: u64,
+/// A request for a part of a batch.
+pub struct Part {
     /// Number of the batch.
     pub batch: u64,
-    /// Number of requested items.
-    pub count: u32,
-    /// Number of samples charged to the server's rate limiter.
-    pub limiter_samples: u32,
+    /// The request.
+    request: SampleRequest,
     /// Deadline in the request.
     due: Instant,
 }
 
+impl Part {
+    /// Number of requested items.
+    pub fn count(&self) -> u32 {
+        self.request.count
+    }
+
+    /// Number of samples charged to the server's rate limiter.
+    pub fn limiter_samples(&self) -> u32 {
+        self.request.part.map_or(0, |part| part.limiter_samples)
+    }
+}
+
 impl Lane {
+    /// A lane that connects at its first request.
+    pub fn new(dialer: Arc<Dialer>) -> Self {
+        Lane { link: Link::new(dialer), answers: false, round_trip: Duration::ZERO, seen: None }
+    }
+
+    /// Closes the connection. Returns the requests in flight, whose answers are lost.
+    pub fn reset(&mut self) -> Vec<Part> {
+        let lost = std::mem::replace(self, Lane::new(self.link.dialer.clone()));
+        lost.link.into_requests()
+    }
+
     /// Whether a request of this batch is in flight.
     pub fn awaits(&self, batch: u64) -> bool {
-        self.pending.iter().any(|pending| pending.batch == batch)
+        self.link.requests().any(|part| part.batch == batch)
     }
 
     /// Whether no request is in flight.
     pub fn is_idle(&self) -> bool {
-        self.pending.is_empty()
+        self.link.pending().is_empty()
     }
 
     /// Whether the connection has answered, and not timed out since.
@@ -54,21 +74,15 @@ impl Lane {
         self.answers
     }
 
-    /// Requests in flight, whose answers are lost.
-    pub fn into_pending(self) -> Vec<Pending> {
-        self.pending
-    }
-
     /// Samples that the rate limiter will still admit after the requests in flight.
     pub fn allowance(&self) -> f64 {
-        let in_flight = self.pending.iter().map(|p| f64::from(p.limiter_samples));
-        let allowed = self.seen.map_or(0.0, |seen| seen.state.allowance);
-        allowed - in_flight.sum::<f64>()
+        let in_flight: f64 = self.link.requests().map(|part| f64::from(part.limiter_samples())).sum();
+        self.seen.map_or(0.0, |seen| seen.state.allowance) - in_flight
     }
 
     /// Writes queued requests, as far as the socket accepts them.
     pub fn try_flush(&mut self) {
-        if let Some(connection) = &mut self.connection {
+        if let Ok(connection) = self.link.connection() {
             connection.try_flush();
         }
     }
@@ -79,27 +93,21 @@ impl Lane {
     /// Errors of connecting, [`Error::Disconnected`].
     pub fn send(
         &mut self,
-        client: &Client,
         table: &str,
         batch: u64,
         request: SampleRequest,
         due: Instant,
         wait: &Wait<'_>,
     ) -> Result<Option<Duration>> {
-        let (mut connection, round_trip) = match self.connection.take() {
-            Some(connection) => (connection, None),
-            None => {
-                let mut connection = client.dialer.dial(wait)?;
-                self.round_trip = connection.round_trip()?;
-                (connection, Some(self.round_trip))
-            }
-        };
-        let count = request.count;
-        let limiter_samples = request.part.map_or(0, |part| part.limiter_samples);
-        let sent = connection.send(deadline_ms(Some(due)), Some(table), RequestBody::Sample(request));
-        self.connection = Some(connection);
-        self.pending.push(Pending { id: sent?, batch, count, limiter_samples, due });
-        Ok(round_trip)
+        let connects = self.link.connection().is_err();
+        if connects {
+            let mut connection = self.link.dialer.dial(wait)?;
+            self.round_trip = connection.round_trip()?;
+            self.link.send_all_over(connection);
+        }
+        let part = Part { batch, request, due };
+        self.link.send_now(part, 0, Some(due), table, RequestBody::Sample(request))?;
+        Ok(connects.then_some(self.round_trip))
     }
 
     /// Waits for the next reply. Returns its request, and the server's answer or error.
@@ -107,12 +115,10 @@ impl Lane {
     /// # Errors
     /// [`Error::Deadline`] at the caller's deadline, [`Error::Interrupted`]; [`Error::Disconnected`] for a connection that broke, or
     /// a server that does not answer in time.
-    pub fn receive(&mut self, client: &Client, wait: &Wait<'_>) -> Result<(Pending, Result<Sampled>)> {
-        let (name, grace) = (client.address().to_string(), client.dialer.options.grace);
+    pub fn receive(&mut self, wait: &Wait<'_>) -> Result<(Part, Result<Sampled>)> {
+        let (name, grace) = (self.link.dialer.address.to_string(), self.link.dialer.options.grace);
         let now = host::now();
-        let connection = (self.connection.as_mut()).ok_or(Error::Closed("the connection"))?;
-        let due = self.pending.iter().map(|pending| pending.due).min();
-        let due = due.unwrap_or(now);
+        let due = self.link.requests().map(|part| part.due).min().unwrap_or(now);
         // The grace covers the network after the request's deadline. It begins now at the earliest, because a caller that paused has not
         // read meanwhile. A caller whose own deadline is before that of a prefetched request does not wait for the answer.
         let silent = due.max(now) + grace;
@@ -121,7 +127,7 @@ impl Lane {
             _ => silent,
         };
         let late = || Error::deadline(format!("{name} did not answer"));
-        let reply = connection.reply(wait, Some(until), late);
+        let reply = self.link.connection()?.reply(wait, Some(until), late);
         if matches!(reply, Err(Error::Deadline { .. })) && host::now() >= silent {
             self.answers = false;
             return Err(Error::Disconnected {
@@ -131,20 +137,18 @@ impl Lane {
         }
         let reply = reply?;
         self.answers = true;
-        let of = |pending: &Pending| pending.id == reply.id;
-        let Some(at) = self.pending.iter().position(of) else {
+        let Some((_, part)) = self.link.take(reply.id) else {
             return Err(Error::protocol(format!("{name} answered request {}, which is not in flight", reply.id)));
         };
-        let pending = self.pending.remove(at);
         let body = match answer(reply.body) {
             Ok(body) => body,
-            Err(error) => return Ok((pending, Err(error))),
+            Err(error) => return Ok((part, Err(error))),
         };
         let sampled = expect_reply!(body, ReplyBody::Sampled(sampled) => sampled)?;
-        if sampled.items.len() > pending.count as usize {
+        if sampled.items.len() > part.count() as usize {
             return Err(Error::protocol(format!(
                 "{name} answered a request for {} items with {}",
-                pending.count,
+                part.count(),
                 sampled.items.len()
             )));
         }
@@ -152,6 +156,6 @@ impl Lane {
             return Err(Error::protocol(format!("{name} answered a part of a batch without its table's state")));
         };
         self.seen = Some(Seen { state, with_priority: sampled.live_items, min_probability: sampled.min_probability });
-        Ok((pending, Ok(sampled)))
+        Ok((part, Ok(sampled)))
     }
 }

@@ -53,7 +53,7 @@ pub struct ShardedSamples {
 impl ShardedSamples {
     /// A channel that connects on its first batch.
     pub fn new(group: Arc<Group>, table: &str, request: SampleRequest, in_flight: usize) -> Self {
-        let lanes = group.shards.iter().map(|_| Lane::default()).collect();
+        let lanes = group.shards.iter().map(|shard| Lane::new(shard.client.dialer.clone())).collect();
         ShardedSamples {
             group,
             table: table.to_owned(),
@@ -86,7 +86,7 @@ impl ShardedSamples {
         for lane in &mut self.lanes {
             if !continues && !lane.is_idle() {
                 // Discards late replies to an earlier request.
-                *lane = Lane::default();
+                lane.reset();
             }
             lane.seen = None;
         }
@@ -110,7 +110,7 @@ impl ShardedSamples {
             // Replies in flight are useless without their batches: reconnects.
             self.batches.clear();
             for lane in &mut self.lanes {
-                *lane = Lane::default();
+                lane.reset();
             }
             self.definition = None;
         }
@@ -224,10 +224,8 @@ impl ShardedSamples {
         }
         if error.code() == ErrorCode::UnknownTable {
             let wait = Wait { deadline: Some(host::now() + HELD_FOR), ..*wait };
-            let known = |shard: usize| {
-                let client = &self.group.shards[shard].client;
-                client.table_config(&self.table, &wait).is_ok()
-            };
+            let shards = &self.group.shards;
+            let known = |shard: usize| shards[shard].client.table_config(&self.table, &wait).is_ok();
             // A table created again there would be a different one.
             let mut others = self.group.present().filter(|&other| other != shard);
             let has_lost_it = !known(shard) && others.any(known);
@@ -243,14 +241,14 @@ impl ShardedSamples {
 
     /// Returns an absent server's requested parts, to be divided among the others. Received items stay in their batch.
     fn drop_lane(&mut self, shard: usize) {
-        let lane = std::mem::take(&mut self.lanes[shard]);
+        let lost = self.lanes[shard].reset();
         // The remaining servers may be nearer, which batches in a long queue would not show.
         let slowest = self.lanes.iter().map(|lane| lane.round_trip).max();
         let round_trip = &mut self.pipelining.round_trip;
         *round_trip = slowest.unwrap_or_default().min(*round_trip);
-        for pending in lane.into_pending() {
-            if let Some(batch) = find(&mut self.batches, pending.batch) {
-                batch.owe(shard, pending.count, pending.limiter_samples);
+        for part in lost {
+            if let Some(batch) = find(&mut self.batches, part.batch) {
+                batch.owe(shard, part.count(), part.limiter_samples());
             }
         }
     }
@@ -363,8 +361,7 @@ impl ShardedSamples {
             part: Some(BatchPart { limiter_samples }),
             ..self.request
         };
-        let client = &self.group.shards[shard].client;
-        if let Some(round_trip) = self.lanes[shard].send(client, &self.table, batch, request, due, wait)? {
+        if let Some(round_trip) = self.lanes[shard].send(&self.table, batch, request, due, wait)? {
             self.pipelining.round_trip = self.pipelining.round_trip.max(round_trip);
         }
         Ok(())
@@ -385,8 +382,8 @@ impl ShardedSamples {
     /// Waits for a server's next reply. Returns the reason if the server could not sample its part, which is then requested again.
     fn receive(&mut self, shard: usize, wait: &Wait<'_>) -> Result<Option<WaitReason>> {
         let member = &self.group.shards[shard];
-        let (pending, sampled) = self.lanes[shard].receive(&member.client, wait)?;
-        let batch = find(&mut self.batches, pending.batch);
+        let (part, sampled) = self.lanes[shard].receive(wait)?;
+        let batch = find(&mut self.batches, part.batch);
         let error = match sampled {
             Ok(sampled) => {
                 if let Some(state) = sampled.shard {
@@ -394,7 +391,7 @@ impl ShardedSamples {
                 }
                 if let Some(batch) = batch {
                     // With `max_times_sampled`, a server may have fewer samples left than requested.
-                    batch.owe(shard, pending.count - sampled.items.len() as u32, 0);
+                    batch.owe(shard, part.count() - sampled.items.len() as u32, 0);
                     batch.add(shard, sampled);
                 }
                 return Ok(None);
@@ -402,7 +399,7 @@ impl ShardedSamples {
             Err(error) => error,
         };
         if let Some(batch) = batch {
-            batch.owe(shard, pending.count, pending.limiter_samples);
+            batch.owe(shard, part.count(), part.limiter_samples());
         }
         let reason = match error {
             Error::RemoteDeadline { waited_for } | Error::Renew { waited_for } => waited_for,
