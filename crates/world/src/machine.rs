@@ -93,14 +93,6 @@ impl Machine {
         self.server_counter("connections")
     }
 
-    /// Connections of the running server since its start.
-    ///
-    /// # Panics
-    /// When it does not run.
-    pub fn connections_opened(&self) -> u64 {
-        self.server_counter("connections_opened")
-    }
-
     fn server_counter(&self, name: &str) -> u64 {
         let stats = self.server().expect("it runs").service().stats();
         stats["server"][name].as_u64().expect("a counter")
