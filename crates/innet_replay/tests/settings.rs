@@ -22,7 +22,6 @@ max_handshakes = 9
 max_handshakes_per_address = 9
 handshake_deadline_ms = 9
 write_deadline_ms = 9
-max_wait_ms = 9
 drain_deadline_ms = 9
 token = "token of the operators"
 token_file = "a"

@@ -19,7 +19,7 @@ use base::wait::Wait;
 /// Repeats `attempt` until it is ready, the deadline has passed or the caller is interrupted. Its argument is `true` in the
 /// last attempt before the deadline's error.
 fn block_on<T>(wait: &Wait<'_>, mut attempt: impl FnMut(bool, &mut Turn) -> Result<Attempt<T>>) -> Result<T> {
-    let mut call = PendingCall::new(Turn::default(), wait.deadline, false, Error::deadline);
+    let mut call = PendingCall::new(Turn::default(), wait.deadline, Error::deadline);
     let mut slices = wait.slices(wait.deadline);
     loop {
         match call.step(host::now, Turn::changed, &mut attempt)? {

@@ -105,10 +105,6 @@ pub struct ServerConfig {
     /// client is dropped, and the chunks that its reply pinned are released.
     #[arg(long, value_name = "MS", default_value_t = 30_000)]
     pub write_deadline_ms: u64,
-    /// Longest time in milliseconds for which a request may wait in the server, whatever its deadline. Its client sends it
-    /// again then, unnoticed by the user, and it waits behind the requests that came meanwhile.
-    #[arg(long, value_name = "MS", default_value_t = 3_600_000)]
-    pub max_wait_ms: u64,
     /// Time in milliseconds for running requests to finish at a shutdown.
     #[arg(long, value_name = "MS", default_value_t = 5_000)]
     pub drain_deadline_ms: u64,

@@ -62,8 +62,6 @@ pub struct ServerContext {
     pub max_frame_bytes: u64,
     /// Time for the client to read a reply, and for a frame to arrive once memory is reserved for it.
     pub write_deadline: Duration,
-    /// Longest time for which a request may wait before the client has to send it again.
-    pub max_wait: Duration,
     /// Final shutdown: clients must not reconnect. Written before the phase changes, whose lock orders both.
     pub closed: AtomicBool,
 }
@@ -123,10 +121,8 @@ struct Received {
     table: Option<Rc<NumberedTable>>,
     /// Time at which its frame was complete.
     arrived: Instant,
-    /// Its deadline, or `max_wait` after its arrival if that is sooner.
+    /// Its deadline.
     until: Instant,
-    /// Whether its deadline is after `until`: the client then sends it again.
-    renewable: bool,
     permit: RequestPermit,
     _reservation: FrameReservation,
 }
@@ -134,11 +130,8 @@ struct Received {
 impl Received {
     /// The request as a call that may block.
     fn call(&self) -> PendingCall<Error> {
-        let ended = match self.renewable {
-            true => |reason| Error::Renew { waited_for: Box::new(reason) },
-            false => |reason: WaitReason| Error::deadline(reason),
-        };
-        PendingCall::new(Turn::default(), Some(self.until), self.renewable, ended)
+        let ended = |reason: WaitReason| Error::deadline(reason);
+        PendingCall::new(Turn::default(), Some(self.until), ended)
     }
 }
 
@@ -267,13 +260,11 @@ impl<S: Stack> ConnectionHandler<'_, S> {
         self.context.service.counters.bytes_received.add(bytes);
         let table = tables.of(&request, self.context.service.memory())?;
         let reservation = quota.admit(&request.body, table.as_deref(), reservation)?;
-        let allowed = Duration::from_millis(request.deadline_ms.into());
         let arrived = self.stack.now();
         Ok(Some(Received {
             table,
             arrived,
-            until: arrived + allowed.min(self.context.max_wait),
-            renewable: allowed > self.context.max_wait,
+            until: arrived + Duration::from_millis(request.deadline_ms.into()),
             request,
             permit,
             _reservation: reservation,

@@ -67,12 +67,6 @@ pub enum Error {
         /// Whether a later release has saved it.
         newer: bool,
     },
-    /// A request that waits longer than a server holds it. Clients send it again.
-    #[error("{waited_for}; the server holds the request no longer (max_wait_ms): send it again")]
-    Renew {
-        /// Condition that the request waited for.
-        waited_for: Box<WaitReason>,
-    },
     /// No server listens at the address.
     #[error("cannot connect to {address}: {source}; is `innet-replay serve` running there?")]
     Connect { address: String, source: io::Error },
@@ -117,7 +111,6 @@ impl Error {
             Error::Interrupted => ErrorCode::Interrupted,
             Error::Closed(_) => ErrorCode::Closed,
             Error::Snapshot { .. } => ErrorCode::Corrupt,
-            Error::Renew { .. } => ErrorCode::Renew,
             Error::Connect { .. } | Error::Busy(_) => ErrorCode::Connect,
             Error::Disconnected { .. } => ErrorCode::Disconnected,
             Error::Remote { code, .. } => *code,
@@ -142,9 +135,7 @@ impl Error {
     /// Condition that a call waited for when its wait ended; `None` for an error of another cause.
     pub fn waited_for(&self) -> Option<&WaitReason> {
         match self {
-            Error::Deadline { waited_for } | Error::RemoteDeadline { waited_for } | Error::Renew { waited_for } => {
-                Some(waited_for)
-            }
+            Error::Deadline { waited_for } | Error::RemoteDeadline { waited_for } => Some(waited_for),
             _ => None,
         }
     }

@@ -104,7 +104,6 @@ impl Server {
                 handshake,
                 max_frame_bytes: frame_bytes,
                 write_deadline: Duration::from_millis(config.write_deadline_ms),
-                max_wait: Duration::from_millis(config.max_wait_ms),
                 closed: AtomicBool::new(false),
             },
             tls,

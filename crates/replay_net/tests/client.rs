@@ -2,7 +2,6 @@
 
 mod support;
 
-use std::cell::Cell;
 use std::net::TcpListener;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -308,53 +307,6 @@ fn a_blocked_sample_goes_on_when_steps_arrive() {
         pushes.close(&soon()).unwrap();
         let sampled = sample.join().unwrap().unwrap();
         assert_eq!(numbers(&sampled), [0, 1, 2, 3, 4]);
-    });
-}
-
-/// A server that holds no request for longer than a moment: calls without a deadline wait all the same.
-#[test]
-fn calls_wait_longer_than_the_server_holds_a_request() {
-    let server = serve(&[&any_port("innet")], |config| config.max_wait_ms = 5);
-    let client = connect(&server.addresses()[0], ConnectOptions::default()).unwrap();
-    let limited = TableConfig { samples_per_insert: 1.0, slack: 10.0, ..queue("steps") };
-    client.create_table(&limited, &soon()).unwrap();
-    let asked = Cell::new(0);
-    let statistic = |name: &str| {
-        asked.set(asked.get() + 1);
-        client.stats(&soon()).unwrap()["server"][name].as_u64().unwrap()
-    };
-    let requests = || statistic("requests") - asked.get();
-    let held_often = |what| {
-        let before = requests();
-        until(what, || requests() >= before + 10);
-    };
-    std::thread::scope(|scope| {
-        let sample_one = scope.spawn(|| client.sample("steps", &sample_request(5), &Wait::forever()));
-        held_often("a request that is sent again");
-        let mut batches = client.sampler("steps", sample_request(5), 2).unwrap();
-        let sample_next = scope.spawn(move || (batches.next(&Wait::forever()).unwrap(), batches));
-        held_often("a sampler that asks again");
-        let late = client.sample("steps", &sample_request(5), &one_try());
-        assert_eq!(late.err().unwrap().code(), ErrorCode::Deadline);
-        assert_eq!(statistic("errors"), 0, "the end of a wait is none");
-        client.table_config("missing", &soon()).unwrap_err();
-        assert_eq!(statistic("errors"), 1);
-        let mut pushes = client.open_writer("steps", writer(1), &soon()).unwrap();
-        // More than the requests that wait, and those in flight behind them, let through.
-        for first in (0..60).step_by(5) {
-            pushes.push(steps(first, 5), &Wait::forever()).unwrap();
-        }
-        let flushed = scope.spawn(move || pushes.flush(&Wait::forever()));
-        let mut seen = numbers(&sample_one.join().unwrap().unwrap());
-        let (first, mut batches) = sample_next.join().unwrap();
-        seen.extend(numbers(&first));
-        held_often("pushes that are sent again");
-        while seen.len() < 60 {
-            seen.extend(numbers(&batches.next(&soon()).unwrap()));
-        }
-        flushed.join().unwrap().unwrap();
-        seen.sort_unstable();
-        assert_eq!(seen, (0..60).collect::<Vec<_>>());
     });
 }
 

@@ -21,8 +21,7 @@ fn class_name(code: ErrorCode) -> &'static str {
         ErrorCode::Schema => "SchemaError",
         ErrorCode::TooLarge => "TooLargeError",
         ErrorCode::OutOfMemory => "OutOfMemoryError",
-        // A client sends the request again, so no call returns `Renew`.
-        ErrorCode::Deadline | ErrorCode::Renew => "DeadlineError",
+        ErrorCode::Deadline => "DeadlineError",
         ErrorCode::View => "ViewError",
         ErrorCode::Fenced => "FencedError",
         ErrorCode::Expired => "ExpiredError",

@@ -60,8 +60,7 @@
 struct Request {
   id @0 :UInt64;
   deadlineMs @1 :UInt32;
-  # How long the server may let the request wait, in milliseconds; 0 is one try without waiting. A server holds a
-  # request for an hour, or as its max_wait_ms says, and then answers with the error `renew`.
+  # How long the server may let the request wait, in milliseconds; 0 is one try without waiting.
 
   table @22 :UInt16;
   # The table that the request is about, in the numbers of its connection: 1, 2, 3, ... in the order of their first mention.
@@ -158,9 +157,7 @@ enum ErrorCode {
   extension @23;
   # A failure of the service that `callExtension` went to.
   forbidden @24;
-  renew @25;
-  # The server holds the request no longer, though its deadline has not come: send it again.
-  outOfMemory @26;
+  outOfMemory @25;
 }
 
 struct Error {
@@ -168,7 +165,7 @@ struct Error {
   message @1 :Text;
   # empty with a reason
   waitedFor @2 :WaitReason;
-  # with `deadline` and `renew`: what the request waited for
+  # with `deadline`: what the request waited for
 }
 
 struct WaitReason {

@@ -135,7 +135,6 @@ impl Story {
                 listen: vec![address(index, StackName::Kernel)],
                 max_bytes: 256 << 20,
                 max_frame_bytes: 1 << 20,
-                max_wait_ms: random.random_range(1_000..60_000),
                 ..ServerConfig::default()
             };
             Machine::new(stack, index, config, SimDisk::new(random.random(), pause), ledger)

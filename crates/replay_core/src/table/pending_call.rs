@@ -14,8 +14,6 @@ pub struct PendingCall<E = Error> {
     turn: Turn,
     /// End of the wait; `None` waits forever.
     until: Option<Instant>,
-    /// Whether the caller repeats the call at `until`, since its own deadline is later.
-    renewable: bool,
     /// Makes the error at the end of the wait.
     ended: fn(WaitReason) -> E,
     /// Whether the call was attempted.
@@ -36,9 +34,9 @@ pub enum Step<T, L> {
 }
 
 impl<E> PendingCall<E> {
-    /// A call that waits until `until`, then fails with `ended`; its caller repeats it if it is `renewable`.
-    pub fn new(turn: Turn, until: Option<Instant>, renewable: bool, ended: fn(WaitReason) -> E) -> Self {
-        PendingCall { turn, until, renewable, ended, tried: false }
+    /// A call that waits until `until`, then fails with `ended`.
+    pub fn new(turn: Turn, until: Option<Instant>, ended: fn(WaitReason) -> E) -> Self {
+        PendingCall { turn, until, ended, tried: false }
     }
 
     /// Queue membership of the call.
@@ -57,7 +55,7 @@ impl<E> PendingCall<E> {
     ) -> Result<Attempt<T>, E> {
         let over = self.until.is_some_and(|until| clock() >= until);
         self.tried = true;
-        match attempt(over && !self.renewable, &mut self.turn)? {
+        match attempt(over, &mut self.turn)? {
             Attempt::Blocked(reason) if over => Err((self.ended)(reason)),
             attempt => Ok(attempt),
         }
@@ -134,10 +132,10 @@ mod tests {
     }
 
     impl<'a> Call<'a> {
-        fn new(line: &'a Arc<WaitingLine>, clock: &'a Clock, until: Option<u64>, renewable: bool) -> Self {
+        fn new(line: &'a Arc<WaitingLine>, clock: &'a Clock, until: Option<u64>) -> Self {
             let until = until.map(|seconds| clock.at(seconds));
             Call {
-                pending: PendingCall::new(Turn::default(), until, renewable, Error::deadline),
+                pending: PendingCall::new(Turn::default(), until, Error::deadline),
                 line,
                 clock,
                 ready: 7,
@@ -171,7 +169,7 @@ mod tests {
     #[test]
     fn a_blocked_call_looks_again_once_it_listens_and_ends_when_it_is_let_through() {
         let (line, clock) = (Arc::default(), clock());
-        let mut call = Call::new(&line, &clock, None, false);
+        let mut call = Call::new(&line, &clock, None);
         assert!(matches!(call.step().unwrap(), Step::Blocked { .. }));
         assert_eq!(call.attempts, [false, false], "the second with a listener");
         let soon = clock.at(3) + Wait::CHECK_EVERY;
@@ -185,8 +183,8 @@ mod tests {
     #[test]
     fn a_call_behind_another_sleeps_until_its_end() {
         let (line, clock) = (Arc::default(), clock());
-        let mut first = Call::new(&line, &clock, None, false);
-        let mut second = Call::new(&line, &clock, Some(60), false);
+        let mut first = Call::new(&line, &clock, None);
+        let mut second = Call::new(&line, &clock, Some(60));
         for call in [&mut first, &mut second] {
             assert!(matches!(call.step().unwrap(), Step::Blocked { .. }));
         }
@@ -197,17 +195,15 @@ mod tests {
     }
 
     #[test]
-    fn at_its_end_a_blocked_call_fails_or_is_made_again() {
-        for renewable in [false, true] {
-            let (line, clock) = (Arc::default(), clock());
-            let mut call = Call::new(&line, &clock, Some(5), renewable);
-            assert!(matches!(call.step().unwrap(), Step::Blocked { .. }));
-            clock.seconds.set(5);
-            let Err(Error::Deadline { waited_for }) = call.step() else {
-                panic!("its wait is over");
-            };
-            assert_eq!(*waited_for, WaitReason::at("t", Cause::Emptied));
-            assert_eq!(call.attempts, [false, false, !renewable]);
-        }
+    fn at_its_end_a_blocked_call_fails() {
+        let (line, clock) = (Arc::default(), clock());
+        let mut call = Call::new(&line, &clock, Some(5));
+        assert!(matches!(call.step().unwrap(), Step::Blocked { .. }));
+        clock.seconds.set(5);
+        let Err(Error::Deadline { waited_for }) = call.step() else {
+            panic!("its wait is over");
+        };
+        assert_eq!(*waited_for, WaitReason::at("t", Cause::Emptied));
+        assert_eq!(call.attempts, [false, false, true]);
     }
 }

@@ -51,7 +51,7 @@ use base::sync::lock;
 use base::wait::Wait;
 use connection::Dialer;
 pub use namespace::Namespace;
-use pipeline::{is_broken, is_renewal, unexpected};
+use pipeline::{is_broken, unexpected};
 use pool::{ConnectionPool, retry_for, while_broken};
 use replay_core::replay::{
     Listing, OpenWriter, Parameters, PushChannel, ReadSteps, Replay, SampleChannel, SampleRequest, Sampled, StepsRead,
@@ -212,7 +212,6 @@ impl Client {
             let reply = loop {
                 let reply = connection.call(&self.dialer, wait, table, question(incarnation));
                 match &reply {
-                    Err(error) if is_renewal(error) => {}
                     // The table of an earlier call was dropped: another one may have its name.
                     Err(error)
                         if error.code() == ErrorCode::UnknownTable

@@ -85,16 +85,13 @@ impl ServerWait {
         }
     }
 
-    /// Records a reply: a reason, or an answer, which clears the reason unless the request is renewed.
+    /// Records a reply: a reason, or an answer, which clears the reason.
     fn note(&self, reply: &Reply) {
         let mut reason = lock(&self.reason);
         match &reply.body {
             // A request's own reason is more specific.
             ReplyBody::Waiting(_) if reply.id == NO_REQUEST && reason.is_some() => {}
             ReplyBody::Waiting(because) => *reason = Some(because.clone()),
-            ReplyBody::Error { code: ErrorCode::Renew, waited_for: Some(because), .. } => {
-                *reason = Some(WaitReason::clone(because))
-            }
             _ => *reason = None,
         }
     }
@@ -432,7 +429,6 @@ pub fn answer(body: ReplyBody) -> Result<ReplyBody> {
     match body {
         ReplyBody::Error { code, message, waited_for } => Err(match (code, waited_for) {
             (ErrorCode::Deadline, Some(waited_for)) => Error::RemoteDeadline { waited_for },
-            (ErrorCode::Renew, Some(waited_for)) => Error::Renew { waited_for },
             (code, _) => Error::Remote { code, message },
         }),
         body => Ok(body),
@@ -480,11 +476,6 @@ pub fn is_cut_off(error: &Error) -> bool {
 /// TLS alert record, with which a TLS server answers plain bytes: content type 21, version 3.x, length 2 (RFC 8446, sections 5.1 and 6).
 fn is_tls_alert(bytes: &[u8]) -> bool {
     matches!(bytes, [21, 3, _, 0, 2, ..])
-}
-
-/// The server's limit of a wait has passed: the client has to send the request again.
-pub fn is_renewal(error: &Error) -> bool {
-    error.code() == ErrorCode::Renew
 }
 
 /// The server was closed for good.

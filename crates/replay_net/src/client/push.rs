@@ -186,7 +186,7 @@ impl Channel for Pushes {
                 Ok(())
             }
             Ok(other) => Err(unexpected(&other)),
-            Err(Error::RemoteDeadline { waited_for } | Error::Renew { waited_for }) => {
+            Err(Error::RemoteDeadline { waited_for }) => {
                 self.held_back = Some(waited_for);
                 // The server refuses later pushes as out of order: resend them.
                 self.link.send_again_from(at);

@@ -7,7 +7,7 @@ use bytes::Bytes;
 
 use super::connection::{Dialer, no_answer};
 use super::link::{self, Channel, Link};
-use super::pipeline::{answer, is_broken, is_closed, is_renewal, unexpected};
+use super::pipeline::{answer, is_broken, is_closed, unexpected};
 use crate::error::{Error, Result};
 use base::host;
 use base::wait::Wait;
@@ -146,7 +146,6 @@ impl Channel for Samples {
                 Ok(())
             }
             Ok(other) => Err(unexpected(&other)),
-            Err(error) if is_renewal(&error) => Ok(()),
             Err(error) if asked.earlier && !is_broken(&error) && !is_closed(&error) => Ok(()),
             Err(error) => Err(error),
         }

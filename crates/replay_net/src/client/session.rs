@@ -7,7 +7,7 @@ use bytes::Bytes;
 
 use super::connection::{Connection, Dialer, deadline_ms};
 use super::establish::first_connection;
-use super::pipeline::{is_renewal, unexpected};
+use super::pipeline::unexpected;
 use crate::error::{Error, Result};
 use crate::stack::Address;
 use base::wait::Wait;
@@ -48,17 +48,11 @@ impl ExtensionSession {
         due: Instant,
         until: Instant,
         wait: &Wait<'_>,
-        late: impl Fn() -> Error,
+        late: impl FnOnce() -> Error,
     ) -> Result<Bytes> {
-        let mut ask = || {
-            let request = Extension { name: self.extension.to_owned(), message: message.clone() };
-            let deadline_ms = deadline_ms(Some(due));
-            self.connection.run(wait, Some(until), &late, |link| link.call(deadline_ms, None, request.into()))
-        };
-        let mut reply = ask();
-        while reply.as_ref().is_err_and(is_renewal) {
-            reply = ask();
-        }
+        let request = Extension { name: self.extension.to_owned(), message: message.clone() };
+        let deadline_ms = deadline_ms(Some(due));
+        let reply = self.connection.run(wait, Some(until), late, |link| link.call(deadline_ms, None, request.into()));
         match reply? {
             ReplyBody::Extension(answer) if answer.name == self.extension => Ok(answer.message),
             other => Err(unexpected(&other)),

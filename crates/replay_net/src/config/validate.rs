@@ -56,7 +56,6 @@ impl ServerConfig {
             ("max_handshakes_per_address", self.max_handshakes_per_address.into(), 1, MAX_CONNECTIONS),
             ("handshake_deadline_ms", self.handshake_deadline_ms, 1, MAX_MS),
             ("write_deadline_ms", self.write_deadline_ms, 1, MAX_MS),
-            ("max_wait_ms", self.max_wait_ms, 1, MAX_MS),
             ("drain_deadline_ms", self.drain_deadline_ms, 0, MAX_MS),
         ] {
             within(name, value, least, most)?;
@@ -201,7 +200,6 @@ mod tests {
             ("max_frame_bytes = 1", "max_frame_bytes is"),
             ("max_frame_bytes = \"5GiB\"", "max_frame_bytes is"),
             ("max_connections = 0", "max_connections is 1 to 1048576, got 0"),
-            ("max_wait_ms = 0", "max_wait_ms is 1 to"),
             ("max_bytes = \"2GiB\"\nmax_frame_bytes = \"1GiB\"", "less than 3 frames"),
             ("[[tables]]\nname = \"a\"\ncolumns = []\ncapacity = 1", "cannot be made"),
         ] {

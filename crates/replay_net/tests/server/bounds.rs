@@ -16,7 +16,7 @@ fn numbers() -> Vec<String> {
 #[test]
 fn absurd_numbers_are_refused_by_name_or_served_with() {
     let keys = numbers();
-    assert!(keys.len() > 10, "{keys:?}");
+    assert!(keys.len() >= 10, "{keys:?}");
     for key in &keys {
         for value in [0, 1, 1 << 31, 1 << 40, i64::MAX, -1] {
             let text = format!("listen = [\"innet://127.0.0.1:0\"]\n{key} = {value}");

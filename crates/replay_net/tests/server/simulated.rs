@@ -4,7 +4,6 @@
 use std::time::Duration;
 
 use replay_core::cause::{Cause, TableWait, WaitReason};
-use replay_core::replay::SampleRequest;
 use replay_core::schema::TableConfig;
 use replay_net::client::tls;
 use replay_net::config::ServerConfig;
@@ -134,37 +133,6 @@ fn the_reason_of_a_wait_is_sent_to_the_client() {
         assert_eq!(sent, [&both[..1], &both[..1], &both[1..], &both[1..]].concat());
         let (answered, code, _) = client.receive_error().await;
         assert_eq!((answered, code), (second, ErrorCode::Deadline));
-    });
-}
-
-#[test]
-fn a_request_is_held_for_a_while_and_then_has_to_be_sent_again() {
-    const HELD: Duration = Duration::from_secs(2);
-    let config = ServerConfig { max_wait_ms: HELD.as_millis() as u64, ..config(queue()) };
-    World::simulated(15, config, |world, _| async move {
-        let mut client = world.client().await;
-        client.open(1).await;
-        let item = RequestBody::Push(push(1, 1, 1, 0, &[1]));
-        client.ask(item, 0).await.unwrap();
-        for (deadline_ms, allow_short, code, waited) in [
-            (u32::MAX, false, ErrorCode::Renew, HELD),
-            // It is not its own deadline: the batch does not become short for it.
-            (u32::MAX, true, ErrorCode::Renew, HELD),
-            (500, false, ErrorCode::Deadline, HELD / 4),
-        ] {
-            let RequestBody::Sample(request) = sample(2) else {
-                unreachable!("it is a sample");
-            };
-            let body = RequestBody::Sample(SampleRequest { allow_short, ..request });
-            let begun = world.now();
-            let id = client.send(body, deadline_ms).await.unwrap();
-            let (answered, got, message) = client.receive_error().await;
-            assert_eq!((answered, got), (id, code), "{message}");
-            assert!(message.contains("1 samples left of the 2"), "{message}");
-            assert!(world.now() - begun >= waited);
-            world.assert_soon_after(begun + waited);
-        }
-        assert_eq!(world.table_stat("sampled_items"), 0);
     });
 }
 

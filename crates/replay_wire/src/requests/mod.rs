@@ -230,7 +230,7 @@ macro_rules! requests {
                 code: ErrorCode,
                 /// Message for the user; empty with a reason.
                 message: String,
-                /// Reason of the wait, with [`ErrorCode::Deadline`] and [`ErrorCode::Renew`].
+                /// Reason of the wait, with [`ErrorCode::Deadline`].
                 waited_for: Option<Box<WaitReason>>,
             },
             /// No answer yet: reason why the request waits or, with id [`NO_REQUEST`](crate::NO_REQUEST), why the server has paused reading

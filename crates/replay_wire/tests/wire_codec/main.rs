@@ -109,7 +109,6 @@ fn code(number: u16) -> ErrorCode {
         Interrupted,
         Extension,
         Forbidden,
-        Renew,
         OutOfMemory,
     ];
     assert_eq!(all[number as usize] as u16, number);

@@ -402,7 +402,7 @@ impl ShardedSamples {
             batch.owe(shard, part.count(), part.limiter_samples());
         }
         let reason = match error {
-            Error::RemoteDeadline { waited_for } | Error::Renew { waited_for } => waited_for,
+            Error::RemoteDeadline { waited_for } => waited_for,
             error if error.code() == ErrorCode::NoMass => Box::new(error.to_string().into()),
             error => return Err(error),
         };
