@@ -1403,8 +1403,8 @@ class Memory(Replay):
                 request and at `close`.
 
         Raises:
-            ConfigError: The snapshot folder cannot be written or is another server's, or its newest snapshot does not
-                fit this memory.
+            ConfigError: A setting is invalid, or the newest snapshot does not fit this memory.
+            StorageError: The snapshot folder cannot be written or is another server's, or an address cannot be bound.
         """
 
 def connect(

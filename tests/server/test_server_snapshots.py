@@ -55,11 +55,11 @@ def save(server: Server) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def refusal(tmp_path: Path, *flags: str) -> str:
+def refusal(tmp_path: Path, *flags: str, status: int = 2) -> str:
     """The error of a server that does not start."""
     command = [*SERVE, f"unix://{tmp_path}/refused", *flags]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert ended.returncode == 2, ended
+    assert ended.returncode == status, ended
     (line,) = [line for line in ended.stderr.splitlines() if line.startswith("innet-replay: ")]
     return line
 
@@ -671,13 +671,13 @@ def test_files_with_secrets_that_others_can_read_are_named(tmp_path: Path, capfd
 
 
 def test_a_folder_that_cannot_be_used_is_refused_at_the_start(tmp_path: Path, server: Server, folder: Path) -> None:
-    assert "another server saves its snapshots in" in refusal(tmp_path, f"--snapshot={folder}")
+    assert "another server has locked it" in refusal(tmp_path, f"--snapshot={folder}", status=1)
     (tmp_path / "file").touch()
-    text = refusal(tmp_path, f"--snapshot={tmp_path}/file")
+    text = refusal(tmp_path, f"--snapshot={tmp_path}/file", status=1)
     assert "cannot be saved" in text
     assert "--snapshot" in text
     # Root may write everywhere but here.
-    text = refusal(tmp_path, "--snapshot=/proc/snapshots")
+    text = refusal(tmp_path, "--snapshot=/proc/snapshots", status=1)
     assert "cannot be saved in /proc/snapshots" in text
     assert "no memory to save" in refusal(tmp_path, "--snapshot=a", "--gradients-only", "--gradients=127.0.0.1:0")
 
@@ -719,7 +719,7 @@ def test_a_full_disk_is_an_error_at_the_start_and_a_warning_later(
         assert failed.returncode == 1
         assert "No space left" in failed.stderr
         server.kill()
-        assert "No space left" in refusal(tmp_path, *flags)
+        assert "No space left" in refusal(tmp_path, *flags, status=1)
         assert len(snapshots(disk / "snapshots")) == 2
         (disk / "other").unlink()
         server.start()

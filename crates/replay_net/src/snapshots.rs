@@ -17,6 +17,7 @@ use serde_json::{Map, Value, json};
 
 use crate::error::{Error, Result};
 use crate::io_error;
+use base::error::OsError;
 use base::host;
 use base::mistake::{Mistake, planted};
 use base::sync::lock;
@@ -95,8 +96,8 @@ impl Snapshots {
     /// Locks the folder on the `disk`, creates it if it is missing, and restores its newest undamaged snapshot.
     ///
     /// # Errors
-    /// [`Error::Config`] when the folder cannot be written, another server uses it, all of its snapshots are damaged, or the newest is of
-    /// a later release or does not fit the memory: the message says what to do.
+    /// [`Error::Io`] when the folder cannot be read or written, or another server uses it; [`Error::Config`] when all of its snapshots are
+    /// damaged, or the newest is of a later release or does not fit the memory: the message says what to do.
     pub fn open(memory: Arc<Memory>, disk: Box<dyn Disk>, folder: &Path) -> Result<Arc<Self>> {
         let lock = take(&*disk, folder)?;
         let Numbers { saved, mut unreadable } = numbers(&*disk, folder).map_err(unusable(folder))?;
@@ -242,14 +243,11 @@ fn file_name(number: u64, suffix: &str) -> String {
     format!("{number:010}{suffix}")
 }
 
-/// The error of a folder that cannot be used.
+/// The error of a folder that cannot be used: of the system, as it may pass.
 fn unusable(folder: &Path) -> impl Fn(io::Error) -> Error {
     move |error| {
-        Error::Config(format!(
-            "snapshots cannot be saved in {}: {error}; name another folder (--snapshot), or make it writable and free \
-             space there",
-            folder.display()
-        ))
+        let advice = "name another folder (--snapshot), or make it writable and free space there";
+        io_error(format!("snapshots cannot be saved in {} ({advice})", folder.display()))(error)
     }
 }
 
@@ -257,10 +255,10 @@ fn unusable(folder: &Path) -> impl Fn(io::Error) -> Error {
 fn take(disk: &dyn Disk, folder: &Path) -> Result<FolderLock> {
     let locked = disk.lock_folder(folder).map_err(unusable(folder))?;
     locked.ok_or_else(|| {
-        Error::Config(format!(
-            "another server saves its snapshots in {}: give each server a folder of its own (--snapshot)",
-            folder.display()
-        ))
+        let reason =
+            "another server has locked it: wait for its end, or give each server a folder of its own (--snapshot)";
+        let what = format!("snapshots cannot be saved in {}", folder.display());
+        io_error(what)(io::Error::new(io::ErrorKind::ResourceBusy, reason))
     })
 }
 
@@ -283,7 +281,7 @@ fn numbers(disk: &dyn Disk, folder: &Path) -> io::Result<Numbers> {
 /// may be another.
 ///
 /// # Errors
-/// [`Error::Config`] with advice.
+/// [`Error::Io`] with advice.
 pub fn check_folder(folder: &Path) -> Result<()> {
     let missing = !folder.exists();
     let tried = make_folder(folder).and_then(|()| try_space(&Machine, folder));
@@ -328,11 +326,10 @@ fn restore(memory: &Memory, disk: &dyn Disk, folder: &Path, numbers: &[u64]) -> 
                 tracing::error!(%error, "the snapshot before it is used");
                 damaged.push(number);
             }
-            Err(error @ Error::Io { .. }) => {
-                return Err(Error::Config(format!(
-                    "{error}: make it readable, or move that file out of {} to restore the one before it",
-                    folder.display()
-                )));
+            Err(Error::Io(OsError { what, source })) => {
+                let advice = "make it readable, or move that file out of";
+                let what = format!("{what} ({advice} {} to restore the one before it)", folder.display());
+                return Err(Error::Io(OsError { what, source }));
             }
             Err(error) => {
                 return Err(Error::Config(format!(

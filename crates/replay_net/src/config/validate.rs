@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::{FRAMES, ServerConfig};
 use crate::error::{Error, Result};
 use crate::extension;
+use crate::io_error;
 use crate::refuse;
 use crate::stack::plugged::alternatives;
 use crate::stack::{Address, StackName};
@@ -34,7 +35,7 @@ impl ServerConfig {
     /// Checks all fields that can be checked before the start.
     ///
     /// # Errors
-    /// [`Error::Config`] for a field, [`replay_core::Error::Table`] for a table, with advice.
+    /// [`Error::Config`] for a field, [`replay_core::Error::Table`] for a table, with advice; [`Error::Io`] for a host without an address.
     pub fn validate(&self) -> Result<()> {
         if self.listen.is_empty() {
             return refuse("listen is empty: name at least one address");
@@ -136,9 +137,9 @@ impl ServerConfig {
         if *tls && self.tls_cert.is_none() {
             return Err(Error::Config(format!("{name} asks for TLS: set tls_cert and tls_key")));
         }
-        let mut resolved = (host.as_str(), *port)
-            .to_socket_addrs()
-            .map_err(|error| Error::Config(format!("{name} does not name a host here: {error}")))?;
+        // An error of the system: the network may come later.
+        let unknown = io_error(format!("{name} does not name a host here"));
+        let mut resolved = (host.as_str(), *port).to_socket_addrs().map_err(unknown)?;
         if resolved.all(|address| address.ip().is_loopback()) {
             return Ok(());
         }

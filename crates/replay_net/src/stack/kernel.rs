@@ -15,6 +15,7 @@ use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use super::{Address, ByteStream, Stack, StackName};
 use crate::error::{Error, Result};
 use crate::io_error;
+use crate::refuse;
 use base::fork::close_in_children;
 
 /// Length of the listen queue.
@@ -211,10 +212,10 @@ fn bind_unix(path: &Path) -> Result<(StdUnixListener, SocketFile)> {
 /// Removes the socket file of a server that has ended.
 ///
 /// # Errors
-/// [`Error::Config`] for a file of another kind, or of a running server; the file stays.
+/// [`Error::Config`] for a file of another kind, [`Error::Io`] for one of a running server; the file stays.
 fn remove_stale(path: &Path) -> Result<()> {
-    let refuse =
-        |reason: &str| Err(Error::Config(format!("cannot listen on the socket file {}: {reason}", path.display())));
+    let what = format!("cannot listen on the socket file {}", path.display());
+    let in_use = |reason: &str| Err(io_error(&*what)(io::Error::new(io::ErrorKind::AddrInUse, reason)));
     let found = match fs::symlink_metadata(path) {
         Ok(found) => found,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -224,15 +225,15 @@ fn remove_stale(path: &Path) -> Result<()> {
         }
     };
     if !found.file_type().is_socket() {
-        return refuse("a file that is not a socket is there; choose another path");
+        return refuse(format!("{what}: a file that is not a socket is there; choose another path"));
     }
     match StdUnixStream::connect(path) {
-        Ok(_) => refuse("a server is running there; stop it, or choose another path"),
+        Ok(_) => in_use("a server is running there; stop it, or choose another path"),
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
             drop(SocketFile::new(path, &found));
             Ok(())
         }
-        Err(error) => refuse(&format!("it exists and does not answer ({error}); remove it, or choose another path")),
+        Err(error) => in_use(&format!("it exists and does not answer ({error}); remove it, or choose another path")),
     }
 }
 

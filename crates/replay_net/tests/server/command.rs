@@ -287,8 +287,8 @@ fn systemd_is_told_of_the_state() {
     assert_eq!(code, Some(0), "{log}");
 }
 
-/// Flags that cannot be served with, and a part of each error.
-fn broken_configurations(folder: &Path) -> Vec<(Vec<String>, &'static str)> {
+/// Flags that cannot be served with, a part of each error, and the exit code of a start.
+fn broken_configurations(folder: &Path) -> Vec<(Vec<String>, &'static str, i32)> {
     let file = |name: &str, text: &str| {
         let path = folder.join(name);
         std::fs::write(&path, text).unwrap();
@@ -304,22 +304,25 @@ fn broken_configurations(folder: &Path) -> Vec<(Vec<String>, &'static str)> {
         (
             vec![format!("--tls-cert={certificate_file}"), format!("--tls-key={}", file("other.pem", &other))],
             "is not the key",
+            2,
         ),
-        (vec!["--token-file=/nowhere/token".into()], "/nowhere/token"),
-        (vec![format!("--snapshot={not_a_folder}/snapshots")], "cannot be saved"),
-        (vec![format!("--config={}", file("server.toml", tables))], "capacity_bytes"),
+        (vec!["--token-file=/nowhere/token".into()], "/nowhere/token", 2),
+        (vec![format!("--config={}", file("server.toml", tables))], "capacity_bytes", 2),
+        // What the system says may pass.
+        (vec![format!("--snapshot={not_a_folder}/snapshots")], "cannot be saved", 1),
+        (vec![format!("--listen=innet://{}:1", "a".repeat(64))], "does not name a host here", 1),
     ]
 }
 
 #[test]
 fn a_check_finds_what_a_start_finds_and_touches_no_server() {
     let folder = tempfile::tempdir().unwrap();
-    for (flags, part) in broken_configurations(folder.path()) {
+    for (flags, part, code) in broken_configurations(folder.path()) {
         let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
-        for command in [&["serve"][..], &["serve", "--check"]] {
+        for (command, code) in [(&["serve"][..], code), (&["serve", "--check"], 2)] {
             let output = output(&[command, &["--listen=127.0.0.1:0"], &flags].concat());
             let message = String::from_utf8(output.stderr).unwrap();
-            assert_eq!(output.status.code(), Some(2), "{command:?}: {message}");
+            assert_eq!(output.status.code(), Some(code), "{command:?}: {message}");
             assert!(message.contains(part), "{message}");
         }
         let doctor = output(&[&["doctor", "--listen=127.0.0.1:0"], &flags[..]].concat());
@@ -331,6 +334,29 @@ fn a_check_finds_what_a_start_finds_and_touches_no_server() {
     let serving = Serving::start(&["--listen=127.0.0.1:0", &snapshot]);
     let checked = output(&["serve", "--check", "--listen", serving.address(), &snapshot]);
     assert_eq!(checked.status.code(), Some(0), "{checked:?}");
+    assert_eq!(serving.stop("TERM").0, Some(0));
+}
+
+#[test]
+fn a_start_that_fails_for_a_reason_that_may_pass_is_exit_code_1() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    let (socket, snapshots) = (format!("unix://{}", at("s")), format!("--snapshot={}", at("snapshots")));
+    let serving = Serving::start(&["--listen=127.0.0.1:0", "--listen", &socket, &snapshots]);
+    let words: Vec<_> = serving.ready.split_whitespace().collect();
+    let [.., tcp, _] = words[..] else { panic!("{words:?}") };
+    for (flags, part) in [
+        (["--listen=127.0.0.1:0", &*snapshots], "another server has locked it"),
+        (["--listen", tcp], "cannot listen on"),
+        (["--listen", &socket], "a server is running there"),
+        // Of no machine (RFC 5737).
+        (["--listen=192.0.2.1:0", "--trusted-network"], "cannot listen on"),
+    ] {
+        let refused = output(&[&["serve"], &flags[..]].concat());
+        let message = String::from_utf8(refused.stderr).unwrap();
+        assert_eq!(refused.status.code(), Some(1), "{message}");
+        assert!(message.contains(part), "{message}");
+    }
     assert_eq!(serving.stop("TERM").0, Some(0));
 }
 
