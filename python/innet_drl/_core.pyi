@@ -1396,9 +1396,9 @@ class Memory(Replay):
             gradients: UDP address `"ip:port"` of the gradient aggregator; port 0 chooses a free one.
             http: `"host:port"` for statistics over HTTP: `/metrics`, `/healthz`, `/stats` and a live page; port 0
                 chooses a free one. It needs a token and TLS, or `trusted_network`, where `addresses` do.
-            snapshot: Folder for snapshots of the memory, created if missing; only this user can read it. The newest
-                intact one is restored into this memory, whose tables must be empty. Snapshots are saved at intervals
-                and by `close`; the two newest are kept.
+            snapshot: Folder for snapshots of the memory, created if missing; only this user can read its files. The
+                newest intact one is restored into this memory, whose tables must be empty. Snapshots are saved at
+                intervals and by `close`; the two newest are kept.
             snapshot_every: Seconds between two snapshots in `snapshot`, at most 1e9; 60 by default. 0 saves only on
                 request and at `close`.
 

@@ -103,8 +103,18 @@ fn only_the_servers_user_can_read_its_files() {
     save_two(&folder);
     let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
     assert_eq!(mode(&folder), 0o700);
-    for name in ["lock", "0000000001.snapshot", "0000000002.snapshot"] {
+    let files = ["lock", "0000000001.snapshot", "0000000002.snapshot"];
+    for name in files {
         assert_eq!(mode(&folder.join(name)), 0o600, "{name}");
+    }
+    // A folder that is there keeps its permissions.
+    let listed = outer.path().join("listed");
+    fs::create_dir(&listed).unwrap();
+    fs::set_permissions(&listed, fs::Permissions::from_mode(0o755)).unwrap();
+    save_two(&listed);
+    assert_eq!(mode(&listed), 0o755);
+    for name in files {
+        assert_eq!(mode(&listed.join(name)), 0o600, "{name}");
     }
 }
 
