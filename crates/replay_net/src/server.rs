@@ -127,6 +127,7 @@ impl Server {
             *current.write().unwrap_or_else(PoisonError::into_inner) = new;
         }
         self.context.handshake.set_tokens(tokens);
+        running::warn_of_open_secrets(config);
         Ok(())
     }
 

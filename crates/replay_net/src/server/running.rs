@@ -318,7 +318,7 @@ impl Server {
 }
 
 /// Warns of files with tokens and keys that every user of this machine can read.
-fn warn_of_open_secrets(config: &ServerConfig) {
+pub(super) fn warn_of_open_secrets(config: &ServerConfig) {
     for (name, path) in config.secret_files().filter(|(_, path)| is_open_to_others(path)) {
         tracing::warn!("{name} {0} can be read by every user of this machine: chmod 600 {0}", path.display());
     }

@@ -1,6 +1,8 @@
 //! The command line, as a process.
 
+use std::fs::Permissions;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
@@ -172,7 +174,9 @@ fn sighup_reads_token_and_certificate_again() {
     let folder = tempfile::tempdir().unwrap();
     let (certificate_file, key_file) = certificate(folder.path());
     let token_file = folder.path().join("token");
+    let readable_by = |mode| std::fs::set_permissions(&token_file, Permissions::from_mode(mode)).unwrap();
     std::fs::write(&token_file, "the first of two tokens").unwrap();
+    readable_by(0o600);
     let path = |path: &std::path::Path| path.to_str().unwrap().to_owned();
     let serving = Serving::start(&[
         "--listen=127.0.0.1:0",
@@ -193,6 +197,7 @@ fn sighup_reads_token_and_certificate_again() {
     // Both are new, and the client trusts the new certificate alone.
     certificate(folder.path());
     std::fs::write(&token_file, "the second of two tokens").unwrap();
+    readable_by(0o644);
     assert!(login("the second of two tokens").is_err());
     serving.signal("HUP");
     until("the new token", || login("the second of two tokens").is_ok());
@@ -206,6 +211,7 @@ fn sighup_reads_token_and_certificate_again() {
     let (code, log) = serving.stop("TERM");
     assert_eq!(code, Some(0), "{log}");
     assert!(log.contains("read again"), "{log}");
+    assert_eq!(log.matches("/token can be read by every user of this machine").count(), 1, "{log}");
 }
 
 #[test]
