@@ -351,7 +351,7 @@ impl Server {
     }
 }
 
-/// The acceptor for the certificate of a configuration, if it has one, and the certificate's dates.
+/// The acceptor for the certificate of a configuration, if it has one, and the dates of its chain.
 fn acceptor(config: &ServerConfig) -> Result<Option<(TlsAcceptor, Dates)>> {
     match (&config.tls_cert, &config.tls_key) {
         (Some(certificate), Some(key)) => tls::acceptor(certificate, key).map(Some),

@@ -47,7 +47,7 @@ pub(crate) fn certificates(field: &str, path: &Path) -> Result<Vec<CertificateDe
         .map_err(|error| unreadable(field, path, &error))
 }
 
-/// The first and the last second of a certificate.
+/// The first and the last second in which each certificate of a chain is valid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Dates {
     /// First second.
@@ -61,6 +61,13 @@ pub const RENEW: &str =
     "clients that trust its authority refuse it; put a valid one into tls_cert, and send SIGHUP to a server that runs";
 
 impl Dates {
+    /// Of a chain, the server's certificate first. Of the others, which clients may not need, those that can be read count.
+    fn of_chain(chain: &[CertificateDer<'_>]) -> std::result::Result<Self, webpki::Error> {
+        let others = chain[1..].iter().filter_map(|certificate| Self::of(certificate).ok());
+        let both = |one: Self, other: Self| Dates { begin: one.begin.max(other.begin), end: one.end.min(other.end) };
+        Ok(others.fold(Self::of(&chain[0])?, both))
+    }
+
     /// Reads them from webpki's errors for the first second of all and the last one: it shows them in no other way.
     fn of(certificate: &CertificateDer<'_>) -> std::result::Result<Self, webpki::Error> {
         let certificate = EndEntityCert::try_from(certificate)?;
@@ -83,8 +90,8 @@ impl Dates {
     pub fn problem(&self) -> Option<String> {
         let now = UnixTime::now();
         match (now < self.begin, now > self.end) {
-            (true, _) => Some(format!("the certificate is not valid before {}", date(self.begin))),
-            (_, true) => Some(format!("the certificate expired on {}", date(self.end))),
+            (true, _) => Some(format!("a certificate of tls_cert is not valid before {}", date(self.begin))),
+            (_, true) => Some(format!("a certificate of tls_cert expired on {}", date(self.end))),
             _ => None,
         }
     }
@@ -97,8 +104,8 @@ pub fn date(at: UnixTime) -> String {
     httpdate::fmt_http_date(SystemTime::UNIX_EPOCH + Duration::from_secs(at.as_secs().min(LAST)))
 }
 
-/// An acceptor for a certificate chain (the server's own first) and its private key, both PEM files, and the dates of the server's
-/// certificate. Clients have no certificates; they are authenticated by the token.
+/// An acceptor for a certificate chain (the server's own first) and its private key, both PEM files, and the dates of the
+/// chain. Clients have no certificates; they are authenticated by the token.
 ///
 /// # Errors
 /// [`Error::Config`] with the file that is missing, not of its kind, or does not match the other one.
@@ -117,7 +124,7 @@ pub fn acceptor(certificate: &Path, key: &Path) -> Result<(TlsAcceptor, Dates)> 
             }
         })
     };
-    let dates = Dates::of(&chain[0]).map_err(|error| {
+    let dates = Dates::of_chain(&chain).map_err(|error| {
         Error::Config(format!("tls_cert {} has no dates that can be read: {error}", certificate.display()))
     })?;
     // An explicit provider, independent of the process's default.
@@ -151,6 +158,34 @@ mod tests {
     use std::fs;
 
     use super::*;
+
+    #[test]
+    fn the_dates_are_those_in_which_the_whole_chain_is_valid() {
+        let dated = |years: [i32; 2]| {
+            let mut params = rcgen::CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
+            [params.not_before, params.not_after] = years.map(|year| rcgen::date_time_ymd(year, 1, 1));
+            params
+        };
+        let key = || rcgen::KeyPair::generate().unwrap();
+        let mut above = dated([2010, 2020]);
+        above.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        let above = rcgen::CertifiedIssuer::self_signed(above, key()).unwrap();
+        let own_key = key();
+        let folder = tempfile::tempdir().unwrap();
+        let [chain, key] = ["chain.pem", "key.pem"].map(|name| folder.path().join(name));
+        fs::write(&key, own_key.serialize_pem()).unwrap();
+        for (own, [begin, end]) in
+            [([2000, 3000], [2010, 2020]), ([2012, 2015], [2012, 2015]), ([2000, 2015], [2010, 2015])]
+        {
+            let own = dated(own).signed_by(&own_key, &above).unwrap();
+            fs::write(&chain, own.pem() + &above.pem()).unwrap();
+            let (_, dates) = acceptor(&chain, &key).unwrap();
+            let expected = [begin, end].map(|year| format!("01 Jan {year} 00:00:00 GMT"));
+            let found = [dates.begin, dates.end].map(|at| date(at).split_off("Sun, ".len()));
+            assert_eq!(found, expected);
+            assert!(dates.problem().unwrap().contains(&format!("expired on {}", date(dates.end))));
+        }
+    }
 
     #[test]
     fn each_bad_file_is_named() {

@@ -387,7 +387,7 @@ fn an_expired_certificate_is_a_warning_with_its_date() {
     write([2000, 2001]);
     let doctor = output(&[&["doctor"], &flags[..]].concat());
     let found = String::from_utf8(doctor.stdout).unwrap();
-    assert!(found.contains("missing  certificate: the certificate expired on Mon, 01 Jan 2001"), "{found}");
+    assert!(found.contains("missing  certificate: a certificate of tls_cert expired on Mon, 01 Jan 2001"), "{found}");
     let checked = output(&[&["serve", "--check"], &flags[..]].concat());
     assert_eq!(checked.status.code(), Some(0), "clients may trust it as it is");
     assert!(String::from_utf8(checked.stderr).unwrap().contains("expired on Mon, 01 Jan 2001"));

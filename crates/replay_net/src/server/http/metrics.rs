@@ -103,7 +103,7 @@ const LATENCY: &[Metric] =
     &[(Histogram, "latency_s", "Time from the arrival of a request to its reply, waits included")];
 
 const TLS: &[Metric] =
-    &[(Gauge, "certificate_expires_s", "Time until the certificate of the server expires; negative after it")];
+    &[(Gauge, "certificate_expires_s", "Time until a certificate of the server's chain expires; negative after it")];
 
 const SNAPSHOTS: &[Metric] = &[
     (Counter, "saved", "Saved snapshots"),
