@@ -1,12 +1,15 @@
 /* Loaded before the C library: a file system that refuses flock and the fsync of folders with an errno.
  * FLOCK=N refuses every flock, FSYNC=N the fsync of folders; FSYNC_FROM=K only from the K-th one on.
+ * HELD=PIPE: the fsync of a file waits until a writer opens this named pipe.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 static int number(const char *name) {
     const char *value = getenv(name);
@@ -27,6 +30,9 @@ int fsync(int file) {
     if (number("FSYNC") && fstat(file, &status) == 0 && S_ISDIR(status.st_mode) && ++folders >= number("FSYNC_FROM")) {
         errno = number("FSYNC");
         return -1;
+    }
+    if (getenv("HELD") && fstat(file, &status) == 0 && S_ISREG(status.st_mode)) {
+        close(open(getenv("HELD"), O_RDONLY));
     }
     return ((int (*)(int))dlsym(RTLD_NEXT, "fsync"))(file);
 }

@@ -1,4 +1,4 @@
-"""File systems without locks (Lustre, NFS) or without the fsync of folders (FUSE), by a library loaded before C's."""
+"""File systems without locks (Lustre, NFS), without the fsync of folders (FUSE), or slow: by a library before C's."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -113,6 +114,38 @@ def test_a_server_saves_without_locks(library: Path, tmp_path: Path) -> None:
     assert server.returncode == 0
     assert log.count(b"cannot be locked (Function not implemented") == 1
     assert [path.suffix for path in (tmp_path / "snapshots").iterdir() if path.name != "lock"] == [".snapshot"]
+
+
+def test_systemd_hears_that_a_start_and_an_end_go_on_while_the_disk_is_slow(library: Path, tmp_path: Path) -> None:
+    held, supervisor = tmp_path / "held", tmp_path / "supervisor"
+    os.mkfifo(held)
+    environment = os.environ | {"LD_PRELOAD": str(library), "HELD": str(held), "NOTIFY_SOCKET": str(supervisor)}
+    command = [*SERVE, f"unix://{tmp_path}/s", "--snapshot", str(tmp_path / "snapshots"), "--snapshot-every=0s"]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
+        told.bind(str(supervisor))
+        told.settimeout(60)
+
+        def hear_until(state: bytes) -> None:
+            while state not in told.recv(4096):
+                pass
+
+        def hear_of_a_held_disk() -> None:
+            """Asks for more time go on; then lets the disk go on, too."""
+            for _ in range(3):
+                hear_until(b"EXTEND_TIMEOUT_USEC=")
+            held.write_bytes(b"")
+
+        # The interval of messages is half of the watchdog's.
+        with subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, env=environment | {"WATCHDOG_USEC": "100000"}
+        ) as server:
+            hear_of_a_held_disk()
+            hear_until(b"READY=1")
+            server.send_signal(signal.SIGTERM)
+            hear_until(b"STOPPING=1")
+            hear_of_a_held_disk()
+    assert server.returncode == 0
+    assert (tmp_path / "snapshots" / "0000000001.snapshot").exists()
 
 
 def test_a_run_saves_without_locks(run: Run, tmp_path: Path) -> None:

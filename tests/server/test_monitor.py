@@ -10,11 +10,13 @@ import socket
 import ssl
 import subprocess
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -268,14 +270,21 @@ def test_paths_methods_and_health(server: innet.Server) -> None:
         get(f"{url}/healthz")
 
 
-def test_a_server_with_a_token_asks_for_it(tmp_path: Path) -> None:
+def write_certificate(folder: Path, end: datetime) -> tuple[Path, Path, Path]:
+    """A certificate that is valid until `end`, its key, and its authority's certificate."""
     authority = trustme.CA()
-    certificate = authority.issue_cert("127.0.0.1")
-    chain, key, ca = (tmp_path / name for name in ("chain.pem", "key.pem", "ca.pem"))
+    certificate = authority.issue_cert("127.0.0.1", not_after=end)
+    chain, key, ca = (folder / name for name in ("chain.pem", "key.pem", "ca.pem"))
     authority.cert_pem.write_to_path(str(ca))
     certificate.private_key_pem.write_to_path(str(key))
     for one in certificate.cert_chain_pems:
         one.write_to_path(str(chain), append=True)
+    return chain, key, ca
+
+
+def test_a_server_with_a_token_asks_for_it(tmp_path: Path) -> None:
+    end = datetime(2037, 1, 1, tzinfo=UTC)
+    chain, key, ca = write_certificate(tmp_path, end)
     with (
         innet.Memory() as memory,
         memory.serve(
@@ -300,6 +309,10 @@ def test_a_server_with_a_token_asks_for_it(tmp_path: Path) -> None:
         assert get(f"{url}/", ca, Authorization="Bearer some other secret")[0] == 401
         stats = json.loads(get(f"{url}/stats", ca, Authorization=f"Bearer {TOKEN}")[1])
         assert stats["server"]["failed_logins"] == 1
+        begun = time.time()
+        text = get(f"{url}/metrics", ca, Authorization=f"Bearer {TOKEN}")[1]
+        left = re.findall(r"^innet_tls_certificate_expires_seconds (\S+)$", text, re.MULTILINE)
+        assert end.timestamp() - time.time() - 1 <= float(*left) <= end.timestamp() - begun + 1
 
 
 def test_an_address_in_use_ends_the_start_before_anything_is_served(tmp_path: Path) -> None:
