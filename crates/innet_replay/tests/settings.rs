@@ -1,6 +1,8 @@
-//! Every setting of a server's file and command line, with everything plugged in: misspelt, given twice, of another type, and alone.
+//! Every setting of a server's file and command line, with everything plugged in: misspelt, given twice, of another type, and alone. The
+//! command itself gets one case of each.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::process::Command;
 
 use clap::CommandFactory;
 use replay_net::config::ServerConfig;
@@ -109,6 +111,21 @@ fn read(text: &str) -> Result<ServerConfig, String> {
     ServerConfig::from_toml(text, "server.toml", Table::new()).map_err(|error| error.to_string())
 }
 
+/// Checks that the command refuses a file and flags with exit code 2 and the setting's name, as a check and as a start.
+fn assert_refused(text: &str, flags: &[&str], name: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("server.toml");
+    std::fs::write(&file, text).unwrap();
+    for check in [&["--check"][..], &[]] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_innet-replay"));
+        command.env_remove("INNET_TOKEN").arg("serve").args(check).arg("--config").arg(&file).args(flags);
+        let output = command.output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{check:?} {flags:?} {name}: {said}");
+        assert!(said.contains(name), "{check:?} {flags:?} {name}: {said}");
+    }
+}
+
 fn refusal(table: &Table) -> String {
     let text = table.to_string();
     read(&text).err().unwrap_or_else(|| panic!("accepted:\n{text}"))
@@ -212,9 +229,13 @@ fn a_misspelt_setting_is_refused_with_the_nearest_name() {
     let known = keys(&whole());
     let mut tried = 0;
     each_key(|key, value, replaced| {
-        for name in misspelt(key).into_iter().filter(|name| !siblings(&known, name)) {
+        for (at, name) in misspelt(key).into_iter().filter(|name| !siblings(&known, name)).enumerate() {
             tried += 1;
-            let error = refusal(&replaced(&name, value.clone()));
+            let table = replaced(&name, value.clone());
+            if at == 0 {
+                assert_refused(&table.to_string(), &[], &name);
+            }
+            let error = refusal(&table);
             assert!(error.contains(&format!("`{name}`")), "{name}: {error}");
             assert!(key.len() < 4 || error.contains("did you mean `"), "{name}: {error}");
         }
@@ -237,6 +258,7 @@ fn a_setting_given_twice_is_refused() {
         let twice = [&lines[..=at], &lines[at..]].concat().join("\n");
         let error = read(&twice).unwrap_err();
         assert!(error.contains("duplicate key") && error.contains(key), "{line}: {error}");
+        assert_refused(&twice, &[], key);
     }
 }
 
@@ -266,6 +288,7 @@ fn a_setting_alone_has_an_effect_or_is_refused_with_its_name() {
     for (name, value) in whole() {
         let alone: Table = [(name.clone(), value)].into_iter().collect();
         if let Err(error) = read(&alone.to_string()).unwrap().validate() {
+            assert_refused(&alone.to_string(), &[], &name);
             let error = error.to_string();
             assert!(error.contains(&name), "{name}: {error}");
             refused.insert(name);
@@ -293,8 +316,14 @@ fn a_flag_misspelt_or_given_twice_is_refused_with_its_name() {
         command.clone().try_get_matches_from(["", &flag]).unwrap();
         let error = refused(&["", &flag, &flag]);
         assert!(error.contains("multiple times") && error.contains(name), "{error}");
-        for wrong in misspelt(name).into_iter().filter(|wrong| !whole.contains_key(&wrong.replace('-', "_"))) {
-            let error = refused(&["", &format!("--{wrong}{value}")]);
+        assert_refused("", &[&flag, &flag], name);
+        let unknown = |wrong: &String| !whole.contains_key(&wrong.replace('-', "_"));
+        for (at, wrong) in misspelt(name).into_iter().filter(unknown).enumerate() {
+            let flag = format!("--{wrong}{value}");
+            if at == 0 {
+                assert_refused("", &[&flag], &wrong);
+            }
+            let error = refused(&["", &flag]);
             assert!(error.contains(&wrong), "{wrong}: {error}");
         }
     }
