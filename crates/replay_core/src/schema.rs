@@ -188,8 +188,11 @@ pub struct TableConfig {
     pub view: Option<ViewSpec>,
 }
 
+/// Of a table that names no other exponent.
+pub const DEFAULT_PRIORITY_EXPONENT: f64 = 0.6;
+
 fn default_priority_exponent() -> f64 {
-    0.6
+    DEFAULT_PRIORITY_EXPONENT
 }
 fn default_priority_unit_log2() -> i32 {
     -19

@@ -11,7 +11,7 @@ use crate::io_error;
 use crate::refuse;
 use crate::stack::plugged::alternatives;
 use crate::stack::{Address, StackName};
-use replay_core::schema::Sampler;
+use replay_core::schema::{DEFAULT_PRIORITY_EXPONENT, Sampler};
 
 /// Limit of I/O threads.
 pub(super) const MAX_IO_THREADS: u64 = 256;
@@ -108,6 +108,12 @@ impl ServerConfig {
                     "live_max_priority of table {name:?} is set, but its sampler uses no priorities: leave it out"
                 ));
             }
+            let raised = matches!(table.sampler, Sampler::Prioritized | Sampler::RankBased);
+            if !raised && table.priority_exponent != DEFAULT_PRIORITY_EXPONENT {
+                return refuse(format!(
+                    "priority_exponent of table {name:?} is set, but its sampler uses none: leave it out"
+                ));
+            }
         }
         Ok(())
     }
@@ -195,6 +201,14 @@ mod tests {
             ("tls_cert = \"a\"\ntls_key = \"b\"\nlisten = [\"unix:///a\"]", "only socket files"),
             (&format!("{TABLE}slack = 4"), "slack of table \"a\" is set without samples_per_insert"),
             (&format!("{TABLE}sampler = \"uniform\"\nlive_max_priority = true"), "its sampler uses no priorities"),
+            (
+                &format!("{TABLE}sampler = \"uniform\"\npriority_exponent = 0.5"),
+                "priority_exponent of table \"a\" is set",
+            ),
+            (
+                &format!("{TABLE}sampler = \"max_heap\"\npriority_exponent = 0"),
+                "priority_exponent of table \"a\" is set",
+            ),
             ("snapshot_every = \"60s\"", "snapshot, the folder, is not"),
             ("token = \"a\"\ntoken_file = \"b\"", "keep one"),
             ("actor_token = \"a\"\nactor_token_file = \"b\"", "actor_token and"),
