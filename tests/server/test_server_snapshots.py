@@ -658,6 +658,59 @@ def test_a_copy_of_a_memory_is_refused_beside_it(tmp_path: Path, folder: Path) -
             assert "empty folder" in str(raised.value)
 
 
+def test_a_copy_of_a_memory_returns_to_its_first_server(
+    tmp_path: Path, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A folder is copied while its server runs. Another server starts with the copy, and then the first one."""
+    copy, one_step = tmp_path / "copy", innet.NStep(n=1, observation="frame")
+    with (
+        Server(f"unix://{tmp_path}/a", f"--snapshot={folder}", "--snapshot-every=0s") as first,
+        Server(f"unix://{tmp_path}/b", f"--snapshot={tmp_path}/other", "--snapshot-every=0s") as second,
+        innet.connect(f"{first.address},{second.address}", tables=table(sampler="uniform")) as replay,
+    ):
+
+        def write(steps: range) -> None:
+            with replay.writer("t", 1, one_step, chunk_steps=1, server=0) as writer:
+                for t in steps:
+                    writer.append(**step(t))
+
+        def ids_by_step() -> dict[int, int]:
+            batch = replay.sample("t", 4096, one_step)
+            return dict(zip(batch.action.tolist(), batch.ids.tolist(), strict=True))
+
+        def steps() -> list[int | None]:
+            return [stats and stats["tables"]["t"]["steps"] for stats in replay.stats()["shards"].values()]
+
+        write(range(10))
+        save(first)
+        shutil.copytree(folder, copy)
+        write(range(10, 20))
+        save(first)
+        save(second)
+        before = ids_by_step()
+        assert set(before) == {*range(20)}
+
+        second.kill()
+        assert steps() == [20, None]
+        with Server(second.address, f"--snapshot={copy}", "--snapshot-every=0s"):
+            until(lambda: f"{first.address} and {second.address} have the same memory" in caplog.text)
+            assert steps() == [20, None]
+        second.start()
+        first.kill()
+        shutil.rmtree(folder)
+        copy.rename(folder)
+        first.start()
+        until(lambda: steps() == [10, 0])
+
+        write(range(100, 110))
+        after = ids_by_step()
+        assert set(after) == {*range(10), *range(100, 110)}
+        assert after.items() & before.items() == {(t, before[t]) for t in range(10)}
+        for t, key in (before | after).items():
+            receipt = replay.update_priorities("t", np.array([key], np.uint64), [1.0])
+            assert (receipt.applied, receipt.stale) == ((1, 0) if t in after else (0, 1)), t
+
+
 def test_files_with_secrets_that_others_can_read_are_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     tokens = {name: tmp_path / name for name in ("open", "closed")}
     for name, mode in (("open", 0o644), ("closed", 0o640)):
