@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -104,6 +105,31 @@ def test_a_wait_names_how_its_writers_are(make_replay: MakeReplay) -> None:
         (writer, *_) = replay.stats()["tables"]["t"]["by_writer"]
         assert writer["connected"]
         assert writer["last_push_s"] is None or writer["last_push_s"] < 60
+
+
+def test_a_call_to_a_stopped_server_does_not_ask_how_its_writers_are_after_its_end(tmp_path: Path) -> None:
+    timeout, grace = 3.0, 0.2
+    with (
+        Server(f"unix://{tmp_path}/s", "--max-wait-ms=50") as server,
+        innet.connect(server.address, tables=table(min_size=100), grace=grace) as replay,
+        innet.connect(server.address) as other,
+    ):
+
+        def answers() -> int:
+            return int(other.stats()["server"]["latency_s"].get("sample", {"count": 0})["count"])
+
+        late = timeout
+        # A busy machine may delay a call.
+        while late > grace + 0.4:
+            before = answers()
+            begun = time.monotonic()
+            waiting = Call(partial(replay.sample, "t", 4, VIEW, timeout=timeout, writers_timeout=1))
+            # The client has heard what the sample waits for.
+            until(lambda before=before: answers() > before + 1)  # type: ignore[misc]
+            server.send(signal.SIGSTOP)
+            assert "waiting for writers" in str(waiting.ended())
+            late = time.monotonic() - begun - timeout
+            server.send(signal.SIGCONT)
 
 
 @contextmanager

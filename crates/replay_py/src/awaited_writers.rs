@@ -26,20 +26,23 @@ pub struct AwaitedWriters<'a> {
     longest: Option<Duration>,
     /// Begin of the wait.
     begun: Instant,
+    /// End of the call.
+    deadline: Option<Instant>,
     next_look: Mutex<Instant>,
     /// What ended the call.
     absent: Mutex<Option<String>>,
 }
 
 impl<'a> AwaitedWriters<'a> {
-    /// A call that has waited since `begun`, or an earlier one that it continues.
+    /// A call until `deadline` that has waited since `begun`, or an earlier one that it continues.
     pub fn new(
         own: &'a OpenWriters,
         replay: Weak<dyn Replay<Error>>,
         longest: Option<Duration>,
         begun: Instant,
+        deadline: Option<Instant>,
     ) -> Self {
-        AwaitedWriters { own, replay, longest, begun, next_look: Mutex::new(begun), absent: Mutex::new(None) }
+        AwaitedWriters { own, replay, longest, begun, deadline, next_look: Mutex::new(begun), absent: Mutex::new(None) }
     }
 
     /// What the reason of a wait for writers of a table ends with: why this replay's writers made no items, and how all writers are.
@@ -83,10 +86,11 @@ impl<'a> AwaitedWriters<'a> {
         }
     }
 
-    /// How the writers of a table are; `None` if the memory does not answer.
+    /// How the writers of a table are; `None` if the memory does not answer. Takes no longer than the call may, with its grace.
     fn look(&self, table: &str) -> Option<WritersSeen> {
-        let wait = Wait::until(Some(Instant::now() + ASK_WITHIN));
-        let stats = self.replay.upgrade()?.stats(&wait).ok()?;
+        let soon = Instant::now() + ASK_WITHIN;
+        let until = self.deadline.map_or(soon, |deadline| deadline.min(soon));
+        let stats = self.replay.upgrade()?.stats(&Wait::until(Some(until))).ok()?;
         WritersSeen::of(&stats, table)
     }
 }

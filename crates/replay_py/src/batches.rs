@@ -201,7 +201,7 @@ impl PyBatches {
         let source = self.source.get(py)?;
         let deadline = wait::deadline(py, self.timeout)?;
         let begun = *lock(&self.waits_since).get_or_insert_with(Instant::now);
-        let awaited = AwaitedWriters::new(writers, self.memory.clone(), self.writers_timeout, begun);
+        let awaited = AwaitedWriters::new(writers, self.memory.clone(), self.writers_timeout, begun, deadline);
         let closing = Some(self.source.closing());
         let sampled = wait::blocking_for_writers(py, deadline, closing, &awaited, move |wait| {
             // Dropped here, without the interpreter lock: it may be the last reference, whose drop joins a thread.

@@ -258,7 +258,7 @@ impl PyReplay {
         let sampled = loop {
             let sampler =
                 self.sampler(py, &table, batch_size, view.clone(), normalize, allow_short, threads, deadline)?;
-            let awaited = AwaitedWriters::new(writers, Arc::downgrade(&sampler.replay), longest, begun);
+            let awaited = AwaitedWriters::new(writers, Arc::downgrade(&sampler.replay), longest, begun, deadline);
             let sampled = wait::blocking_for_writers(py, deadline, closing, &awaited, move |wait| {
                 // Dropped here, without the interpreter lock: it may have the last reference to the memory.
                 let mut sampler = sampler;
