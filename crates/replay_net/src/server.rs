@@ -13,10 +13,11 @@ mod stranger_log;
 use std::fmt::Display;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::runtime;
 use tokio::sync::{mpsc, watch};
 use tokio_rustls::TlsAcceptor;
 use tracing::Instrument;
@@ -33,6 +34,7 @@ use crate::snapshots::disk::Disk;
 use crate::stack::{Address, Stack, until};
 use crate::tls::{self, Dates};
 use base::host;
+use base::sync::lock;
 use replay_core::memory::Memory;
 use replay_core::table::Activity;
 use replay_wire::auth::ChannelBinding;
@@ -57,6 +59,8 @@ pub struct Server {
     handshake_deadline: Duration,
     drain_deadline: Duration,
     phase: watch::Sender<Phase>,
+    /// Of its threads on kernel sockets.
+    runtimes: Mutex<Vec<runtime::Handle>>,
 }
 
 /// An accepted connection, to be handed to its I/O thread.
@@ -112,6 +116,7 @@ impl Server {
             handshake_deadline: Duration::from_millis(config.handshake_deadline_ms),
             drain_deadline: Duration::from_millis(config.drain_deadline_ms),
             phase: watch::Sender::new(Phase::Serving),
+            runtimes: Mutex::default(),
         })
     }
 
@@ -145,6 +150,12 @@ impl Server {
     /// The service behind the connections.
     pub fn service(&self) -> &Service {
         &self.context.service
+    }
+
+    /// Returns when every thread of this server has run a task, or has ended. A plugged-in stack's is not asked.
+    pub async fn threads_answer(&self) {
+        let runtimes = lock(&self.runtimes).clone();
+        futures_util::future::join_all(runtimes.iter().map(|runtime| runtime.spawn(async {}))).await;
     }
 
     /// Begins the shutdown: accepts no more connections, answers running requests, and fails blocked ones. Clients reconnect, in case the

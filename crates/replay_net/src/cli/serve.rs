@@ -152,9 +152,15 @@ fn serve(config: &ServerConfig) -> Result<()> {
                     continue;
                 }
                 _ = ticks.tick() => {
-                    // The last snapshot of a large memory takes minutes.
-                    let states = [NotifyState::Watchdog, notify::EXTEND];
-                    notify::tell(&states[..1 + usize::from(asked)]);
+                    if asked {
+                        // The last snapshot of a large memory takes minutes.
+                        notify::tell(&[notify::EXTEND]);
+                    }
+                    let server = server.clone();
+                    tokio::spawn(async move {
+                        server.threads_answer().await;
+                        notify::tell(&[NotifyState::Watchdog]);
+                    });
                     continue;
                 }
             };

@@ -24,6 +24,7 @@ use crate::snapshots::disk::Machine;
 use crate::snapshots::{SnapshotThread, check_folder};
 use crate::stack::kernel::{self, Kernel};
 use crate::stack::{Address, Stack, StackName};
+use base::sync::lock;
 use replay_core::memory::Memory;
 
 /// Default interval of snapshots.
@@ -167,6 +168,7 @@ fn io_thread<F: Future<Output = ()>>(
     if spin {
         runtime.spawn(kernel::spin());
     }
+    lock(&server.runtimes).push(runtime.handle().clone());
     let stop = StopAtPanic(Arc::clone(server));
     let thread = thread::Builder::new()
         .name(format!("innet-{name}"))
@@ -376,6 +378,32 @@ mod tests {
         assert!(risk("actor_token = \"a\"").contains("without TLS"));
         assert_eq!(risk(&[token, tls].concat()), "");
         assert_eq!(trusted_with(&ServerConfig::default()), None);
+    }
+
+    #[test]
+    fn a_thread_that_hangs_does_not_answer() {
+        let server = Server::new(&ServerConfig::default(), Memory::new(MemoryLimits::default())).unwrap();
+        let server = Arc::new(server);
+        let (hangs, has_hung) = std::sync::mpsc::channel();
+        let (release, released) = std::sync::mpsc::channel::<()>();
+        let join = io_thread(&server, "io-0", false, || async move {
+            hangs.send(()).unwrap();
+            let _ = released.recv();
+        });
+        has_hung.recv().unwrap();
+        runtime::Builder::new_current_thread().build().unwrap().block_on(async {
+            let mut answered = std::pin::pin!(server.threads_answer());
+            for _ in 0..2 {
+                tokio::select! {
+                    biased;
+                    () = &mut answered => panic!("it hangs"),
+                    () = std::future::ready(()) => {}
+                }
+            }
+            drop(release);
+            answered.await;
+        });
+        assert!(join.unwrap()());
     }
 
     #[test]
