@@ -204,8 +204,9 @@ bench-peers: setup ## install the peers, in environments of their own under .pee
 	done
 	@command -v redis-server >/dev/null || echo 'redis-server is missing: install it (Debian: apt install redis-server)'
 
-soak: build ## a server killed ten times under load; the Rust and Python suites, TIMES=3 times each on busy processors; output in build/soak
+soak: build ## a server, and three under a supervisor, killed ten times under load; the Rust and Python suites, TIMES=3 times each on busy processors; output in build/soak
 	$(BIN)/python -m benchmarks killed --times 10 --writers 20
+	$(BIN)/python -m benchmarks supervised
 	$(BIN)/python -m benchmarks soak --times $(TIMES)
 
 wire: ## generate the Rust code of the wire again, after a change of the schema (wants the command capnp)

@@ -31,6 +31,7 @@ from benchmarks.service_times import service_times
 from benchmarks.shards import shards
 from benchmarks.snapshots import snapshots
 from benchmarks.soak import soak
+from benchmarks.supervised import supervised
 from benchmarks.sweep import RECORD, sweep
 from benchmarks.table import table, today
 from benchmarks.timers import profiler, timers
@@ -62,6 +63,7 @@ def main() -> None:
         "shards": shards,
         "snapshots": snapshots,
         "soak": soak,
+        "supervised": supervised,
         "sweep": sweep,
         "table": table,
         "timers": timers,

@@ -10,8 +10,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from serving import Server
@@ -100,14 +101,14 @@ class Writer:
         self.losses.append((lost, self.acknowledged))
 
 
-def _until(condition: Callable[[], bool]) -> None:
+def until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
 
-def _learn(address: str, ended: threading.Event) -> None:
+def learn(address: str, ended: threading.Event) -> None:
     """Load beside the counted steps: another writer, a learner with priorities, parameters."""
     with innet.connect(address, tables=[REPLAY], timeout=PATIENCE_S, reconnect_for=PATIENCE_S) as memory:
         while not ended.is_set():
@@ -121,7 +122,7 @@ def _learn(address: str, ended: threading.Event) -> None:
                 memory.put_parameters("policy", {"w": np.zeros(1000, np.float32)})
 
 
-def _tags(address: str, writers: int) -> dict[int, np.ndarray]:
+def tags(address: str, writers: int) -> dict[int, np.ndarray]:
     """Samples the queue until it is empty; returns the stored tags of each writer."""
     with innet.connect(address) as memory:
         batches = []
@@ -143,14 +144,33 @@ class Restart:
     """Time from the start until the statistics had all writers as connected."""
 
 
-def _kill(server: Server, writers: list[Writer], memory: innet.Replay, pause_s: float, peaks: list[int]) -> Restart:
-    """Kills and restarts the server, and returns when all writers have resumed; adds its peak of memory to `peaks`."""
+class Killable(Protocol):
+    """A server that can be killed."""
+
+    @property
+    def pid(self) -> int: ...
+    def kill(self) -> None: ...
+    def start(self) -> None: ...
+
+
+def kill(
+    server: Killable,
+    writers: list[Writer],
+    memory: innet.Replay,
+    pause_s: float,
+    peaks: list[int],
+    others: Sequence[innet.Replay] = (),
+) -> Restart:
+    """Kills and restarts the server of `memory`, and returns when all writers have resumed.
+
+    Adds its peak of memory to `peaks`. `others` are the memories of the other servers that the writers use.
+    """
 
     def saved() -> int:
         return int(memory.stats()["snapshots"]["saved"])
 
     def connected() -> int:
-        return int(memory.stats()["tables"]["queue"]["connected_writers"])
+        return sum(each.stats()["tables"]["queue"]["connected_writers"] for each in (memory, *others))
 
     def wrote() -> bool:
         """Whether each writer has received an acknowledgement or a report of lost steps."""
@@ -158,10 +178,10 @@ def _kill(server: Server, writers: list[Writer], memory: innet.Replay, pause_s: 
         return all(writer.acknowledged > before or len(writer.losses) > known for writer, before, known in pairs)
 
     acknowledged, losses = [writer.acknowledged for writer in writers], [len(writer.losses) for writer in writers]
-    _until(wrote)
+    until(wrote)
     # The next snapshot may have begun before these acknowledgements; the one after it has not.
     floor, count = [writer.acknowledged for writer in writers], saved()
-    _until(lambda: saved() >= count + 2)
+    until(lambda: saved() >= count + 2)
     time.sleep(pause_s)
     losses = [len(writer.losses) for writer in writers]
     peaks.append(peak_bytes(server.pid))
@@ -169,9 +189,9 @@ def _kill(server: Server, writers: list[Writer], memory: innet.Replay, pause_s: 
     acknowledged = [writer.acknowledged for writer in writers]
     server.start()
     begun = time.monotonic()
-    _until(lambda: connected() == len(writers))
+    until(lambda: connected() == len(writers))
     counted_s = time.monotonic() - begun
-    _until(wrote)
+    until(wrote)
     losses_of = zip(writers, losses, floor, strict=True)
     told = [(lost, max(0, least - kept)) for writer, known, least in losses_of for lost, kept in writer.losses[known:]]
     return Restart(told, counted_s)
@@ -197,13 +217,13 @@ def _folder(kills: int, load: Load, generator: random.Random) -> tuple[dict[str,
         with Server(f"unix://{folder}/s", *flags) as server:
             numbers = range(load.writers)
             writers = [Writer(server.address, number, 1e-3 * load.pause_ms, ended) for number in numbers]
-            learner = threading.Thread(target=_learn, args=(server.address, ended))
+            learner = threading.Thread(target=learn, args=(server.address, ended))
             learner.start()
             try:
                 with innet.connect(server.address, timeout=PATIENCE_S, reconnect_for=PATIENCE_S) as memory:
                     for _ in range(kills):
                         pause_s = load.between_s + generator.uniform(0, 2e-3 * load.every_ms)
-                        restart = _kill(server, writers, memory, pause_s, peaks)
+                        restart = kill(server, writers, memory, pause_s, peaks)
                         counts["miscounted"] += restart.counted_s > COUNTED_WITHIN_S
                         counts["told"] += len(restart.told)
                         counts["lost"] += sum(lost for lost, _ in restart.told)
@@ -213,11 +233,11 @@ def _folder(kills: int, load: Load, generator: random.Random) -> tuple[dict[str,
                 for writer in writers:
                     writer.join()
                 learner.join()
-            tags = _tags(server.address, load.writers)
+            stored = tags(server.address, load.writers)
         for writer in writers:
-            unique = np.unique(tags[writer.number])
+            unique = np.unique(stored[writer.number])
             counts["steps"] += len(unique)
-            counts["doubled"] += len(tags[writer.number]) - len(unique)
+            counts["doubled"] += len(stored[writer.number]) - len(unique)
             counts["missing"] += len(np.setdiff1d(np.arange(writer.acknowledged), unique))
     return counts, max(peaks)
 

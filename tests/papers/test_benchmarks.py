@@ -30,6 +30,7 @@ from benchmarks.recording import GAMMA, N, Recording
 from benchmarks.scrape import scrape
 from benchmarks.shards import shards
 from benchmarks.snapshots import snapshots
+from benchmarks.supervised import supervised
 from benchmarks.systems import Service
 from benchmarks.table import LINKING, README, REPORTS, filled, report_page
 from benchmarks.tasks import _Fed
@@ -354,6 +355,15 @@ def test_steps_of_a_killed_server_with_snapshots_are_counted(capsys: pytest.Capt
     assert len(goals) == 4
     for goal in goals:
         assert (goal["steps"], goal["met"]) == (0, True), goal
+
+
+def test_steps_of_several_killed_servers_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    supervised(servers=2, times=2, writers=4, every_ms=50)
+    total, *goals = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert total["kills"] == len(total["counted_s"]) == len(total["placed"]) == 2
+    assert total["value"] > 0
+    assert len(goals) == 5
+    assert [goal["steps"] for goal in goals[:4]] == [0] * 4
 
 
 def test_saving_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
