@@ -12,7 +12,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from serving import SERVE
@@ -131,7 +131,7 @@ def supervised(
         counts["doubled"] += len(stored) - len(unique)
         counts["missing"] += len(np.setdiff1d(np.arange(writer.acknowledged), unique))
     system = f"{servers} servers with snapshots, killed under a supervisor"
-    about = {"kills": times, "lost": counts["lost"], "told": counts["told"], "writers": writers}
+    about: dict[str, Any] = {"kills": times, "lost": counts["lost"], "told": counts["told"], "writers": writers}
     about |= {"counted_s": counted_s, "placed": placed, "server_bytes": max(peaks)}
     report.line("supervised", system, counts["steps"], "steps", **about)
     for name, goal in GOALS.items():

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -25,9 +26,9 @@ from innet_drl import errors
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
 
-def counts(stats: dict[str, Any]) -> tuple[int, int]:
+def counts(stats: dict[str, Any], name: str = "t") -> tuple[int, int]:
     """Connected and resumable writers of a memory."""
-    of = stats["tables"]["t"]
+    of = stats["tables"][name]
     return of["connected_writers"], of["resumable_writers"]
 
 
@@ -196,23 +197,26 @@ def test_placement_counts_connected_writers(tmp_path: Path) -> None:
 
 
 def test_writers_that_start_at_once_spread(tmp_path: Path) -> None:
-    with served_memories(tmp_path, 3) as address, ExitStack() as stack:
-        clients = [stack.enter_context(innet.connect(address, tables=table())) for _ in range(20)]
-        start = threading.Barrier(len(clients))
-        writers: list[innet.Writer] = []
+    with ExitStack() as stack:
+        # Processes of their own answer several clients at once.
+        servers = [stack.enter_context(Server(f"unix://{tmp_path}/{number}")) for number in range(3)]
+        address = ",".join(server.address for server in servers)
+        replay = stack.enter_context(innet.connect(address))
+        start = threading.Barrier(20)
 
-        def open_writer(client: innet.Replay) -> None:
+        def open_writer(client: innet.Replay) -> innet.Writer:
             start.wait()
-            writers.append(client.writer("t", 1, VIEW))
+            return client.writer(new.name, 1, VIEW)
 
-        threads = [threading.Thread(target=open_writer, args=[client]) for client in clients]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        placed = [counts(stats) for stats in clients[0].stats()["shards"].values()]
-        assert sum(connected for connected, _ in placed) == len(writers) == 20
-        # At most 1.5 times the mean.
-        assert max(connected for connected, _ in placed) <= 10
-        # A writer that went on to another server is not left behind.
-        assert all(resumable == 0 for _, resumable in placed)
+        for number in range(10):
+            with ExitStack() as closing, ThreadPoolExecutor(20) as pool:
+                # The first call of each client is the one that looks for a server.
+                new = table(f"t{number}")
+                clients = [closing.enter_context(innet.connect(address, tables=new)) for _ in range(20)]
+                writers = [closing.enter_context(writer) for writer in pool.map(open_writer, clients)]
+                placed = [counts(stats, new.name) for stats in replay.stats()["shards"].values()]
+                assert sum(connected for connected, _ in placed) == len(writers) == 20
+                # At most 1.5 times the mean.
+                assert max(connected for connected, _ in placed) <= 10, placed
+                # A writer that went on to another server is not left behind.
+                assert all(resumable == 0 for _, resumable in placed)

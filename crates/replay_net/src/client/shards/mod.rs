@@ -123,8 +123,8 @@ impl ShardedClient {
         Ok(stats.into_iter().map(|(shard, stats)| (shard, connected(stats))).collect())
     }
 
-    /// Opens a writer at the server with the fewest of the table. Of writers that start at once, those that come late to a server
-    /// go on to another: each learns from its server how many are there.
+    /// Opens a writer at the server with the fewest of the table. Of writers that start at once, those that come to a server
+    /// after its part go on to another: each learns from its server how many are there.
     fn open_where_fewest(&self, table: &str, open: &OpenWriter, wait: &Wait<'_>) -> Result<(usize, Pushes)> {
         let count = self.group.shards.len();
         // Breaks ties by the writer's number.
@@ -137,9 +137,10 @@ impl ShardedClient {
             let opened = self.group.shards[shard].client.pushes(table, open.clone(), wait);
             let Some(mut pushes) = self.group.answered(shard, opened)? else { continue };
             if pushes.connected > before + 1 && moves > 0 {
-                let others = self.connected_writers(table, wait)?;
-                let mut others = others.into_iter().filter(|&(other, _)| other != shard);
-                if others.any(|(_, writers)| writers + 1 < pushes.connected) {
+                let now = self.connected_writers(table, wait)?;
+                // Only those over the mean go on: more would crowd the other servers.
+                let writers: u64 = now.iter().map(|&(_, writers)| writers).sum();
+                if pushes.connected > writers.div_ceil(now.len() as u64) {
                     self.group.answered(shard, pushes.close(wait))?;
                     moves -= 1;
                     continue;
