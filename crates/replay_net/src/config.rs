@@ -138,8 +138,8 @@ pub struct ServerConfig {
     /// encrypted nor authenticated, with a token and TLS, too.
     #[arg(long)]
     pub trusted_network: bool,
-    /// Folder for snapshots of the memory, made if it is missing; only this user can read its files. The newest that is not damaged is restored
-    /// at the start; one is saved at SIGTERM, at intervals, and by `innet-replay snapshot`. The two newest are kept: three times
+    /// Folder for snapshots of the memory, made if it is missing; only this user can read its files. The newest that is not damaged is
+    /// restored at the start; one is saved at SIGTERM, at intervals, and by `innet-replay snapshot`. The two newest are kept: three times
     /// the bytes of the memory on disk. No snapshots by default.
     #[arg(long, value_name = "DIR")]
     pub snapshot: Option<PathBuf>,
