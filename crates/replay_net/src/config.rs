@@ -7,6 +7,7 @@ mod validate;
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
 use serde::{Deserialize, Serialize};
@@ -17,7 +18,7 @@ use crate::extension::{self, ExtensionSettings};
 use crate::stack::{Address, StackName};
 use crate::{process_memory, refuse};
 pub use http::HttpAddress;
-pub use period::Period;
+use period::parse_period;
 use replay_core::memory::MemoryLimits;
 use replay_core::schema::TableConfig;
 use replay_wire::auth::{self, Secret};
@@ -144,8 +145,9 @@ pub struct ServerConfig {
     #[arg(long, value_name = "DIR")]
     pub snapshot: Option<PathBuf>,
     /// Interval of the snapshots in --snapshot: 500ms, 5min or 1h; 60s by default. 0s saves on request and at SIGTERM alone.
-    #[arg(long, value_name = "PERIOD")]
-    pub snapshot_every: Option<Period>,
+    #[arg(long, value_name = "PERIOD", value_parser = parse_period)]
+    #[serde(with = "period")]
+    pub snapshot_every: Option<Duration>,
     /// Lowest level of logged events.
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     pub log_level: LogLevel,

@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 
 use gradients_net::GradientsConfig;
 use replay_core::memory::Memory;
-use replay_net::config::{HttpAddress, Period, ServerConfig};
+use replay_net::config::{HttpAddress, ServerConfig};
 use replay_net::error::Result;
 use replay_net::extension::ExtensionSettings;
 use replay_net::server::{RunningServer, Server};
@@ -66,11 +66,6 @@ pub fn extensions(py: Python<'_>, gradients: Option<&str>) -> PyResult<Extension
     let config =
         GradientsConfig { gradients: gradients.map(|at| udp(py, at)).transpose()?, ..GradientsConfig::default() };
     config.settings().map_err(|error| error::to_python(py, error))
-}
-
-/// The interval of snapshots, in seconds.
-pub fn period(py: Python<'_>, seconds: Option<f64>) -> PyResult<Option<Period>> {
-    seconds.map(|seconds| wait::seconds(py, "snapshot_every", seconds).map(Period)).transpose()
 }
 
 /// An address for statistics over HTTP.

@@ -194,6 +194,8 @@ fn announce(running: &RunningServer) {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use clap::{CommandFactory, FromArgMatches, Parser};
 
     use super::*;
@@ -284,7 +286,7 @@ mod tests {
             tls_cert: Some("a".into()),
             tls_key: Some("a".into()),
             snapshot: Some("a".into()),
-            snapshot_every: Some("1s".parse().unwrap()),
+            snapshot_every: Some(Duration::from_secs(1)),
             ..ServerConfig::default()
         };
         let mut fields: Vec<String> = toml::Table::try_from(filled).unwrap().keys().cloned().collect();

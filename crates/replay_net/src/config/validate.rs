@@ -62,8 +62,8 @@ impl ServerConfig {
             within(name, value, least, most)?;
         }
         match self.snapshot_every {
-            Some(every) if every.0 > Duration::from_millis(MAX_MS) => {
-                return refuse(format!("snapshot_every is at most {}s, got {every}", MAX_MS / 1000));
+            Some(every) if every > Duration::from_millis(MAX_MS) => {
+                return refuse(format!("snapshot_every is at most {}s, got {every:?}", MAX_MS / 1000));
             }
             Some(_) if self.snapshot.is_none() => {
                 return refuse("snapshot_every is set, but snapshot, the folder, is not: set both, or leave it out");

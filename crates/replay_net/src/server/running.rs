@@ -230,7 +230,7 @@ impl Server {
         let io_threads = running.tasks.len() - threads_of_http;
         server.enter(Phase::Serving);
         if let Ok(snapshots) = server.service().snapshots() {
-            let every = config.snapshot_every.map_or(SNAPSHOT_EVERY, |every| every.0);
+            let every = config.snapshot_every.unwrap_or(SNAPSHOT_EVERY);
             let thread = (!every.is_zero()).then(|| snapshots.save_every(every));
             running.snapshots = thread.transpose()?;
         }

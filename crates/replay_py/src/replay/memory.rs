@@ -127,7 +127,7 @@ impl PyMemory {
             extensions: server::extensions(py, gradients)?,
             http: http.map(|at| server::http(py, at)).transpose()?,
             snapshot,
-            snapshot_every: server::period(py, snapshot_every)?,
+            snapshot_every: snapshot_every.map(|every| wait::seconds(py, "snapshot_every", every)).transpose()?,
             ..ServerConfig::default()
         };
         let closing = slf.as_super().get().backend.closing().clone();
