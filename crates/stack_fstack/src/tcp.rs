@@ -3,7 +3,6 @@
 //! | module | subject |
 //! | --- | --- |
 //! | `start` | F-Stack's start, once in a process |
-//! | `trial` | a start in a forked child, before the real one |
 //! | [`reactor`] | tasks, timers and events, run by F-Stack's loop |
 //! | `readiness` | readiness of sockets for reading and writing |
 //! | [`socket`] | streams and listeners |
@@ -18,7 +17,6 @@ pub mod reactor;
 mod readiness;
 pub mod socket;
 mod start;
-mod trial;
 
 use std::future::Future;
 use std::io;

@@ -1,19 +1,67 @@
-//! F-Stack's initialisation, step by step: in the trial's child process, then in this one.
+//! F-Stack's initialisation, step by step. What it prints goes to standard error; where it cannot start, it mostly ends the process by `exit`.
 
 use std::ffi::{CString, c_int, c_uint};
-use std::io;
+use std::io::{self, Write};
+use std::path::PathBuf;
 use std::ptr;
+use std::sync::Mutex;
 
 use fstack_sys::fstack as ff;
 
 use crate::config::Config;
+use base::sync::lock;
 use replay_net::error::{Error, Result};
 
-/// The four steps of `ff_init`, with the EAL arguments of the file's `[innet]` section after F-Stack's own.
+/// File of the start that goes on, for [`explain_exit`].
+static STARTING: Mutex<Option<PathBuf>> = Mutex::new(None);
+
+// SAFETY: declared as in glibc's stdio.h.
+unsafe extern "C" {
+    /// C's standard output; glibc lets it be assigned.
+    static mut stdout: *mut libc::FILE;
+    /// C's standard error.
+    static mut stderr: *mut libc::FILE;
+}
+
+/// Initialises F-Stack on this thread.
+///
+/// # Errors
+/// [`Error::Config`] for a failed step that does not end the process.
 pub(super) fn initialise(config: &Config) -> Result<()> {
+    *lock(&STARTING) = Some(config.path.clone());
+    // Standard output belongs to the program.
+    // SAFETY: `explain_exit` does not unwind; C's own streams, which stay open.
+    let before = unsafe {
+        libc::atexit(explain_exit);
+        let before = stdout;
+        stdout = stderr;
+        before
+    };
+    let initialised = steps(config);
+    // SAFETY: the stream that it was before.
+    unsafe { stdout = before };
+    *lock(&STARTING) = None;
+    initialised
+}
+
+/// Says at the exit of the process that a failed start has caused it.
+extern "C" fn explain_exit() {
+    if let Some(path) = lock(&STARTING).take() {
+        let path = path.display();
+        // Ignores a closed standard error.
+        let _ = writeln!(
+            io::stderr(),
+            "F-Stack cannot start with {path} and ends this process: change what its lines above name (innet-replay doctor --stack-config \
+             {path} checks the machine)"
+        );
+    }
+}
+
+/// The four steps of `ff_init`, with the EAL arguments of the file's `[innet]` section after F-Stack's own.
+fn steps(config: &Config) -> Result<()> {
     let failed = |step: &str| {
         let path = config.path.display();
-        Error::Config(format!("F-Stack did not start with {path}: {step} failed"))
+        Error::Config(format!("F-Stack cannot start with {path}: {step} failed, as its lines on standard error say"))
     };
     let bytes = config.path.clone().into_os_string().into_encoded_bytes();
     let path = CString::new(bytes).map_err(|_| failed("its name"))?;

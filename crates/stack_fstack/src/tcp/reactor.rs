@@ -340,7 +340,7 @@ unsafe extern "C" fn turn(reactor: *mut std::ffi::c_void) -> c_int {
 ///
 /// # Safety
 /// Called by F-Stack's loop, on its thread, so that no burst follows.
-pub(super) unsafe fn end_loop() {
+unsafe fn end_loop() {
     // SAFETY: by the contract of this function.
     unsafe {
         for port in 0..ff::rte_eth_dev_count_avail() {

@@ -1,5 +1,4 @@
-//! F-Stack's start and its end. F-Stack starts at most once in a process, and a failed start ends the process by `exit`:
-//! `trial` tries each start in a forked child first.
+//! F-Stack's start and its end. F-Stack starts at most once in a process.
 
 use std::ffi::CString;
 use std::path::PathBuf;
@@ -14,7 +13,6 @@ use super::Fstack;
 use super::handle::ReactorHandle;
 use super::initialise::initialise;
 use super::reactor::{Reactor, Submission};
-use super::trial::{SilencedOutput, try_in_child};
 use crate::config::Config;
 use base::sync::lock;
 use replay_net::error::{Error, Result};
@@ -25,7 +23,7 @@ use replay_net::{io_error, refuse};
 enum Lifecycle {
     NotStarted,
     Running(RunningReactor),
-    /// Ended, or not started although the trial succeeded.
+    /// Ended, or its start failed.
     Over,
 }
 
@@ -64,8 +62,8 @@ pub(super) fn submit_to_reactor(submission: Submission) {
 /// [`ReactorHandle::stop`] or at the exit of the process.
 ///
 /// # Errors
-/// [`Error::Config`] for an invalid file, for a start that fails (with the last lines of F-Stack's output), and for a
-/// second start with another file.
+/// [`Error::Config`] for an invalid file, for a start that fails, and for a second start with another file. Most failures of a start end the
+/// process.
 pub fn start(config: &Config) -> Result<ReactorHandle> {
     let mut state = state();
     match &*state {
@@ -90,7 +88,6 @@ pub fn start(config: &Config) -> Result<ReactorHandle> {
         }
         Lifecycle::Running(running) => return Ok(running.handle.clone()),
     }
-    try_in_child(config)?;
     *state = Lifecycle::Over;
     let (submissions, taken) = mpsc::channel();
     let stop = Arc::new(AtomicBool::new(false));
@@ -102,10 +99,7 @@ pub fn start(config: &Config) -> Result<ReactorHandle> {
         thread::Builder::new()
             .name("innet-fstack".to_owned())
             .spawn(move || {
-                let quiet = SilencedOutput::begin();
-                let started = initialise(&config);
-                drop(quiet);
-                let reactor = started.and_then(|()| {
+                let reactor = initialise(&config).and_then(|()| {
                     // SAFETY: `initialise` has succeeded on this thread, and the loop has not run yet.
                     unsafe { Reactor::enter(taken, stop) }.map_err(io_error("F-Stack has no event queue"))
                 });

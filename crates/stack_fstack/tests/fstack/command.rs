@@ -76,7 +76,7 @@ fn a_polling_server_says_that_it_takes_a_core() {
 
 #[test]
 #[ignore = "run by `links`"]
-fn a_device_that_is_not_there_is_an_error_and_not_the_end() {
+fn a_device_that_is_not_there_is_named_at_the_end() {
     for (device, said) in
         [("net_af_packet0,iface=nowhere", "No such device"), ("net_no_such_driver0", "net_no_such_driver0")]
     {
@@ -84,9 +84,8 @@ fn a_device_that_is_not_there_is_an_error_and_not_the_end() {
         let serving = Serving::on_fstack(&config, FSTACK_HOST, &[]);
         let ready = serving.ready.clone();
         let (code, log) = serving.end();
-        assert_eq!((code, ready.as_str()), (Some(2), ""), "{log}");
-        assert!(log.contains("innet-replay: ") && log.contains("trial in a child"), "{log}");
-        assert!(log.contains(said), "{log}");
+        assert!(matches!(code, Some(1 | 2)) && ready.is_empty(), "{code:?}: {log}");
+        assert!(log.contains("F-Stack cannot start with ") && log.contains(said), "{log}");
     }
 }
 
