@@ -15,18 +15,6 @@ const VFIO: &str = "vfio-pci";
 const VFIO_DEVICE: &str = "dev/vfio/vfio";
 const UNSAFE_MODE: &str = "sys/module/vfio/parameters/enable_unsafe_noiommu_mode";
 
-/// Folders for libraries, on Debian and elsewhere.
-const LIBRARY_FOLDERS: [&str; 8] = [
-    "usr/local/lib/x86_64-linux-gnu",
-    "usr/local/lib/aarch64-linux-gnu",
-    "usr/local/lib64",
-    "usr/local/lib",
-    "usr/lib/x86_64-linux-gnu",
-    "usr/lib/aarch64-linux-gnu",
-    "usr/lib64",
-    "usr/lib",
-];
-
 /// Bits of `CapEff` in `/proc/self/status` (capabilities(7)).
 const CAPABILITIES: [(u32, &str); 3] = [(12, "cap_net_admin"), (13, "cap_net_raw"), (14, "cap_ipc_lock")];
 
@@ -78,7 +66,6 @@ impl Machine {
     pub fn findings(&self, config: &Config) -> Vec<Finding> {
         let parts = [
             ("F-Stack support", self.support()),
-            ("DPDK", self.dpdk()),
             ("hugepages", self.hugepages(config)),
             ("driver", self.driver(config)),
             ("devices", self.devices(config)),
@@ -115,34 +102,16 @@ impl Machine {
         }
     }
 
-    fn dpdk(&self) -> CheckResult {
-        for folder in LIBRARY_FOLDERS {
-            let mut files = names(&self.at(folder)).into_iter();
-            if let Some(name) = files.find(|name| name.starts_with("librte_eal.so")) {
-                return Ok(format!("{name} in /{folder}"));
-            }
-        }
-        missing("librte_eal is in none of the folders for libraries", "install it (Debian: apt install libdpdk-dev)")
-    }
-
     fn hugepages(&self, config: &Config) -> CheckResult {
         if config.no_huge {
             return Ok("not needed: the configuration says no_huge".to_owned());
         }
-        let mut reserved = Vec::new();
-        let (mut total, mut free) = (0, 0);
-        for size in names(&self.at("sys/kernel/mm/hugepages")) {
-            let count = |file: &str| {
-                let count = self.text(&format!("sys/kernel/mm/hugepages/{size}/{file}"));
-                count.parse().unwrap_or(0u64)
-            };
-            let (all, left) = (count("nr_hugepages"), count("free_hugepages"));
-            (total, free) = (total + all, free + left);
-            if all > 0 {
-                let size = size.trim_start_matches("hugepages-");
-                reserved.push(format!("{left} of {all} pages of {size} free"));
-            }
-        }
+        let sizes = names(&self.at("sys/kernel/mm/hugepages"));
+        let count = |file: &str| -> u64 {
+            let of = |size| self.text(&format!("sys/kernel/mm/hugepages/{size}/{file}")).parse().unwrap_or(0);
+            sizes.iter().map(of).sum()
+        };
+        let (total, free) = (count("nr_hugepages"), count("free_hugepages"));
         if total == 0 {
             return missing(
                 "none are reserved",
@@ -150,7 +119,7 @@ impl Machine {
                  configuration, which a network card may refuse",
             );
         }
-        let found = reserved.join(", ");
+        let found = format!("{free} of {total} free");
         let Some(mount) = self.mount_of("hugetlbfs") else {
             return missing(
                 format!("{found}, not mounted"),
@@ -173,13 +142,7 @@ impl Machine {
         }
         let ready = self.ready_drivers();
         if !ready.is_empty() {
-            let mode = |driver: &&str| match (*driver, self.iommu_groups()) {
-                (VFIO, 0) => "vfio-pci without an IOMMU, in the unsafe mode".to_owned(),
-                (VFIO, groups) => format!("vfio-pci with {groups} IOMMU groups"),
-                (uio, _) => uio.to_owned(),
-            };
-            let ready: Vec<String> = ready.iter().map(mode).collect();
-            return Ok(ready.join("; "));
+            return Ok(ready.join(", "));
         }
         let (found, to_do) = if !self.loaded(VFIO) {
             (
@@ -205,7 +168,8 @@ impl Machine {
 
     /// Loaded drivers that give DPDK access to a network card, the preferred one first.
     fn ready_drivers(&self) -> Vec<&'static str> {
-        let iommu = self.iommu_groups() > 0 || self.text(UNSAFE_MODE) == "Y";
+        let groups = names(&self.at("sys/kernel/iommu_groups"));
+        let iommu = !groups.is_empty() || self.text(UNSAFE_MODE) == "Y";
         let vfio = iommu && self.at(VFIO_DEVICE).exists();
         let ready = |driver: &&str| self.loaded(driver) && (*driver != VFIO || vfio);
         USER_SPACE_DRIVERS.into_iter().filter(ready).collect()
@@ -213,10 +177,6 @@ impl Machine {
 
     fn loaded(&self, driver: &str) -> bool {
         self.at("sys/bus/pci/drivers").join(driver).exists()
-    }
-
-    fn iommu_groups(&self) -> usize {
-        names(&self.at("sys/kernel/iommu_groups")).len()
     }
 
     fn devices(&self, config: &Config) -> CheckResult {
@@ -281,10 +241,6 @@ impl Machine {
     }
 
     fn cores(&self, config: &Config) -> CheckResult {
-        let isolated = match self.text("sys/devices/system/cpu/isolated").as_str() {
-            "" => "none of them isolated".to_owned(),
-            list => format!("isolated: {list}"),
-        };
         let online = self.text("sys/devices/system/cpu/online");
         let allowed = self.status("Cpus_allowed_list:");
         for core in &config.cores {
@@ -302,22 +258,13 @@ impl Machine {
                 );
             }
         }
-        let sleeps = config.idle_sleep > 0;
-        if self.cores < 2 && !sleeps {
-            return missing(
+        match self.cores < 2 && config.idle_sleep == 0 {
+            true => missing(
                 "one",
                 "F-Stack polls and takes a core whole: give it one of its own, or set idle_sleep in its configuration",
-            );
+            ),
+            false => Ok(self.cores.to_string()),
         }
-        let taken = match config.cores.first() {
-            Some(core) => format!("core {core}"),
-            None => "one".to_owned(),
-        };
-        let load = match sleeps {
-            true => format!("F-Stack runs on {taken}, and sleeps when it is idle"),
-            false => format!("F-Stack polls and takes {taken} whole"),
-        };
-        Ok(format!("{}, {isolated}; {load}", self.cores))
     }
 
     /// A field of this process's status; empty without it.

@@ -32,7 +32,6 @@ const CARD: &str = "sys/bus/pci/devices/0000:03:00.0";
 
 fn ready() -> Vec<(String, &'static str)> {
     vec![
-        ("usr/lib/x86_64-linux-gnu/librte_eal.so.23".into(), ""),
         (format!("{PAGES}/nr_hugepages"), "512\n"),
         (format!("{PAGES}/free_hugepages"), "500\n"),
         ("proc/mounts".into(), "proc /proc proc rw 0 0\nhugetlbfs /dev/hugepages hugetlbfs rw 0 0\n"),
@@ -43,7 +42,6 @@ fn ready() -> Vec<(String, &'static str)> {
         (format!("{CARD}/class"), "0x020000\n"),
         (format!("{CARD}/driver"), "-> ../../../drivers/vfio-pci"),
         ("sys/bus/pci/devices/0000:00:02.0/class".into(), "0x030000"),
-        ("sys/devices/system/cpu/isolated".into(), "2-3\n"),
         ("proc/self/status".into(), "Name:\tx\nUid:\t0\t0\t0\t0\nCapEff:\t0\n"),
     ]
 }
@@ -72,11 +70,9 @@ fn a_machine_with_everything() {
     assert!(findings.iter().all(|finding| finding.ok), "{findings:?}");
     assert!(findings.iter().all(|finding| finding.to_do.is_empty()));
     let found = |name| part(&findings, name).found.clone();
-    assert_eq!(found("DPDK"), "librte_eal.so.23 in /usr/lib/x86_64-linux-gnu");
-    assert_eq!(found("hugepages"), "500 of 512 pages of 2048kB free, at /dev/hugepages");
-    assert_eq!(found("driver"), "vfio-pci with 2 IOMMU groups");
+    assert_eq!(found("hugepages"), "500 of 512 free, at /dev/hugepages");
+    assert_eq!(found("driver"), "vfio-pci");
     assert_eq!(found("devices"), "0000:03:00.0 (vfio-pci)");
-    assert!(found("cores").contains("isolated: 2-3"));
 }
 
 /// A missing component: its name, what was found, how to install it.
@@ -99,8 +95,7 @@ fn each_part_that_is_missing_says_what_to_do() {
     let groups = [("sys/kernel/iommu_groups/0/", "gone"), ("sys/kernel/iommu_groups/1/", "gone")];
     let user = "Uid:\t1000\t1000\t1000\t1000\nCapEff:\t0000000000002000\n";
     type Changes<'a> = &'a [(&'a str, &'static str)];
-    let cases: [(Changes<'_>, &str, &str, &str); 10] = [
-        (&[("usr/lib/x86_64-linux-gnu/librte_eal.so.23", "gone")], "DPDK", "none of the folders", "libdpdk-dev"),
+    let cases: [(Changes<'_>, &str, &str, &str); 9] = [
         (&[(&total, "0")], "hugepages", "none are reserved", "nr_hugepages"),
         (&[(&free, "0")], "hugepages", "0 of 512", "end the processes"),
         (&[("proc/mounts", "gone")], "hugepages", "not mounted", "mount -t hugetlbfs"),
@@ -142,7 +137,7 @@ fn each_driver_that_hands_a_card_over_does() {
     assert_eq!(found, "uio_pci_generic");
     assert!(to_do.contains("--bind=uio_pci_generic"), "{to_do}");
     let (found, to_do) = driver(&[(UNSAFE_MODE, "Y\n"), igb, kernels]);
-    assert_eq!(found, "vfio-pci without an IOMMU, in the unsafe mode; igb_uio");
+    assert_eq!(found, "vfio-pci, igb_uio");
     assert!(to_do.contains("--bind=vfio-pci"), "{to_do}");
 }
 
@@ -157,11 +152,11 @@ fn what_the_devices_do_not_need_is_not_missing() {
         missing.map(|finding| finding.part).collect::<Vec<_>>()
     };
     let common = "[dpdk]\nlcore_mask=1\n[port0]\n[innet]\n";
-    assert_eq!(missing(common), ["DPDK", "hugepages", "driver", "devices", "rights"]);
+    assert_eq!(missing(common), ["hugepages", "driver", "devices", "rights"]);
     let virtual_ones = "eal = --no-pci\neal = --vdev=net_af_packet0,iface=veth1\n";
-    assert_eq!(missing(&format!("{common}{virtual_ones}")), ["DPDK", "hugepages", "rights"]);
+    assert_eq!(missing(&format!("{common}{virtual_ones}")), ["hugepages", "rights"]);
     let small = format!("{common}{virtual_ones}[dpdk]\nno_huge=1\n");
-    assert_eq!(missing(&small), ["DPDK", "rights"]);
+    assert_eq!(missing(&small), ["rights"]);
 }
 
 #[test]
@@ -176,9 +171,9 @@ fn the_cores_of_a_mask_are_there_and_this_process_may_use_them() {
         let cores = part(&findings, "cores");
         (cores.ok, cores.found.clone(), cores.to_do.clone())
     };
-    for (mask, core) in [("1", 0), ("2", 1), ("8", 3), ("a", 1)] {
+    for mask in ["1", "2", "8", "a"] {
         let (ok, found, _) = cores(mask);
-        assert!(ok && found.contains(&format!("takes core {core} whole")), "{found}");
+        assert!(ok, "{mask}: {found}");
     }
     // A missing core; a core that this process may not use; the second core of a mask.
     for (mask, found, to_do) in [
@@ -245,5 +240,5 @@ fn a_bare_machine_misses_all_but_what_it_is() {
 
 #[test]
 fn this_machine_can_be_looked_at() {
-    assert_eq!(Machine::this().findings(&Config::default()).len(), 7);
+    assert_eq!(Machine::this().findings(&Config::default()).len(), 6);
 }
