@@ -84,6 +84,19 @@ mistakes! {
     ZeroIsEnd,
 }
 
+/// Whether a [`Mistake`] was planted, or what happens then: `planted!(KeptReply => return)`.
+#[macro_export]
+macro_rules! planted {
+    ($mistake:ident) => {
+        $crate::mistake::planted($crate::mistake::Mistake::$mistake)
+    };
+    ($mistake:ident => $then:expr) => {
+        if $crate::planted!($mistake) {
+            $then;
+        }
+    };
+}
+
 /// Whether `mistake` was planted.
 #[cfg(not(feature = "simulated"))]
 #[inline(always)]

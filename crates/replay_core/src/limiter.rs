@@ -24,7 +24,6 @@ use crate::error::{Error, Result};
 use crate::schema::TableConfig;
 use crate::sync::fault::{self, Fault};
 use crate::sync::{AtomicU64, Ordering};
-use base::mistake::{Mistake, planted};
 
 /// Result of an attempt; `Err` is the cause of the wait.
 pub type Outcome<T> = std::result::Result<T, Cause>;
@@ -288,9 +287,7 @@ impl Limiter {
 
     /// Items that may be sampled now; `None` is any number.
     fn allowance(&self, inserted: u64, sampled: u64) -> Option<f64> {
-        if planted(Mistake::LooseLimiter) {
-            return None;
-        }
+        base::planted!(LooseLimiter => return None);
         self.limits_ratio()
             .then(|| (self.lead(inserted, sampled) - (self.centre() - self.slack) + TOLERANCE).floor().max(0.0))
     }

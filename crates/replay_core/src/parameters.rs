@@ -18,7 +18,6 @@ use crate::sync::{Mutex, RwLock, RwLockReadGuard, lock};
 use base::error::TooLarge;
 use base::error::check_size;
 use base::histogram::Histogram;
-use base::mistake::{Mistake, planted};
 
 /// The newest version of each name.
 pub struct ParameterStore {
@@ -45,7 +44,7 @@ impl Stored {
     /// The version of the put with the number `id`, if it is one of the last puts.
     fn put(&self, id: u64) -> Option<u64> {
         let mut puts = self.puts.iter();
-        puts.find(|&&(put, _)| id != 0 && put == id && !planted(Mistake::RepeatedPut)).map(|&(_, version)| version)
+        puts.find(|&&(put, _)| id != 0 && put == id && !base::planted!(RepeatedPut)).map(|&(_, version)| version)
     }
 }
 
@@ -119,7 +118,7 @@ impl ParameterStore {
         if id == 0 && (1..next).contains(&version) {
             return Ok(next - 1);
         }
-        let version = match planted(Mistake::FirstVersion) {
+        let version = match base::planted!(FirstVersion) {
             true => 1,
             false => next.max(version),
         };

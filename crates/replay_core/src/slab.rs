@@ -25,7 +25,6 @@ use std::ops::Deref;
 use crate::memory_hints::prefetch;
 use crate::sync::fault::{self, Fault};
 use crate::sync::{AtomicU32, AtomicU64, Ordering, UnsafeCell, fence};
-use base::mistake::{Mistake, planted};
 
 const LIVE: u64 = 1 << 31;
 const PINS: u64 = LIVE - 1;
@@ -154,7 +153,7 @@ impl<T> Slab<T> {
         let Ok(word) = ended else {
             return false;
         };
-        if word & PINS <= planted(Mistake::FreedPin).into() {
+        if word & PINS <= base::planted!(FreedPin).into() {
             // SAFETY: the word says that the slot is neither live nor pinned, and only the thread whose exchange did
             // that reaches this line.
             unsafe { self.release(handle.slot) };
@@ -183,7 +182,7 @@ impl<T> Slab<T> {
     unsafe fn release(&self, index: u32) {
         let slot = &self.slots[index as usize];
         // The mistake would free what a pin refers to: its value stays allocated.
-        if !planted(Mistake::FreedPin) {
+        if !base::planted!(FreedPin) {
             slot.value.with_mut(|cell| {
                 // SAFETY: the caller has the value to itself.
                 unsafe { (*cell).assume_init_drop() };

@@ -7,7 +7,6 @@ use bytes::BufMut;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use crate::error::{Error, Result};
-use base::mistake::{Mistake, planted};
 use replay_wire::frame::{Frame, FrameLimits, HEADER_BYTES, Header, IncomingFrame, OutgoingFrame};
 
 /// Reads frames. Wrap the reader in a [`tokio::io::BufReader`]: without one a small frame takes three system calls.
@@ -77,9 +76,7 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
         if let Some(header) = self.header {
             return Ok(Some(header));
         }
-        if planted(Mistake::ForgottenBytes) {
-            self.filled = 0;
-        }
+        base::planted!(ForgottenBytes => self.filled = 0);
         while self.filled < HEADER_BYTES {
             match self.reader.read(&mut self.start[self.filled..]).await {
                 Ok(0) if self.filled == 0 => return Ok(None),
@@ -159,7 +156,7 @@ pub(crate) async fn write_part<W: AsyncWrite + Unpin>(frame: &mut OutgoingFrame,
         return Ok(0);
     }
     match writer.write_vectored(&slices).await? {
-        0 if planted(Mistake::ZeroIsEnd) => Ok(0),
+        0 if base::planted!(ZeroIsEnd) => Ok(0),
         0 => Err(io::ErrorKind::WriteZero.into()),
         n => {
             frame.advance(n);

@@ -20,7 +20,6 @@ use crate::reply_budget::{LargeReply, ReplyBudgets};
 use crate::snapshots::Snapshots;
 use crate::tls::{Dates, RENEW};
 use base::error::check_size;
-use base::mistake::{Mistake, planted};
 use replay_core::memory::Memory;
 use replay_core::replay::{Parameters, SampleRequest, Sampled};
 use replay_core::schema::TableConfig;
@@ -238,7 +237,7 @@ impl Service {
             }
             RequestBody::Push(push) => {
                 let pushed = of_table()?.try_push(push, turn)?;
-                if planted(Mistake::EarlyReply) && matches!(pushed, Attempt::Blocked(_)) {
+                if base::planted!(EarlyReply) && matches!(pushed, Attempt::Blocked(_)) {
                     return Ok(Attempt::Ready(ReplyBody::Pushed(Pushed { steps: 0 })));
                 }
                 return Ok(pushed.map(|steps| ReplyBody::Pushed(Pushed { steps })));
@@ -360,9 +359,7 @@ pub struct OpenConnection<'a>(&'a Counters);
 
 impl Drop for OpenConnection<'_> {
     fn drop(&mut self) {
-        if planted(Mistake::KeptConnection) {
-            return;
-        }
+        base::planted!(KeptConnection => return);
         self.0.connections.0.fetch_sub(1, Ordering::Relaxed);
     }
 }

@@ -19,7 +19,6 @@ use crate::error::{Error, Result};
 use crate::io_error;
 use base::error::OsError;
 use base::host;
-use base::mistake::{Mistake, planted};
 use base::sync::lock;
 use disk::{Disk, FolderLock, Machine, PRIVATE, make_folder};
 use replay_core::memory::Memory;
@@ -166,7 +165,7 @@ impl Snapshots {
     pub fn save(&self) -> Result<()> {
         let mut next = lock(&self.next);
         let path = self.folder.join(file_name(*next, SUFFIX));
-        if planted(Mistake::EarlyRemoval) {
+        if base::planted!(EarlyRemoval) {
             for number in numbers(&*self.disk, &self.folder).map_or(Vec::new(), |numbers| numbers.saved) {
                 let _ = self.disk.remove(&self.folder.join(file_name(number, SUFFIX)));
             }

@@ -4,8 +4,6 @@ use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 
-use base::mistake::{Mistake, planted};
-
 use crate::sync::fault::{self, Fault};
 use crate::sync::{Ordering, fence};
 
@@ -61,9 +59,7 @@ impl Strata {
         targets.clear();
         targets.extend((0..count).map(|stratum| {
             let target = (f64::from(stratum) + self.0.random::<f64>()) / strata;
-            if planted(Mistake::SkewedSample) {
-                return 0.9 * target;
-            }
+            base::planted!(SkewedSample => return 0.9 * target);
             // Rounding may reach 1, which is outside.
             target.min(1.0 - f64::EPSILON)
         }));

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use crate::limiter::Admitted;
 use crate::replay::SampleCredit;
-use base::mistake::{Mistake, planted};
 
 use super::Table;
 use super::items::Claim;
@@ -40,10 +39,10 @@ impl SampleCredit for Credit {
 impl Drop for Credit {
     fn drop(&mut self) {
         let table = &self.table;
-        if !planted(Mistake::KeptSamples) {
+        if !base::planted!(KeptSamples) {
             table.undo(&self.claims);
         }
-        if !planted(Mistake::KeptCredit) {
+        if !base::planted!(KeptCredit) {
             table.limiter.give_back(self.admitted);
         }
         table.items.end_batch();

@@ -5,7 +5,6 @@ use crate::cause::Cause;
 use crate::error::Result;
 use crate::limiter::Outcome;
 use crate::sync::Ordering;
-use base::mistake::{Mistake, planted};
 
 use super::Table;
 use super::ids::ItemId;
@@ -74,7 +73,7 @@ impl Table {
             while self.remove_some(end, &mut removed)? {}
             Ok(())
         })?;
-        if !planted(Mistake::SilentEmpty) {
+        if !base::planted!(SilentEmpty) {
             self.held.wake();
         }
         Ok(())

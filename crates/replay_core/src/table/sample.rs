@@ -23,7 +23,6 @@ use crate::sum_tree::{self, SampledLeaf, Strata};
 use crate::sync::Ordering;
 use base::allocation;
 use base::error::check_size;
-use base::mistake::{Mistake, planted};
 
 use super::credit::Credit;
 use super::ids::ItemId;
@@ -451,14 +450,14 @@ impl<'a> Sampling<'a> {
             after += 1;
         }
         self.items.push(SampledItem {
-            id: match planted(Mistake::ForeignId) {
+            id: match base::planted!(ForeignId) {
                 true => u64::from(id.slot),
                 false => items.id_bits(id),
             },
             probability: candidate.probability,
             age: u32::try_from(self.now.saturating_sub(metadata.born)).unwrap_or(u32::MAX),
             times_sampled: claim.times_sampled,
-            before: before.saturating_sub(planted(Mistake::ShortWindow).into()),
+            before: before.saturating_sub(base::planted!(ShortWindow).into()),
             after,
         });
         self.claims.push(claim);
@@ -568,9 +567,7 @@ impl<'a> Sampling<'a> {
                 let range = packed.blob_range(part);
                 if !range.is_empty() {
                     blobs.push(packed.as_bytes().slice(range));
-                    if planted(Mistake::KeptPin) {
-                        std::mem::forget(blobs.last().cloned());
-                    }
+                    base::planted!(KeptPin => std::mem::forget(blobs.last().cloned()));
                 }
             }
             if piece.key.is_some() {

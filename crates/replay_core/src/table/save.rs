@@ -13,7 +13,6 @@ use crate::snapshot_records::content::{
 };
 use crate::snapshot_records::{RecordKind, RecordWriter};
 use crate::sync::Ordering;
-use base::mistake::{Mistake, planted};
 
 use super::Table;
 use super::ids::ItemId;
@@ -130,7 +129,7 @@ impl Table {
                 return Ok(());
             }
             for (arrival, handle) in named {
-                if planted(Mistake::ShortSnapshot) && saved.arrivals.len() == 2 {
+                if base::planted!(ShortSnapshot) && saved.arrivals.len() == 2 {
                     return Ok(());
                 }
                 // None: it was evicted since.

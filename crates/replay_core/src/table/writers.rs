@@ -18,7 +18,6 @@ use crate::error::{Error, Result};
 use crate::replay::{OpenWriter, WriterOpened};
 use base::error::check_size;
 use base::host;
-use base::mistake::{Mistake, planted};
 use base::random::random_number;
 
 use crate::snapshot_records::content::WriterRecord;
@@ -124,7 +123,7 @@ impl TableWriter {
     pub fn record(&self, number: u64) -> WriterRecord {
         WriterRecord {
             number,
-            last_sequence: self.last_sequence.saturating_sub(planted(Mistake::OldProgress).into()),
+            last_sequence: self.last_sequence.saturating_sub(base::planted!(OldProgress).into()),
             steps: self.steps,
             epoch: self.epoch,
             window_before: self.identity.window_before,
@@ -135,7 +134,7 @@ impl TableWriter {
     }
 
     fn check_epoch(&self, epoch: u32) -> Result<()> {
-        if epoch < self.epoch && !planted(Mistake::UnfencedWriter) {
+        if epoch < self.epoch && !base::planted!(UnfencedWriter) {
             return Err(Error::Fenced { writer: self.identity.name.clone() });
         }
         if epoch > self.epoch {

@@ -7,7 +7,6 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::error::{Error, Result};
 use crate::receive::{PushPermit, ReceiveBudgets, ReceivePermit, TableWrites};
 use crate::service::NumberedTable;
-use base::mistake::{Mistake, planted};
 use replay_core::cause::WaitReason;
 use replay_core::memory::Memory;
 use replay_wire::{Header, RequestBody};
@@ -98,7 +97,7 @@ impl<'a> ReceiveQuota<'a> {
         table: Option<&NumberedTable>,
         reservation: FrameReservation,
     ) -> Result<FrameReservation> {
-        if planted(Mistake::KeptReservation) {
+        if base::planted!(KeptReservation) {
             std::mem::forget(reservation);
             return Ok(FrameReservation::default());
         }

@@ -9,7 +9,6 @@ use event_listener::Event;
 use tokio::sync::Mutex;
 
 use super::ReplyBudget;
-use base::mistake::{Mistake, planted};
 
 /// Divisor of the role's budget: one connection holds at most this fraction, so that several have memory.
 const PARTS: u64 = 4;
@@ -137,9 +136,7 @@ impl Reader {
 
 impl Drop for ReplyShare {
     fn drop(&mut self) {
-        if planted(Mistake::KeptReply) {
-            return;
-        }
+        base::planted!(KeptReply => return);
         let reader = &self.reader;
         reader.held.set(reader.held.get() - self.bytes);
         reader.freed.notify(1);

@@ -7,7 +7,6 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use base::error::OsError;
-use base::mistake::{Mistake, planted};
 use base::sync::lock;
 use replay_core::memory::Memory;
 use replay_core::snapshot;
@@ -69,9 +68,7 @@ fn save_as(
     let written = || {
         write(&mut out).map_err(named(&partial))?;
         let flushed = out.flush();
-        if planted(Mistake::UnsyncedFile) {
-            return Ok(0);
-        }
+        base::planted!(UnsyncedFile => return Ok(0));
         let bytes = flushed.and_then(|()| out.get_ref().file.sync());
         bytes.map_err(cannot_write(&partial))
     };
@@ -158,7 +155,7 @@ fn partial_path(path: &Path) -> PathBuf {
 
 fn put_in_place(disk: &dyn Disk, partial: &Path, path: &Path) -> Result<()> {
     let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let sync = || if planted(Mistake::UnsyncedFolder) { Ok(()) } else { disk.sync_folder(folder) };
+    let sync = || if base::planted!(UnsyncedFolder) { Ok(()) } else { disk.sync_folder(folder) };
     // A disk that fails here keeps the previous file.
     sync().and_then(|()| disk.rename(partial, path)).map_err(cannot_write(path))?;
     // Again, so that the rename survives a crash.

@@ -18,7 +18,6 @@ pub use plugged::{PluggedStack, StackName};
 
 use crate::error::{Error, Result};
 use crate::io_error;
-use base::mistake::{Mistake, planted};
 
 /// A connection of any kind, boxed as `Box<dyn ByteStream>`.
 pub trait ByteStream: AsyncRead + AsyncWrite + Unpin + Send {}
@@ -73,7 +72,7 @@ pub trait Stack: Clone + 'static {
 
 /// Runs `future` until `deadline` of the stack's clock; `None` if it did not complete.
 pub async fn until<S: Stack, T>(stack: &S, deadline: Instant, future: impl Future<Output = T>) -> Option<T> {
-    if planted(Mistake::TimerFirst) {
+    if base::planted!(TimerFirst) {
         return tokio::select! {
             biased;
             () = stack.sleep_until(deadline) => None,
