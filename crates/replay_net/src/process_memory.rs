@@ -6,14 +6,6 @@ use std::path::{Path, PathBuf};
 use base::allocation::{self, Room};
 use replay_core::memory::MemoryShare;
 
-/// Memory limit of a control group: of this process's group, or of an ancestor.
-pub(crate) struct GroupLimit {
-    /// Limit of all processes in the group, in bytes.
-    pub bytes: u64,
-    /// Bytes in use, without copies of files, which the kernel gives up first.
-    pub used: u64,
-}
-
 /// Makes this process compare its large allocations with [`room`].
 pub fn guard_allocations() {
     allocation::measure_by(room);
@@ -42,10 +34,9 @@ pub fn share(percent: u8) -> Option<MemoryShare> {
 /// [`room`] on a system whose files are below `root`.
 fn room_below(root: &Path) -> Option<Room> {
     let machine = total(root).map(|bytes| Room { bytes, whose: "of the machine" });
-    let groups = group_limits(root).into_iter().map(|group| Room {
-        bytes: group.bytes.saturating_sub(group.used),
-        whose: "left in the control group of this process",
-    });
+    let groups = left_in_groups(root)
+        .into_iter()
+        .map(|bytes| Room { bytes, whose: "left in the control group of this process" });
     let addresses = addresses_left(root)
         .map(|bytes| Room { bytes, whose: "left in the address space of this process (ulimit -v)" });
     // The machine is first, so that it wins a tie: a group without a limit may report the machine's memory.
@@ -68,20 +59,21 @@ fn total(root: &Path) -> Option<u64> {
 }
 
 /// Bytes of the line `name`, which is in kibibytes.
-fn kibibytes(text: &str, name: &str) -> Option<u64> {
+pub(crate) fn kibibytes(text: &str, name: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     kib.checked_mul(1 << 10)
 }
 
-/// Memory limits of this process's control groups, of both versions (`cgroups(7)`), on a system whose files are below `root`. Version 2
-/// marks a group without a limit by `max`, version 1 by a value above any machine's memory.
-pub(crate) fn group_limits(root: &Path) -> Vec<GroupLimit> {
+/// Bytes left in this process's control groups that have a memory limit, of both versions (`cgroups(7)`), on a system whose files are below
+/// `root`. Version 2 marks a group without a limit by `max`, version 1 by a value above any machine's memory. Copies of files do not count as
+/// used: the kernel gives them up first.
+pub(crate) fn left_in_groups(root: &Path) -> Vec<u64> {
     let text = fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
     let mounts = root.join("sys/fs/cgroup");
     // A container may mount its own group as the root, without the ancestors.
-    let mut limits: Vec<_> = limits_of(&mounts, "", &VERSION_2).collect();
-    limits.extend(limits_of(&mounts.join("memory"), "", &VERSION_1));
+    let mut left = left_in(&mounts, "", VERSION_2);
+    left.extend(left_in(&mounts.join("memory"), "", VERSION_1));
     for line in text.lines() {
         // Fields: hierarchy number, controllers, group.
         let mut fields = line.splitn(3, ':').skip(1);
@@ -89,12 +81,12 @@ pub(crate) fn group_limits(root: &Path) -> Vec<GroupLimit> {
             continue;
         };
         if controllers.is_empty() {
-            limits.extend(limits_of(&mounts, group, &VERSION_2));
+            left.extend(left_in(&mounts, group, VERSION_2));
         } else if controllers.split(',').any(|name| name == "memory") {
-            limits.extend(limits_of(&mounts.join("memory"), group, &VERSION_1));
+            left.extend(left_in(&mounts.join("memory"), group, VERSION_1));
         }
     }
-    limits
+    left
 }
 
 /// File names of a limit, and of the bytes in use.
@@ -106,17 +98,16 @@ const VERSION_2: Files = ["memory.max", "memory.current"];
 /// A limit of this many bytes, as version 1 has it, is none.
 const UNLIMITED: u64 = 1 << 62;
 
-/// Limits of a group and its ancestors. `group` is an absolute path below the mount.
-fn limits_of(mount: &Path, group: &str, [limit, used]: &Files) -> impl Iterator<Item = GroupLimit> {
-    let group = PathBuf::from(group.trim_start_matches('/'));
-    let folders: Vec<_> = group.ancestors().map(|group| mount.join(group)).collect();
+/// Bytes left in a group and in its ancestors, as far as they have a limit. `group` is an absolute path below the mount.
+fn left_in(mount: &Path, group: &str, [limit, used]: Files) -> Vec<u64> {
     let read = |path: PathBuf| fs::read_to_string(path).ok()?.trim().parse().ok();
-    let (limit, used) = (*limit, *used);
-    folders.into_iter().filter_map(move |folder| {
+    let left = |group: &Path| {
+        let folder = mount.join(group);
         let bytes = read(folder.join(limit)).filter(|&bytes| bytes < UNLIMITED)?;
-        let used: u64 = read(folder.join(used)).unwrap_or(0);
-        Some(GroupLimit { bytes, used: used.saturating_sub(copies_of_files(&folder)) })
-    })
+        let used = read(folder.join(used)).unwrap_or(0);
+        Some(bytes.saturating_sub(used.saturating_sub(copies_of_files(&folder))))
+    };
+    Path::new(group.trim_start_matches('/')).ancestors().filter_map(left).collect()
 }
 
 /// Bytes of a group and those below it that are copies of files.

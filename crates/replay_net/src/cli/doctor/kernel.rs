@@ -2,8 +2,7 @@
 
 use super::{CheckResult, Finding, MachineFiles, missing};
 use crate::config::ServerConfig;
-use crate::error::Result;
-use crate::process_memory::group_limits;
+use crate::process_memory::{kibibytes, left_in_groups};
 use crate::server::open_files;
 use crate::stack::kernel;
 
@@ -22,16 +21,12 @@ impl MachineFiles {
         let needed = open_files(config);
         let limits = self.text("proc/self/limits");
         let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"));
-        let hard = line.and_then(|line| line.split_whitespace().nth(1));
+        let hard = line.and_then(|line| line.split_whitespace().nth(1)).unwrap_or("an unknown limit");
         let most = match hard {
-            Some("unlimited") => u64::MAX,
-            hard => hard.and_then(|hard| hard.parse().ok()).unwrap_or(0),
+            "unlimited" => u64::MAX,
+            hard => hard.parse().unwrap_or(0),
         };
-        let found = format!(
-            "{needed} for {} connections, of at most {}",
-            config.max_connections,
-            hard.unwrap_or("an unknown limit")
-        );
+        let found = format!("{needed} for {} connections, of at most {hard}", config.max_connections);
         if most >= needed {
             return Ok(found);
         }
@@ -47,16 +42,8 @@ impl MachineFiles {
     fn memory(&self, config: &ServerConfig) -> CheckResult {
         let replies = config.effective_reply_bytes(config.effective_max_frame_bytes());
         let wanted = config.memory_limits().max_bytes.saturating_add(replies);
-        let meminfo = self.text("proc/meminfo");
-        let available = meminfo.lines().find_map(|line| {
-            let kib = line.strip_prefix("MemAvailable:")?.trim();
-            let kib: u64 = kib.strip_suffix("kB")?.trim().parse().ok()?;
-            Some((kib << 10, "available"))
-        });
-        let groups = group_limits(&self.root).into_iter().map(|group| {
-            let left = group.bytes.saturating_sub(group.used);
-            (left, "left in the control group")
-        });
+        let available = kibibytes(&self.text("proc/meminfo"), "MemAvailable:").map(|bytes| (bytes, "available"));
+        let groups = left_in_groups(&self.root).into_iter().map(|bytes| (bytes, "left in the control group"));
         let Some((left, of)) = available.into_iter().chain(groups).min() else {
             return Ok(format!("{} for tables and replies; the available memory is unknown", mib(wanted)));
         };
@@ -73,25 +60,22 @@ impl MachineFiles {
 
 /// Binds each address for a moment. Fails while a server runs there.
 fn addresses(config: &ServerConfig) -> CheckResult {
-    let names: Vec<String> = config.listen.iter().map(ToString::to_string).collect();
-    let listen = || -> Result<()> { config.listen.iter().try_for_each(kernel::try_bind) };
-    if let Err(error) = listen() {
-        return missing(
-            error.to_string(),
-            "end the program that listens there, if it is not this server, or choose another --listen",
-        );
+    let taken = |error: String, setting: &str| {
+        let to_do =
+            format!("end the program that listens there, if it is not this server, or choose another {setting}");
+        missing(error, to_do)
+    };
+    let mut names: Vec<String> = config.listen.iter().map(ToString::to_string).collect();
+    if let Err(error) = config.listen.iter().try_for_each(kernel::try_bind) {
+        return taken(error.to_string(), "--listen");
     }
-    let mut found = names.join(", ");
     if let Some(http) = &config.http {
         if let Err(error) = kernel::bind_tcp(&http.host, http.port) {
-            return missing(
-                format!("cannot listen on {http}: {error}"),
-                "end the program that listens there, if it is not this server, or choose another --http",
-            );
+            return taken(format!("cannot listen on {http}: {error}"), "--http");
         }
-        found += &format!(", {http}");
+        names.push(http.to_string());
     }
-    Ok(format!("{found} can be bound"))
+    Ok(format!("{} can be bound", names.join(", ")))
 }
 
 fn mib(bytes: u64) -> String {

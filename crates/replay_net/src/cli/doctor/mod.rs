@@ -50,27 +50,18 @@ impl Finding {
     /// The result of a check.
     pub fn new(part: &'static str, checked: CheckResult) -> Self {
         let ok = checked.is_ok();
-        let (found, to_do) = match checked {
-            Ok(found) => (found, String::new()),
-            Err(Missing { found, to_do }) => (found, to_do),
-        };
+        let (found, to_do) = checked.map_or_else(|missing| missing, |found| (found, String::new()));
         Finding { part, ok, found, to_do }
     }
 }
 
-/// Description of a component, or of a missing one.
-pub type CheckResult = std::result::Result<String, Missing>;
-
-/// A missing component.
-pub struct Missing {
-    found: String,
-    to_do: String,
-}
+/// Description of a component; of a missing one, with advice.
+pub type CheckResult = std::result::Result<String, (String, String)>;
 
 /// # Errors
-/// [`Missing`], always.
-pub fn missing<T>(found: impl Into<String>, to_do: impl Into<String>) -> std::result::Result<T, Missing> {
-    Err(Missing { found: found.into(), to_do: to_do.into() })
+/// What was found, and what to do, always.
+pub fn missing(found: impl Into<String>, to_do: impl Into<String>) -> CheckResult {
+    Err((found.into(), to_do.into()))
 }
 
 /// Files of the machine to check; tests provide their own.
@@ -125,15 +116,15 @@ pub fn run(flags: &DoctorFlags, matches: &ArgMatches) -> Result<u8> {
     for stack in plugged {
         findings.extend(stack.findings(file)?);
     }
+    let ok = findings.iter().all(|finding| finding.ok);
     let text = if flags.json {
-        let ok = findings.iter().all(|finding| finding.ok);
         serde_json::json!({ "ok": ok, "parts": findings }).to_string() + "\n"
     } else {
         lines(&findings)
     };
     // Ignores a closed standard output: the exit status still counts.
     let _ = io::stdout().lock().write_all(text.as_bytes());
-    Ok(code(&findings))
+    Ok(u8::from(!ok))
 }
 
 /// The checks of a start.
@@ -151,10 +142,6 @@ fn certificate(config: &ServerConfig) -> Option<CheckResult> {
         None => Ok(format!("valid until {}", tls::date(dates.end))),
         Some(problem) => missing(problem, tls::RENEW),
     })
-}
-
-fn code(findings: &[Finding]) -> u8 {
-    u8::from(findings.iter().any(|finding| !finding.ok))
 }
 
 fn lines(findings: &[Finding]) -> String {
@@ -183,6 +170,5 @@ mod tests {
         };
         let findings = [finding("cores", "8", ""), finding("hugepages", "none", "reserve some")];
         assert_eq!(lines(&findings), "ok       cores: 8\nmissing  hugepages: none\n         to do: reserve some\n");
-        assert_eq!((code(&findings), code(&findings[..1])), (1, 0));
     }
 }
