@@ -108,16 +108,16 @@ impl Change<'_> {
             format!(
                 "innet-replay {}  up {}  {} connections  {} in tables",
                 text(&server["release"]),
-                readable_time(number(&stats["uptime_s"])),
-                readable_count(number(&server["connections"])),
-                readable_bytes(number(&stats["bytes"]) as u64),
+                time(&stats["uptime_s"]),
+                count(&server["connections"]),
+                bytes(&stats["bytes"]),
             ),
             format!(
                 "{} requests/s  {}/s received  {}/s sent  {} errors",
                 readable_count(self.rate("/server/requests")),
                 readable_bytes(self.rate("/server/bytes_received") as u64),
                 readable_bytes(self.rate("/server/bytes_sent") as u64),
-                readable_count(number(&server["errors"])),
+                count(&server["errors"]),
             ),
         ];
         lines.extend(snapshots(&stats["snapshots"]));
@@ -134,54 +134,39 @@ impl Change<'_> {
         for (name, table) in members(&self.now.stats["tables"]) {
             let path = |statistic: &str| format!("/tables/{}/{statistic}", escaped(name));
             let rate = |statistic: &str| readable_count(self.rate(&path(statistic)));
+            let mean = |statistic: &str| readable_count(self.gained(&path(statistic)).mean());
             let name = printable(name);
             let ratio = number(&table["limiter_sampled"]) / number(&table["limiter_inserted"]).max(1.0);
-            let age = self.gained(&path("sample_age"));
-            let lag = self.gained(&path("version_lag"));
+            let wanted = match number(&table["samples_per_insert"]) {
+                0.0 => "any".to_owned(),
+                wanted => readable_count(wanted),
+            };
             rows.push(vec![
-                name.clone(),
-                readable_count(number(&table["steps"])),
-                readable_count(number(&table["capacity"])),
-                readable_bytes(number(&table["bytes"]) as u64),
-                rate("inserted_steps"),
-                rate("sampled_items"),
-                rate("updated_priorities"),
-                rate("stale_updates"),
-                readable_count(ratio),
-                match number(&table["samples_per_insert"]) {
-                    0.0 => "any".to_owned(),
-                    wanted => readable_count(wanted),
-                },
-                readable_count(age.mean()),
-                readable_count(lag.mean()),
+                ("TABLE", name.clone()),
+                ("STEPS", count(&table["steps"])),
+                ("OF", count(&table["capacity"])),
+                ("BYTES", bytes(&table["bytes"])),
+                ("STEPS IN/s", rate("inserted_steps")),
+                ("SAMPLED/s", rate("sampled_items")),
+                ("UPDATED/s", rate("updated_priorities")),
+                ("STALE/s", rate("stale_updates")),
+                ("PER INSERT", readable_count(ratio)),
+                ("WANTED", wanted),
+                ("AGE", mean("sample_age")),
+                ("LAG", mean("version_lag")),
             ]);
-            for (calls, reason) in [("waiting_pushes", "pushes_wait_for"), ("waiting_samples", "samples_wait_for")] {
-                let waiting = number(&table[calls]);
-                if waiting > 0.0 {
-                    let calls = calls.trim_start_matches("waiting_");
-                    let reason = printable(text(&table[reason]));
-                    notes.push(format!("  {name}: waiting {calls}: {} ({reason})", readable_count(waiting)));
+            for calls in ["pushes", "samples"] {
+                let waiting = &table[format!("waiting_{calls}")];
+                if number(waiting) > 0.0 {
+                    let reason = printable(text(&table[format!("{calls}_wait_for")]));
+                    notes.push(format!("  {name}: waiting {calls}: {} ({reason})", count(waiting)));
                 }
             }
             if table["failed"] == true {
                 notes.push(format!("  {name} has failed: drop it, or restart the server"));
             }
         }
-        let head = [
-            "TABLE",
-            "STEPS",
-            "OF",
-            "BYTES",
-            "STEPS IN/s",
-            "SAMPLED/s",
-            "UPDATED/s",
-            "STALE/s",
-            "PER INSERT",
-            "WANTED",
-            "AGE",
-            "LAG",
-        ];
-        aligned(lines, &head, rows);
+        aligned(lines, rows);
         lines.append(&mut notes);
         self.writers(lines);
     }
@@ -193,16 +178,16 @@ impl Change<'_> {
             for writer in writers.take(WRITERS) {
                 let gone = if writer["connected"] == true { "" } else { ", gone" };
                 rows.push(vec![
-                    printable(text(&writer["name"])),
-                    printable(table),
-                    readable_count(number(&writer["steps"])),
-                    readable_count(number(&writer["blocked_pushes"])),
-                    readable_time(number(&writer["waited_s"])),
-                    writer["last_push_s"].as_f64().map_or("none".into(), readable_time) + gone,
+                    ("WRITER", printable(text(&writer["name"]))),
+                    ("TABLE", printable(table)),
+                    ("STEPS", count(&writer["steps"])),
+                    ("PUSHES THAT WAITED", count(&writer["blocked_pushes"])),
+                    ("WAITED", time(&writer["waited_s"])),
+                    ("LAST PUSH", writer["last_push_s"].as_f64().map_or("none".into(), readable_time) + gone),
                 ]);
             }
         }
-        aligned(lines, &["WRITER", "TABLE", "STEPS", "PUSHES THAT WAITED", "WAITED", "LAST PUSH"], rows);
+        aligned(lines, rows);
     }
 
     fn requests(&self, lines: &mut Vec<String>) {
@@ -210,28 +195,26 @@ impl Change<'_> {
             let path = format!("/server/latency_s/{kind}");
             let times = self.gained(&path);
             vec![
-                kind.clone(),
-                readable_count(self.rate(&format!("{path}/count"))),
-                readable_time(times.quantile(0.5)),
-                readable_time(times.quantile(0.99)),
+                ("REQUEST", kind.clone()),
+                ("PER s", readable_count(self.rate(&format!("{path}/count")))),
+                ("MEDIAN", readable_time(times.quantile(0.5))),
+                ("99 %", readable_time(times.quantile(0.99))),
             ]
         };
-        let rows = members(&self.now.stats["server"]["latency_s"]).map(row).collect();
-        aligned(lines, &["REQUEST", "PER s", "MEDIAN", "99 %"], rows);
+        aligned(lines, members(&self.now.stats["server"]["latency_s"]).map(row).collect());
     }
 
     fn parameters(&self, lines: &mut Vec<String>) {
         let row = |(name, stats): (&String, &Value)| {
             let lag = self.gained(&format!("/parameters/{}/lag", escaped(name)));
             vec![
-                printable(name),
-                readable_count(number(&stats["version"])),
-                readable_bytes(number(&stats["bytes"]) as u64),
-                readable_count(lag.mean()),
+                ("PARAMETERS", printable(name)),
+                ("VERSION", count(&stats["version"])),
+                ("BYTES", bytes(&stats["bytes"])),
+                ("READERS BEHIND", readable_count(lag.mean())),
             ]
         };
-        let rows = members(&self.now.stats["parameters"]).map(row).collect();
-        aligned(lines, &["PARAMETERS", "VERSION", "BYTES", "READERS BEHIND"], rows);
+        aligned(lines, members(&self.now.stats["parameters"]).map(row).collect());
     }
 
     /// A table for each group of named members of an extension, with all numbers and texts.
@@ -244,27 +227,23 @@ impl Change<'_> {
                 let all = members(named).flat_map(|(_, member)| members(member));
                 let shown = all.filter(|(_, value)| !value.is_object() && !value.is_array());
                 let keys: BTreeSet<_> = shown.map(|(key, _)| key).collect();
+                let title = |text: &str| printable(&text.to_uppercase());
                 let row = |(name, member): (&String, &Value)| {
-                    let cell = |key: &&String| match &member[*key] {
-                        Value::Null => String::new(),
-                        Value::String(text) => printable(text),
-                        value => {
-                            let rate = self.rate(&format!("{group}/{}/{key}", escaped(name)));
-                            let count = readable_count(number(value));
-                            match rate > 0.0 {
-                                true => format!("{count} ({}/s)", readable_count(rate)),
-                                false => count,
-                            }
-                        }
-                    };
-                    [printable(name)].into_iter().chain(keys.iter().map(cell)).collect()
+                    let mut row = vec![(title(&format!("{extension}:{}", pointer.replace('/', " "))), printable(name))];
+                    for key in &keys {
+                        let cell = match &member[*key] {
+                            Value::Null => String::new(),
+                            Value::String(text) => printable(text),
+                            value => match self.rate(&format!("{group}/{}/{key}", escaped(name))) {
+                                0.0 => count(value),
+                                rate => format!("{} ({}/s)", count(value), readable_count(rate)),
+                            },
+                        };
+                        row.push((title(key), cell));
+                    }
+                    row
                 };
-                let rows = members(named).map(row).collect();
-                let title = format!("{extension}:{}", pointer.replace('/', " "));
-                let titles = [&title].into_iter().chain(keys);
-                let titles: Vec<_> = titles.map(|key| printable(&key.to_uppercase())).collect();
-                let titles: Vec<_> = titles.iter().map(String::as_str).collect();
-                aligned(lines, &titles, rows);
+                aligned(lines, members(named).map(row).collect());
             }
         }
     }
@@ -272,20 +251,15 @@ impl Change<'_> {
 
 /// Line about snapshots, if the server saves any.
 fn snapshots(stats: &Value) -> Option<String> {
-    let (saved, failed) = (stats["saved"].as_u64()?, number(&stats["failed"]));
+    let saved = stats["saved"].as_u64()?;
     let last = stats["age_s"].as_f64().map(|age| {
-        format!(
-            ", the last {} ago ({} in {})",
-            readable_time(age),
-            readable_bytes(number(&stats["bytes"]) as u64),
-            readable_time(number(&stats["duration_s"])),
-        )
+        format!(", the last {} ago ({} in {})", readable_time(age), bytes(&stats["bytes"]), time(&stats["duration_s"]),)
     });
     Some(format!(
         "{} snapshots saved{}  {} failed",
         with_separators(saved),
         last.unwrap_or_default(),
-        readable_count(failed),
+        count(&stats["failed"]),
     ))
 }
 
@@ -367,13 +341,25 @@ fn readable_time(seconds: f64) -> String {
     }
 }
 
-/// Adds an empty line, the head and the rows as columns, the first left-aligned, the others right-aligned. Adds nothing without rows.
-fn aligned(lines: &mut Vec<String>, head: &[&str], rows: Vec<Vec<String>>) {
-    if rows.is_empty() {
-        return;
-    }
-    let head = head.iter().map(|&cell| cell.to_owned()).collect();
-    let rows = [vec![head], rows].concat();
+fn count(value: &Value) -> String {
+    readable_count(number(value))
+}
+
+fn bytes(value: &Value) -> String {
+    readable_bytes(number(value) as u64)
+}
+
+fn time(value: &Value) -> String {
+    readable_time(number(value))
+}
+
+/// Adds an empty line, a line of titles and the rows, whose cells have their titles. The first column is left-aligned, the others are
+/// right-aligned. Adds nothing without rows.
+fn aligned<T: AsRef<str>>(lines: &mut Vec<String>, rows: Vec<Vec<(T, String)>>) {
+    let Some(first) = rows.first() else { return };
+    let titles = first.iter().map(|(title, _)| title.as_ref()).collect();
+    let cells = rows.iter().map(|row| row.iter().map(|(_, cell)| cell.as_str()).collect());
+    let rows: Vec<Vec<&str>> = [titles].into_iter().chain(cells).collect();
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max();
     let widths: Vec<usize> = (0..rows[0].len()).filter_map(width).collect();
     lines.push(String::new());
