@@ -111,19 +111,21 @@ class Table:
             for `capacity` uncompressed steps, each in a chunk of its own.
         sampler: `"prioritized"` samples in proportion to priority^priority_exponent (Schaul et al., 2016),
             `"uniform"` all items with equal probability, `"rank_based"` in proportion to 1 / rank^priority_exponent
-            (same paper): rank 1 has the highest priority, and items of priority 0 are sampled, too. The others always
-            sample the first item of an order, until it has been sampled `max_times_sampled` times: `"fifo"` the oldest
-            (needs `max_times_sampled`), `"lifo"` the newest, `"max_heap"` and `"min_heap"` the highest and lowest
-            priority. Among equal priorities the least recently inserted or updated item is first. `"lifo"` and the
-            heaps take a lock for each item, `"rank_based"` for each batch, and has 48 bytes more for each step of
-            `capacity`.
+            (same paper): rank 1 has the highest priority, and items of priority 0 are sampled, too. Ranks are sorted by
+            the sample that finds more than one in 16 of the items inserted, updated or removed since the last sort;
+            until then those of the changed items are approximate, except rank 1. The others always sample the first
+            item of an order, until it has been sampled `max_times_sampled` times: `"fifo"` the oldest (needs
+            `max_times_sampled`), `"lifo"` the newest, `"max_heap"` and `"min_heap"` the highest and lowest priority.
+            Among equal priorities the least recently inserted or updated item is first. `"fifo"`, `"lifo"` and the
+            heaps take a lock for each item, `"rank_based"` for each batch; they have 32 bytes more for each step of
+            `capacity`, `"rank_based"` 40.
         priority_exponent: Alpha, 0 to 4. It is applied once, where the priorities are stored.
         priority_unit_log2: Base-2 logarithm of the smallest difference of two stored priorities, after the
             exponent; -30 to 0. Positive ones are at least one unit and at most 2^39: by default 1.9e-6 to 1.0e6, with
             -30 9.3e-10 to 512.
         live_max_priority: New items without a priority get the largest priority of the live items. By default it is
             the largest since the table was created or emptied (Schaul et al.), so one outlier has a lasting effect.
-            Costs a lock in pushes and updates, and 28 bytes for each step of `capacity`.
+            Costs a lock in pushes and updates, and 32 bytes for each step of `capacity`.
         max_times_sampled: Samples after which an item is removed, at least `samples_per_insert`; 0 keeps items.
         min_size: Items needed before the first sample.
         samples_per_insert: Items sampled for each item inserted, at most 1e9, held to within `slack`; 0 sets no limit.

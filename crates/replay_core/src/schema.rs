@@ -11,7 +11,6 @@ pub use crate::codec::Codec;
 pub use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::observation;
-use crate::table::samplers::TableSampler;
 use crate::view_spec::ViewSpec;
 use base::words::{Number, truth, tuple};
 
@@ -118,7 +117,8 @@ pub enum Sampler {
     MaxHeap,
     /// The one with the lowest priority first.
     MinHeap,
-    /// With a probability in proportion to 1 / rank^exponent, where the highest priority has rank 1 (Schaul et al., 2016).
+    /// With a probability in proportion to 1 / rank^exponent, where the highest priority has rank 1 (Schaul et al., 2016). Ranks are
+    /// sorted at intervals.
     RankBased,
 }
 
@@ -334,7 +334,11 @@ impl TableConfig {
             return refuse(format!("capacity is 1 to {} steps, got {}", Self::MAX_CAPACITY, self.capacity));
         }
         Self::check_priorities(self.priority_exponent, self.priority_unit_log2).or_else(refuse)?;
-        TableSampler::check(self).or_else(refuse)?;
+        if self.sampler == Sampler::Fifo && self.max_times_sampled == 0 {
+            return refuse(
+                "the fifo sampler needs max_times_sampled of at least 1: else every sample is the oldest item".into(),
+            );
+        }
         if self.min_size == 0 || self.min_size > self.capacity {
             return refuse(format!("min_size is 1 to the capacity, got {}", self.min_size));
         }

@@ -450,7 +450,6 @@ fn a_value_stays_while_readers_hold_it() {
 #[test]
 fn planted_faults_are_found() {
     finds(Fault::LateCount, hold_values);
-    finds(Fault::BlindSkip, || turn_over(of(Sampler::Fifo)));
     finds(Fault::BlindUpdate, || turn_over(small()));
     finds(Fault::BlindUpdate, || turn_over(of(Sampler::Fifo)));
     // A tree of one level has no sums.

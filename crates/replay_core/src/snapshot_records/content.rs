@@ -69,7 +69,7 @@ impl ChunkRecord {
 }
 
 /// An item, its fields in this order.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ItemRecord {
     /// Number of the record of the chunk that holds its first row.
     pub chunk: u32,
@@ -80,9 +80,8 @@ pub struct ItemRecord {
     pub times_sampled: u32,
     /// Steps the table had taken when it was inserted.
     pub born: u64,
-    /// Its mass, after the exponent, in units of 2^priorityUnitLog2, or the sampler's own form of its priority:
-    /// [`ItemSampler::saved_units`](crate::table::samplers::ItemSampler::saved_units).
-    pub units: u64,
+    /// Before the exponent; 1 with a sampler that does not keep priorities.
+    pub priority: f64,
 }
 
 impl ItemRecord {
@@ -95,7 +94,7 @@ impl ItemRecord {
         out.extend(self.after.to_le_bytes());
         out.extend(self.times_sampled.to_le_bytes());
         out.extend(self.born.to_le_bytes());
-        out.extend(self.units.to_le_bytes());
+        out.extend(self.priority.to_le_bytes());
     }
 
     pub fn read_all(body: Bytes) -> Result<impl Iterator<Item = Self>, String> {
@@ -111,7 +110,7 @@ impl ItemRecord {
                 after: rest.get_u16_le(),
                 times_sampled: rest.get_u32_le(),
                 born: rest.get_u64_le(),
-                units: rest.get_u64_le(),
+                priority: rest.get_f64_le(),
             })
         }))
     }

@@ -26,12 +26,6 @@ pub enum Fault {
     EarlySamples,
     /// A table checks for batches of claims only before it reads the number of items with mass, and not after.
     OneLook,
-    /// The order of insertion publishes its new end without a release ordering.
-    EarlyTail,
-    /// The order of insertion returns an id without checking that its position is still in use.
-    StaleHead,
-    /// The order of insertion moves its head over a dead id without checking that it is still there.
-    BlindSkip,
     /// The rate limiter ends the count of an admitted push without a release ordering.
     EarlyEnd,
     /// The rate limiter does not count pushes that have ended.

@@ -41,7 +41,6 @@ impl Table {
         while residents.steps + push.rows > self.config.capacity
             || residents.bytes + used > self.capacity_bytes
             || self.items.free() < items
-            || !self.sampler.has_room(&self.items, items)
         {
             if evicted.len() == evicted.capacity() {
                 return Ok(false);

@@ -24,18 +24,6 @@ pub struct ItemId {
     pub generation: u32,
 }
 
-impl ItemId {
-    /// The id in one number, for an atomic.
-    pub const fn to_word(self) -> u64 {
-        (self.slot as u64) << 32 | self.generation as u64
-    }
-
-    /// The id in a number of [`ItemId::to_word`].
-    pub const fn from_word(word: u64) -> Self {
-        ItemId { slot: (word >> 32) as u32, generation: word as u32 }
-    }
-}
-
 /// The part of its ids that a table shares with no other table: a number in the upper 16 bits of every id, and the
 /// generation that its slots begin with.
 ///
@@ -161,7 +149,6 @@ mod tests {
     #[test]
     fn ids_round_trip_and_name_nothing_elsewhere() {
         let id = ItemId { slot: (1 << 24) - 1, generation: (1 << 25) - 1 };
-        assert_eq!(ItemId::from_word(id.to_word()), id);
         let ids = IdSpace::of(3, 7);
         let bits = ids.to_bits(id);
         assert_eq!(bits, (4 << 48) - 1);

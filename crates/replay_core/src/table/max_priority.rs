@@ -5,8 +5,7 @@ use crate::sync::{AtomicU64, Mutex, Ordering, lock};
 
 use super::ids::ItemId;
 use super::items::Items;
-use super::samplers::heap::Heap;
-use super::samplers::max_heap::Highest;
+use super::samplers::order::{LockedOrder, RankBy};
 
 /// The largest priority ever held, or in a table with `live_max_priority` the largest of the live items.
 pub struct MaxPriority {
@@ -17,20 +16,20 @@ pub struct MaxPriority {
     /// Locked while an update raises `ever`, so that an update from before a reset cannot raise it afterwards.
     emptied_at: Mutex<u64>,
     /// Items by priority, with `live_max_priority`.
-    live: Option<Mutex<Heap<Highest>>>,
+    live: Option<LockedOrder>,
 }
 
 impl MaxPriority {
     /// Largest priority of an empty table.
     pub fn new(config: &TableConfig) -> Self {
-        let heap = || Mutex::new(Heap::new(config.capacity as u32));
-        MaxPriority { ever: AtomicU64::new(0), emptied_at: Mutex::new(0), live: config.live_max_priority.then(heap) }
+        let live = config.live_max_priority.then(|| LockedOrder::new(config, RankBy::Highest));
+        MaxPriority { ever: AtomicU64::new(0), emptied_at: Mutex::new(0), live }
     }
 
     /// Bytes that it allocates.
     pub fn bytes(config: &TableConfig) -> u64 {
         match config.live_max_priority {
-            true => Heap::<Highest>::bytes(config.capacity as u32),
+            true => LockedOrder::bytes(config),
             false => 0,
         }
     }
@@ -39,13 +38,13 @@ impl MaxPriority {
     pub fn get(&self, items: &Items) -> Option<f64> {
         let bits = match &self.live {
             None => self.ever_bits(),
-            Some(heap) => {
-                let mut heap = lock(heap);
-                // Items that have died leave the heap here: one step for each that was inserted.
-                while heap.first().is_some_and(|id| !items.confirm(id)) {
-                    heap.pop();
+            Some(live) => {
+                let mut live = live.lock();
+                // Items that have died leave the order here: one step for each that was inserted.
+                while let Some(id) = live.at(0).filter(|&id| !items.confirm(id)) {
+                    live.remove(id);
                 }
-                let first = heap.first().and_then(|id| heap.priority(id));
+                let first = live.at(0).and_then(|id| live.priority(id));
                 first.map_or(0, f64::to_bits)
             }
         };
@@ -71,8 +70,8 @@ impl MaxPriority {
 
     /// Adds an item that was just inserted. Only under the insert lock.
     pub fn insert(&self, id: ItemId, priority: f64) {
-        if let Some(heap) = &self.live {
-            lock(heap).insert(id, priority);
+        if let Some(live) = &self.live {
+            live.insert(id, priority);
         }
     }
 
@@ -89,8 +88,8 @@ impl MaxPriority {
                 }
             }
         }
-        if let Some(heap) = &self.live {
-            Heap::update_all(heap, ids, priorities);
+        if let Some(live) = &self.live {
+            live.update(ids, priorities);
         }
     }
 

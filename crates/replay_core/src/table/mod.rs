@@ -9,7 +9,7 @@
 //! | `activity` | idle detection of writers |
 //! | `residents` | live chunks in the order of arrival |
 //! | `push`, `prepare`, `evict` | pushes: checked, and inserted under one short lock |
-//! | `sample`, `credit` | sampling, without a lock except in samplers by rank; undelivered samples |
+//! | `sample`, `credit` | sampling, without a lock except in samplers with an order; undelivered samples |
 //! | `update` | priorities, corrupt items |
 //! | `max_priority` | the largest priority, for items without one |
 //! | `read` | all steps, in their order of arrival |
@@ -65,7 +65,6 @@ use base::host;
 
 pub use activity::Activity;
 pub use pending_call::{PendingCall, Step};
-pub use samplers::order;
 pub use waiting::Turn;
 pub use writers::Writers;
 
@@ -73,7 +72,7 @@ use ids::{IdSpace, ItemId};
 use items::Items;
 use max_priority::MaxPriority;
 use residents::Residents;
-use samplers::TableSampler;
+use samplers::ItemSampler;
 use stats::TableCounters;
 use stored::{Chunks, Held};
 
@@ -96,7 +95,7 @@ impl<T> Attempt<T> {
     }
 }
 
-/// A named replay memory. Samples, updates and pins are lock-free, except that samplers by rank lock their order, an update
+/// A named replay memory. Samples, updates and pins are lock-free, except that samplers with an order lock it, an update
 /// locks the largest priority that it raises, and a sample that ends an item (`max_times_sampled`) may wait for a stalled thread
 /// in the queue of free slots. Pushes share one short lock.
 pub struct Table {
@@ -113,7 +112,7 @@ pub struct Table {
     /// Copy of `Residents::first` for readers without the lock; may lag.
     first_arrival: AtomicU64,
     writers: Writers,
-    sampler: TableSampler,
+    sampler: Box<dyn ItemSampler>,
     limiter: Arc<Limiter>,
     /// Largest sample that was refused for lack of samples left; 0 again after one succeeds.
     samples_wanted: AtomicU32,
@@ -141,7 +140,7 @@ impl Table {
         // Each stored step adds the offset of its blobs and the id of its item.
         let stored = config.capacity * (size_of::<RowBlobs>() + size_of::<ItemId>()) as u64;
         let chunks = Chunks::bytes(capacity + Self::PINNED_CHUNKS) + Residents::bytes_of(capacity);
-        let samplers = TableSampler::bytes(config) + MaxPriority::bytes(config);
+        let samplers = samplers::bytes(config) + MaxPriority::bytes(config);
         Items::bytes(capacity) + samplers + chunks + stored
     }
 
@@ -166,7 +165,7 @@ impl Table {
             residents: Mutex::new(Residents::new(ids.number(), capacity as usize)),
             first_arrival: AtomicU64::new(0),
             writers: Writers::new(&config.name),
-            sampler: TableSampler::new(&config),
+            sampler: samplers::make(&config),
             limiter: Arc::new(Limiter::new(&config)),
             samples_wanted: AtomicU32::new(0),
             held: Held::new(reservation),

@@ -159,9 +159,8 @@ impl Table {
                 units: 0,
             });
         }
-        self.sampler.raise(&mut priorities);
-        for (item, &raised) in items.iter_mut().zip(&priorities) {
-            item.units = self.sampler.units(&self.items, raised);
+        for (item, units) in items.iter_mut().zip(self.sampler.units(&self.items, priorities)) {
+            item.units = units;
         }
         Ok(items)
     }

@@ -6,7 +6,7 @@
 //!
 //! # Invariant
 //!
-//! Pinning, sampling and updating are lock-free; only samplers by rank lock their order of items, and an update
+//! Pinning, sampling and updating are lock-free; only samplers with an order of items lock it, and an update
 //! that raises the largest priority locks it. Insert and evict share one short lock for each table, never held over
 //! allocation, free or I/O. Slots return through an `ArrayQueue`, in which a thread may wait for one that is
 //! stalled between two instructions.

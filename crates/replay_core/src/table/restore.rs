@@ -319,8 +319,8 @@ impl Staged {
         if number >= self.end() {
             return Err(format!("an item of chunk {number}, which is unknown"));
         }
-        if item.units > self.table.sampler.most_saved_units() {
-            return Err(format!("an item of {} units of priority", item.units));
+        if !(0.0..f64::INFINITY).contains(&item.priority) {
+            return Err(format!("an item of priority {}", item.priority));
         }
         if number < self.first || self.table.items.is_used_up(item.times_sampled) {
             self.last_items.push(None);

@@ -27,7 +27,7 @@ use base::error::check_size;
 use super::credit::Credit;
 use super::ids::ItemId;
 use super::items::{Claim, ItemRows, Metadata};
-use super::samplers::{EQUAL_MASS, Order, Taken};
+use super::samplers::{EQUAL_MASS, Ordered, Taken, Total};
 use super::stored::StoredChunk;
 use super::{Attempt, Table, Turn};
 
@@ -231,7 +231,7 @@ impl Table {
         let (live_items, min_probability, total) = match self.sampler.order() {
             Some(order) => {
                 batch.take_in_order(order)?;
-                (live, request.min_probability.then_some(1.0), live)
+                (live, request.min_probability.then_some(1.0), Total::default())
             }
             None => {
                 let live_items = self.items.tree.live_with_mass();
@@ -241,7 +241,7 @@ impl Table {
                     0 => self.sampler.total(&self.items),
                     _ => batch.take_at_random()?,
                 };
-                let least = min_probability(request, fewest, total).map(|least| {
+                let least = min_probability(request, fewest, total.units).map(|least| {
                     let sampled = batch.items.iter().map(|item| item.probability);
                     // An item may have been updated since it was sampled.
                     sampled.fold(least, f64::min)
@@ -275,15 +275,14 @@ impl Table {
         asked.then(|| self.sampler.fewest_units(&self.items))?
     }
 
-    /// The state for a part of a batch that found the mass `total`.
-    fn shard_state(&self, total: u64) -> Result<ShardState> {
+    /// The state for a part of a batch that found the mass `total`: an order of items has no parts.
+    fn shard_state(&self, total: Total) -> Result<ShardState> {
         let (inserted, allowance) = self.limiter.state();
         // Items that are pushed at this moment have no mass yet, which is not the same as priorities of 0.
-        let counts = total > 0 || self.is_massless()?;
+        let counts = total.units > 0 || self.is_massless()?;
         Ok(ShardState {
             number: self.number(),
-            // An order of items has no parts.
-            total_priority: (self.sampler.total_priority(&self.items, total)).unwrap_or(0.0),
+            total_priority: total.priority,
             items: if counts { self.items.live() } else { 0 },
             inserted,
             allowance,
@@ -296,7 +295,7 @@ impl Table {
         Ok(Sampled {
             items: Vec::new(),
             live_items: self.items.tree.live_with_mass(),
-            min_probability: min_probability(request, self.fewest_units(request), total),
+            min_probability: min_probability(request, self.fewest_units(request), total.units),
             shard: Some(self.shard_state(total)?),
             rows: Bytes::new(),
             blobs: Vec::new(),
@@ -344,22 +343,22 @@ impl<'a> Sampling<'a> {
 
     /// Samples at random until the batch is full, and returns the total of the sampler at the first sample. The batch
     /// stays short when the table loses its mass, or its items go faster than it samples.
-    fn take_at_random(&mut self) -> Result<u64> {
+    fn take_at_random(&mut self) -> Result<Total> {
         let table = self.table;
         let number = table.samples.fetch_add(1, Ordering::Relaxed);
         let mut strata = Strata::new(table.seed, number);
         let mut sampled = Vec::with_capacity(self.reserved as usize);
         let mut targets = Vec::with_capacity(self.reserved as usize);
-        let mut first_total = 0;
+        let mut first_total = Total::default();
         for _ in 0..ROUNDS {
             strata.fill(self.reserved, &mut targets);
-            let total = (table.sampler).choose(&table.items, &targets, &mut sampled);
-            if first_total == 0 {
+            let total = table.sampler.choose(&table.items, &targets, &mut sampled);
+            if first_total.units == 0 {
                 first_total = total;
             }
             strata.shuffle(&mut sampled);
             for leaves in sampled.chunks(SIDE_BY_SIDE) {
-                self.take_side_by_side(leaves, total)?;
+                self.take_side_by_side(leaves, total.units)?;
             }
             if self.reserved == 0 || (sampled.is_empty() && table.items.without_mass(1)) {
                 break;
@@ -411,9 +410,9 @@ impl<'a> Sampling<'a> {
     }
 
     /// Samples the first items of an order, each until it has no sample left.
-    fn take_in_order(&mut self, order: &dyn Order) -> Result<()> {
+    fn take_in_order(&mut self, order: &Ordered) -> Result<()> {
         let Table { items, chunks, .. } = &**self.table;
-        order.offer(items, self.reserved, &mut |id| {
+        order.offer(self.reserved, |id| {
             let metadata = items.metadata(id.slot);
             self.take(Candidate {
                 id,

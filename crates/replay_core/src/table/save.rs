@@ -158,8 +158,8 @@ impl Table {
             ids.clear();
             Ok::<_, Error>(())
         };
-        for id in self.sampler.ids(&self.items) {
-            let Some(item) = self.saved_item(id, saved) else {
+        for (id, priority) in self.sampler.saved(&self.items) {
+            let Some(item) = self.saved_item(id, priority, saved) else {
                 continue;
             };
             if !self.is_before(moment, id, item.born)? {
@@ -188,11 +188,10 @@ impl Table {
         Ok(after.is_none_or(|after| !after.items.contains(&id)))
     }
 
-    /// An item as it is now; `None` when it has died, has no sample left, or its chunk was not written.
-    fn saved_item(&self, id: ItemId, saved: &Saved) -> Option<ItemRecord> {
+    /// An item as it is now; `None` when it has died, has no sample left, or its chunk was not written. Its priority was read before:
+    /// the last sample takes the mass away.
+    fn saved_item(&self, id: ItemId, priority: f64, saved: &Saved) -> Option<ItemRecord> {
         let metadata = self.items.metadata(id.slot);
-        // Before the samples: the last one takes the mass away.
-        let units = self.sampler.saved_units(&self.items, id)?;
         let times_sampled = self.items.times_sampled(id.slot);
         // All that was loaded is this item's, if it is still there.
         if !self.items.confirm(id) || self.items.is_used_up(times_sampled) {
@@ -205,7 +204,7 @@ impl Table {
             after: metadata.rows.after,
             times_sampled,
             born: metadata.born,
-            units,
+            priority,
         })
     }
 

@@ -113,7 +113,7 @@ impl Table {
             "without_writers_s": absence.as_secs_f64(),
             "last_writer": last_writer,
             "by_writer": self.writers.stats(),
-            "total_priority": self.sampler.total_priority(&self.items, self.sampler.total(&self.items)),
+            "total_priority": self.sampler.order().is_none().then(|| self.sampler.total(&self.items).priority),
             "max_priority": self.max_priority.get(&self.items),
             "samples_per_insert": self.config.samples_per_insert,
             "slack": self.config.effective_slack(),

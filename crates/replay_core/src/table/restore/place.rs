@@ -64,6 +64,8 @@ impl Staged {
         let identities = self.share_identities();
         let streams: Vec<_> = self.chunks.iter().map(|chunk| (chunk.stream, chunk.span())).collect();
         let mut ids = Vec::with_capacity(self.ids.len());
+        let priorities = self.items.iter().map(|item| item.priority).collect();
+        let units = table.sampler.units(&table.items, priorities);
         let mut chunks = self.build();
 
         let mut residents = table.lock_residents()?;
@@ -99,7 +101,7 @@ impl Staged {
             }
             residents.push(resident);
         }
-        for (index, item) in self.items.iter().enumerate() {
+        for (index, (item, units)) in self.items.iter().zip(units).enumerate() {
             let arrival = first_arrival + u64::from(item.chunk) - self.first;
             let Some(resident) = residents.get_mut(arrival) else {
                 continue;
@@ -111,11 +113,11 @@ impl Staged {
                 .insert(resident.handle, rows, item.born, 0)
                 .expect("the table is empty, and there are no more items than it has slots");
             table.items.count_earlier_samples(id, item.times_sampled);
-            table.sampler.insert_saved(&table.items, id, item.units);
-            let priority = table.sampler.saved_priority(&table.items, item.units);
+            table.items.tree.set(id.slot, id.generation, units);
+            table.sampler.insert(id, item.priority);
             // Rounding of the mass may have raised it.
             let largest = f64::from_bits(state.max_priority);
-            table.max_priority.insert(id, priority.min(largest));
+            table.max_priority.insert(id, item.priority.min(largest));
             resident.items.push(id);
             ids.extend(self.ids.get(index).map(|&bits| (bits, id)));
         }
@@ -217,8 +219,7 @@ impl Table {
     /// Whether the table has no step, and no reader holds bytes or items of it.
     fn is_unused(&self, residents: &Residents) -> bool {
         let free = self.items.free() == self.items.capacity();
-        let has_room = self.sampler.has_room(&self.items, self.items.capacity());
-        residents.steps == 0 && self.held.bytes() == 0 && free && has_room
+        residents.steps == 0 && self.held.bytes() == 0 && free
     }
 
     /// Takes over the counts of a table of the definition `saved`. Under the insert lock, after the items: until then

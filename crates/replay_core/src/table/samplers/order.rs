@@ -1,103 +1,304 @@
-//! Items by insertion, for the FIFO sampler: a ring of ids that readers walk without a lock.
+//! Items in the order of a sampler: a binary heap in an array that knows the index of each slot. A map would allocate under the
+//! insert lock.
 
-use crate::sync::fault::{self, Fault};
-use crate::sync::{AtomicU64, Ordering};
+use crate::schema::TableConfig;
+use crate::sync::{Mutex, MutexGuard, lock};
 use crate::table::ids::ItemId;
+use crate::table::items::Items;
 
-/// Ids in the order of insertion. One writer at a time appends (under the table's insert lock); any thread reads.
-pub struct InsertionOrder {
-    ring: Box<[AtomicU64]>,
-    /// Position of the oldest id that may be live; never goes back.
-    head: AtomicU64,
-    tail: AtomicU64,
+/// Which item ranks first. Among equal priorities the one that was inserted or updated the longest ago comes first, as in Reverb's
+/// heap selectors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RankBy {
+    /// By insertion, whatever the priorities are.
+    Oldest,
+    /// As above.
+    Newest,
+    /// By priority.
+    Highest,
+    /// As above.
+    Lowest,
 }
 
-impl InsertionOrder {
-    /// A ring for `capacity` live items and as many that died out of order.
-    pub fn new(capacity: u32) -> Self {
-        InsertionOrder {
-            ring: (0..Self::positions(capacity)).map(|_| AtomicU64::new(0)).collect(),
-            head: AtomicU64::new(0),
-            tail: AtomicU64::new(0),
+/// The least comes first: by [`RankBy`], then by insertion or update.
+type Rank = (u64, u64);
+
+/// Items that can be sampled, by rank, and the others behind them.
+pub struct Order {
+    by: RankBy,
+    /// Rank and slot of each item. The first `len` are a heap: index i has its parent, which ranks before it, at (i - 1) / 2. Then
+    /// come items that died or whose last sample is taken; that may still be given back.
+    places: Box<[(Rank, u32)]>,
+    len: usize,
+    /// Generation and index in `places` by slot. A slot that never had an item is of generation 0, which no live item has.
+    slots: Box<[(u32, u32)]>,
+    /// Insertions and updates so far.
+    changes: u64,
+    /// Changes of the heap since it was last sorted.
+    unsorted: usize,
+}
+
+impl Order {
+    /// Adds an item, in place of an earlier one of its slot.
+    fn insert(&mut self, id: ItemId, priority: f64) {
+        self.slots[id.slot as usize].0 = id.generation;
+        self.rank_anew(id, priority);
+        self.enter(id);
+    }
+
+    /// Ranks an item anew, unless another one has its slot.
+    fn update(&mut self, id: ItemId, priority: f64) {
+        let Some(index) = self.index(id) else { return };
+        if matches!(self.by, RankBy::Highest | RankBy::Lowest) {
+            self.rank_anew(id, priority);
+            if index < self.len {
+                self.enter(id);
+            }
         }
     }
 
-    /// Bytes that such a ring allocates.
-    pub fn bytes(capacity: u32) -> u64 {
-        Self::positions(capacity) * size_of::<AtomicU64>() as u64
+    /// Takes an item out of the heap, unless another one has its slot.
+    pub fn remove(&mut self, id: ItemId) {
+        let Some(index) = self.index(id).filter(|&index| index < self.len) else { return };
+        self.len -= 1;
+        self.unsorted += 1;
+        self.swap(index, self.len);
+        self.sift(index);
     }
 
-    fn positions(capacity: u32) -> u64 {
-        2 * u64::from(capacity)
+    /// Puts an item where its rank belongs in the heap, unless another one has its slot.
+    fn enter(&mut self, id: ItemId) {
+        let Some(mut index) = self.index(id) else { return };
+        if index >= self.len {
+            self.swap(index, self.len);
+            index = self.len;
+            self.len += 1;
+        }
+        self.unsorted += 1;
+        self.sift(index);
     }
 
-    /// Whether `count` ids can be appended, once dead ids are dropped from the front. Only under the insert lock.
-    pub fn has_room(&self, count: usize, is_live: impl Fn(ItemId) -> bool) -> bool {
-        self.first_live(0, is_live);
-        let used = self.tail.load(Ordering::Relaxed) - self.head.load(Ordering::Relaxed);
-        used + count as u64 <= self.ring.len() as u64
+    /// Items that can be sampled.
+    pub fn len(&self) -> usize {
+        self.len
     }
 
-    /// Appends an id, after [`Self::has_room`]. Only under the insert lock.
-    pub fn append(&self, id: ItemId) {
-        let tail = self.tail.load(Ordering::Relaxed);
-        // Release, both: pairs with the Acquire loads in `first_live`.
-        self.at(tail).store(id.to_word(), Ordering::Release);
-        self.tail.store(tail + 1, fault::weakened(Fault::EarlyTail, Ordering::Release));
+    /// The item at an index below [`Self::len`]: the first one at 0.
+    pub fn at(&self, index: usize) -> Option<ItemId> {
+        let &(_, slot) = self.places[..self.len].get(index)?;
+        Some(ItemId { slot, generation: self.slots[slot as usize].0 })
     }
 
-    /// The first live item at or after `from`, and its position.
-    pub fn first_live(&self, from: u64, is_live: impl Fn(ItemId) -> bool) -> Option<(u64, ItemId)> {
-        let mut position = from;
+    /// The priority of an item, 1 where it does not matter; `None` when another one has its slot.
+    pub fn priority(&self, id: ItemId) -> Option<f64> {
+        let ((first, _), _) = self.places[self.index(id)?];
+        Some(match self.by {
+            RankBy::Oldest | RankBy::Newest => 1.0,
+            RankBy::Highest => f64::from_bits(!first),
+            RankBy::Lowest => f64::from_bits(first),
+        })
+    }
+
+    /// Number of the last change and id of every item, in no order; some may have died.
+    fn changes(&self) -> Vec<(u64, ItemId)> {
+        let change = |&((_, change), slot)| (change, ItemId { slot, generation: self.slots[slot as usize].0 });
+        self.places.iter().map(change).collect()
+    }
+
+    /// Sorts the heap if more than one in `interval` of its items were changed since: a sorted array is a heap, too.
+    pub fn sort_at(&mut self, interval: usize) {
+        if self.unsorted.saturating_mul(interval) > self.len {
+            self.unsorted = 0;
+            self.places[..self.len].sort_unstable();
+            for (index, &(_, slot)) in (0..).zip(&self.places[..self.len]) {
+                self.slots[slot as usize].1 = index;
+            }
+        }
+    }
+
+    /// The index of an item, unless another one has its slot.
+    fn index(&self, id: ItemId) -> Option<usize> {
+        let (generation, index) = self.slots[id.slot as usize];
+        (generation == id.generation).then_some(index as usize)
+    }
+
+    /// Gives an item the rank of one that is inserted or updated now, at the index that it has.
+    fn rank_anew(&mut self, id: ItemId, priority: f64) {
+        self.changes += 1;
+        // Positive floats are ordered as their bits; the bits of -0.0 would be the largest of all.
+        let priority = priority.abs().to_bits();
+        let first = match self.by {
+            RankBy::Oldest => self.changes,
+            RankBy::Newest => !self.changes,
+            RankBy::Highest => !priority,
+            RankBy::Lowest => priority,
+        };
+        let (_, index) = self.slots[id.slot as usize];
+        self.places[index as usize].0 = (first, self.changes);
+    }
+
+    /// Moves the item at `index` up or down to where its rank belongs in the heap.
+    fn sift(&mut self, mut index: usize) {
+        while index > 0 && index < self.len && self.places[index] < self.places[(index - 1) / 2] {
+            self.swap(index, (index - 1) / 2);
+            index = (index - 1) / 2;
+        }
         loop {
-            let head = self.head.load(Ordering::Acquire);
-            position = position.max(head);
-            if position >= self.tail.load(Ordering::Acquire) {
-                return None;
-            }
-            let id = ItemId::from_word(self.at(position).load(Ordering::Acquire));
-            if is_live(id) {
-                // Once the head has passed, another id may have been written over this one.
-                if fault::injected(Fault::StaleHead) || self.head.load(Ordering::Acquire) <= position {
-                    return Some((position, id));
-                }
-            } else if position == head && fault::injected(Fault::BlindSkip) {
-                self.head.fetch_add(1, Ordering::AcqRel);
-            } else if position == head {
-                // An Err: another reader has moved the head over the dead id.
-                let _ = self.head.compare_exchange(head, head + 1, Ordering::AcqRel, Ordering::Relaxed);
-            } else {
-                position += 1;
+            let children = 2 * index + 1..self.len.min(2 * index + 3);
+            let first = children.min_by_key(|&child| self.places[child].0);
+            let Some(child) = first.filter(|&child| self.places[child] < self.places[index]) else { break };
+            self.swap(index, child);
+            index = child;
+        }
+    }
+
+    fn swap(&mut self, a: usize, b: usize) {
+        self.places.swap(a, b);
+        for index in [a, b] {
+            let (_, slot) = self.places[index];
+            self.slots[slot as usize].1 = index as u32;
+        }
+    }
+}
+
+/// Updates under one hold of the lock: bounds the wait of an insertion, which holds the insert lock.
+const UPDATED_AT_ONCE: usize = 64;
+
+/// An order under its lock, which is held for one item by insertions and removals, for a few by updates, and for one copy of all
+/// changes by a snapshot.
+pub struct LockedOrder(Mutex<Order>);
+
+impl LockedOrder {
+    /// An order with room for an item in each slot of a table.
+    pub fn new(config: &TableConfig, by: RankBy) -> Self {
+        let slots = 0..config.capacity as u32;
+        LockedOrder(Mutex::new(Order {
+            by,
+            places: slots.clone().map(|slot| ((0, 0), slot)).collect(),
+            len: 0,
+            slots: slots.map(|index| (0, index)).collect(),
+            changes: 0,
+            unsorted: 0,
+        }))
+    }
+
+    /// Bytes that it allocates.
+    pub fn bytes(config: &TableConfig) -> u64 {
+        config.capacity * (size_of::<(Rank, u32)>() + size_of::<(u32, u32)>()) as u64
+    }
+
+    pub fn lock(&self) -> MutexGuard<'_, Order> {
+        lock(&self.0)
+    }
+
+    /// Adds an item that was just inserted; another one may have had its slot.
+    pub fn insert(&self, id: ItemId, priority: f64) {
+        self.lock().insert(id, priority);
+    }
+
+    /// Ranks items anew, if they still have their slots.
+    pub fn update(&self, ids: &[ItemId], priorities: &[f64]) {
+        let batches = ids.chunks(UPDATED_AT_ONCE);
+        for (ids, priorities) in batches.zip(priorities.chunks(UPDATED_AT_ONCE)) {
+            let mut order = self.lock();
+            for (&id, &priority) in ids.iter().zip(priorities) {
+                order.update(id, priority);
             }
         }
     }
 
-    fn at(&self, position: u64) -> &AtomicU64 {
-        &self.ring[(position % self.ring.len() as u64) as usize]
+    /// Returns a removed item, if it is alive.
+    pub fn put_back(&self, items: &Items, id: ItemId) {
+        let mut order = self.lock();
+        // An item that dies after this check is removed after the lock.
+        if items.confirm(id) {
+            order.enter(id);
+        }
+    }
+
+    /// The live items by insertion or update, each with its priority.
+    pub fn saved<'a>(&'a self, items: &'a Items) -> impl Iterator<Item = (ItemId, f64)> + 'a {
+        let mut changes = self.lock().changes();
+        // Sorted after releasing the lock, for which samples and pushes may wait.
+        changes.sort_unstable_by_key(|&(change, _)| change);
+        let ids = changes.into_iter().map(|(_, id)| id).filter(|&id| items.confirm(id));
+        ids.filter_map(|id| Some((id, self.lock().priority(id)?)))
     }
 }
 
 #[cfg(all(test, not(feature = "model")))]
 mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
     use super::*;
 
-    fn id(slot: u32) -> ItemId {
-        ItemId { slot, generation: 1 }
-    }
-
-    #[test]
-    fn walks_live_ids_and_drops_dead_ones_from_the_front() {
-        let order = InsertionOrder::new(2);
-        (0..4).for_each(|slot| order.append(id(slot)));
-        let live = |k: ItemId| k.slot != 0 && k.slot != 2;
-        assert!(!order.has_room(2, live), "only the front can be dropped");
-        assert!(order.has_room(1, live));
-        order.append(id(4));
-        let (at, first) = order.first_live(0, live).unwrap();
-        assert_eq!((at, first), (1, id(1)));
-        assert_eq!(order.first_live(at + 1, live), Some((3, id(3))));
-        assert_eq!(order.first_live(4, live), Some((4, id(4))));
-        assert_eq!(order.first_live(5, live), None);
-        assert!(order.has_room(4, |_| false));
+    proptest! {
+        #[test]
+        fn the_order_is_that_of_a_sorted_list(
+            by in prop::sample::select(vec![RankBy::Oldest, RankBy::Newest, RankBy::Highest, RankBy::Lowest]),
+            changes in vec((0..5u8, 0..80u32, 0..6u8), 0..600),
+        ) {
+            const CAPACITY: u32 = 80;
+            let locked = LockedOrder::new(&TableConfig::new("t", vec![], CAPACITY.into()), by);
+            let mut order = locked.lock();
+            // Priority, change and whether it can be sampled, by slot.
+            let mut list = vec![None; CAPACITY as usize];
+            let mut change = 0i64;
+            for (kind, slot, priority) in changes {
+                let id = ItemId { slot, generation: 1 };
+                let item = &mut list[slot as usize];
+                match (kind, &mut *item) {
+                    (0, _) => {
+                        order.insert(id, priority.into());
+                        change += 1;
+                        *item = Some((priority, change, true));
+                    }
+                    (1, Some((old, changed, _))) => {
+                        order.update(id, priority.into());
+                        if by == RankBy::Highest || by == RankBy::Lowest {
+                            change += 1;
+                            (*old, *changed) = (priority, change);
+                        }
+                    }
+                    (2, Some((_, _, there))) => {
+                        order.remove(id);
+                        *there = false;
+                    }
+                    (3, Some((_, _, there))) => {
+                        order.enter(id);
+                        *there = true;
+                    }
+                    (4, _) => order.sort_at(4),
+                    _ => {}
+                }
+                let later = ItemId { slot, generation: 3 };
+                order.update(later, 9.0);
+                order.remove(later);
+                order.enter(later);
+                for index in 1..order.len {
+                    prop_assert!(order.places[(index - 1) / 2] < order.places[index], "it is a heap");
+                }
+                for (index, &(_, slot)) in order.places.iter().enumerate() {
+                    prop_assert_eq!(order.slots[slot as usize].1 as usize, index);
+                }
+            }
+            let mut expected: Vec<_> = (0..).zip(&list)
+                .filter_map(|(slot, &item)| Some((slot, item?)))
+                .filter(|&(_, (.., there))| there)
+                .map(|(slot, (priority, change, _))| match by {
+                    RankBy::Oldest => (0, change, slot),
+                    RankBy::Newest => (0, -change, slot),
+                    RankBy::Highest => (-i64::from(priority), change, slot),
+                    RankBy::Lowest => (i64::from(priority), change, slot),
+                })
+                .collect();
+            expected.sort_unstable();
+            let expected: Vec<u32> = expected.into_iter().map(|(.., slot)| slot).collect();
+            prop_assert_eq!(order.at(0).map(|id| id.slot), expected.first().copied());
+            order.sort_at(usize::MAX);
+            let sorted: Vec<_> = (0..).map_while(|index| order.at(index)).map(|id| id.slot).collect();
+            prop_assert_eq!(sorted, expected);
+        }
     }
 }

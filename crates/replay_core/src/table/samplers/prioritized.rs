@@ -3,70 +3,71 @@
 //!
 //! # Invariant
 //!
-//! Priorities on the wire are before the exponent; it is applied here, once.
+//! Priorities on the wire and in snapshots are before the exponent; it is applied here, once.
 
 use crate::power;
 use crate::schema::TableConfig;
-use crate::sum_tree::{SumTree, Update};
+use crate::sum_tree::{SampledLeaf, Update};
 use crate::table::ids::ItemId;
 use crate::table::items::Items;
 use base::mistake::{Mistake, planted};
 
 use super::uniform::Uniform;
-use super::{ItemSampler, TableSampler};
+use super::{ItemSampler, Total};
 
 pub struct Prioritized {
     /// Above 0.
     exponent: f64,
 }
 
-impl ItemSampler for Prioritized {
-    fn make(config: &TableConfig) -> TableSampler {
+impl Prioritized {
+    pub fn make(config: &TableConfig) -> Box<dyn ItemSampler> {
         match config.priority_exponent {
             // Every priority to the power of 0 is 1.
-            0.0 => Uniform::make(config),
-            exponent => TableSampler::Prioritized(Prioritized { exponent }),
+            0.0 => Box::new(Uniform),
+            exponent => Box::new(Prioritized { exponent }),
         }
     }
 
-    fn raise(&self, priorities: &mut [f64]) {
-        power::raise(priorities, self.exponent);
+    /// The priority of an item with this mass, up to the mass's rounding.
+    fn priority(&self, mass: f64) -> f64 {
+        if planted(Mistake::RaisedTwice) {
+            return mass;
+        }
+        // The mass of the largest finite priority may have been rounded up.
+        mass.powf(self.exponent.recip()).min(f64::MAX)
+    }
+}
+
+impl ItemSampler for Prioritized {
+    fn units(&self, items: &Items, mut priorities: Vec<f64>) -> Vec<u64> {
+        power::raise(&mut priorities, self.exponent);
+        priorities.into_iter().map(|raised| items.tree.units_of(raised)).collect()
     }
 
-    fn units(&self, items: &Items, raised: f64) -> u64 {
-        items.tree.units_of(raised)
-    }
-
-    fn update(&self, items: &Items, ids: &[ItemId], mut priorities: Vec<f64>) -> usize {
-        self.raise(&mut priorities);
+    fn update(&self, items: &Items, ids: &[ItemId], priorities: Vec<f64>) -> usize {
         let mut updates = Vec::with_capacity(ids.len());
-        for (id, &raised) in ids.iter().zip(&priorities) {
+        for (id, units) in ids.iter().zip(self.units(items, priorities)) {
             // Mass of an item without a sample left would be in the total, and never be sampled.
             if items.limits_samples() && items.is_used_up(items.times_sampled(id.slot)) {
                 continue;
             }
-            updates.push(Update { slot: id.slot, generation: id.generation, units: self.units(items, raised) });
+            updates.push(Update { slot: id.slot, generation: id.generation, units });
         }
         items.tree.set_batch(&updates)
     }
 
-    fn total_priority(&self, items: &Items, units: u64) -> Option<f64> {
-        Some(items.tree.from_units(units))
+    fn choose(&self, items: &Items, targets: &[f64], chosen: &mut Vec<SampledLeaf>) -> Total {
+        let units = items.tree.sample_batch(targets, chosen);
+        Total { units, priority: items.tree.from_units(units) }
     }
 
-    fn most_saved_units(&self) -> u64 {
-        SumTree::<16>::MAX_UNITS
-    }
-
-    fn saved_priority(&self, items: &Items, saved: u64) -> f64 {
-        items.tree.from_units(saved).powf(self.exponent.recip())
-    }
-
-    fn insert_saved(&self, items: &Items, id: ItemId, saved: u64) {
-        let units = match planted(Mistake::RaisedTwice) {
-            true => items.tree.units_of(items.tree.from_units(saved).powf(self.exponent)),
-            false => saved,
-        };
-        items.tree.set(id.slot, id.generation, units);
+    fn saved<'a>(&'a self, items: &'a Items) -> Box<dyn Iterator<Item = (ItemId, f64)> + 'a> {
+        let slots = 0..items.capacity() as u32;
+        Box::new(slots.filter_map(|slot| {
+            let id = items.live_in(slot)?;
+            let units = items.tree.units(slot, id.generation)?;
+            Some((id, self.priority(items.tree.from_units(units))))
+        }))
     }
 }

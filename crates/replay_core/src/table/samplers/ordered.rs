@@ -1,0 +1,74 @@
+//! `fifo`, `lifo`, `max_heap`, `min_heap`: the first item of an order, until it has been sampled `max_times_sampled` times. Its
+//! probability is 1. The first two ignore priorities, and do not keep them.
+
+use crate::error::Result;
+use crate::schema::TableConfig;
+use crate::table::ids::ItemId;
+use crate::table::items::Items;
+
+use super::ItemSampler;
+use super::order::{LockedOrder, RankBy};
+
+/// Outcome of offering an item to a sample.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Taken {
+    /// Sampled; it has samples left.
+    Again,
+    /// Sampled for the last time.
+    Last,
+    /// Not sampled: it is gone, or has no sample left.
+    Refused,
+}
+
+pub struct Ordered(LockedOrder);
+
+impl Ordered {
+    pub fn make(config: &TableConfig, by: RankBy) -> Box<dyn ItemSampler> {
+        Box::new(Ordered(LockedOrder::new(config, by)))
+    }
+
+    /// Offers items from the first on to `take`, until it has sampled `count` times or has refused the last one.
+    ///
+    /// # Errors
+    /// The first error of `take`.
+    pub fn offer(&self, mut count: u32, mut take: impl FnMut(ItemId) -> Result<Taken>) -> Result<()> {
+        while count > 0 {
+            // Locked until the item is taken: no other sample may remove it after it was put back.
+            let mut order = self.0.lock();
+            let Some(id) = order.at(0) else { break };
+            let taken = take(id)?;
+            count -= u32::from(taken != Taken::Refused);
+            if taken != Taken::Again {
+                order.remove(id);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl ItemSampler for Ordered {
+    fn insert(&self, id: ItemId, priority: f64) {
+        self.0.insert(id, priority);
+    }
+
+    fn update(&self, _: &Items, ids: &[ItemId], priorities: Vec<f64>) -> usize {
+        self.0.update(ids, &priorities);
+        ids.len()
+    }
+
+    fn remove(&self, id: ItemId) {
+        self.0.lock().remove(id);
+    }
+
+    fn put_back(&self, items: &Items, id: ItemId) {
+        self.0.put_back(items, id);
+    }
+
+    fn order(&self) -> Option<&Ordered> {
+        Some(self)
+    }
+
+    fn saved<'a>(&'a self, items: &'a Items) -> Box<dyn Iterator<Item = (ItemId, f64)> + 'a> {
+        Box::new(self.0.saved(items))
+    }
+}
