@@ -71,3 +71,24 @@ impl ItemSampler for Prioritized {
         }))
     }
 }
+
+#[cfg(all(test, not(feature = "model")))]
+mod tests {
+    use crate::table::ids::IdSpace;
+
+    use super::*;
+
+    #[test]
+    fn a_restored_item_has_the_mass_that_it_had() {
+        for unit_log2 in [-30, -19, 0] {
+            let items = Items::new(IdSpace::of(1, 0), 1, unit_log2, 0);
+            for exponent in [1e-9, 0.01, 0.3, 0.6, 0.7, 1.0, 4.0] {
+                let sampler = Prioritized { exponent };
+                let priorities = (-1022..1024).map(|log2| 1.37 * 2f64.powi(log2)).chain([0.0, f64::MAX]);
+                let units = sampler.units(&items, priorities.collect());
+                let saved = units.iter().map(|&units| sampler.priority(items.tree.from_units(units)));
+                assert_eq!(sampler.units(&items, saved.collect()), units, "{exponent} {unit_log2}");
+            }
+        }
+    }
+}
