@@ -128,6 +128,40 @@ fn a_batch_has_one_item_of_each_range_of_equal_probability() {
 }
 
 #[test]
+fn between_two_sorts_the_first_rank_is_exact_and_probabilities_are_those_of_the_samples() {
+    const ITEMS: u64 = 1_000;
+    let table = table(&config());
+    let mut actor = Actor::open(&table, 1);
+    let body = Body::default().chunk(0, 0, ITEMS as u32);
+    actor.push((0..ITEMS).fold(body, |body, step| body.item(0, step, 2_000.0 - step as f32)));
+    // Sorts the items, of which fewer than one in 16 change then.
+    let sampled: HashMap<u64, u64> = draw(&table, 60).into_iter().map(|(step, id, _)| (id, step)).collect();
+    let (ids, steps): (Vec<_>, Vec<_>) = sampled.into_iter().unzip();
+    let priorities: Vec<_> = (0..ids.len()).map(|n| 3_000.0 + n as f64).collect();
+    table.update_priorities(&ids, &priorities).unwrap();
+
+    let mut drawn: HashMap<u64, (u64, f64)> = HashMap::new();
+    for _ in 0..2_000 {
+        for (step, _, probability) in draw(&table, 64) {
+            let (count, known) = drawn.entry(step).or_insert((0, probability));
+            *count += 1;
+            assert_eq!(*known, probability, "nothing changes");
+        }
+    }
+    let mut shares: Vec<_> = drawn.values().map(|&(_, probability)| probability).collect();
+    let counts: Vec<_> = drawn.values().map(|&(count, _)| count).collect();
+    assert_follows(&counts, &shares);
+    // Each item has a rank of its own, and the highest priority the first.
+    shares.sort_by(|a, b| b.total_cmp(a));
+    let total: f64 = (1..=ITEMS).map(|rank| (rank as f64).powf(-EXPONENT)).sum();
+    assert_eq!(shares.len() as u64, ITEMS);
+    for (rank, share) in (1..).zip(&shares) {
+        assert!((share * total / f64::from(rank).powf(-EXPONENT) - 1.0).abs() < 1e-9);
+    }
+    assert_eq!(drawn[steps.last().unwrap()].1, shares[0]);
+}
+
+#[test]
 fn an_item_that_dies_or_is_updated_on_its_way_to_a_reader() {
     let once = TableConfig { max_times_sampled: 1, capacity: 8, ..config() };
     let total = |table: &Table| table.stats()["total_priority"].as_f64().unwrap();
