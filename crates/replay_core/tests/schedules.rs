@@ -213,7 +213,7 @@ fn push_steps(mut channel: Box<dyn PushChannel>, stream: u32, steps: u64) -> Res
 }
 
 fn sample_waiting(memory: &Memory, request: &SampleRequest) -> Result<Sampled> {
-    Replay::<Error>::sample(memory, request, &Wait::forever())
+    Replay::<Error>::sample(memory, "t", request, &Wait::forever())
 }
 
 /// Two writers and two readers, held to one sample an item; each item is sampled at most `times`.
