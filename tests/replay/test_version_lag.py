@@ -49,6 +49,19 @@ def write(writer: innet.Writer, steps: int = 1) -> Call:
 
 
 @IN_PROCESS_AND_REMOTE
+def test_a_writer_of_a_table_that_was_made_again_gets_parameters(make_replay: MakeReplay) -> None:
+    definition = table(max_version_lag=LAG)
+    replay = make_replay([definition])
+    publish(replay, 1 + 2 * LAG)
+    for _ in range(2):
+        with replay.writer("t", 1, VIEW) as writer:
+            assert replay.get_parameters("policy", writer=writer) is not None
+            assert write(writer).ended() is None
+        replay.drop_table("t")
+        replay.create_table(definition)
+
+
+@IN_PROCESS_AND_REMOTE
 def test_a_writer_with_old_parameters_waits_until_it_gets_newer_ones(make_replay: MakeReplay, log: Lines) -> None:
     replay = make_replay([table(max_version_lag=LAG)])
     slow = replay.writer("t", 1, VIEW, name="slow")

@@ -260,8 +260,7 @@ impl Service {
                 }))
             }
             RequestBody::GetParameters(get) => {
-                // A dropped table has no writers.
-                let table = table.and_then(|table| table.get(&self.memory).ok());
+                let table = table.and_then(|table| table.current(&self.memory));
                 let writer = table.as_deref().map(|table| (table, get.writer));
                 ReplyBody::Parameters(self.memory.get_parameters(&get.name, get.newer_than, writer))
             }

@@ -310,6 +310,22 @@ fn a_blocked_sample_goes_on_when_steps_arrive() {
     });
 }
 
+/// A connection numbers 4,096 tables: later ones go over another.
+#[test]
+fn any_number_of_tables_may_be_asked_for() {
+    let (_server, client) = connected();
+    let mut updates = client.updates().unwrap().unwrap();
+    for number in 0..4_200 {
+        let name = format!("missing {number}");
+        let unknown = |error: Option<Error>| error.map(|error| error.code()) == Some(ErrorCode::UnknownTable);
+        assert!(unknown(client.sample(&name, &sample_request(1), &soon()).err()), "{number}");
+        let updated = updates.send(&name, &[1], &[1.0], &soon()).and_then(|_| updates.flush(&soon()));
+        assert!(unknown(updated.err()), "{number}");
+    }
+    updates.send("steps", &[1], &[1.0], &soon()).unwrap();
+    assert_eq!(updates.flush(&soon()).unwrap().stale, 1);
+}
+
 #[test]
 fn a_sampler_samples_everything_once_and_in_order() {
     let (_server, client) = connected();

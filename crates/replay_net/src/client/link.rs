@@ -52,6 +52,9 @@ pub trait Channel: Sized {
     /// Its requests.
     type Request;
 
+    /// Whether the server answers them in their order.
+    const IN_ORDER: bool = true;
+
     /// Its link.
     fn link(&mut self) -> &mut Link<Self::Request>;
 
@@ -132,7 +135,7 @@ fn work_on_this_connection<C: Channel>(channel: &mut C, wait: &Wait<'_>, done: &
             return Ok(());
         }
         let late = channel.late();
-        let reply = channel.link().reply(wait, late)?;
+        let reply = channel.link().reply(wait, late, C::IN_ORDER)?;
         channel.settle(reply)?;
         if channel.has_given_up(wait.deadline) && !done(channel) {
             return Err(channel.late());
@@ -273,16 +276,17 @@ impl<R> Link<R> {
         self.pending.iter().position(|pending| pending.sent.is_some_and(|sent| sent.id == id))
     }
 
-    /// Waits for the next answer.
+    /// Waits for the next answer, which is the first request's where they come `in_order`.
     ///
     /// # Errors
     /// `late` at the deadline; errors of [`Connection::reply`].
-    pub fn reply(&mut self, wait: &Wait<'_>, late: Error) -> Result<Reply> {
-        // The grace covers the server's answer at the deadline. There is none if the deadlines of all requests are later.
+    pub fn reply(&mut self, wait: &Wait<'_>, late: Error, in_order: bool) -> Result<Reply> {
+        // The grace covers the server's answer at the deadline. There is none if the request's deadline is later.
+        let next = if in_order { 1 } else { usize::MAX };
         let due = |pending: &Pending<R>| {
             pending.sent.and_then(|sent| sent.deadline).is_some_and(|d| Some(d) <= wait.deadline)
         };
-        let grace = match self.pending.iter().any(due) {
+        let grace = match self.pending.iter().take(next).any(due) {
             true => self.dialer.options.grace,
             false => Duration::ZERO,
         };

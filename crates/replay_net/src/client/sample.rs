@@ -109,6 +109,8 @@ impl Samples {
 impl Channel for Samples {
     type Request = Asked;
 
+    const IN_ORDER: bool = false;
+
     fn link(&mut self) -> &mut Link<Asked> {
         &mut self.link
     }

@@ -134,10 +134,20 @@ impl UpdateChannel<Error> for Updates {
         self.link.dialer.check_process()?;
         check(table, ids, priorities)?;
         let bytes = size_of_val(ids) + size_of_val(priorities);
-        self.work(wait, |updates| updates.link.has_room(WINDOW, bytes))?;
-        let update = UpdatePriorities { ids: ids.to_vec(), priorities: priorities.to_vec() };
-        let body = update.clone().into();
-        self.link.send_now(TableUpdate { table: table.to_owned(), update }, bytes, None, table, body)?;
+        let send = |updates: &mut Self| {
+            updates.work(wait, |updates| updates.link.has_room(WINDOW, bytes))?;
+            let update = UpdatePriorities { ids: ids.to_vec(), priorities: priorities.to_vec() };
+            let body = update.clone().into();
+            updates.link.send_now(TableUpdate { table: table.to_owned(), update }, bytes, None, table, body)
+        };
+        if let Err(error) = send(self) {
+            if !self.ends_connection(&error) || self.link.connection().is_err() {
+                return Err(error);
+            }
+            // It has numbered as many tables as it can.
+            self.link.disconnect();
+            send(self)?;
+        }
         self.link.connection()?.try_flush();
         Ok(std::mem::take(&mut self.answered))
     }

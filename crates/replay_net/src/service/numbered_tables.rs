@@ -60,6 +60,11 @@ impl NumberedTable {
         NumberedTable { name: shortened(name, KEPT).into_owned(), table: OnceCell::new() }
     }
 
+    /// The table that has the name now. For a request that goes to a writer, whose number is random: no other table has it.
+    pub fn current(&self, memory: &Memory) -> Option<Arc<Table>> {
+        memory.table(&self.name).ok()
+    }
+
     /// The table.
     ///
     /// # Errors

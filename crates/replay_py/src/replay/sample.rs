@@ -255,6 +255,7 @@ impl PyReplay {
         // A short batch ends with its deadline.
         let longest = wait::writers_timeout(py, writers_timeout)?.filter(|_| !allow_short);
         let begun = Instant::now();
+        let mut read_again = false;
         let sampled = loop {
             let sampler =
                 self.sampler(py, &table, batch_size, view.clone(), normalize, allow_short, threads, deadline)?;
@@ -272,13 +273,14 @@ impl PyReplay {
                 );
                 match sampled {
                     // Another client has replaced the table: the next iteration reads its definition again.
-                    Err(error) if error.code() == ErrorCode::TableDiffers => Ok(None),
+                    Err(error) if error.code() == ErrorCode::TableDiffers && !read_again => Ok(None),
                     sampled => sampled.map(Some),
                 }
             })?;
             if let Some(sampled) = sampled {
                 break sampled;
             }
+            read_again = true;
         };
         let batch = Bound::new(py, PyBatch::new(sampled.delivered()))?.into_any();
         match device {

@@ -207,11 +207,11 @@ impl LockedOrder {
         }
     }
 
-    /// Returns a removed item, if it is alive.
+    /// Returns a removed item, if it is alive and has samples left: another sample may have taken the last one.
     pub fn put_back(&self, items: &Items, id: ItemId) {
         let mut order = self.lock();
         // An item that dies after this check is removed after the lock.
-        if items.confirm(id) {
+        if items.confirm(id) && !items.is_used_up(items.times_sampled(id.slot)) {
             order.enter(id);
         }
     }
