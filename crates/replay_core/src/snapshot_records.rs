@@ -1,7 +1,7 @@
 //! The records of a snapshot: kinds, lengths and checksums here, bodies in [`content`].
 //!
 //! ```text
-//! snapshot magic b"innetmem", version u32, then records
+//! snapshot magic b"innetmem", version u16 and its complement u16, then records
 //! record   kind u32, length u64, body, checksum u32: the CRC-32 (IEEE) of all preceding bytes except
 //!          checksums
 //!   1 table    its definition ([`TableConfig`]) as JSON; the records up to the next table belong to it
@@ -42,7 +42,7 @@ use base::error::OsError;
 
 const MAGIC: [u8; 8] = *b"innetmem";
 /// Version of the format.
-const VERSION: u32 = 1;
+const VERSION: u16 = 1;
 
 /// Content of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -89,6 +89,7 @@ impl<W: Write> RecordWriter<W> {
         let mut writer = RecordWriter { out, sum: Hasher::new() };
         writer.put(&MAGIC)?;
         writer.put(&VERSION.to_le_bytes())?;
+        writer.put(&(!VERSION).to_le_bytes())?;
         Ok(writer)
     }
 
@@ -132,7 +133,11 @@ impl<R: Read> RecordReader<R> {
         if reader.array()? != MAGIC {
             return Err(reader.damaged("it is no snapshot of a replay memory"));
         }
-        let version = u32::from_le_bytes(reader.array()?);
+        // Twice, the second time as its complement: one that is damaged is no later release's.
+        let version = u16::from_le_bytes(reader.array()?);
+        if u16::from_le_bytes(reader.array()?) != !version {
+            return Err(reader.damaged("its format has no number"));
+        }
         if version != VERSION {
             return Err(Error::Snapshot {
                 reason: format!("it has format {version}, and this release reads format {VERSION}"),
