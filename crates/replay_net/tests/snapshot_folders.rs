@@ -89,7 +89,9 @@ fn a_snapshot_of_a_later_release_refuses_the_start() {
     save_two(folder.path());
     let before = names(folder.path());
     // The number of the format and its complement.
-    [8, 10].map(|at| change_byte(&folder.path().join("0000000002.snapshot"), at));
+    for at in [8, 10] {
+        change_byte(&folder.path().join("0000000002.snapshot"), at);
+    }
     for part in ["0000000002.snapshot", "format 2", "start the release that has saved it, or move that file out of"] {
         let refused = open(folder.path()).err().unwrap().to_string();
         assert!(refused.contains(part), "{refused}");
