@@ -111,9 +111,9 @@ class Table:
             for `capacity` uncompressed steps, each in a chunk of its own.
         sampler: `"prioritized"` samples in proportion to priority^priority_exponent (Schaul et al., 2016),
             `"uniform"` all items with equal probability, `"rank_based"` in proportion to 1 / rank^priority_exponent
-            (same paper): rank 1 has the highest priority, and items of priority 0 are sampled, too. Ranks are sorted by
-            the sample that finds more than one in 16 of the items inserted, updated or removed since the last sort;
-            until then those of the changed items are approximate, except rank 1. The others always sample the first
+            (same paper): rank 1 has the highest priority, and items of priority 0 are sampled, too. A sample sorts
+            the ranks once more than one in 16 items were inserted, updated or removed since the last sort; between two
+            sorts the ranks of changed items are approximate, except rank 1. The others always sample the first
             item of an order, until it has been sampled `max_times_sampled` times: `"fifo"` the oldest (needs
             `max_times_sampled`), `"lifo"` the newest, `"max_heap"` and `"min_heap"` the highest and lowest priority.
             Among equal priorities the least recently inserted or updated item is first. `"fifo"`, `"lifo"` and the

@@ -78,7 +78,7 @@ def test_an_iterator_ends_with_its_table(replay: innet.Replay, prefetch: int, al
 
 
 def test_updates_after_the_drop_are_stale(replay: innet.Replay) -> None:
-    """Also those that nobody waits for, over a connection that knows the old table."""
+    """Updates that nobody waits for, too: their connection has a number for the old table."""
     fill_all(replay)
     ids = replay.sample("t", 4, VIEW, timeout=10).ids
     for _ in range(3):

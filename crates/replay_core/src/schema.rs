@@ -188,7 +188,7 @@ pub struct TableConfig {
     pub view: Option<ViewSpec>,
 }
 
-/// Of a table that names no other exponent.
+/// Priority exponent of a table that sets none.
 pub const DEFAULT_PRIORITY_EXPONENT: f64 = 0.6;
 
 fn default_priority_exponent() -> f64 {

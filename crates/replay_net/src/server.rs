@@ -59,7 +59,7 @@ pub struct Server {
     handshake_deadline: Duration,
     drain_deadline: Duration,
     phase: watch::Sender<Phase>,
-    /// Of its threads on kernel sockets.
+    /// Runtimes of the threads for connections and HTTP on kernel sockets.
     runtimes: Mutex<Vec<runtime::Handle>>,
 }
 

@@ -28,13 +28,12 @@ pub struct Link<R> {
 }
 
 /// A request without an answer.
-pub struct Pending<R> {
-    /// The request.
-    pub request: R,
+struct Pending<R> {
+    request: R,
     /// Bytes that it keeps for sending it again.
     bytes: usize,
     /// How it was sent over the present connection; `None` before that.
-    pub sent: Option<Sent>,
+    sent: Option<Sent>,
 }
 
 /// A request on a connection.
@@ -42,7 +41,7 @@ pub struct Pending<R> {
 pub struct Sent {
     id: u64,
     /// Deadline in the request.
-    pub deadline: Option<Instant>,
+    deadline: Option<Instant>,
     /// Time at which it was sent.
     pub at: Instant,
 }
@@ -168,9 +167,14 @@ impl<R> Link<R> {
         self.connection = None;
     }
 
-    /// Requests without an answer.
-    pub fn pending(&self) -> &VecDeque<Pending<R>> {
-        &self.pending
+    /// Number of requests without an answer.
+    pub fn len(&self) -> usize {
+        self.pending.len()
+    }
+
+    /// Whether all requests are answered.
+    pub fn is_empty(&self) -> bool {
+        self.pending.is_empty()
     }
 
     /// Bytes that the requests keep for sending them again.
@@ -230,7 +234,8 @@ impl<R> Link<R> {
         self.pending.iter_mut().skip(index).for_each(|pending| pending.sent = None);
     }
 
-    /// Sends those of the first `most` requests that were not sent yet; `message` makes the message of a request of this index, about a table.
+    /// Sends the requests that were not sent yet, among the first `most`. `message` makes the table and the message from a request and its
+    /// index.
     ///
     /// # Errors
     /// Errors of [`Connection::send`], which leave the request and later ones unsent.

@@ -10,7 +10,6 @@ use super::pipeline::{answer, expect_reply, is_broken, is_closed, unexpected};
 use super::pool::retry;
 use crate::error::{Error, Result};
 use base::host;
-use base::mistake::{Mistake, planted};
 use base::wait::Wait;
 use replay_core::cause::WaitReason;
 use replay_core::replay::{OpenWriter, Push, PushBody, PushChannel, WriterOpened};
@@ -68,7 +67,7 @@ impl Pushes {
         let body = RequestBody::OpenWriter(OpenOrResume {
             open: self.open.clone(),
             // A writer that has sent nothing has nothing to resume, so a server that has forgotten it may open it anew.
-            resume: self.applied > 0 || !self.link.pending().is_empty(),
+            resume: self.applied > 0 || !self.link.is_empty(),
         });
         let reply = connection.call(&dialer, wait, Some(&self.table), body)?;
         let opened = expect_reply!(reply, ReplyBody::Writer(opened) => opened)?;
@@ -92,7 +91,7 @@ impl Pushes {
 
     /// Steps of the pushes that are not acknowledged.
     fn pending_steps(&self) -> u64 {
-        let chunks = self.link.pending().iter().flat_map(|pending| &pending.request.chunks);
+        let chunks = self.link.requests().flat_map(|body| &body.chunks);
         chunks.map(|chunk| u64::from(chunk.rows)).sum()
     }
 
@@ -132,7 +131,7 @@ impl Channel for Pushes {
             }
             other => other?,
         };
-        if opened.last_sequence < self.applied && !planted(Mistake::IgnoredLoss) {
+        if opened.last_sequence < self.applied && !base::planted!(IgnoredLoss) {
             let writer = self.open.name.clone();
             let (lost, pending) = (self.steps - opened.steps.min(self.steps), self.pending_steps());
             return Err(self.fail(
@@ -146,13 +145,9 @@ impl Channel for Pushes {
             ));
         }
         self.steps = self.steps.max(opened.steps);
-        if planted(Mistake::ResentAsNew) {
-            self.applied = opened.last_sequence;
-        }
+        base::planted!(ResentAsNew => self.applied = opened.last_sequence);
         self.applied_up_to(opened.last_sequence);
-        if planted(Mistake::SkippedPush) {
-            self.link.remove(0);
-        }
+        base::planted!(SkippedPush => self.link.remove(0));
         Ok(())
     }
 
@@ -181,7 +176,7 @@ impl Channel for Pushes {
                 self.held_back = None;
                 self.steps = steps;
                 // Pushes are applied in order, so all earlier ones are applied.
-                let ahead = u64::from(planted(Mistake::TakenAhead));
+                let ahead = u64::from(base::planted!(TakenAhead));
                 self.applied_up_to(self.applied + 1 + at as u64 + ahead);
                 Ok(())
             }
@@ -194,7 +189,7 @@ impl Channel for Pushes {
             }
             Err(error) if is_broken(&error) || is_closed(&error) => Err(error),
             Err(error) => {
-                let behind = self.link.pending().len() - at - 1;
+                let behind = self.link.len() - at - 1;
                 let rest = match behind {
                     0 => String::new(),
                     n => format!("; {n} pushes behind it are lost with it"),
@@ -210,7 +205,7 @@ impl Channel for Pushes {
             None => Error::deadline(format!(
                 "{} has not acknowledged {} pushes of writer {:?} ({} bytes)",
                 self.link.dialer.address,
-                self.link.pending().len(),
+                self.link.len(),
                 self.open.name,
                 self.link.bytes()
             )),
@@ -254,10 +249,8 @@ impl PushChannel<Error> for Pushes {
 
     fn flush(&mut self, wait: &Wait<'_>) -> Result<()> {
         self.check()?;
-        if planted(Mistake::EarlyFlush) {
-            return Ok(());
-        }
-        self.work(wait, |channel| channel.link.pending().is_empty())
+        base::planted!(EarlyFlush => return Ok(()));
+        self.work(wait, |channel| channel.link.is_empty())
     }
 
     /// Uses another connection, because this one's pushes may wait.
@@ -308,10 +301,10 @@ impl Pushes {
 
 impl Drop for Pushes {
     fn drop(&mut self) {
-        if !self.link.pending().is_empty() {
+        if !self.link.is_empty() {
             tracing::warn!(
                 writer = self.open.name,
-                pushes = self.link.pending().len(),
+                pushes = self.link.len(),
                 "dropped before its last pushes were acknowledged: call close() to wait for them"
             );
         }

@@ -129,7 +129,7 @@ impl Channel for Samples {
             return Ok(());
         }
         let wanted = self.pipelining.wanted(self.in_flight.max(1));
-        while self.link.pending().len() < wanted {
+        while self.link.len() < wanted {
             self.link.queue(Asked { earlier: false, received_before: self.pipelining.received }, 0);
         }
         let sample = self.request;
@@ -163,7 +163,7 @@ impl Channel for Samples {
 
     /// Without prefetch, leftover requests end with their connection: later they would consume items of a queue without a reader.
     fn ends_connection(&self, error: &Error) -> bool {
-        let left = self.in_flight == 0 && !self.link.pending().is_empty();
+        let left = self.in_flight == 0 && !self.link.is_empty();
         left || is_broken(error) || is_closed(error) || !is_harmless(error)
     }
 }

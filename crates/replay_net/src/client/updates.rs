@@ -62,15 +62,14 @@ impl Updates {
 
     /// Drops unanswered updates and counts their ids as stale.
     pub fn abandon(mut self) -> UpdateReceipt {
-        let pending = self.link.pending().iter();
-        let ids: u32 = pending.map(|pending| pending.request.len()).sum();
+        let ids: u32 = self.link.requests().map(TableUpdate::len).sum();
         self.link.clear();
         UpdateReceipt { applied: self.answered.applied, stale: self.answered.stale + ids }
     }
 
     /// Updates without an answer.
     pub fn unanswered(&self) -> usize {
-        self.link.pending().len()
+        self.link.len()
     }
 
     fn work(&mut self, wait: &Wait<'_>, done: impl Fn(&Self) -> bool) -> Result<()> {
@@ -122,7 +121,7 @@ impl Channel for Updates {
     }
 
     fn late(&self) -> Error {
-        let (server, count) = (&self.link.dialer.address, self.link.pending().len());
+        let (server, count) = (&self.link.dialer.address, self.link.len());
         Error::deadline(format!("{server} has not answered {count} updates of priorities"))
     }
 }
@@ -153,8 +152,8 @@ impl UpdateChannel<Error> for Updates {
     }
 
     fn flush(&mut self, wait: &Wait<'_>) -> Result<UpdateReceipt> {
-        if !self.link.pending().is_empty() {
-            self.work(wait, |updates| updates.link.pending().is_empty())?;
+        if !self.link.is_empty() {
+            self.work(wait, |updates| updates.link.is_empty())?;
         }
         Ok(std::mem::take(&mut self.answered))
     }
@@ -162,9 +161,9 @@ impl UpdateChannel<Error> for Updates {
 
 impl Drop for Updates {
     fn drop(&mut self) {
-        if !self.link.pending().is_empty() {
+        if !self.link.is_empty() {
             tracing::warn!(
-                updates = self.link.pending().len(),
+                updates = self.link.len(),
                 "dropped before its last updates of priorities were answered: close the replay to wait for them"
             );
         }

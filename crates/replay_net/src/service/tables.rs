@@ -76,7 +76,10 @@ impl Tables {
         match self.memory.create_table(config) {
             Ok(_) => {
                 if known {
-                    tracing::info!(table = config.name, "the table exists: whoever made it shares its steps");
+                    tracing::info!(
+                        table = config.name,
+                        "the table exists already: all programs that use it share its steps"
+                    );
                 }
                 Ok(())
             }

@@ -10,7 +10,6 @@ use crate::schema::TableConfig;
 use crate::sum_tree::{SampledLeaf, Update};
 use crate::table::ids::ItemId;
 use crate::table::items::Items;
-use base::mistake::{Mistake, planted};
 
 use super::uniform::Uniform;
 use super::{ItemSampler, Total};
@@ -31,7 +30,7 @@ impl Prioritized {
 
     /// The priority of an item with this mass, up to the mass's rounding.
     fn priority(&self, mass: f64) -> f64 {
-        if planted(Mistake::RaisedTwice) {
+        if base::planted!(RaisedTwice) {
             return mass;
         }
         // The mass of the largest finite priority may have been rounded up.

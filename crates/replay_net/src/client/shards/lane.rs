@@ -66,7 +66,7 @@ impl Lane {
 
     /// Whether no request is in flight.
     pub fn is_idle(&self) -> bool {
-        self.link.pending().is_empty()
+        self.link.is_empty()
     }
 
     /// Whether the connection has answered, and not timed out since.

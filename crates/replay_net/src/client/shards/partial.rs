@@ -7,7 +7,6 @@ use bytes::Bytes;
 use super::shares::divide;
 use base::allocation::{self, OutOfMemory};
 use base::host;
-use base::mistake::{Mistake, planted};
 use replay_core::replay::{Sampled, ShardState};
 
 /// A server's answer about its table.
@@ -153,7 +152,7 @@ impl PartialBatch {
             rows.extend_from_slice(&part.rows);
             blobs.extend(part.blobs);
             items.extend(part.items.into_iter().map(|mut item| {
-                if !planted(Mistake::LoneProbability) {
+                if !base::planted!(LoneProbability) {
                     // A share that was added to, of the whole batch, may be 1 and a rounding error.
                     item.probability = (item.probability * share).min(1.0);
                 }

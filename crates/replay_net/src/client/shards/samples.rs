@@ -15,7 +15,6 @@ use super::partial::{PartialBatch, Seen};
 use super::shares::limiter_samples;
 use crate::error::{Error, Result};
 use base::host;
-use base::mistake::{Mistake, planted};
 use base::random::random_number;
 use base::wait::Wait;
 use replay_core::cause::WaitReason;
@@ -99,7 +98,7 @@ impl ShardedSamples {
 
     /// The next batch; after an error that is no deadline, over new connections.
     fn batch(&mut self, wait: &Wait<'_>) -> Result<Sampled> {
-        if self.in_flight == 0 && self.batches.is_empty() && !planted(Mistake::OldTotal) {
+        if self.in_flight == 0 && self.batches.is_empty() && !base::planted!(OldTotal) {
             // Asks for the present sums of priorities, not for those after the last batch.
             self.lanes.iter_mut().for_each(|lane| lane.seen = None);
         }
