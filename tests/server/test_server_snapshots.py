@@ -711,6 +711,53 @@ def test_a_copy_of_a_memory_returns_to_its_first_server(
             assert (receipt.applied, receipt.stale) == ((1, 0) if t in after else (0, 1)), t
 
 
+@pytest.mark.parametrize("use", ["stats", "sample", "write"])
+def test_a_copy_is_refused_by_a_client_that_has_not_noticed_its_server_leave(
+    tmp_path: Path, folder: Path, use: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The copy starts at the address of another server, between two calls of the client."""
+    copy, one_step = tmp_path / "copy", innet.NStep(n=1, observation="frame")
+    with (
+        Server(f"unix://{tmp_path}/a", f"--snapshot={folder}", "--snapshot-every=0s") as first,
+        Server(f"unix://{tmp_path}/b", f"--snapshot={tmp_path}/other", "--snapshot-every=0s") as second,
+        innet.connect(f"{first.address},{second.address}", tables=table(sampler="uniform")) as replay,
+        replay.writer("t", 1, one_step, chunk_steps=1, server=1) as unnoticed,
+    ):
+
+        def actions() -> list[int]:
+            return replay.sample("t", 4096, one_step).action.tolist()
+
+        with replay.writer("t", 1, one_step, chunk_steps=1, server=0) as writer:
+            for t in range(10):
+                writer.append(**step(t))
+        for t in range(10, 20):
+            unnoticed.append(**step(t))
+        unnoticed.flush()
+        save(first)
+        save(second)
+        shutil.copytree(folder, copy)
+        assert set(actions()) == {*range(20)}
+        second.kill()
+        with Server(second.address, f"--snapshot={copy}", "--snapshot-every=0s") as third:
+            if use == "stats":
+                assert list(replay.stats()["shards"].values())[1] is None
+            elif use == "sample":
+                assert set(actions()) == {*range(10)}
+            else:
+                unnoticed.append(**step(20))
+                with pytest.raises(errors.DisconnectedError, match="have the same memory"):
+                    unnoticed.flush(timeout=1.0)
+            with innet.connect(third.address) as alone:
+                assert alone.stats()["tables"]["t"]["steps"] == 10
+            if use != "write":
+                until(lambda: f"{first.address} and {second.address} have the same memory" in caplog.text)
+        second.start()
+        for t in range(21 if use == "write" else 20, 30):
+            unnoticed.append(**step(t))
+        unnoticed.flush()
+        until(lambda: set(actions()) == {*range(30)})
+
+
 def test_files_with_secrets_that_others_can_read_are_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     tokens = {name: tmp_path / name for name in ("open", "closed")}
     for name, mode in (("open", 0o644), ("closed", 0o640)):

@@ -80,6 +80,12 @@ pub enum Error {
         /// The cause as far as it is known.
         reason: String,
     },
+    /// Two servers of one client with the same memory. Calls wait for the right server, as after a broken connection.
+    #[error(
+        "{other} and {address} have the same memory: they are one server, which is to be named once, or were started from copies \
+         of one snapshot; start one of them with an empty folder (--snapshot)"
+    )]
+    CopiedMemory { address: String, other: String },
     /// An error reply of a server.
     #[error("{message}")]
     Remote {
@@ -112,7 +118,7 @@ impl Error {
             Error::Closed(_) => ErrorCode::Closed,
             Error::Snapshot { .. } => ErrorCode::Corrupt,
             Error::Connect { .. } | Error::Busy(_) => ErrorCode::Connect,
-            Error::Disconnected { .. } => ErrorCode::Disconnected,
+            Error::Disconnected { .. } | Error::CopiedMemory { .. } => ErrorCode::Disconnected,
             Error::Remote { code, .. } => *code,
         }
     }

@@ -15,6 +15,7 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio::runtime::Runtime;
 use tokio_rustls::TlsConnector;
 
+use super::memories::Memories;
 use super::outage::{self, Outage};
 use super::pipeline::{RequestPipeline, ServerWait, expect_reply, unexpected};
 use super::{ConnectOptions, tls};
@@ -62,6 +63,8 @@ pub struct Dialer {
     unanswered: AtomicU32,
     /// Tables that this client created, by name.
     tables: Mutex<BTreeMap<String, TableConfig>>,
+    /// The memories of all servers of a client of several.
+    pub(super) memories: Option<Arc<Memories>>,
     pub(super) outage: Outage,
     /// The process that connected: a forked child must not use its parent's connections.
     process: u32,
@@ -113,6 +116,7 @@ impl Dialer {
             incarnation: AtomicU64::new(0),
             unanswered: AtomicU32::new(0),
             tables: Mutex::default(),
+            memories: None,
             outage: Outage::default(),
             process: std::process::id(),
         })
@@ -186,6 +190,15 @@ impl Dialer {
             // Relaxed: a race only sends the tables twice, and creating a table is idempotent.
             let known = self.incarnation.load(Ordering::Relaxed);
             if known != incarnation {
+                if known != 0 || self.memories.is_some() {
+                    let reply = pipeline.call(u32::MAX, None, RequestBody::Stats(Stats)).await?;
+                    let stats = expect_reply!(reply, ReplyBody::Stats(stats) => stats)?;
+                    let stats = serde_json::from_str(&stats).unwrap_or_default();
+                    if let Some(memories) = &self.memories {
+                        memories.note(self.address.to_string(), &stats)?;
+                    }
+                    kept = (known != 0).then(|| outage::kept(&stats));
+                }
                 // A restarted server may be empty.
                 let tables: Vec<_> = self.tables().values().cloned().collect();
                 for table in tables {
@@ -196,11 +209,6 @@ impl Dialer {
                         Err(error) if error.code() == ErrorCode::Forbidden => {}
                         Err(error) => return Err(error),
                     }
-                }
-                if known != 0 {
-                    let reply = pipeline.call(u32::MAX, None, RequestBody::Stats(Stats)).await?;
-                    let stats = expect_reply!(reply, ReplyBody::Stats(stats) => stats)?;
-                    kept = Some(outage::kept(&stats));
                 }
                 self.incarnation.store(incarnation, Ordering::Relaxed);
             }

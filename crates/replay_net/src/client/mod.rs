@@ -23,6 +23,7 @@
 pub mod connection;
 mod establish;
 mod link;
+mod memories;
 pub mod namespace;
 mod outage;
 pub mod pipeline;

@@ -93,8 +93,7 @@ impl OutageState {
 }
 
 /// Data that a restarted server has kept, from its statistics.
-pub fn kept(stats: &str) -> String {
-    let stats: Value = serde_json::from_str(stats).unwrap_or_default();
+pub fn kept(stats: &Value) -> String {
     match stats["snapshots"]["restored"]["tables"].as_object() {
         Some(tables) => {
             let steps: u64 = tables.values().filter_map(Value::as_u64).sum();
@@ -107,13 +106,14 @@ pub fn kept(stats: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     #[test]
     fn a_server_that_was_started_again_has_kept_what_its_snapshot_had() {
-        let stats = r#"{"snapshots": {"restored": {"path": "a", "tables": {"s": 1, "t": 20}}}}"#;
-        assert_eq!(kept(stats), "with 21 steps of its snapshot");
-        for without in ["{}", r#"{"snapshots": {"restored": null}}"#] {
-            assert_eq!(kept(without), "without a snapshot");
+        let stats = json!({"snapshots": {"restored": {"path": "a", "tables": {"s": 1, "t": 20}}}});
+        assert_eq!(kept(&stats), "with 21 steps of its snapshot");
+        for without in [json!({}), json!({"snapshots": {"restored": null}})] {
+            assert_eq!(kept(&without), "without a snapshot");
         }
     }
 

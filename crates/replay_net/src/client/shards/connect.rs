@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::super::connection::Dialer;
+use super::super::memories::Memories;
 use super::super::pipeline::{is_absent, is_busy};
 use super::super::{Address, Client, ConnectOptions};
 use super::ShardedClient;
@@ -92,6 +93,7 @@ impl ShardedClient {
             let missing = clients.into_iter().find_map(std::result::Result::err);
             return Err(missing.unwrap_or(Error::Closed("the connection")));
         }
+        let memories = Arc::new(Memories::default());
         let mut members = Vec::new();
         let mut absent = Vec::new();
         for (shard, (address, client)) in addresses.iter().zip(clients).enumerate() {
@@ -102,6 +104,7 @@ impl ShardedClient {
             if let Some(dialer) = Arc::get_mut(&mut client.dialer) {
                 // Later connections get the full timeouts.
                 dialer.options = options.clone();
+                dialer.memories = Some(memories.clone());
             }
             client.reconnect_for = RECONNECT_FOR;
             members.push(client);
@@ -116,7 +119,7 @@ impl ShardedClient {
             idle_updates: Mutex::default(),
             incarnations: Mutex::default(),
         };
-        client.check_alike(wait)?;
+        client.check_alike(&memories, wait)?;
         Ok(client)
     }
 
@@ -133,13 +136,16 @@ impl ShardedClient {
     }
 
     /// Checks that the servers have the same release, memories of their own and the same tables. Creates the tables at servers without any.
-    fn check_alike(&self, wait: &Wait<'_>) -> Result<()> {
+    fn check_alike(&self, memories: &Memories, wait: &Wait<'_>) -> Result<()> {
         let group = &self.group;
         let stats = group.each(|client| ask_promptly(client, wait, |wait| client.stats(wait)))?;
         let release = |stats: &Value| stats["server"]["release"].as_str().unwrap_or("").to_owned();
         let releases = stats.iter().map(|(shard, stats)| (group.shards[*shard].name(), release(stats)));
         check_releases(&releases.collect::<Vec<_>>())?;
-        stats.iter().try_for_each(|(shard, stats)| group.note_memory(*shard, stats))?;
+        for (shard, stats) in &stats {
+            let noted = memories.note(group.shards[*shard].name(), stats);
+            noted.map_err(|error| Error::Config(error.to_string()))?;
+        }
         let listings = group.each(|client| ask_promptly(client, wait, |wait| client.list(wait)))?;
         let with_tables = listings.iter().find(|(_, listing)| !listing.tables.is_empty());
         let Some((model, tables)) = with_tables.map(|(shard, listing)| (*shard, &listing.tables)) else {

@@ -6,7 +6,6 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
-use crate::refuse;
 use base::host;
 use base::sync::lock;
 use base::wait::Wait;
@@ -15,7 +14,6 @@ use replay_core::replay::{Replay, SampledItem, ShardState};
 use replay_core::schema::TableConfig;
 use replay_core::table::ids::IdSpace;
 use replay_wire::ErrorCode;
-use serde_json::Value;
 
 use super::super::Client;
 use super::super::pipeline::{is_broken, is_closed};
@@ -34,8 +32,6 @@ pub struct Group {
     pub shards: Vec<Shard>,
     /// Servers by the table number in their ids. Tables of two servers may share a number; the rest of an id then differs.
     numbers: Mutex<HashMap<u16, Vec<usize>>>,
-    /// Identities of the servers' memories, by address.
-    memories: Mutex<BTreeMap<String, String>>,
     /// Newest versions of the parameters, by name.
     pub versions: Mutex<BTreeMap<String, u64>>,
     /// Servers of the open writers, by the writer's number.
@@ -58,7 +54,6 @@ impl Group {
         Group {
             shards: shards.collect(),
             numbers: Mutex::default(),
-            memories: Mutex::default(),
             versions: Mutex::default(),
             writers: Mutex::default(),
             own,
@@ -177,25 +172,15 @@ impl Group {
         }
     }
 
-    /// Records the memory of a server from its statistics.
-    ///
-    /// # Errors
-    /// [`Error::Config`] when it is another server's.
-    pub fn note_memory(&self, shard: usize, stats: &Value) -> Result<()> {
-        let identity = stats["identity"].as_str().unwrap_or_default();
-        note_memory(&mut lock(&self.memories), self.shards[shard].name(), identity)
-    }
-
     /// The servers whose table may have an id of this number.
     pub fn of_number(&self, number: u16) -> Vec<usize> {
         lock(&self.numbers).get(&number).cloned().unwrap_or_default()
     }
 
-    /// Checks that a server that has returned is no copy of another, creates missing tables there, and copies newer parameters to it.
+    /// Creates missing tables at a server that has returned, and copies newer parameters to it.
     fn take_up(&self, shard: usize) -> Result<()> {
         let wait = Wait::until(Some(host::now() + RETRY_FOR));
         let client = &self.shards[shard].client;
-        self.note_memory(shard, &client.stats(&wait)?)?;
         let here = client.list(&wait)?;
         let Some(other) = self.present().find(|&other| other != shard) else {
             return Ok(());
@@ -232,21 +217,6 @@ impl Shard {
     /// Adds the address to a server's error.
     pub fn named(&self, error: Error) -> Error {
         at(&self.name(), error)
-    }
-}
-
-/// Records the identity of a server's memory. A copy of another server's is refused: an item's id would name one in each.
-fn note_memory(memories: &mut BTreeMap<String, String>, name: String, identity: &str) -> Result<()> {
-    memories.remove(&name);
-    match memories.iter().find(|(_, known)| *known == identity) {
-        Some((other, _)) => refuse(format!(
-            "{other} and {name} have the same memory: they are one server, which is to be named once, or were started from \
-             copies of one snapshot; start one of them with an empty folder (--snapshot)"
-        )),
-        None => {
-            memories.insert(name, identity.to_owned());
-            Ok(())
-        }
     }
 }
 
@@ -344,7 +314,7 @@ fn await_return(group: &Weak<Group>, shard: usize, since: Instant) {
                 tracing::warn!("{name} answers again after {seconds} s, and is sampled again");
                 return;
             }
-            Err(error) if is_lost(&error) => {}
+            Err(error) if is_lost(&error) && !matches!(error, Error::CopiedMemory { .. }) => {}
             Err(error) if error.code() == ErrorCode::Deadline => {}
             Err(error) => {
                 if !std::mem::replace(&mut refused, true) {
@@ -358,21 +328,4 @@ fn await_return(group: &Weak<Group>, shard: usize, since: Instant) {
 /// The server does not answer, or was closed.
 pub fn is_lost(error: &Error) -> bool {
     is_broken(error) || is_closed(error)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_copy_of_another_servers_memory_is_refused_with_both_names() {
-        let mut memories = BTreeMap::new();
-        let mut note = |name: &str, identity: &str| note_memory(&mut memories, name.to_owned(), identity);
-        for (name, identity) in [("innet://a", "1"), ("innet://b", "2"), ("innet://b", "2"), ("innet://a", "3")] {
-            note(name, identity).unwrap();
-        }
-        let refused = note("innet://c", "2").unwrap_err().to_string();
-        assert!(refused.starts_with("innet://b and innet://c have the same memory"), "{refused}");
-        note("innet://c", "1").unwrap();
-    }
 }
