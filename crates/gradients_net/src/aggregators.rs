@@ -27,8 +27,8 @@ use replay_core::table::Attempt;
 use replay_net::client::ConnectOptions;
 use replay_net::client::connection::Dialer;
 use replay_net::config::ServerConfig;
+use replay_net::error::io_error;
 use replay_net::error::{Error as NetError, Result as NetResult};
-use replay_net::io_error;
 
 /// The parent server.
 pub struct ParentServer {

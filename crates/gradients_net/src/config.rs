@@ -10,9 +10,9 @@ use serde::{Deserialize, Serialize};
 use crate::extension::NAME;
 use gradients::{AggregatorLimits, DpdkConfig};
 use replay_net::config::{ServerConfig, within};
+use replay_net::error::refuse;
 use replay_net::error::{Error, Result};
-use replay_net::extension::ExtensionSettings;
-use replay_net::refuse;
+use replay_net::plugin::ExtensionSettings;
 use replay_net::stack::{Address, StackName};
 
 const NEVER: Duration = Duration::from_secs(100 * 365 * 86_400);

@@ -1,4 +1,4 @@
-//! Implementation of the extension interface of `replay_net`.
+//! The plug-in: sums of gradients as a service of a server.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -12,23 +12,23 @@ use crate::config::GradientsConfig;
 use crate::message::{self, Join};
 use crate::{doctor, metrics};
 use replay_core::table::Attempt;
-use replay_net::cli::doctor::{Finding, MachineFiles};
 use replay_net::config::ServerConfig;
 use replay_net::error::{Error, Result};
-use replay_net::extension::{self, Extension, MetricGroup, PluggedExtension, Session, SettingsType};
+use replay_net::findings::{Finding, MachineFiles};
+use replay_net::plugin::{self, Extension, MetricGroup, Plugin, Session, SettingsType};
 
 /// Name of the service in requests and statistics.
 pub const NAME: &str = "gradients";
 
-/// Registers the extension.
+/// Plugs the service in.
 pub fn plug_in() {
-    extension::plug_in(&Plug);
+    plugin::plug_in(&Plug);
 }
 
-/// The registered extension.
+/// The plug-in.
 struct Plug;
 
-impl PluggedExtension for Plug {
+impl Plugin for Plug {
     fn name(&self) -> &'static str {
         NAME
     }

@@ -1,5 +1,6 @@
 //! The server's configuration: one struct, read from TOML and from flags.
 
+mod file;
 mod http;
 mod period;
 mod size;
@@ -9,14 +10,17 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Parser, ValueEnum};
 use serde::{Deserialize, Serialize};
-use toml::de::{DeTable, Deserializer};
 
+use crate::error::refuse;
 use crate::error::{Error, Result};
-use crate::extension::{self, ExtensionSettings};
+use crate::plugin::ExtensionSettings;
+use crate::process_memory;
+use crate::stack::plugged::plugged_in;
 use crate::stack::{Address, StackName};
-use crate::{process_memory, refuse};
+pub use file::{add_flags, given_flags};
 pub use http::HttpAddress;
 use period::parse_period;
 use replay_core::memory::MemoryLimits;
@@ -26,8 +30,6 @@ use replay_wire::handshake::Tokens;
 use replay_wire::role::Role;
 use size::deserialize_bytes;
 pub(crate) use size::parse_bytes;
-pub(crate) use validate::MAX_CONNECTIONS;
-use validate::MAX_IO_THREADS;
 pub use validate::within;
 
 /// Minimum of `max_bytes`, in frames of `max_frame_bytes`: two receive buffers and one stored frame.
@@ -36,8 +38,10 @@ const FRAMES: u64 = 3;
 /// Frames of the default length that fit into the memory that a server may have, or more.
 const FRAMES_IN_ROOM: u64 = 32;
 
-/// Similarity above which a name is proposed in place of another, as by clap for flags.
-const LIKE: f64 = 0.7;
+/// Limit of I/O threads.
+const MAX_IO_THREADS: u64 = 256;
+/// Limit of connections: Linux's default for a process's open files (`fs.nr_open`).
+pub const MAX_CONNECTIONS: u64 = 1 << 20;
 
 /// Default share of the memory limit for tables, parameters and receive buffers. Unread replies and other processes of the machine, such
 /// as learners, need some of the rest.
@@ -59,7 +63,7 @@ pub struct ServerConfig {
     #[arg(long, value_name = "ADDRESS")]
     pub http: Option<HttpAddress>,
     /// Network stack.
-    #[arg(long, value_name = "STACK", default_value = "kernel", value_parser = StackName::parser())]
+    #[arg(long, value_name = "STACK", default_value = "kernel", value_parser = stack_parser())]
     pub stack: StackName,
     /// Configuration file of a stack other than the kernel's.
     #[arg(long, value_name = "FILE")]
@@ -166,6 +170,14 @@ impl Default for ServerConfig {
     }
 }
 
+/// Parser of `--stack`, with the names of all stacks in its help.
+fn stack_parser() -> impl TypedValueParser<Value = StackName> {
+    let plugged = plugged_in().into_iter();
+    let plugged = plugged.map(|stack| PossibleValue::new(stack.name()).help(stack.help()));
+    let kernel = PossibleValue::new("kernel").help("The kernel's: TCP and Unix sockets");
+    PossibleValuesParser::new([kernel].into_iter().chain(plugged)).try_map(|name| name.parse::<StackName>())
+}
+
 /// Lowest level of logged events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
@@ -218,42 +230,6 @@ impl ServerConfig {
     /// Largest default of `max_frame_bytes`.
     pub const MOST_FRAME_BYTES: u64 = 256 << 20;
 
-    /// Reads the text of a TOML file. Errors name the file by `origin`; `overrides` replaces keys of the same name.
-    ///
-    /// # Errors
-    /// [`Error::Config`] with line and key, also for unknown keys.
-    pub fn from_toml(text: &str, origin: &str, overrides: toml::Table) -> Result<Self> {
-        let refuse = |mut error: toml::de::Error| {
-            error.set_input(Some(text));
-            let message = error.message().to_owned();
-            // The given name, and those that it could be.
-            let mut names = message.split('`').skip(1).step_by(2);
-            let (given, mut known) = (names.next().unwrap_or_default(), names.collect::<Vec<_>>());
-            let others = match message.starts_with("unknown field") && known.contains(&"listen") {
-                true => extension::names_of_settings(),
-                false => Vec::new(),
-            };
-            known.extend(others.iter().map(String::as_str));
-            let others = match others.is_empty() {
-                true => String::new(),
-                false => format!("or, of extensions, `{}`\n", others.join("`, `")),
-            };
-            let like = known.into_iter().map(|name| (strsim::jaro(given, name), name));
-            let nearest = like.filter(|(like, _)| *like > LIKE).max_by(|(one, _), (other, _)| one.total_cmp(other));
-            let nearest = nearest.map_or(String::new(), |(_, name)| format!("did you mean `{name}`?\n"));
-            Error::Config(format!("{origin}: {error}{others}{nearest}"))
-        };
-        // Parsed without the overrides first, so that an error names its line in the file.
-        let mut file = DeTable::parse(text).map_err(refuse)?;
-        extension::check_types(&mut file).map_err(refuse)?;
-        ServerConfig::deserialize(Deserializer::from(file)).map_err(refuse)?;
-        let mut table: toml::Table = toml::from_str(text).map_err(refuse)?;
-        table.extend(overrides);
-        let extensions = ExtensionSettings::take(&mut table);
-        let config: ServerConfig = table.try_into().map_err(refuse)?;
-        Ok(ServerConfig { extensions, ..config })
-    }
-
     /// The tokens' settings, with their names.
     fn token_settings(&self) -> [TokenSetting<'_>; 3] {
         let setting = |role, name, token, file| TokenSetting { role, name, token, file };
@@ -301,7 +277,7 @@ impl ServerConfig {
         Ok(tokens)
     }
 
-    /// Token with which this server's extensions connect to other servers: the operator's, or else the learners'.
+    /// Token with which this server's plug-ins connect to other servers: the operator's, or else the learners'.
     ///
     /// # Errors
     /// Errors of [`Self::read_tokens`].

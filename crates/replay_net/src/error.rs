@@ -196,3 +196,14 @@ impl From<Interrupted> for Error {
         Error::Interrupted
     }
 }
+
+/// Conversion of an error of the operating system; `what` names the failed operation.
+pub fn io_error(what: impl Into<String>) -> impl FnOnce(io::Error) -> Error {
+    |source| OsError::of(what)(source).into()
+}
+
+/// # Errors
+/// [`Error::Config`], always.
+pub fn refuse<T>(reason: impl Into<String>) -> Result<T> {
+    Err(Error::Config(reason.into()))
+}

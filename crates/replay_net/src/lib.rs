@@ -13,7 +13,8 @@
 //! | [`command`] | requests without a result, in process and on servers |
 //! | [`connection`] | one coroutine per connection |
 //! | [`server`] | listeners, I/O threads, shutdown, statistics over HTTP |
-//! | [`extension`] | interface for further services of a server |
+//! | [`plugin`] | what other crates add: network stacks, services beside the memory |
+//! | [`findings`] | what `doctor` finds |
 //! | [`client`] | `Replay` over a connection, and sessions with extensions |
 //! | [`tls`] | certificates and keys for rustls |
 //! | [`snapshots`] | saves and restores snapshots of a server's memory |
@@ -29,8 +30,9 @@ pub mod command;
 pub mod config;
 pub mod connection;
 pub mod error;
-pub mod extension;
+pub mod findings;
 pub mod framing;
+pub mod plugin;
 pub mod process_memory;
 pub mod receive;
 pub mod reply_budget;
@@ -40,26 +42,8 @@ pub mod snapshots;
 pub mod stack;
 pub mod tls;
 
-use crate::error::{Error, Result};
-use base::error::OsError;
-
 /// Crates that log at the configured level. All other crates log warnings and errors only.
 pub fn log_targets() -> impl Iterator<Item = &'static str> {
     let own = ["replay_net", "replay_wire", "replay_core", "base"];
-    let stacks = stack::plugged::plugged_in().into_iter();
-    let extensions = extension::plugged_in().into_iter();
-    own.into_iter()
-        .chain(stacks.map(|stack| stack.log_target()))
-        .chain(extensions.flat_map(|extension| extension.log_targets()).copied())
-}
-
-/// Conversion of an error of the operating system; `what` names the failed operation.
-pub fn io_error(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Error {
-    |source| OsError::of(what)(source).into()
-}
-
-/// # Errors
-/// [`Error::Config`], always.
-pub fn refuse<T>(reason: impl Into<String>) -> Result<T> {
-    Err(Error::Config(reason.into()))
+    own.into_iter().chain(plugin::plugged_in().into_iter().flat_map(|plugin| plugin.log_targets()).copied())
 }

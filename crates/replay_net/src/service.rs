@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use crate::command::carry_out;
 use crate::error::{Error, Result};
-use crate::extension::{self, Extension};
+use crate::plugin::{self, Extension};
 use crate::receive::ReceiveBudgets;
 use crate::reply_budget::{LargeReply, ReplyBudgets};
 use crate::snapshots::Snapshots;
@@ -152,12 +152,13 @@ impl Service {
     pub fn extension(&self, name: &str) -> Result<&Arc<dyn Extension>> {
         let mut extensions = self.extensions.iter();
         extensions.find(|extension| extension.name() == name).ok_or_else(|| {
-            let mut known = extension::plugged_in().into_iter();
-            let known = known.find(|extension| extension.name() == name);
-            Error::Config(known.map_or_else(
-                || format!("this program does not know the service {name:?}"),
-                |extension| extension.absent(),
-            ))
+            let known = plugin::plugged_in().into_iter().find(|plugin| plugin.name() == name);
+            Error::Config(
+                known.map_or_else(
+                    || format!("this program does not know the service {name:?}"),
+                    |plugin| plugin.absent(),
+                ),
+            )
         })
     }
 

@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value, json};
 
+use crate::error::io_error;
 use crate::error::{Error, Result};
-use crate::io_error;
 use base::error::OsError;
 use base::host;
 use base::sync::lock;

@@ -16,16 +16,18 @@ use tokio::task::LocalSet;
 
 use base::wait::Wait;
 use replay_core::replay::Replay;
-use replay_net::cli::doctor::Finding;
-use replay_net::client::pipeline::ServerWait;
 use replay_net::client::{self, ConnectOptions};
 use replay_net::config::ServerConfig;
 use replay_net::error::Result;
+use replay_net::error::refuse;
+use replay_net::findings::{Finding, MachineFiles};
+use replay_net::log_targets;
+use replay_net::plugin::{Plugin, plug_in};
 use replay_net::server::{JoinTask, ServeTask};
 use replay_net::stack::kernel::Kernel;
-use replay_net::stack::plugged::{PluggedStack, StackClient, StackFuture, plug_in};
+use replay_net::stack::plugged::{PluggedStack, StackClient, StackFuture};
+use replay_net::stack::server_wait::ServerWait;
 use replay_net::stack::{Address, ByteStream, StackName};
-use replay_net::{log_targets, refuse};
 use replay_wire::ErrorCode;
 
 use support::*;
@@ -49,36 +51,42 @@ impl PluggedStack for Threads {
         "A thread for each call"
     }
 
-    fn log_target(&self) -> &'static str {
-        env!("CARGO_CRATE_NAME")
+    fn client(&self, address: &Address, _: Option<&Path>, _: bool) -> Result<Arc<dyn StackClient>> {
+        let Address::Tcp { host, port, .. } = address else {
+            return refuse("no TCP");
+        };
+        Ok(Arc::new(Way { peer: format!("{host}:{port}"), runtime: runtime() }))
+    }
+}
+
+impl Plugin for Threads {
+    fn name(&self) -> &'static str {
+        PluggedStack::name(self)
     }
 
-    fn check_built_in(&self) -> Result<()> {
-        Ok(())
+    fn log_targets(&self) -> &'static [&'static str] {
+        &[env!("CARGO_CRATE_NAME")]
     }
 
-    fn check_server(&self, config: &ServerConfig) -> Result<()> {
+    fn stack(&self) -> Option<&'static dyn PluggedStack> {
+        Some(&Threads)
+    }
+
+    fn check(&self, config: &ServerConfig) -> Result<()> {
         match config.spin {
             true => refuse("threads do not spin"),
             false => Ok(()),
         }
     }
 
+    fn findings(&self, _: &ServerConfig, _: &MachineFiles) -> Result<Vec<Finding>> {
+        Ok(vec![Finding::new("threads", Ok("as many as calls".into()))])
+    }
+
     fn serve(&self, _: &ServerConfig, task: ServeTask) -> Result<JoinTask> {
         let serve = move || LocalSet::new().block_on(&runtime(), task.run(Kernel));
         let thread = thread::spawn(serve);
         Ok(Box::new(|| thread.join().is_ok()))
-    }
-
-    fn client(&self, address: &Address, _: &ConnectOptions) -> Result<Arc<dyn StackClient>> {
-        let Address::Tcp { host, port, .. } = address else {
-            return refuse("no TCP");
-        };
-        Ok(Arc::new(Way { peer: format!("{host}:{port}"), runtime: runtime() }))
-    }
-
-    fn findings(&self, _: Option<&Path>) -> Result<Vec<Finding>> {
-        Ok(vec![Finding::new("threads", Ok("as many as calls".into()))])
     }
 }
 

@@ -9,7 +9,7 @@ use gradients_net::GradientsConfig;
 use replay_core::memory::Memory;
 use replay_net::config::{HttpAddress, ServerConfig};
 use replay_net::error::Result;
-use replay_net::extension::ExtensionSettings;
+use replay_net::plugin::ExtensionSettings;
 use replay_net::server::{RunningServer, Server};
 use replay_net::stack::Address;
 

@@ -3,7 +3,7 @@
 //!
 //! | module | subject |
 //! | --- | --- |
-//! | this file | implementation of [`PluggedStack`] |
+//! | this file | implementation of [`Plugin`] |
 //! | [`config`] | F-Stack's configuration file, with a section of our own |
 //! | [`doctor`] | checks of the machine for F-Stack |
 //! | `tcp` | sockets, and the reactor that runs F-Stack's loop (feature `fstack`) |
@@ -17,23 +17,23 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
 
-use replay_net::cli::doctor::Finding;
-use replay_net::client::ConnectOptions;
 use replay_net::config::ServerConfig;
 use replay_net::error::Result;
-use replay_net::refuse;
+use replay_net::error::refuse;
+use replay_net::findings::{Finding, MachineFiles};
+use replay_net::plugin::{self, Plugin};
 use replay_net::server::{JoinTask, ServeTask};
 use replay_net::stack::Address;
-use replay_net::stack::plugged::{self, PluggedStack, StackClient};
+use replay_net::stack::plugged::{PluggedStack, StackClient};
 
 use config::Config;
 
 const NOT_BUILT_IN: &str = "this program was built without F-Stack: install F-Stack (https://github.com/F-Stack/f-stack) and build \
                             again with the cargo feature `fstack`";
 
-/// Registers F-Stack.
+/// Plugs F-Stack in.
 pub fn plug_in() {
-    plugged::plug_in(&Plug);
+    plugin::plug_in(&Plug);
 }
 
 /// Release of F-Stack that this program was built with, `"unknown"` if undetermined; `None` without F-Stack.
@@ -44,7 +44,7 @@ pub fn release() -> Option<&'static str> {
     None
 }
 
-/// The registered stack.
+/// The plug-in.
 struct Plug;
 
 impl PluggedStack for Plug {
@@ -61,18 +61,34 @@ impl PluggedStack for Plug {
          thread. --stack-config is F-Stack's file, with an additional section `[innet]` for DPDK's arguments, one `eal` line each"
     }
 
-    fn log_target(&self) -> &'static str {
-        env!("CARGO_CRATE_NAME")
-    }
-
-    fn check_built_in(&self) -> Result<()> {
-        match release() {
-            Some(_) => Ok(()),
-            None => refuse(NOT_BUILT_IN),
+    fn client(&self, address: &Address, file: Option<&Path>, spin: bool) -> Result<Arc<dyn StackClient>> {
+        if spin {
+            return refuse(format!(
+                "spin is for the kernel's sockets, and {address} uses F-Stack, which polls anyway: leave spin out"
+            ));
         }
+        check_built_in()?;
+        let Some(file) = file else {
+            return refuse(format!("{address} needs F-Stack's configuration file (config)"));
+        };
+        tcp::client(address, file)
+    }
+}
+
+impl Plugin for Plug {
+    fn name(&self) -> &'static str {
+        PluggedStack::name(self)
     }
 
-    fn check_server(&self, config: &ServerConfig) -> Result<()> {
+    fn log_targets(&self) -> &'static [&'static str] {
+        &[env!("CARGO_CRATE_NAME")]
+    }
+
+    fn stack(&self) -> Option<&'static dyn PluggedStack> {
+        Some(&Plug)
+    }
+
+    fn check(&self, config: &ServerConfig) -> Result<()> {
         if config.stack_config.is_none() {
             return refuse("stack is fstack: name F-Stack's configuration file in stack_config");
         }
@@ -110,31 +126,26 @@ impl PluggedStack for Plug {
     }
 
     fn check_files(&self, config: &ServerConfig) -> Result<()> {
+        check_built_in()?;
         config.stack_config.as_deref().map_or(Ok(()), |file| Config::read(file).map(drop))
+    }
+
+    fn findings(&self, config: &ServerConfig, _: &MachineFiles) -> Result<Vec<Finding>> {
+        // Defaults without a file: a network card on hugepages, and any core.
+        let config = config.stack_config.as_deref().map(Config::read).transpose()?.unwrap_or_default();
+        Ok(doctor::Machine::this().findings(&config))
     }
 
     fn serve(&self, config: &ServerConfig, task: ServeTask) -> Result<JoinTask> {
         let file = config.stack_config.as_deref().unwrap_or(Path::new(""));
         tcp::serve(&Config::read(file)?, task)
     }
+}
 
-    fn client(&self, address: &Address, options: &ConnectOptions) -> Result<Arc<dyn StackClient>> {
-        if options.spin {
-            return refuse(format!(
-                "spin is for the kernel's sockets, and {address} uses F-Stack, which polls anyway: leave spin out"
-            ));
-        }
-        self.check_built_in()?;
-        let Some(file) = &options.stack_config else {
-            return refuse(format!("{address} needs F-Stack's configuration file (config)"));
-        };
-        tcp::client(address, file)
-    }
-
-    fn findings(&self, file: Option<&Path>) -> Result<Vec<Finding>> {
-        // Defaults without a file: a network card on hugepages, and any core.
-        let config = file.map(Config::read).transpose()?.unwrap_or_default();
-        Ok(doctor::Machine::this().findings(&config))
+fn check_built_in() -> Result<()> {
+    match release() {
+        Some(_) => Ok(()),
+        None => refuse(NOT_BUILT_IN),
     }
 }
 

@@ -26,11 +26,11 @@ use std::sync::{Arc, mpsc};
 use std::time::Instant;
 
 use base::wait::Wait;
-use replay_net::client::pipeline::ServerWait;
+use replay_net::error::io_error;
 use replay_net::error::{Error, Result};
-use replay_net::io_error;
 use replay_net::server::{JoinTask, ServeTask};
 use replay_net::stack::plugged::{StackClient, StackFuture};
+use replay_net::stack::server_wait::ServerWait;
 use replay_net::stack::{Address, ByteStream, Stack};
 
 use crate::config::Config;

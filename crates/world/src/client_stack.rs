@@ -9,20 +9,16 @@ use std::thread::{self, ThreadId};
 use std::time::Instant;
 
 use base::wait::Wait;
-use replay_net::cli::doctor::Finding;
-use replay_net::client::ConnectOptions;
-use replay_net::client::pipeline::ServerWait;
-use replay_net::config::ServerConfig;
 use replay_net::error::{Error, Result};
-use replay_net::server::{JoinTask, ServeTask};
 use replay_net::stack::plugged::{StackClient, StackFuture};
+use replay_net::stack::server_wait::ServerWait;
 use replay_net::stack::{Address, ByteStream, PluggedStack, Stack, StackName, until};
 use simulation::{SimStack, SimStream};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::process::{block_on, running};
 
-/// The stack, for `plug_in`.
+/// The stack, for `register`.
 pub struct Simulated;
 
 impl PluggedStack for Simulated {
@@ -38,32 +34,12 @@ impl PluggedStack for Simulated {
         "A simulated network"
     }
 
-    fn log_target(&self) -> &'static str {
-        "world"
-    }
-
-    fn check_built_in(&self) -> Result<()> {
-        Ok(())
-    }
-
-    fn check_server(&self, _config: &ServerConfig) -> Result<()> {
-        Ok(())
-    }
-
-    fn serve(&self, _config: &ServerConfig, _task: ServeTask) -> Result<JoinTask> {
-        replay_net::refuse("servers of a world are started by it")
-    }
-
-    fn client(&self, address: &Address, _options: &ConnectOptions) -> Result<Arc<dyn StackClient>> {
+    fn client(&self, address: &Address, _file: Option<&Path>, _spin: bool) -> Result<Arc<dyn StackClient>> {
         let mut listening = address.clone();
         if let Address::Tcp { stack, .. } = &mut listening {
             *stack = StackName::Kernel;
         }
         Ok(Arc::new(Client(OneThread::new((running(), listening)))))
-    }
-
-    fn findings(&self, _file: Option<&Path>) -> Result<Vec<Finding>> {
-        Ok(Vec::new())
     }
 }
 

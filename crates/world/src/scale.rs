@@ -19,7 +19,7 @@ use replay_net::client::{Address, Client, ConnectOptions};
 use replay_net::config::ServerConfig;
 use replay_net::error::{Error, Result};
 use replay_net::server::Server;
-use replay_net::stack::plugged::plug_in;
+use replay_net::stack::plugged::register;
 use replay_net::stack::{Stack, StackName};
 use simulation::{ServiceTimes, Sim, SimStack};
 
@@ -130,7 +130,7 @@ impl Counts {
 /// # Panics
 /// When a server refuses its settings.
 pub fn run(job: &Job, seed: u64) -> Found {
-    plug_in(&Simulated);
+    register(&Simulated);
     let sim = Sim::new(seed);
     let stack = sim.stack();
     let host = process::host(&stack, seed);

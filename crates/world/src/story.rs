@@ -11,7 +11,7 @@ use rand::{RngExt, SeedableRng};
 use replay_core::schema::Sampler;
 use replay_net::client::{Address, ConnectOptions};
 use replay_net::config::ServerConfig;
-use replay_net::stack::plugged::plug_in;
+use replay_net::stack::plugged::register;
 use replay_net::stack::{Stack, StackName};
 use simulation::{Sim, SimStack};
 
@@ -52,7 +52,7 @@ pub struct Outcome {
 /// # Panics
 /// When a promise is broken.
 pub fn run(seed: u64) -> Outcome {
-    plug_in(&Simulated);
+    register(&Simulated);
     let options = ConnectOptions::default();
     let sim = Sim::new(seed);
     let stack = sim.stack();

@@ -16,8 +16,8 @@ use std::ffi::OsString;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
+use crate::config::add_flags;
 use crate::error::Error;
-use crate::extension;
 
 /// Prioritized replay and parameters as a service in the network.
 #[derive(Parser)]
@@ -53,8 +53,8 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let parsed = CommandLine::command()
         // `--version` of a subcommand prints the name of the program.
         .mut_subcommands(|command| command.display_name("innet-replay"))
-        .mut_subcommand("serve", extension::add_flags)
-        .mut_subcommand("doctor", extension::add_flags)
+        .mut_subcommand("serve", add_flags)
+        .mut_subcommand("doctor", add_flags)
         .try_get_matches_from(arguments)
         .and_then(|matches| Ok((CommandLine::from_arg_matches(&matches)?, matches)));
     let (command_line, matches) = match parsed {

@@ -12,10 +12,9 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinError;
 
 use super::{log, notify};
-use crate::config::ServerConfig;
+use crate::config::{ServerConfig, given_flags};
+use crate::error::io_error;
 use crate::error::{Error, Result};
-use crate::extension;
-use crate::io_error;
 use crate::server::{RunningServer, Server};
 use crate::stack::Address;
 use replay_core::memory::Memory;
@@ -64,7 +63,7 @@ impl ConfigFlags {
         let given = |id: &&str| matches.value_source(id) == Some(ValueSource::CommandLine);
         let given: Vec<&str> = matches.ids().map(Id::as_str).filter(given).collect();
         flags.retain(|name, _| given.contains(&name));
-        flags.extend(extension::given_flags(matches)?);
+        flags.extend(given_flags(matches)?);
         let mut config = ServerConfig::from_toml(&text, &origin, flags)?;
         if config.token.is_none() && config.token_file.is_none() {
             config.token = environment_token.map(Secret);

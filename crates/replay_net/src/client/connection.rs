@@ -17,13 +17,14 @@ use tokio_rustls::TlsConnector;
 
 use super::memories::Memories;
 use super::outage::{self, Outage};
-use super::pipeline::{RequestPipeline, ServerWait, expect_reply, unexpected};
+use super::pipeline::{RequestPipeline, expect_reply, unexpected};
 use super::{ConnectOptions, tls};
+use crate::error::io_error;
+use crate::error::refuse;
 use crate::error::{Error, Result};
 use crate::framing::broken;
-use crate::io_error;
-use crate::refuse;
 use crate::stack::plugged::{StackClient, alternatives};
+use crate::stack::server_wait::ServerWait;
 use crate::stack::{Address, ByteStream, StackName, kernel};
 use crate::tls::{channel_binding, tls_error};
 use base::error::TooLarge;
@@ -105,7 +106,9 @@ impl Dialer {
                 ));
             }
             (StackName::Kernel, None) => None,
-            (StackName::Plugged(stack), _) => Some(stack.client(&address, &options)?),
+            (StackName::Plugged(stack), _) => {
+                Some(stack.client(&address, options.stack_config.as_deref(), options.spin)?)
+            }
         };
         Ok(Dialer {
             address,
@@ -381,9 +384,10 @@ impl Connection {
     fn paused<T>(&mut self, reply: Result<T>) -> Result<T> {
         match reply {
             // Replies to requests are not errors yet, so this one is about the whole connection.
-            Err(Error::RemoteDeadline { waited_for }) => {
-                Err(Error::Disconnected { address: self.parts()?.0.server().peer(), reason: waited_for.to_string() })
-            }
+            Err(Error::RemoteDeadline { waited_for }) => Err(Error::Disconnected {
+                address: self.parts()?.0.server().peer().to_owned(),
+                reason: waited_for.to_string(),
+            }),
             reply => reply,
         }
     }

@@ -37,7 +37,8 @@ mod tests {
     #[test]
     fn a_copy_of_another_servers_memory_is_refused_with_both_names() {
         let memories = Memories::default();
-        let note = |name: &str, identity: &str| memories.note(name.to_owned(), &serde_json::json!({ "identity": identity }));
+        let note =
+            |name: &str, identity: &str| memories.note(name.to_owned(), &serde_json::json!({ "identity": identity }));
         for (name, identity) in [("innet://a", "1"), ("innet://b", "2"), ("innet://b", "2"), ("innet://a", "3")] {
             note(name, identity).unwrap();
         }

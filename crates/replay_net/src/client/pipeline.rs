@@ -4,21 +4,19 @@
 use std::collections::{HashMap, VecDeque};
 use std::future::poll_fn;
 use std::pin::pin;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::task::Poll;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufReader, ReadHalf, WriteHalf, split};
 
 use super::namespace::Namespace;
 use crate::error::{Error, Result};
 use crate::framing::{FrameReader, write_frame};
+use crate::stack::server_wait::ServerWait;
 use base::error::check_size;
 use base::host;
 use base::random::random;
-use base::sync::lock;
-use base::wait::Wait;
-use replay_core::cause::WaitReason;
 use replay_wire::ErrorCode;
 use replay_wire::auth::{self, ChannelBinding, Side, Transcript};
 use replay_wire::handshake::printable_release;
@@ -37,65 +35,6 @@ macro_rules! expect_reply {
     };
 }
 pub(super) use expect_reply;
-
-/// State of a wait for the server: the last reason that the server sent.
-pub struct ServerWait {
-    /// Name of the server.
-    peer: String,
-    /// Reason of the last [`ReplyBody::Waiting`]; `None` after an answer.
-    reason: Mutex<Option<WaitReason>>,
-}
-
-impl ServerWait {
-    /// Time after which a server that has not sent a reason is logged as not answering.
-    const ARRIVES_WITHIN: Duration = Duration::from_secs(3);
-
-    /// A server called `peer`, without a reason.
-    pub fn new(peer: String) -> Self {
-        ServerWait { peer, reason: Mutex::default() }
-    }
-
-    /// The server, for errors.
-    pub fn peer(&self) -> String {
-        self.peer.clone()
-    }
-
-    /// Logs a long wait for the server: see [`Wait::report`].
-    pub fn report(&self, wait: &Wait<'_>, now: Instant) {
-        if wait.notice.is_none() {
-            return;
-        }
-        let reason = lock(&self.reason).clone();
-        match reason {
-            Some(reason) => reason.report(wait, now, Wait::REPORT_AFTER),
-            None => {
-                wait.awaits(None);
-                wait.report(now, Wait::REPORT_AFTER + Self::ARRIVES_WITHIN, || {
-                    format!("{} has not answered", self.peer)
-                });
-            }
-        }
-    }
-
-    /// The error of a call without an answer: a deadline's error gets the server's reason, if there is one.
-    pub fn explain(&self, late: Error) -> Error {
-        match (late, lock(&self.reason).clone()) {
-            (Error::Deadline { .. }, Some(reason)) => Error::deadline(reason),
-            (late, _) => late,
-        }
-    }
-
-    /// Records a reply: a reason, or an answer, which clears the reason.
-    fn note(&self, reply: &Reply) {
-        let mut reason = lock(&self.reason);
-        match &reply.body {
-            // A request's own reason is more specific.
-            ReplyBody::Waiting(_) if reply.id == NO_REQUEST && reason.is_some() => {}
-            ReplyBody::Waiting(because) => *reason = Some(because.clone()),
-            _ => *reason = None,
-        }
-    }
-}
 
 /// Pipelined requests over one stream: several may be in flight, and replies are matched by id.
 pub struct RequestPipeline<S> {
@@ -157,7 +96,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
             Err(_) if is_tls_alert(self.reader.received()) => {
                 return Err(Error::Config(format!(
                     "{} answers with TLS: connect to innets://, with the server's certificate or its authority's in tls_ca",
-                    self.server.peer
+                    self.server.peer()
                 )));
             }
             reply => reply?,
@@ -173,7 +112,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
             }
             .into());
         }
-        let peer = self.server.peer.clone();
+        let peer = self.server.peer().to_owned();
         let refuse = |reason: String| Err(Error::authentication(reason));
         match (token, challenge.token_needed) {
             (None, true) => {
@@ -247,7 +186,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
         }
         if usize::from(self.last_table) >= MAX_NUMBERED_TABLES {
             let reason = format!("this connection has numbered {MAX_NUMBERED_TABLES} tables");
-            return Err(Error::Disconnected { address: self.server.peer(), reason });
+            return Err(Error::Disconnected { address: self.server.peer().to_owned(), reason });
         }
         let name = self.namespace.as_ref().map_or_else(|| table.to_owned(), |namespace| namespace.full(table));
         Ok((self.last_table + 1, Some(name)))
@@ -360,7 +299,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
         if reply.id != id {
             return Err(Error::protocol(format!(
                 "{} answered request {} while request {id} was in flight",
-                self.server.peer, reply.id
+                self.server.peer(),
+                reply.id
             )));
         }
         answer(reply.body)
@@ -374,7 +314,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> RequestPipeline<S> {
         }
         let written = async {
             while let Some(outgoing) = self.queue.front_mut() {
-                write_frame(outgoing, &mut self.writer, &self.server.peer).await?;
+                write_frame(outgoing, &mut self.writer, &self.server.peer()).await?;
                 self.queue.pop_front();
             }
             Ok(())
@@ -405,7 +345,10 @@ async fn next_reply<R: AsyncRead + Unpin>(
 ) -> Result<Reply> {
     loop {
         let Some(frame) = reader.frame().await? else {
-            return Err(Error::Disconnected { address: server.peer.clone(), reason: "the server closed it".into() });
+            return Err(Error::Disconnected {
+                address: server.peer().to_owned(),
+                reason: "the server closed it".into(),
+            });
         };
         let mut reply = decode_reply(frame)?;
         if let Some(namespace) = namespace {

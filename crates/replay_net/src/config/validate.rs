@@ -4,19 +4,15 @@ use std::fmt::Display;
 use std::net::ToSocketAddrs;
 use std::time::Duration;
 
-use super::{FRAMES, ServerConfig};
+use super::{FRAMES, MAX_CONNECTIONS, MAX_IO_THREADS, ServerConfig};
+use crate::error::io_error;
+use crate::error::refuse;
 use crate::error::{Error, Result};
-use crate::extension;
-use crate::io_error;
-use crate::refuse;
+use crate::plugin;
 use crate::stack::plugged::alternatives;
 use crate::stack::{Address, StackName};
 use replay_core::schema::{DEFAULT_PRIORITY_EXPONENT, Sampler};
 
-/// Limit of I/O threads.
-pub(super) const MAX_IO_THREADS: u64 = 256;
-/// Limit of connections: Linux's default for a process's open files (`fs.nr_open`).
-pub const MAX_CONNECTIONS: u64 = 1 << 20;
 /// Limit of durations in milliseconds: 31 years, which any clock can add without overflow.
 const MAX_MS: u64 = 1_000_000_000_000;
 
@@ -90,9 +86,7 @@ impl ServerConfig {
             self.validate_address(&http.tcp(), http)?;
         }
         self.validate_stack()?;
-        for extension in extension::plugged_in() {
-            extension.check(self)?;
-        }
+        plugin::of_server(self.stack).try_for_each(|plugin| plugin.check(self))?;
         for table in &self.tables {
             table.validate()?;
             // Not in `validate`, as snapshots may have such tables.
@@ -120,13 +114,12 @@ impl ServerConfig {
 
     fn validate_stack(&self) -> Result<()> {
         match (self.stack, &self.stack_config) {
-            (StackName::Kernel, None) => Ok(()),
+            (StackName::Kernel, None) | (StackName::Plugged(_), _) => Ok(()),
             (StackName::Kernel, Some(_)) => {
                 let other = alternatives(|stack| stack.name().to_owned());
                 let other = other.map_or(String::new(), |names| format!("set stack to {names}, or "));
                 refuse(format!("stack_config is set, but stack is kernel: {other}leave stack_config out"))
             }
-            (StackName::Plugged(stack), _) => stack.check_server(self),
         }
     }
 

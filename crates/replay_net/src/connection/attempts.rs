@@ -11,7 +11,7 @@ use tokio::sync::watch;
 
 use super::Phase;
 use crate::error::Result;
-use crate::extension::{MAX_MESSAGE, Session};
+use crate::plugin::{MAX_MESSAGE, Session};
 use crate::reply_budget::{NoRoom, Reader};
 use crate::service::{NumberedTable, Service};
 use base::error::check_size;

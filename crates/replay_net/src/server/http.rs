@@ -30,7 +30,7 @@ use super::{ACCEPT_PAUSE, Server, StrangerEvent};
 use crate::config::HttpAddress;
 use crate::connection::{Phase, reached};
 use crate::error::Result;
-use crate::io_error;
+use crate::error::io_error;
 use crate::stack::kernel::{self, SERVER_USER_TIMEOUT, prepare_tcp};
 use base::host;
 

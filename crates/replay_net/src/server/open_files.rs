@@ -6,7 +6,7 @@ use super::admission::{MAX_REFUSALS, OPERATORS};
 use super::http;
 use crate::config::ServerConfig;
 use crate::error::Result;
-use crate::refuse;
+use crate::error::refuse;
 
 /// File descriptors of a process besides its connections, of which it has enough.
 const OTHER_FILES: u64 = 128;

@@ -17,9 +17,9 @@ use super::open_files::within_open_files;
 use super::{Accepted, Server};
 use crate::config::{HttpAddress, ServerConfig};
 use crate::connection::Phase;
+use crate::error::io_error;
 use crate::error::{Error, Result};
-use crate::extension;
-use crate::io_error;
+use crate::plugin;
 use crate::snapshots::disk::Machine;
 use crate::snapshots::{SnapshotThread, check_folder};
 use crate::stack::kernel::{self, Kernel};
@@ -194,8 +194,8 @@ impl Server {
         let with_tls = server.tls.is_some();
         let http = config.http.as_ref();
         let http = http.map(|address| HttpListener::bind(address, with_tls)).transpose()?;
-        for plugged in extension::plugged_in() {
-            if let Some(extension) = plugged.start(config)? {
+        for plugin in plugin::of_server(config.stack) {
+            if let Some(extension) = plugin.start(config)? {
                 server.context.service.extend(extension);
             }
         }
@@ -222,7 +222,7 @@ impl Server {
             StackName::Kernel => server.clone().start_on_kernel(config, bound, &mut running.tasks)?,
             StackName::Plugged(stack) => {
                 let task = ServeTask { server: server.clone(), listen: config.listen.clone(), bound };
-                running.tasks.push(stack.serve(config, task)?);
+                running.tasks.push(plugin::of_stack(stack)?.serve(config, task)?);
             }
         }
         running.addresses =
@@ -260,10 +260,7 @@ impl Server {
     pub fn check(config: &ServerConfig) -> Result<()> {
         Server::new(&within_limits(config)?, Memory::new(config.memory_limits()))?;
         warn_of_open_secrets(config);
-        if let StackName::Plugged(stack) = config.stack {
-            stack.check_files(config)?;
-        }
-        extension::plugged_in().iter().try_for_each(|extension| extension.check_files(config))?;
+        plugin::of_server(config.stack).try_for_each(|plugin| plugin.check_files(config))?;
         config.snapshot.as_deref().map_or(Ok(()), check_folder)
     }
 
@@ -340,8 +337,7 @@ fn trusted_with(config: &ServerConfig) -> Option<String> {
             Some("clients need a token, but without TLS other hosts can read and change what they send".to_owned())
         }
         true => {
-            let extensions = extension::plugged_in().into_iter();
-            let trusts: Vec<_> = extensions.filter_map(|extension| extension.trust(config)).collect();
+            let trusts: Vec<_> = plugin::of_server(config.stack).filter_map(|plugin| plugin.trust(config)).collect();
             (!trusts.is_empty()).then(|| trusts.join("; "))
         }
         false => None,
@@ -352,7 +348,7 @@ fn trusted_with(config: &ServerConfig) -> Option<String> {
 fn within_limits(config: &ServerConfig) -> Result<ServerConfig> {
     match config.stack {
         StackName::Kernel => within_open_files(config),
-        StackName::Plugged(stack) => stack.check_built_in().map(|()| config.clone()),
+        StackName::Plugged(stack) => plugin::of_stack(stack)?.check_files(config).map(|()| config.clone()),
     }
 }
 

@@ -12,8 +12,8 @@ use replay_core::memory::Memory;
 use replay_core::snapshot;
 
 use super::disk::{Disk, DiskFile, Machine, PRIVATE};
+use crate::error::io_error;
 use crate::error::{Error, Result};
-use crate::io_error;
 
 /// Writes all tables to a file. Replaces an existing file as a whole, once everything is on the disk. Follows a symbolic link and replaces
 /// its target.

@@ -13,9 +13,9 @@ use socket2::{Domain, SockAddr, SockRef, Socket, TcpKeepalive, Type};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 
 use super::{Address, ByteStream, Stack, StackName};
+use crate::error::io_error;
+use crate::error::refuse;
 use crate::error::{Error, Result};
-use crate::io_error;
-use crate::refuse;
 use base::fork::close_in_children;
 
 /// Length of the listen queue.

@@ -4,6 +4,7 @@
 pub mod address;
 pub mod kernel;
 pub mod plugged;
+pub mod server_wait;
 
 use std::future::Future;
 use std::io;
@@ -16,8 +17,8 @@ use tokio::sync::oneshot;
 pub use address::Address;
 pub use plugged::{PluggedStack, StackName};
 
+use crate::error::io_error;
 use crate::error::{Error, Result};
-use crate::io_error;
 
 /// A connection of any kind, boxed as `Box<dyn ByteStream>`.
 pub trait ByteStream: AsyncRead + AsyncWrite + Unpin + Send {}

@@ -1,5 +1,5 @@
-//! Network stacks of other crates. A program registers them by name before it parses addresses: `--stack NAME` for a server,
-//! `innet+NAME://` for a client.
+//! Network stacks of other crates. A program plugs them in before it parses addresses: `--stack NAME` for a server, `innet+NAME://`
+//! for a client.
 
 use std::fmt;
 use std::future::Future;
@@ -11,20 +11,15 @@ use std::str::FromStr;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use serde::{Deserialize, Serialize};
 
+use super::server_wait::ServerWait;
 use super::{Address, ByteStream};
-use crate::cli::doctor::Finding;
-use crate::client::ConnectOptions;
-use crate::client::pipeline::ServerWait;
-use crate::config::ServerConfig;
 use crate::error::{Error, Result};
-use crate::server::{JoinTask, ServeTask};
 use base::sync::lock;
 use base::wait::Wait;
 
-/// A network stack of another crate.
+/// A network stack of another crate, as addresses and clients see it.
 pub trait PluggedStack: Sync {
     /// Name of the stack in `--stack` and in addresses.
     fn name(&self) -> &'static str;
@@ -32,38 +27,12 @@ pub trait PluggedStack: Sync {
     fn title(&self) -> &'static str;
     /// Help text of the value in `--stack`.
     fn help(&self) -> &'static str;
-    /// Crate that logs at the configured level.
-    fn log_target(&self) -> &'static str;
-    /// # Errors
-    /// [`Error::Config`] if this program was built without the stack.
-    fn check_built_in(&self) -> Result<()>;
-    /// Checks the configuration of a server on this stack before the start.
-    ///
-    /// # Errors
-    /// [`Error::Config`] with advice.
-    fn check_server(&self, config: &ServerConfig) -> Result<()>;
-    /// Reads the files that a start of the stack reads.
-    ///
-    /// # Errors
-    /// [`Error::Config`] with the file.
-    fn check_files(&self, _config: &ServerConfig) -> Result<()> {
-        Ok(())
-    }
-    /// Runs `task` on the stack's thread; starts the thread if it is not running.
-    ///
-    /// # Errors
-    /// [`Error::Config`] and [`Error::Io`] for a stack that cannot be started.
-    fn serve(&self, config: &ServerConfig, task: ServeTask) -> Result<JoinTask>;
-    /// Creates a client for `address`.
+    /// Creates a client for `address`, with the stack's configuration file if there is one. A client that is to `spin` polls without
+    /// sleeping.
     ///
     /// # Errors
     /// [`Error::Config`] if the options do not fit the address, or if the stack cannot be started.
-    fn client(&self, address: &Address, options: &ConnectOptions) -> Result<Arc<dyn StackClient>>;
-    /// Checks of the machine for `innet-replay doctor`, with the stack's configuration file if there is one.
-    ///
-    /// # Errors
-    /// [`Error::Config`] for a file that cannot be read.
-    fn findings(&self, file: Option<&Path>) -> Result<Vec<Finding>>;
+    fn client(&self, address: &Address, file: Option<&Path>, spin: bool) -> Result<Arc<dyn StackClient>>;
 }
 
 /// A future that is run on a stack's thread.
@@ -87,23 +56,23 @@ pub trait StackClient: Send + Sync {
     ) -> Result<()>;
 }
 
-static PLUGGED_IN: Mutex<Vec<&'static dyn PluggedStack>> = Mutex::new(Vec::new());
+static STACKS: Mutex<Vec<&'static dyn PluggedStack>> = Mutex::new(Vec::new());
 
-/// Registers a stack. Later stacks of the same name are ignored.
-pub fn plug_in(stack: &'static dyn PluggedStack) {
-    let mut stacks = lock(&PLUGGED_IN);
+/// Makes a stack known by its name. Later stacks of the same name are ignored.
+pub fn register(stack: &'static dyn PluggedStack) {
+    let mut stacks = lock(&STACKS);
     if stacks.iter().all(|known| known.name() != stack.name()) {
         stacks.push(stack);
     }
 }
 
-/// All registered stacks.
+/// All stacks that are plugged in.
 pub fn plugged_in() -> Vec<&'static dyn PluggedStack> {
-    lock(&PLUGGED_IN).clone()
+    lock(&STACKS).clone()
 }
 
 /// `text` of each registered stack, joined by "or"; `None` without any.
-pub(crate) fn alternatives(text: impl Fn(&dyn PluggedStack) -> String) -> Option<String> {
+pub fn alternatives(text: impl Fn(&dyn PluggedStack) -> String) -> Option<String> {
     let texts: Vec<_> = plugged_in().into_iter().map(text).collect();
     (!texts.is_empty()).then(|| texts.join(" or "))
 }
@@ -126,14 +95,6 @@ impl StackName {
             StackName::Kernel => "kernel",
             StackName::Plugged(stack) => stack.name(),
         }
-    }
-
-    /// Parser of a flag, with the names of all stacks in its help.
-    pub(crate) fn parser() -> impl TypedValueParser<Value = Self> {
-        let plugged = plugged_in().into_iter();
-        let plugged = plugged.map(|stack| PossibleValue::new(stack.name()).help(stack.help()));
-        let kernel = PossibleValue::new("kernel").help("The kernel's: TCP and Unix sockets");
-        PossibleValuesParser::new([kernel].into_iter().chain(plugged)).try_map(|name| name.parse::<Self>())
     }
 }
 

@@ -13,7 +13,7 @@ use replay_net::client::session::ExtensionSession;
 use replay_net::client::{Client, ConnectOptions, connect};
 use replay_net::config::ServerConfig;
 use replay_net::error::{Error, Result};
-use replay_net::extension::*;
+use replay_net::plugin::*;
 use replay_net::server::RunningServer;
 use serde_json::{Value, json};
 
@@ -41,7 +41,7 @@ struct AdderConfig {
 
 struct Plug;
 
-impl PluggedExtension for Plug {
+impl Plugin for Plug {
     fn name(&self) -> &'static str {
         "adder"
     }
@@ -113,7 +113,7 @@ mod echo {
     pub struct Plug;
     struct Echo;
 
-    impl PluggedExtension for Plug {
+    impl Plugin for Plug {
         fn name(&self) -> &'static str {
             "echo"
         }

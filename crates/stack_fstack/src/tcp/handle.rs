@@ -20,9 +20,9 @@ use futures_util::task::AtomicWaker;
 use super::Fstack;
 use super::reactor::Submission;
 use base::wait::Wait;
-use replay_net::client::pipeline::ServerWait;
 use replay_net::error::{Error, Result};
 use replay_net::stack::plugged::StackFuture;
+use replay_net::stack::server_wait::ServerWait;
 
 /// Handle to the reactor thread.
 #[derive(Clone)]

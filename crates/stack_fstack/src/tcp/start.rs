@@ -16,8 +16,8 @@ use super::reactor::{Reactor, Submission};
 use crate::config::Config;
 use base::sync::lock;
 use replay_net::error::{Error, Result};
+use replay_net::error::{io_error, refuse};
 use replay_net::stack::Stack;
-use replay_net::{io_error, refuse};
 
 /// State of F-Stack in this process.
 enum Lifecycle {

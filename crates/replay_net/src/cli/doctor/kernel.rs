@@ -1,61 +1,59 @@
 //! Checks of the machine for a server on the kernel's sockets.
 
-use super::{CheckResult, Finding, MachineFiles, missing};
 use crate::config::ServerConfig;
+use crate::findings::{CheckResult, Finding, MachineFiles, missing};
 use crate::process_memory::{kibibytes, left_in_groups};
 use crate::server::open_files;
 use crate::stack::kernel;
 
-impl MachineFiles {
-    /// Results of all checks for this configuration.
-    pub fn kernel_findings(&self, config: &ServerConfig) -> Vec<Finding> {
-        vec![
-            Finding::new("open files", self.open_files(config)),
-            Finding::new("memory", self.memory(config)),
-            Finding::new("addresses", addresses(config)),
-        ]
-    }
+/// Results of all checks for this configuration.
+pub fn kernel_findings(config: &ServerConfig, machine: &MachineFiles) -> Vec<Finding> {
+    vec![
+        Finding::new("open files", files(config, machine)),
+        Finding::new("memory", memory(config, machine)),
+        Finding::new("addresses", addresses(config)),
+    ]
+}
 
-    /// Checks the hard limit of open files: a server raises its own soft limit.
-    fn open_files(&self, config: &ServerConfig) -> CheckResult {
-        let needed = open_files(config);
-        let limits = self.text("proc/self/limits");
-        let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"));
-        let hard = line.and_then(|line| line.split_whitespace().nth(1)).unwrap_or("an unknown limit");
-        let most = match hard {
-            "unlimited" => u64::MAX,
-            hard => hard.parse().unwrap_or(0),
-        };
-        let found = format!("{needed} for {} connections, of at most {hard}", config.max_connections);
-        if most >= needed {
-            return Ok(found);
-        }
-        missing(
-            found,
-            format!(
-                "raise the hard limit (ulimit -Hn {needed}, or LimitNOFILE={needed} of the service), or lower --max-connections"
-            ),
-        )
+/// Checks the hard limit of open files: a server raises its own soft limit.
+fn files(config: &ServerConfig, machine: &MachineFiles) -> CheckResult {
+    let needed = open_files(config);
+    let limits = machine.text("proc/self/limits");
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"));
+    let hard = line.and_then(|line| line.split_whitespace().nth(1)).unwrap_or("an unknown limit");
+    let most = match hard {
+        "unlimited" => u64::MAX,
+        hard => hard.parse().unwrap_or(0),
+    };
+    let found = format!("{needed} for {} connections, of at most {hard}", config.max_connections);
+    if most >= needed {
+        return Ok(found);
     }
+    missing(
+        found,
+        format!(
+            "raise the hard limit (ulimit -Hn {needed}, or LimitNOFILE={needed} of the service), or lower --max-connections"
+        ),
+    )
+}
 
-    /// Compares the limits of tables and replies with the free memory of the machine and of this process's control group.
-    fn memory(&self, config: &ServerConfig) -> CheckResult {
-        let replies = config.effective_reply_bytes(config.effective_max_frame_bytes());
-        let wanted = config.memory_limits().max_bytes.saturating_add(replies);
-        let available = kibibytes(&self.text("proc/meminfo"), "MemAvailable:").map(|bytes| (bytes, "available"));
-        let groups = left_in_groups(&self.root).into_iter().map(|bytes| (bytes, "left in the control group"));
-        let Some((left, of)) = available.into_iter().chain(groups).min() else {
-            return Ok(format!("{} for tables and replies; the available memory is unknown", mib(wanted)));
-        };
-        let found = format!("{} for tables and replies, of {} {of}", mib(wanted), mib(left));
-        if wanted <= left {
-            return Ok(found);
-        }
-        missing(
-            found,
-            "lower --max-bytes (or --reply-bytes), or free memory: a server that has promised more is killed when its tables fill",
-        )
+/// Compares the limits of tables and replies with the free memory of the machine and of this process's control group.
+fn memory(config: &ServerConfig, machine: &MachineFiles) -> CheckResult {
+    let replies = config.effective_reply_bytes(config.effective_max_frame_bytes());
+    let wanted = config.memory_limits().max_bytes.saturating_add(replies);
+    let available = kibibytes(&machine.text("proc/meminfo"), "MemAvailable:").map(|bytes| (bytes, "available"));
+    let groups = left_in_groups(&machine.root).into_iter().map(|bytes| (bytes, "left in the control group"));
+    let Some((left, of)) = available.into_iter().chain(groups).min() else {
+        return Ok(format!("{} for tables and replies; the available memory is unknown", mib(wanted)));
+    };
+    let found = format!("{} for tables and replies, of {} {of}", mib(wanted), mib(left));
+    if wanted <= left {
+        return Ok(found);
     }
+    missing(
+        found,
+        "lower --max-bytes (or --reply-bytes), or free memory: a server that has promised more is killed when its tables fill",
+    )
 }
 
 /// Binds each address for a moment. Fails while a server runs there.
@@ -120,7 +118,7 @@ mod tests {
             fs::create_dir_all(machine.at(path).parent().unwrap()).unwrap();
             fs::write(machine.at(path), text).unwrap();
         }
-        machine.kernel_findings(config)
+        kernel_findings(config, &machine)
     }
 
     fn part<'a>(findings: &'a [Finding], name: &str) -> &'a Finding {

@@ -3,21 +3,19 @@
 
 mod kernel;
 
-use std::fs;
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
 
 use clap::{ArgMatches, Args};
-use serde::Serialize;
 
 use super::serve::ConfigFlags;
 use crate::config::ServerConfig;
 use crate::error::Result;
-use crate::extension;
+use crate::findings::{CheckResult, Finding, MachineFiles, missing};
+use crate::plugin;
 use crate::server::Server;
 use crate::stack::StackName;
-use crate::stack::plugged::plugged_in;
 use crate::tls;
+use kernel::kernel_findings;
 
 /// Check whether this machine can serve with the given settings (the flags of serve).
 ///
@@ -33,61 +31,6 @@ pub struct DoctorFlags {
     json: bool,
 }
 
-/// Result of the check of one component.
-#[derive(Debug, PartialEq, Serialize)]
-pub struct Finding {
-    /// Name of the component.
-    pub part: &'static str,
-    /// Whether the check passed.
-    pub ok: bool,
-    /// What was found.
-    pub found: String,
-    /// Advice if the check failed, else empty.
-    pub to_do: String,
-}
-
-impl Finding {
-    /// The result of a check.
-    pub fn new(part: &'static str, checked: CheckResult) -> Self {
-        let ok = checked.is_ok();
-        let (found, to_do) = checked.map_or_else(|missing| missing, |found| (found, String::new()));
-        Finding { part, ok, found, to_do }
-    }
-}
-
-/// Description of a component; of a missing one, with advice.
-pub type CheckResult = std::result::Result<String, (String, String)>;
-
-/// # Errors
-/// What was found, and what to do, always.
-pub fn missing(found: impl Into<String>, to_do: impl Into<String>) -> CheckResult {
-    Err((found.into(), to_do.into()))
-}
-
-/// Files of the machine to check; tests provide their own.
-pub struct MachineFiles {
-    /// Root folder, `/` outside of tests.
-    pub root: PathBuf,
-}
-
-impl MachineFiles {
-    /// The files of this machine.
-    pub fn this() -> Self {
-        MachineFiles { root: PathBuf::from("/") }
-    }
-
-    /// Path of a file below the root.
-    pub fn at(&self, path: impl AsRef<Path>) -> PathBuf {
-        self.root.join(path)
-    }
-
-    /// A small file's text without surrounding white space; empty if it cannot be read.
-    pub fn text(&self, path: impl AsRef<Path>) -> String {
-        let text = fs::read_to_string(self.at(path)).unwrap_or_default();
-        text.trim().to_owned()
-    }
-}
-
 /// Checks this machine and returns the exit code. `matches` are the arguments that `flags` were parsed from.
 ///
 /// # Errors
@@ -95,26 +38,25 @@ impl MachineFiles {
 pub fn run(flags: &DoctorFlags, matches: &ArgMatches) -> Result<u8> {
     let config = flags.configured.config(matches, std::env::var("INNET_TOKEN").ok())?;
     let file = config.stack_config.as_deref();
-    let plugged = match (config.stack, file) {
-        (StackName::Plugged(stack), _) => vec![stack],
-        (StackName::Kernel, None) => vec![],
-        // Devices, without a server for them.
-        (StackName::Kernel, Some(_)) => plugged_in(),
-    };
     let mut findings = Vec::new();
     if config.stack != StackName::Kernel || file.is_none() {
         findings.push(Finding::new("configuration", configuration(&config)));
         findings.extend(certificate(&config).map(|checked| Finding::new("certificate", checked)));
     }
-    if config.stack == StackName::Kernel && file.is_none() {
-        let machine = MachineFiles::this();
-        findings.extend(machine.kernel_findings(&config));
-        for extension in extension::plugged_in() {
-            findings.extend(extension.findings(&config, &machine)?);
+    let machine = MachineFiles::this();
+    let plugins: Vec<_> = match (config.stack, file) {
+        (StackName::Kernel, None) => {
+            findings.extend(kernel_findings(&config, &machine));
+            plugin::of_server(config.stack).collect()
         }
-    }
-    for stack in plugged {
-        findings.extend(stack.findings(file)?);
+        // Devices, without a server for them.
+        (StackName::Kernel, Some(_)) => {
+            plugin::plugged_in().into_iter().filter(|plugin| plugin.stack().is_some()).collect()
+        }
+        (StackName::Plugged(stack), _) => vec![plugin::of_stack(stack)?],
+    };
+    for plugin in plugins {
+        findings.extend(plugin.findings(&config, &machine)?);
     }
     let ok = findings.iter().all(|finding| finding.ok);
     let text = if flags.json {

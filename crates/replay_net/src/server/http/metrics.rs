@@ -10,7 +10,7 @@ use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet, 
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 
-use crate::extension::{Extension, Metric, MetricGroup, MetricType};
+use crate::plugin::{Extension, Metric, MetricGroup, MetricType};
 
 /// Media type of the encoded text.
 pub(super) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
