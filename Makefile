@@ -94,7 +94,7 @@ lint-all: lint ## also every feature, the documentation of Rust, the container a
 	cargo clippy --locked --package replay_core --test schedules --features shuttle --quiet -- --deny warnings
 	cargo clippy --locked --package fstack_sys --all-targets --all-features --quiet -- --deny warnings
 	cargo clippy --locked --package stack_fstack --package innet_replay --all-targets --features fstack --quiet -- --deny warnings
-	cargo clippy --locked --package gradients --package gradients_net --all-targets --features dpdk --quiet -- --deny warnings
+	cargo clippy --locked --package gradients --package innet_replay --all-targets --features dpdk --quiet -- --deny warnings
 	cargo clippy --locked --package replay_py --features fstack,dpdk --quiet -- --deny warnings
 	RUSTDOCFLAGS="--deny warnings" cargo doc --locked --workspace --no-deps --quiet
 	RUSTDOCFLAGS="--deny warnings" cargo doc --locked --package fstack_sys --package stack_fstack --package gradients_net --features fstack,dpdk --no-deps --quiet
@@ -114,13 +114,13 @@ rust-test-all: rust-test ## also the examples of the documentation, DPDK and F-S
 dpdk-test: ## gradients over DPDK's devices: memif, and veth pairs by af_packet
 	cargo test --locked --package fstack_sys --features dpdk
 	cargo test --locked --package gradients --features dpdk --lib
-	cargo test --locked --package gradients --package gradients_net --features dpdk --test dpdk -- --show-output
+	cargo test --locked --package gradients --package innet_replay --features dpdk --test dpdk -- --show-output
 
 # Needs F-Stack, and the right to make network namespaces. RECORD=FILE writes the passed tests to FILE, as JSON.
 fstack-test: ## client and server through F-Stack, over veth pairs and memif
 	cargo test --locked --package fstack_sys --features fstack
 	cargo test --locked --package stack_fstack --features fstack --lib --test named
-	INNET_FSTACK_RECORD=$(abspath $(RECORD)) cargo test --locked --package stack_fstack --features fstack --test fstack -- --show-output links::
+	INNET_FSTACK_RECORD=$(abspath $(RECORD)) cargo test --locked --package innet_replay --features fstack --test fstack -- --show-output links::
 
 # For the whole workspace, as the Rust tests: that is one build for both.
 COUNTS := cargo test --locked --quiet --workspace --bench counts --
@@ -138,7 +138,8 @@ loom: ## model checks of the lock-free parts, and the mutations that must make t
 ASAN := RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address CARGO_TARGET_DIR=target/asan
 asan: ## the Rust tests of memory, server and sums under AddressSanitizer
 	$(ASAN) cargo test --locked --no-fail-fast --target $(shell rustc -vV | sed -n 's/host: //p') --lib --tests \
-		--package base --package replay_core --package replay_wire --package replay_net --package gradients --package gradients_net
+		--package base --package replay_core --package replay_wire --package replay_link --package replay_client --package replay_server \
+		--package gradients --package gradients_net
 
 # Few cases of property tests: Miri takes some thousand times as long. PROPTEST_CASES sets another number. crossbeam-epoch, of rayon, keeps to
 # Tree Borrows and never frees its global queue; `make asan` looks for leaks.

@@ -15,8 +15,8 @@ use replay_core::replay::{
     BatchPart, ChunkHead, NewItem, OpenWriter, Push, PushBody, ReadPosition, ReadSteps, SampleRequest, Sampled,
 };
 use replay_core::table::{Attempt, Turn};
-use replay_net::reply_budget::ReplyBudgets;
-use replay_net::service::{NumberedTable, Service};
+use replay_server::reply_budget::ReplyBudgets;
+use replay_server::service::{NumberedTable, Service};
 use replay_wire::{
     CloseWriter, DescribeTable, DropParameters, DropTable, EmptyTable, ErrorCode, GetParameters, List, OpenOrResume,
     PutParameters, ReplyBody, ReportCorrupt, RequestBody, Stats, UpdatePriorities,

@@ -7,13 +7,13 @@ use futures_util::FutureExt;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, join, sink, split};
 
 use crate::calls::ledger::table_config;
+use replay_client::pipeline::RequestPipeline;
 use replay_core::memory::{Memory, MemoryLimits};
 use replay_core::view::{DecodeOptions, Decoder, ViewSpec, Window};
-use replay_net::client::pipeline::RequestPipeline;
-use replay_net::config::ServerConfig;
-use replay_net::framing::write_frame;
-use replay_net::server::Server;
-use replay_net::stack::{Address, Stack, until};
+use replay_link::framing::write_frame;
+use replay_link::stack::{Address, Stack, until};
+use replay_server::config::ServerConfig;
+use replay_server::server::Server;
 use replay_wire::{
     Authenticate, Challenge, FrameLimits, Hello, OutgoingFrame, PROTOCOL, RELEASE, Reply, ReplyBody, Request,
     RequestBody, Stats, Welcome, encode_reply, encode_request,
@@ -134,6 +134,6 @@ pub fn to_client(input: &[u8]) {
             }
         }
     };
-    let end: replay_net::error::Result<()> = read.now_or_never().expect("the bytes and their end are there");
+    let end: replay_link::error::Result<()> = read.now_or_never().expect("the bytes and their end are there");
     assert!(end.is_err(), "the stream ends");
 }

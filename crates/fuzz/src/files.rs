@@ -12,14 +12,14 @@ use crc32fast::Hasher;
 use crate::allocations;
 use crate::calls::ledger::{Step, pack, table_config};
 use base::wait::Wait;
+use replay_client::Namespace;
 use replay_core::memory::{Memory, MemoryLimits};
 use replay_core::replay::{ChunkHead, NewItem, OpenWriter, PushBody, Replay, SampleRequest};
 use replay_core::schema::TableConfig;
 use replay_core::snapshot;
-use replay_net::client::Namespace;
-use replay_net::config::ServerConfig;
-use replay_net::error::Error;
-use replay_net::stack::Address;
+use replay_link::error::Error;
+use replay_link::stack::Address;
+use replay_server::config::ServerConfig;
 use replay_wire::ErrorCode;
 
 /// Limit of a memory that a snapshot is restored into.

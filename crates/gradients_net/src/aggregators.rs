@@ -23,12 +23,12 @@ use gradients::{
     AggregatorCounters, AggregatorLimits, AggregatorTransport, JoinJob, ParentAggregator, PendingRacks,
     dpdk_aggregators, udp_aggregators,
 };
+use replay_client::ConnectOptions;
+use replay_client::connection::Dialer;
 use replay_core::table::Attempt;
-use replay_net::client::ConnectOptions;
-use replay_net::client::connection::Dialer;
-use replay_net::config::ServerConfig;
-use replay_net::error::io_error;
-use replay_net::error::{Error as NetError, Result as NetResult};
+use replay_link::error::io_error;
+use replay_link::error::{Error as NetError, Result as NetResult};
+use replay_server::config::ServerConfig;
 
 /// The parent server.
 pub struct ParentServer {

@@ -9,11 +9,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::extension::NAME;
 use gradients::{AggregatorLimits, DpdkConfig};
-use replay_net::config::{ServerConfig, within};
-use replay_net::error::refuse;
-use replay_net::error::{Error, Result};
-use replay_net::plugin::ExtensionSettings;
-use replay_net::stack::{Address, StackName};
+use replay_link::error::refuse;
+use replay_link::error::{Error, Result};
+use replay_link::stack::{Address, StackName};
+use replay_server::config::{ServerConfig, within};
+use replay_server::plugin::ExtensionSettings;
 
 const NEVER: Duration = Duration::from_secs(100 * 365 * 86_400);
 /// Limit of aggregator threads.

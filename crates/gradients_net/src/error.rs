@@ -1,7 +1,7 @@
 //! The error of workers: of the server's connection, and of sums.
 
 use base::error::TooLarge;
-use replay_net::error::Error as NetError;
+use replay_link::error::Error as NetError;
 use replay_wire::ErrorCode;
 
 /// Failure of a join, a sum or a control.

@@ -12,10 +12,10 @@ use crate::config::GradientsConfig;
 use crate::message::{self, Join};
 use crate::{doctor, metrics};
 use replay_core::table::Attempt;
-use replay_net::config::ServerConfig;
-use replay_net::error::{Error, Result};
-use replay_net::findings::{Finding, MachineFiles};
-use replay_net::plugin::{self, Extension, MetricGroup, Plugin, Session, SettingsType};
+use replay_link::error::{Error, Result};
+use replay_server::config::ServerConfig;
+use replay_server::findings::{Finding, MachineFiles};
+use replay_server::plugin::{self, Extension, MetricGroup, Plugin, Session, SettingsType};
 
 /// Name of the service in requests and statistics.
 pub const NAME: &str = "gradients";

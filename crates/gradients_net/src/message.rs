@@ -16,7 +16,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use gradients::{JoinJob, Ticket};
-use replay_net::error::{Error, Result};
+use replay_link::error::{Error, Result};
 
 /// Joins a job until the connection ends.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

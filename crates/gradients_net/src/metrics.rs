@@ -1,6 +1,6 @@
 //! Statistics of the service for Prometheus.
 
-use replay_net::plugin::{Metric, MetricGroup, MetricType};
+use replay_server::plugin::{Metric, MetricGroup, MetricType};
 
 use MetricType::{Counter, Gauge};
 

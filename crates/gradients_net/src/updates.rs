@@ -5,9 +5,9 @@ use crate::error::{Error, Result};
 use crate::worker::{JobConnection, join_worker};
 use base::wait::Wait;
 use gradients::{AsynchronousWorker, Contributions, JoinJob, UdpTransport};
-use replay_net::client::Client;
+use replay_client::Client;
 #[cfg(doc)]
-use replay_net::error::Error as NetError;
+use replay_link::error::Error as NetError;
 
 /// A worker of an asynchronous job. Dropping leaves the job.
 pub struct GradientUpdates {

@@ -11,11 +11,11 @@ use crate::message::{self, Join, Joined};
 use base::sync::lock;
 use base::wait::Wait;
 use gradients::{self, AnyTransport, Control, DpdkConfig, JoinJob, Sum, Ticket, UdpTransport, Worker, WorkerTransport};
-use replay_net::client::Client;
-use replay_net::client::connection::Dialer;
-use replay_net::client::session::ExtensionSession;
-use replay_net::error::Error as NetError;
-use replay_net::stack::{Address, StackName};
+use replay_client::Client;
+use replay_client::connection::Dialer;
+use replay_client::session::ExtensionSession;
+use replay_link::error::Error as NetError;
+use replay_link::stack::{Address, StackName};
 
 /// Longest deadline: the wire has 32 bits for its milliseconds.
 const MAX_DEADLINE: Duration = Duration::from_secs(30 * 86_400);

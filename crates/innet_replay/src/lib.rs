@@ -1,4 +1,7 @@
-//! The command `innet-replay`: the replay server with all extensions and network stacks. The Python module registers the same ones.
+//! The command `innet-replay`: command line, log, and the list of what is plugged into the server. The Python module plugs the same in.
+
+pub mod background_log;
+pub mod cli;
 
 use std::ffi::OsString;
 
@@ -10,10 +13,17 @@ pub fn plug_in() {
     gradients_net::plug_in();
 }
 
-/// [`replay_net::cli::run`] with everything plugged in.
+/// Crates that log at the configured level. All other crates log warnings and errors only.
+pub fn log_targets() -> impl Iterator<Item = &'static str> {
+    let own = ["innet_replay", "replay_server", "replay_client", "replay_link", "replay_wire", "replay_core", "base"];
+    let plugins = replay_server::plugin::plugged_in().into_iter();
+    own.into_iter().chain(plugins.flat_map(|plugin| plugin.log_targets()).copied())
+}
+
+/// [`cli::run`] with everything plugged in.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     plug_in();
-    replay_net::process_memory::guard_allocations();
-    replay_net::process_memory::spare_addresses();
-    replay_net::cli::run(arguments)
+    replay_server::process_memory::guard_allocations();
+    replay_server::process_memory::spare_addresses();
+    cli::run(arguments)
 }

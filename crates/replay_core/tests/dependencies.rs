@@ -31,7 +31,7 @@ fn assert_without(package: &str, unwanted: &[&str]) {
 
 /// Crates that only servers and clients need.
 const OF_THE_NETWORK: [&str; 8] =
-    ["tokio", "capnp", "rustls", "replay_wire", "replay_net", "fstack_sys", "mio", "clap"];
+    ["tokio", "capnp", "rustls", "replay_wire", "replay_link", "fstack_sys", "mio", "clap"];
 
 #[test]
 fn the_ground_floor_stands_on_no_other_crate() {
@@ -53,15 +53,18 @@ fn gradients_have_neither_a_memory_nor_a_runtime() {
 
 #[test]
 fn the_wire_has_no_runtime() {
-    assert_without("replay_wire", &["tokio", "rustls", "replay_net", "mio"]);
+    assert_without("replay_wire", &["tokio", "rustls", "replay_link", "mio"]);
 }
 
 #[test]
-fn the_server_and_its_client_do_not_know_what_is_plugged_in() {
+fn server_and_client_know_neither_each_other_nor_what_is_plugged_in() {
     let guests = ["fstack_sys", "stack_fstack", "gradients", "gradients_net", "innet_replay"];
-    assert_without("replay_net", &guests);
+    assert_without("replay_server", &guests);
+    assert_without("replay_client", &guests);
+    assert_without("replay_server", &["replay_client"]);
+    assert_without("replay_client", &["replay_server", "clap"]);
     let mut known = Vec::new();
-    for name in ["base", "replay_core", "replay_wire", "replay_net"] {
+    for name in ["base", "replay_core", "replay_wire", "replay_link", "replay_client", "replay_server"] {
         each_source(name, &mut |path, source| {
             let lines = source.lines().filter(|line| {
                 let line = line.to_lowercase();

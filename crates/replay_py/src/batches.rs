@@ -16,7 +16,7 @@ use base::wait::Wait;
 use replay_core::cause::WaitReason;
 use replay_core::importance;
 use replay_core::replay::{Replay, SampleChannel};
-use replay_net::error::{Error, Result};
+use replay_link::error::{Error, Result};
 
 use crate::awaited_writers::AwaitedWriters;
 use crate::batch::PyBatch;

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use replay_net::client::shards::{ShardedClient, parse_addresses};
-use replay_net::client::{Client, ConnectOptions, Namespace};
+use replay_client::shards::{ShardedClient, parse_addresses};
+use replay_client::{Client, ConnectOptions, Namespace};
 use replay_wire::auth::{self, Secret};
 
 use crate::interpreter::Call;

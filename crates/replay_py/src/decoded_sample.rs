@@ -12,7 +12,7 @@ use replay_core::replay::{Replay, SampleCredit, SampleRequest, Sampled};
 use replay_core::schema::{Column, TableConfig};
 use replay_core::table::ids::IdSpace;
 use replay_core::view::{Batch, DecodeOptions, Decoder, ViewSpec};
-use replay_net::error::{Error, Result};
+use replay_link::error::{Error, Result};
 use replay_wire::ErrorCode;
 
 /// Timeout of the request to remove an item that cannot be decoded.

@@ -5,7 +5,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
 
-use replay_net::error::Error;
+use replay_link::error::Error;
 use replay_wire::ErrorCode;
 
 use crate::interpreter::Call;

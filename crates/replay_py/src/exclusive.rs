@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use base::sync::lock;
 use base::wait::Wait;
-use replay_net::error::{Error, Result};
+use replay_link::error::{Error, Result};
 
 /// A value that one thread uses at a time.
 pub struct Exclusive<T> {

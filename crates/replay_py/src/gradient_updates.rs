@@ -9,7 +9,7 @@ use pyo3::types::PyDict;
 
 use gradients::JoinJob;
 use gradients_net::GradientUpdates;
-use replay_net::client::{Client, Namespace};
+use replay_client::{Client, Namespace};
 
 use crate::class::context_manager;
 use crate::gradients::{apart, summed};

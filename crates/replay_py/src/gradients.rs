@@ -12,8 +12,8 @@ use base::wait::Wait;
 use gradients::{Control, JoinJob, packet};
 use gradients_net::GradientWorker;
 use gradients_net::error::Error as WorkerError;
-use replay_net::client::{Client, Namespace};
-use replay_net::error::{Error, Result};
+use replay_client::{Client, Namespace};
+use replay_link::error::{Error, Result};
 
 use crate::class::{attributes, context_manager};
 use crate::exclusive::Exclusive;

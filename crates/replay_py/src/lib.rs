@@ -81,7 +81,7 @@ fn run_server_cli(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     interpreter::watch_end(module.py())?;
     innet_replay::plug_in();
-    replay_net::process_memory::guard_allocations();
+    replay_server::process_memory::guard_allocations();
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add("fstack_release", innet_replay::fstack_release())?;
     module.add_class::<batch::PyBatch>()?;

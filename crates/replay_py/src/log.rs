@@ -13,7 +13,7 @@ use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::{Context, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 
-use replay_net::background_log::BackgroundLog;
+use innet_replay::background_log::BackgroundLog;
 
 use crate::{interpreter, wait};
 
@@ -34,7 +34,7 @@ pub fn start() {
     START.call_once(|| {
         // INFO at most: an event takes the interpreter lock, and single requests log at DEBUG.
         let targets = Targets::new()
-            .with_targets(replay_net::log_targets().map(|target| (target, LevelFilter::INFO)))
+            .with_targets(innet_replay::log_targets().map(|target| (target, LevelFilter::INFO)))
             .with_target(env!("CARGO_CRATE_NAME"), LevelFilter::INFO)
             .with_default(LevelFilter::WARN);
         // A program with a subscriber of its own keeps it.
@@ -43,7 +43,7 @@ pub fn start() {
 }
 
 /// Targets of the events of a server's connections.
-const CONNECTIONS: [&str; 2] = ["replay_net::server", "replay_net::connection"];
+const CONNECTIONS: [&str; 2] = ["replay_server::server", "replay_server::connection"];
 
 struct PythonLogging;
 

@@ -10,7 +10,7 @@ use base::sync::lock;
 use base::wait::Wait;
 use replay_core::cause::WaitReason;
 use replay_core::writer::{Writer, WriterCounters};
-use replay_net::error::{Error, Result};
+use replay_link::error::{Error, Result};
 use replay_wire::ErrorCode;
 
 use crate::exclusive::Exclusive;

@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 
 use base::sync::lock;
 use base::wait::Wait;
-use replay_net::error::Result;
+use replay_link::error::Result;
 
 use crate::{error, interpreter, wait};
 

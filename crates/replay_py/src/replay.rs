@@ -24,13 +24,13 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 
 use base::wait::Wait;
+use replay_client::shards::ShardedClient;
+use replay_client::{Client, Namespace};
 use replay_core::memory::Memory;
 use replay_core::replay::{Replay, UpdateChannel, UpdateReceipt};
 use replay_core::schema::TableConfig;
-use replay_net::client::shards::ShardedClient;
-use replay_net::client::{Client, Namespace};
-use replay_net::command::Commands;
-use replay_net::error::{Error, Result};
+use replay_link::command::Commands;
+use replay_link::error::{Error, Result};
 use replay_wire::{DropParameters, EmptyTable, RequestBody};
 
 use crate::class::context_manager;

@@ -7,11 +7,11 @@ use pyo3::prelude::*;
 
 use gradients_net::GradientsConfig;
 use replay_core::memory::Memory;
-use replay_net::config::{HttpAddress, ServerConfig};
-use replay_net::error::Result;
-use replay_net::plugin::ExtensionSettings;
-use replay_net::server::{RunningServer, Server};
-use replay_net::stack::Address;
+use replay_link::error::Result;
+use replay_link::stack::Address;
+use replay_server::config::{HttpAddress, ServerConfig};
+use replay_server::plugin::ExtensionSettings;
+use replay_server::server::{RunningServer, Server};
 
 use crate::class::context_manager;
 use crate::interpreter::Call;

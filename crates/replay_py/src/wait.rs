@@ -10,7 +10,7 @@ use base::sync::lock;
 use base::wait::Wait;
 use base::wait::{Advice, WaitNotice};
 use base::words::Number;
-use replay_net::error::{Error, Result};
+use replay_link::error::{Error, Result};
 
 use crate::awaited_writers::AwaitedWriters;
 use crate::error;

@@ -13,7 +13,7 @@ use replay_core::replay::WriterId;
 use replay_core::schema::{Dtype, TableConfig};
 use replay_core::view::ViewSpec;
 use replay_core::writer::{FinalObservations, StepBatch, Values, Writer, WriterCounters};
-use replay_net::error::Error;
+use replay_link::error::Error;
 
 use crate::array::{self, Expected, Input};
 use crate::class::{attributes, context_manager};

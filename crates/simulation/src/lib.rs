@@ -21,8 +21,8 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
 use base::error::OsError;
-use replay_net::error::Result;
-use replay_net::stack::{Address, Stack};
+use replay_link::error::Result;
+use replay_link::stack::{Address, Stack};
 
 mod link;
 mod machine;

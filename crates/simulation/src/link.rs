@@ -13,7 +13,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::SimStack;
 use super::machine::{Direction, Queues};
-use replay_net::stack::Stack;
+use replay_link::stack::Stack;
 
 /// One end of a simulated connection.
 pub struct SimStream {

@@ -1,6 +1,6 @@
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use replay_net::stack::until;
+use replay_link::stack::until;
 
 use super::*;
 

@@ -14,7 +14,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use replay_net::error::{Error, Result};
+use replay_link::error::{Error, Result};
 
 /// Buffer size for FreeBSD's longest frame, 65,516 bytes (`if_hw_tsomax`).
 const SEGMENT_BUFFERS: &str = ",bsize=65535";

@@ -17,14 +17,14 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
 
-use replay_net::config::ServerConfig;
-use replay_net::error::Result;
-use replay_net::error::refuse;
-use replay_net::findings::{Finding, MachineFiles};
-use replay_net::plugin::{self, Plugin};
-use replay_net::server::{JoinTask, ServeTask};
-use replay_net::stack::Address;
-use replay_net::stack::plugged::{PluggedStack, StackClient};
+use replay_link::error::Result;
+use replay_link::error::refuse;
+use replay_link::stack::Address;
+use replay_link::stack::plugged::{PluggedStack, StackClient};
+use replay_server::config::ServerConfig;
+use replay_server::findings::{Finding, MachineFiles};
+use replay_server::plugin::{self, Plugin};
+use replay_server::server::{JoinTask, ServeTask};
 
 use config::Config;
 

@@ -26,12 +26,12 @@ use std::sync::{Arc, mpsc};
 use std::time::Instant;
 
 use base::wait::Wait;
-use replay_net::error::io_error;
-use replay_net::error::{Error, Result};
-use replay_net::server::{JoinTask, ServeTask};
-use replay_net::stack::plugged::{StackClient, StackFuture};
-use replay_net::stack::server_wait::ServerWait;
-use replay_net::stack::{Address, ByteStream, Stack};
+use replay_link::error::io_error;
+use replay_link::error::{Error, Result};
+use replay_link::stack::plugged::{StackClient, StackFuture};
+use replay_link::stack::server_wait::ServerWait;
+use replay_link::stack::{Address, ByteStream, Stack};
+use replay_server::server::{JoinTask, ServeTask};
 
 use crate::config::Config;
 pub use handle::ReactorHandle;

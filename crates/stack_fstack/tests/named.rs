@@ -1,8 +1,8 @@
 //! F-Stack by its name: settings, addresses and messages, with the feature `fstack` and without.
 
-use replay_net::client::{Address, ConnectOptions, connect};
-use replay_net::config::ServerConfig;
-use replay_net::error::Result;
+use replay_client::{Address, ConnectOptions, connect};
+use replay_link::error::Result;
+use replay_server::config::ServerConfig;
 
 fn read(text: &str) -> Result<ServerConfig> {
     stack_fstack::plug_in();

@@ -10,7 +10,7 @@ use std::time::Duration;
 use base::sync::lock;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
-use replay_net::snapshots::disk::{Disk, DiskFile, FolderLock};
+use replay_server::snapshots::disk::{Disk, DiskFile, FolderLock};
 
 use crate::process;
 

@@ -8,9 +8,9 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use replay_core::memory::{Memory, MemoryLimits};
-use replay_net::config::ServerConfig;
-use replay_net::server::Server;
-use replay_net::stack::{Address, Stack};
+use replay_link::stack::{Address, Stack};
+use replay_server::config::ServerConfig;
+use replay_server::server::Server;
 use simulation::SimStack;
 
 use crate::disk::SimDisk;

@@ -13,7 +13,7 @@ use base::host::simulated::{Entered, Host, enter};
 use corosensei::{Coroutine, CoroutineResult, Yielder};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
-use replay_net::stack::Stack;
+use replay_link::stack::Stack;
 use simulation::SimStack;
 
 /// A coroutine is resumed with the waker of its task.

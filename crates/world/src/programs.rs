@@ -10,13 +10,13 @@ use base::wait::Wait;
 use bytes::Bytes;
 use rand::rngs::StdRng;
 use rand::{Rng, RngExt, SeedableRng};
+use replay_client::shards::ShardedClient;
+use replay_client::{Address, Client, ConnectOptions};
 use replay_core::replay::{OpenWriter, PushChannel, Replay, SampleRequest};
 use replay_core::schema::{Sampler, TableConfig};
-use replay_net::client::shards::ShardedClient;
-use replay_net::client::{Address, Client, ConnectOptions};
-use replay_net::command::Commands;
-use replay_net::error::{Error, Result};
-use replay_net::stack::Stack;
+use replay_link::command::Commands;
+use replay_link::error::{Error, Result};
+use replay_link::stack::Stack;
 use replay_wire::{EmptyTable, ErrorCode};
 use simulation::SimStack;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -305,7 +305,7 @@ pub async fn annoy(stack: SimStack, server: Address, users: Users, seed: u64) {
         if random.random_bool(0.5) {
             let mut reply = [0; 64];
             let _ =
-                replay_net::stack::until(&stack, stack.now() + Duration::from_secs(5), stream.read(&mut reply)).await;
+                replay_link::stack::until(&stack, stack.now() + Duration::from_secs(5), stream.read(&mut reply)).await;
         }
     }
 }

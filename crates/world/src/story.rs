@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
+use replay_client::{Address, ConnectOptions};
 use replay_core::schema::Sampler;
-use replay_net::client::{Address, ConnectOptions};
-use replay_net::config::ServerConfig;
-use replay_net::stack::plugged::register;
-use replay_net::stack::{Stack, StackName};
+use replay_link::stack::plugged::register;
+use replay_link::stack::{Stack, StackName};
+use replay_server::config::ServerConfig;
 use simulation::{Sim, SimStack};
 
 use crate::client_stack::Simulated;

@@ -11,13 +11,13 @@ use base::host;
 use base::wait::Wait;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
+use replay_client::Client;
+use replay_client::shards::ShardedClient;
 use replay_core::memory::Memory;
 use replay_core::replay::{OpenWriter, PushChannel, Replay, SampleRequest, Sampled};
 use replay_core::schema::TableConfig;
-use replay_net::client::Client;
-use replay_net::client::shards::ShardedClient;
-use replay_net::command::Commands;
-use replay_net::error::Error;
+use replay_link::command::Commands;
+use replay_link::error::Error;
 use replay_wire::{EmptyTable, ErrorCode};
 use simulation::SimStack;
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use gradients::{Arithmetic, Asynchronous, JoinJob};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use replay_net::client::{Client, Namespace};
+use replay_client::{Client, Namespace};
 
 use super::PyReplay;
 use crate::gradient_updates::PyGradientUpdates;

@@ -7,9 +7,9 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use replay_core::memory::{Memory, MemoryLimits};
-use replay_net::config::ServerConfig;
-use replay_net::process_memory;
-use replay_net::snapshots::file;
+use replay_server::config::ServerConfig;
+use replay_server::process_memory;
+use replay_server::snapshots::file;
 use replay_wire::auth::Secret;
 
 use super::PyReplay;

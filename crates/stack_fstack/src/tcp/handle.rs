@@ -20,9 +20,9 @@ use futures_util::task::AtomicWaker;
 use super::Fstack;
 use super::reactor::Submission;
 use base::wait::Wait;
-use replay_net::error::{Error, Result};
-use replay_net::stack::plugged::StackFuture;
-use replay_net::stack::server_wait::ServerWait;
+use replay_link::error::{Error, Result};
+use replay_link::stack::plugged::StackFuture;
+use replay_link::stack::server_wait::ServerWait;
 
 /// Handle to the reactor thread.
 #[derive(Clone)]
@@ -58,7 +58,7 @@ impl ReactorHandle {
         self.stop.store(true, Ordering::Release);
     }
 
-    /// [`StackClient::run`](replay_net::stack::plugged::StackClient::run). Interrupts are checked on this thread.
+    /// [`StackClient::run`](replay_link::stack::plugged::StackClient::run). Interrupts are checked on this thread.
     ///
     /// # Errors
     /// Errors of the check, and [`Error::Closed`] when the reactor has ended.

@@ -10,7 +10,7 @@ use fstack_sys::fstack as ff;
 
 use crate::config::Config;
 use base::sync::lock;
-use replay_net::error::{Error, Result};
+use replay_link::error::{Error, Result};
 
 /// File of the start that goes on, for [`explain_exit`].
 static STARTING: Mutex<Option<PathBuf>> = Mutex::new(None);

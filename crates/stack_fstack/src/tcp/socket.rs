@@ -19,7 +19,7 @@ use super::reactor::{Reactor, check, off_thread};
 use super::readiness::{Direction, Token};
 use super::start;
 use base::random::random_number;
-use replay_net::stack::Address;
+use replay_link::stack::Address;
 
 /// Length of the listen queue.
 const BACKLOG: c_int = 1024;

@@ -15,9 +15,9 @@ use super::initialise::initialise;
 use super::reactor::{Reactor, Submission};
 use crate::config::Config;
 use base::sync::lock;
-use replay_net::error::{Error, Result};
-use replay_net::error::{io_error, refuse};
-use replay_net::stack::Stack;
+use replay_link::error::{Error, Result};
+use replay_link::error::{io_error, refuse};
+use replay_link::stack::Stack;
 
 /// State of F-Stack in this process.
 enum Lifecycle {

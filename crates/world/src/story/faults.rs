@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use rand::RngExt;
-use replay_net::stack::Stack;
+use replay_link::stack::Stack;
 use simulation::{SimLink, SimStack};
 
 use super::{Story, USER_TIMEOUT};

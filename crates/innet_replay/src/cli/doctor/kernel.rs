@@ -1,0 +1,164 @@
+//! Checks of the machine for a server on the kernel's sockets.
+
+use replay_link::stack::kernel;
+use replay_server::config::ServerConfig;
+use replay_server::findings::{CheckResult, Finding, MachineFiles, missing};
+use replay_server::process_memory::{kibibytes, left_in_groups};
+use replay_server::server::open_files;
+
+/// Results of all checks for this configuration.
+pub fn kernel_findings(config: &ServerConfig, machine: &MachineFiles) -> Vec<Finding> {
+    vec![
+        Finding::new("open files", files(config, machine)),
+        Finding::new("memory", memory(config, machine)),
+        Finding::new("addresses", addresses(config)),
+    ]
+}
+
+/// Checks the hard limit of open files: a server raises its own soft limit.
+fn files(config: &ServerConfig, machine: &MachineFiles) -> CheckResult {
+    let needed = open_files(config);
+    let limits = machine.text("proc/self/limits");
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"));
+    let hard = line.and_then(|line| line.split_whitespace().nth(1)).unwrap_or("an unknown limit");
+    let most = match hard {
+        "unlimited" => u64::MAX,
+        hard => hard.parse().unwrap_or(0),
+    };
+    let found = format!("{needed} for {} connections, of at most {hard}", config.max_connections);
+    if most >= needed {
+        return Ok(found);
+    }
+    missing(
+        found,
+        format!(
+            "raise the hard limit (ulimit -Hn {needed}, or LimitNOFILE={needed} of the service), or lower --max-connections"
+        ),
+    )
+}
+
+/// Compares the limits of tables and replies with the free memory of the machine and of this process's control group.
+fn memory(config: &ServerConfig, machine: &MachineFiles) -> CheckResult {
+    let replies = config.effective_reply_bytes(config.effective_max_frame_bytes());
+    let wanted = config.memory_limits().max_bytes.saturating_add(replies);
+    let available = kibibytes(&machine.text("proc/meminfo"), "MemAvailable:").map(|bytes| (bytes, "available"));
+    let groups = left_in_groups(&machine.root).into_iter().map(|bytes| (bytes, "left in the control group"));
+    let Some((left, of)) = available.into_iter().chain(groups).min() else {
+        return Ok(format!("{} for tables and replies; the available memory is unknown", mib(wanted)));
+    };
+    let found = format!("{} for tables and replies, of {} {of}", mib(wanted), mib(left));
+    if wanted <= left {
+        return Ok(found);
+    }
+    missing(
+        found,
+        "lower --max-bytes (or --reply-bytes), or free memory: a server that has promised more is killed when its tables fill",
+    )
+}
+
+/// Binds each address for a moment. Fails while a server runs there.
+fn addresses(config: &ServerConfig) -> CheckResult {
+    let taken = |error: String, setting: &str| {
+        let to_do =
+            format!("end the program that listens there, if it is not this server, or choose another {setting}");
+        missing(error, to_do)
+    };
+    let mut names: Vec<String> = config.listen.iter().map(ToString::to_string).collect();
+    if let Err(error) = config.listen.iter().try_for_each(kernel::try_bind) {
+        return taken(error.to_string(), "--listen");
+    }
+    if let Some(http) = &config.http {
+        if let Err(error) = kernel::bind_tcp(&http.host, http.port) {
+            return taken(format!("cannot listen on {http}: {error}"), "--http");
+        }
+        names.push(http.to_string());
+    }
+    Ok(format!("{} can be bound", names.join(", ")))
+}
+
+fn mib(bytes: u64) -> String {
+    format!("{} MiB", bytes >> 20)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::net::TcpListener;
+
+    use super::*;
+
+    const READY: [(&str, &str); 4] = [
+        (
+            "proc/self/limits",
+            "Limit                     Soft Limit           Hard Limit           Units\n\
+             Max open files            1024                 4096                 files\n",
+        ),
+        ("proc/meminfo", "MemTotal: 9000000 kB\nMemAvailable:    8388608 kB\n"),
+        ("sys/fs/cgroup/memory.max", "6442450944\n"),
+        ("sys/fs/cgroup/memory.current", "1073741824\n"),
+    ];
+
+    fn config() -> ServerConfig {
+        ServerConfig {
+            listen: vec!["innet://127.0.0.1:0".parse().unwrap()],
+            max_bytes: 3 << 30,
+            ..ServerConfig::default()
+        }
+    }
+
+    fn found(changes: &[(&str, &str)], config: &ServerConfig) -> Vec<Finding> {
+        let mut files = READY.to_vec();
+        for change in changes {
+            files.retain(|(path, _)| path != &change.0);
+            files.push(*change);
+        }
+        let root = tempfile::tempdir().unwrap();
+        let machine = MachineFiles { root: root.path().to_owned() };
+        for (path, text) in files {
+            fs::create_dir_all(machine.at(path).parent().unwrap()).unwrap();
+            fs::write(machine.at(path), text).unwrap();
+        }
+        kernel_findings(config, &machine)
+    }
+
+    fn part<'a>(findings: &'a [Finding], name: &str) -> &'a Finding {
+        let mut named = findings.iter().filter(|finding| finding.part == name);
+        named.next().unwrap()
+    }
+
+    #[test]
+    fn a_machine_with_everything() {
+        let findings = found(&[], &config());
+        assert!(findings.iter().all(|finding| finding.ok), "{findings:?}");
+        assert_eq!(findings.len(), 3);
+        assert_eq!(
+            part(&findings, "memory").found,
+            "4096 MiB for tables and replies, of 5120 MiB left in the control group"
+        );
+        assert!(part(&findings, "open files").found.contains("2432 for 2048"));
+        assert_eq!(part(&findings, "addresses").found, "innet://127.0.0.1:0 can be bound");
+    }
+
+    #[test]
+    fn what_is_short_is_named_with_the_setting() {
+        let busy = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = busy.local_addr().unwrap().to_string();
+        let taken = ServerConfig { listen: vec![format!("innet://{address}").parse().unwrap()], ..config() };
+        let http = ServerConfig { http: Some(busy.local_addr().unwrap().to_string().parse().unwrap()), ..config() };
+        let large = ServerConfig { max_bytes: 8 << 30, ..config() };
+        let many = ServerConfig { max_connections: 10_000, ..config() };
+        for (changes, config, name, says) in [
+            (&[][..], &taken, "addresses", [&*address, "--listen"]),
+            (&[], &http, "addresses", [&*address, "--http"]),
+            (&[], &large, "memory", ["9216 MiB", "--max-bytes"]),
+            (&[], &many, "open files", ["10384", "--max-connections"]),
+        ] {
+            let findings = found(changes, config);
+            let finding = part(&findings, name);
+            let text = format!("{} {}", finding.found, finding.to_do);
+            assert!(!finding.ok, "{text}");
+            assert!(says.iter().all(|says| text.contains(says)), "{text}");
+            assert_eq!(findings.iter().filter(|finding| !finding.ok).count(), 1);
+        }
+    }
+}

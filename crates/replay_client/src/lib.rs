@@ -1,0 +1,387 @@
+//! `Replay` over a connection to a server: the same calls as in process, over TCP, TLS or a Unix socket.
+//!
+//! | module | subject |
+//! | --- | --- |
+//! | [`pipeline`] | requests and replies over any stream, and the handshake |
+//! | [`connection`] | sockets, TLS, the runtime inside blocking calls |
+//! | `link` | requests in flight: kept until they are answered, sent again after a break |
+//! | `establish` | the first connection, with retries |
+//! | `pool` | idle connections, retries after broken ones |
+//! | `outage` | outages of servers, for the log; final shutdowns |
+//! | [`push`] | a writer's pushes: pipelined, each applied once |
+//! | [`sample`] | sampling with several requests in flight |
+//! | [`updates`] | asynchronous updates of priorities |
+//! | [`session`] | a session with an extension of a server |
+//! | [`shards`] | one memory over several servers |
+//! | [`namespace`] | the names of one run on a shared server |
+//! | [`tls`] | trusted certificates |
+//!
+//! Calls block, so they must not be made inside a tokio runtime. Every call is idempotent: when a connection breaks before the answer
+//! arrives, the client repeats the call on a new connection, until the caller's deadline or for [`ConnectOptions::reconnect_for`]. After a
+//! restart of the server, the client first creates its tables again.
+
+pub mod connection;
+mod establish;
+mod link;
+mod memories;
+pub mod namespace;
+mod outage;
+pub mod pipeline;
+mod pool;
+pub mod push;
+pub mod sample;
+pub mod session;
+pub mod shards;
+pub mod tls;
+pub mod updates;
+pub mod writers_seen;
+
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use base::random::random_number;
+use base::sync::lock;
+use base::wait::Wait;
+use connection::Dialer;
+pub use namespace::Namespace;
+use pipeline::{is_broken, unexpected};
+use pool::{ConnectionPool, retry_for, while_broken};
+use replay_core::replay::{
+    Listing, OpenWriter, Parameters, PushChannel, ReadSteps, Replay, SampleChannel, SampleRequest, Sampled, StepsRead,
+    UpdateChannel, UpdateReceipt, WriterId,
+};
+use replay_core::schema::TableConfig;
+use replay_link::command::Commands;
+use replay_link::error::{Error, Result};
+pub use replay_link::stack::Address;
+use replay_wire::ErrorCode;
+use replay_wire::auth::Secret;
+use replay_wire::{
+    Call, DescribeTable, DropTable, GetParameters, List, PutParameters, ReplyBody, ReportCorrupt, RequestBody, Stats,
+    UpdatePriorities,
+};
+
+/// Options of a connection: credentials, timeouts and limits.
+#[derive(Debug, Clone)]
+pub struct ConnectOptions {
+    /// The server's token. It is never sent: both ends prove that they know it.
+    pub token: Option<Secret>,
+    /// For `innets://`: PEM file with the server's or its authority's certificate.
+    pub tls_ca: Option<PathBuf>,
+    /// Poll for answers without sleeping: lower latency, but a waiting call takes a whole core.
+    pub spin: bool,
+    /// For `innet+NAME://`: the configuration file of that stack, as the setting `stack_config` of a server.
+    pub stack_config: Option<PathBuf>,
+    /// Limit for the first connection with its handshake, including retries while the server is at a limit of connections, closes
+    /// connections or does not answer. Zero means one attempt of at most [`grace`](ConnectOptions::grace).
+    pub connect_timeout: Duration,
+    /// Longest wait for an answer after a call's deadline. At the deadline the server replies with the reason of the wait; the grace covers
+    /// the network, and bounds calls to a server that does not answer.
+    pub grace: Duration,
+    /// Longest time for which a call reconnects after its connection broke, even without a deadline.
+    pub reconnect_for: Duration,
+    /// Longest time for which the first connection is retried while connections are refused: the server may still be starting. If this
+    /// exceeds `connect_timeout`, it also bounds other retries.
+    pub await_server: Duration,
+    /// Limits the client to the names of a namespace.
+    pub namespace: Option<Namespace>,
+    /// Largest frame accepted from the server, in bytes.
+    pub max_frame_bytes: u64,
+    /// Limit of one writer's unacknowledged pushes, at least 1.
+    pub push_window: usize,
+    /// Limit of the bytes of unacknowledged pushes, which are kept for resending; a single push may be larger.
+    pub push_window_bytes: usize,
+}
+
+impl Default for ConnectOptions {
+    fn default() -> Self {
+        ConnectOptions {
+            token: None,
+            tls_ca: None,
+            spin: false,
+            stack_config: None,
+            connect_timeout: Duration::from_secs(10),
+            grace: Duration::from_secs(5),
+            reconnect_for: Duration::from_secs(60),
+            await_server: Duration::ZERO,
+            namespace: None,
+            max_frame_bytes: 1 << 30,
+            push_window: 32,
+            push_window_bytes: 16 << 20,
+        }
+    }
+}
+
+/// A replay memory on a server.
+pub struct Client {
+    dialer: Arc<Dialer>,
+    idle: ConnectionPool,
+    /// Longest time for which a call reconnects.
+    reconnect_for: Duration,
+    /// Server incarnation and version of the last received parameters, by name.
+    parameters: Mutex<HashMap<String, (u64, u64)>>,
+}
+
+/// Connects to a server. Retries a refused connection for [`ConnectOptions::await_server`], and one that breaks, gets no answer or meets a
+/// limit of connections for [`ConnectOptions::connect_timeout`]. A wrong certificate or proof, and another protocol, are final.
+///
+/// # Errors
+/// [`Error::Connect`], [`replay_wire::Error::Authentication`], [`replay_wire::Error::Version`]; [`Error::Config`] when the options do
+/// not fit the address.
+pub fn connect(address: &Address, options: ConnectOptions) -> Result<Client> {
+    Client::connect(address, options, &Wait::forever())
+}
+
+impl Client {
+    /// [`connect`] with a deadline and an interrupt check.
+    ///
+    /// # Errors
+    /// Errors of [`connect`], and [`Error::Interrupted`].
+    pub fn connect(address: &Address, options: ConnectOptions, wait: &Wait<'_>) -> Result<Self> {
+        Self::through(Dialer::new(address.clone(), options)?, wait)
+    }
+
+    /// Opens a writer.
+    ///
+    /// # Errors
+    /// Errors of connecting, and the server's.
+    pub(crate) fn pushes(&self, table: &str, open: OpenWriter, wait: &Wait<'_>) -> Result<push::Pushes> {
+        push::Pushes::open(self.dialer.clone(), table, open, wait)
+    }
+
+    /// [`connect`] through `dialer`.
+    ///
+    /// # Errors
+    /// Errors of [`Client::connect`].
+    pub fn through(dialer: Dialer, wait: &Wait<'_>) -> Result<Self> {
+        let dialer = Arc::new(dialer);
+        let idle = ConnectionPool::default();
+        idle.give(establish::first_connection(&dialer, None, wait)?);
+        let reconnect_for = dialer.options.reconnect_for;
+        Ok(Client { dialer, idle, reconnect_for, parameters: Mutex::default() })
+    }
+
+    /// A client that connects at its first call.
+    fn unconnected(dialer: Dialer) -> Self {
+        Client {
+            reconnect_for: dialer.options.reconnect_for,
+            dialer: Arc::new(dialer),
+            idle: ConnectionPool::default(),
+            parameters: Mutex::default(),
+        }
+    }
+
+    /// The server's address.
+    pub fn address(&self) -> &Address {
+        &self.dialer.address
+    }
+
+    /// How this client connects, for a [`session`].
+    pub fn dialer(&self) -> &Dialer {
+        &self.dialer
+    }
+
+    /// Sends a request, about `table` or none, and repeats it on a new connection after a broken one. `question` gets the incarnation of
+    /// the connection's server, which may have restarted since the last attempt.
+    fn ask<C: Call>(
+        &self,
+        wait: &Wait<'_>,
+        table: Option<&str>,
+        question: impl Fn(u64) -> C,
+    ) -> Result<(C::Reply, u64)> {
+        let (reply, incarnation) = self.exchange(wait, table, &|incarnation| question(incarnation).into())?;
+        let reply = reply.try_into().map_err(|other| unexpected(&other))?;
+        Ok((reply, incarnation))
+    }
+
+    /// [`Self::ask`] before the reply has a type.
+    fn exchange(
+        &self,
+        wait: &Wait<'_>,
+        table: Option<&str>,
+        question: &dyn Fn(u64) -> RequestBody,
+    ) -> Result<(ReplyBody, u64)> {
+        let longest = while_broken(self.reconnect_for);
+        retry_for(longest, &mut None, &self.dialer, wait, || {
+            let mut connection = self.idle.take(&self.dialer, wait)?;
+            let incarnation = connection.incarnation;
+            let reply = loop {
+                let reply = connection.call(&self.dialer, wait, table, question(incarnation));
+                match &reply {
+                    // The table of an earlier call was dropped: another one may have its name.
+                    Err(error)
+                        if error.code() == ErrorCode::UnknownTable
+                            && let Some(table) = table
+                            && connection.forget_table(table, None)? => {}
+                    _ => break reply,
+                }
+            };
+            // After any other error a request may be in flight, or the connection broken.
+            match &reply {
+                Ok(_) => self.idle.give(connection),
+                Err(error @ (Error::Remote { .. } | Error::RemoteDeadline { .. })) if !is_broken(error) => {
+                    self.idle.give(connection);
+                }
+                Err(_) => {}
+            }
+            Ok((reply?, incarnation))
+        })
+    }
+
+    /// [`Self::ask`] for a request that does not depend on the incarnation.
+    fn call<C: Call + Clone>(&self, wait: &Wait<'_>, table: Option<&str>, request: &C) -> Result<C::Reply> {
+        Ok(self.ask(wait, table, |_| request.clone())?.0)
+    }
+
+    /// Stores parameters as `version`, or as the next version if `version` is not newer than the newest.
+    fn put_version(&self, name: &str, version: u64, bytes: Bytes, wait: &Wait<'_>) -> Result<u64> {
+        // The random number identifies a repeated put, which the server does not store over a newer version.
+        self.put_numbered(name, random_number()?, version, bytes, wait)
+    }
+
+    /// Copies a version from another server, if it is newer than this server's newest.
+    fn copy_version(&self, name: &str, version: u64, bytes: Bytes, wait: &Wait<'_>) -> Result<u64> {
+        self.put_numbered(name, 0, version, bytes, wait)
+    }
+
+    fn put_numbered(&self, name: &str, id: u64, version: u64, bytes: Bytes, wait: &Wait<'_>) -> Result<u64> {
+        let (stored, _) =
+            self.ask(wait, None, |_| PutParameters { name: name.into(), id, version, bytes: bytes.clone() })?;
+        let stored = stored.ok_or_else(|| unexpected(&ReplyBody::Parameters(None)))?;
+        Ok(stored.version)
+    }
+
+    /// A channel for asynchronous updates.
+    fn updates_channel(&self) -> updates::Updates {
+        updates::Updates::new(self.dialer.clone(), self.reconnect_for)
+    }
+}
+
+impl Commands for Client {
+    fn command(&self, command: RequestBody, wait: &Wait<'_>) -> Result<()> {
+        let (reply, _) = self.exchange(wait, None, &|_| command.clone())?;
+        reply.try_into().map_err(|other| unexpected(&other))
+    }
+}
+
+impl Replay<Error> for Client {
+    fn create_table(&self, config: &TableConfig, wait: &Wait<'_>) -> Result<()> {
+        self.call(wait, None, config)?;
+        self.dialer.tables().insert(config.name.clone(), config.clone());
+        Ok(())
+    }
+
+    fn table_config(&self, table: &str, wait: &Wait<'_>) -> Result<Arc<TableConfig>> {
+        let config = self.call(wait, None, &DescribeTable(table.into()))?;
+        // Shapes of a hostile server must not be allocated.
+        config.validate()?;
+        Ok(Arc::new(config))
+    }
+
+    fn drop_table(&self, table: &str, wait: &Wait<'_>) -> Result<()> {
+        let tries = Cell::new(0);
+        let dropped = self.ask(wait, None, |_| {
+            tries.set(tries.get() + 1);
+            DropTable(table.into())
+        });
+        let unknown = |error: &Error| error.code() == ErrorCode::UnknownTable;
+        if dropped.as_ref().err().is_none_or(unknown) {
+            // After a refusal the table still exists, and a restarted server needs it.
+            self.dialer.tables().remove(table);
+        }
+        match dropped {
+            // An earlier attempt dropped it, but the answer was lost.
+            Err(error) if unknown(&error) && tries.get() > 1 => Ok(()),
+            dropped => dropped.map(|((), _)| ()),
+        }
+    }
+
+    fn open_writer(&self, table: &str, open: OpenWriter, wait: &Wait<'_>) -> Result<Box<dyn PushChannel<Error>>> {
+        Ok(Box::new(self.pushes(table, open, wait)?))
+    }
+
+    fn sample(&self, table: &str, request: &SampleRequest, wait: &Wait<'_>) -> Result<Sampled> {
+        self.call(wait, Some(table), request)
+    }
+
+    fn sampler(&self, table: &str, request: SampleRequest, in_flight: usize) -> Result<Box<dyn SampleChannel<Error>>> {
+        self.dialer.check_process()?;
+        let channel = sample::Samples::new(self.dialer.clone(), table, request, in_flight);
+        Ok(Box::new(channel))
+    }
+
+    fn update_priorities(
+        &self,
+        table: &str,
+        ids: &[u64],
+        priorities: &[f64],
+        wait: &Wait<'_>,
+    ) -> Result<UpdateReceipt> {
+        updates::check(table, ids, priorities)?;
+        let (receipt, _) =
+            self.ask(wait, Some(table), |_| UpdatePriorities { ids: ids.to_vec(), priorities: priorities.to_vec() })?;
+        Ok(receipt)
+    }
+
+    fn updates(&self) -> Result<Option<Box<dyn UpdateChannel<Error>>>> {
+        self.dialer.check_process()?;
+        Ok(Some(Box::new(self.updates_channel())))
+    }
+
+    fn read_steps(&self, table: &str, request: &ReadSteps, wait: &Wait<'_>) -> Result<StepsRead> {
+        self.call(wait, Some(table), request)
+    }
+
+    fn report_corrupt(&self, table: &str, id: u64, reason: &str, wait: &Wait<'_>) -> Result<Option<String>> {
+        let report = ReportCorrupt { id, reason: reason.into() };
+        self.call(wait, Some(table), &report)
+    }
+
+    fn put_parameters(&self, name: &str, bytes: Bytes, wait: &Wait<'_>) -> Result<u64> {
+        self.put_version(name, 0, bytes, wait)
+    }
+
+    fn get_parameters(
+        &self,
+        name: &str,
+        newer_than: u64,
+        writer: Option<&WriterId>,
+        wait: &Wait<'_>,
+    ) -> Result<Option<Parameters>> {
+        let seen = || lock(&self.parameters);
+        let last = seen().get(name).copied();
+        let table = writer.map(|writer| &*writer.table);
+        let (parameters, incarnation) = self.ask(wait, table, |incarnation| GetParameters {
+            name: name.into(),
+            // A restarted server counts versions from 1, so all of its versions are newer.
+            newer_than: match last {
+                Some((of, version)) if of != incarnation && version == newer_than => 0,
+                _ => newer_than,
+            },
+            writer: writer.map_or(0, |writer| writer.writer),
+        })?;
+        if let Some(parameters) = &parameters {
+            seen().insert(name.into(), (incarnation, parameters.version));
+        }
+        Ok(parameters)
+    }
+
+    fn list(&self, wait: &Wait<'_>) -> Result<Listing> {
+        self.call(wait, None, &List)
+    }
+
+    fn stats(&self, wait: &Wait<'_>) -> Result<serde_json::Value> {
+        let json = self.call(wait, None, &Stats)?;
+        let stats = serde_json::from_str(&json)
+            .map_err(|e| Error::protocol(format!("the server's stats are not JSON: {e}")))?;
+        Ok(match &self.dialer.options.namespace {
+            Some(namespace) => namespace.stats(stats),
+            None => stats,
+        })
+    }
+}

@@ -1,0 +1,96 @@
+//! A session with a server's extension, over a dedicated connection with which it ends.
+
+use std::net::SocketAddr;
+use std::time::Instant;
+
+use bytes::Bytes;
+
+use super::connection::{Connection, Dialer, deadline_ms};
+use super::establish::first_connection;
+use super::pipeline::unexpected;
+use base::wait::Wait;
+use replay_link::error::{Error, Result};
+use replay_link::stack::Address;
+use replay_wire::{Extension, ReplyBody};
+
+/// A session. Dropping ends it.
+pub struct ExtensionSession {
+    connection: Connection,
+    extension: &'static str,
+    server: Address,
+}
+
+impl ExtensionSession {
+    /// Connects, at most until `until`.
+    ///
+    /// # Errors
+    /// Errors of [`Client::connect`](super::Client::connect).
+    pub fn open(dialer: &Dialer, extension: &'static str, until: Instant, wait: &Wait<'_>) -> Result<Self> {
+        Ok(ExtensionSession {
+            connection: first_connection(dialer, Some(until), wait)?,
+            extension,
+            server: dialer.address.clone(),
+        })
+    }
+
+    /// The one of the server's addresses that was reached; `None` for a Unix socket.
+    pub fn peer(&self) -> Option<SocketAddr> {
+        self.connection.peer
+    }
+
+    /// Sends a message and waits for its answer until `until`; the server gives up at `due`.
+    ///
+    /// # Errors
+    /// `late` without an answer; the server's error.
+    pub fn call(
+        &mut self,
+        message: &Bytes,
+        due: Instant,
+        until: Instant,
+        wait: &Wait<'_>,
+        late: impl FnOnce() -> Error,
+    ) -> Result<Bytes> {
+        let request = Extension { name: self.extension.to_owned(), message: message.clone() };
+        let deadline_ms = deadline_ms(Some(due));
+        let reply = self.connection.run(wait, Some(until), late, |link| link.call(deadline_ms, None, request.into()));
+        match reply? {
+            ReplyBody::Extension(answer) if answer.name == self.extension => Ok(answer.message),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Checks that the session is still open.
+    ///
+    /// # Errors
+    /// The reason of its end.
+    pub fn check(&mut self) -> Result<()> {
+        self.connection.check()
+    }
+
+    /// Waits for the end of the session, and returns its reason.
+    pub fn ended(&mut self, wait: &Wait<'_>) -> String {
+        let late = || Error::Interrupted;
+        let end = self.connection.run(wait, None, late, |link| link.reply());
+        match end {
+            Ok(reply) => {
+                format!("it sent {} without a request; install the same release at both ends", reply.body.name())
+            }
+            Err(error) => error.to_string(),
+        }
+    }
+
+    /// Ends the session, and waits until the server has closed the connection.
+    ///
+    /// # Errors
+    /// [`Error::Deadline`] at `until`, [`Error::Interrupted`]: the server still closes the connection.
+    pub fn end(mut self, until: Instant, wait: &Wait<'_>) -> Result<()> {
+        let server = &self.server;
+        let late = || Error::deadline(format!("{server} did not end the connection"));
+        let ended = self.connection.run(wait, Some(until), late, |link| link.finish());
+        match ended {
+            Err(error @ (Error::Deadline { .. } | Error::Interrupted)) => Err(error),
+            // A broken connection has ended, too.
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! Asynchronous updates of priorities over a dedicated connection. Several are in flight at a time, and each is kept until it is answered.
+//! After a broken connection, unanswered updates are resent in order. Applying an update twice is harmless, because later updates are
+//! applied again after it.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::connection::Dialer;
+use super::link::{self, Channel, Link};
+use super::pipeline::{answer, unexpected};
+use base::wait::Wait;
+use replay_core::error::check_priorities;
+use replay_core::replay::{UpdateChannel, UpdateReceipt};
+use replay_link::error::{Error, Result};
+use replay_wire::{ErrorCode, Reply, ReplyBody, UpdatePriorities};
+
+/// Limit of unanswered updates: a server reads as many requests of one connection.
+const WINDOW: usize = 64;
+
+/// The updates of one client.
+pub struct Updates {
+    link: Link<TableUpdate>,
+    /// Longest time for which a call reconnects.
+    reconnect_for: Duration,
+    /// Counts that no call has returned yet.
+    answered: UpdateReceipt,
+}
+
+/// An update, and its table.
+pub struct TableUpdate {
+    table: String,
+    update: UpdatePriorities,
+}
+
+impl TableUpdate {
+    /// Number of its ids.
+    fn len(&self) -> u32 {
+        self.update.ids.len() as u32
+    }
+}
+
+/// Checks an update before it is sent, so that the call that passed it gets the error, with the position in its list.
+///
+/// # Errors
+/// [`replay_core::Error::Schema`] for unequal numbers of ids and priorities; [`replay_core::Error::Priority`].
+pub fn check(table: &str, ids: &[u64], priorities: &[f64]) -> Result<()> {
+    if ids.len() == priorities.len() {
+        return Ok(check_priorities(priorities)?);
+    }
+    Err(replay_core::Error::Schema {
+        table: table.into(),
+        reason: format!("{} ids and {} priorities", ids.len(), priorities.len()),
+    }
+    .into())
+}
+
+impl Updates {
+    /// A channel that connects on its first update.
+    pub fn new(dialer: Arc<Dialer>, reconnect_for: Duration) -> Self {
+        Updates { link: Link::new(dialer), reconnect_for, answered: UpdateReceipt::default() }
+    }
+
+    /// Drops unanswered updates and counts their ids as stale.
+    pub fn abandon(mut self) -> UpdateReceipt {
+        let ids: u32 = self.link.requests().map(TableUpdate::len).sum();
+        self.link.clear();
+        UpdateReceipt { applied: self.answered.applied, stale: self.answered.stale + ids }
+    }
+
+    /// Updates without an answer.
+    pub fn unanswered(&self) -> usize {
+        self.link.len()
+    }
+
+    fn work(&mut self, wait: &Wait<'_>, done: impl Fn(&Self) -> bool) -> Result<()> {
+        let reconnect_for = self.reconnect_for;
+        link::work(self, reconnect_for, &mut None, wait, done)
+    }
+}
+
+impl Channel for Updates {
+    type Request = TableUpdate;
+
+    fn link(&mut self) -> &mut Link<TableUpdate> {
+        &mut self.link
+    }
+
+    /// Updates never wait at a server, so they have no deadline.
+    fn send(&mut self, _deadline: Option<Instant>) -> Result<()> {
+        self.link.send(usize::MAX, None, |_, of| (&of.table, of.update.clone().into()))
+    }
+
+    /// Handles the answer to the first pending update: a server answers updates in order.
+    fn settle(&mut self, reply: Reply) -> Result<()> {
+        let id = reply.id;
+        let answer = answer(reply.body);
+        if answer.as_ref().is_err_and(|error| self.ends_connection(error)) {
+            return answer.map(drop);
+        }
+        if self.link.answered(id) != Some(0) {
+            return Err(Error::protocol(format!("the server answered request {id}, which is not the first in flight")));
+        }
+        let Some(of) = self.link.remove(0) else { return Ok(()) };
+        match answer {
+            Ok(ReplyBody::Updated(receipt)) => {
+                self.answered.applied += receipt.applied;
+                self.answered.stale += receipt.stale;
+                Ok(())
+            }
+            Ok(other) => Err(unexpected(&other)),
+            // The table was dropped since it was named.
+            Err(error)
+                if error.code() == ErrorCode::UnknownTable
+                    && self.link.connection()?.forget_table(&of.table, Some(id))? =>
+            {
+                self.answered.stale += of.len();
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn late(&self) -> Error {
+        let (server, count) = (&self.link.dialer.address, self.link.len());
+        Error::deadline(format!("{server} has not answered {count} updates of priorities"))
+    }
+}
+
+impl UpdateChannel<Error> for Updates {
+    /// Blocks only while `WINDOW` updates, or [`ConnectOptions::push_window_bytes`](super::ConnectOptions) of them, are unanswered, and
+    /// during a reconnect.
+    fn send(&mut self, table: &str, ids: &[u64], priorities: &[f64], wait: &Wait<'_>) -> Result<UpdateReceipt> {
+        self.link.dialer.check_process()?;
+        check(table, ids, priorities)?;
+        let bytes = size_of_val(ids) + size_of_val(priorities);
+        let send = |updates: &mut Self| {
+            updates.work(wait, |updates| updates.link.has_room(WINDOW, bytes))?;
+            let update = UpdatePriorities { ids: ids.to_vec(), priorities: priorities.to_vec() };
+            let body = update.clone().into();
+            updates.link.send_now(TableUpdate { table: table.to_owned(), update }, bytes, None, table, body)
+        };
+        if let Err(error) = send(self) {
+            if !self.ends_connection(&error) || self.link.connection().is_err() {
+                return Err(error);
+            }
+            // It has numbered as many tables as it can.
+            self.link.disconnect();
+            send(self)?;
+        }
+        self.link.connection()?.try_flush();
+        Ok(std::mem::take(&mut self.answered))
+    }
+
+    fn flush(&mut self, wait: &Wait<'_>) -> Result<UpdateReceipt> {
+        if !self.link.is_empty() {
+            self.work(wait, |updates| updates.link.is_empty())?;
+        }
+        Ok(std::mem::take(&mut self.answered))
+    }
+}
+
+impl Drop for Updates {
+    fn drop(&mut self) {
+        if !self.link.is_empty() {
+            tracing::warn!(
+                updates = self.link.len(),
+                "dropped before its last updates of priorities were answered: close the replay to wait for them"
+            );
+        }
+    }
+}

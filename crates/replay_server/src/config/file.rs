@@ -1,0 +1,111 @@
+//! Reading a configuration: a TOML file and flags, with the settings of plug-ins among the server's own.
+
+use std::collections::BTreeMap;
+
+use clap::parser::ValueSource;
+use clap::{ArgMatches, Command};
+use serde::Deserialize;
+use toml::Table;
+use toml::de::{DeTable, Deserializer, Error as TomlError};
+
+use super::ServerConfig;
+use crate::plugin::{ExtensionSettings, SettingsType, plugged_in};
+use replay_link::error::{Error, Result};
+
+/// Similarity above which a name is proposed in place of another, as by clap for flags.
+const LIKE: f64 = 0.7;
+
+impl ServerConfig {
+    /// Reads the text of a TOML file. Errors name the file by `origin`; `overrides` replaces keys of the same name.
+    ///
+    /// # Errors
+    /// [`Error::Config`] with line and key, also for unknown keys.
+    pub fn from_toml(text: &str, origin: &str, overrides: Table) -> Result<Self> {
+        let refuse = |mut error: TomlError| {
+            error.set_input(Some(text));
+            let message = error.message().to_owned();
+            // The given name, and those that it could be.
+            let mut names = message.split('`').skip(1).step_by(2);
+            let (given, mut known) = (names.next().unwrap_or_default(), names.collect::<Vec<_>>());
+            let others = match message.starts_with("unknown field") && known.contains(&"listen") {
+                true => names_of_settings(),
+                false => Vec::new(),
+            };
+            known.extend(others.iter().map(String::as_str));
+            let others = match others.is_empty() {
+                true => String::new(),
+                false => format!("or, of plug-ins, `{}`\n", others.join("`, `")),
+            };
+            let like = known.into_iter().map(|name| (strsim::jaro(given, name), name));
+            let nearest = like.filter(|(like, _)| *like > LIKE).max_by(|(one, _), (other, _)| one.total_cmp(other));
+            let nearest = nearest.map_or(String::new(), |(_, name)| format!("did you mean `{name}`?\n"));
+            Error::Config(format!("{origin}: {error}{others}{nearest}"))
+        };
+        // Parsed without the overrides first, so that an error names its line in the file.
+        let mut file = DeTable::parse(text).map_err(refuse)?;
+        check_types(&mut file).map_err(refuse)?;
+        ServerConfig::deserialize(Deserializer::from(file)).map_err(refuse)?;
+        let mut table: Table = toml::from_str(text).map_err(refuse)?;
+        table.extend(overrides);
+        let extensions = take(&mut table);
+        let config: ServerConfig = table.try_into().map_err(refuse)?;
+        Ok(ServerConfig { extensions, ..config })
+    }
+}
+
+/// `command` with the flags of all plug-ins.
+pub fn add_flags(command: Command) -> Command {
+    plugged_settings().into_iter().fold(command, |command, (_, settings)| (settings.flags)(command))
+}
+
+/// The settings of plug-ins that the command line gives.
+///
+/// # Errors
+/// [`Error::Config`] for values that TOML does not have.
+pub fn given_flags(matches: &ArgMatches) -> Result<Table> {
+    let mut given = Table::new();
+    for (_, settings) in plugged_settings() {
+        let mut flags = (settings.of_flags)(matches)?;
+        flags.retain(|name, _| matches.value_source(name) == Some(ValueSource::CommandLine));
+        given.extend(flags);
+    }
+    Ok(given)
+}
+
+/// Takes the settings of all plug-ins out of a configuration.
+fn take(config: &mut Table) -> ExtensionSettings {
+    let mut taken = BTreeMap::new();
+    for (plugin, settings) in plugged_settings() {
+        let names = settings.names().into_iter();
+        let given = names.filter_map(|name| config.remove_entry(&name));
+        taken.insert(plugin, given.collect());
+    }
+    ExtensionSettings(taken)
+}
+
+/// Checks the types of all plug-ins' settings in a file, and takes them out.
+///
+/// # Errors
+/// The first wrong value, with its place.
+fn check_types(file: &mut toml::Spanned<DeTable<'_>>) -> Result<(), TomlError> {
+    for (_, settings) in plugged_settings() {
+        let names = settings.names().into_iter();
+        let own = names.filter_map(|name| file.get_mut().remove_entry(name.as_str()));
+        let own: DeTable<'_> = own.collect();
+        (settings.check)(Deserializer::from(toml::Spanned::new(file.span(), own)))?;
+    }
+    Ok(())
+}
+
+/// The names of all plug-ins' settings.
+fn names_of_settings() -> Vec<String> {
+    let settings = plugged_settings().into_iter();
+    settings.flat_map(|(_, settings)| settings.names()).collect()
+}
+
+/// Names and settings of the plug-ins that have any.
+fn plugged_settings() -> Vec<(&'static str, SettingsType)> {
+    let plugins = plugged_in().into_iter();
+    let settings = plugins.map(|plugin| Some((plugin.name(), plugin.settings()?)));
+    settings.flatten().collect()
+}

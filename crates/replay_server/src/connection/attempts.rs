@@ -1,0 +1,143 @@
+//! Attempts at one connection's requests, subject to its reply budget, and the connection's sessions with extensions.
+
+use std::cell::RefCell;
+use std::future::Future;
+use std::rc::Rc;
+
+use bytes::Bytes;
+use event_listener::EventListener;
+use futures_util::FutureExt;
+use tokio::sync::watch;
+
+use super::Phase;
+use crate::plugin::{MAX_MESSAGE, Session};
+use crate::reply_budget::{NoRoom, Reader};
+use crate::service::{NumberedTable, Service};
+use base::error::check_size;
+use replay_core::cause::WaitReason;
+use replay_core::table::{Attempt, Turn};
+use replay_link::error::Result;
+use replay_wire::{Extension, ReplyBody, RequestBody};
+
+/// One connection's requests and extension sessions.
+pub struct Attempts<'a> {
+    service: &'a Service,
+    reader: Rc<Reader>,
+    phase: watch::Receiver<Phase>,
+    /// Extension sessions, by extension name.
+    sessions: RefCell<Vec<(&'static str, Box<dyn Session>)>>,
+}
+
+impl<'a> Attempts<'a> {
+    /// Attempts for a new connection.
+    pub fn new(service: &'a Service, reader: Rc<Reader>, phase: watch::Receiver<Phase>) -> Self {
+        Attempts { service, reader, phase, sessions: RefCell::default() }
+    }
+
+    /// [`Service::attempt`] for this connection. Also blocked while the reply budget is full.
+    ///
+    /// # Errors
+    /// Any error, which is the answer to the request.
+    pub fn attempt(
+        &self,
+        request: &RequestBody,
+        table: Option<&NumberedTable>,
+        last: bool,
+        turn: &mut Turn,
+    ) -> Result<Attempt<ReplyBody>> {
+        if let RequestBody::CallExtension(Extension { name, message }) = request {
+            check_message(message, "send less")?;
+            let attempt = self.with_session(name, |session| session.attempt(message))??;
+            if let Attempt::Ready(answer) = &attempt {
+                check_message(answer, "this is a fault of the service")?;
+            }
+            let name = name.clone();
+            return Ok(attempt.map(|message| ReplyBody::Extension(Extension { name, message })));
+        }
+        let attempt = match self.check_room(request) {
+            Err(full) => {
+                // Requests behind it in the table's queue must not wait for this client to read.
+                *turn = Turn::default();
+                if matches!(full, NoRoom::Role(_)) {
+                    self.reader.budget().press();
+                }
+                Attempt::Blocked(full.into())
+            }
+            Ok(()) => self.service.attempt(request, table, last, turn)?,
+        };
+        if turn.waits() {
+            // Blocked by the table: passes the free reply memory on to the next request.
+            self.reader.budget().pass_on();
+        }
+        Ok(attempt)
+    }
+
+    /// Completes after the next change that may unblock a blocked request. Listens from this call on, not from the first poll.
+    ///
+    /// # Errors
+    /// [`Error::Internal`](replay_link::error::Error::Internal) for a request that never blocks.
+    pub fn changed<'r>(
+        &'r self,
+        request: &'r RequestBody,
+        turn: &Turn,
+    ) -> Result<impl Future<Output = ()> + use<'r, 'a>> {
+        if Self::waits_for_readers(request, turn) {
+            return Ok(self.reader.room(|| self.check_room(request)).right_future());
+        }
+        let changed: EventListener = match request {
+            RequestBody::CallExtension(Extension { name, .. }) => {
+                self.with_session(name, |session| session.changed())?
+            }
+            _ => turn.changed()?,
+        };
+        Ok(changed.left_future())
+    }
+
+    /// Whether a blocked request waits for unread replies, not for its table.
+    pub fn waits_for_readers(request: &RequestBody, turn: &Turn) -> bool {
+        request.has_large_reply() && !turn.waits()
+    }
+
+    fn check_room(&self, request: &RequestBody) -> std::result::Result<(), NoRoom> {
+        let large = self.service.large_reply(request);
+        large.map_or(Ok(()), |large| self.reader.check(&large))
+    }
+
+    /// Calls `work` with the session of an extension, which the first request starts.
+    fn with_session<T>(&self, name: &str, work: impl FnOnce(&mut dyn Session) -> T) -> Result<T> {
+        let mut sessions = self.sessions.borrow_mut();
+        let index = match sessions.iter().position(|(of, _)| *of == name) {
+            Some(index) => index,
+            None => {
+                let extension = self.service.extension(name)?.clone();
+                sessions.push((extension.name(), extension.session()));
+                sessions.len() - 1
+            }
+        };
+        Ok(work(&mut *sessions[index].1))
+    }
+}
+
+fn check_message(message: &Bytes, advice: &'static str) -> Result<()> {
+    let bytes = message.len() as u64;
+    Ok(check_size("a message of an extension, in bytes,", bytes, MAX_MESSAGE, advice)?)
+}
+
+impl From<NoRoom> for WaitReason {
+    fn from(full: NoRoom) -> Self {
+        match full {
+            NoRoom::Own(bytes) => WaitReason::OwnReplies(bytes),
+            NoRoom::Role(bytes) => WaitReason::RoleReplies(bytes),
+        }
+    }
+}
+
+impl Drop for Attempts<'_> {
+    fn drop(&mut self) {
+        // Not at a shutdown, which ends all connections.
+        if *self.phase.borrow() == Phase::Serving {
+            let sessions = self.sessions.get_mut().iter_mut();
+            sessions.for_each(|(_, session)| session.end());
+        }
+    }
+}

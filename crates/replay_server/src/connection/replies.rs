@@ -1,0 +1,204 @@
+//! Replies of a connection: encoded, counted in the reply budget while unread, written in order.
+
+use std::io;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use tokio::io::AsyncWrite;
+use tokio::sync::mpsc;
+
+use super::quota::RequestPermit;
+use super::{ConnectionHandler, Received};
+use crate::reply_budget::{Reader, ReplyShare};
+use base::error::check_size;
+use replay_link::error::{Error, Result};
+use replay_link::framing::{broken, is_closed, write_frame, write_part};
+use replay_link::stack::{Stack, until};
+use replay_wire::{OutgoingFrame, Reply, ReplyBody};
+
+/// A reply to write.
+pub(super) struct QueuedReply {
+    frame: OutgoingFrame,
+    _permit: Option<RequestPermit>,
+    _share: ReplyShare,
+}
+
+/// Time without progress after which a client that reads a reply is disconnected, if replies to other clients of its role are blocked.
+/// Packet loss may silence a link for a second.
+const STALLED: Duration = Duration::from_secs(2);
+
+/// Queue of replies to write, which count in the reply budget.
+#[derive(Clone)]
+pub(super) struct ReplySender {
+    queue: mpsc::UnboundedSender<QueuedReply>,
+    reader: Rc<Reader>,
+}
+
+impl ReplySender {
+    /// A queue's sender and receiver.
+    pub(super) fn new(reader: Rc<Reader>) -> (Self, mpsc::UnboundedReceiver<QueuedReply>) {
+        let (queue, outbox) = mpsc::unbounded_channel();
+        (ReplySender { queue, reader }, outbox)
+    }
+
+    /// `shared` is the memory's buffer in the frame, or empty.
+    fn send(&self, frame: OutgoingFrame, permit: Option<RequestPermit>, shared: Bytes) {
+        let share = self.reader.hold(frame.frame_bytes(), shared);
+        // An error means that the connection has ended.
+        let _ = self.queue.send(QueuedReply { frame, _permit: permit, _share: share });
+    }
+}
+
+impl<S: Stack> ConnectionHandler<'_, S> {
+    pub(super) async fn write_reply<W: AsyncWrite + Unpin>(
+        &self,
+        write: &mut W,
+        id: u64,
+        body: ReplyBody,
+    ) -> Result<()> {
+        let mut outgoing = replay_wire::encode_reply(Reply { id, body })?;
+        write_frame(&mut outgoing, write, self.peer).await
+    }
+
+    pub(super) fn reply(&self, replies: &ReplySender, received: Received, reply: Result<ReplyBody>) {
+        let id = received.request.id;
+        let latencies = &self.context.service.counters.latency_s;
+        let elapsed = self.stack.now().saturating_duration_since(received.arrived);
+        latencies.record(&received.request.body, elapsed);
+        let permit = Some(received.permit);
+        let shared = match &reply {
+            Ok(ReplyBody::Parameters(Some(parameters))) => parameters.bytes.clone(),
+            _ => Bytes::new(),
+        };
+        let outgoing = reply.and_then(|body| {
+            let outgoing = replay_wire::encode_reply(Reply { id, body })?;
+            check_size(
+                "a reply, in bytes,",
+                outgoing.frame_bytes(),
+                self.context.max_frame_bytes,
+                "ask for less at a time, or start the server with a larger --max-frame-bytes",
+            )?;
+            Ok(outgoing)
+        });
+        match outgoing {
+            Ok(outgoing) => replies.send(outgoing, permit, shared),
+            Err(error) => self.reply_error(replies, id, &error, permit),
+        }
+    }
+
+    /// Queues a short reply.
+    pub(super) fn queue(&self, replies: &ReplySender, id: u64, body: ReplyBody, permit: Option<RequestPermit>) {
+        match replay_wire::encode_reply(Reply { id, body }) {
+            Ok(frame) => replies.send(frame, permit, Bytes::new()),
+            Err(error) => tracing::error!(id, %error, "a reply could not be encoded"),
+        }
+    }
+
+    pub(super) fn reply_error(&self, replies: &ReplySender, id: u64, error: &Error, permit: Option<RequestPermit>) {
+        tracing::debug!(id, %error, "request failed");
+        // The end of a wait is no failure: the client repeats the request, or its deadline has passed.
+        if error.waited_for().is_none() {
+            self.context.service.counters.errors.add(1);
+        }
+        self.queue(replies, id, error.into(), permit);
+    }
+
+    /// Writes replies until all senders of the queue are gone.
+    ///
+    /// # Errors
+    /// [`Error::Deadline`] when the client does not read a reply in time; [`Error::Closed`] when it has closed the connection.
+    pub(super) async fn send<W: AsyncWrite + Unpin>(
+        &self,
+        mut outbox: mpsc::UnboundedReceiver<QueuedReply>,
+        reader: &Reader,
+        write: &mut W,
+    ) -> Result<()> {
+        let counters = &self.context.service.counters;
+        while let Some(mut queued) = outbox.recv().await {
+            let outgoing = &mut queued.frame;
+            let written = self.write_in_time(outgoing, reader, write).await?;
+            written.map_err(|error| match is_closed(&error) {
+                // Expected from clients that close before they have read prefetched batches.
+                true => Error::Closed("the client"),
+                false => broken(self.peer, error),
+            })?;
+            counters.bytes_sent.add(outgoing.frame_bytes());
+        }
+        Ok(())
+    }
+
+    /// Writes a frame, unless the client is too slow.
+    async fn write_in_time<W: AsyncWrite + Unpin>(
+        &self,
+        frame: &mut OutgoingFrame,
+        reader: &Reader,
+        write: &mut W,
+    ) -> Result<io::Result<()>> {
+        let begun = self.stack.now();
+        let mut progress = Progress {
+            begun,
+            last: begun,
+            written: 0,
+            bytes: frame.frame_bytes(),
+            allowed: self.context.write_deadline,
+        };
+        loop {
+            let part = write_part(frame, write);
+            let written = tokio::select! {
+                biased;
+                written = part => written,
+                slow = self.too_slow(&progress, reader) => {
+                    self.context.service.counters.slow_readers_dropped.add(1);
+                    return Err(slow);
+                }
+            };
+            match written {
+                Ok(0) => return Ok(Ok(())),
+                Ok(part) => {
+                    progress.written += part as u64;
+                    progress.last = self.stack.now();
+                }
+                Err(error) => return Ok(Err(error)),
+            }
+        }
+    }
+
+    /// Completes with an error once the client is too slow. Called anew after each progress.
+    async fn too_slow(&self, progress: &Progress, reader: &Reader) -> Error {
+        let needed = async {
+            self.stack.sleep_until(progress.stalled()).await;
+            reader.budget().needed().await;
+        };
+        let deadline = progress.begun + progress.allowed;
+        let others = match until(self.stack, deadline, needed).await {
+            Some(()) => " while other clients of its role wait for room (--reply-bytes)",
+            None => "",
+        };
+        Error::deadline(format!(
+            "the client read {} of the {} bytes of a reply within {} ms{others}",
+            progress.written,
+            progress.bytes,
+            (self.stack.now() - progress.begun).as_millis()
+        ))
+    }
+}
+
+/// A client's progress in reading a reply.
+struct Progress {
+    begun: Instant,
+    last: Instant,
+    written: u64,
+    bytes: u64,
+    allowed: Duration,
+}
+
+impl Progress {
+    /// Time after which the client counts as stalled: [`STALLED`] after its last progress, or after it fell behind the average rate that
+    /// meets the deadline, whichever is earlier.
+    fn stalled(&self) -> Instant {
+        let read = self.written as f64 / self.bytes.max(1) as f64;
+        let average = self.begun + self.allowed.mul_f64(read.min(1.0));
+        average.min(self.last) + STALLED
+    }
+}

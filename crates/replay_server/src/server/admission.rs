@@ -1,0 +1,304 @@
+//! Limits on connections: handshakes in progress, in total and per address, and authenticated connections. Unauthenticated clients occupy
+//! only the limit of handshakes: at a limit the oldest of them makes room for a new one.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::future::pending;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+
+use crate::config::ServerConfig;
+use base::sync::lock;
+use replay_link::error::{Error, Result};
+use replay_wire::role::Role;
+
+/// Age from which a handshake makes room for a new one. A client's takes three round trips.
+const DISPLACED_AFTER: Duration = Duration::from_millis(250);
+
+/// Shortest time between two handshakes that make room, so that a server which is slow with thousands of clients still finishes most of
+/// their handshakes.
+const DISPLACED_EVERY: Duration = Duration::from_millis(50);
+
+/// Connections of operators beyond `max_connections`, on a server with tokens for other roles.
+pub const OPERATORS: u32 = 4;
+
+/// Limit of connections that are refused with an error reply at the same time; further ones are closed without a reply.
+pub const MAX_REFUSALS: usize = 16;
+
+/// The limits, and the connections counted under them.
+pub struct Admission {
+    handshakes: Arc<Semaphore>,
+    connections: Arc<Semaphore>,
+    operators: Arc<Semaphore>,
+    refusals: Arc<Semaphore>,
+    max_handshakes: u32,
+    max_handshakes_per_address: u32,
+    max_connections: u32,
+    max_operators: u32,
+    connecting: Mutex<Connecting>,
+}
+
+/// Handshakes in progress, by number: the oldest is the first.
+#[derive(Default)]
+struct Connecting {
+    handshakes: BTreeMap<u64, Handshake>,
+    next: u64,
+    displaced: Option<Instant>,
+}
+
+struct Handshake {
+    /// `None` for a local process.
+    address: Option<IpAddr>,
+    since: Instant,
+    _permit: OwnedSemaphorePermit,
+    displaced: Arc<Notify>,
+}
+
+/// The limit under which a connection is counted until its end.
+pub struct Slot {
+    admission: Arc<Admission>,
+    held: RefCell<Held>,
+    /// Notified when the handshake has made room for another.
+    displaced: Arc<Notify>,
+}
+
+enum Held {
+    Handshake {
+        _place: Place,
+    },
+    /// Refused with an error reply, because of the setting `limit`.
+    Refusal {
+        limit: &'static str,
+        _permit: OwnedSemaphorePermit,
+    },
+    Connection {
+        _permit: OwnedSemaphorePermit,
+    },
+}
+
+/// Counts a handshake until dropped.
+struct Place {
+    admission: Arc<Admission>,
+    number: u64,
+}
+
+impl Admission {
+    /// The limits of a configuration with as many `roles` as have a token.
+    pub fn new(config: &ServerConfig, roles: usize) -> Arc<Self> {
+        let max_operators = if roles > 1 { OPERATORS } else { 0 };
+        Arc::new(Admission {
+            handshakes: Arc::new(Semaphore::new(config.max_handshakes as usize)),
+            connections: Arc::new(Semaphore::new(config.max_connections as usize)),
+            operators: Arc::new(Semaphore::new(max_operators as usize)),
+            refusals: Arc::new(Semaphore::new(MAX_REFUSALS)),
+            max_handshakes: config.max_handshakes,
+            max_handshakes_per_address: config.max_handshakes_per_address,
+            max_connections: config.max_connections,
+            max_operators,
+            connecting: Mutex::default(),
+        })
+    }
+
+    /// Slot for an accepted connection's handshake or refusal; `None` to close the connection without a reply. `peer` is an IP address and
+    /// port, or the name of a local process, for which only the total limit applies.
+    pub fn accept(self: &Arc<Self>, peer: &str, now: Instant) -> Option<Slot> {
+        let displaced = Arc::new(Notify::new());
+        let slot = |held| {
+            Some(Slot { admission: Arc::clone(self), held: RefCell::new(held), displaced: Arc::clone(&displaced) })
+        };
+        let address = peer.parse::<SocketAddr>().ok().map(|peer| peer.ip());
+        let mut connecting = lock(&self.connecting);
+        let full = connecting.make_room(self, address, now);
+        let permit = Arc::clone(&self.handshakes).try_acquire_owned().ok();
+        let (None, Some(permit)) = (full, permit) else {
+            drop(connecting);
+            let limit = full.unwrap_or("max_handshakes");
+            let permit = Arc::clone(&self.refusals).try_acquire_owned().ok()?;
+            return slot(Held::Refusal { limit, _permit: permit });
+        };
+        let number = connecting.next;
+        connecting.next += 1;
+        let handshake = Handshake { address, since: now, _permit: permit, displaced: Arc::clone(&displaced) };
+        connecting.handshakes.insert(number, handshake);
+        slot(Held::Handshake { _place: Place { admission: Arc::clone(self), number } })
+    }
+
+    /// Waits until no connection is open, authenticated or not.
+    pub async fn all_ended(&self) {
+        // An error means that a semaphore is closed, which never happens.
+        let _ = self.handshakes.acquire_many(self.max_handshakes).await;
+        let _ = self.connections.acquire_many(self.max_connections).await;
+        let _ = self.operators.acquire_many(self.max_operators).await;
+    }
+
+    /// Number of open connections, authenticated or not.
+    pub fn open(&self) -> usize {
+        let limits = [
+            (self.max_handshakes, &self.handshakes),
+            (self.max_connections, &self.connections),
+            (self.max_operators, &self.operators),
+        ];
+        limits.iter().map(|(most, free)| *most as usize - free.available_permits()).sum()
+    }
+}
+
+impl Connecting {
+    /// Ends the oldest handshake where a new one of `address` is over a limit. Returns the limit if none is old enough.
+    fn make_room(&mut self, limits: &Admission, address: Option<IpAddr>, now: Instant) -> Option<&'static str> {
+        let same = |handshake: &Handshake| address.is_some() && handshake.address == address;
+        let of_address = self.handshakes.values().filter(|handshake| same(handshake)).count();
+        let (limit, oldest) = if of_address >= limits.max_handshakes_per_address as usize {
+            let mut handshakes = self.handshakes.iter();
+            ("max_handshakes_per_address", handshakes.find(|(_, handshake)| same(handshake)))
+        } else if self.handshakes.len() >= limits.max_handshakes as usize {
+            ("max_handshakes", self.handshakes.iter().next())
+        } else {
+            return None;
+        };
+        let over = |since: Instant, time| now.saturating_duration_since(since) >= time;
+        let number = oldest.filter(|(_, handshake)| over(handshake.since, DISPLACED_AFTER)).map(|(number, _)| *number);
+        let Some(number) = number.filter(|_| self.displaced.is_none_or(|since| over(since, DISPLACED_EVERY))) else {
+            return Some(limit);
+        };
+        self.displaced = Some(now);
+        if let Some(handshake) = self.handshakes.remove(&number) {
+            handshake.displaced.notify_one();
+        }
+        None
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        lock(&self.admission.connecting).handshakes.remove(&self.number);
+    }
+}
+
+impl Slot {
+    /// Error for a refused connection.
+    pub fn refusal(&self) -> Option<Error> {
+        match *self.held.borrow() {
+            Held::Refusal { limit, .. } => {
+                Some(Error::Busy(format!("too many clients connect at the same time ({limit})")))
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether the connection is authenticated: see [`Slot::welcome`].
+    pub fn is_welcome(&self) -> bool {
+        matches!(*self.held.borrow(), Held::Connection { .. })
+    }
+
+    /// Completes when the handshake has made room for another, never once the connection is welcome.
+    pub async fn displaced(&self) {
+        self.displaced.notified().await;
+        if self.is_welcome() {
+            pending().await
+        }
+    }
+
+    /// Counts the connection as authenticated from now on.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] at the limit.
+    pub fn welcome(&self, role: Role) -> Result<()> {
+        let take = |places: &Arc<Semaphore>| Arc::clone(places).try_acquire_owned().ok();
+        let reserved = || take(&self.admission.operators).filter(|_| role == Role::Operator);
+        let Some(permit) = take(&self.admission.connections).or_else(reserved) else {
+            return Err(Error::Busy(format!(
+                "{} connections are open; close some, or start the server with a larger --max-connections",
+                self.admission.max_connections
+            )));
+        };
+        *self.held.borrow_mut() = Held::Connection { _permit: permit };
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn admission() -> Arc<Admission> {
+        let limits = ServerConfig {
+            max_handshakes: 5,
+            max_handshakes_per_address: 2,
+            max_connections: 3,
+            ..ServerConfig::default()
+        };
+        Admission::new(&limits, 3)
+    }
+
+    fn is_handshake(slot: Option<&Slot>) -> bool {
+        slot.is_some_and(|slot| slot.refusal().is_none())
+    }
+
+    fn is_displaced(slot: &Slot) -> bool {
+        use futures_util::FutureExt;
+        slot.displaced().now_or_never().is_some()
+    }
+
+    #[test]
+    fn an_address_has_a_part_of_the_handshakes_until_it_is_welcome() {
+        let (admission, now) = (admission(), Instant::now());
+        let first = admission.accept("10.0.0.1:1", now).unwrap();
+        let second = admission.accept("10.0.0.1:2", now);
+        assert!(is_handshake(second.as_ref()));
+        let third = admission.accept("10.0.0.1:3", now).unwrap();
+        let reason = third.refusal().unwrap();
+        assert!(reason.to_string().contains("max_handshakes_per_address"));
+        assert!(is_handshake(admission.accept("[::1]:1", now).as_ref()));
+        first.welcome(Role::Actor).unwrap();
+        assert!(is_handshake(admission.accept("10.0.0.1:4", now).as_ref()));
+        assert_eq!(admission.open(), 2);
+        drop((first, second));
+        assert!(lock(&admission.connecting).handshakes.is_empty());
+        assert_eq!(admission.open(), 0);
+    }
+
+    #[test]
+    fn the_oldest_handshake_makes_room_for_one_more() {
+        let (admission, now) = (admission(), Instant::now());
+        let later = now + DISPLACED_AFTER;
+        let elsewhere = admission.accept("10.0.0.2:1", now).unwrap();
+        let silent = ["10.0.0.1:1", "10.0.0.1:2"].map(|peer| admission.accept(peer, now).unwrap());
+        let young = admission.accept("10.0.0.1:3", later - Duration::from_millis(1)).unwrap();
+        assert!(young.refusal().is_some(), "none is old enough");
+        let one_more = admission.accept("10.0.0.1:3", later).unwrap();
+        assert!(one_more.refusal().is_none());
+        assert_eq!([&silent[0], &silent[1], &elsewhere].map(is_displaced), [true, false, false]);
+        assert!(admission.accept("10.0.0.1:4", later).unwrap().refusal().is_some(), "one at a time");
+        // Over the limit of all addresses it is the oldest of all.
+        let others: Vec<_> = (0..2).map(|_| admission.accept("process 1", later).unwrap()).collect();
+        assert!(is_handshake(admission.accept("process 1", later + DISPLACED_EVERY).as_ref()));
+        assert!(is_displaced(&elsewhere) && !others.iter().any(is_displaced));
+        // A handshake that ended in the same moment stays.
+        one_more.welcome(Role::Actor).unwrap();
+        one_more.displaced.notify_one();
+        assert!(!is_displaced(&one_more));
+    }
+
+    #[test]
+    fn strangers_occupy_no_connection_and_welcome_ones_no_handshake() {
+        let (admission, now) = (admission(), Instant::now());
+        let local = || admission.accept("process 1", now);
+        let welcome: Vec<Slot> = (0..3).map(|_| local().unwrap()).collect();
+        assert!(welcome.iter().all(|slot| slot.welcome(Role::Actor).is_ok()));
+        let strangers: Vec<_> = (0..5).map(|_| local()).collect();
+        assert!(strangers.iter().all(|slot| is_handshake(slot.as_ref())));
+        let stranger = strangers[0].as_ref().unwrap();
+        let error = stranger.welcome(Role::Learner).unwrap_err();
+        assert!(error.to_string().contains("--max-connections"), "{error}");
+        let refused: Vec<_> = (0..MAX_REFUSALS).map(|_| local().unwrap()).collect();
+        assert!(refused.iter().all(|slot| slot.refusal().is_some()));
+        assert!(local().is_none(), "closed without a reply");
+        strangers[1].as_ref().unwrap().welcome(Role::Operator).unwrap();
+        assert_eq!(admission.open(), 3 + 1 + 4);
+        drop(welcome);
+        stranger.welcome(Role::Actor).unwrap();
+    }
+}

@@ -1,0 +1,374 @@
+//! The server's requests against the memory, without sockets, clocks or tasks. For a request that cannot be answered yet the
+//! result is [`Attempt::Blocked`]: the caller waits for [`Turn::changed`] and tries again.
+
+mod latencies;
+mod numbered_tables;
+mod tables;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use rustls::pki_types::UnixTime;
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use crate::plugin::{self, Extension};
+use crate::receive::ReceiveBudgets;
+use crate::reply_budget::{LargeReply, ReplyBudgets};
+use crate::snapshots::Snapshots;
+use base::error::check_size;
+use replay_core::memory::Memory;
+use replay_core::replay::{Parameters, SampleRequest, Sampled};
+use replay_core::schema::TableConfig;
+use replay_core::table::{Attempt, Table, Turn};
+use replay_link::command::carry_out;
+use replay_link::error::{Error, Result};
+use replay_link::tls::{Dates, RENEW};
+use replay_wire::role::Role;
+use replay_wire::{DescribeTable, OpenOrResume, Pushed, RELEASE, ReplyBody, RequestBody};
+
+pub use latencies::Latencies;
+pub use numbered_tables::{NumberedTable, NumberedTables};
+pub use tables::Tables;
+
+/// The memory of a server, and its extensions.
+pub struct Service {
+    memory: Arc<Memory>,
+    receive_budgets: ReceiveBudgets,
+    reply_budgets: ReplyBudgets,
+    tables: Arc<Tables>,
+    max_frame_bytes: u64,
+    extensions: Vec<Arc<dyn Extension>>,
+    snapshots: OnceLock<Arc<Snapshots>>,
+    /// The certificate's last second, in Unix time; 0 without TLS.
+    certificate_end: AtomicU64,
+    /// Counters of the connections, part of [`Service::stats`].
+    pub counters: Counters,
+}
+
+/// Counters of a server's connections.
+#[derive(Debug, Default, Serialize)]
+pub struct Counters {
+    /// Open connections.
+    pub connections: RelaxedCounter,
+    /// Connections since the start.
+    pub connections_opened: RelaxedCounter,
+    /// Connections refused: over the limit.
+    pub connections_refused: RelaxedCounter,
+    /// Handshakes that failed: TLS, or a missing or wrong token.
+    pub failed_logins: RelaxedCounter,
+    /// Invalid frames.
+    pub bad_frames: RelaxedCounter,
+    /// Clients disconnected at the write deadline, or because their unread replies blocked other clients.
+    pub slow_readers_dropped: RelaxedCounter,
+    /// Requests received.
+    pub requests: RelaxedCounter,
+    /// Repeated attempts at blocked requests.
+    pub retries: RelaxedCounter,
+    /// Error replies, except at the end of a wait.
+    pub errors: RelaxedCounter,
+    /// Bytes of received frames.
+    pub bytes_received: RelaxedCounter,
+    /// Bytes of sent frames.
+    pub bytes_sent: RelaxedCounter,
+    /// Times of requests, by their kind.
+    pub latency_s: Latencies,
+}
+
+/// Relaxed atomic counter: it publishes no other data.
+#[derive(Debug, Default, Serialize)]
+#[serde(transparent)]
+pub struct RelaxedCounter(AtomicU64);
+
+impl RelaxedCounter {
+    /// Adds `n`.
+    pub fn add(&self, n: u64) {
+        self.0.fetch_add(n, Ordering::Relaxed);
+    }
+}
+
+impl Service {
+    /// Makes the configured tables and serves the memory.
+    ///
+    /// # Errors
+    /// Errors of [`Memory::create_table`].
+    pub fn new(
+        memory: Arc<Memory>,
+        tables: &[TableConfig],
+        max_frame_bytes: u64,
+        reply_budgets: ReplyBudgets,
+    ) -> Result<Self> {
+        Ok(Service {
+            receive_budgets: ReceiveBudgets::new(&memory.limits()),
+            reply_budgets,
+            tables: Tables::new(memory.clone(), tables)?,
+            memory,
+            max_frame_bytes,
+            extensions: Vec::new(),
+            snapshots: OnceLock::new(),
+            certificate_end: AtomicU64::new(0),
+            counters: Counters::default(),
+        })
+    }
+
+    /// Adds an extension.
+    pub fn extend(&mut self, extension: Arc<dyn Extension>) {
+        self.extensions.push(extension);
+    }
+
+    /// Adds the snapshots of the memory, once.
+    pub fn save_snapshots(&self, snapshots: Arc<Snapshots>) {
+        let _ = self.snapshots.set(snapshots);
+    }
+
+    /// Keeps the dates of the server's certificate for [`Self::stats`], and warns if clients refuse it now.
+    pub fn note_certificate(&self, dates: Dates) {
+        // Relaxed: the number publishes no other data.
+        self.certificate_end.store(dates.end.as_secs(), Ordering::Relaxed);
+        if let Some(problem) = dates.problem() {
+            tracing::warn!("{problem}: {RENEW}");
+        }
+    }
+
+    /// The snapshots of the memory.
+    ///
+    /// # Errors
+    /// [`Error::Config`] when the server saves none.
+    pub fn snapshots(&self) -> Result<&Arc<Snapshots>> {
+        self.snapshots
+            .get()
+            .ok_or_else(|| Error::Config("this server saves no snapshots: start it with --snapshot DIR".to_owned()))
+    }
+
+    /// The services beside the memory.
+    pub fn extensions(&self) -> &[Arc<dyn Extension>] {
+        &self.extensions
+    }
+
+    /// The service of this name.
+    ///
+    /// # Errors
+    /// [`Error::Config`] when the server does not have it.
+    pub fn extension(&self, name: &str) -> Result<&Arc<dyn Extension>> {
+        let mut extensions = self.extensions.iter();
+        extensions.find(|extension| extension.name() == name).ok_or_else(|| {
+            let known = plugin::plugged_in().into_iter().find(|plugin| plugin.name() == name);
+            Error::Config(
+                known.map_or_else(
+                    || format!("this program does not know the service {name:?}"),
+                    |plugin| plugin.absent(),
+                ),
+            )
+        })
+    }
+
+    /// The served memory.
+    pub fn memory(&self) -> &Arc<Memory> {
+        &self.memory
+    }
+
+    /// Budgets for receive buffers.
+    pub fn receive_budgets(&self) -> &ReceiveBudgets {
+        &self.receive_budgets
+    }
+
+    /// Budgets for unread replies.
+    pub fn reply_budgets(&self) -> &ReplyBudgets {
+        &self.reply_budgets
+    }
+
+    /// The tables, if the request creates, empties or drops one and the server has a memory.
+    pub fn table_request(&self, request: &RequestBody) -> Option<&Arc<Tables>> {
+        use RequestBody::{CreateTable, DropTable, EmptyTable};
+        let handled = matches!(request, CreateTable(_) | EmptyTable(_) | DropTable(_));
+        (handled && self.check_there_is_memory(request).is_ok()).then_some(&self.tables)
+    }
+
+    /// Answer to a request that `role` does not allow; `None` if it is allowed. Creating a table that exists with the same definition
+    /// succeeds for every role, so that actors can run the learner's setup code.
+    pub fn refuse(&self, request: &RequestBody, role: Role) -> Option<Result<ReplyBody>> {
+        let forbidden = role.check(request).err()?;
+        let exists = match request {
+            RequestBody::CreateTable(config) => self.tables.find(config),
+            _ => None,
+        };
+        Some(exists.unwrap_or(Err(forbidden.into())))
+    }
+
+    /// Memory use of the reply; `None` for a few bytes.
+    pub fn large_reply(&self, request: &RequestBody) -> Option<LargeReply> {
+        match request {
+            RequestBody::GetParameters(get) => {
+                let newest = self.memory.parameters().newest(&get.name, get.newer_than);
+                newest.map(LargeReply::Shared)
+            }
+            RequestBody::Sample(_) | RequestBody::ReadSteps(_) => Some(LargeReply::Copy),
+            _ => request.has_large_reply().then_some(LargeReply::Report),
+        }
+    }
+
+    /// Tries a request once; `table` is the one that it is about. In the `last` attempt a request with `allow_short` samples the
+    /// available items. All attempts at one request share its `turn`.
+    ///
+    /// # Errors
+    /// The error to answer the request with.
+    pub fn attempt(
+        &self,
+        request: &RequestBody,
+        table: Option<&NumberedTable>,
+        last: bool,
+        turn: &mut Turn,
+    ) -> Result<Attempt<ReplyBody>> {
+        self.check_there_is_memory(request)?;
+        let of_table = || match table {
+            Some(table) => Ok(table.get(&self.memory)?),
+            None => Err(Error::protocol(format!("a request {:?} without a table", request.name()))),
+        };
+        let reply = match request {
+            RequestBody::CreateTable(_) | RequestBody::EmptyTable(_) | RequestBody::DropTable(_) => {
+                self.tables.answer(request)?
+            }
+            RequestBody::DescribeTable(DescribeTable(name)) => {
+                ReplyBody::Table(TableConfig::clone(self.memory.table(name)?.config()))
+            }
+            RequestBody::OpenWriter(OpenOrResume { open, resume }) => {
+                let table = of_table()?;
+                let opened = if *resume { table.resume_writer(open) } else { table.open_writer(open) };
+                ReplyBody::Writer(opened?)
+            }
+            RequestBody::Push(push) => {
+                let pushed = of_table()?.try_push(push, turn)?;
+                if base::planted!(EarlyReply) && matches!(pushed, Attempt::Blocked(_)) {
+                    return Ok(Attempt::Ready(ReplyBody::Pushed(Pushed { steps: 0 })));
+                }
+                return Ok(pushed.map(|steps| ReplyBody::Pushed(Pushed { steps })));
+            }
+            RequestBody::Sample(request) => {
+                return Ok(self.sample(&of_table()?, request, last, turn)?.map(ReplyBody::Sampled));
+            }
+            RequestBody::UpdatePriorities(update) => {
+                ReplyBody::Updated(of_table()?.update_priorities(&update.ids, &update.priorities)?)
+            }
+            RequestBody::ReadSteps(read) => ReplyBody::StepsRead(of_table()?.read_steps(read)?),
+            RequestBody::ReportCorrupt(report) => {
+                ReplyBody::Corrupt(of_table()?.report_corrupt(report.id, &report.reason))
+            }
+            RequestBody::PutParameters(put) => {
+                let stored = self.memory.parameters();
+                ReplyBody::Parameters(Some(Parameters {
+                    version: stored.put_version(&put.name, put.id, put.version, put.bytes.clone())?,
+                    bytes: bytes::Bytes::new(),
+                }))
+            }
+            RequestBody::GetParameters(get) => {
+                let table = table.and_then(|table| table.current(&self.memory));
+                let writer = table.as_deref().map(|table| (table, get.writer));
+                ReplyBody::Parameters(self.memory.get_parameters(&get.name, get.newer_than, writer))
+            }
+            RequestBody::List(_) => ReplyBody::Listing(self.memory.list()),
+            RequestBody::Snapshot(_) => {
+                let elsewhere = "a snapshot is saved on a thread of its own";
+                return Err(Error::Internal(elsewhere.into()));
+            }
+            RequestBody::Stats(_) => ReplyBody::Stats(self.stats().to_string()),
+            RequestBody::CloseWriter(close) => {
+                // A dropped table has no writers to close.
+                if let Ok(table) = of_table() {
+                    table.close_writer(close.writer, close.epoch)?;
+                }
+                ReplyBody::Done
+            }
+            RequestBody::CallExtension(_) => {
+                let elsewhere = "a session of the connection answers";
+                return Err(Error::Internal(elsewhere.into()));
+            }
+            RequestBody::Hello(_) | RequestBody::Authenticate(_) => {
+                let over = "the handshake of this connection is over";
+                return Err(Error::protocol(over.to_owned()));
+            }
+            command => {
+                carry_out(&self.memory, command)?;
+                ReplyBody::Done
+            }
+        };
+        Ok(Attempt::Ready(reply))
+    }
+
+    /// Counters and gauges of the memory, `server`, `tls`, `snapshots` and each extension, under its
+    /// name; `receive_bytes` (reserved for receive buffers) and `reply_bytes` (of unread replies). `extensions` maps each extension to JSON
+    /// pointers to its objects of named members.
+    pub fn stats(&self) -> Value {
+        let mut stats = self.memory.stats();
+        stats["receive_bytes"] = self.receive_budgets.reserved().into();
+        stats["reply_bytes"] = self.reply_budgets.held().into();
+        stats["server"] = json!(self.counters);
+        stats["server"]["release"] = RELEASE.into();
+        for extension in &self.extensions {
+            let groups = extension.metrics().iter();
+            let named = groups.filter(|group| group.label.is_some());
+            let named: Vec<_> = named.map(|group| group.pointer).collect();
+            stats["extensions"][extension.name()] = named.into();
+            stats[extension.name()] = extension.stats();
+        }
+        let certificate_end = self.certificate_end.load(Ordering::Relaxed);
+        if certificate_end > 0 {
+            let left = certificate_end as i64 - UnixTime::now().as_secs() as i64;
+            stats["tls"] = json!({"certificate_expires_s": left});
+        }
+        if let Some(snapshots) = self.snapshots.get() {
+            stats["snapshots"] = snapshots.stats();
+        }
+        stats
+    }
+
+    fn check_there_is_memory(&self, request: &RequestBody) -> Result<()> {
+        let needs_none =
+            matches!(request, RequestBody::CallExtension(_) | RequestBody::Stats(_) | RequestBody::List(_));
+        let mut extensions = self.extensions.iter();
+        match extensions.find_map(|extension| extension.instead_of_memory()) {
+            Some(reason) if !needs_none => Err(Error::Config(reason.to_owned())),
+            _ => Ok(()),
+        }
+    }
+
+    fn sample(
+        &self,
+        table: &Arc<Table>,
+        request: &SampleRequest,
+        last: bool,
+        turn: &mut Turn,
+    ) -> Result<Attempt<Sampled>> {
+        check_size(
+            "a sampled batch, in bytes of rows alone,",
+            row_bytes(table, request),
+            self.max_frame_bytes,
+            "sample fewer items at a time, or start the server with a larger --max-frame-bytes",
+        )?;
+        Ok(table.try_sample(request, last, turn)?)
+    }
+}
+
+/// Bytes of the rows in a full batch.
+fn row_bytes(table: &Table, request: &SampleRequest) -> u64 {
+    let rows = 1 + u64::from(request.before) + u64::from(request.after);
+    u64::from(request.count).saturating_mul(rows).saturating_mul(table.config().row_bytes() as u64)
+}
+
+/// Counts an open connection until dropped.
+pub struct OpenConnection<'a>(&'a Counters);
+
+impl Drop for OpenConnection<'_> {
+    fn drop(&mut self) {
+        base::planted!(KeptConnection => return);
+        self.0.connections.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Counters {
+    /// Counts a connection.
+    pub fn open(&self) -> OpenConnection<'_> {
+        self.connections_opened.add(1);
+        self.connections.add(1);
+        OpenConnection(self)
+    }
+}
