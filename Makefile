@@ -150,7 +150,7 @@ miri: ## Rust tests of memory, wire and sums in Miri, which checks every access;
 	@echo 'left out beside what the profile in .config/nextest.toml leaves out, number and reason:'
 	@grep -rhoP 'cfg_attr\(miri, ignore = "\K[^"]+' crates | sort | uniq -c
 
-# A target of crates/fuzz, each in turn for its part of the MINUTES. New inputs go into tests/__fuzz__/TARGET/corpus, a failure into crashes
+# A target of verify/fuzz, each in turn for its part of the MINUTES. New inputs go into tests/__fuzz__/TARGET/corpus, a failure into crashes
 # beside it. Coverage wants a flag of nightly compilers, which --rustc-bootstrap allows on the stable one.
 FUZZED ?= frames_of_a_peer requests_to_a_memory bytes_to_a_server bytes_to_a_client changed_snapshots parameters texts_of_users datagrams_to_an_aggregator ethernet_frames
 BOLERO := --package fuzz --sanitizer NONE --rustc-bootstrap
