@@ -209,7 +209,8 @@ def test_the_source_distribution_has_what_a_build_needs(tmp_path: Path) -> None:
         packed.extractall(tmp_path, filter="data")
     (folder,) = tmp_path.glob("innet_drl-*/")
     names = {str(path.relative_to(folder)) for path in folder.rglob("*")}
-    crates = {str(path.relative_to(ROOT)) for path in [*ROOT.glob("crates/*/src/lib.rs"), *ROOT.glob("verify/*/src/lib.rs")]}
+    found = [path for folder in ("crates", "verify") for path in ROOT.glob(f"{folder}/*/src/lib.rs")]
+    crates = {str(path.relative_to(ROOT)) for path in found}
     package = {f"python/innet_drl/{name}" for name in ("__init__.py", "_core.pyi")}
     assert names >= {"Cargo.lock", "pyproject.toml", "README.md"} | LICENSES | crates | package
     assert not [name for name in names if name.endswith(".so")]

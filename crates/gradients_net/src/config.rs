@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::{Args, Parser};
 use serde::{Deserialize, Serialize};
 
-use crate::extension::NAME;
+use crate::message::NAME;
 use gradients::{AggregatorLimits, DpdkConfig};
 use replay_link::error::refuse;
 use replay_link::error::{Error, Result};

@@ -9,16 +9,13 @@ use serde_json::Value;
 
 use crate::aggregators::{Aggregators, ParentServer, Place};
 use crate::config::GradientsConfig;
-use crate::message::{self, Join};
+use crate::message::{self, Join, NAME};
 use crate::{doctor, metrics};
 use replay_core::table::Attempt;
 use replay_link::error::{Error, Result};
 use replay_server::config::ServerConfig;
 use replay_server::findings::{Finding, MachineFiles};
 use replay_server::plugin::{self, Extension, MetricGroup, Plugin, Session, SettingsType};
-
-/// Name of the service in requests and statistics.
-pub const NAME: &str = "gradients";
 
 /// Plugs the service in.
 pub fn plug_in() {

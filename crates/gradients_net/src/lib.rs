@@ -24,6 +24,7 @@ pub mod updates;
 pub mod worker;
 
 pub use config::GradientsConfig;
-pub use extension::{NAME, plug_in};
+pub use extension::plug_in;
+pub use message::NAME;
 pub use updates::GradientUpdates;
 pub use worker::GradientWorker;

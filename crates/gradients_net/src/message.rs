@@ -18,6 +18,9 @@ use serde::{Deserialize, Serialize};
 use gradients::{JoinJob, Ticket};
 use replay_link::error::{Error, Result};
 
+/// Name of the service in requests and statistics.
+pub const NAME: &str = "gradients";
+
 /// Joins a job until the connection ends.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Join {

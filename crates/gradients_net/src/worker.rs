@@ -6,8 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
-use crate::extension::NAME;
-use crate::message::{self, Join, Joined};
+use crate::message::{self, Join, Joined, NAME};
 use base::sync::lock;
 use base::wait::Wait;
 use gradients::{self, AnyTransport, Control, DpdkConfig, JoinJob, Sum, Ticket, UdpTransport, Worker, WorkerTransport};

@@ -25,6 +25,7 @@ mod establish;
 mod link;
 mod memories;
 pub mod namespace;
+mod options;
 mod outage;
 pub mod pipeline;
 mod pool;
@@ -38,7 +39,6 @@ pub mod writers_seen;
 
 use std::cell::Cell;
 use std::collections::HashMap;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -49,6 +49,7 @@ use base::sync::lock;
 use base::wait::Wait;
 use connection::Dialer;
 pub use namespace::Namespace;
+pub use options::ConnectOptions;
 use pipeline::{is_broken, unexpected};
 use pool::{ConnectionPool, retry_for, while_broken};
 use replay_core::replay::{
@@ -60,62 +61,10 @@ use replay_link::command::Commands;
 use replay_link::error::{Error, Result};
 pub use replay_link::stack::Address;
 use replay_wire::ErrorCode;
-use replay_wire::auth::Secret;
 use replay_wire::{
     Call, DescribeTable, DropTable, GetParameters, List, PutParameters, ReplyBody, ReportCorrupt, RequestBody, Stats,
     UpdatePriorities,
 };
-
-/// Options of a connection: credentials, timeouts and limits.
-#[derive(Debug, Clone)]
-pub struct ConnectOptions {
-    /// The server's token. It is never sent: both ends prove that they know it.
-    pub token: Option<Secret>,
-    /// For `innets://`: PEM file with the server's or its authority's certificate.
-    pub tls_ca: Option<PathBuf>,
-    /// Poll for answers without sleeping: lower latency, but a waiting call takes a whole core.
-    pub spin: bool,
-    /// For `innet+NAME://`: the configuration file of that stack, as the setting `stack_config` of a server.
-    pub stack_config: Option<PathBuf>,
-    /// Limit for the first connection with its handshake, including retries while the server is at a limit of connections, closes
-    /// connections or does not answer. Zero means one attempt of at most [`grace`](ConnectOptions::grace).
-    pub connect_timeout: Duration,
-    /// Longest wait for an answer after a call's deadline. At the deadline the server replies with the reason of the wait; the grace covers
-    /// the network, and bounds calls to a server that does not answer.
-    pub grace: Duration,
-    /// Longest time for which a call reconnects after its connection broke, even without a deadline.
-    pub reconnect_for: Duration,
-    /// Longest time for which the first connection is retried while connections are refused: the server may still be starting. If this
-    /// exceeds `connect_timeout`, it also bounds other retries.
-    pub await_server: Duration,
-    /// Limits the client to the names of a namespace.
-    pub namespace: Option<Namespace>,
-    /// Largest frame accepted from the server, in bytes.
-    pub max_frame_bytes: u64,
-    /// Limit of one writer's unacknowledged pushes, at least 1.
-    pub push_window: usize,
-    /// Limit of the bytes of unacknowledged pushes, which are kept for resending; a single push may be larger.
-    pub push_window_bytes: usize,
-}
-
-impl Default for ConnectOptions {
-    fn default() -> Self {
-        ConnectOptions {
-            token: None,
-            tls_ca: None,
-            spin: false,
-            stack_config: None,
-            connect_timeout: Duration::from_secs(10),
-            grace: Duration::from_secs(5),
-            reconnect_for: Duration::from_secs(60),
-            await_server: Duration::ZERO,
-            namespace: None,
-            max_frame_bytes: 1 << 30,
-            push_window: 32,
-            push_window_bytes: 16 << 20,
-        }
-    }
-}
 
 /// A replay memory on a server.
 pub struct Client {

@@ -1,6 +1,8 @@
 //! Conversion of Rust's errors to Python exceptions, here and nowhere else: each [`ErrorCode`] is a class of
 //! `innet_drl.errors`.
 
+use std::cell::Cell;
+
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
@@ -122,4 +124,19 @@ pub fn choice<T>(py: Python<'_>, argument: &str, name: &str, choices: [(&str, T)
 /// The exception for data that does not fit the columns of `table`.
 pub fn schema(py: Python<'_>, table: &str, reason: impl Into<String>) -> PyErr {
     to_python(py, replay_core::Error::Schema { table: table.to_owned(), reason: reason.into() })
+}
+
+thread_local! {
+    /// Exception of a signal's handler that ran within a log call of the core.
+    static RAISED: Cell<Option<PyErr>> = const { Cell::new(None) };
+}
+
+/// Keeps an exception that this thread's current blocking call raises, or its next one.
+pub fn keep_raised(error: PyErr) {
+    RAISED.set(Some(error));
+}
+
+/// The kept exception of this thread, which then has none.
+pub fn take_raised() -> Option<PyErr> {
+    RAISED.take()
 }

@@ -15,7 +15,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 use innet_replay::background_log::BackgroundLog;
 
-use crate::{interpreter, wait};
+use crate::{error, interpreter};
 
 /// Level and text of the events of the core's threads.
 static LOG: LazyLock<BackgroundLog<(u8, String)>> = LazyLock::new(|| {
@@ -77,7 +77,7 @@ fn deliver(level: u8, text: &str) {
         if let Err(error) = log(py, level, text) {
             // A logger's exception must not stop the core; a signal handler's exception must end the call.
             if !error.is_instance_of::<PyException>(py) {
-                wait::keep_raised(error);
+                error::keep_raised(error);
             }
         }
     });

@@ -1,6 +1,5 @@
 //! Blocking calls without the interpreter lock, ended by their deadline, by Ctrl-C, or when the object is closed.
 
-use std::cell::Cell;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -61,22 +60,12 @@ fn within(seconds: f64, refused: impl FnOnce(Number) -> String) -> std::result::
     }
 }
 
-thread_local! {
-    /// Exception of a signal's handler that ran within a log call of the core.
-    static RAISED: Cell<Option<PyErr>> = const { Cell::new(None) };
-}
-
-/// Keeps an exception that this thread's current blocking call raises, or its next one.
-pub fn keep_raised(error: PyErr) {
-    RAISED.set(Some(error));
-}
-
 /// Runs signal handlers.
 ///
 /// # Errors
 /// Exception of a handler, now or earlier within a log call.
 fn check_signals(py: Python<'_>) -> PyResult<()> {
-    match RAISED.take() {
+    match error::take_raised() {
         Some(error) => Err(error),
         None => py.check_signals(),
     }
@@ -141,7 +130,7 @@ fn blocking_advised<T: Send>(
         };
         work(&Wait { deadline, interrupted: &interrupted, notice: Some(&WaitNotice::advised(advice)) })
     });
-    if let Some(raised) = lock(&raised).take().or_else(|| RAISED.take()) {
+    if let Some(raised) = lock(&raised).take().or_else(error::take_raised) {
         return Err(raised);
     }
     result.map_err(|error| match ended() {

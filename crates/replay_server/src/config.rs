@@ -7,6 +7,7 @@ mod size;
 mod validate;
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -205,6 +206,11 @@ pub fn read_token_file(path: &Path) -> Result<String> {
     }
 }
 
+/// Whether every user can read the file. A pipe, as of a shell's `<(command)`, is read once.
+fn is_open_to_others(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|there| there.is_file() && there.mode() & 0o004 != 0)
+}
+
 /// One role's token.
 struct TokenSetting<'a> {
     role: Role,
@@ -246,12 +252,15 @@ impl ServerConfig {
         settings.iter().any(|setting| setting.token.is_some() || setting.file.is_some())
     }
 
-    /// Files with secrets, by the names of their settings.
-    pub(crate) fn secret_files(&self) -> impl Iterator<Item = (String, &Path)> {
+    /// Warns of files with tokens and keys that every user of this machine can read.
+    pub fn warn_of_open_secrets(&self) {
         let tokens = self.token_settings();
         let tokens = tokens.into_iter().map(|setting| (format!("{}_file", setting.name), setting.file));
-        let files = tokens.chain([("tls_key".to_owned(), &self.tls_key)]);
-        files.filter_map(|(name, file)| Some((name, file.as_deref()?)))
+        for (name, path) in tokens.chain([("tls_key".to_owned(), &self.tls_key)]) {
+            if let Some(path) = path.as_deref().filter(|path| is_open_to_others(path)) {
+                tracing::warn!("{name} {0} can be read by every user of this machine: chmod 600 {0}", path.display());
+            }
+        }
     }
 
     /// The tokens, from the fields or the files, without surrounding white space; the operator's first.

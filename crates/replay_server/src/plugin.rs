@@ -1,27 +1,20 @@
 //! Interface for other crates: network stacks, and services beside the memory. A program plugs them in before it parses addresses and
 //! settings. A server starts the services that its settings enable; clients address them by name, over connections of their own.
 
+mod extension;
 mod settings;
 
 use std::sync::{Arc, Mutex};
-
-use bytes::Bytes;
-use event_listener::{Event, EventListener};
-pub use prometheus_client::metrics::MetricType;
-use serde_json::Value;
 
 use crate::config::ServerConfig;
 use crate::findings::{Finding, MachineFiles};
 use crate::server::{JoinTask, ServeTask};
 use base::sync::lock;
-use replay_core::table::Attempt;
+pub use extension::{Extension, MAX_MESSAGE, Metric, MetricGroup, MetricType, Session};
 use replay_link::error::{Error, Result};
 use replay_link::stack::plugged;
 use replay_link::stack::{PluggedStack, StackName};
 pub use settings::{ExtensionSettings, SettingsType};
-
-/// Longest message in either direction, in bytes: messages do not count in the limits of memory for requests and replies.
-pub const MAX_MESSAGE: u64 = 16 << 10;
 
 /// What another crate adds to a server: a network stack, or a service beside the memory.
 pub trait Plugin: Sync {
@@ -84,60 +77,6 @@ pub trait Plugin: Sync {
         None
     }
 }
-
-/// A service of a running server.
-pub trait Extension: Send + Sync {
-    /// [`Plugin::name`].
-    fn name(&self) -> &'static str;
-    /// Starts a session for a new connection.
-    fn session(self: Arc<Self>) -> Box<dyn Session>;
-    /// Own address, for the server's ready line.
-    fn address(&self) -> Option<String> {
-        None
-    }
-    /// Reason for which requests to the memory are refused; `None` if the server has a memory.
-    fn instead_of_memory(&self) -> Option<&'static str> {
-        None
-    }
-    /// Statistics, as a JSON object: a member of the server's, under the name.
-    fn stats(&self) -> Value;
-    /// Statistics exported to Prometheus. `innet-replay top` and the live page also show groups with a label.
-    fn metrics(&self) -> &'static [MetricGroup] {
-        &[]
-    }
-}
-
-/// Requests of one connection. Dropped when the connection ends.
-pub trait Session {
-    /// One attempt at a request of at most [`MAX_MESSAGE`] bytes; a blocked one is tried again after [`Session::changed`].
-    ///
-    /// # Errors
-    /// The error to answer the request with.
-    fn attempt(&mut self, message: &Bytes) -> Result<Attempt<Bytes>>;
-    /// Listens for the next change that may unblock a request. A blocked attempt must not notify, or it would wake itself forever. The
-    /// default is for services that never block.
-    fn changed(&self) -> EventListener {
-        Event::new().listen()
-    }
-    /// Called when the connection ends while the server keeps running.
-    fn end(&mut self) {}
-}
-
-/// A group of metrics: the members of one JSON object or, with a label, of each object in it.
-#[derive(Debug)]
-pub struct MetricGroup {
-    /// Prefix of the metrics' names.
-    pub prefix: &'static str,
-    /// JSON pointer to the object within the service's statistics; empty for all of them.
-    pub pointer: &'static str,
-    /// Name of the label; its values are the names of the objects.
-    pub label: Option<&'static str>,
-    /// Type of each metric, name of its statistic, and help.
-    pub metrics: &'static [Metric],
-}
-
-/// Type of a metric, name of its statistic, and help.
-pub type Metric = (MetricType, &'static str, &'static str);
 
 static PLUGGED_IN: Mutex<Vec<&'static dyn Plugin>> = Mutex::new(Vec::new());
 

@@ -132,7 +132,7 @@ impl Server {
             *current.write().unwrap_or_else(PoisonError::into_inner) = new;
         }
         self.context.handshake.set_tokens(tokens);
-        running::warn_of_open_secrets(config);
+        config.warn_of_open_secrets();
         Ok(())
     }
 

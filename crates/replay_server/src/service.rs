@@ -12,7 +12,7 @@ use rustls::pki_types::UnixTime;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::plugin::{self, Extension};
+use crate::plugin::Extension;
 use crate::receive::ReceiveBudgets;
 use crate::reply_budget::{LargeReply, ReplyBudgets};
 use crate::snapshots::Snapshots;
@@ -39,6 +39,8 @@ pub struct Service {
     tables: Arc<Tables>,
     max_frame_bytes: u64,
     extensions: Vec<Arc<dyn Extension>>,
+    /// Extensions that this server does not run: their names, and the errors for requests to them.
+    absent: Vec<(&'static str, String)>,
     snapshots: OnceLock<Arc<Snapshots>>,
     /// The certificate's last second, in Unix time; 0 without TLS.
     certificate_end: AtomicU64,
@@ -105,6 +107,7 @@ impl Service {
             memory,
             max_frame_bytes,
             extensions: Vec::new(),
+            absent: Vec::new(),
             snapshots: OnceLock::new(),
             certificate_end: AtomicU64::new(0),
             counters: Counters::default(),
@@ -114,6 +117,11 @@ impl Service {
     /// Adds an extension.
     pub fn extend(&mut self, extension: Arc<dyn Extension>) {
         self.extensions.push(extension);
+    }
+
+    /// Sets the error for requests to an extension that this server does not run.
+    pub fn lack(&mut self, extension: &'static str, error: String) {
+        self.absent.push((extension, error));
     }
 
     /// Adds the snapshots of the memory, once.
@@ -152,13 +160,11 @@ impl Service {
     pub fn extension(&self, name: &str) -> Result<&Arc<dyn Extension>> {
         let mut extensions = self.extensions.iter();
         extensions.find(|extension| extension.name() == name).ok_or_else(|| {
-            let known = plugin::plugged_in().into_iter().find(|plugin| plugin.name() == name);
-            Error::Config(
-                known.map_or_else(
-                    || format!("this program does not know the service {name:?}"),
-                    |plugin| plugin.absent(),
-                ),
-            )
+            let absent = self.absent.iter().find(|(absent, _)| *absent == name);
+            Error::Config(match absent {
+                Some((_, error)) => error.clone(),
+                None => format!("this program does not know the service {name:?}"),
+            })
         })
     }
 

@@ -35,6 +35,7 @@ use replay_server::server::{JoinTask, ServeTask};
 
 use crate::config::Config;
 pub use handle::ReactorHandle;
+pub use reactor::Fstack;
 use reactor::{Reactor, Sleep};
 use socket::{FstackListener, FstackStream};
 pub use start::{running, start};
@@ -80,10 +81,6 @@ impl StackClient for FstackClient {
         self.reactor.run_blocking(wait, until, server, work)
     }
 }
-
-/// F-Stack's sockets, on the reactor thread.
-#[derive(Debug, Clone, Copy)]
-pub struct Fstack(());
 
 impl Stack for Fstack {
     type Stream = FstackStream;

@@ -27,6 +27,7 @@ pub(crate) mod restore;
 pub mod stored;
 
 mod activity;
+mod attempt;
 mod credit;
 mod evict;
 mod max_priority;
@@ -64,6 +65,7 @@ use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Mutex, MutexGuard, Ordering,
 use base::host;
 
 pub use activity::Activity;
+pub use attempt::Attempt;
 pub use pending_call::{PendingCall, Step};
 pub use waiting::Turn;
 pub use writers::Writers;
@@ -75,25 +77,6 @@ use residents::Residents;
 use samplers::ItemSampler;
 use stats::TableCounters;
 use stored::{Chunks, Held};
-
-/// Result of one attempt at a call that may have to wait.
-#[derive(Debug)]
-pub enum Attempt<T> {
-    /// Done.
-    Ready(T),
-    /// Nothing was done. [`PendingCall`] says when to try again.
-    Blocked(WaitReason),
-}
-
-impl<T> Attempt<T> {
-    /// Maps the result of a finished attempt.
-    pub fn map<U>(self, result: impl FnOnce(T) -> U) -> Attempt<U> {
-        match self {
-            Attempt::Ready(done) => Attempt::Ready(result(done)),
-            Attempt::Blocked(reason) => Attempt::Blocked(reason),
-        }
-    }
-}
 
 /// A named replay memory. Samples, updates and pins are lock-free, except that samplers with an order lock it, an update
 /// locks the largest priority that it raises, and a sample that ends an item (`max_times_sampled`) may wait for a stalled thread

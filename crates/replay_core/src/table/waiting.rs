@@ -15,8 +15,8 @@ use crate::error::{Error, Result};
 use crate::sync::{AtomicU64, AtomicUsize, Event, EventListener, Mutex, Ordering, fence, lock};
 use base::host;
 
-use super::Attempt;
 use super::activity;
+use super::attempt::Attempt;
 
 /// Queue of waiting calls of one kind.
 #[derive(Default)]

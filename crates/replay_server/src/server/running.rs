@@ -1,9 +1,6 @@
 //! A server on sockets: its threads or its task on a plugged-in stack, from the start to the end.
 
-use std::fs;
 use std::future::Future;
-use std::os::unix::fs::MetadataExt;
-use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -195,8 +192,9 @@ impl Server {
         let http = config.http.as_ref();
         let http = http.map(|address| HttpListener::bind(address, with_tls)).transpose()?;
         for plugin in plugin::of_server(config.stack) {
-            if let Some(extension) = plugin.start(config)? {
-                server.context.service.extend(extension);
+            match plugin.start(config)? {
+                Some(extension) => server.context.service.extend(extension),
+                None => server.context.service.lack(plugin.name(), plugin.absent()),
             }
         }
         server.phase.send_replace(Phase::Starting);
@@ -246,7 +244,7 @@ impl Server {
         if config.spin {
             tracing::warn!("spin is set: each I/O thread takes a whole core, busy or idle");
         }
-        warn_of_open_secrets(config);
+        config.warn_of_open_secrets();
         if let Some(risk) = trusted_with(config) {
             tracing::warn!("trusted_network is set: {risk}");
         }
@@ -259,7 +257,7 @@ impl Server {
     /// Errors of [`Self::start`].
     pub fn check(config: &ServerConfig) -> Result<()> {
         Server::new(&within_limits(config)?, Memory::new(config.memory_limits()))?;
-        warn_of_open_secrets(config);
+        config.warn_of_open_secrets();
         plugin::of_server(config.stack).try_for_each(|plugin| plugin.check_files(config))?;
         config.snapshot.as_deref().map_or(Ok(()), check_folder)
     }
@@ -314,18 +312,6 @@ impl Server {
             Address::Unix { .. } => address.clone(),
         }
     }
-}
-
-/// Warns of files with tokens and keys that every user of this machine can read.
-pub(super) fn warn_of_open_secrets(config: &ServerConfig) {
-    for (name, path) in config.secret_files().filter(|(_, path)| is_open_to_others(path)) {
-        tracing::warn!("{name} {0} can be read by every user of this machine: chmod 600 {0}", path.display());
-    }
-}
-
-/// Whether every user can read the file. A pipe, as of a shell's `<(command)`, is read once.
-fn is_open_to_others(path: &Path) -> bool {
-    fs::metadata(path).is_ok_and(|there| there.is_file() && there.mode() & 0o004 != 0)
 }
 
 /// Risk that `trusted_network` accepts; `None` if there is none.

@@ -17,8 +17,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::task::AtomicWaker;
 
-use super::Fstack;
-use super::reactor::Submission;
+use super::reactor::{Fstack, Submission};
 use base::wait::Wait;
 use replay_link::error::{Error, Result};
 use replay_link::stack::plugged::StackFuture;

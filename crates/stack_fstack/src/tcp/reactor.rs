@@ -24,6 +24,10 @@ use futures_util::stream::FuturesUnordered;
 
 use super::readiness::{Direction, Sockets, Token};
 
+/// F-Stack's sockets, on the reactor thread.
+#[derive(Debug, Clone, Copy)]
+pub struct Fstack(pub(super) ());
+
 /// Limit of events read in one turn; further ones stay in the queue.
 const EVENTS: usize = 64;
 

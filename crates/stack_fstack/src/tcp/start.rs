@@ -9,10 +9,9 @@ use std::time::{Duration, Instant};
 
 use fstack_sys::fstack as ff;
 
-use super::Fstack;
 use super::handle::ReactorHandle;
 use super::initialise::initialise;
-use super::reactor::{Reactor, Submission};
+use super::reactor::{Fstack, Reactor, Submission};
 use crate::config::Config;
 use base::sync::lock;
 use replay_link::error::{Error, Result};

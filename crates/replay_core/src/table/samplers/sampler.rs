@@ -1,0 +1,78 @@
+//! Interface of a sampler to its table.
+
+use crate::sum_tree::SampledLeaf;
+
+use super::super::ids::ItemId;
+use super::super::items::Items;
+use super::ordered::Ordered;
+
+/// Mass of an item, in units, under a sampler that keeps no masses in the sum tree.
+pub const EQUAL_MASS: u64 = 1;
+
+/// What [`ItemSampler::choose`] chooses from.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Total {
+    /// Units of all items: the probability of one is its units over these.
+    pub units: u64,
+    /// The sum of their priorities, after the exponent: 1 for each item where masses are equal.
+    pub priority: f64,
+}
+
+/// Interface of a sampler to its table. Items of every sampler have mass in the sum tree; an item without mass is never sampled.
+///
+/// The default methods are for a sampler without state that samples uniformly. Priorities have been checked: they are finite and
+/// not negative.
+pub trait ItemSampler: Send + Sync {
+    /// The masses, in units, of items with these priorities.
+    fn units(&self, _: &Items, priorities: Vec<f64>) -> Vec<u64> {
+        priorities.into_iter().map(|_| EQUAL_MASS).collect()
+    }
+
+    /// Adds an item that was just inserted; another one may have had its slot. Only under the insert lock.
+    fn insert(&self, _: ItemId, _priority: f64) {}
+
+    /// Sets the priorities of items and returns the number of applied updates. Some items may have been evicted.
+    fn update(&self, _: &Items, ids: &[ItemId], _priorities: Vec<f64>) -> usize {
+        ids.len()
+    }
+
+    /// Called when an item has died or its last sample was taken. Its slot may have a new item already.
+    fn remove(&self, _: ItemId) {}
+
+    /// Called when the last sample of an item was taken back. The item may have died.
+    fn put_back(&self, _: &Items, _: ItemId) {}
+
+    /// The order whose first item it samples; `None` when it chooses at random.
+    fn order(&self) -> Option<&Ordered> {
+        None
+    }
+
+    /// Chooses an item at random for each of the ascending `targets` in [0, 1), into `chosen` (cleared first), and returns the
+    /// total. As [`SumTree::sample_batch`].
+    ///
+    /// [`SumTree::sample_batch`]: crate::sum_tree::SumTree::sample_batch
+    fn choose(&self, items: &Items, targets: &[f64], chosen: &mut Vec<SampledLeaf>) -> Total {
+        let units = items.tree.sample_batch(targets, chosen);
+        Total { units, priority: (units / EQUAL_MASS) as f64 }
+    }
+
+    /// The fewest units of an item that [`Self::choose`] can choose; `None` without one.
+    fn fewest_units(&self, items: &Items) -> Option<u64> {
+        items.tree.min_positive()
+    }
+
+    /// The live items, each with its priority, 1 where priorities are not kept. In the order in which another table has to
+    /// insert them to sample as this one does: by insertion or update where that matters, else by slot, since samples find
+    /// equal masses in equal order.
+    fn saved<'a>(&'a self, items: &'a Items) -> Box<dyn Iterator<Item = (ItemId, f64)> + 'a> {
+        let slots = 0..items.capacity() as u32;
+        Box::new(slots.filter_map(|slot| Some((items.live_in(slot)?, 1.0))))
+    }
+}
+
+impl dyn ItemSampler {
+    /// The total that [`Self::choose`] would return.
+    pub fn total(&self, items: &Items) -> Total {
+        self.choose(items, &[], &mut Vec::new())
+    }
+}
