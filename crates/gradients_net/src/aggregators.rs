@@ -24,7 +24,7 @@ use gradients::{
     dpdk_aggregators, udp_aggregators,
 };
 use replay_client::ConnectOptions;
-use replay_client::connection::Dialer;
+use replay_client::dialer::Dialer;
 use replay_core::table::Attempt;
 use replay_link::error::io_error;
 use replay_link::error::{Error as NetError, Result as NetResult};

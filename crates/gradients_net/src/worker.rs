@@ -11,7 +11,7 @@ use base::sync::lock;
 use base::wait::Wait;
 use gradients::{self, AnyTransport, Control, DpdkConfig, JoinJob, Sum, Ticket, UdpTransport, Worker, WorkerTransport};
 use replay_client::Client;
-use replay_client::connection::Dialer;
+use replay_client::dialer::Dialer;
 use replay_client::session::ExtensionSession;
 use replay_link::error::Error as NetError;
 use replay_link::stack::{Address, StackName};

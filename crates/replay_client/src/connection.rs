@@ -1,327 +1,19 @@
-//! A connection to a server, and its driver: a tokio runtime without a thread of its own, which runs only inside blocking
-//! calls, or the thread of a plugged-in stack, which runs each call while the caller waits.
+//! An open connection to a server.
 
-use std::collections::BTreeMap;
-use std::io;
+use std::fmt::Display;
+use std::future::Future;
 use std::net::SocketAddr;
-use std::pin::pin;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use rustls::pki_types::ServerName;
-use socket2::SockRef;
-use tokio::net::{TcpStream, UnixStream};
-use tokio::runtime::Runtime;
-use tokio_rustls::TlsConnector;
-
-use super::memories::Memories;
-use super::outage::{self, Outage};
-use super::pipeline::{RequestPipeline, expect_reply, unexpected};
-use super::{ConnectOptions, tls};
-use base::error::TooLarge;
-use base::fork::close_in_children;
+use super::driver::Driver;
+use super::pipeline::{RequestPipeline, unexpected};
 use base::host;
-use base::sync::lock;
 use base::wait::Wait;
-use replay_core::schema::TableConfig;
-use replay_link::error::io_error;
-use replay_link::error::refuse;
 use replay_link::error::{Error, Result};
-use replay_link::framing::broken;
-use replay_link::stack::plugged::{StackClient, alternatives};
-use replay_link::stack::server_wait::ServerWait;
-use replay_link::stack::{Address, ByteStream, StackName, kernel};
-use replay_link::tls::{channel_binding, tls_error};
-use replay_wire::ErrorCode;
-use replay_wire::auth::{self, ChannelBinding};
-use replay_wire::{FrameLimits, Reply, ReplyBody, RequestBody, Stats};
+use replay_link::stack::ByteStream;
+use replay_wire::{Reply, ReplyBody, RequestBody};
 
 type Pipeline = RequestPipeline<Box<dyn ByteStream>>;
-
-/// Opens a stream to the server.
-pub type OpenStream = dyn Fn() -> io::Result<Box<dyn ByteStream>> + Send + Sync;
-
-/// Limit of the first attempt to connect. Each attempt without an answer doubles the limit of the next, [`DOUBLINGS`] times, in favour of
-/// slow servers.
-const FIRST_ATTEMPT: Duration = Duration::from_secs(3);
-const DOUBLINGS: u32 = 3;
-
-/// Opens connections to one server.
-pub struct Dialer {
-    /// Address of the server.
-    pub address: Address,
-    /// The user's options.
-    pub options: ConnectOptions,
-    tls: Option<TlsConnector>,
-    /// Opens streams in place of network sockets.
-    open: Option<Box<OpenStream>>,
-    /// `None` for the kernel's network stack.
-    stack: Option<Arc<dyn StackClient>>,
-    /// Server incarnation at the last connection, 0 before the first one.
-    incarnation: AtomicU64,
-    /// Attempts without an answer since the last connection.
-    unanswered: AtomicU32,
-    /// Tables that this client created, by name.
-    tables: Mutex<BTreeMap<String, TableConfig>>,
-    /// The memories of all servers of a client of several.
-    pub(super) memories: Option<Arc<Memories>>,
-    pub(super) outage: Outage,
-    /// The process that connected: a forked child must not use its parent's connections.
-    process: u32,
-}
-
-impl Dialer {
-    /// Reads the certificates of the options, and starts the stack that the address names.
-    ///
-    /// # Errors
-    /// [`Error::Config`] for a short token, options that do not fit the address, or if the stack cannot start.
-    pub fn new(address: Address, options: ConnectOptions) -> Result<Self> {
-        if let Some(token) = &options.token {
-            auth::check_token(&token.0)?;
-        }
-        let tls = match (&address, &options.tls_ca) {
-            (Address::Tcp { port: 0, .. }, _) => {
-                return refuse(format!("{address} has port 0: write the port that the server printed at its start"));
-            }
-            (Address::Tcp { tls: true, .. }, Some(path)) => Some(tls::client_config(path)?.into()),
-            (Address::Tcp { tls: true, .. }, None) => {
-                return refuse(format!(
-                    "{address} needs tls_ca: a PEM file with the server's certificate or its authority's"
-                ));
-            }
-            (_, Some(_)) => {
-                return refuse(format!(
-                    "tls_ca is set, but {address} does not use TLS: write innets://host:port, or leave tls_ca out"
-                ));
-            }
-            (_, None) => None,
-        };
-        let stack = match (address.stack(), &options.stack_config) {
-            (StackName::Kernel, Some(_)) => {
-                let other = alternatives(|stack| format!("innet+{}://address:port", stack.name()));
-                let other = other.map_or(String::new(), |other| format!("write {other}, or "));
-                return refuse(format!(
-                    "{address} uses the kernel's TCP, which has no configuration file: {other}leave the file out"
-                ));
-            }
-            (StackName::Kernel, None) => None,
-            (StackName::Plugged(stack), _) => {
-                Some(stack.client(&address, options.stack_config.as_deref(), options.spin)?)
-            }
-        };
-        Ok(Dialer {
-            address,
-            options,
-            tls,
-            open: None,
-            stack,
-            incarnation: AtomicU64::new(0),
-            unanswered: AtomicU32::new(0),
-            tables: Mutex::default(),
-            memories: None,
-            outage: Outage::default(),
-            process: std::process::id(),
-        })
-    }
-
-    /// A dialer over the streams of `open`, without TLS. Errors name the server by `address`.
-    ///
-    /// # Errors
-    /// Errors of [`Dialer::new`].
-    pub fn over(address: Address, options: ConnectOptions, open: Box<OpenStream>) -> Result<Self> {
-        let mut dialer = Dialer::new(address, options)?;
-        dialer.open = Some(open);
-        Ok(dialer)
-    }
-
-    /// # Errors
-    /// [`Error::Config`] in a forked child of the process that connected.
-    pub fn check_process(&self) -> Result<()> {
-        let here = std::process::id();
-        if here != self.process {
-            return refuse(format!(
-                "the connection to {} belongs to process {}, and this is its fork {here}: connect again after a fork",
-                self.address, self.process
-            ));
-        }
-        Ok(())
-    }
-
-    /// Opens a connection and completes the handshake, in one attempt until the call's deadline.
-    ///
-    /// # Errors
-    /// [`Error::Connect`], [`Error::Disconnected`], [`replay_wire::Error::Authentication`], [`replay_wire::Error::Version`].
-    pub fn dial(&self, wait: &Wait<'_>) -> Result<Connection> {
-        let until = wait.deadline.map(|d| d + self.options.grace);
-        self.dial_until(until, host::now(), wait)
-    }
-
-    /// [`Dialer::dial`] until `until`. Errors report the time since `silent_since`, the first attempt without an answer.
-    ///
-    /// # Errors
-    /// Errors of [`Dialer::dial`].
-    pub fn dial_until(&self, until: Option<Instant>, silent_since: Instant, wait: &Wait<'_>) -> Result<Connection> {
-        self.check_process()?;
-        let driver = self.driver()?;
-        // Relaxed, as all accesses: only the limit of an attempt depends on it.
-        let unanswered = self.unanswered.load(Ordering::Relaxed);
-        let own = host::now() + FIRST_ATTEMPT * (1 << unanswered.min(DOUBLINGS));
-        let until = until.map_or(own, |until| until.min(own));
-        let late = || {
-            if until == own {
-                self.unanswered.store(unanswered + 1, Ordering::Relaxed);
-            }
-            let text = format!("no answer within {} ms", host::elapsed(silent_since).as_millis());
-            self.unreachable(io::Error::new(io::ErrorKind::TimedOut, text))
-        };
-        let limits = FrameLimits::new(self.options.max_frame_bytes);
-        let server = ServerWait::new(self.address.to_string());
-        let (pipeline, peer, incarnation, kept) = driver.drive(wait, Some(until), late, &server, async {
-            let Opened { stream, peer, channel_binding } = self.stream().await?;
-            let mut pipeline =
-                RequestPipeline::new(stream, limits, self.address.to_string()).within(self.options.namespace.clone());
-            let token = self.options.token.as_ref().map(|token| &*token.0);
-            let incarnation = match pipeline.handshake(token, channel_binding).await {
-                Ok(incarnation) => incarnation,
-                Err(error) => {
-                    pipeline.close().await;
-                    return Err(self.explain(error));
-                }
-            };
-            let mut kept = None;
-            // Relaxed: a race only sends the tables twice, and creating a table is idempotent.
-            let known = self.incarnation.load(Ordering::Relaxed);
-            if known != incarnation {
-                if known != 0 || self.memories.is_some() {
-                    let reply = pipeline.call(u32::MAX, None, RequestBody::Stats(Stats)).await?;
-                    let stats = expect_reply!(reply, ReplyBody::Stats(stats) => stats)?;
-                    let stats = serde_json::from_str(&stats).unwrap_or_default();
-                    if let Some(memories) = &self.memories {
-                        memories.note(self.address.to_string(), &stats)?;
-                    }
-                    kept = (known != 0).then(|| outage::kept(&stats));
-                }
-                // A restarted server may be empty.
-                let tables: Vec<_> = self.tables().values().cloned().collect();
-                for table in tables {
-                    let body = RequestBody::CreateTable(table);
-                    match pipeline.call(u32::MAX, None, body).await {
-                        Ok(reply) => expect_reply!(reply, ReplyBody::Done => ())?,
-                        // Actors may not create tables: a learner's client does.
-                        Err(error) if error.code() == ErrorCode::Forbidden => {}
-                        Err(error) => return Err(error),
-                    }
-                }
-                self.incarnation.store(incarnation, Ordering::Relaxed);
-            }
-            Ok((pipeline, peer, incarnation, kept))
-        })?;
-        self.outage.end(&self.address, kept.as_deref());
-        self.unanswered.store(0, Ordering::Relaxed);
-        let (process, tls) = (self.process, self.tls.is_some());
-        Ok(Connection { incarnation, peer, process, tls, open: Some((pipeline, driver)) })
-    }
-
-    /// Tables that this client created and did not drop: it creates them again at a restarted server.
-    pub(super) fn tables(&self) -> MutexGuard<'_, BTreeMap<String, TableConfig>> {
-        lock(&self.tables)
-    }
-
-    fn driver(&self) -> Result<Driver> {
-        if let Some(stack) = &self.stack {
-            return Ok(Driver::Plugged(stack.clone()));
-        }
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .map_err(io_error("starting a connection's runtime"))?;
-        if self.options.spin {
-            runtime.spawn(kernel::spin());
-        }
-        Ok(Driver::Runtime(ClientRuntime(Some(runtime))))
-    }
-
-    async fn stream(&self) -> Result<Opened> {
-        let local = |stream| Opened { stream, peer: None, channel_binding: None };
-        if let Some(open) = &self.open {
-            return open().map(local).map_err(|e| self.unreachable(e));
-        }
-        let (host, port) = match &self.address {
-            Address::Unix { path } => {
-                let stream = UnixStream::connect(path).await.map_err(|e| self.unreachable(e))?;
-                close_in_children(&stream);
-                return Ok(local(Box::new(stream)));
-            }
-            Address::Tcp { host, port, .. } => (host.as_str(), *port),
-        };
-        let (stream, peer) = self.tcp(host, port).await.map_err(|e| self.unreachable(e))?;
-        let Some(tls) = &self.tls else {
-            return Ok(Opened { stream, peer, channel_binding: None });
-        };
-        let name =
-            ServerName::try_from(host.to_owned()).map_err(|e| Error::Config(format!("{}: {e}", self.address)))?;
-        let stream = tls.connect(name, stream).await;
-        let stream = stream.map_err(|error| self.tls_failed(error))?;
-        let channel_binding = Some(channel_binding(stream.get_ref().1)?);
-        Ok(Opened { stream: Box::new(stream), peer, channel_binding })
-    }
-
-    async fn tcp(&self, host: &str, port: u16) -> io::Result<(Box<dyn ByteStream>, Option<SocketAddr>)> {
-        if let Some(stack) = &self.stack {
-            return Ok((stack.connect().await?, None));
-        }
-        let stream = TcpStream::connect((host, port)).await?;
-        kernel::prepare_tcp(&SockRef::from(&stream), kernel::CLIENT_USER_TIMEOUT)?;
-        // None for a server that has closed the connection already, of which the handshake tells more.
-        let peer = stream.peer_addr().ok();
-        Ok((Box::new(stream), peer))
-    }
-
-    fn unreachable(&self, source: io::Error) -> Error {
-        Error::Connect { address: self.address.to_string(), source }
-    }
-
-    /// The error of a failed TLS handshake: a broken connection, or the wrong server.
-    fn tls_failed(&self, error: io::Error) -> Error {
-        let address = &self.address;
-        Error::authentication(match tls_error(&error) {
-            None => return self.explain(broken(&address.to_string(), error)),
-            Some(error) => format!("TLS with {address} failed: {}", tls::advice(error)),
-        })
-    }
-
-    /// Adds the usual causes of a failed handshake, unless the server has answered before.
-    fn explain(&self, error: Error) -> Error {
-        let hint = match self.address {
-            Address::Tcp { tls: false, .. } => {
-                "is it an innet-replay server, and one without TLS? For one with TLS write innets://"
-            }
-            _ => "is it an innet-replay server?",
-        };
-        match error {
-            Error::Wire(replay_wire::Error::Protocol(reason)) => Error::protocol(format!("{reason}; {hint}")),
-            Error::Disconnected { address, reason } if self.outage.connections() == 0 => Error::Disconnected {
-                address,
-                reason: format!(
-                    "{reason}; {hint} (a server that restarts or is at a limit, max_handshakes or \
-                                     max_handshakes_per_address, closes connections like this, too)"
-                ),
-            },
-            // Handshake frames are short: these lengths are the first bytes of another protocol.
-            Error::TooLarge(error) => Error::TooLarge(TooLarge { advice: hint, ..error }),
-            other => other,
-        }
-    }
-}
-
-/// A stream to the server.
-struct Opened {
-    stream: Box<dyn ByteStream>,
-    peer: Option<SocketAddr>,
-    /// The keying material of its TLS session.
-    channel_binding: Option<ChannelBinding>,
-}
 
 /// An open connection.
 pub struct Connection {
@@ -329,10 +21,10 @@ pub struct Connection {
     pub incarnation: u64,
     /// The one of the server's addresses that was reached, over the kernel's TCP.
     pub peer: Option<SocketAddr>,
-    process: u32,
-    tls: bool,
+    pub(super) process: u32,
+    pub(super) tls: bool,
     /// `None` only in a forked child, which leaks the connection.
-    open: Option<(Pipeline, Driver)>,
+    pub(super) open: Option<(Pipeline, Driver)>,
 }
 
 impl Connection {
@@ -431,19 +123,20 @@ impl Connection {
         }
     }
 
-    /// Sends one request and waits for its reply.
+    /// Sends one request and waits for its reply, for `grace` beyond the deadline.
     ///
     /// # Errors
     /// [`Error::Deadline`] when the server does not answer; errors of [`RequestPipeline::call`].
     pub fn call(
         &mut self,
-        dialer: &Dialer,
+        grace: Duration,
         wait: &Wait<'_>,
         table: Option<&str>,
         body: RequestBody,
     ) -> Result<ReplyBody> {
-        let until = wait.deadline.map(|d| d + dialer.options.grace);
-        let late = || no_answer(&dialer.address);
+        let until = wait.deadline.map(|deadline| deadline + grace);
+        let server = self.parts()?.0.server();
+        let late = || no_answer(server.peer());
         let deadline_ms = deadline_ms(wait.deadline);
         self.run(wait, until, late, |pipeline| pipeline.call(deadline_ms, table, body))
     }
@@ -486,8 +179,8 @@ impl Drop for Connection {
 }
 
 /// The error for a server that does not answer in time.
-pub fn no_answer(address: &Address) -> Error {
-    Error::deadline(format!("{address} did not answer"))
+pub fn no_answer(server: impl Display) -> Error {
+    Error::deadline(format!("{server} did not answer"))
 }
 
 /// Milliseconds to a deadline, rounded up, for a request.
@@ -497,71 +190,4 @@ pub fn deadline_ms(deadline: Option<Instant>) -> u32 {
     };
     let left = deadline.saturating_duration_since(host::now());
     left.as_nanos().div_ceil(1_000_000).try_into().unwrap_or(u32::MAX)
-}
-
-/// Runs a connection's futures.
-enum Driver {
-    /// On the calling thread.
-    Runtime(ClientRuntime),
-    /// On the thread of a plugged-in stack, while the calling thread waits.
-    Plugged(Arc<dyn StackClient>),
-}
-
-/// A runtime whose drop does not block. A log call inside another runtime may run Python code that garbage-collects a client, and blocking
-/// is not allowed there. `None` once dropped.
-struct ClientRuntime(Option<Runtime>);
-
-impl Drop for ClientRuntime {
-    fn drop(&mut self) {
-        if let Some(runtime) = self.0.take() {
-            runtime.shutdown_background();
-        }
-    }
-}
-
-impl Driver {
-    /// Runs `work` until it is done, `until` passes (then the error is `late`) or the call is interrupted. Polls it at
-    /// least once. A long wait for `server` is logged.
-    fn drive<T: Send>(
-        &self,
-        wait: &Wait<'_>,
-        until: Option<Instant>,
-        late: impl FnOnce() -> Error,
-        server: &ServerWait,
-        work: impl Future<Output = Result<T>> + Send,
-    ) -> Result<T> {
-        match self {
-            Driver::Plugged(stack) => {
-                let mut done = None;
-                let work = Box::pin(async { done = Some(work.await) });
-                stack.run(wait, until, server, work)?;
-                done.unwrap_or_else(|| Err(server.explain(late())))
-            }
-            Driver::Runtime(ClientRuntime(None)) => Err(Error::Internal("the connection's runtime is gone".into())),
-            Driver::Runtime(ClientRuntime(Some(runtime))) => {
-                let mut work = pin!(work);
-                let mut slices = wait.slices(until);
-                loop {
-                    // The interrupt check and the log may run any Python code, which may drop another connection or make a call. So they
-                    // run outside the runtime.
-                    let wake = slices.next_wake(host::now())?;
-                    let done = runtime.block_on(async {
-                        tokio::select! {
-                            biased;
-                            done = &mut work => Some(done),
-                            () = tokio::time::sleep_until(wake.into()) => None,
-                        }
-                    });
-                    if let Some(done) = done {
-                        return done;
-                    }
-                    let now = host::now();
-                    if until.is_some_and(|until| now >= until) {
-                        return Err(server.explain(late()));
-                    }
-                    server.report(wait, now);
-                }
-            }
-        }
-    }
 }

@@ -5,9 +5,10 @@ use std::io::ErrorKind;
 use std::time::{Duration, Instant};
 
 use super::ConnectOptions;
-use super::connection::{Connection, Dialer};
+use super::connection::Connection;
+use super::dialer::Dialer;
 use super::pipeline::{is_absent, is_busy, is_cut_off, is_timeout};
-use super::pool::retry_for;
+use super::retry::retry_for;
 use base::host;
 use base::wait::Wait;
 use replay_link::error::{Error, Result};

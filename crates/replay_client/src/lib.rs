@@ -3,10 +3,12 @@
 //! | module | subject |
 //! | --- | --- |
 //! | [`pipeline`] | requests and replies over any stream, and the handshake |
-//! | [`connection`] | sockets, TLS, the runtime inside blocking calls |
+//! | [`dialer`] | opens connections: sockets, TLS, handshake |
+//! | [`connection`], `driver` | an open connection; the runtime inside blocking calls |
 //! | `link` | requests in flight: kept until they are answered, sent again after a break |
 //! | `establish` | the first connection, with retries |
-//! | `pool` | idle connections, retries after broken ones |
+//! | `pool` | idle connections |
+//! | `retry` | retries after broken connections |
 //! | `outage` | outages of servers, for the log; final shutdowns |
 //! | [`push`] | a writer's pushes: pipelined, each applied once |
 //! | [`sample`] | sampling with several requests in flight |
@@ -21,6 +23,8 @@
 //! restart of the server, the client first creates its tables again.
 
 pub mod connection;
+pub mod dialer;
+mod driver;
 mod establish;
 mod link;
 mod memories;
@@ -30,6 +34,7 @@ mod outage;
 pub mod pipeline;
 mod pool;
 pub mod push;
+mod retry;
 pub mod sample;
 pub mod session;
 pub mod shards;
@@ -47,11 +52,11 @@ use bytes::Bytes;
 use base::random::random_number;
 use base::sync::lock;
 use base::wait::Wait;
-use connection::Dialer;
+use dialer::Dialer;
 pub use namespace::Namespace;
 pub use options::ConnectOptions;
 use pipeline::{is_broken, unexpected};
-use pool::{ConnectionPool, retry_for, while_broken};
+use pool::ConnectionPool;
 use replay_core::replay::{
     Listing, OpenWriter, Parameters, PushChannel, ReadSteps, Replay, SampleChannel, SampleRequest, Sampled, StepsRead,
     UpdateChannel, UpdateReceipt, WriterId,
@@ -65,6 +70,7 @@ use replay_wire::{
     Call, DescribeTable, DropTable, GetParameters, List, PutParameters, ReplyBody, ReportCorrupt, RequestBody, Stats,
     UpdatePriorities,
 };
+use retry::{retry_for, while_broken};
 
 /// A replay memory on a server.
 pub struct Client {
@@ -160,7 +166,7 @@ impl Client {
             let mut connection = self.idle.take(&self.dialer, wait)?;
             let incarnation = connection.incarnation;
             let reply = loop {
-                let reply = connection.call(&self.dialer, wait, table, question(incarnation));
+                let reply = connection.call(self.dialer.options.grace, wait, table, question(incarnation));
                 match &reply {
                     // The table of an earlier call was dropped: another one may have its name.
                     Err(error)

@@ -9,9 +9,10 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::connection::{Connection, Dialer, deadline_ms};
+use super::connection::{Connection, deadline_ms};
+use super::dialer::Dialer;
 use super::pipeline::{is_broken, is_closed};
-use super::pool::{retry_for, while_broken};
+use super::retry::{retry_for, while_broken};
 use base::host;
 use base::wait::Wait;
 use replay_link::error::{Error, Result};

@@ -4,10 +4,10 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::connection::Dialer;
+use super::dialer::Dialer;
 use super::link::{self, Channel, Link};
 use super::pipeline::{answer, expect_reply, is_broken, is_closed, unexpected};
-use super::pool::retry;
+use super::retry::retry;
 use base::host;
 use base::wait::Wait;
 use replay_core::cause::WaitReason;
@@ -69,7 +69,7 @@ impl Pushes {
             // A writer that has sent nothing has nothing to resume, so a server that has forgotten it may open it anew.
             resume: self.applied > 0 || !self.link.is_empty(),
         });
-        let reply = connection.call(&dialer, wait, Some(&self.table), body)?;
+        let reply = connection.call(dialer.options.grace, wait, Some(&self.table), body)?;
         let opened = expect_reply!(reply, ReplyBody::Writer(opened) => opened)?;
         self.epoch = opened.epoch;
         self.link.send_all_over(connection);
@@ -261,7 +261,7 @@ impl PushChannel<Error> for Pushes {
             RequestBody::GetParameters(GetParameters { name: String::new(), newer_than: 0, writer: self.open.writer });
         let table = Some(&*self.table);
         retry(&dialer, wait, || {
-            let reply = dialer.dial(wait)?.call(&dialer, wait, table, body.clone())?;
+            let reply = dialer.dial(wait)?.call(dialer.options.grace, wait, table, body.clone())?;
             expect_reply!(reply, ReplyBody::Parameters(_) => ())
         })
     }
@@ -294,7 +294,7 @@ impl Pushes {
         }
         let body = RequestBody::CloseWriter(CloseWriter { writer: self.open.writer, epoch: self.epoch });
         let dialer = self.link.dialer.clone();
-        let reply = self.link.connection()?.call(&dialer, wait, Some(&self.table), body)?;
+        let reply = self.link.connection()?.call(dialer.options.grace, wait, Some(&self.table), body)?;
         expect_reply!(reply, ReplyBody::Done => ())
     }
 }

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
-use super::connection::{Dialer, no_answer};
+use super::connection::no_answer;
+use super::dialer::Dialer;
 use super::link::{self, Channel, Link};
 use super::pipeline::{answer, is_broken, is_closed, unexpected};
 use base::host;

@@ -5,7 +5,8 @@ use std::time::Instant;
 
 use bytes::Bytes;
 
-use super::connection::{Connection, Dialer, deadline_ms};
+use super::connection::{Connection, deadline_ms};
+use super::dialer::Dialer;
 use super::establish::first_connection;
 use super::pipeline::unexpected;
 use base::wait::Wait;

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::connection::Dialer;
+use super::dialer::Dialer;
 use super::link::{self, Channel, Link};
 use super::pipeline::{answer, unexpected};
 use base::wait::Wait;

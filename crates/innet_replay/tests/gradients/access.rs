@@ -9,7 +9,7 @@ use gradients::packet::{Ack, PacketHeader, PacketKind, Status};
 use gradients_net::GradientWorker;
 use gradients_net::worker::{JoinedJob, join_job};
 use replay_client::ConnectOptions;
-use replay_client::connection::Dialer;
+use replay_client::dialer::Dialer;
 use replay_client::{Client, connect};
 use replay_link::error::Result;
 use replay_link::stack::Address;

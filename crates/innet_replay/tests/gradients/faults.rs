@@ -113,7 +113,7 @@ fn one_connection_is_for_one_worker() {
     use gradients_net::message::{Join, write};
     use gradients_net::worker::join_job;
     use replay_client::ConnectOptions;
-    use replay_client::connection::Dialer;
+    use replay_client::dialer::Dialer;
     use replay_link::error::Error;
 
     let serving = Serving::start(&[]);

@@ -9,7 +9,7 @@ use gradients_net::error::Error;
 use gradients_net::message::{Join, write};
 use gradients_net::{GradientWorker, NAME};
 use replay_client::ConnectOptions;
-use replay_client::connection::Dialer;
+use replay_client::dialer::Dialer;
 use replay_client::session::ExtensionSession;
 use replay_link::error::Error as NetError;
 use replay_wire::ErrorCode;

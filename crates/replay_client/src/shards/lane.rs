@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::super::connection::Dialer;
+use super::super::dialer::Dialer;
 use super::super::link::Link;
 use super::super::pipeline::{answer, expect_reply};
 use super::partial::Seen;

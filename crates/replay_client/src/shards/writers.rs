@@ -60,7 +60,7 @@ mod tests {
 
     use super::super::super::{Client, ConnectOptions};
     use super::*;
-    use crate::connection::Dialer;
+    use crate::dialer::Dialer;
     use replay_link::error::Error;
 
     struct Pushes;

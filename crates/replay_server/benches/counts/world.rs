@@ -15,7 +15,7 @@ use std::time::Instant;
 use base::wait::Wait;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
-use replay_client::connection::Dialer;
+use replay_client::dialer::Dialer;
 use replay_client::{Client, ConnectOptions};
 use replay_core::memory::Memory;
 use replay_link::error::Result;
