@@ -48,7 +48,7 @@ fn pushes_through_cut_connections_are_applied_once_each() {
 
 #[test]
 fn a_frame_that_pauses_for_longer_than_its_server_waits_is_sent_again() {
-    let server = serve(&[&any_port("innet")], |config| config.write_deadline_ms = 300);
+    let server = serve(&[&any_port("innet")], |config| config.write_deadline_ms = 1_000);
     let direct = client(&server);
     direct.create_table(&queue("steps"), &soon()).unwrap();
     // Connections: the pool's, the writer's, that of updates, and the sampler's.
