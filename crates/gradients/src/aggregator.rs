@@ -192,7 +192,7 @@ impl Aggregator {
             .into());
         };
         // A segment in flight also occupies an entry at the parent.
-        let window = parent.as_ref().map_or(u32::MAX, |parent| parent.ticket.window);
+        let window = parent.as_ref().map_or(u32::MAX, |parent| parent.up.ticket.window);
         let window = self.limits.window.min(window);
         let (entries, depth) = settings.table_size(window);
         let bytes = SegmentTable::bytes(entries, depth, settings.segment_bytes());
@@ -223,11 +223,11 @@ impl Aggregator {
             )));
         }
         if let Some(parent) = &parent
-            && self.is_used(parent.ticket.session)
+            && self.is_used(parent.session())
         {
             return Err(Error::Refused("the session number that the parent chose is in use here: join again".into()));
         }
-        let first = parent.as_ref().map_or(FIRST_ROUND, |parent| parent.ticket.round);
+        let first = parent.as_ref().map_or(FIRST_ROUND, |parent| parent.up.ticket.round);
         let mut job = Job::new(&request.job, settings, window, first, now);
         job.below = below;
         job.parent = parent;
@@ -256,7 +256,7 @@ impl Aggregator {
         let mut jobs = self.jobs.iter();
         jobs.position(|job| {
             let parent = job.as_ref().and_then(|job| job.parent.as_ref());
-            parent.is_some_and(|parent| parent.ticket.session == session)
+            parent.is_some_and(|parent| parent.session() == session)
         })
     }
 
@@ -286,7 +286,7 @@ impl Aggregator {
         if let Some(job) = self.jobs[index].take() {
             self.counters += job.counters;
             if let Some(parent) = job.parent {
-                parent.send(PacketKind::Leave, 0, 0, &parent.ticket.key, out);
+                parent.up.send_control(PacketKind::Leave, 0, 0, &[], out);
             }
         }
         self.sessions.remove_job(index);
@@ -366,7 +366,7 @@ impl Aggregator {
     ) {
         let index = self.job_of_parent(header.session);
         match index.and_then(|index| self.jobs[index].as_mut()) {
-            Some(job) if job.parent.as_ref().is_some_and(|p| p.address == from) => {
+            Some(job) if job.parent.as_ref().is_some_and(|p| p.up.address == from) => {
                 job.receive_from_parent(now, header, body, out);
             }
             _ => {

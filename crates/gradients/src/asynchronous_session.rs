@@ -5,9 +5,9 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use super::arithmetic;
+use super::flights::MAX_QUERIES;
 use super::packet::{Ack, PacketHeader, PacketKind, Status};
-use super::round::{MAX_QUERIES, worker_numbers};
-use super::worker::{Exchange, WorkerSession};
+use super::worker::{Exchange, Message, WorkerSession, failure_of};
 use super::{Contributions, Error, JoinJob, Result, Transmit};
 
 /// Interval of probes: queries for sums that may be lost although the worker has no contribution to them in flight.
@@ -38,20 +38,11 @@ pub struct AsynchronousSession {
     /// Means of the S + 1 updates after that one, the next first.
     means: VecDeque<PendingMean>,
     segments: Vec<SegmentProgress>,
-    gradient: Vec<f32>,
-    /// Update of the weights that the gradient was computed with.
-    gradient_index: u64,
-    /// Segments of the gradient that are neither counted nor dropped.
-    unresolved: usize,
-    gradient_dropped: bool,
+    gradient: Gradient,
     /// Segments not yet sent to their present round.
     unsent: VecDeque<u32>,
-    /// Segments sent to their present round, the oldest first.
-    in_flight: VecDeque<SentSegment>,
     contributions: Contributions,
     deadline: Duration,
-    /// Time of the first datagram without an answer.
-    unanswered_since: Option<Instant>,
     next_probe: Instant,
     failure: Option<Error>,
 }
@@ -60,6 +51,17 @@ struct PendingMean {
     mean: Vec<f32>,
     /// Segments whose sum has not arrived.
     missing: usize,
+}
+
+/// The gradient that was offered last.
+struct Gradient {
+    values: Vec<f32>,
+    /// Update of the weights that it was computed with.
+    index: u64,
+    /// Segments that are neither counted nor dropped.
+    unresolved: usize,
+    /// Whether a segment was dropped.
+    dropped: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -77,15 +79,6 @@ impl SegmentProgress {
     fn after(index: u64) -> Self {
         SegmentProgress { round: index + 1, pending: false, held: false }
     }
-}
-
-struct SentSegment {
-    segment: u32,
-    sent: Instant,
-    next_query: Instant,
-    queries: u32,
-    /// The aggregator has it, and waits for other workers.
-    acknowledged: bool,
 }
 
 impl AsynchronousSession {
@@ -115,15 +108,10 @@ impl AsynchronousSession {
             index,
             means: (0..=settings.staleness).map(|_| mean()).collect(),
             segments: vec![SegmentProgress::after(index); segments],
-            gradient: vec![0.0; values],
-            gradient_index: 0,
-            unresolved: 0,
-            gradient_dropped: false,
+            gradient: Gradient { values: vec![0.0; values], index: 0, unresolved: 0, dropped: false },
             unsent: VecDeque::new(),
-            in_flight: VecDeque::new(),
             contributions: Contributions::default(),
             deadline,
-            unanswered_since: None,
             next_probe: now,
             failure: None,
             session,
@@ -142,7 +130,7 @@ impl AsynchronousSession {
 
     /// Whether a gradient has segments that are neither counted nor dropped.
     pub fn is_busy(&self) -> bool {
-        self.unresolved > 0
+        self.gradient.unresolved > 0
     }
 
     /// Whether there is a mean to take.
@@ -160,19 +148,18 @@ impl AsynchronousSession {
     /// # Panics
     /// For a gradient of another length than the job's, or an index beyond the last update taken.
     pub fn offer(&mut self, gradient: &[f32], index: u64) -> bool {
-        assert_eq!(gradient.len(), self.gradient.len(), "the gradient has another length");
+        assert_eq!(gradient.len(), self.gradient.values.len(), "the gradient has another length");
         assert!(index <= self.index, "the gradient is of weights to come");
         if self.is_busy() {
             return false;
         }
-        self.gradient.copy_from_slice(gradient);
-        self.gradient_index = index;
-        self.gradient_dropped = false;
-        self.unresolved = self.segments.len();
+        self.gradient.values.copy_from_slice(gradient);
+        self.gradient.index = index;
+        self.gradient.dropped = false;
+        self.gradient.unresolved = self.segments.len();
         self.contributions.offered += 1;
-        self.in_flight.clear();
         self.unsent.clear();
-        self.session.window.begin_round();
+        self.session.flights.begin();
         for (number, segment) in (0..).zip(&mut self.segments) {
             segment.pending = true;
             if !segment.held {
@@ -185,9 +172,9 @@ impl AsynchronousSession {
     /// Notes that a segment of the gradient is counted or dropped.
     fn resolve(&mut self, segment: u32) {
         self.segments[segment as usize].pending = false;
-        self.unresolved -= 1;
-        if self.unresolved == 0 {
-            let dropped = u64::from(self.gradient_dropped);
+        self.gradient.unresolved -= 1;
+        if self.gradient.unresolved == 0 {
+            let dropped = u64::from(self.gradient.dropped);
             self.contributions.dropped += dropped;
             self.contributions.counted += 1 - dropped;
         }
@@ -209,11 +196,10 @@ impl AsynchronousSession {
     /// Continues from the weights of update `index`. A gradient in progress is dropped.
     pub fn restart(&mut self, index: u64, now: Instant) {
         self.contributions.dropped += u64::from(self.is_busy());
-        self.contributions.dropped_segments += self.unresolved as u64;
-        self.unresolved = 0;
+        self.contributions.dropped_segments += self.gradient.unresolved as u64;
+        self.gradient.unresolved = 0;
         self.unsent.clear();
-        self.in_flight.clear();
-        self.session.window.begin_round();
+        self.session.flights.begin();
         self.index = index;
         self.segments.fill(SegmentProgress::after(index));
         for mean in &mut self.means {
@@ -221,7 +207,7 @@ impl AsynchronousSession {
         }
         self.contributions.restarts += 1;
         self.failure = None;
-        self.unanswered_since = None;
+        self.session.unanswered_since = None;
         self.next_probe = now;
     }
 
@@ -231,80 +217,69 @@ impl AsynchronousSession {
         (index < self.means.len()).then_some(index)
     }
 
-    fn receive_sum(&mut self, now: Instant, header: PacketHeader, body: &[u8]) -> Option<()> {
-        let index = self.next_mean(header)?;
-        let segment = self.segments[header.segment as usize];
-        let (counted, body) = match header.kind {
-            PacketKind::Partial => {
-                let (counted, body) = body.split_first_chunk::<8>()?;
-                (u64::from_le_bytes(*counted), body)
-            }
-            _ => (u64::MAX >> (64 - self.session.world.clamp(1, 64)), body),
+    /// Takes a part of a mean. A sum of the wrong length is ignored, and queried again.
+    fn receive_sum(&mut self, now: Instant, header: PacketHeader, counted: Option<u64>, body: &[u8]) {
+        let Some(index) = self.next_mean(header) else {
+            return;
         };
-        let range = self.session.range(header.segment, self.gradient.len());
+        let number = header.segment;
+        let counted = counted.unwrap_or(u64::MAX >> (64 - self.session.world.clamp(1, 64)));
+        let range = self.session.range(number, self.gradient.values.len());
         let pending = &mut self.means[index];
         let mean = &mut pending.mean[range];
         if 4 * mean.len() != body.len() || counted == 0 {
-            return None;
+            return;
         }
         arithmetic::read_floats(body, mean);
         arithmetic::divide(mean, counted.count_ones());
         pending.missing -= 1;
-        let next = &mut self.segments[header.segment as usize];
+        let next = &mut self.segments[number as usize];
+        let segment = *next;
         next.round += 1;
         next.held = false;
-        self.next_probe = now + self.session.window.timeout(0);
-        let mut in_flight = self.in_flight.iter();
-        let position = in_flight.position(|at| at.segment == header.segment);
-        let sent = position.and_then(|position| self.in_flight.remove(position));
-        if let Some(sent) = &sent {
-            let round_trip = (sent.queries == 0).then(|| now.saturating_duration_since(sent.sent));
-            self.session.window.on_sum(round_trip);
+        self.next_probe = now + self.session.flights.timeout();
+        let was_sent = self.session.flights.land(now, number);
+        if !segment.pending {
+            return;
         }
-        if segment.pending {
-            if segment.held {
-                self.unsent.push_back(header.segment);
-            } else if sent.is_some() && counted & 1 << self.number != 0 {
-                self.resolve(header.segment);
-            } else {
-                self.contributions.late_segments += 1;
-                if sent.is_some() {
-                    self.unsent.push_back(header.segment);
-                }
+        if segment.held {
+            self.unsent.push_back(number);
+        } else if was_sent && counted & 1 << self.number != 0 {
+            self.resolve(number);
+        } else {
+            self.contributions.late_segments += 1;
+            if was_sent {
+                self.unsent.push_back(number);
             }
         }
-        Some(())
     }
 
     fn receive_ack(&mut self, header: PacketHeader, ack: Ack) {
         let is_next = self.next_mean(header).is_some();
-        let failure = match ack.status {
-            Status::Failed => Error::Missing { workers: worker_numbers(ack.missing), reason: ack.text },
-            Status::Halted => Error::Halted(ack.text),
-            Status::Reset => Error::Reset(ack.text),
-            Status::Refused if is_next => Error::Refused(ack.text),
-            Status::Gone if is_next => Error::Behind { round: self.index + 1 },
+        let fails = match ack.status {
+            Status::Failed | Status::Halted | Status::Reset => true,
+            Status::Refused | Status::Gone => is_next,
             Status::Waiting if is_next && ack.missing & 1 << self.number == 0 => {
-                let in_flight = self.in_flight.iter_mut();
-                for at in in_flight.filter(|at| at.segment == header.segment) {
-                    at.acknowledged = true;
-                }
+                self.session.flights.acknowledge(header.segment);
                 return self.leave_rest_to_aggregator();
             }
-            _ => return,
+            Status::Waiting | Status::Done => false,
         };
-        self.failure = Some(failure);
+        if fails {
+            self.failure = failure_of(ack, self.index + 1);
+        }
     }
 
     /// Finishes a gradient once some segments are counted and all others wait at the aggregator, which will count them. A gradient without
     /// a counted segment is kept: it cannot be part of a deadlock.
     fn leave_rest_to_aggregator(&mut self) {
-        let in_parts = (1..self.segments.len()).contains(&self.unresolved);
-        if in_parts && self.unsent.is_empty() && self.in_flight.iter().all(|at| at.acknowledged) {
-            while let Some(at) = self.in_flight.pop_front() {
-                self.segments[at.segment as usize].held = true;
-                self.resolve(at.segment);
+        let in_parts = (1..self.segments.len()).contains(&self.gradient.unresolved);
+        if in_parts && self.unsent.is_empty() && self.session.flights.are_acknowledged() {
+            for segment in self.session.flights.segments() {
+                self.segments[segment as usize].held = true;
+                self.resolve(segment);
             }
+            self.session.flights.begin();
         }
     }
 
@@ -316,68 +291,36 @@ impl AsynchronousSession {
 
     /// Sends a segment of the gradient (`Float`), or a query for its sum (`Help`).
     fn send<T: Transmit>(&mut self, now: Instant, kind: PacketKind, segment: u32, out: &mut T) {
-        self.unanswered_since.get_or_insert(now);
         let round = self.segments[segment as usize].round;
         let range = match kind {
             PacketKind::Help => 0..0,
-            _ => self.session.range(segment, self.gradient.len()),
+            _ => self.session.range(segment, self.gradient.values.len()),
         };
-        let body = arithmetic::bytes_of(&self.gradient[range]);
-        self.session.send(kind, round, segment, body, out);
-    }
-
-    fn send_again<T: Transmit>(&mut self, now: Instant, segment: u32, out: &mut T) {
-        let timeout = self.session.window.timeout(1);
-        let Some(at) = self.in_flight.iter_mut().find(|at| at.segment == segment) else {
-            return;
-        };
-        at.queries = at.queries.max(1);
-        at.next_query = now + timeout;
-        at.acknowledged = false;
-        let next = self.segments.len() as u32;
-        self.session.window.on_loss(segment, next);
-        self.send(now, PacketKind::Float, segment, out);
+        let body = arithmetic::bytes_of(&self.gradient.values[range]);
+        self.session.send(now, kind, round, segment, body, out);
     }
 
     fn send_due<T: Transmit>(&mut self, now: Instant, out: &mut T) {
-        for position in self.segments_to_query() {
-            let at = &mut self.in_flight[position];
-            if at.next_query <= now {
-                at.queries += 1;
-                at.next_query = now + self.session.window.timeout(at.queries);
-                let segment = at.segment;
-                self.send(now, PacketKind::Help, segment, out);
-            }
+        for segment in self.session.flights.overdue(now) {
+            self.send(now, PacketKind::Help, segment, out);
         }
-        let window = self.session.window.size();
-        let mut unacknowledged = self.in_flight.iter().filter(|at| !at.acknowledged).count();
-        while unacknowledged < window
+        let newest = self.last.min(self.gradient.index + 1 + self.staleness);
+        while self.session.flights.have_room()
             && let Some(segment) = self.unsent.pop_front()
         {
-            let newest = self.last.min(self.gradient_index + 1 + self.staleness);
             if self.segments[segment as usize].round > newest {
-                self.contributions.dropped_segments += 1;
-                self.gradient_dropped = true;
-                self.resolve(segment);
-                continue;
+                self.drop_segment(segment);
+            } else {
+                self.send(now, PacketKind::Float, segment, out);
+                self.session.flights.launch(now, segment);
             }
-            self.send(now, PacketKind::Float, segment, out);
-            unacknowledged += 1;
-            self.in_flight.push_back(SentSegment {
-                segment,
-                sent: now,
-                next_query: now + self.session.window.timeout(0),
-                queries: 0,
-                acknowledged: false,
-            });
         }
         // A gradient with a dropped segment is dropped once nothing of it is in flight: the segments that it waits for may be part of a
         // deadlock.
-        if self.gradient_dropped && self.in_flight.is_empty() && self.unsent.is_empty() {
+        if self.gradient.dropped && self.session.flights.is_empty() && self.unsent.is_empty() {
             for segment in 0..self.segments.len() as u32 {
                 if self.segments[segment as usize].pending {
-                    self.contributions.dropped_segments += 1;
-                    self.resolve(segment);
+                    self.drop_segment(segment);
                 }
             }
         }
@@ -387,6 +330,12 @@ impl AsynchronousSession {
                 self.send(now, PacketKind::Help, segment, out);
             }
         }
+    }
+
+    fn drop_segment(&mut self, segment: u32) {
+        self.contributions.dropped_segments += 1;
+        self.gradient.dropped = true;
+        self.resolve(segment);
     }
 
     /// Segments whose sums may be lost without a contribution in flight that would be queried: first those in the oldest missing round,
@@ -402,70 +351,51 @@ impl AsynchronousSession {
         let probed = lagging.take(most).chain(held.take(MAX_QUERIES));
         probed.map(|(number, _)| number).collect()
     }
-
-    /// Indexes in `in_flight` to query: first segments that the aggregator may not have.
-    fn segments_to_query(&self) -> Vec<usize> {
-        let of = |acknowledged| {
-            let in_flight = self.in_flight.iter().enumerate();
-            let in_flight = in_flight.filter(move |(_, at)| at.acknowledged == acknowledged);
-            in_flight.map(|(position, _)| position).take(MAX_QUERIES)
-        };
-        of(false).chain(of(true)).take(MAX_QUERIES).collect()
-    }
 }
 
 impl Exchange for AsynchronousSession {
     type Output = ();
 
     fn receive<T: Transmit>(&mut self, now: Instant, from: SocketAddr, datagram: &[u8], out: &mut T) {
-        let Some((header, body)) = self.session.read(from, datagram) else {
+        let Some((header, message)) = self.session.receive(from, datagram).filter(|_| self.failure.is_none()) else {
             return;
         };
-        self.unanswered_since = None;
-        if self.failure.is_some() || self.session.receive_path_validation(header, body) {
-            return;
-        }
-        match header.kind {
-            PacketKind::Ack => {
-                if let Some(ack) = Ack::decode(body) {
-                    self.receive_ack(header, ack);
+        match message {
+            Message::Answer(ack) => self.receive_ack(header, ack),
+            Message::Request if self.next_mean(header).is_some() => {
+                let next = self.segments.len() as u32;
+                if self.session.flights.lose(now, header.segment, next) {
+                    self.send(now, PacketKind::Float, header.segment, out);
                 }
             }
-            PacketKind::Help if self.next_mean(header).is_some() => self.send_again(now, header.segment, out),
-            PacketKind::Float | PacketKind::Partial => {
-                // A sum of the wrong length is ignored, and queried again.
-                let _ = self.receive_sum(now, header, body);
+            Message::Sum { counted, values } if [PacketKind::Float, PacketKind::Partial].contains(&header.kind) => {
+                self.receive_sum(now, header, counted, values);
             }
             _ => {}
         }
     }
 
     fn poll<T: Transmit>(&mut self, now: Instant, out: &mut T) -> Option<Result<()>> {
-        let silence = self.unanswered_since.map(|since| now.saturating_duration_since(since));
-        if let Some(silence) = silence.filter(|&silence| silence >= self.deadline) {
-            self.failure
-                .get_or_insert(Error::Silent { address: self.session.aggregator, waited_ms: silence.as_millis() });
+        let overdue = |since: &Instant| now.saturating_duration_since(*since) >= self.deadline;
+        if let Some(since) = self.session.unanswered_since.filter(overdue) {
+            self.failure.get_or_insert(self.session.silent(now, since));
         }
         if let Some(failure) = &self.failure {
             return Some(Err(failure.clone()));
         }
-        if self.session.validate_path(now, out) {
+        if self.session.up.validate(now, out) {
             self.send_due(now, out);
         } else {
-            self.unanswered_since.get_or_insert(now);
+            self.session.unanswered_since.get_or_insert(now);
         }
         None
     }
 
     fn next_wake(&self) -> Instant {
-        let end = self.unanswered_since.map(|since| since + self.deadline);
-        let path_try = self.session.next_path_try();
-        let wake = path_try.unwrap_or_else(|| {
-            let queries = self.segments_to_query().into_iter();
-            let queries = queries.map(|position| self.in_flight[position].next_query);
-            queries.fold(self.next_probe, Instant::min)
-        });
-        end.map_or(wake, |end| end.min(wake))
+        let end = self.session.unanswered_since.map(|since| since + self.deadline);
+        let probe = self.session.up.is_valid.then_some(self.next_probe);
+        let wakes = [end, probe, self.session.next_wake()];
+        wakes.into_iter().flatten().min().unwrap_or(self.next_probe)
     }
 
     fn waits_for(&self, _now: Instant) -> String {

@@ -19,7 +19,9 @@
 //! | `gathering` | racks that have to ask before a job joins the parent |
 //! | `counters` | counters |
 //! | | **worker** |
-//! | `worker` | a worker's session, and its controls |
+//! | `worker` | a worker's session, which its sums share, and its controls |
+//! | `uplink` | path of a worker or a rack to its aggregator |
+//! | `flights` | contributions in flight |
 //! | `window` | congestion window and retransmission timeout |
 //! | `round` | one sum |
 //! | `asynchronous_session` | session of an asynchronous worker |
@@ -62,6 +64,7 @@ mod datagrams;
 pub mod dpdk;
 mod error;
 pub mod ethernet;
+mod flights;
 mod gathering;
 mod job;
 pub mod packet;
@@ -73,6 +76,7 @@ pub mod settings;
 mod threads;
 mod transports;
 mod udp;
+mod uplink;
 mod window;
 mod worker;
 mod worker_transport;

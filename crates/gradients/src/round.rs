@@ -1,19 +1,14 @@
-//! One sum, as a worker sees it: contributions leave as the congestion window allows, sums replace the values, and missing sums are queried.
+//! One sum, as a worker sees it: contributions leave as the congestion window allows, and sums replace the values.
 
-use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use super::arithmetic::{self, Arithmetic, Grid};
 use super::packet::{ALL_SEGMENTS, Ack, PacketHeader, PacketKind, Status};
-use super::worker::{Exchange, WorkerSession};
+use super::worker::{Exchange, Message, WorkerSession, failure_of, worker_numbers};
 use super::{Error, Result, Transmit};
 
-/// Reordering threshold: a sum counts as lost once a sum more than this many segments later has arrived. One path hardly reorders more.
-const REORDERING: usize = 8;
-/// Most segments queried at a time, the oldest first.
-pub(super) const MAX_QUERIES: usize = 16;
 /// Silence after which the aggregator counts as gone. It is queried several times in that time.
 const SILENCE: Duration = Duration::from_secs(1);
 
@@ -38,34 +33,17 @@ pub struct Round<'a> {
     segments: u32,
     /// First segment that has not been sent.
     next: u32,
-    /// Segments from the oldest one without a sum to `next`.
-    in_flight: VecDeque<SegmentInFlight>,
-    /// Segments in flight without a sum.
-    waiting: usize,
     min_workers: u32,
     started: Instant,
     deadline: Instant,
-    /// Arrival of the aggregator's last datagram.
-    last_heard: Option<Instant>,
     /// Workers that the aggregator waited for when it last answered a query: a bit each, and their names.
-    missing: u64,
-    waiting_on: String,
+    waiting_on: (u64, String),
     failure: Option<Error>,
-    /// Result already returned.
-    finished: bool,
-}
-
-struct SegmentInFlight {
-    sent: Instant,
-    next_query: Instant,
-    queries: u32,
-    /// A later sum has caused a query.
-    overtaken: bool,
-    has_sum: bool,
 }
 
 impl<'a> Round<'a> {
     /// Replaces `values` by their sum over all workers, or by their `mean`. All workers pass vectors of one length. Fails at `deadline`.
+    /// If it is dropped before its end, the session needs a reset, as contributions may still arrive.
     pub fn new(
         session: &'a mut WorkerSession,
         values: &'a mut [f32],
@@ -74,6 +52,8 @@ impl<'a> Round<'a> {
         deadline: Instant,
     ) -> Self {
         let segments = values.len().div_ceil(session.segment_values);
+        session.unanswered_since = Some(now);
+        session.flights.begin();
         let mut round = Round {
             failure: session.broken.then_some(Error::Broken),
             min_workers: session.world,
@@ -81,16 +61,11 @@ impl<'a> Round<'a> {
             exponents: Vec::new(),
             kind: PacketKind::Float,
             round: session.next_round,
-            segments: segments as u32,
+            segments: 0,
             next: 0,
-            in_flight: VecDeque::new(),
-            waiting: 0,
             started: now,
             deadline,
-            last_heard: None,
-            missing: 0,
-            waiting_on: String::new(),
-            finished: false,
+            waiting_on: (0, String::new()),
             session,
             values,
         };
@@ -99,6 +74,7 @@ impl<'a> Round<'a> {
                 "{segments} segments are too many for a round, which has fewer than {ALL_SEGMENTS}: sum in parts"
             )));
         } else if segments > 0 && round.failure.is_none() {
+            round.session.broken = true;
             match round.session.arithmetic {
                 Arithmetic::Float => round.begin(PacketKind::Float),
                 Arithmetic::Fixed => {
@@ -117,10 +93,9 @@ impl<'a> Round<'a> {
         self.kind = kind;
         self.round = self.session.next_round;
         self.session.next_round += 1;
-        self.session.window.begin_round();
+        self.session.flights.begin();
         self.next = 0;
-        self.missing = 0;
-        self.waiting_on.clear();
+        self.waiting_on = (0, String::new());
         self.segments = match kind {
             PacketKind::Exponents => self.exponents.len().div_ceil(self.segment_bytes()),
             _ => self.values.len().div_ceil(self.session.segment_values),
@@ -137,7 +112,7 @@ impl<'a> Round<'a> {
         start..self.exponents.len().min(start + self.segment_bytes())
     }
 
-    fn send<T: Transmit>(&mut self, segment: u32, out: &mut T) {
+    fn send<T: Transmit>(&mut self, now: Instant, segment: u32, out: &mut T) {
         let values = self.session.range(segment, self.values.len());
         let mut written = std::mem::take(&mut self.session.scratch);
         let mut body = match self.kind {
@@ -159,41 +134,38 @@ impl<'a> Round<'a> {
             with_length = [body, &(self.values.len() as u32).to_le_bytes()].concat();
             body = &with_length;
         }
-        self.session.send(self.kind, self.round, segment, body, out);
+        self.session.send(now, self.kind, self.round, segment, body, out);
         self.session.scratch = written;
+    }
+
+    fn query<T: Transmit>(&mut self, now: Instant, segments: Vec<u32>, out: &mut T) {
+        for segment in segments {
+            self.session.send(now, PacketKind::Help, self.round, segment, &[], out);
+        }
     }
 
     fn grid(&self, segment: u32) -> Grid {
         Grid::new(self.exponents[segment as usize], self.session.world)
     }
 
-    /// Index in `in_flight` of a segment without a sum.
-    fn index_in_flight(&self, segment: u32) -> Option<usize> {
-        let first = self.next - self.in_flight.len() as u32;
-        let index = segment.checked_sub(first)? as usize;
-        self.in_flight.get(index).filter(|at| !at.has_sum)?;
-        Some(index)
-    }
-
-    fn receive_sum<T: Transmit>(&mut self, now: Instant, header: PacketHeader, body: &[u8], out: &mut T) -> Option<()> {
-        let index = self.index_in_flight(header.segment)?;
-        let (workers, body) = match header.kind {
-            PacketKind::Partial => {
-                let (counted, body) = body.split_first_chunk::<8>()?;
-                (u64::from_le_bytes(*counted).count_ones().max(1), body)
-            }
-            _ => (self.session.world, body),
-        };
+    /// Replaces values by their sum. A sum of the wrong length is ignored: the segment is queried again until the deadline.
+    fn receive_sum<T: Transmit>(&mut self, now: Instant, segment: u32, counted: Option<u64>, body: &[u8], out: &mut T) {
+        if !self.session.flights.contains(segment) {
+            return;
+        }
+        let workers = counted.map_or(self.session.world, |counted| counted.count_ones().max(1));
         if self.kind == PacketKind::Exponents {
-            let range = self.exponents(header.segment);
-            let exponents = &mut self.exponents[range];
-            (exponents.len() == body.len()).then(|| exponents.copy_from_slice(body))?;
+            let range = self.exponents(segment);
+            if range.len() != body.len() {
+                return;
+            }
+            self.exponents[range].copy_from_slice(body);
         } else {
-            let grid = (self.kind == PacketKind::Fixed).then(|| self.grid(header.segment));
-            let range = self.session.range(header.segment, self.values.len());
+            let grid = (self.kind == PacketKind::Fixed).then(|| self.grid(segment));
+            let range = self.session.range(segment, self.values.len());
             let values = &mut self.values[range];
             if 4 * values.len() != body.len() {
-                return None;
+                return;
             }
             match grid {
                 Some(grid) => grid.read(body, values),
@@ -204,118 +176,66 @@ impl<'a> Round<'a> {
             }
         }
         self.min_workers = self.min_workers.min(workers);
-        let at = &mut self.in_flight[index];
-        at.has_sum = true;
-        self.waiting -= 1;
-        let round_trip = (at.queries == 0).then(|| now.saturating_duration_since(at.sent));
-        self.session.window.on_sum(round_trip);
-        self.query_overtaken(now, index, out);
-        while self.in_flight.front().is_some_and(|front| front.has_sum) {
-            self.in_flight.pop_front();
-        }
-        Some(())
-    }
-
-    /// Queries segments whose sum should have arrived before the one at `index`.
-    fn query_overtaken<T: Transmit>(&mut self, now: Instant, index: usize, out: &mut T) {
-        let first = self.next - self.in_flight.len() as u32;
-        for earlier in 0..index.saturating_sub(REORDERING) {
-            let at = &mut self.in_flight[earlier];
-            if at.has_sum || at.overtaken {
-                continue;
-            }
-            at.overtaken = true;
-            let segment = first + earlier as u32;
-            self.session.window.on_loss(segment, self.next);
-            self.query(now, earlier, out);
-        }
-    }
-
-    fn query<T: Transmit>(&mut self, now: Instant, index: usize, out: &mut T) {
-        let first = self.next - self.in_flight.len() as u32;
-        let at = &mut self.in_flight[index];
-        at.queries += 1;
-        at.next_query = now + self.session.window.timeout(at.queries);
-        self.session.send(PacketKind::Help, self.round, first + index as u32, &[], out);
+        self.session.flights.land(now, segment);
+        let overtaken = self.session.flights.overtaken(now, segment, self.next);
+        self.query(now, overtaken, out);
     }
 
     fn receive_ack(&mut self, header: PacketHeader, ack: Ack) {
         let Some(round) = header.round_near(self.round) else {
             return;
         };
-        match ack.status {
+        let fails = match ack.status {
             Status::Reset if round > self.round => {
                 self.session.next_round = self.session.next_round.max(round);
-                self.failure = Some(Error::Reset(ack.text));
+                true
             }
             // From before a reset.
-            _ if round < self.round => {}
-            Status::Failed => {
-                self.failure = Some(Error::Missing { workers: worker_numbers(ack.missing), reason: ack.text });
-            }
-            Status::Halted => self.failure = Some(Error::Halted(ack.text)),
+            _ if round < self.round => false,
+            Status::Failed | Status::Halted => true,
             // Not the answer to a control.
-            Status::Refused if [self.kind, PacketKind::Help].contains(&ack.about) => {
-                self.failure = Some(Error::Refused(ack.text));
+            Status::Refused => [self.kind, PacketKind::Help].contains(&ack.about),
+            Status::Gone => self.session.flights.contains(header.segment),
+            Status::Waiting => {
+                self.waiting_on = (ack.missing, ack.text);
+                return;
             }
-            Status::Gone if self.index_in_flight(header.segment).is_some() => {
-                self.failure = Some(Error::Behind { round });
-            }
-            Status::Waiting => (self.missing, self.waiting_on) = (ack.missing, ack.text),
-            _ => {}
+            Status::Done | Status::Reset => false,
+        };
+        if fails {
+            self.failure = failure_of(ack, round);
         }
     }
 
     /// The error at the deadline.
     fn late(&self, now: Instant) -> Error {
-        let since = |then| now.saturating_duration_since(then);
+        let waited = |since| now.saturating_duration_since(since);
         // After the aggregator fell silent, contributions of the workers that it named may have arrived, so they are not blamed.
-        let silent = self.last_heard.is_none_or(|heard| since(heard) >= SILENCE);
-        if silent {
-            return Error::Silent {
-                address: self.session.aggregator,
-                waited_ms: since(self.last_heard.unwrap_or(self.started)).as_millis(),
-            };
+        let silent = |since: &Instant| *since == self.started || waited(*since) >= SILENCE;
+        if let Some(since) = self.session.unanswered_since.filter(silent) {
+            return self.session.silent(now, since);
         }
-        let waited_ms = since(self.started).as_millis();
-        let whom = match self.waiting_on.as_str() {
-            "" => format!("the aggregator at {}", self.session.aggregator),
+        let (missing, whom) = &self.waiting_on;
+        let whom = match whom.as_str() {
+            "" => format!("the aggregator at {}", self.session.up.address),
             whom => whom.to_owned(),
         };
-        Error::Missing {
-            workers: worker_numbers(self.missing),
-            reason: format!("round {} waited {waited_ms} ms for {whom}", self.round),
-        }
+        let waited_ms = waited(self.started).as_millis();
+        let reason = format!("round {} waited {waited_ms} ms for {whom}", self.round);
+        Error::Missing { workers: worker_numbers(*missing), reason }
     }
 
     fn send_due<T: Transmit>(&mut self, now: Instant, out: &mut T) {
-        let due: Vec<usize> =
-            self.oldest_waiting().filter(|(_, at)| at.next_query <= now).map(|(index, _)| index).collect();
-        for index in due {
-            self.query(now, index, out);
-        }
-        let window = self.session.window.size();
-        // The limit keeps the oldest segment without a sum and the next one in different entries of the aggregator's window.
+        let overdue = self.session.flights.overdue(now);
+        self.query(now, overdue, out);
         while self.next < self.segments
-            && self.in_flight.len() < self.session.window.limit() as usize
-            && self.waiting < window
+            && self.session.flights.have_room()
+            && self.session.flights.are_within_limit(self.next)
         {
-            self.send(self.next, out);
+            self.send(now, self.next, out);
+            self.session.flights.launch(now, self.next);
             self.next += 1;
-            self.waiting += 1;
-            self.in_flight.push_back(SegmentInFlight {
-                sent: now,
-                next_query: now + self.session.window.timeout(0),
-                queries: 0,
-                overtaken: false,
-                has_sum: false,
-            });
         }
-    }
-
-    fn oldest_waiting(&self) -> impl Iterator<Item = (usize, &SegmentInFlight)> {
-        let waiting = self.in_flight.iter().enumerate();
-        waiting.filter(|(_, at)| !at.has_sum).take(MAX_QUERIES)
     }
 }
 
@@ -323,63 +243,47 @@ impl Exchange for Round<'_> {
     type Output = Sum;
 
     fn receive<T: Transmit>(&mut self, now: Instant, from: SocketAddr, datagram: &[u8], out: &mut T) {
-        let Some((header, body)) = self.session.read(from, datagram) else {
+        let Some((header, message)) = self.session.receive(from, datagram).filter(|_| self.failure.is_none()) else {
             return;
         };
-        self.last_heard = Some(now);
-        if self.failure.is_some() || self.session.receive_path_validation(header, body) {
-            return;
-        }
-        if header.kind == PacketKind::Ack {
-            if let Some(ack) = Ack::decode(body) {
-                self.receive_ack(header, ack);
+        let is_own = header.round_near(self.round) == Some(self.round);
+        match message {
+            Message::Answer(ack) => self.receive_ack(header, ack),
+            Message::Request if is_own && self.session.flights.lose(now, header.segment, self.next) => {
+                self.send(now, header.segment, out);
             }
-            return;
-        }
-        if header.round_near(self.round) != Some(self.round) {
-            return;
-        }
-        if header.kind == PacketKind::Help {
-            if let Some(index) = self.index_in_flight(header.segment) {
-                let at = &mut self.in_flight[index];
-                at.queries = at.queries.max(1);
-                at.next_query = now + self.session.window.timeout(1);
-                self.session.window.on_loss(header.segment, self.next);
-                self.send(header.segment, out);
+            Message::Sum { counted, values }
+                if is_own && (header.kind == self.kind || counted.is_some() && self.kind == PacketKind::Float) =>
+            {
+                self.receive_sum(now, header.segment, counted, values, out);
             }
-        } else if header.kind == self.kind || (header.kind == PacketKind::Partial && self.kind == PacketKind::Float) {
-            // A sum of the wrong length is ignored: the segment is queried again until the deadline.
-            let _ = self.receive_sum(now, header, body, out);
+            _ => {}
         }
     }
 
     fn poll<T: Transmit>(&mut self, now: Instant, out: &mut T) -> Option<Result<Sum>> {
-        if self.next == self.segments && self.in_flight.is_empty() && self.failure.is_none() {
+        if self.next == self.segments && self.session.flights.is_empty() && self.failure.is_none() {
             if self.kind != PacketKind::Exponents {
-                let workers = self.min_workers;
-                self.finished = true;
-                return Some(Ok(Sum { workers }));
+                self.session.broken = false;
+                return Some(Ok(Sum { workers: self.min_workers }));
             }
             self.begin(PacketKind::Fixed);
         }
         if self.failure.is_none() && now >= self.deadline {
             self.failure = Some(self.late(now));
         }
-        if let Some(failure) = self.failure.clone() {
-            self.finished = true;
-            self.session.broken |= !matches!(failure, Error::Reset(_) | Error::Config(_));
-            return Some(Err(failure));
+        if let Some(failure) = &self.failure {
+            self.session.broken &= !matches!(failure, Error::Reset(_));
+            return Some(Err(failure.clone()));
         }
-        if self.session.validate_path(now, out) {
+        if self.session.up.validate(now, out) {
             self.send_due(now, out);
         }
         None
     }
 
     fn next_wake(&self) -> Instant {
-        let query = self.oldest_waiting().map(|(_, at)| at.next_query).min();
-        let wake = self.session.next_path_try().or(query);
-        wake.map_or(self.deadline, |wake| wake.min(self.deadline))
+        self.session.next_wake().map_or(self.deadline, |wake| wake.min(self.deadline))
     }
 
     fn waits_for(&self, now: Instant) -> String {
@@ -388,16 +292,4 @@ impl Exchange for Round<'_> {
             silent => silent.to_string(),
         }
     }
-}
-
-impl Drop for Round<'_> {
-    /// Contributions of an unfinished round may still arrive, so the session needs a reset.
-    fn drop(&mut self) {
-        self.session.broken |= !self.finished && self.segments > 0;
-    }
-}
-
-/// Numbers of the workers whose bits are set.
-pub(super) fn worker_numbers(bits: u64) -> Vec<u16> {
-    (0..64).filter(|worker| bits & 1 << worker != 0).collect()
 }

@@ -1,17 +1,13 @@
-//! A worker's session at an aggregator, and the controls that it can send.
+//! A worker's session at an aggregator, which its sums and updates share, and the controls that it can send.
 
 use std::net::SocketAddr;
 use std::ops::Range;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use super::packet::{ALL_SEGMENTS, Ack, Cookie, PacketHeader, PacketKind, SessionKey, Status, next_control};
-use super::window::CongestionWindow;
+use super::flights::Flights;
+use super::packet::{ALL_SEGMENTS, Ack, PacketHeader, PacketKind, Status, next_control};
+use super::uplink::{Retry, Uplink};
 use super::{Arithmetic, Error, JoinJob, Result, Ticket, Transmit};
-
-/// Time to the first retry of a control. It doubles with each retry.
-const CONTROL_TIMEOUT: Duration = Duration::from_millis(20);
-/// Longest time between two tries of a control.
-const MAX_CONTROL_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// An exchange with an aggregator, without I/O: datagrams and the time are arguments, and datagrams are sent through [`Transmit`].
 pub trait Exchange {
@@ -49,47 +45,47 @@ impl<E: Exchange> Exchange for &mut E {
 
 /// Session of a worker that has joined a job.
 pub struct WorkerSession {
-    pub(super) aggregator: SocketAddr,
-    pub(super) session: u32,
+    pub(super) up: Uplink,
     pub(super) world: u32,
     pub(super) arithmetic: Arithmetic,
     pub(super) segment_values: usize,
     pub(super) next_round: u64,
-    pub(super) window: CongestionWindow,
-    /// A sum failed, and the job has not been reset since.
+    pub(super) flights: Flights,
+    /// Time of the first datagram since which the aggregator has not answered.
+    pub(super) unanswered_since: Option<Instant>,
+    /// A sum failed or runs, and the job has not been reset since.
     pub(super) broken: bool,
     /// Number of the last control. None has 0, the segment of what is sent to all members.
     controls: u32,
-    key: SessionKey,
-    path: PathValidation,
     /// Buffer for a contribution in fixed point.
     pub(super) scratch: Vec<u8>,
 }
 
-/// Proof for the aggregator that this worker receives at its address: the worker returns a cookie that was sent there.
-#[derive(Default)]
-struct PathValidation {
-    done: bool,
-    cookie: Cookie,
-    tries: u32,
-    next_try: Option<Instant>,
+/// A datagram of the aggregator.
+pub(super) enum Message<'a> {
+    Answer(Ack),
+    /// The contribution is to be sent again.
+    Request,
+    /// A sum, of the workers whose bits are set in `counted`, or of all.
+    Sum {
+        counted: Option<u64>,
+        values: &'a [u8],
+    },
 }
 
 impl WorkerSession {
     /// Session of the worker that joined the aggregator at `aggregator` with `request` and was given `ticket`.
     pub fn new(aggregator: SocketAddr, request: &JoinJob, ticket: &Ticket) -> Self {
         WorkerSession {
-            aggregator,
-            session: ticket.session,
+            up: Uplink::new(aggregator, ticket),
             world: request.world,
             arithmetic: request.arithmetic,
             segment_values: request.segment_values.into(),
             next_round: ticket.round,
-            window: CongestionWindow::new(ticket.window),
+            flights: Flights::new(ticket.window),
+            unanswered_since: None,
             broken: false,
             controls: 0,
-            key: ticket.key,
-            path: PathValidation::default(),
             scratch: Vec::new(),
         }
     }
@@ -99,9 +95,18 @@ impl WorkerSession {
         self.next_round
     }
 
-    pub(super) fn send<T: Transmit>(&self, kind: PacketKind, round: u64, segment: u32, body: &[u8], out: &mut T) {
-        let header = PacketHeader::new(kind, self.session, round, segment);
-        out.send(self.aggregator, &header.encode(), body);
+    /// Sends a contribution, or a query (`Help`).
+    pub(super) fn send<T: Transmit>(
+        &mut self,
+        now: Instant,
+        kind: PacketKind,
+        round: u64,
+        segment: u32,
+        body: &[u8],
+        out: &mut T,
+    ) {
+        self.unanswered_since.get_or_insert(now);
+        self.up.send(kind, round, segment, body, out);
     }
 
     /// Range of a segment in a vector of `length` values.
@@ -110,62 +115,55 @@ impl WorkerSession {
         start..length.min(start + self.segment_values)
     }
 
-    /// Header and body of a datagram from the aggregator to this worker; `None` for any other.
-    pub(super) fn read<'a>(&self, from: SocketAddr, datagram: &'a [u8]) -> Option<(PacketHeader, &'a [u8])> {
+    /// Reads a datagram of the aggregator to this worker. `None` for any other, and for path validation, which is handled here.
+    pub(super) fn receive<'a>(&mut self, from: SocketAddr, datagram: &'a [u8]) -> Option<(PacketHeader, Message<'a>)> {
         let (header, body) = PacketHeader::decode(datagram)?;
-        (from == self.aggregator && header.session == self.session).then_some((header, body))
-    }
-
-    /// Continues path validation; `true` once it is done.
-    pub(super) fn validate_path<T: Transmit>(&mut self, now: Instant, out: &mut T) -> bool {
-        if !self.path.done && self.path.next_try.is_none_or(|at| at <= now) {
-            self.path.next_try = Some(now + control_timeout(self.path.tries));
-            self.path.tries += 1;
-            let body = [self.key.as_slice(), &self.path.cookie].concat();
-            self.send(PacketKind::Join, self.next_round, 0, &body, out);
+        if from != self.up.address || header.session != self.up.ticket.session {
+            return None;
         }
-        self.path.done
-    }
-
-    /// Handles datagrams of path validation; `false` for any other.
-    pub(super) fn receive_path_validation(&mut self, header: PacketHeader, body: &[u8]) -> bool {
-        if header.kind == PacketKind::Join {
-            if let Ok(cookie) = body.try_into()
-                && !self.path.done
-            {
-                self.path.cookie = cookie;
-                // Returned by the next poll.
-                self.path.next_try = None;
+        self.unanswered_since = None;
+        let message = match header.kind {
+            PacketKind::Join => {
+                self.up.take_cookie(body);
+                return None;
             }
-            return true;
-        }
-        // Fast path: most datagrams are sums.
-        if header.kind != PacketKind::Ack {
-            return false;
-        }
-        let ack = Ack::decode(body);
-        let done = ack.is_some_and(|a| (a.status, a.about) == (Status::Done, PacketKind::Join));
-        self.path.done |= done;
-        done
+            PacketKind::Ack => {
+                let ack = Ack::decode(body)?;
+                if (ack.status, ack.about) == (Status::Done, PacketKind::Join) {
+                    self.up.is_valid = true;
+                    return None;
+                }
+                Message::Answer(ack)
+            }
+            PacketKind::Help => Message::Request,
+            PacketKind::Partial => {
+                let (counted, values) = body.split_first_chunk()?;
+                Message::Sum { counted: Some(u64::from_le_bytes(*counted)), values }
+            }
+            _ => Message::Sum { counted: None, values: body },
+        };
+        Some((header, message))
     }
 
-    /// Time of the next try of path validation.
-    pub(super) fn next_path_try(&self) -> Option<Instant> {
-        self.path.next_try.filter(|_| !self.path.done)
+    /// The error of an aggregator that has been silent since `since`.
+    pub(super) fn silent(&self, now: Instant, since: Instant) -> Error {
+        let waited_ms = now.saturating_duration_since(since).as_millis();
+        Error::Silent { address: self.up.address, waited_ms }
+    }
+
+    /// Time of the next try of path validation, or of the next query.
+    pub(super) fn next_wake(&self) -> Option<Instant> {
+        self.up.next_try().or_else(|| self.flights.next_query())
     }
 
     /// Sends a control until it is answered, or until `deadline`.
     pub fn call(&mut self, control: Control, now: Instant, deadline: Instant) -> ControlCall<'_> {
-        let mut body = self.key.to_vec();
-        match &control {
-            Control::SetThreshold(threshold) => body.extend(threshold.to_le_bytes()),
-            Control::Halt(reason) => {
-                let reason = Ack::new(Status::Halted, PacketKind::Halt).with_text(reason);
-                body.extend(reason.encode());
-            }
-            Control::Force => body.extend(ALL_SEGMENTS.to_le_bytes()),
-            _ => {}
-        }
+        let argument = match &control {
+            Control::SetThreshold(threshold) => threshold.to_le_bytes().to_vec(),
+            Control::Halt(reason) => Ack::new(Status::Halted, PacketKind::Halt).with_text(reason).encode(),
+            Control::Force => ALL_SEGMENTS.to_le_bytes().to_vec(),
+            _ => Vec::new(),
+        };
         let round = match control {
             // The round that was given up.
             Control::Reset => self.next_round - 1,
@@ -175,11 +173,10 @@ impl WorkerSession {
         ControlCall {
             session: self,
             control,
-            body,
+            argument,
             round,
-            tries: 0,
+            retry: Retry::default(),
             started: now,
-            next_try: now,
             deadline,
             waiting_on: String::new(),
             answer: None,
@@ -187,9 +184,21 @@ impl WorkerSession {
     }
 }
 
-/// Time to wait for the answer to a control, after `tries` retries.
-pub(super) fn control_timeout(tries: u32) -> Duration {
-    (CONTROL_TIMEOUT * (1 << tries.min(8))).min(MAX_CONTROL_TIMEOUT)
+/// The failure of a sum that an answer means; `round` is the missed one if its sum is gone.
+pub(super) fn failure_of(ack: Ack, round: u64) -> Option<Error> {
+    Some(match ack.status {
+        Status::Failed => Error::Missing { workers: worker_numbers(ack.missing), reason: ack.text },
+        Status::Halted => Error::Halted(ack.text),
+        Status::Reset => Error::Reset(ack.text),
+        Status::Refused => Error::Refused(ack.text),
+        Status::Gone => Error::Behind { round },
+        Status::Done | Status::Waiting => return None,
+    })
+}
+
+/// Numbers of the workers whose bits are set.
+pub(super) fn worker_numbers(bits: u64) -> Vec<u16> {
+    (0..64).filter(|worker| bits & 1 << worker != 0).collect()
 }
 
 /// A request of a worker about its job.
@@ -226,11 +235,10 @@ impl Control {
 pub struct ControlCall<'a> {
     session: &'a mut WorkerSession,
     control: Control,
-    body: Vec<u8>,
+    argument: Vec<u8>,
     round: u64,
-    tries: u32,
+    retry: Retry,
     started: Instant,
-    next_try: Instant,
     deadline: Instant,
     /// Aggregator above the own one that has not answered a reset, else empty.
     waiting_on: String,
@@ -240,20 +248,8 @@ pub struct ControlCall<'a> {
 impl Exchange for ControlCall<'_> {
     type Output = ();
 
-    fn receive<T: Transmit>(&mut self, now: Instant, from: SocketAddr, datagram: &[u8], _out: &mut T) {
-        let Some((header, body)) = self.session.read(from, datagram) else {
-            return;
-        };
-        if self.session.receive_path_validation(header, body) {
-            if self.session.path.done && self.control == Control::Join {
-                self.answer = Some(Ok(()));
-            }
-            return;
-        }
-        if header.kind != PacketKind::Ack {
-            return;
-        }
-        let Some(ack) = Ack::decode(body) else {
+    fn receive<T: Transmit>(&mut self, _now: Instant, from: SocketAddr, datagram: &[u8], _out: &mut T) {
+        let Some((header, Message::Answer(ack))) = self.session.receive(from, datagram) else {
             return;
         };
         if ack.about != self.control.kind() {
@@ -274,7 +270,7 @@ impl Exchange for ControlCall<'_> {
             Status::Refused if is_own => self.answer = Some(Err(Error::Refused(ack.text))),
             Status::Waiting if is_own => self.waiting_on = ack.text,
             // A rack is reset by its parent, and answers the next try.
-            Status::Reset => self.next_try = now,
+            Status::Reset => self.retry.hurry(),
             _ => {}
         }
     }
@@ -283,10 +279,13 @@ impl Exchange for ControlCall<'_> {
         if self.answer.is_some() {
             return self.answer.take();
         }
+        if self.session.up.is_valid && self.control == Control::Join {
+            return Some(Ok(()));
+        }
         if now >= self.deadline {
-            let waited_ms = now.duration_since(self.started).as_millis();
+            let waited_ms = now.saturating_duration_since(self.started).as_millis();
             return Some(Err(match self.waiting_on.as_str() {
-                "" => Error::Silent { address: self.session.aggregator, waited_ms },
+                "" => Error::Silent { address: self.session.up.address, waited_ms },
                 whom => Error::Missing {
                     workers: Vec::new(),
                     reason: format!(
@@ -295,23 +294,22 @@ impl Exchange for ControlCall<'_> {
                 },
             }));
         }
-        let is_valid = self.session.validate_path(now, out);
-        if is_valid && self.control != Control::Join && self.next_try <= now {
-            self.next_try = now + control_timeout(self.tries);
-            self.tries += 1;
-            self.session.send(self.control.kind(), self.round, self.session.controls, &self.body, out);
+        if self.session.up.validate(now, out) && self.retry.is_due(now) {
+            let number = self.session.controls;
+            self.session.up.send_control(self.control.kind(), self.round, number, &self.argument, out);
         }
         None
     }
 
     fn next_wake(&self) -> Instant {
-        let wake = self.session.next_path_try().unwrap_or(self.next_try);
-        wake.min(self.deadline)
+        let tries = [self.session.up.next_try(), self.retry.next()];
+        let wake = tries.into_iter().flatten().next();
+        wake.unwrap_or(self.started).min(self.deadline)
     }
 
     fn waits_for(&self, _now: Instant) -> String {
         match self.waiting_on.as_str() {
-            "" => format!("the aggregator at {} has not answered", self.session.aggregator),
+            "" => format!("the aggregator at {} has not answered", self.session.up.address),
             whom => format!("the reset waits for {whom}"),
         }
     }

@@ -197,7 +197,7 @@ impl Aggregators {
                 }
             }
         }
-        let at_parent = parent.as_ref().map(|parent| parent.ticket.session);
+        let at_parent = parent.as_ref().map(ParentAggregator::session);
         let ticket = aggregator.join(&request, below, parent)?;
         joins.racks.remove(&request.job);
         if let Some(number) = at_parent

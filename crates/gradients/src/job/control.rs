@@ -137,8 +137,8 @@ impl Job {
                     return self.send_ack(worker, SegmentId::new(self.floor, header.segment), &refused, out);
                 }
                 // The member retries until the parent's answer has reset this job.
-                if parent.path_valid {
-                    parent.send(PacketKind::Reset, given_up, 0, &parent.ticket.key, out);
+                if parent.up.is_valid {
+                    parent.up.send_control(PacketKind::Reset, given_up, 0, &[], out);
                 }
                 let waiting = Ack::new(Status::Waiting, PacketKind::Reset).with_text(parent.describe(given_up));
                 return self.reply(worker, header, waiting, out);

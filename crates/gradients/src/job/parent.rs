@@ -26,8 +26,8 @@ impl Job {
 
     fn send_up<T: Transmit>(&self, kind: PacketKind, id: SegmentId, body: &[u8], out: &mut T) {
         // Before path validation the parent would drop it. Segments that are complete by then are sent once the path is valid.
-        if let Some(parent) = self.parent.as_ref().filter(|parent| parent.path_valid) {
-            parent.send(kind, id.round, id.segment, body, out);
+        if let Some(parent) = self.parent.as_ref().filter(|parent| parent.up.is_valid) {
+            parent.up.send(kind, id.round, id.segment, body, out);
         }
     }
 
@@ -72,9 +72,9 @@ impl Job {
                 let Some(parent) = &mut self.parent else {
                     return;
                 };
-                match body.try_into() {
-                    Ok(cookie) => parent.return_cookie(cookie, out),
-                    Err(_) => self.counters.malformed += 1,
+                match parent.up.take_cookie(body) {
+                    true => parent.retry(now, out),
+                    false => self.counters.malformed += 1,
                 }
             }
             PacketKind::Ack => match Ack::decode(body) {
@@ -96,7 +96,7 @@ impl Job {
         }
         let text = format!(
             "the aggregator above this one, at {}, no longer keeps segment {} of round {}, of which this one has no sum",
-            parent.address, id.segment, id.round
+            parent.up.address, id.segment, id.round
         );
         let halted = Ack::new(Status::Halted, PacketKind::Float);
         self.fail(halted.with_text(text), out);
@@ -117,7 +117,7 @@ impl Job {
         self.counters.failed += 1;
         let text = format!(
             "the aggregator above this one, at {}, ended its connection: leave the job and join it again, all workers",
-            parent.address
+            parent.up.address
         );
         let halted = Ack::new(Status::Halted, PacketKind::Leave);
         self.halt(halted.with_text(text), out);
@@ -130,8 +130,8 @@ impl Job {
         let round = id.round;
         match (ack.status, ack.about) {
             (Status::Done, PacketKind::Join) => {
-                let is_new = parent.on_path_valid(now, out);
-                if is_new {
+                if !std::mem::replace(&mut parent.up.is_valid, true) {
+                    parent.retry(now, out);
                     self.send_all_to_parent(out);
                 }
             }
